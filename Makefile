@@ -1,0 +1,110 @@
+# Everything a checkout needs, from nothing but CPython >= 3.10 with venv, make and a C compiler.
+#
+# PYTHON        the Python to make the environment with (default: python3, or the newest suitable)
+# VENV          where the environment is (default: .venv)
+# PYTEST_ARGS   more arguments for pytest, as in: make test PYTEST_ARGS='tests/unit -k lsn'
+# DEMO_ARGS     more arguments for the demo, as in: make demo DEMO_ARGS=--help
+# BENCH_ARGS    more arguments for the benchmarks
+# CORPUS        a directory of recorded captures, for test-corpus
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+CORPUS ?=
+
+bin := $(VENV)/bin
+python := $(bin)/python
+pip := $(python) -m pip --disable-pip-version-check --quiet
+extension_sources := setup.py $(wildcard pgoutput_fast/*.pyx pgoutput_fast/*.pxd)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-pythons test-corpus lint format bench clean
+
+help:
+	@echo 'make demo                    a real PostgreSQL server -> capture -> Spark tables, proved equal'
+	@echo 'make test                    all tests, both implementations'
+	@echo 'make test-pythons            the same with each Python 3.10 to 3.14 that is found'
+	@echo 'make test-corpus CORPUS=DIR  decode recorded captures of real servers'
+	@echo 'make lint                    ruff, mypy, cython-lint, codespell, workflow schemas'
+	@echo 'make format                  let ruff format the code'
+	@echo 'make bench                   benchmarks, as ratios in one run'
+	@echo 'make clean                   remove everything that make has made, the environment too'
+
+# The environment with all dependencies, and the project as an editable install. It changes when
+# pyproject.toml does; nothing is fetched otherwise.
+$(VENV)/.dependencies: pyproject.toml tools/find-python
+	@$(python) -m pip --version >/dev/null 2>&1 || { \
+	    python=$$(tools/find-python $(PYTHON)) || exit 1; \
+	    echo "Making $(VENV) with $$python"; \
+	    "$$python" -m venv $(VENV) || { \
+	        echo "$$python can't make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; \
+	        exit 1; \
+	    }; \
+	}
+	@echo 'Installing the dependencies (once, takes a few minutes)'
+	@$(pip) install --upgrade 'pip>=25.1'
+	@$(pip) install --group build
+	@PGOUTPUT_FAST_NO_EXT=1 $(pip) install --no-build-isolation --group dev --editable '.[all]'
+	@touch $@
+
+# The compiled core, beside its source. setup.py holds the compiler's directives, which Cython does
+# not look at when it decides what to do anew.
+$(VENV)/.extension: $(VENV)/.dependencies $(extension_sources)
+	@echo 'Building the extension'
+	@$(if $(filter setup.py,$?),CYTHON_FORCE_REGEN=1) PGOUTPUT_FAST_REQUIRE_EXT=1 \
+	    $(python) setup.py --quiet build_ext --inplace
+	@touch $@
+
+# The demo works without a compiler too. What counts is the one that Python will call, and that it
+# finds Python's headers.
+.PHONY: extension-if-possible
+extension-if-possible: $(VENV)/.dependencies
+	@if $(python) tools/can_compile.py; then \
+	    $(MAKE) --no-print-directory $(VENV)/.extension; \
+	else \
+	    echo 'No C compiler with the headers of Python: going on with the pure Python twin, which is slower.'; \
+	fi
+
+demo: extension-if-possible
+	@$(bin)/pgoutput-fast demo $(DEMO_ARGS)
+
+test: $(VENV)/.extension
+	@$(python) -m pytest $(PYTEST_ARGS)
+
+test-pythons:
+	@pythons=$$(tools/find-python --all) || exit 1; \
+	for python in $$pythons; do \
+	    version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	    echo "== Python $$version ($$python)"; \
+	    $(MAKE) --no-print-directory test PYTHON="$$python" VENV=".venv-$$version" || exit 1; \
+	done
+
+test-corpus: $(VENV)/.extension
+	@[ -d "$(CORPUS)" ] || { echo 'make test-corpus CORPUS=DIR: a directory of captures' >&2; exit 2; }
+	@PGOUTPUT_FAST_CORPUS="$(CORPUS)" $(python) -m pytest tests/corpus $(PYTEST_ARGS)
+
+lint: $(VENV)/.dependencies
+	@failed=; \
+	check() { echo "== $$1"; shift; "$$@" || failed=yes; }; \
+	check 'ruff check' $(bin)/ruff check; \
+	check 'ruff format' $(bin)/ruff format --check; \
+	check mypy $(bin)/mypy; \
+	check cython-lint $(bin)/cython-lint pgoutput_fast; \
+	check codespell $(bin)/codespell; \
+	check check-jsonschema $(bin)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml; \
+	[ -z "$$failed" ]
+
+format: $(VENV)/.dependencies
+	@$(bin)/ruff check --fix --exit-zero --quiet
+	@$(bin)/ruff format
+
+bench: $(VENV)/.extension
+	@$(python) -m benchmarks $(BENCH_ARGS)
+
+clean:
+	rm -rf .venv .venv-3.* build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find pgoutput_fast benchmarks tests -name __pycache__ -prune -exec rm -rf {} +
+	find pgoutput_fast -name '*.so' -exec rm -f {} +
