@@ -23,11 +23,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from pgoutput_fast.errors import PgOutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from typing_extensions import Self
 
 __all__ = ["EmbeddedServer", "find_server_bindir"]
 
@@ -39,7 +43,7 @@ _PACKAGE_INSTALLS = {16: "pginstall", 18: "pginstall18"}
 _MAX_SOCKET_PATH = 107 if sys.platform == "linux" else 103
 _START_TIMEOUT = 60.0  # seconds
 _STOP_TIMEOUT = 30.0  # seconds; more than the keeper takes to kill a server that hangs
-_LOG_TAIL = 4000  # bytes of the server's log that an error quotes
+_LOG_TAIL = 4000  # bytes of the server's log that are kept and quoted
 
 _SETTINGS: dict[str, object] = {
     "wal_level": "logical",
@@ -141,7 +145,7 @@ def _quote_setting(name: str, value: object) -> str:
 
 
 def _escape(text: str) -> str:
-    """Contents of a quoted value in postgresql.conf and in a connection string: \\ and ' escaped."""
+    """Escape the contents of a quoted value in postgresql.conf or in a connection string."""
     return text.replace("\\", "\\\\").replace("'", "\\'")
 
 
@@ -217,7 +221,7 @@ def _copy_programs(bindir: Path, directory: Path) -> Path:
     if libraries.is_dir():
         shutil.copytree(libraries, target.parent.with_name(libraries.name))
     for root, _, files in os.walk(directory / "programs"):
-        os.chmod(root, 0o755)
+        Path(root).chmod(0o755)
         for name in files:
             path = Path(root, name)
             if not path.is_symlink():
@@ -286,14 +290,15 @@ class EmbeddedServer:
         self._user_name = user
         self._password = secrets.token_urlsafe(24)
         self._keeper: subprocess.Popen[bytes] | None = None
-        # A file without a name: it is there after the directory is gone, and leaves nothing.
+        # A file without a name leaves nothing behind.
         self._log: IO[bytes] | None = None
+        self._last_log = ""
 
     def __repr__(self) -> str:
         state = "stopped" if self._keeper is None else f"in {self.directory}"
         return f"<EmbeddedServer PostgreSQL {self.version}, {state}>"
 
-    def __enter__(self) -> EmbeddedServer:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -323,15 +328,14 @@ class EmbeddedServer:
         user = _User(self._user_name)
         self.directory = _make_directory(user)
         try:
-            self._launch(bindir, user)
-            self._wait_until_ready()
+            self._wait_until_ready(self._launch(bindir, user))
         except BaseException:
             self.stop()
             # Without a keeper yet, or with one that was interrupted.
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
 
-    def _launch(self, bindir: Path, user: _User) -> None:
+    def _launch(self, bindir: Path, user: _User) -> subprocess.Popen[bytes]:
         directory = self.directory
         if not user.can_run(bindir / "postgres"):
             bindir = _copy_programs(bindir, directory)
@@ -373,23 +377,23 @@ class EmbeddedServer:
             "options": {"cwd": str(directory), "env": environment, **user.options},
             "directory": str(directory),
         }
-        self._log = tempfile.TemporaryFile()
+        self._log = log = tempfile.TemporaryFile()  # noqa: SIM115 - stop() closes it
         self._keeper = subprocess.Popen(
             [sys.executable, "-I", "-S", str(Path(__file__).with_name("_server_keeper.py"))],
             stdin=subprocess.PIPE,
-            stdout=self._log,
-            stderr=self._log,
+            stdout=log,
+            stderr=log,
             cwd="/",
             # A session of its own: Ctrl-C goes to the owner alone.
             start_new_session=True,
         )
-        assert self._keeper.stdin is not None
-        self._keeper.stdin.write(json.dumps(job).encode() + b"\n")
-        self._keeper.stdin.flush()
+        pipe = cast("IO[bytes]", self._keeper.stdin)
+        pipe.write(json.dumps(job).encode() + b"\n")
+        pipe.flush()
+        return self._keeper
 
-    def _wait_until_ready(self) -> None:
+    def _wait_until_ready(self, keeper: subprocess.Popen[bytes]) -> None:
         """As pg_ctl does: the eighth line of postmaster.pid says when connections are taken."""
-        assert self._keeper is not None
         pid_file = self.directory / "data" / "postmaster.pid"
         deadline = time.monotonic() + _START_TIMEOUT
         while True:
@@ -399,10 +403,10 @@ class EmbeddedServer:
                 lines = []
             if len(lines) >= 8 and lines[7].strip() == "ready":
                 return
-            if self._keeper.poll() is not None or time.monotonic() > deadline:
+            if keeper.poll() is not None or time.monotonic() > deadline:
                 raise PgOutputError(
                     f"the embedded PostgreSQL {self.version} server did not start; "
-                    f"the end of its log:\n{self.log()[-_LOG_TAIL:]}"
+                    f"the end of its log:\n{self.log()}"
                 )
             time.sleep(0.01)
 
@@ -411,9 +415,8 @@ class EmbeddedServer:
         keeper = self._keeper
         if keeper is None:
             return
-        assert keeper.stdin is not None
         try:
-            keeper.stdin.close()
+            cast("IO[bytes]", keeper.stdin).close()
         except BrokenPipeError:
             pass  # the keeper ended by itself: the server did not start, or has ended
         try:
@@ -422,16 +425,20 @@ class EmbeddedServer:
             keeper.kill()
             keeper.wait()
         shutil.rmtree(self.directory, ignore_errors=True)
+        self._last_log = self.log()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
         self._keeper = None
 
     def log(self) -> str:
-        """The server's log and initdb's output so far; after the end, too."""
+        """The end of the server's log, initdb's output included; after the server's end too."""
         if self._log is None:
-            return ""
+            return self._last_log
         # pread: the keeper writes at the position that both processes share.
         descriptor = self._log.fileno()
-        size = os.fstat(descriptor).st_size
-        return os.pread(descriptor, size, 0).decode("utf-8", "replace")
+        start = max(0, os.fstat(descriptor).st_size - _LOG_TAIL)
+        return os.pread(descriptor, _LOG_TAIL, start).decode("utf-8", "replace")
 
     def dsn(self, dbname: str = "postgres", *, replication: bool = False, tcp: bool = False) -> str:
         """Connection string of libpq, for the superuser.
