@@ -14,7 +14,9 @@ def main() -> int:
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     command = [*compiler, "-fsyntax-only", "-I", sysconfig.get_path("include"), "-x", "c", "-"]
     try:
-        run = subprocess.run(command, input=b"#include <Python.h>\n", capture_output=True, check=False)
+        run = subprocess.run(
+            command, input=b"#include <Python.h>\n", capture_output=True, check=False
+        )
     except OSError:
         return 1
     return int(run.returncode != 0)

@@ -1,0 +1,61 @@
+"""The core without any extra, not even NumPy, and what an extra's absence looks like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from builds import fresh_venv, run_python
+
+# A Begin with final_lsn 0x102, commit_time 3 µs and xid 7.
+DECODES = """
+import sys
+import pgoutput_fast as pf
+begin = pf.decode(b"B" + bytes.fromhex("0000000000000102" "0000000000000003" "00000007"))
+assert (begin.final_lsn, begin.commit_time, begin.xid) == (0x102, 3, 7), begin
+assert pf.format_lsn(begin.final_lsn) == "0/102"
+third_parties = {"numpy", "pyarrow", "psycopg", "pyspark", "pandas", "click", "rich"}
+print(sorted(third_parties & set(sys.modules)))
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(pure_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the pure wheel alone."""
+    return fresh_venv(tmp_path_factory.mktemp("bare") / "venv", pure_wheel)
+
+
+def test_core_needs_nothing(bare: Path, tmp_path: Path) -> None:
+    ran = run_python(
+        "-W", "error", "-c", DECODES, python=bare, cwd=tmp_path, PGOUTPUT_FAST_IMPL="python"
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "[]\n", "")
+
+
+@pytest.mark.parametrize("impl", ["cython", "python"])
+def test_import_brings_no_third_party_along(impl: str, tmp_path: Path) -> None:
+    """Here they are all installed."""
+    ran = run_python("-W", "error", "-c", DECODES, cwd=tmp_path, PGOUTPUT_FAST_IMPL=impl)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "[]\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (["-m", "pgoutput_fast", "--help"], "cli"),
+        (["-c", "import pgoutput_fast.segments"], "arrow"),
+        (["-c", "import pgoutput_fast.replication"], "replication"),
+        (["-c", "import pgoutput_fast.spark"], "spark"),
+    ],
+)
+def test_missing_extra_is_named(
+    arguments: list[str], extra: str, bare: Path, tmp_path: Path
+) -> None:
+    ran = run_python(*arguments, python=bare, cwd=tmp_path, PGOUTPUT_FAST_IMPL="python")
+    assert ran.returncode != 0
+    assert f"pip install 'pgoutput-fast[{extra}]'" in ran.stderr
+
+
+def test_console_script_is_installed(bare: Path) -> None:
+    script = bare.parent / "pgoutput-fast"
+    assert script.read_text().startswith(f"#!{bare}\n")

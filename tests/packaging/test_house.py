@@ -1,0 +1,109 @@
+"""The house itself: make's own tools, and examples in the documentation that run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from builds import ROOT, clean_environment, run_python
+
+FIND_PYTHON = ROOT / "tools" / "find-python"
+
+
+def executable(path: Path, script: str) -> Path:
+    path.write_text("#!/bin/sh\n" + script)
+    path.chmod(0o755)
+    return path
+
+
+def find_python(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run tools/find-python where only the Pythons in `directory` can be found."""
+    directory.joinpath("sh").symlink_to("/bin/sh")
+    return subprocess.run(
+        [FIND_PYTHON, *arguments],
+        env={"PATH": str(directory), "PYENV_ROOT": str(directory / "none")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def python_that_is(path: Path, minor: int) -> Path:
+    """An executable that answers as a CPython 3.`minor` would."""
+    return executable(
+        path,
+        f'[ "${{3:-{minor}}}" = {minor} ] && [ {minor} -ge 10 ] && echo "$0"\n',
+    )
+
+
+def test_python_too_old_is_passed_over(tmp_path: Path) -> None:
+    python_that_is(tmp_path / "python3", 8)
+    python_that_is(tmp_path / "python3.8", 8)
+    python_that_is(tmp_path / "python3.10", 10)
+    newest = python_that_is(tmp_path / "python3.12", 12)
+    # A pyenv shim of a version that is not selected.
+    executable(tmp_path / "python3.13", "exit 127\n")
+    assert find_python(tmp_path, "python3").stdout == f"{newest}\n"
+
+
+def test_python_that_is_asked_for_is_taken(tmp_path: Path) -> None:
+    asked = python_that_is(tmp_path / "python3", 11)
+    python_that_is(tmp_path / "python3.12", 12)
+    assert find_python(tmp_path, "python3").stdout == f"{asked}\n"
+
+
+def test_all_pythons(tmp_path: Path) -> None:
+    found = [python_that_is(tmp_path / f"python3.{minor}", minor) for minor in (10, 12)]
+    assert find_python(tmp_path, "--all").stdout.split() == [str(path) for path in found]
+
+
+def test_no_python(tmp_path: Path) -> None:
+    ran = find_python(tmp_path, "python3")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "No CPython >= 3.10" in ran.stderr
+
+
+@pytest.mark.parametrize(("compiler", "status"), [("", 0), ("no-such-compiler", 1), ("false", 1)])
+def test_compiler_is_tried(compiler: str, status: int) -> None:
+    settings = {"CC": compiler} if compiler else {}
+    assert run_python("tools/can_compile.py", **settings).returncode == status
+
+
+def test_make_help_names_every_target() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (targets,) = re.findall(r"^\.PHONY: (help .*)$", makefile, re.MULTILINE)
+    environment = {**clean_environment(), "MAKEFLAGS": "", "MAKELEVEL": ""}
+    helped = subprocess.run(
+        ["make", "-C", ROOT], env=environment, capture_output=True, text=True, check=True
+    )
+    named = set(re.findall(r"^make ([a-z-]+)", helped.stdout, re.MULTILINE))
+    assert named | {"help"} == set(targets.split())
+
+
+def python_blocks(document: str) -> list[str]:
+    return re.findall(
+        r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("impl", ["cython", "python"])
+def test_first_example_of_the_readme_prints_what_it_says(impl: str, tmp_path: Path) -> None:
+    """Comments after print() say what is printed."""
+    example = python_blocks("README.md")[0]
+    expected = re.findall(r"^print\(.*\) +# (.*)$", example, re.MULTILINE)
+    assert expected
+    ran = run_python("-W", "error", "-c", example, cwd=tmp_path, PGOUTPUT_FAST_IMPL=impl)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.splitlines() == expected
+
+
+def test_examples_are_python() -> None:
+    documents = [path.name for path in ROOT.glob("*.md")] + [
+        os.fspath(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")
+    ]
+    for document in documents:
+        for block in python_blocks(document):
+            compile(block, document, "exec")
