@@ -1,0 +1,1 @@
+"""What the decoder costs, as ratios measured in one run: see README.md in this directory."""

@@ -1,0 +1,159 @@
+"""The streams that benchmarks/workloads.py makes, as benchmarks/baseline.py reads them."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+# The benchmarks are no part of the package: they are found beside the tests.
+if str(ROOT := Path(__file__).parents[2]) not in sys.path:
+    sys.path.append(str(ROOT))
+
+from benchmarks import baseline, workloads
+
+ROWS = {"narrow": 500, "wide": 500, "fat": 50}
+LENGTHS = {
+    ("narrow", "text"): 55,
+    ("narrow", "binary"): 54,
+    ("wide", "text"): 440,
+    ("wide", "binary"): 390,
+    ("fat", "text"): 8_200,
+    ("fat", "binary"): 8_200,
+}
+CASES = list(LENGTHS)
+
+
+def decode(workload, columns):
+    decoder = baseline.Decoder(columns)
+    return [decoder.decode(frame) for frame in workload.frames]
+
+
+def rows_of(messages):
+    return [
+        tuple(message.new)
+        for message in messages
+        if isinstance(message, (baseline.Insert, baseline.Update))
+    ]
+
+
+@pytest.mark.parametrize(("name", "tuple_format"), CASES)
+def test_typed_values_are_those_that_were_generated(name, tuple_format):
+    workload = workloads.generate(name, tuple_format, ROWS[name])
+    rows = rows_of(decode(workload, "typed"))
+    assert len(rows) == ROWS[name]
+    # repr tells True from 1 and 1.50 from 1.5.
+    assert repr(rows) == repr(workload.rows)
+
+
+@pytest.mark.parametrize("name", workloads.NAMES)
+def test_both_formats_hold_the_same_rows(name):
+    text, binary = (workloads.generate(name, form, ROWS[name]) for form in workloads.FORMATS)
+    assert text.rows == binary.rows
+    assert [frame[:1] for frame in text.frames] == [frame[:1] for frame in binary.frames]
+    kinds = {"text": b"t", "binary": b"b"}
+    for workload in (text, binary):
+        insert = next(frame for frame in workload.frames if frame[:1] == b"I")
+        assert insert[8:9] == kinds[workload.tuple_format]
+
+
+@pytest.mark.parametrize(("name", "tuple_format"), CASES)
+def test_row_frames_have_the_length_that_is_documented(name, tuple_format):
+    workload = workloads.generate(name, tuple_format, ROWS[name])
+    mean = statistics.mean(len(frame) for frame in workload.frames if frame[:1] in (b"I", b"U"))
+    assert mean == pytest.approx(LENGTHS[name, tuple_format], rel=0.03)
+
+
+def test_transactions_of_five_rows_follow_their_relation():
+    messages = decode(workloads.generate("narrow", "text", 500), "bytes")
+    relation, *stream = messages
+    assert [(column.name, column.type_id, column.flags) for column in relation.columns] == [
+        ("aid", 23, 1),
+        ("bid", 23, 0),
+        ("abalance", 23, 0),
+        ("filler", 1042, 0),
+    ]
+    assert len(stream) == 700
+    tags = collections.Counter(type(message).__name__ for message in stream)
+    assert tags["Begin"] == tags["Commit"] == 100
+    assert tags["Insert"] > 150
+    assert tags["Update"] > 150
+    last_lsn = 0
+    for first in range(0, len(stream), 7):
+        begin, *changes, commit = stream[first : first + 7]
+        assert {type(change).__name__ for change in changes} <= {"Insert", "Update"}
+        assert begin.final_lsn == commit.commit_lsn
+        assert begin.commit_time == commit.commit_time
+        assert last_lsn < commit.commit_lsn < commit.end_lsn
+        last_lsn = commit.end_lsn
+
+
+def test_nulls_are_in_wide_alone_and_never_in_the_key():
+    rows = workloads.generate("wide", "text", ROWS["wide"]).rows
+    nulls = sum(row.count(None) for row in rows)
+    assert nulls / (29 * len(rows)) == pytest.approx(0.05, rel=0.1)
+    assert all(row[0] is not None for row in rows)
+    for name in ("narrow", "fat"):
+        assert not any(None in row for row in workloads.generate(name, "text", ROWS[name]).rows)
+
+
+def test_a_seed_gives_the_same_stream_again():
+    first = workloads.generate("narrow", "text", 50, seed=1)
+    workloads.generate.cache_clear()
+    assert workloads.generate("narrow", "text", 50, seed=1).frames == first.frames
+    assert workloads.generate("narrow", "text", 50, seed=2).frames != first.frames
+
+
+def test_fat_has_text_that_is_not_latin():
+    document = workloads.generate("fat", "text", 5).rows[0][3]
+    assert max(map(ord, document)) > 0x3000
+
+
+def test_packed_and_arrow_forms_hold_the_frames():
+    workload = workloads.generate("wide", "binary", 50)
+    buffer, offsets = workload.packed()
+    assert offsets.dtype == "int64"
+    assert offsets[-1] == len(buffer)
+    frames = [buffer[start:end] for start, end in itertools.pairwise(offsets)]
+    assert frames == workload.frames
+    pyarrow = pytest.importorskip("pyarrow")
+    array = workload.arrow()
+    assert array.type == pyarrow.binary()
+    assert array.to_pylist() == workload.frames
+
+
+@pytest.mark.parametrize("rows", [0, -5, 7])
+def test_a_number_of_rows_that_makes_no_transactions_is_refused(rows):
+    with pytest.raises(ValueError, match="multiple of 5"):
+        workloads.generate("narrow", "text", rows)
+
+
+def test_an_unknown_workload_is_refused():
+    with pytest.raises(ValueError, match="no workload 'broad'"):
+        workloads.generate("broad", "text", 5)
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (b"", "empty frame"),
+        (b"?", "unknown tag"),
+        (b"I\x00\x00\x40\x11N\x00\x01n", "1 columns"),
+        (b"I\x00\x00\x40\x12N\x00\x01n", "no Relation message"),
+        (b"I\x00\x00\x40\x11K\x00\x04nnnn", "expected N"),
+        (b"I\x00\x00\x40\x11N\x00\x04nnnnn", "left over"),
+        (b"I\x00\x00\x40\x11N\x00\x04nnnx", "unknown column kind"),
+        (b"I\x00\x00\x40\x11N\x00\x04nnnt\x00\x00\x00\x02a", "does not fit"),
+        (b"I\x00\x00\x40\x11N\x00\x04nnnt\xff\xff\xff\xff", "does not fit"),
+        (b"I\x00\x00\x40\x11N\x00\x04nnn", "too short"),
+    ],
+)
+def test_the_baseline_refuses_what_is_malformed(frame, message):
+    decoder = baseline.Decoder()
+    decoder.decode(workloads.generate("narrow", "text", 5).frames[0])
+    with pytest.raises(baseline.BaselineError, match=message):
+        decoder.decode(frame)
