@@ -1,0 +1,66 @@
+"""Start a local Spark that has what the readers of this package need."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ._java import java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CONFIGURATION: Mapping[str, str] = {
+    # Without it Spark matches the columns that a Python function returns by position alone.
+    "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    # PostgreSQL's `time` is Spark's TIME; without this it can't be written to Parquet.
+    "spark.sql.timeType.enabled": "true",
+    # timestamptz is a point in time: shown, and parsed, as the server does in UTC.
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""What :func:`session` sets, where its caller says nothing else."""
+
+
+def session(
+    master: str = "local[*]",
+    app_name: str = "pgoutput_fast",
+    configuration: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A Spark session with a Java that works and workers that run this very Python.
+
+    Parameters
+    ----------
+    master : str
+        Spark's master URL.
+    app_name : str
+        The application's name.
+    configuration : mapping of str to str, optional
+        Spark's settings; they go before those of :data:`CONFIGURATION`.
+
+    Raises
+    ------
+    PgOutputError
+        There is no Java 17 or newer.
+    """
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(master).appName(app_name)
+    for name, value in {**CONFIGURATION, **(configuration or {})}.items():
+        builder = builder.config(name, value)
+    # Both are read when the JVM starts; what the user has in the environment stays.
+    previous = {name: os.environ.get(name) for name in ("JAVA_HOME", "PYSPARK_PYTHON")}
+    os.environ["JAVA_HOME"] = java_home()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    try:
+        return builder.getOrCreate()
+    finally:
+        for name, value in previous.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,398 @@
+"""Current-state tables: what a table holds after its changes.
+
+The input is the DataFrame of one table's changes, as :func:`pgoutput_fast.spark.read_segments`
+gives it, the output the rows that are left. All of it is Spark's own operators: nothing of the
+table's size passes through the driver, and the order in which Spark reads the changes is of no
+account, for ``(commit_lsn, seq)`` orders them without ties.
+
+A table with a key
+    Its changes are *touches* of keys: an insert and the target of a key-changing update arrive at a
+    key, a delete and the source of such an update leave it. Between an arrival and the next leave a
+    key is *occupied* by one row. A key-changing update continues the row of the occupation that it
+    ends in the one that it begins; following these links back to where they start (by pointer
+    doubling, so that a row which moved n times takes log2(n) joins of the moves alone) gives every
+    touch the row that it belongs to. A row's value of a column is then the last one that was sent:
+    an unchanged TOAST value was sent at an earlier touch, maybe under another key.
+A table without a key
+    It is a multiset: with REPLICA IDENTITY FULL a delete brings the whole old row and removes one
+    row like it.
+
+Values that no change holds are taken from the catalogue (a column added with a default), or are an
+error that names the row: never null by assumption.
+"""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.window import Window
+
+from pgoutput_fast.errors import PgOutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import Column, DataFrame
+
+_UNSENT = "no change of this row brings it: the row was written before the stream began, or its \
+column was added with a value that neither stream nor catalogue holds; take a new snapshot"
+
+
+def rows_after(
+    changes: DataFrame,
+    *,
+    table: str,
+    key: Sequence[str],
+    added: Mapping[str, Any],
+) -> DataFrame:
+    """The rows that a table holds after all of its changes.
+
+    Parameters
+    ----------
+    changes : DataFrame
+        All changes of one table from its first row on, with the columns of a change batch.
+        It is read several times: give one that is stored, a Parquet change table say.
+    table : str
+        What errors call the table.
+    key : sequence of str
+        The key's columns: the replica identity's, or the primary key where that is FULL. Empty for
+        a table without: its rows are a multiset.
+    added : mapping of str to value
+        Columns that rows older than the column may lack, with the value that they then have: a
+        Python value, or None. A column that is missing here must have been sent for every row.
+
+    Returns
+    -------
+    DataFrame
+        The table's columns. Evaluating it raises an error that names table, row and column where a
+        value, a key or a commit position is unknown.
+    """
+    row_type = changes.schema["after"].dataType
+    assert isinstance(row_type, T.StructType)
+    for name in (*key, *added):
+        if name not in row_type.fieldNames():
+            raise PgOutputError(f"{table} has no column {name!r} in its changes")
+    defaults = {
+        name: _literal(value, row_type[name].dataType) for name, value in added.items()
+    }
+    positioned = changes.withColumn(
+        "position",
+        F.struct(
+            _required("commit_lsn", f"{table}: a change without its commit LSN"),
+            _required("seq", f"{table}: a change without its position in its transaction"),
+        ),
+    )
+    truncated = positioned.filter("op = 'truncate'").agg(F.max("position").alias("truncated"))
+    rows = positioned.filter("op <> 'truncate'").join(
+        F.broadcast(truncated), F.col("truncated").isNull() | (F.expr("position > truncated"))
+    )
+    if key:
+        return _keyed(rows, table, row_type, list(key), defaults)
+    return _multiset(rows, table, row_type, defaults)
+
+
+def _required(name: str, sentence: str) -> Column:
+    message = (
+        f"{sentence}; changes must come from segments, or from frames with the columns commit_lsn "
+        "and seq"
+    )
+    return F.coalesce(F.col(name), F.raise_error(F.lit(message)).cast("bigint")).alias(name)
+
+
+def _unsent(name: str) -> Column:
+    """Whether the change says nothing of a column's new value."""
+    return F.coalesce(F.array_contains("unchanged", F.lit(name)), F.lit(False))
+
+
+def _field(tuple_: str, name: str) -> Column:
+    # By literal: a column's name may hold dots and backticks.
+    return F.col(tuple_).getItem(name)
+
+
+# --- tables with a key ---------------------------------------------------------------------------
+
+
+def _keyed(
+    rows: DataFrame,
+    table: str,
+    row_type: T.StructType,
+    key: list[str],
+    defaults: Mapping[str, Column],
+) -> DataFrame:
+    touches = _occupations(_touches(_filled(rows, row_type), table, key))
+    moves = (
+        touches.filter("leaves and moves")
+        .filter("occupation <> position")  # of a row that was never seen: it begins here
+        .select(F.col("position").alias("child"), F.col("occupation").alias("parent"))
+    )
+    origins = _origins(moves)
+    histories = (
+        touches.filter("not (leaves and moves)")
+        .join(origins, F.col("occupation") == F.col("child"), "left")
+        .withColumn("row_id", F.coalesce("parent", "occupation"))
+    )
+    latest = [
+        F.max_by(
+            F.struct(_field("after", field.name).alias("value")),
+            # max_by passes over rows that have no position
+            F.when(F.col("after").isNotNull() & ~_unsent(field.name), F.col("position")),
+        ).alias(f"v{i}")
+        for i, field in enumerate(row_type.fields)
+        if field.name not in key
+    ]
+    live = (
+        histories.groupBy("row_id")
+        .agg(
+            F.bool_or("final").alias("alive"),
+            F.bool_or("born").alias("born"),
+            F.max_by("key", F.when(F.col("final"), F.col("position"))).alias("key"),
+            *latest,
+        )
+        .filter("alive")
+    )
+    columns = []
+    for i, field in enumerate(row_type.fields):
+        name = field.name
+        if name in key:
+            columns.append(_field("key", f"k{key.index(name)}").alias(name))
+            continue
+        where = F.concat(
+            F.lit(f"{table}, row "), _shown_key(key), F.lit(f", column {name}: {_UNSENT}")
+        )
+        missing = F.raise_error(where).cast(field.dataType)
+        if name in defaults:
+            # A row whose insert was seen lacks only what its table had not yet then.
+            missing = F.when(F.col("born"), defaults[name]).otherwise(missing)
+        value = F.col(f"v{i}")
+        columns.append(
+            F.when(value.isNotNull(), value.getItem("value")).otherwise(missing).alias(name)
+        )
+    return live.select(*columns)
+
+
+def _shown_key(key: list[str]) -> Column:
+    parts: list[Column] = []
+    for i, name in enumerate(key):
+        parts += [F.lit(f"{', ' if i else ''}{name}="), _field("key", f"k{i}").cast("string")]
+    return F.concat(*parts)
+
+
+def _filled(rows: DataFrame, row_type: T.StructType) -> DataFrame:
+    """Takes what an update did not send from its old row, where that is whole."""
+    whole = (F.col("old_kind") == "O") & F.col("unchanged").isNotNull() & F.col("after").isNotNull()
+    names = row_type.fieldNames()
+    after = F.struct(
+        *(
+            F.when(_unsent(name), _field("before", name))
+            .otherwise(_field("after", name))
+            .alias(name)
+            for name in names
+        )
+    )
+    # What the old row has not got either is no TOAST value: the column did not exist yet.
+    still = F.array_compact(
+        F.array(
+            *(
+                F.when(_unsent(name) & _field("before", name).isNull(), F.lit(name))
+                for name in names
+            )
+        )
+    )
+    return rows.withColumns(
+        {
+            "after": F.when(whole, after).otherwise(F.col("after")),
+            "unchanged": F.when(whole, still).otherwise(F.col("unchanged")),
+        }
+    )
+
+
+def _touches(rows: DataFrame, table: str, key: list[str]) -> DataFrame:
+    """One row per key that a change touches: two where an update changes the key."""
+
+    def known(name: str, value: Column) -> Column:
+        message = F.concat(
+            F.lit(f"{table}: the change at commit LSN "),
+            F.col("commit_lsn").cast("string"),
+            F.lit(", seq "),
+            F.col("seq").cast("string"),
+            F.lit(f" has no value of the key's column {name}; has the table's replica identity "
+                  "changed since? Then take a new snapshot"),
+        )
+        return F.coalesce(value, F.raise_error(message).cast("string"))
+
+    old, new = [], []
+    for i, name in enumerate(key):
+        # Without an old tuple the key stayed; in the new one a key column that is stored out of
+        # line may be missing, and then stands in the old one.
+        before = _field("before", name)
+        after = F.when(_unsent(name), before).otherwise(_field("after", name))
+        old.append(known(name, F.when(F.col("before").isNull(), after).otherwise(before)).alias(f"k{i}"))
+        new.append(known(name, after).alias(f"k{i}"))
+    old_key, new_key = F.struct(*old), F.struct(*new)
+
+    def touch(where: Column, *, arrives: bool, leaves: bool, moves: bool = False) -> Column:
+        return F.struct(
+            where.alias("key"),
+            F.lit(arrives).alias("arrives"),
+            F.lit(leaves).alias("leaves"),
+            F.lit(moves).alias("moves"),
+        )
+
+    touches = (
+        F.when(F.col("op") == "insert", F.array(touch(new_key, arrives=True, leaves=False)))
+        .when(F.col("op") == "delete", F.array(touch(old_key, arrives=False, leaves=True)))
+        .when(old_key == new_key, F.array(touch(new_key, arrives=False, leaves=False)))
+        .otherwise(
+            F.array(
+                touch(old_key, arrives=False, leaves=True, moves=True),
+                touch(new_key, arrives=True, leaves=False, moves=True),
+            )
+        )
+    )
+    return rows.select(
+        "position",
+        "after",
+        "unchanged",
+        (F.col("op") == "insert").alias("born"),
+        F.explode(touches).alias("touch"),
+    ).select(
+        "position",
+        "touch.*",
+        "born",
+        F.when(F.expr("not touch.leaves"), F.col("after")).alias("after"),
+        F.when(F.expr("not touch.leaves"), F.col("unchanged")).alias("unchanged"),
+    )
+
+
+def _occupations(touches: DataFrame) -> DataFrame:
+    """Adds which occupation of its key a touch belongs to, and whether it is the key's last word.
+
+    An occupation is named by the position of its first touch: an arrival, or whatever comes first
+    at a key that no seen row occupies. Where two keys are touched at one position, an occupation of
+    the old key that begins there is the same, never seen row's.
+    """
+    at_key = Window.partitionBy("key").orderBy("position")
+    begins = F.col("arrives") | F.coalesce(F.lag("leaves").over(at_key), F.lit(True))
+    return (
+        touches.withColumn("begins", begins)
+        .withColumn("final", ~F.col("leaves") & F.lead("position").over(at_key).isNull())
+        .withColumn(
+            "occupation",
+            F.last(F.when(F.col("begins"), F.col("position")), ignorenulls=True).over(at_key),
+        )
+    )
+
+
+def _origins(moves: DataFrame) -> DataFrame:
+    """From links (child, parent) between occupations to links (child, first of the chain).
+
+    Each round joins the links with themselves, which doubles how far they reach.
+    """
+    # A checkpoint, since a plan that is joined with itself doubles too.
+    links = moves.localCheckpoint()
+    while True:
+        further = links.select(F.col("child").alias("parent"), F.col("parent").alias("origin"))
+        longer = links.join(further, "parent", "left").select(
+            "child", F.coalesce("origin", "parent").alias("parent"), "origin"
+        ).localCheckpoint()
+        links = longer.select("child", "parent")
+        if longer.filter("origin is not null").isEmpty():
+            return links
+
+
+# --- tables without a key ------------------------------------------------------------------------
+
+
+def _multiset(
+    rows: DataFrame, table: str, row_type: T.StructType, defaults: Mapping[str, Column]
+) -> DataFrame:
+    def at(text: str) -> Column:
+        return F.concat(
+            F.lit(f"{table}: the change at commit LSN "), F.col("commit_lsn").cast("string"),
+            F.lit(", seq "), F.col("seq").cast("string"), F.lit(text),
+        )  # fmt: skip
+
+    def lacking(field: T.StructField) -> Column:
+        if field.name in defaults:
+            return defaults[field.name]
+        return F.raise_error(at(f", column {field.name}: {_UNSENT}")).cast(field.dataType)
+
+    def whole(new: bool) -> Column:
+        fields = []
+        for field in row_type.fields:
+            before, after = _field("before", field.name), _field("after", field.name)
+            # Not sent, and not in the old row either: the schema had not got the column yet. What
+            # is unchanged TOAST stands in the old row.
+            unsent = F.coalesce(before, lacking(field))
+            fields.append(
+                F.when(_unsent(field.name), unsent)
+                .otherwise(after if new else before)
+                .alias(field.name)
+            )
+        return F.struct(*fields)
+
+    needs_old = F.when(
+        F.coalesce(F.col("old_kind"), F.lit("")) == "O", F.lit(-1)
+    ).otherwise(
+        F.raise_error(
+            at(" has no whole old row; a table without key needs REPLICA IDENTITY FULL")
+        ).cast("int")
+    )
+    added = F.struct(F.lit(1).alias("step"), F.lit(1).alias("count"), whole(True).alias("row"))
+    removed = F.struct(F.lit(0).alias("step"), needs_old.alias("count"), whole(False).alias("row"))
+    steps = rows.select(
+        "position",
+        F.explode(
+            F.when(F.col("op") == "insert", F.array(added))
+            .when(F.col("op") == "delete", F.array(removed))
+            .otherwise(F.array(removed, added))
+        ).alias("change"),
+    ).select("position", "change.*")
+    # Spark's grouping takes -0.0 for 0.0, PostgreSQL stores them apart: group floats by their text.
+    steps = steps.withColumn(
+        "like",
+        F.struct(
+            *(
+                _field("row", field.name).cast("string").alias(f"c{i}")
+                if isinstance(field.dataType, (T.FloatType, T.DoubleType))
+                else _field("row", field.name).alias(f"c{i}")
+                for i, field in enumerate(row_type.fields)
+            )
+        ),
+    )
+    # A delete of a row that was never seen removes none: the count does not go below zero.
+    alike = Window.partitionBy("like").orderBy("position", "step")
+    counted = (
+        steps.withColumn("total", F.sum("count").over(alike))
+        .groupBy("like")
+        .agg(
+            F.first("row").alias("row"),
+            F.max_by("total", F.struct("position", "step")).alias("total"),
+            F.least(F.min("total"), F.lit(0)).alias("never_seen"),
+        )
+        .withColumn("rows", (F.col("total") - F.col("never_seen")).cast("int"))
+        .filter("rows > 0")
+    )
+    return counted.select(
+        "row", F.explode(F.array_repeat(F.lit(0), F.col("rows")))
+    ).select(*(_field("row", field.name).alias(field.name) for field in row_type.fields))
+
+
+# --- values of the catalogue ---------------------------------------------------------------------
+
+
+def _literal(value: Any, data_type: T.DataType) -> Column:
+    """A Python value of the decoder's as a constant of a column's type."""
+    if isinstance(value, datetime.datetime):
+        value = value.isoformat(" ")
+    elif isinstance(value, (datetime.date, datetime.time)):
+        value = value.isoformat()
+    elif isinstance(value, (uuid.UUID, Decimal)):
+        value = str(value)
+    return F.lit(value).cast(data_type)
