@@ -47,7 +47,9 @@ $(VENV)/.dependencies: pyproject.toml tools/find-python
 	@echo 'Installing the dependencies (once, takes a few minutes)'
 	@$(pip) install --upgrade 'pip>=25.1'
 	@$(pip) install --group build
-	@PGOUTPUT_FAST_NO_EXT=1 $(pip) install --no-build-isolation --group dev --editable '.[all]'
+	@# setuptools warns of editable installs as such.
+	@PGOUTPUT_FAST_NO_EXT=1 PYTHONWARNINGS=ignore \
+	    $(pip) install --no-build-isolation --group dev --editable '.[all]'
 	@touch $@
 
 # The compiled core, beside its source. setup.py holds the compiler's directives, which Cython does

@@ -55,6 +55,19 @@ def test_python_that_is_asked_for_is_taken(tmp_path: Path) -> None:
     assert find_python(tmp_path, "python3").stdout == f"{asked}\n"
 
 
+@pytest.mark.parametrize("asked", ["python3.11", "python3.9", "pypy3", "/nowhere/python"])
+def test_python_that_is_asked_for_and_unsuitable_is_not_replaced(
+    asked: str, tmp_path: Path
+) -> None:
+    python_that_is(tmp_path / "python3", 12)
+    python_that_is(tmp_path / "python3.12", 12)
+    executable(tmp_path / "python3.11", "exit 127\n")
+    python_that_is(tmp_path / "python3.9", 9)
+    ran = find_python(tmp_path, asked)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert asked in ran.stderr
+
+
 def test_all_pythons(tmp_path: Path) -> None:
     found = [python_that_is(tmp_path / f"python3.{minor}", minor) for minor in (10, 12)]
     assert find_python(tmp_path, "--all").stdout.split() == [str(path) for path in found]
@@ -93,7 +106,7 @@ def python_blocks(document: str) -> list[str]:
 def test_first_example_of_the_readme_prints_what_it_says(impl: str, tmp_path: Path) -> None:
     """Comments after print() say what is printed."""
     example = python_blocks("README.md")[0]
-    expected = re.findall(r"^print\(.*\) +# (.*)$", example, re.MULTILINE)
+    expected = re.findall(r"^ *print\(.*\) +# (.*)$", example, re.MULTILINE)
     assert expected
     ran = run_python("-W", "error", "-c", example, cwd=tmp_path, PGOUTPUT_FAST_IMPL=impl)
     assert (ran.returncode, ran.stderr) == (0, "")
