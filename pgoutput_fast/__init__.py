@@ -1,0 +1,86 @@
+"""PostgreSQL's pgoutput frames, decoded: messages, and values of PostgreSQL's types.
+
+>>> import pgoutput_fast as pf
+>>> pf.decode(bytes.fromhex("45"))
+StreamStop()
+
+`IMPLEMENTATION` tells which implementation was loaded, "cython" or "python"; `FALLBACK_REASON` is
+None, or says why it is not the compiled one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._impl import FALLBACK_REASON, IMPLEMENTATION, implementation
+from ._version import __version__
+from .errors import DecodeError, PgOutputError
+from .lsn import format_lsn, parse_lsn
+from .messages import (
+    UNCHANGED,
+    BeginPrepare,
+    Column,
+    CommitPrepared,
+    LogicalMessage,
+    Origin,
+    Prepare,
+    Relation,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    Type,
+)
+from .policies import Policies
+from .types import TypeRegistry
+
+if TYPE_CHECKING:
+    from ._pure import Begin, Commit, Decoder, Delete, Insert, TupleData, Update, decode
+else:
+    Begin = implementation.Begin
+    Commit = implementation.Commit
+    Insert = implementation.Insert
+    Update = implementation.Update
+    Delete = implementation.Delete
+    TupleData = implementation.TupleData
+    Decoder = implementation.Decoder
+    decode = implementation.decode
+
+__all__ = [
+    "FALLBACK_REASON",
+    "IMPLEMENTATION",
+    "UNCHANGED",
+    "Begin",
+    "BeginPrepare",
+    "Column",
+    "Commit",
+    "CommitPrepared",
+    "DecodeError",
+    "Decoder",
+    "Delete",
+    "Insert",
+    "LogicalMessage",
+    "Origin",
+    "PgOutputError",
+    "Policies",
+    "Prepare",
+    "Relation",
+    "RollbackPrepared",
+    "StreamAbort",
+    "StreamCommit",
+    "StreamPrepare",
+    "StreamStart",
+    "StreamStop",
+    "Truncate",
+    "TupleData",
+    "Type",
+    "TypeRegistry",
+    "Update",
+    "__version__",
+    "decode",
+    "format_lsn",
+    "parse_lsn",
+]

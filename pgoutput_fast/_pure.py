@@ -1,0 +1,810 @@
+"""The messages that come by the thousand, in plain Python: the twin of ``_core.pyx``.
+
+Both have the same classes and functions in the same order, and give the same values and the same
+errors. A frame is walked once when it is decoded; what the walk keeps is where each column begins.
+The walk itself checks little: whatever is wrong makes it stumble or end elsewhere than the frame
+does, and then :func:`pgoutput_fast.diagnose.diagnose` reads the frame again, byte by byte, and names the first fault.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from .diagnose import STATELESS_HINT, diagnose
+from .errors import MAX_FRAME_LENGTH, DecodeError, fail, frame_bytes
+from .messages import (
+    UNCHANGED,
+    Message,
+    Relation,
+    Unchanged,
+    check_size,
+    decode_rare,
+    describe,
+    describe_tuple,
+    restore_tuple,
+    to_datetime,
+)
+from .messages import restore as restore_message
+from .plan import RelationPlan, refuse_value
+from .policies import Policies
+from .state import StreamState, describe_decoder, make_settings, restore_decoder
+from .types import TypeRegistry
+
+IMPLEMENTATION = "python"
+
+_count = struct.Struct(">H").unpack_from
+_uint32 = struct.Struct(">I").unpack_from
+_uint64 = struct.Struct(">Q").unpack_from
+_int64 = struct.Struct(">q").unpack_from
+
+_B, _C, _D, _I, _K, _N, _O, _U = b"BCDIKNOU"
+_BINARY, _NULL, _TEXT, _UNCHANGED = b"bntu"
+
+BEGIN_LENGTH = 21
+COMMIT_LENGTH = 26
+
+
+class _Stumble(Exception):
+    """The fast walk met what no sound frame has."""
+
+
+def walk(frame: bytes, position: int, width: int | None) -> list[int]:
+    """Where each column of the tuple at byte `position` begins, and where the tuple ends.
+
+    A tuple (TupleData) is an int16 count, then for each column a kind byte and, for the kinds ``t``
+    and ``b``, an int32 length and that many bytes. Lengths are read as unsigned here, so that a
+    negative one leads past the end of every frame.
+    """
+    count = _count(frame, position)[0]
+    if count != width and width is not None:
+        raise _Stumble
+    position += 2
+    positions = [position]
+    append = positions.append
+    for _ in range(count):
+        kind = frame[position]
+        if kind == _TEXT or kind == _BINARY:
+            position += 5 + _uint32(frame, position + 1)[0]
+        elif kind == _NULL or kind == _UNCHANGED:
+            position += 1
+        else:
+            raise _Stumble
+        append(position)
+    return positions
+
+
+class _Row:
+    """What Insert, Update and Delete share: the frame, and where the columns of its tuples begin."""
+
+    __slots__ = (
+        "_frame",
+        "_in_stream",
+        "_new",
+        "_new_positions",
+        "_old",
+        "_old_positions",
+        "_plan",
+    )
+    tag: str
+    _frame: bytes
+    _in_stream: bool
+    _plan: RelationPlan | None
+    _old_positions: list[int] | None
+    _new_positions: list[int] | None
+    _old: TupleData | None
+    _new: TupleData | None
+
+    def __init__(self) -> None:
+        raise TypeError(f"{type(self).__name__} messages are made by decoding a frame")
+
+    @property
+    def frame(self) -> bytes:
+        """The frame's bytes."""
+        return self._frame
+
+    @property
+    def in_stream(self) -> bool:
+        """Whether the frame came inside a stream segment."""
+        return self._in_stream
+
+    @property
+    def xid(self) -> int | None:
+        """The subtransaction's xid in a stream segment, None outside."""
+        if not self._in_stream:
+            return None
+        xid: int = _uint32(self._frame, 1)[0]
+        return xid
+
+    @property
+    def relation_id(self) -> int:
+        """OID of the relation."""
+        relation_id: int = _uint32(self._frame, 5 if self._in_stream else 1)[0]
+        return relation_id
+
+    @property
+    def relation(self) -> Relation:
+        """The relation as it was announced.
+
+        Raises
+        ------
+        DecodeError
+            ``unknown_relation``: the frame was decoded alone.
+        """
+        if self._plan is None:
+            fail_stateless(self._frame, self._in_stream)
+        return self._plan.relation
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._frame == other._frame and self._in_stream == other._in_stream  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((self._frame, self._in_stream))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return restore_message, (self._frame, self._in_stream, self._plan)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return self
+
+    def __repr__(self) -> str:
+        return describe(self, self.tag)
+
+
+class Insert(_Row):
+    """A row inserted. Fields: xid, relation_id, new; `relation`."""
+
+    __slots__ = ()
+    __match_args__ = ("xid", "relation_id", "new")
+    tag = "I"
+
+    @property
+    def new(self) -> TupleData:
+        """The row."""
+        return new_tuple(self)
+
+
+class Update(_Row):
+    """A row updated. Fields: xid, relation_id, old_kind, old, new; `relation`."""
+
+    __slots__ = ()
+    __match_args__ = ("xid", "relation_id", "old_kind", "old", "new")
+    tag = "U"
+
+    @property
+    def old_kind(self) -> str | None:
+        """What `old` is: "K" the key, "O" the whole row; None where it was not sent."""
+        if self._old_positions is None:
+            return None
+        return chr(self._frame[9 if self._in_stream else 5])
+
+    @property
+    def old(self) -> TupleData | None:
+        """The row as it was, or its key: see `old_kind`."""
+        return old_tuple(self) if self._old_positions is not None else None
+
+    @property
+    def new(self) -> TupleData:
+        """The row as it is."""
+        return new_tuple(self)
+
+
+class Delete(_Row):
+    """A row deleted. Fields: xid, relation_id, old_kind, old; `relation`."""
+
+    __slots__ = ()
+    __match_args__ = ("xid", "relation_id", "old_kind", "old")
+    tag = "D"
+
+    @property
+    def old_kind(self) -> str:
+        """What `old` is: "K" the key, "O" the whole row."""
+        return chr(self._frame[9 if self._in_stream else 5])
+
+    @property
+    def old(self) -> TupleData:
+        """The row as it was, or its key: see `old_kind`."""
+        return old_tuple(self)
+
+
+def new_tuple(row: _Row) -> TupleData:
+    if row._new is None:
+        row._new = _make_tuple(row, row._new_positions, "new", False)
+    return row._new
+
+
+def old_tuple(row: _Row) -> TupleData:
+    if row._old is None:
+        is_key = row._frame[9 if row._in_stream else 5] == _K
+        row._old = _make_tuple(row, row._old_positions, "old", is_key)
+    return row._old
+
+
+def _make_tuple(row: _Row, positions: Any, which: str, is_key: bool) -> TupleData:
+    data = TupleData.__new__(TupleData)
+    data._frame = row._frame
+    data._in_stream = row._in_stream
+    data._plan = row._plan
+    data._positions = positions
+    data._which = which
+    data._is_key = is_key
+    return data
+
+
+class TupleData:
+    """The columns of a row, as a sequence of typed values made when they are asked for.
+
+    It keeps the frame alive. In the tuple of an old key (kind "K") only the columns of the replica
+    identity mean anything: nothing is known of the others, and :meth:`as_dict` leaves them out.
+    """
+
+    __slots__ = ("_frame", "_in_stream", "_is_key", "_plan", "_positions", "_which")
+    _frame: bytes
+    _in_stream: bool
+    _plan: RelationPlan | None
+    _positions: list[int]
+    _which: str
+    _is_key: bool
+
+    def __init__(self) -> None:
+        raise TypeError("TupleData is made by decoding a frame")
+
+    def __len__(self) -> int:
+        return len(self._positions) - 1
+
+    def kind(self, i: int) -> str:
+        """The kind of column `i`: "n" NULL, "u" unchanged, "t" text or "b" binary."""
+        return chr(self._frame[self._positions[self._index(i)]])
+
+    def raw(self, i: int) -> bytes | Unchanged | None:
+        """The bytes of column `i`, None for NULL, or UNCHANGED."""
+        i = self._index(i)
+        start = self._positions[i]
+        kind = self._frame[start]
+        if kind == _NULL:
+            return None
+        if kind == _UNCHANGED:
+            return UNCHANGED
+        return self._frame[start + 5 : self._positions[i + 1]]
+
+    def text(self, i: int) -> str | Unchanged | None:
+        """Column `i` as the text that the server prints, None for NULL, or UNCHANGED.
+
+        Raises
+        ------
+        DecodeError
+            ``bad_encoding``; of binary values ``bad_value``, ``no_text_form`` where the type's text
+            is not known, and ``unknown_relation`` where the frame was decoded alone.
+        """
+        i = self._index(i)
+        return self._text(i, self._positions[i], self._positions[i + 1])
+
+    def raws(self) -> tuple[bytes | Unchanged | None, ...]:
+        """Every column as of :meth:`raw`."""
+        return tuple(self.raw(i) for i in range(len(self)))
+
+    def texts(self) -> tuple[str | Unchanged | None, ...]:
+        """Every column as of :meth:`text`."""
+        frame = self._frame
+        encoding = self._plan.settings.encoding if self._plan is not None else "utf-8"
+        positions = self._positions
+        texts: list[str | Unchanged | None] = []
+        append = texts.append
+        start = positions[0]
+        for i in range(1, len(positions)):
+            end = positions[i]
+            kind = frame[start]
+            if kind == _TEXT:
+                try:
+                    append(frame[start + 5 : end].decode(encoding))
+                except UnicodeDecodeError as error:
+                    refuse_value(frame, start + 5, i - 1, error, self._plan)
+            elif kind == _NULL:
+                append(None)
+            else:
+                append(self._text(i - 1, start, end))
+            start = end
+        return tuple(texts)
+
+    def values(self) -> tuple[Any, ...]:
+        """Every column as a Python object; None for NULL, or UNCHANGED.
+
+        Raises
+        ------
+        DecodeError
+            A value is refused, or ``unknown_relation``: the frame was decoded alone.
+        """
+        if self._plan is None:
+            fail_stateless(self._frame, self._in_stream)
+        frame = self._frame
+        positions = self._positions
+        converters = self._plan.text
+        values = []
+        append = values.append
+        start = positions[0]
+        for i in range(1, len(positions)):
+            end = positions[i]
+            kind = frame[start]
+            if kind == _TEXT:
+                try:
+                    append(converters[i - 1](frame[start + 5 : end]))
+                except Exception as error:
+                    refuse_value(frame, start + 5, i - 1, error, self._plan)
+            elif kind == _NULL:
+                append(None)
+            else:
+                append(self._value(i - 1, start, end))
+            start = end
+        return tuple(values)
+
+    def as_dict(self, columns: Iterable[str] | None = None) -> dict[str, Any]:
+        """Column name → value, for all columns or those named; see the class for old keys.
+
+        Raises
+        ------
+        DecodeError
+            As of :meth:`values`.
+        KeyError
+            The relation has no column of that name.
+        """
+        if self._plan is None:
+            fail_stateless(self._frame, self._in_stream)
+        plan = self._plan
+        if columns is None:
+            if not self._is_key:
+                return dict(zip(plan.names, self.values()))
+            selected: Iterable[int] = range(plan.width)
+        else:
+            selected = [plan.positions[name] for name in columns]
+        if self._is_key:
+            selected = [i for i in selected if plan.is_key[i] or self.kind(i) != "n"]
+        return {plan.names[i]: self[i] for i in selected}
+
+    def index(self, value: object, start: int = 0, stop: int | None = None) -> int:
+        """Position of the first column that equals `value`."""
+        return self.values().index(value, start, len(self) if stop is None else stop)
+
+    def count(self, value: object) -> int:
+        """Number of columns that equal `value`."""
+        return self.values().count(value)
+
+    def __getitem__(self, key: int | str | slice) -> Any:
+        if isinstance(key, str):
+            if self._plan is None:
+                fail_stateless(self._frame, self._in_stream)
+            i = self._plan.positions[key]
+        elif isinstance(key, slice):
+            return tuple(self[i] for i in range(*key.indices(len(self))))
+        else:
+            i = self._index(key)
+        return self._value(i, self._positions[i], self._positions[i + 1])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values())
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(self.values())
+
+    def __contains__(self, value: object) -> bool:
+        return value in self.values()
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not TupleData:
+            return NotImplemented
+        return self._is_key == other._is_key and self._wire() == other._wire()
+
+    def __hash__(self) -> int:
+        return hash((self._is_key, self._wire()))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return restore_tuple, (self._frame, self._in_stream, self._plan, self._which)
+
+    def __copy__(self) -> TupleData:
+        return self
+
+    def __deepcopy__(self, memo: object) -> TupleData:
+        return self
+
+    def __repr__(self) -> str:
+        if self._plan is None:
+            return describe_tuple(self, None, "utf-8")
+        return describe_tuple(self, self._plan.names, self._plan.settings.encoding)
+
+    def _wire(self) -> bytes:
+        """The tuple's columns as they stand in the frame."""
+        return self._frame[self._positions[0] : self._positions[-1]]
+
+    def _index(self, key: object) -> int:
+        try:
+            i = operator.index(key)  # type: ignore[arg-type]
+        except TypeError:
+            raise TypeError(
+                f"columns are found by int, slice or name, not {type(key).__name__}"
+            ) from None
+        width = len(self)
+        if not -width <= i < width:
+            raise IndexError(f"column {i} of a tuple of {width} columns")
+        return i + width if i < 0 else i
+
+    def _text(self, i: int, start: int, end: int) -> str | Unchanged | None:
+        frame, plan = self._frame, self._plan
+        kind = frame[start]
+        if kind == _NULL:
+            return None
+        if kind == _UNCHANGED:
+            return UNCHANGED
+        raw = frame[start + 5 : end]
+        try:
+            if kind == _TEXT:
+                return raw.decode(plan.settings.encoding if plan is not None else "utf-8")
+            if plan is None:
+                fail_stateless(frame, self._in_stream)
+            text: str = plan.text_form[i](raw)
+            return text
+        except ValueError as error:
+            refuse_value(frame, start + 5, i, error, plan)
+
+    def _value(self, i: int, start: int, end: int) -> Any:
+        frame, plan = self._frame, self._plan
+        if plan is None:
+            fail_stateless(frame, self._in_stream)
+        kind = frame[start]
+        if kind == _NULL:
+            return None
+        if kind == _UNCHANGED:
+            return UNCHANGED
+        converters = plan.text if kind == _TEXT else plan.binary
+        try:
+            return converters[i](frame[start + 5 : end])
+        except Exception as error:
+            refuse_value(frame, start + 5, i, error, plan)
+
+
+Sequence.register(TupleData)
+
+
+class _Fixed:
+    """What Begin and Commit share: a frame of fixed length, its fields read when asked for."""
+
+    __slots__ = ("_frame", "_in_stream")
+    tag: str
+    _frame: bytes
+    _in_stream: bool
+
+    def __init__(self) -> None:
+        raise TypeError(f"{type(self).__name__} messages are made by decoding a frame")
+
+    @property
+    def frame(self) -> bytes:
+        """The frame's bytes."""
+        return self._frame
+
+    @property
+    def in_stream(self) -> bool:
+        """Whether the frame was decoded as one from inside a stream segment."""
+        return self._in_stream
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._frame == other._frame and self._in_stream == other._in_stream  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((self._frame, self._in_stream))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return restore_message, (self._frame, self._in_stream, None)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return self
+
+    def __repr__(self) -> str:
+        return describe(self, self.tag)
+
+
+class Begin(_Fixed):
+    """A transaction begins. Fields: final_lsn, commit_time, xid."""
+
+    __slots__ = ()
+    __match_args__ = ("final_lsn", "commit_time", "xid")
+    tag = "B"
+
+    @property
+    def final_lsn(self) -> int:
+        """LSN of the transaction's commit record."""
+        lsn: int = _uint64(self._frame, 1)[0]
+        return lsn
+
+    @property
+    def commit_time(self) -> int:
+        """Time of the commit, in microseconds since 2000-01-01 UTC."""
+        time: int = _int64(self._frame, 9)[0]
+        return time
+
+    @property
+    def commit_datetime(self) -> Any:
+        """`commit_time` as an aware datetime in UTC, where Python's can hold it."""
+        return to_datetime(self, "commit_time")
+
+    @property
+    def xid(self) -> int:
+        """The transaction's xid."""
+        xid: int = _uint32(self._frame, 17)[0]
+        return xid
+
+
+class Commit(_Fixed):
+    """A transaction is committed. Fields: flags, commit_lsn, end_lsn, commit_time."""
+
+    __slots__ = ()
+    __match_args__ = ("flags", "commit_lsn", "end_lsn", "commit_time")
+    tag = "C"
+
+    @property
+    def flags(self) -> int:
+        """Unused by servers so far."""
+        return self._frame[1]
+
+    @property
+    def commit_lsn(self) -> int:
+        """LSN of the commit record."""
+        lsn: int = _uint64(self._frame, 2)[0]
+        return lsn
+
+    @property
+    def end_lsn(self) -> int:
+        """LSN after the transaction: what to acknowledge."""
+        lsn: int = _uint64(self._frame, 10)[0]
+        return lsn
+
+    @property
+    def commit_time(self) -> int:
+        """Time of the commit, in microseconds since 2000-01-01 UTC."""
+        time: int = _int64(self._frame, 18)[0]
+        return time
+
+    @property
+    def commit_datetime(self) -> Any:
+        """`commit_time` as an aware datetime in UTC, where Python's can hold it."""
+        return to_datetime(self, "commit_time")
+
+
+def fail_stateless(frame: bytes, in_stream: bool) -> NoReturn:
+    """Raise ``unknown_relation`` for a frame that was decoded without a Decoder."""
+    start = 5 if in_stream else 1
+    relation_id = _uint32(frame, start)[0]
+    fail("unknown_relation", frame, start, relation_id=relation_id, hint=STATELESS_HINT)
+
+
+def make_fixed(frame: bytes, in_stream: bool) -> Begin | Commit:
+    """The Begin or Commit in a frame."""
+    length = BEGIN_LENGTH if frame[0] == _B else COMMIT_LENGTH
+    if len(frame) != length:
+        diagnose(frame, in_stream, None)
+    message: Begin | Commit
+    message = Begin.__new__(Begin) if frame[0] == _B else Commit.__new__(Commit)
+    message._frame = frame
+    message._in_stream = in_stream
+    return message
+
+
+def make_row(frame: bytes, in_stream: bool, plan: RelationPlan | None) -> Insert | Update | Delete:
+    """The Insert, Update or Delete in a frame; IndexError, struct.error or _Stumble if malformed."""
+    width = plan.width if plan is not None else None
+    position = 9 if in_stream else 5
+    marker = frame[position]
+    positions = walk(frame, position + 1, width)
+    tag = frame[0]
+    row: Insert | Update | Delete
+    if tag == _I:
+        row = Insert.__new__(Insert)
+        sound = marker == _N
+        row._old_positions = None
+        row._new_positions = positions
+    elif tag == _U:
+        row = Update.__new__(Update)
+        if marker == _N:
+            sound = True
+            row._old_positions = None
+        else:
+            sound = (marker == _K or marker == _O) and frame[positions[-1]] == _N
+            row._old_positions = positions
+            positions = walk(frame, positions[-1] + 1, width)
+        row._new_positions = positions
+    else:
+        row = Delete.__new__(Delete)
+        sound = marker == _K or marker == _O
+        row._old_positions = positions
+        row._new_positions = None
+    if not sound or positions[-1] != len(frame):
+        raise _Stumble
+    row._frame = frame
+    row._in_stream = in_stream
+    row._plan = plan
+    row._old = row._new = None
+    return row
+
+
+AnyMessage = Begin | Commit | Insert | Update | Delete | Message
+
+
+def decode(frame: Any, in_stream: bool = False) -> AnyMessage:
+    """Decode one frame on its own, without what earlier frames said.
+
+    Parameters
+    ----------
+    frame : bytes-like
+        One pgoutput message, without CopyData and XLogData headers. Exact `bytes` is kept; any
+        other contiguous buffer is copied.
+    in_stream : bool
+        Whether it comes from between Stream Start and Stream Stop, which no frame tells by itself.
+
+    Returns
+    -------
+    message
+        An instance of the class of its tag.
+
+    Raises
+    ------
+    DecodeError
+        The frame is malformed.
+    TypeError
+        `frame` is no contiguous buffer.
+    """
+    frame = frame_bytes(frame)
+    in_stream = bool(in_stream)
+    tag = frame[0] if frame else None
+    if tag == _I or tag == _U or tag == _D:
+        return restore(frame, in_stream, None)
+    if tag == _B or tag == _C:
+        check_size(frame)
+        return make_fixed(frame, in_stream)
+    return decode_rare(frame, in_stream, "utf-8")
+
+
+def restore(frame: bytes, in_stream: bool, plan: RelationPlan | None) -> AnyMessage:
+    """The Begin, Commit, Insert, Update or Delete in a frame, whose relation's plan is known."""
+    check_size(frame)
+    if frame[0] == _B or frame[0] == _C:
+        return make_fixed(frame, in_stream)
+    try:
+        return make_row(frame, in_stream, plan)
+    except (IndexError, struct.error, _Stumble):
+        pass
+    diagnose(frame, in_stream, None if plan is None else lambda relation_id: plan)
+
+
+class Decoder:
+    """Decodes the frames of one stream, in order, and knows what the earlier ones said.
+
+    Parameters
+    ----------
+    policies : Policies
+        What to do with values that Python cannot hold.
+    encoding : str
+        The session's client_encoding, by Python's or PostgreSQL's name.
+    registry : TypeRegistry, optional
+        Decoders of users' own types.
+
+    Raises
+    ------
+    PgOutputError
+        The encoding is unknown.
+    """
+
+    __slots__ = ("_state",)
+
+    def __init__(
+        self,
+        policies: Policies | None = None,
+        encoding: str = "utf-8",
+        registry: TypeRegistry | None = None,
+    ) -> None:
+        self._state = StreamState(make_settings(policies, encoding, registry))
+
+    @property
+    def state(self) -> StreamState:
+        """What the decoder knows: relations, types, the open transaction."""
+        return self._state
+
+    @property
+    def relations(self) -> Mapping[int, Relation]:
+        """The relations announced so far, by OID; not those of streams still in progress."""
+        return MappingProxyType(self._state.relations)
+
+    def reset(self) -> None:
+        """Begin a new connection: open streams and what they announced are dropped."""
+        self._state.reset()
+
+    def decode(self, frame: Any) -> AnyMessage:
+        """Decode the stream's next frame.
+
+        Parameters
+        ----------
+        frame : bytes-like
+            As of :func:`decode`.
+
+        Raises
+        ------
+        DecodeError
+            The frame is malformed, or cannot come here; the decoder is as it was before.
+        TypeError
+            `frame` is no contiguous buffer.
+        """
+        if type(frame) is not bytes:
+            frame = frame_bytes(frame)
+        state = self._state
+        tag = frame[0] if frame else None
+        if tag == _I or tag == _U or tag == _D:
+            if len(frame) > MAX_FRAME_LENGTH:
+                check_size(frame)
+            row: Insert | Update | Delete
+            try:
+                if state.open_xid is None:
+                    row = make_row(frame, False, state.plans[_uint32(frame, 1)[0]])
+                else:
+                    plan = state.plan(_uint32(frame, 5)[0])
+                    if plan is None:
+                        raise _Stumble
+                    row = make_row(frame, True, plan)
+            except (IndexError, KeyError, struct.error, _Stumble):
+                pass
+            else:
+                state.row += 1
+                return row
+            diagnose(frame, state.open_xid is not None, state.plan)
+        if tag == _B or tag == _C:
+            state.check_order(frame)
+            check_size(frame)
+            message = make_fixed(frame, False)
+            if isinstance(message, Begin):
+                state.begin(message.xid, message.final_lsn, message.commit_time)
+            else:
+                state.end()
+            return message
+        return state.receive(frame)
+
+    def decode_many(self, frames: Iterable[Any]) -> Iterator[AnyMessage]:
+        """Decode frames one after the other, as the result is iterated.
+
+        Raises
+        ------
+        DecodeError
+            As of :meth:`decode`, with `.frame`, the index in `frames`; the decoder is as it was
+            before that frame.
+        """
+        return self._decode_many(iter(frames))
+
+    def _decode_many(self, frames: Iterator[Any]) -> Iterator[AnyMessage]:
+        decode = self.decode
+        for i, frame in enumerate(frames):
+            try:
+                message = decode(frame)
+            except DecodeError as error:
+                error.frame = i
+                raise
+            yield message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return restore_decoder, (self.state,)
+
+    def __repr__(self) -> str:
+        return describe_decoder(self)
+
+
+def decoder_of(state: StreamState) -> Decoder:
+    """A decoder that goes on from `state`."""
+    decoder = Decoder.__new__(Decoder)
+    decoder._state = state
+    return decoder

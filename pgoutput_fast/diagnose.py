@@ -1,0 +1,95 @@
+"""What is wrong with a malformed Begin, Commit, Insert, Update or Delete: its first fault.
+
+The fast walks of both implementations only find out *that* a frame is malformed, and stop where they
+stumble. Then the frame is read again here, slowly, every bound checked in the order of the bytes, so
+that the lowest offset wins and both implementations say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+from .errors import fail
+from .messages import LAYOUTS, Cursor
+from .plan import RelationPlan
+
+_MARKERS = {"I": "N", "U": "NKO", "D": "KO"}
+
+
+def diagnose(
+    frame: bytes, in_stream: bool, plan_of: Callable[[int], RelationPlan | None] | None
+) -> NoReturn:
+    """Raise the DecodeError of a malformed Begin, Commit, Insert, Update or Delete.
+
+    `plan_of` finds the plan of a relation, None where none are known (a frame decoded alone).
+    """
+    tag = chr(frame[0])
+    cursor = Cursor(frame, in_stream, "latin-1")
+    if tag in "BC":
+        for field, kind in LAYOUTS[tag]:
+            getattr(cursor, kind)(field)
+    else:
+        cursor.stream_xid("the xid")
+        start = cursor.position
+        relation_id = cursor.uint32("the relation's OID")
+        plan = None
+        if plan_of is not None:
+            plan = plan_of(relation_id)
+            if plan is None:
+                fail("unknown_relation", frame, start, relation_id=relation_id, hint=UNKNOWN_HINT)
+        marker = _marker(cursor, _MARKERS[tag])
+        _tuple(cursor, plan)
+        if tag == "U" and marker != "N":
+            _marker(cursor, "N")
+            _tuple(cursor, plan)
+    cursor.finish()
+    raise AssertionError(f"the walk refused a sound frame: {frame!r}")
+
+
+def _marker(cursor: Cursor, markers: str) -> str:
+    start = cursor.position
+    marker = cursor.char("the marker of a tuple")
+    if marker not in markers:
+        expected = " or ".join(map(repr, markers))
+        fail("bad_marker", cursor.frame, start, expected=expected, found=_shown(marker))
+    return marker
+
+
+def _tuple(cursor: Cursor, plan: RelationPlan | None) -> None:
+    """Pass a tuple: an int16 count, then a kind byte each, with a length and bytes if it has any."""
+    frame = cursor.frame
+    start = cursor.position
+    field = "the number of columns"
+    count = cursor.count(cursor.int16(field), 1, start, field)
+    if plan is not None and count != plan.width:
+        relation = f"{plan.relation.namespace}.{plan.relation.name}"
+        hint = WIDER_HINT if count > plan.width else NARROWER_HINT
+        details = {"found": count, "expected": plan.width, "relation": relation, "hint": hint}
+        fail("column_count", frame, start, **details)
+    for column in range(count):
+        start = cursor.position
+        kind = cursor.char(f"the kind of column {column}")
+        if kind in "tb":
+            cursor.sized_bytes(f"column {column}")
+        elif kind not in "nu":
+            fail("bad_column_kind", frame, start, column=column, found=_shown(kind))
+
+
+def _shown(character: str) -> str:
+    printable = 32 < ord(character) < 127
+    return repr(character) if printable else f"byte 0x{ord(character):02X}"
+
+
+UNKNOWN_HINT = (
+    "a session sends a table's Relation before its first row: decode the frames from the start of "
+    "the connection, or that Relation's frame first"
+)
+STATELESS_HINT = (
+    "names and types come with its Relation message, and decode() keeps none: use a Decoder"
+)
+WIDER_HINT = (
+    "PostgreSQL 15.0 and 15.1 send such tuples where a publication has a column list; update the "
+    "server"
+)
+NARROWER_HINT = "is a frame missing between the two?"

@@ -1,0 +1,142 @@
+"""The one exception family, and the one catalogue of what can be wrong with a frame.
+
+Both implementations raise through :func:`fail`, so that a bad frame gives the same class, code,
+offset and sentence whichever of them read it.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+MAX_FRAME_LENGTH = 0x3FFFFFFF
+"""Bytes in the longest frame. PostgreSQL's own allocation limit (``MaxAllocSize``, 1 GiB - 1)."""
+
+
+class PgOutputError(Exception):
+    """Whatever goes wrong in this package, bad input and bad options included."""
+
+
+class DecodeError(PgOutputError, ValueError):
+    """A frame, or a value in one, that cannot be decoded.
+
+    Attributes
+    ----------
+    code : str
+        What is wrong, one of the keys of :data:`SENTENCES`.
+    offset : int
+        Byte in the frame, from 0 to its length: the first byte of the field that fails.
+    tag : str or None
+        The frame's first byte as a character; None for an empty frame.
+    frame : int or None
+        Index of the frame in its batch; None where a single frame was decoded.
+    """
+
+    code: str
+    offset: int
+    tag: str | None
+    frame: int | None
+
+    def __init__(
+        self, message: str, *, code: str, offset: int, tag: str | None, frame: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.offset = offset
+        self.tag = tag
+        self.frame = frame
+
+    def __str__(self) -> str:
+        where = f"frame {self.frame}: " if self.frame is not None else ""
+        return where + str(self.args[0])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restore_error, (
+            type(self),
+            self.args[0],
+            self.code,
+            self.offset,
+            self.tag,
+            self.frame,
+            {k: v for k, v in self.__dict__.items() if k not in _OWN_ATTRIBUTES},
+        )
+
+
+_OWN_ATTRIBUTES = frozenset({"code", "offset", "tag", "frame"})
+
+
+def _restore_error(
+    cls: type[DecodeError],
+    message: str,
+    code: str,
+    offset: int,
+    tag: str | None,
+    frame: int | None,
+    extra: dict[str, object],
+) -> DecodeError:
+    error = cls(message, code=code, offset=offset, tag=tag, frame=frame)
+    error.__dict__.update(extra)  # notes and whatever a caller has hung on it
+    return error
+
+
+SENTENCES: dict[str, str] = {
+    "empty_frame": "the frame has no bytes; every pgoutput message begins with a tag byte",
+    "unknown_tag": "expected one of the tags {expected}, found {found}; "
+    "is this a pgoutput frame, without the CopyData and XLogData headers around it?",
+    "truncated": "{field} takes {expected} bytes, {found} are left; the frame was cut short, "
+    "or it comes from inside a stream segment and was decoded as if it did not, or vice versa",
+    "trailing_bytes": "expected the end of the frame, found {found} bytes left over; "
+    "a frame from inside a stream segment needs in_stream=True",
+    "bad_marker": "expected {expected}, found {found}",
+    "bad_column_kind": "column {column}: expected the kind 'n', 'u', 't' or 'b', found {found}",
+    "bad_length": "{field} is {found}, and at most {expected} bytes are possible there",
+    "bad_count": "{field} is {found}, and at most {expected} fit into what is left of the frame",
+    "unterminated_string": "{field} has no NUL byte at its end",
+    "unknown_relation": "relation {relation_id} was never announced; {hint}",
+    "column_count": "the tuple has {found} columns, its relation {relation} has {expected}; {hint}",
+    "stream_order": "{found}",
+    "bad_encoding": "column {column}: the value is no text in {encoding}; raw() gives its bytes, "
+    "and the decoder's encoding= must be the client_encoding of the session",
+    "bad_value": "column {column}: {found}",
+    "out_of_range": "{column}: {found}",
+    "no_text_form": "column {column}: {found}",
+}
+"""Code of an error → its sentence, which says what was expected, what was found, what to do."""
+
+
+def fail(code: str, frame: bytes, offset: int, **details: object) -> NoReturn:
+    """Raise the :class:`DecodeError` of `code` at byte `offset` of `frame`."""
+    tag = chr(frame[0]) if frame else None
+    name = f"{tag!r} frame" if tag is not None else "frame"
+    sentence = SENTENCES[code].format_map(details)
+    raise DecodeError(
+        f"{name} of {len(frame)} bytes, byte {offset}: {sentence} [{code}]",
+        code=code,
+        offset=offset,
+        tag=tag,
+    )
+
+
+def frame_bytes(frame: object) -> bytes:
+    """The frame as `bytes`: exact `bytes` as they are, any other contiguous buffer copied.
+
+    A read-only memoryview can have an owner that changes its bytes, so nothing but `bytes` is kept.
+
+    Raises
+    ------
+    TypeError
+        `frame` has no buffer, or not a contiguous one.
+    """
+    if type(frame) is bytes:
+        return frame
+    try:
+        view = memoryview(frame)  # type: ignore[arg-type]
+    except ValueError as error:  # a released memoryview
+        raise TypeError(f"a frame must be a readable buffer: {error}") from None
+    except TypeError:
+        raise TypeError(
+            f"a frame must be bytes or another contiguous buffer, not {type(frame).__name__}"
+        ) from None
+    with view:
+        if not view.c_contiguous:
+            raise TypeError("a frame must be a contiguous buffer")
+        return view.tobytes()

@@ -1,0 +1,40 @@
+"""Log sequence numbers as PostgreSQL prints them: ``16/B374D848``."""
+
+from __future__ import annotations
+
+import re
+
+from .errors import PgOutputError
+
+_LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})", re.ASCII)
+
+
+def parse_lsn(text: str) -> int:
+    """The LSN that `text` names, as an unsigned 64-bit integer.
+
+    Raises
+    ------
+    PgOutputError
+        `text` is not of PostgreSQL's form, two hexadecimal numbers of up to 8 digits and a slash.
+    TypeError
+        `text` is no str.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"an LSN must be a str such as '16/B374D848', not {type(text).__name__}")
+    match = _LSN.fullmatch(text)
+    if match is None:
+        raise PgOutputError(f"{text[:40]!r} is no LSN; expected a form such as '16/B374D848'")
+    return int(match[1], 16) << 32 | int(match[2], 16)
+
+
+def format_lsn(lsn: int) -> str:
+    """`lsn` as PostgreSQL prints it: ``format_lsn(0x16B374D848) == "16/B374D848"``.
+
+    Raises
+    ------
+    PgOutputError
+        `lsn` does not fit into an unsigned 64-bit integer.
+    """
+    if not 0 <= lsn <= 0xFFFFFFFFFFFFFFFF:
+        raise PgOutputError(f"{lsn} is no LSN; expected 0 to 2**64 - 1")
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"

@@ -1,0 +1,277 @@
+"""What a decoder knows between frames: relations, types, the open transaction, the open segment.
+
+One object, pure Python, that pickles. Both implementations' decoders stand on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import fail
+from .messages import (
+    BeginPrepare,
+    Message,
+    Prepare,
+    Relation,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    Type,
+    decode_rare,
+    published,
+)
+from .plan import RelationPlan, Settings, python_encoding
+from .policies import Policies
+from .types import TypeRegistry
+
+
+class Staged:
+    """What one streamed transaction, not yet committed, said of relations and types.
+
+    It counts for that transaction alone, as it may still be rolled back: `messages` are its
+    Relation and Type messages in their order, `plans` and `types` what follows from them.
+    """
+
+    __slots__ = ("messages", "plans", "types")
+
+    def __init__(self) -> None:
+        self.messages: list[Relation | Type] = []
+        self.plans: dict[int, RelationPlan] = {}
+        self.types: dict[int, Type] = {}
+
+
+class StreamState:
+    """The state of one stream of frames.
+
+    Attributes
+    ----------
+    settings : Settings
+    relations, types : dict
+        By OID: what was announced outside streams, and inside those that were committed.
+    plans : dict of int to RelationPlan
+        One for each of `relations`.
+    staged : dict of int to Staged
+        By top-level xid: what streamed transactions in progress announced.
+    open_xid : int or None
+        Top-level xid of the stream segment that is open.
+    xid : int or None
+        The transaction between Begin (or Begin Prepare) and its end.
+    commit_lsn, commit_time : int or None
+        Of that transaction, from its Begin.
+    row : int
+        Number of rows so far in the transaction, or the streamed transaction, that is open. A
+        TRUNCATE of k tables makes k.
+    rows : dict of int to int
+        By top-level xid: the same, of streamed transactions whose segment is not open.
+    """
+
+    __slots__ = (
+        "commit_lsn",
+        "commit_time",
+        "open_xid",
+        "plans",
+        "relations",
+        "row",
+        "rows",
+        "settings",
+        "staged",
+        "types",
+        "xid",
+    )
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.relations: dict[int, Relation] = {}
+        self.types: dict[int, Type] = {}
+        self.plans: dict[int, RelationPlan] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new connection: open transactions and what streams announced are dropped."""
+        self.staged: dict[int, Staged] = {}
+        self.open_xid: int | None = None
+        self.rows: dict[int, int] = {}
+        self.end()
+
+    def begin(self, xid: int, commit_lsn: int | None, commit_time: int | None) -> None:
+        """A transaction begins."""
+        self.xid: int | None = xid
+        self.commit_lsn = commit_lsn
+        self.commit_time = commit_time
+        self.row = 0
+
+    def end(self) -> None:
+        """No transaction is open any more."""
+        self.xid = self.commit_lsn = self.commit_time = None
+        self.row = 0
+
+    def plan(self, relation_id: int) -> RelationPlan | None:
+        """The plan of a relation as the open transaction sees it."""
+        if self.open_xid is not None:
+            plan = self.staged[self.open_xid].plans.get(relation_id)
+            if plan is not None:
+                return plan
+        return self.plans.get(relation_id)
+
+    def check_order(self, frame: bytes) -> None:
+        """Refuse a frame that cannot come here: segments do not nest, and hold changes only."""
+        tag = frame[:1]
+        if self.open_xid is None:
+            if tag == b"E":
+                fail("stream_order", frame, 0, found="Stream Stop, and no stream segment is open")
+        elif tag in _OUTSIDE_SEGMENTS:
+            found = f"{_OUTSIDE_SEGMENTS[tag]}, and the stream segment of xid {self.open_xid} is "
+            fail("stream_order", frame, 0, found=found + "still open; expected its Stream Stop")
+
+    def receive(self, frame: bytes) -> Message:
+        """Decode a frame that is none of B, C, I, U, D, and take note of it.
+
+        Raises
+        ------
+        DecodeError
+            The state is as it was.
+        """
+        self.check_order(frame)
+        message = decode_rare(frame, self.open_xid is not None, self.settings.encoding)
+        if isinstance(message, (Relation, Type)):
+            return self._announce(message)
+        if isinstance(message, Truncate):
+            self.row += len(message.relation_ids)
+        elif isinstance(message, StreamStart):
+            self.end()
+            self.open_xid = message.xid
+            self.row = self.rows.pop(message.xid, 0)
+            self.staged.setdefault(message.xid, Staged())
+        elif isinstance(message, StreamStop):
+            assert self.open_xid is not None
+            self.rows[self.open_xid] = self.row
+            self.open_xid = None
+            self.end()
+        elif isinstance(message, StreamCommit):
+            for announced in self._forget(message.xid):
+                self._publish(published(announced))
+        elif isinstance(message, StreamPrepare):
+            self._forget(message.xid)
+        elif isinstance(message, StreamAbort):
+            if message.subxid == message.xid:
+                self._forget(message.xid)
+            else:
+                self._take_back(message.xid, message.subxid)
+        elif isinstance(message, BeginPrepare):
+            self.begin(message.xid, None, None)
+        elif isinstance(message, Prepare):
+            self.end()
+        return message
+
+    def _forget(self, xid: int) -> list[Relation | Type]:
+        """A streamed transaction is over. Returns what it announced."""
+        self.rows.pop(xid, None)
+        staged = self.staged.pop(xid, None)
+        return staged.messages if staged is not None else []
+
+    def _take_back(self, xid: int, subxid: int) -> None:
+        """A subtransaction is rolled back, and with it what it said of its tables."""
+        staged = self.staged.get(xid)
+        if staged is None:
+            return
+        kept = [message for message in staged.messages if message.xid != subxid]
+        if len(kept) < len(staged.messages):
+            self.staged[xid] = Staged()
+            for message in kept:
+                self._stage(self.staged[xid], message)
+
+    def _announce(self, message: Relation | Type) -> Message:
+        if self.open_xid is None:
+            return self._publish(message)
+        self._stage(self.staged[self.open_xid], message)
+        return message
+
+    def _publish(self, message: Relation | Type) -> Message:
+        if isinstance(message, Type):
+            known_type = self.types.get(message.type_id)
+            if known_type == message:
+                return known_type
+            self.types[message.type_id] = message
+            return message
+        known = self.relations.get(message.relation_id)
+        if known == message:
+            message = known
+        else:
+            self.relations[message.relation_id] = message
+        self._plan(self.plans, message, self.types)
+        return message
+
+    def _stage(self, staged: Staged, message: Relation | Type) -> None:
+        staged.messages.append(message)
+        if isinstance(message, Type):
+            staged.types[message.type_id] = message
+        else:
+            self._plan(staged.plans, message, {**self.types, **staged.types})
+
+    def _plan(
+        self, plans: dict[int, RelationPlan], relation: Relation, types: dict[int, Type]
+    ) -> None:
+        """Make the relation's plan, unless it has the same one already."""
+        used = {
+            column.type_id: types[column.type_id]
+            for column in relation.columns
+            if column.type_id in types
+        }
+        known = plans.get(relation.relation_id)
+        if known is None or known.relation is not relation or known.types != used:
+            plans[relation.relation_id] = RelationPlan(relation, used, self.settings)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+_OUTSIDE_SEGMENTS = {
+    b"B": "Begin",
+    b"C": "Commit",
+    b"S": "Stream Start",
+    b"c": "Stream Commit",
+    b"A": "Stream Abort",
+    b"p": "Stream Prepare",
+    b"b": "Begin Prepare",
+    b"P": "Prepare",
+    b"K": "Commit Prepared",
+    b"r": "Rollback Prepared",
+}
+
+
+def make_settings(
+    policies: Policies | None, encoding: str, registry: TypeRegistry | None
+) -> Settings:
+    """A decoder's arguments, checked."""
+    if policies is None:
+        policies = Policies()
+    elif not isinstance(policies, Policies):
+        raise TypeError(f"policies must be a Policies, not {type(policies).__name__}")
+    if registry is not None and not isinstance(registry, TypeRegistry):
+        raise TypeError(f"registry must be a TypeRegistry, not {type(registry).__name__}")
+    return Settings(policies, python_encoding(encoding), registry)
+
+
+def restore_decoder(state: StreamState) -> Any:
+    """The decoder of a pickled state, by the implementation that is chosen here."""
+    from ._impl import implementation
+
+    return implementation.decoder_of(state)
+
+
+def describe_decoder(decoder: Any) -> str:
+    """The repr of a decoder."""
+    state = decoder.state
+    parts = [f"{len(state.relations)} relations"]
+    if state.open_xid is not None:
+        parts.append(f"in the stream segment of xid {state.open_xid}")
+    elif state.xid is not None:
+        parts.append(f"in transaction {state.xid}")
+    return f"<Decoder: {', '.join(parts)}>"
