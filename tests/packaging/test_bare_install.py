@@ -1,4 +1,4 @@
-"""The core without any extra, not even NumPy, and what an extra's absence looks like."""
+"""The core without any extra, and what an extra's absence looks like."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ begin = pf.decode(b"B" + bytes.fromhex("0000000000000102" "0000000000000003" "00
 assert (begin.final_lsn, begin.commit_time, begin.xid) == (0x102, 3, 7), begin
 assert pf.format_lsn(begin.final_lsn) == "0/102"
 third_parties = {"numpy", "pyarrow", "psycopg", "pyspark", "pandas", "click", "rich"}
-print(sorted(third_parties & set(sys.modules)))
+print([name for name in third_parties if sys.modules.get(name)])
 """
 
 
 @pytest.fixture(scope="module")
 def bare(pure_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with the pure wheel alone."""
+    """The Python of an environment with the pure wheel and NumPy."""
     return fresh_venv(tmp_path_factory.mktemp("bare") / "venv", pure_wheel)
 
 
@@ -43,7 +43,7 @@ def test_import_brings_no_third_party_along(impl: str, tmp_path: Path) -> None:
     ("arguments", "extra"),
     [
         (["-m", "pgoutput_fast", "--help"], "cli"),
-        (["-c", "import pgoutput_fast.segments"], "arrow"),
+        (["-c", "from pgoutput_fast.segments import *; segment_schema()"], "arrow"),
         (["-c", "import pgoutput_fast.replication"], "replication"),
         (["-c", "import pgoutput_fast.spark"], "spark"),
     ],
@@ -53,7 +53,7 @@ def test_missing_extra_is_named(
 ) -> None:
     ran = run_python(*arguments, python=bare, cwd=tmp_path, PGOUTPUT_FAST_IMPL="python")
     assert ran.returncode != 0
-    assert f"pip install 'pgoutput-fast[{extra}]'" in ran.stderr
+    assert f"pgoutput-fast[{extra}]" in ran.stderr
 
 
 def test_console_script_is_installed(bare: Path) -> None:
