@@ -89,14 +89,15 @@ test-corpus: $(VENV)/.extension
 	@PGOUTPUT_FAST_CORPUS="$(CORPUS)" $(python) -m pytest tests/corpus $(PYTEST_ARGS)
 
 lint: $(VENV)/.dependencies
-	@failed=; \
+	@# cython-lint looks for pycodestyle on PATH.
+	@PATH="$(abspath $(bin)):$$PATH"; failed=; \
 	check() { echo "== $$1"; shift; "$$@" || failed=yes; }; \
-	check 'ruff check' $(bin)/ruff check; \
-	check 'ruff format' $(bin)/ruff format --check; \
-	check mypy $(bin)/mypy; \
-	check cython-lint $(bin)/cython-lint pgoutput_fast; \
-	check codespell $(bin)/codespell; \
-	check check-jsonschema $(bin)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml; \
+	check 'ruff check' ruff check; \
+	check 'ruff format' ruff format --check; \
+	check mypy mypy; \
+	check cython-lint cython-lint pgoutput_fast; \
+	check codespell codespell; \
+	check check-jsonschema check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml; \
 	[ -z "$$failed" ]
 
 format: $(VENV)/.dependencies
