@@ -1,0 +1,907 @@
+"""Segments: pgoutput frames landed in Arrow IPC files, as whole transactions in commit order.
+
+This module alone knows their names, columns, metadata, checksums, where one ends and how a
+directory of them is continued. A segment holds frames of protocol version 1: each transaction from
+its Begin to its Commit, transactions one after the other, and non-transactional logical messages
+between them. No reader needs to know more than one file: every file begins with the Types and
+Relations in force.
+
+**Name.** ``{first:016X}-{end:016X}-{part:05d}.arrow``. `first` is the LSN of the first commit
+record, or of the first non-transactional message if that comes before. `end` is where to go on: the
+end LSN of the last commit, or one more than the LSN of a non-transactional message after it. So a
+transaction belongs to a segment if and only if ``first <= commit LSN < end``. Transactions larger
+than a segment span several parts with one `first` and `end`; each further part begins with the
+transaction's Begin, again, after the Types and Relations.
+
+**Columns.** `lsn` (uint64: of the XLogData header; 0 for Type and Relation), `commit_lsn` (uint64),
+`commit_time` (int64: microseconds since 2000-01-01 UTC, as in the frame) and `xid` (uint32) of the
+transaction, null outside of one; `seq` (int64: position of the frame's first row in its
+transaction, from 0, null for frames without rows; a Truncate of k relations has k rows), `data`
+(binary: the frame).
+What is repeated at the start of a file has lsn 0 and nulls; a repeated Begin is as it was.
+
+**Metadata.** The schema's key ``pgoutput_fast.segment`` is the JSON of `SegmentMetadata`. Each
+record batch's custom metadata has ``pgoutput_fast.crc32``: `zlib.crc32`, as 8 hexadecimal digits,
+over the number of rows (8 bytes, little endian) and each column's buffers (validity if there is
+one, offsets, values). The last batch of the last part is empty and has ``pgoutput_fast.end``: a
+group of parts without it is not complete.
+
+**Durability.** A file is written under a temporary name, fsynced and renamed, and the directory is
+fsynced; of several parts the last is renamed last. Only then does the writer name the end LSN that
+may be acknowledged to the server. On an idle database the server's position moves without frames:
+``position.json`` keeps what was acknowledged so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import functools
+import itertools
+import json
+import os
+import re
+import struct
+import zlib
+from array import array
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+
+from .errors import PgOutputError
+from .lsn import format_lsn, parse_lsn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import BinaryIO
+
+    import pyarrow as pa
+    from typing_extensions import ParamSpec, Self
+
+    _P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+__all__ = [
+    "FORMAT_VERSION",
+    "Segment",
+    "SegmentMetadata",
+    "SegmentReader",
+    "SegmentWriter",
+    "list_segments",
+    "segment_schema",
+]
+
+FORMAT_VERSION = 1
+
+_METADATA_KEY = b"pgoutput_fast.segment"
+_CRC_KEY = b"pgoutput_fast.crc32"
+_END_KEY = b"pgoutput_fast.end"
+_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9]{5})\.arrow", re.ASCII)
+_ROW_TAGS = frozenset(b"IUD")
+_TEMPORARY = re.compile(r"\.[0-9]{5}\.arrow\.tmp|\.position\.json\.tmp", re.ASCII)
+_POSITION_NAME = "position.json"
+_MAX_PART = 99999
+
+# A record batch is what a reader holds in memory, and what it decodes at once.
+_BATCH_FRAMES = 16384
+_BATCH_BYTES = 4 << 20
+
+_BEGIN = struct.Struct(">qqI")  # after the tag: final LSN, commit time, xid
+_COMMIT = struct.Struct(">BQQq")  # flags, commit LSN, end LSN, commit time
+_UINT32 = struct.Struct(">I")
+_MESSAGE = struct.Struct(">BQ")  # flags, LSN
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow as pa
+        import pyarrow.ipc
+    except ImportError as error:
+        raise PgOutputError(
+            f"segments need pyarrow ({error}); install the extra pgoutput-fast[arrow]"
+        ) from error
+    return pa
+
+
+def segment_schema() -> pa.Schema:
+    """Arrow schema of every segment, without its metadata."""
+    pa = _pyarrow()
+    return pa.schema(
+        [
+            pa.field("lsn", pa.uint64(), nullable=False),
+            pa.field("commit_lsn", pa.uint64()),
+            pa.field("commit_time", pa.int64()),
+            pa.field("xid", pa.uint32()),
+            pa.field("seq", pa.int64()),
+            pa.field("data", pa.binary(), nullable=False),
+        ]
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentMetadata:
+    """What a segment says of itself.
+
+    Attributes
+    ----------
+    system_identifier : str
+        Of the database cluster, as IDENTIFY_SYSTEM tells it.
+    database, slot : str
+        Where the frames come from.
+    publications : tuple of str
+        As given to START_REPLICATION.
+    server_version : int
+        As libpq's: 180004 is 18.4.
+    encoding : str
+        The client_encoding of the session: of all text in the frames, as PostgreSQL names it.
+    settings : dict of str to str
+        Session settings that shape text values: DateStyle, IntervalStyle, TimeZone …
+    options : dict of str to str
+        Other options given to START_REPLICATION: proto_version, binary …
+    start_lsn : int
+        Where this segment goes on: the end of the one before, or where the capture began.
+    """
+
+    system_identifier: str
+    database: str
+    slot: str
+    publications: tuple[str, ...]
+    server_version: int
+    encoding: str
+    settings: dict[str, str]
+    options: dict[str, str]
+    start_lsn: int = 0
+
+    def to_json(self) -> str:
+        """JSON with the format's version and the checksum's name beside the attributes."""
+        fields = dataclasses.asdict(self) | {"start_lsn": format_lsn(self.start_lsn)}
+        return json.dumps({"format_version": FORMAT_VERSION, "checksum": "crc32", **fields})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> SegmentMetadata:
+        """Read what `to_json` wrote.
+
+        Raises
+        ------
+        PgOutputError
+            It is not of this form, or of a newer format version.
+        """
+        try:
+            fields = json.loads(text)
+            version = fields.pop("format_version")
+            checksum = fields.pop("checksum")
+            if version == FORMAT_VERSION and checksum == "crc32":
+                fields["start_lsn"] = parse_lsn(fields["start_lsn"])
+                fields["publications"] = tuple(fields["publications"])
+                return cls(**fields)
+        except (ValueError, KeyError, TypeError, AttributeError, PgOutputError) as error:
+            raise PgOutputError(f"its metadata are not a segment's ({error!r})") from error
+        raise PgOutputError(
+            f"its format version is {version!r} with checksum {checksum!r}, this version of "
+            f"pgoutput_fast reads {FORMAT_VERSION} with 'crc32'; update pgoutput_fast"
+        )
+
+    def differences(self, other: SegmentMetadata) -> list[str]:
+        """Sentences on why segments of the two can't stand in one directory."""
+        return [
+            f"{name} {getattr(other, name)!r} is not {getattr(self, name)!r}"
+            for name in ("system_identifier", "database", "slot")
+            if getattr(self, name) != getattr(other, name)
+        ]
+
+
+class Segment(NamedTuple):
+    """One file of a directory of segments, as its name describes it."""
+
+    first_lsn: int
+    end_lsn: int
+    part: int
+    path: Path
+
+    @classmethod
+    def from_path(cls, path: str | os.PathLike[str]) -> Segment:
+        """Parse the name of a segment's file.
+
+        Raises
+        ------
+        PgOutputError
+            It is no name of a segment.
+        """
+        path = Path(path)
+        match = _NAME.fullmatch(path.name)
+        if match is None:
+            raise PgOutputError(
+                f"{path} is no name of a segment, which is "
+                f"{{first LSN}}-{{end LSN}}-{{part}}.arrow with 16, 16 and 5 digits"
+            )
+        return cls(int(match[1], 16), int(match[2], 16), int(match[3]), path)
+
+
+def _segment_name(first_lsn: int, end_lsn: int, part: int) -> str:
+    return f"{first_lsn:016X}-{end_lsn:016X}-{part:05d}.arrow"
+
+
+def _checksum(batch: pa.RecordBatch) -> str | None:
+    """The batch's CRC as text; None if its buffers are too short for what they say.
+
+    Each column counts with the exact bytes that its values take: how much padding follows is
+    the Arrow library's choice.
+    """
+    rows = batch.num_rows
+    crc = zlib.crc32(rows.to_bytes(8, "little"))
+    for column in batch.columns:
+        validity, *buffers = column.buffers()
+        parts = []
+        if column.null_count:
+            parts.append((validity, (rows + 7) // 8))
+        if len(buffers) == 1:
+            parts.append((buffers[0], rows * column.type.bit_width // 8))
+        elif rows:
+            offsets, values = buffers
+            size = (rows + 1) * 4
+            if offsets is None or offsets.size < size:
+                return None
+            length = int.from_bytes(memoryview(offsets)[size - 4 : size], "little")
+            parts += [(offsets, size), (values, length)]
+        for buffer, size in parts:
+            if size:
+                if buffer is None or buffer.size < size:
+                    return None
+                crc = zlib.crc32(memoryview(buffer)[:size], crc)
+    return f"{crc:08x}"
+
+
+class SegmentReader:
+    """The record batches of one segment, each checked against its checksum.
+
+    Use it as a context manager and iterate over it. One batch is in memory at a time.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+    metadata : SegmentMetadata
+
+    Raises
+    ------
+    PgOutputError
+        The file is no segment, of another version, cut short or damaged. The error names the file.
+    """
+
+    path: Path
+    metadata: SegmentMetadata
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        pa = _pyarrow()
+        # Not mapped into memory: a file that shrinks under a map kills the process.
+        try:
+            self._file = pa.OSFile(str(self.path))
+        except OSError as error:
+            raise PgOutputError(
+                f"can't open segment {self.path}: {error.strerror or error}"
+            ) from error
+        try:
+            with self._errors():
+                self._reader = pa.ipc.open_file(self._file)
+                schema = self._reader.schema
+                found = (schema.metadata or {}).get(_METADATA_KEY)
+            if found is None or not schema.remove_metadata().equals(segment_schema()):
+                raise PgOutputError(
+                    f"{self.path} is an Arrow file, but no segment: its schema or metadata are "
+                    f"others; give a file that a capture wrote"
+                )
+            try:
+                self.metadata = SegmentMetadata.from_json(found)
+            except PgOutputError as error:
+                raise PgOutputError(f"can't read segment {self.path}: {error}") from error
+        except BaseException:
+            self._file.close()
+            raise
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        pa = _pyarrow()
+        try:
+            yield
+        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+            raise PgOutputError(
+                f"{self.path} is no segment, or is cut short or damaged ({error}); restore the "
+                f"file, or capture again from its start"
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"<SegmentReader {str(self.path)!r}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    @property
+    def is_last_part(self) -> bool:
+        """Whether the file is the last, or only, part of its segment."""
+        with self._errors():
+            count = self._reader.num_record_batches
+            if count == 0:
+                return False
+            _, custom = self._reader.get_batch_with_custom_metadata(count - 1)
+            return custom is not None and _END_KEY in custom
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for index in range(self._reader.num_record_batches):
+            with self._errors():
+                batch, custom = self._reader.get_batch_with_custom_metadata(index)
+            expected = (custom or {}).get(_CRC_KEY, b"").decode("ascii", "replace")
+            found = _checksum(batch)
+            if found != expected:
+                raise PgOutputError(
+                    f"{self.path} is damaged: record batch {index} has checksum {found}, "
+                    f"expected {expected or 'one'}; restore the file, or capture again from its "
+                    f"start"
+                )
+            if batch.num_rows:
+                yield batch
+
+
+def _listed(directory: Path) -> list[Segment]:
+    try:
+        paths = list(directory.iterdir())
+    except OSError as error:
+        raise PgOutputError(
+            f"can't read directory {directory} of segments: {error.strerror}"
+        ) from error
+    return sorted(
+        Segment.from_path(path)
+        for path in paths
+        if path.suffix == ".arrow" and not path.name.startswith(".")
+    )
+
+
+class _Group(NamedTuple):
+    """The parts of one segment."""
+
+    parts: list[Segment]
+    complete: bool
+    metadata: SegmentMetadata
+
+
+def _groups(directory: Path) -> Iterator[_Group]:
+    for _, grouped in itertools.groupby(_listed(directory), lambda s: (s.first_lsn, s.end_lsn)):
+        parts = list(grouped)
+        with SegmentReader(parts[-1].path) as reader:
+            whole = [segment.part for segment in parts] == list(range(len(parts)))
+            yield _Group(parts, whole and reader.is_last_part, reader.metadata)
+
+
+def _incomplete(group: _Group) -> PgOutputError:
+    return PgOutputError(
+        f"segment {group.parts[0].path} is not complete: there are its parts "
+        f"{', '.join(str(segment.part) for segment in group.parts)}, and the last or one before "
+        f"it is missing; restore it, or capture again from there"
+    )
+
+
+def list_segments(directory: str | os.PathLike[str]) -> list[Segment]:
+    """All complete segments of a directory, with all their parts, in commit order.
+
+    A segment whose parts a capture is just publishing, at the end, is left out.
+
+    Raises
+    ------
+    PgOutputError
+        The directory can't be read, a file in it has another name or is damaged, segments overlap,
+        or one is missing between two others, or a part.
+    """
+    directory = Path(directory)
+    found: list[Segment] = []
+    groups = list(_groups(directory))
+    for index, group in enumerate(groups):
+        path = group.parts[0].path
+        if not group.complete:
+            if index + 1 == len(groups):
+                break
+            raise _incomplete(group)
+        if index:
+            before = groups[index - 1]
+            differences = before.metadata.differences(group.metadata)
+            if differences:
+                raise PgOutputError(
+                    f"{path} does not belong to the other segments in its directory: "
+                    f"{'; '.join(differences)}"
+                )
+            end = before.parts[0].end_lsn
+            if group.parts[0].first_lsn < end or group.metadata.start_lsn < end:
+                raise PgOutputError(
+                    f"segment {path} overlaps with {before.parts[0].path}: two captures wrote "
+                    f"into one directory; move the files of one away"
+                )
+            if group.metadata.start_lsn > end:
+                raise PgOutputError(
+                    f"a segment is missing between {before.parts[0].path} and {path}: from "
+                    f"{format_lsn(end)} to {format_lsn(group.metadata.start_lsn)}; restore it, "
+                    f"or move the segments before it away"
+                )
+        found += group.parts
+    return found
+
+
+def _fsync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _disk(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Give what the disk refuses as this package's error."""
+
+    @functools.wraps(method)
+    def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return method(*args, **kwargs)
+        except OSError as error:
+            directory = cast("SegmentWriter", args[0]).directory
+            raise PgOutputError(
+                f"can't write a segment in {directory}: {error.strerror or error}; nothing is "
+                f"lost, the slot keeps what is not acknowledged"
+            ) from error
+
+    return wrapped
+
+
+class SegmentWriter:
+    """Lands frames of protocol version 1, in the order in which the server sends them.
+
+    Use it as a context manager: at the end, what is not durable yet is thrown away, as the server
+    sends it again. One writer at a time may have a directory. After an error it can't go on.
+
+    Parameters
+    ----------
+    directory : path
+        Made if it is not there.
+    metadata : SegmentMetadata
+        Of the session; its `start_lsn` is not looked at.
+    confirmed_flush_lsn : int
+        The slot's. A directory without segments begins there.
+    segment_bytes : int
+        A segment ends with the first commit after so many bytes of frames; a part, within a
+        transaction, after twice as many.
+
+    Raises
+    ------
+    PgOutputError
+        Another capture has the directory, its segments are another slot's, or the slot is beyond
+        their end.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        metadata: SegmentMetadata,
+        *,
+        confirmed_flush_lsn: int,
+        segment_bytes: int = 16 << 20,
+    ) -> None:
+        if segment_bytes < 1:
+            raise PgOutputError(f"segment_bytes must be 1 at least, not {segment_bytes}")
+        self._pa = _pyarrow()
+        self.directory = Path(directory)
+        self._metadata = metadata
+        self._segment_bytes = segment_bytes
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            _fsync_directory(self.directory.parent)
+            self._lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise PgOutputError(
+                f"can't use {self.directory} for segments: {error.strerror}"
+            ) from error
+        self._file: BinaryIO | None = None
+        self._arrow: Any = None
+        self._temporary: list[Path] = []  # of this segment's parts, the open one included
+        try:
+            self._take_lock()
+            last_end = self._clean_up(metadata)
+            self._resume(last_end, confirmed_flush_lsn)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+        # Of the session: by relation id and by type OID, as the server sent them.
+        self._relations: dict[int, bytes] = {}
+        self._types: dict[int, bytes] = {}
+        # Of the transaction: its Begin with the LSN of its header; None outside of one.
+        self._begin: tuple[int, bytes] | None = None
+        self._transaction: tuple[int, int, int] | None = None  # commit LSN, commit time, xid
+        self._seq = 0
+        # Of the segment.
+        self._first_lsn: int | None = None
+        self._end_lsn = self.position
+        self._part_bytes = 0
+        self._new_batch()
+
+    def __repr__(self) -> str:
+        return f"<SegmentWriter {str(self.directory)!r} at {format_lsn(self.position)}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Throw away what is not durable yet, and let others have the directory."""
+        if self._lock < 0:
+            return
+        try:
+            # Its only use is to write the footer of a file that is deleted next.
+            self._arrow = None
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+            for path in self._temporary:
+                path.unlink(missing_ok=True)
+            self._temporary = []
+        finally:
+            os.close(self._lock)
+            self._lock = -1
+
+    # Start
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise PgOutputError(
+                    f"another capture writes into {self.directory}; stop it, or give another "
+                    f"directory"
+                ) from None
+            raise PgOutputError(
+                f"can't lock {self.directory} ({error.strerror}); segments need a local directory"
+            ) from error
+
+    def _clean_up(self, metadata: SegmentMetadata) -> int | None:
+        """Delete what a capture that was killed has left. The last segment's end, if any."""
+        for path in self.directory.iterdir():
+            if _TEMPORARY.fullmatch(path.name):
+                path.unlink()
+        groups = list(_groups(self.directory))
+        for group in groups[:-1]:
+            if not group.complete:
+                raise _incomplete(group)
+        if groups and not groups[-1].complete:
+            for segment in groups.pop().parts:
+                segment.path.unlink()
+        _fsync_directory(self.directory)
+        if not groups:
+            return None
+        last = groups[-1]
+        differences = metadata.differences(last.metadata)
+        if differences:
+            raise PgOutputError(
+                f"the segments in {self.directory} are not of this slot: "
+                f"{'; '.join(differences)}; give another directory"
+            )
+        return last.parts[0].end_lsn
+
+    def _resume(self, last_end: int | None, confirmed_flush_lsn: int) -> None:
+        acknowledged = self._read_position()
+        known = [lsn for lsn in (last_end, acknowledged) if lsn is not None]
+        self.position = max(known, default=confirmed_flush_lsn)
+        if confirmed_flush_lsn > self.position:
+            raise PgOutputError(
+                f"slot {self._metadata.slot!r} is at {format_lsn(confirmed_flush_lsn)}, beyond "
+                f"the end {format_lsn(self.position)} of what is in {self.directory}: the changes "
+                f"between them are lost to it, someone else has read the slot; begin with a new "
+                f"snapshot and an empty directory"
+            )
+        # Of the next segment. An idle position does not count: there is no segment up to it.
+        self._start_lsn = self.position if last_end is None else last_end
+
+    def _read_position(self) -> int | None:
+        path = self.directory / _POSITION_NAME
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            found = SegmentMetadata.from_json(json.dumps(fields["metadata"]))
+            position = parse_lsn(fields["position"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, PgOutputError) as error:
+            raise PgOutputError(
+                f"can't read {path} ({error}); it says how far the slot was acknowledged: restore "
+                f"it, or begin with a new slot and directory"
+            ) from error
+        differences = self._metadata.differences(found)
+        if differences:
+            raise PgOutputError(
+                f"{path} is not of this slot: {'; '.join(differences)}; give another directory"
+            )
+        return position
+
+    # Frames
+
+    def write(self, lsn: int, frame: bytes) -> int | None:
+        """Take the next frame.
+
+        Parameters
+        ----------
+        lsn : int
+            The start LSN of its XLogData header.
+        frame : bytes
+
+        Returns
+        -------
+        int or None
+            The new `position`, if a segment was completed: it may be acknowledged.
+
+        Raises
+        ------
+        PgOutputError
+            The frame is not what follows in protocol version 1, or the disk refuses.
+        """
+        tag = frame[0] if frame else 0
+        if tag in _ROW_TAGS:
+            if self._begin is None:
+                raise self._out_of_order(frame, "outside of a transaction")
+            self._append(lsn, self._seq, frame)
+            self._seq += 1
+            if self._pending_bytes < _BATCH_BYTES and len(self._frames) < _BATCH_FRAMES:
+                return None
+        else:
+            try:
+                self._write_other(tag, lsn, frame)
+            except struct.error as error:
+                raise PgOutputError(
+                    f"frame {chr(tag)!r} at LSN {format_lsn(lsn)} is too short: {len(frame)} bytes"
+                ) from error
+        return self._cut()
+
+    def _write_other(self, tag: int, lsn: int, frame: bytes) -> None:
+        if tag == ord("B"):
+            self._on_begin(lsn, frame)
+        elif tag == ord("C"):
+            self._on_commit(lsn, frame)
+        elif tag in (ord("R"), ord("Y")):
+            (key,) = _UINT32.unpack_from(frame, 1)
+            (self._relations if tag == ord("R") else self._types)[key] = frame
+            if self._arrow is not None:  # else it is written when a file is opened
+                self._append(lsn, -1, frame)
+        elif tag == ord("M") and self._begin is None:
+            _, message_lsn = _MESSAGE.unpack_from(frame, 1)
+            self._open_at(message_lsn)
+            self._append(lsn, -1, frame)
+            self._end_lsn = max(self._end_lsn, message_lsn + 1)
+        elif self._begin is None:
+            raise self._out_of_order(frame, "outside of a transaction")
+        elif tag == ord("T"):
+            (count,) = _UINT32.unpack_from(frame, 1)
+            self._append(lsn, self._seq, frame)
+            self._seq += count
+        elif tag in (ord("M"), ord("O")):
+            self._append(lsn, -1, frame)
+        else:
+            raise self._out_of_order(frame, "not of protocol version 1")
+
+    def _out_of_order(self, frame: bytes, why: str) -> PgOutputError:
+        return PgOutputError(
+            f"the server sent a frame with tag {frame[:1].decode('latin-1')!r} {why}, after LSN "
+            f"{format_lsn(self._end_lsn)}; segments are of protocol version 1"
+        )
+
+    def _on_begin(self, lsn: int, frame: bytes) -> None:
+        if self._begin is not None:
+            raise self._out_of_order(frame, "within a transaction")
+        commit_lsn, commit_time, xid = _BEGIN.unpack_from(frame, 1)
+        commit_lsn &= 0xFFFFFFFFFFFFFFFF
+        if commit_lsn < self._end_lsn:
+            raise PgOutputError(
+                f"the server sent the transaction {xid} that was committed at "
+                f"{format_lsn(commit_lsn)}, before {format_lsn(self._end_lsn)} up to where it "
+                f"has sent everything"
+            )
+        self._open_at(commit_lsn)
+        self._begin = (lsn, frame)
+        self._transaction = (commit_lsn, commit_time, xid)
+        self._seq = 0
+        self._runs.append((len(self._frames), self._transaction))
+        self._append(lsn, -1, frame)
+
+    def _on_commit(self, lsn: int, frame: bytes) -> None:
+        if self._transaction is None:
+            raise self._out_of_order(frame, "without a Begin")
+        _, commit_lsn, end_lsn, _ = _COMMIT.unpack_from(frame, 1)
+        if commit_lsn != self._transaction[0]:
+            raise PgOutputError(
+                f"Commit at {format_lsn(commit_lsn)} follows the Begin of the transaction that "
+                f"commits at {format_lsn(self._transaction[0])}"
+            )
+        self._append(lsn, -1, frame)
+        self._begin = self._transaction = None
+        self._runs.append((len(self._frames), None))
+        self._end_lsn = end_lsn
+
+    def _cut(self) -> int | None:
+        """After a frame: write the batch, end the part or complete the segment if they are full."""
+        if self._pending_bytes >= _BATCH_BYTES or len(self._frames) >= _BATCH_FRAMES:
+            self._write_batch()
+        if self._begin is not None:
+            if self._part_bytes >= 2 * self._segment_bytes:
+                self._finish_part(last=False)
+                self._open_part()
+        elif (
+            len(self._temporary) > 1
+            or self._part_bytes + self._pending_bytes >= self._segment_bytes
+        ):
+            return self.flush()
+        return None
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction's Commit is still to come."""
+        return self._begin is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all frames that were written are durable."""
+        return self._first_lsn is None and self._begin is None and not self._frames
+
+    @_disk
+    def flush(self) -> int | None:
+        """Complete the segment after its last transaction, as on silence.
+
+        Returns
+        -------
+        int or None
+            The new `position`, which may be acknowledged; None if nothing was pending, or a
+            transaction is open.
+        """
+        if self._begin is not None or self._first_lsn is None:
+            return None
+        self._finish_part(last=True)
+        for part, path in enumerate(self._temporary):
+            path.rename(self.directory / _segment_name(self._first_lsn, self._end_lsn, part))
+        _fsync_directory(self.directory)
+        self._temporary = []
+        self._first_lsn = None
+        self.position = self._start_lsn = self._end_lsn
+        return self.position
+
+    @_disk
+    def advance(self, lsn: int) -> int | None:
+        """Keep, durably, that the server has nothing for us before an LSN.
+
+        Parameters
+        ----------
+        lsn : int
+            Of a keepalive.
+
+        Returns
+        -------
+        int or None
+            The LSN, which may be acknowledged; None where frames are pending or it is not new.
+        """
+        if not self.is_idle or lsn <= self.position:
+            return None
+        path = self.directory / _POSITION_NAME
+        temporary = self.directory / f".{_POSITION_NAME}.tmp"
+        fields = {
+            "position": format_lsn(lsn),
+            "metadata": json.loads(self._metadata.to_json()),
+        }
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(fields, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+        _fsync_directory(self.directory)
+        self.position = self._end_lsn = lsn
+        return lsn
+
+    # Files
+
+    def _new_batch(self) -> None:
+        self._lsns = array("Q")
+        self._seqs = array("q")
+        self._frames: list[bytes] = []
+        self._pending_bytes = 0
+        # From which row on which transaction.
+        self._runs: list[tuple[int, tuple[int, int, int] | None]] = [(0, self._transaction)]
+
+    def _append(self, lsn: int, seq: int, frame: bytes) -> None:
+        self._lsns.append(lsn)
+        self._seqs.append(seq)
+        self._frames.append(frame)
+        self._pending_bytes += len(frame)
+
+    def _open_at(self, lsn: int) -> None:
+        if self._first_lsn is None:
+            self._first_lsn = lsn
+            self._open_part()
+
+    @_disk
+    def _open_part(self) -> None:
+        """A new file, with what was announced before it."""
+        part = len(self._temporary)
+        if part > _MAX_PART:
+            raise PgOutputError(
+                f"a transaction needs more than {_MAX_PART + 1} parts; give a larger segment_bytes"
+            )
+        path = self.directory / f".{part:05d}.arrow.tmp"
+        self._temporary.append(path)
+        self._file = path.open("xb")
+        metadata = dataclasses.replace(self._metadata, start_lsn=self._start_lsn)
+        schema = segment_schema().with_metadata({_METADATA_KEY: metadata.to_json().encode()})
+        self._arrow = self._pa.ipc.new_file(self._file, schema)
+        self._part_bytes = 0
+        self._new_batch()
+        self._runs = [(0, None)]
+        for frame in [*self._types.values(), *self._relations.values()]:
+            self._append(0, -1, frame)
+        if self._begin is not None:
+            self._runs.append((len(self._frames), self._transaction))
+            self._append(self._begin[0], -1, self._begin[1])
+
+    def _write_batch(self) -> None:
+        """Hand the pending frames to the file."""
+        pa = self._pa
+        count = len(self._frames)
+        if count == 0:
+            return
+        starts = [start for start, _ in self._runs]
+        lengths = np.diff([*starts, count])
+        transactions = [transaction or (0, 0, 0) for _, transaction in self._runs]
+        within = np.repeat([transaction is not None for _, transaction in self._runs], lengths)
+        seqs = np.frombuffer(self._seqs, np.int64)
+
+        def column(values: np.ndarray[Any, Any], type_: Any, valid: Any) -> Any:
+            validity = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+            return pa.Array.from_buffers(type_, count, [validity, pa.py_buffer(values)])
+
+        def of_transaction(index: int, dtype: type[np.generic], type_: Any) -> Any:
+            values = np.array([transaction[index] for transaction in transactions], dtype)
+            return column(np.repeat(values, lengths), type_, within)
+
+        self._write_arrow(
+            [
+                pa.Array.from_buffers(pa.uint64(), count, [None, pa.py_buffer(self._lsns)]),
+                of_transaction(0, np.uint64, pa.uint64()),
+                of_transaction(1, np.int64, pa.int64()),
+                of_transaction(2, np.uint32, pa.uint32()),
+                column(seqs, pa.int64(), seqs >= 0),
+                pa.array(self._frames, pa.binary()),
+            ],
+            {},
+        )
+        self._part_bytes += self._pending_bytes
+        self._new_batch()
+
+    @_disk
+    def _write_arrow(self, columns: list[Any], custom: dict[bytes, bytes]) -> None:
+        batch = self._pa.RecordBatch.from_arrays(columns, schema=segment_schema())
+        crc = _checksum(batch)
+        if crc is None:
+            raise PgOutputError("a record batch of the segment has buffers that are too short")
+        self._arrow.write_batch(batch, custom_metadata={_CRC_KEY: crc.encode(), **custom})
+
+    @_disk
+    def _finish_part(self, *, last: bool) -> None:
+        self._write_batch()
+        if last:
+            empty = [self._pa.array([], field.type) for field in segment_schema()]
+            self._write_arrow(empty, {_END_KEY: b"1"})
+        file = cast("BinaryIO", self._file)
+        self._arrow.close()
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
+        self._arrow = self._file = None

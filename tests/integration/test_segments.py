@@ -1,0 +1,467 @@
+"""Segments: what a writer makes of frames, what a reader refuses, how a directory is continued."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+
+from pgoutput_fast import segments
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.segments import (
+    Segment,
+    SegmentMetadata,
+    SegmentReader,
+    SegmentWriter,
+    list_segments,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+METADATA = SegmentMetadata(
+    system_identifier="7000000000000000001",
+    database="shop",
+    slot="s",
+    publications=("p",),
+    server_version=180004,
+    encoding="UTF8",
+    settings={"DateStyle": "ISO, MDY"},
+    options={"proto_version": "1"},
+)
+Frames = list[tuple[int, bytes]]
+
+
+def begin(commit_lsn: int, xid: int = 7, time: int = -5) -> bytes:
+    return b"B" + struct.pack(">QqI", commit_lsn, time, xid)
+
+
+def commit(commit_lsn: int, end_lsn: int) -> bytes:
+    return b"C" + struct.pack(">BQQq", 0, commit_lsn, end_lsn, -5)
+
+
+def relation(oid: int, name: bytes = b"t") -> bytes:
+    return b"R" + struct.pack(">I", oid) + b"public\0" + name + b"\0d\0\0"
+
+
+def type_(oid: int) -> bytes:
+    return b"Y" + struct.pack(">I", oid) + b"public\0mood\0"
+
+
+def insert(oid: int = 1, value: bytes = b"x") -> bytes:
+    return b"I" + struct.pack(">I", oid) + b"N\0\1t" + struct.pack(">I", len(value)) + value
+
+
+def truncate(*oids: int) -> bytes:
+    return b"T" + struct.pack(f">IB{len(oids)}I", len(oids), 0, *oids)
+
+
+def message(lsn: int, content: bytes = b"c", *, transactional: bool = False) -> bytes:
+    return b"M" + struct.pack(">BQ", transactional, lsn) + b"p\0" + struct.pack(">I", 1) + content
+
+
+def transaction(lsn: int, *body: bytes, xid: int = 7) -> Frames:
+    """A transaction that commits at `lsn` and ends at `lsn + 10`."""
+    return [
+        (lsn - 5, begin(lsn, xid)),
+        *((lsn - 5, frame) for frame in body),
+        (lsn + 10, commit(lsn, lsn + 10)),
+    ]
+
+
+def writer(directory: Path, confirmed: int = 50, **options: Any) -> SegmentWriter:
+    return SegmentWriter(directory, METADATA, confirmed_flush_lsn=confirmed, **options)
+
+
+def write(out: SegmentWriter, *frames: Iterable[tuple[int, bytes]]) -> list[int]:
+    """All frames; the positions that may be acknowledged."""
+    positions = [out.write(lsn, frame) for group in frames for lsn, frame in group]
+    return [position for position in positions if position is not None]
+
+
+def rows(path: Path | Segment) -> list[dict[str, Any]]:
+    with SegmentReader(path.path if isinstance(path, Segment) else path) as reader:
+        return [row for batch in reader for row in batch.to_pylist()]
+
+
+def data(segment: Segment) -> list[bytes]:
+    return [row["data"] for row in rows(segment)]
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_columns_name_and_metadata(tmp_path: Path) -> None:
+    frames = [
+        *transaction(
+            100, type_(9), relation(1), insert(), truncate(1, 2), insert(), xid=4294967295
+        ),
+        (120, message(120)),
+    ]
+    with writer(tmp_path) as out:
+        assert write(out, frames) == []
+        assert names(tmp_path) == [".00000.arrow.tmp"]
+        assert not out.is_idle
+        assert out.flush() == 121
+        assert out.flush() is None
+        assert out.is_idle
+        assert out.position == 121
+    assert names(tmp_path) == ["0000000000000064-0000000000000079-00000.arrow"]
+    (segment,) = list_segments(tmp_path)
+    assert segment[:3] == (100, 121, 0)
+    with SegmentReader(segment.path) as reader:
+        assert reader.metadata == SegmentMetadata(**{**vars(METADATA), "start_lsn": 50})
+        assert reader.is_last_part
+        (batch,) = reader
+    assert batch.schema.remove_metadata() == segments.segment_schema()
+    within = {"commit_lsn": 100, "commit_time": -5, "xid": 4294967295}
+    outside = {"commit_lsn": None, "commit_time": None, "xid": None}
+    assert batch.to_pylist() == [
+        {"lsn": lsn, **(within if lsn != 120 else outside), "seq": seq, "data": frame}
+        for (lsn, frame), seq in zip(frames, [None, None, None, 0, 1, 3, None, None], strict=True)
+    ]
+    # As another reader would check it: documented, not only consistent.
+    with pa.ipc.open_file(str(segment.path)) as file:
+        found, custom = file.get_batch_with_custom_metadata(0)
+        assert json.loads(file.schema.metadata[b"pgoutput_fast.segment"])["format_version"] == 1
+    crc = zlib.crc32(len(frames).to_bytes(8, "little"))
+    for column in found.columns:
+        for buffer in column.buffers():
+            if buffer is not None:
+                crc = zlib.crc32(buffer, crc)
+    assert custom[b"pgoutput_fast.crc32"] == f"{crc:08x}".encode()
+
+
+def test_relations_in_force_are_repeated(tmp_path: Path) -> None:
+    with writer(tmp_path) as out:
+        write(out, transaction(100, type_(9), relation(1, b"old"), relation(2), insert()))
+        assert out.flush() == 110
+        write(out, transaction(200, relation(1, b"new"), insert()))
+        assert out.flush() == 210
+        write(out, [(300, message(300))])
+        assert out.flush() == 301
+    first, second, third = list_segments(tmp_path)
+    assert data(first)[0] == begin(100)
+    assert data(second)[:4] == [type_(9), relation(1, b"old"), relation(2), begin(200)]
+    assert data(third) == [type_(9), relation(1, b"new"), relation(2), message(300)]
+    assert [(row["lsn"], row["xid"]) for row in rows(second)[:4]] == [
+        (0, None),
+        (0, None),
+        (0, None),
+        (195, 7),
+    ]
+
+
+def test_segment_ends_at_the_first_commit_after_its_size(tmp_path: Path) -> None:
+    with writer(tmp_path, segment_bytes=1000) as out:
+        positions = write(
+            out, *(transaction(100 * n, insert(value=b"x" * 300)) for n in range(1, 8))
+        )
+        assert positions == [310, 610]
+        assert out.position == 610
+    # What was not complete is gone with the writer: the server sends it again.
+    assert [segment[:3] for segment in list_segments(tmp_path)] == [(100, 310, 0), (400, 610, 0)]
+    assert len(names(tmp_path)) == 2
+
+
+def test_large_transaction_has_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "_BATCH_FRAMES", 4)
+    inserts = [insert(value=b"%030d" % n) for n in range(40)]
+    with writer(tmp_path, segment_bytes=200) as out:
+        assert write(out, transaction(100, relation(1), insert())) == []
+        frames = transaction(200, relation(2), *inserts)
+        assert write(out, frames[:-1]) == []
+        assert out.in_transaction
+        assert out.flush() is None
+        assert list_segments(tmp_path) == []
+        assert write(out, frames[-1:]) == [210]
+        assert write(out, transaction(300, insert())) == []
+        assert out.flush() == 310
+    found = list_segments(tmp_path)
+    assert len(found) > 3
+    parts = found[:-1]
+    assert [segment[:3] for segment in parts] == [(100, 210, n) for n in range(len(parts))]
+    assert found[-1][:3] == (300, 310, 0)
+    # Each part alone says what its frames mean.
+    for segment in parts[1:]:
+        assert data(segment)[:3] == [relation(1), relation(2), begin(200)]
+        assert rows(segment)[2]["lsn"] == 195
+    kept = [row for segment in parts for row in rows(segment) if row["data"] in inserts]
+    assert [row["data"] for row in kept] == inserts
+    assert [row["seq"] for row in kept] == list(range(40))
+    assert {row["commit_lsn"] for row in kept} == {200}
+    assert data(parts[-1])[-1] == commit(200, 210)
+    for segment in parts:
+        with SegmentReader(segment.path) as reader:
+            assert reader.is_last_part == (segment == parts[-1])
+            assert all(0 < batch.num_rows <= 5 for batch in reader)
+
+
+def test_incomplete_parts_are_not_listed_and_deleted_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "_BATCH_FRAMES", 4)
+    with writer(tmp_path, segment_bytes=100) as out:
+        write(out, transaction(100, insert()), transaction(150, insert(value=b"x" * 100)))
+        big = transaction(200, *(insert(value=b"%030d" % n) for n in range(30)))
+        assert write(out, big) == [210]
+    found = list_segments(tmp_path)
+    last = found[-1].path
+    assert found[-1].part > 1
+    # As after a crash between two renames.
+    last.rename(tmp_path / ".00003.arrow.tmp")
+    complete = [segment for segment in found if segment.end_lsn != 210]
+    assert list_segments(tmp_path) == complete
+    with writer(tmp_path) as out:
+        assert out.position == complete[-1].end_lsn
+        assert names(tmp_path) == [segment.path.name for segment in complete]
+        write(out, big)
+        assert out.flush() == 210
+    assert [segment.end_lsn for segment in list_segments(tmp_path)][-1] == 210
+    # Not at the end it is damage, and nothing is deleted.
+    list_segments(tmp_path)[0].path.rename(tmp_path / "kept")
+    before = names(tmp_path)
+    with writer(tmp_path) as out:
+        write(out, transaction(300, insert()))
+        out.flush()
+    assert len(names(tmp_path)) == len(before) + 1
+
+
+def test_missing_part_in_the_middle_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "_BATCH_FRAMES", 4)
+    with writer(tmp_path, segment_bytes=100) as out:
+        write(out, transaction(100, *(insert(value=b"%030d" % n) for n in range(30))))
+        write(out, transaction(200, insert()))
+        out.flush()
+    list_segments(tmp_path)[1].path.unlink()
+    before = names(tmp_path)
+    with pytest.raises(PgOutputError, match=r"-00000\.arrow is not complete: there are its parts"):
+        list_segments(tmp_path)
+    with pytest.raises(PgOutputError, match="is not complete"):
+        writer(tmp_path)
+    assert names(tmp_path) == before
+
+
+def test_resume_goes_on_at_the_end(tmp_path: Path) -> None:
+    with writer(tmp_path) as out:
+        assert out.position == 50
+        write(out, transaction(100, insert()))
+        out.flush()
+        write(out, transaction(200, insert()))
+    assert names(tmp_path) == ["0000000000000064-000000000000006E-00000.arrow"]
+    (tmp_path / ".00004.arrow.tmp").write_bytes(b"left by a kill")
+    # The slot may be behind, as a status message can be lost; not beyond.
+    with writer(tmp_path, confirmed=60) as out:
+        assert out.position == 110
+        assert len(names(tmp_path)) == 1
+        write(out, transaction(200, insert()))
+        out.flush()
+    assert [segment.end_lsn for segment in list_segments(tmp_path)] == [110, 210]
+    with pytest.raises(PgOutputError, match=r"at 0/D3, beyond the end 0/D2 .* are lost"):
+        writer(tmp_path, confirmed=211)
+
+
+def test_idle_position_is_kept(tmp_path: Path) -> None:
+    with writer(tmp_path) as out:
+        write(out, transaction(100, insert()))
+        assert out.advance(500) is None  # frames are pending
+        out.flush()
+        assert out.advance(110) is None  # nothing new
+        assert out.advance(500) == 500
+        assert out.position == 500
+        write(out, transaction(600, insert())[:1])
+        assert out.advance(700) is None
+    with pytest.raises(PgOutputError, match="beyond the end 0/1F4"):
+        writer(tmp_path, confirmed=501)
+    with writer(tmp_path, confirmed=500) as out:
+        assert out.position == 500
+        write(out, transaction(600, insert()))
+        out.flush()
+    first, second = list_segments(tmp_path)
+    with SegmentReader(second.path) as reader:
+        # A chain without holes: from the last segment, not from the idle position.
+        assert reader.metadata.start_lsn == first.end_lsn == 110
+    (tmp_path / "position.json").write_text('{"position": "0/1F4"}')
+    with pytest.raises(PgOutputError, match=r"can't read .*position\.json"):
+        writer(tmp_path, confirmed=500)
+
+
+def test_gap_and_overlap_are_found(tmp_path: Path) -> None:
+    with writer(tmp_path) as out:
+        for lsn in (100, 200, 300):
+            write(out, transaction(lsn, insert()))
+            out.flush()
+    first, second, third = list_segments(tmp_path)
+    second.path.rename(tmp_path / "moved")
+    with pytest.raises(PgOutputError, match=r"missing between .*from 0/6E to 0/D2"):
+        list_segments(tmp_path)
+    (tmp_path / "moved").rename(second.path)
+    # The oldest ones may be deleted.
+    first.path.unlink()
+    assert list_segments(tmp_path) == [second, third]
+    overlapping = tmp_path / "00000000000000D0-00000000000000F0-00000.arrow"
+    overlapping.write_bytes(second.path.read_bytes())
+    with pytest.raises(PgOutputError, match="overlaps with"):
+        list_segments(tmp_path)
+    overlapping.rename(tmp_path / "segment.arrow")
+    with pytest.raises(PgOutputError, match=r"segment\.arrow is no name of a segment"):
+        list_segments(tmp_path)
+
+
+def test_directory_is_one_slots_and_one_writers(tmp_path: Path) -> None:
+    with writer(tmp_path) as out:
+        write(out, transaction(100, insert()))
+        out.flush()
+        with pytest.raises(PgOutputError, match="another capture writes into"):
+            writer(tmp_path)
+    other = SegmentMetadata(**{**vars(METADATA), "slot": "other"})
+    with pytest.raises(PgOutputError, match="are not of this slot: slot 's' is not 'other'"):
+        SegmentWriter(tmp_path, other, confirmed_flush_lsn=50)
+    # A refused writer does not keep the lock.
+    writer(tmp_path).close()
+    with pytest.raises(PgOutputError, match=r"can't use .*(Not a directory|File exists)"):
+        writer(list_segments(tmp_path)[0].path)
+
+
+@pytest.mark.parametrize(
+    ("frames", "match"),
+    [
+        ([(1, insert())], "'I' outside of a transaction"),
+        ([(1, truncate(1))], "'T' outside of a transaction"),
+        ([(1, commit(100, 110))], "'C' without a Begin"),
+        ([(1, begin(100)), (1, begin(100))], "'B' within a transaction"),
+        ([(1, begin(100)), (1, commit(101, 111))], r"Commit at 0/65 follows .* 0/64"),
+        ([(1, begin(49))], r"committed at 0/31, before 0/32"),
+        ([(1, begin(100)), (1, b"S\0\0\0\1\1")], "'S' not of protocol version 1"),
+        ([(1, begin(100)), (1, b"")], "tag '' not of protocol version 1"),
+        ([(1, b"B\0\0")], "'B' at LSN 0/1 is too short: 3 bytes"),
+        ([(1, b"R\0")], "'R' at LSN 0/1 is too short"),
+    ],
+)
+def test_frames_that_do_not_follow_are_refused(tmp_path: Path, frames: Frames, match: str) -> None:
+    with writer(tmp_path) as out, pytest.raises(PgOutputError, match=match):
+        write(out, frames)
+    assert names(tmp_path) == []
+
+
+def test_full_disk_is_an_error_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with writer(tmp_path) as out:
+        write(out, transaction(100, insert()))
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(PgOutputError, match=r"can't write a segment in .*No space left"):
+            out.flush()
+    assert names(tmp_path) == []
+
+
+def test_durable_before_it_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is synced under its temporary name, then renamed, then the directory is synced."""
+    calls: list[str] = []
+    fsync, rename = os.fsync, type(tmp_path).rename
+
+    def traced_fsync(descriptor: int) -> None:
+        calls.append(
+            "sync "
+            + os.fsdecode(Path(f"/proc/self/fd/{descriptor}").readlink()).removeprefix(
+                str(tmp_path)
+            )
+        )
+        fsync(descriptor)
+
+    def traced_rename(path: Path, target: Path) -> Any:
+        calls.append(f"rename {path.name}")
+        return rename(path, target)
+
+    with writer(tmp_path) as out:
+        write(out, transaction(100, insert()))
+        monkeypatch.setattr(os, "fsync", traced_fsync)
+        monkeypatch.setattr(type(tmp_path), "rename", traced_rename)
+        out.flush()
+    assert calls == ["sync /.00000.arrow.tmp", "rename .00000.arrow.tmp", "sync "]
+
+
+@pytest.fixture
+def segment(tmp_path: Path) -> Path:
+    with writer(tmp_path) as out:
+        write(out, transaction(100, relation(1), *(insert(value=b"%09d" % n) for n in range(200))))
+        out.flush()
+    return list_segments(tmp_path)[0].path
+
+
+def test_every_damaged_byte_of_the_data_is_found(segment: Path) -> None:
+    content = segment.read_bytes()
+    place = content.index(b"000000123")
+    for offset in (place, content.index(insert(value=b"000000007"))):
+        damaged = bytearray(content)
+        damaged[offset] ^= 1
+        segment.write_bytes(damaged)
+        with pytest.raises(PgOutputError, match=f"{segment.name} is damaged: record batch 0 has"):
+            rows(segment)
+    segment.write_bytes(content)
+    assert len(rows(segment)) == 203
+
+
+def test_no_damage_is_read_over(segment: Path) -> None:
+    """A byte changed anywhere gives this package's error, or the same rows (padding)."""
+    content = segment.read_bytes()
+    expected = rows(segment)
+    found = 0
+    for offset in range(0, len(content), 7):
+        damaged = bytearray(content)
+        damaged[offset] ^= 0x41
+        segment.write_bytes(damaged)
+        try:
+            assert rows(segment) == expected
+        except PgOutputError as error:
+            assert segment.name in str(error)  # noqa: PT017
+            found += 1
+    assert found > len(content) / 7 / 2
+
+
+def test_file_cut_short_is_refused(segment: Path) -> None:
+    content = segment.read_bytes()
+    for size in (0, 3, 8, 100, len(content) // 2, len(content) - 1):
+        segment.write_bytes(content[:size])
+        with pytest.raises(PgOutputError, match=f"{segment.name} is no segment, or is cut short"):
+            rows(segment)
+        with pytest.raises(PgOutputError, match=segment.name):
+            list_segments(segment.parent)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "0000000000000064-000000000000006E-00000.arrow"
+    with pytest.raises(PgOutputError, match=r"can't open segment .*No such file"):
+        SegmentReader(path)
+    with pytest.raises(PgOutputError, match="can't read directory"):
+        list_segments(path)
+    path.write_text("what is this")
+    with pytest.raises(PgOutputError, match="is no segment"):
+        SegmentReader(path)
+    for metadata, match in [
+        (None, "is an Arrow file, but no segment"),
+        (b"[]", "its metadata are not a segment's"),
+        (b'{"format_version": 1, "checksum": "crc32", "slot": "s"}', "are not a segment's"),
+        (b'{"format_version": 2, "checksum": "crc32"}', r"version is 2 .* update pgoutput_fast"),
+    ]:
+        schema = segments.segment_schema()
+        if metadata is not None:
+            schema = schema.with_metadata({b"pgoutput_fast.segment": metadata})
+        with pa.ipc.new_file(str(path), schema):
+            pass
+        with pytest.raises(PgOutputError, match=match):
+            SegmentReader(path)
