@@ -173,9 +173,13 @@ def test_segment_ends_at_the_first_commit_after_its_size(tmp_path: Path) -> None
     assert len(names(tmp_path)) == 2
 
 
-def test_large_transaction_has_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", range(36, 44))
+def test_large_transaction_has_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Whatever the size of its last part, it ends with the transaction."""
     monkeypatch.setattr(segments, "_BATCH_FRAMES", 4)
-    inserts = [insert(value=b"%030d" % n) for n in range(40)]
+    inserts = [insert(value=b"%030d" % n) for n in range(count)]
     with writer(tmp_path, segment_bytes=200) as out:
         assert write(out, transaction(100, relation(1), insert())) == []
         frames = transaction(200, relation(2), *inserts)
@@ -197,7 +201,7 @@ def test_large_transaction_has_parts(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert rows(segment)[2]["lsn"] == 195
     kept = [row for segment in parts for row in rows(segment) if row["data"] in inserts]
     assert [row["data"] for row in kept] == inserts
-    assert [row["seq"] for row in kept] == list(range(40))
+    assert [row["seq"] for row in kept] == list(range(count))
     assert {row["commit_lsn"] for row in kept} == {200}
     assert data(parts[-1])[-1] == commit(200, 210)
     for segment in parts:
@@ -392,7 +396,11 @@ def test_durable_before_it_is_acknowledged(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(os, "fsync", traced_fsync)
         monkeypatch.setattr(type(tmp_path), "rename", traced_rename)
         out.flush()
-    assert calls == ["sync /.00000.arrow.tmp", "rename .00000.arrow.tmp", "sync "]
+        out.advance(500)
+    assert calls == [
+        *("sync /.00000.arrow.tmp", "rename .00000.arrow.tmp", "sync "),
+        *("sync /.position.json.tmp", "rename .position.json.tmp", "sync "),
+    ]
 
 
 @pytest.fixture
