@@ -1,0 +1,911 @@
+# cython: annotation_typing=False
+"""The messages that come by the thousand, compiled: the twin of ``_pure.py``.
+
+Both have the same classes and functions in the same order, and give the same values and the same
+errors. A frame is walked once when it is decoded; a message is the frame, the relation's plan and a
+position or two. The slices of a tuple's columns are filled in when the tuple is first asked for, and
+values are made when they are. Where the walk stumbles, :func:`pgoutput_fast.diagnose.diagnose` reads
+the frame again, and names the first fault.
+"""
+
+from __future__ import annotations
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_New, PyTuple_SET_ITEM
+from cpython.unicode cimport PyUnicode_Decode, PyUnicode_DecodeUTF8
+from libc.string cimport memcpy, memset
+
+import operator
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from .diagnose import STATELESS_HINT, diagnose
+from .errors import DecodeError, fail, frame_bytes
+from .messages import (
+    UNCHANGED,
+    check_size,
+    decode_rare,
+    describe,
+    describe_tuple,
+    restore_tuple,
+    to_datetime,
+)
+from .messages import restore as restore_message
+from .plan import refuse_value
+from .state import StreamState, describe_decoder, make_settings, restore_decoder
+
+cdef extern from "Python.h":
+    object PyUnicode_New(Py_ssize_t size, Py_UCS4 maxchar)
+    void *PyUnicode_DATA(object text)
+    object PyIter_Next(object iterator)
+    object PyObject_CallOneArg(object function, object argument)
+    bint PyBytes_CheckExact(object value)
+
+IMPLEMENTATION = "cython"
+
+cdef enum:
+    BEGIN_LENGTH = 21
+    COMMIT_LENGTH = 26
+    MAX_FRAME = 0x3FFFFFFF
+    CACHED = 64  # plans at hand without a look into a dict; a power of two
+
+cdef object _UNCHANGED = UNCHANGED
+cdef str _UTF8 = "utf-8"
+
+
+@cython.no_gc
+@cython.freelist(64)
+cdef class _Row:
+    """What Insert, Update and Delete share: the frame, and where its tuples begin."""
+
+    cdef bytes _frame
+    cdef object _plan
+    cdef TupleData _old
+    cdef TupleData _new
+    cdef uint32_t _new_start
+    cdef bint _in_stream
+
+    def __init__(self):
+        raise TypeError(f"{type(self).__name__} messages are made by decoding a frame")
+
+    @property
+    def frame(self):
+        """The frame's bytes."""
+        return self._frame
+
+    @property
+    def in_stream(self):
+        """Whether the frame came inside a stream segment."""
+        return self._in_stream
+
+    @property
+    def xid(self):
+        """The subtransaction's xid in a stream segment, None outside."""
+        if not self._in_stream:
+            return None
+        return load_uint32(data_of(self._frame) + 1)
+
+    @property
+    def relation_id(self):
+        """OID of the relation."""
+        return load_uint32(data_of(self._frame) + (5 if self._in_stream else 1))
+
+    @property
+    def relation(self):
+        """The relation as it was announced.
+
+        Raises
+        ------
+        DecodeError
+            ``unknown_relation``: the frame was decoded alone.
+        """
+        if self._plan is None:
+            fail_stateless(self._frame, self._in_stream)
+        return self._plan.relation
+
+    def __eq__(self, other):
+        if type(other) is not type(self):
+            return NotImplemented
+        cdef _Row row = <_Row> other
+        return self._frame == row._frame and self._in_stream == row._in_stream
+
+    def __hash__(self):
+        return hash((self._frame, bool(self._in_stream)))
+
+    def __reduce__(self):
+        return restore_message, (self._frame, bool(self._in_stream), self._plan)
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __repr__(self):
+        return describe(self, self.tag)
+
+
+@cython.final
+@cython.no_gc
+cdef class Insert(_Row):
+    """A row inserted. Fields: xid, relation_id, new; `relation`."""
+
+    __match_args__ = ("xid", "relation_id", "new")
+    tag = "I"
+
+    @property
+    def new(self):
+        """The row."""
+        return new_tuple(self)
+
+
+@cython.final
+@cython.no_gc
+cdef class Update(_Row):
+    """A row updated. Fields: xid, relation_id, old_kind, old, new; `relation`."""
+
+    __match_args__ = ("xid", "relation_id", "old_kind", "old", "new")
+    tag = "U"
+
+    @property
+    def old_kind(self):
+        """What `old` is: "K" the key, "O" the whole row; None where it was not sent."""
+        cdef uint8_t marker = marker_of(self)
+        return None if marker == c'N' else chr(marker)
+
+    @property
+    def old(self):
+        """The row as it was, or its key: see `old_kind`."""
+        return None if marker_of(self) == c'N' else old_tuple(self)
+
+    @property
+    def new(self):
+        """The row as it is."""
+        return new_tuple(self)
+
+
+@cython.final
+@cython.no_gc
+cdef class Delete(_Row):
+    """A row deleted. Fields: xid, relation_id, old_kind, old; `relation`."""
+
+    __match_args__ = ("xid", "relation_id", "old_kind", "old")
+    tag = "D"
+
+    @property
+    def old_kind(self):
+        """What `old` is: "K" the key, "O" the whole row."""
+        return chr(marker_of(self))
+
+    @property
+    def old(self):
+        """The row as it was, or its key: see `old_kind`."""
+        return old_tuple(self)
+
+
+cdef const uint8_t *data_of(bytes frame) except NULL:
+    # A message that nobody decoded (Insert.__new__(Insert)) has no frame, and must not crash.
+    if frame is None:
+        raise TypeError("the message was not made by decoding a frame")
+    return <const uint8_t *> PyBytes_AS_STRING(frame)
+
+
+cdef uint8_t marker_of(_Row row) except? 0:
+    return data_of(row._frame)[9 if row._in_stream else 5]
+
+
+cdef TupleData new_tuple(_Row row):
+    if row._new is None:
+        row._new = make_tuple(row, row._new_start, "new", False)
+    return row._new
+
+
+cdef TupleData old_tuple(_Row row):
+    if row._old is None:
+        row._old = make_tuple(row, 10 if row._in_stream else 6, "old", marker_of(row) == c'K')
+    return row._old
+
+
+cdef TupleData make_tuple(_Row row, uint32_t start, str which, bint is_key):
+    cdef const uint8_t *frame = data_of(row._frame)
+    cdef uint32_t width = load_uint16(frame + start)
+    cdef TupleData data = TupleData.__new__(TupleData)
+    data._slices = <ColumnSlice *> PyMem_Malloc(max(width, 1) * sizeof(ColumnSlice))
+    if data._slices is NULL:
+        raise MemoryError
+    data._start = start + 2
+    data._end = <uint32_t> take_slices(frame, start, data._slices)
+    data._width = width
+    data._frame = row._frame
+    data._in_stream = row._in_stream
+    data._plan = row._plan
+    data._which = which
+    data._is_key = is_key
+    return data
+
+
+@cython.final
+@cython.no_gc
+@cython.freelist(64)
+@cython.collection_type("sequence")
+cdef class TupleData:
+    """The columns of a row, as a sequence of typed values made when they are asked for.
+
+    It keeps the frame alive. In the tuple of an old key (kind "K") only the columns of the replica
+    identity mean anything: nothing is known of the others, and :meth:`as_dict` leaves them out.
+    """
+
+    cdef bytes _frame
+    cdef object _plan
+    cdef str _which
+    cdef ColumnSlice *_slices
+    cdef uint32_t _start
+    cdef uint32_t _end
+    cdef uint32_t _width
+    cdef bint _in_stream
+    cdef bint _is_key
+
+    def __init__(self):
+        raise TypeError("TupleData is made by decoding a frame")
+
+    def __dealloc__(self):
+        PyMem_Free(self._slices)
+
+    def __len__(self):
+        return self._width
+
+    def kind(self, i: int) -> str:
+        """The kind of column `i`: "n" NULL, "u" unchanged, "t" text or "b" binary."""
+        cdef Py_ssize_t at = self._index(i)
+        return "nutb"[self._slices[at].length_and_kind & 3]
+
+    def raw(self, i: int) -> bytes | Unchanged | None:
+        """The bytes of column `i`, None for NULL, or UNCHANGED."""
+        return self._raw(self._index(i))
+
+    def text(self, i: int) -> str | Unchanged | None:
+        """Column `i` as the text that the server prints, None for NULL, or UNCHANGED.
+
+        Raises
+        ------
+        DecodeError
+            ``bad_encoding``; of binary values ``bad_value``, ``no_text_form`` where the type's text
+            is not known, and ``unknown_relation`` where the frame was decoded alone.
+        """
+        return self._text(self._index(i), self._encoding())
+
+    def raws(self) -> tuple[bytes | Unchanged | None, ...]:
+        """Every column as of :meth:`raw`."""
+        cdef Py_ssize_t i
+        cdef object value
+        cdef tuple values = PyTuple_New(self._width)
+        for i in range(self._width):
+            value = self._raw(i)
+            Py_INCREF(value)
+            PyTuple_SET_ITEM(values, i, value)
+        return values
+
+    def texts(self) -> tuple[str | Unchanged | None, ...]:
+        """Every column as of :meth:`text`."""
+        cdef Py_ssize_t i
+        cdef object value
+        cdef str encoding = self._encoding()
+        cdef tuple values = PyTuple_New(self._width)
+        for i in range(self._width):
+            value = self._text(i, encoding)
+            Py_INCREF(value)
+            PyTuple_SET_ITEM(values, i, value)
+        return values
+
+    def values(self) -> tuple[Any, ...]:
+        """Every column as a Python object; None for NULL, or UNCHANGED.
+
+        Raises
+        ------
+        DecodeError
+            A value is refused, or ``unknown_relation``: the frame was decoded alone.
+        """
+        cdef Py_ssize_t i
+        cdef object value
+        if self._plan is None:
+            fail_stateless(self._frame, self._in_stream)
+        cdef tuple text = self._plan.text
+        cdef tuple values = PyTuple_New(self._width)
+        for i in range(self._width):
+            value = self._value(i, text)
+            Py_INCREF(value)
+            PyTuple_SET_ITEM(values, i, value)
+        return values
+
+    def as_dict(self, columns: Iterable[str] | None = None) -> dict[str, Any]:
+        """Column name → value, for all columns or those named; see the class for old keys.
+
+        Raises
+        ------
+        DecodeError
+            As of :meth:`values`.
+        KeyError
+            The relation has no column of that name.
+        """
+        if self._plan is None:
+            fail_stateless(self._frame, self._in_stream)
+        plan = self._plan
+        if columns is None:
+            if not self._is_key:
+                return dict(zip(plan.names, self.values(), strict=True))
+            selected = range(plan.width)
+        else:
+            selected = [plan.positions[name] for name in columns]
+        if self._is_key:
+            selected = [i for i in selected if plan.is_key[i] or self.kind(i) != "n"]
+        return {plan.names[i]: self[i] for i in selected}
+
+    def index(self, value: object, start: int = 0, stop: int | None = None) -> int:
+        """Position of the first column that equals `value`."""
+        return self.values().index(value, start, len(self) if stop is None else stop)
+
+    def count(self, value: object) -> int:
+        """Number of columns that equal `value`."""
+        return self.values().count(value)
+
+    def __getitem__(self, key):
+        if isinstance(key, str):
+            if self._plan is None:
+                fail_stateless(self._frame, self._in_stream)
+            i = self._plan.positions[key]
+        elif isinstance(key, slice):
+            return tuple(self[i] for i in range(*key.indices(len(self))))
+        else:
+            i = self._index(key)
+        if self._plan is None:
+            fail_stateless(self._frame, self._in_stream)
+        return self._value(i, self._plan.text)
+
+    def __iter__(self):
+        return iter(self.values())
+
+    def __reversed__(self):
+        return reversed(self.values())
+
+    def __contains__(self, value):
+        return value in self.values()
+
+    def __eq__(self, other):
+        if type(other) is not TupleData:
+            return NotImplemented
+        cdef TupleData data = <TupleData> other
+        return self._is_key == data._is_key and self._wire() == data._wire()
+
+    def __hash__(self):
+        return hash((bool(self._is_key), self._wire()))
+
+    def __reduce__(self):
+        return restore_tuple, (self._frame, bool(self._in_stream), self._plan, self._which)
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __repr__(self):
+        if self._plan is None:
+            return describe_tuple(self, None, _UTF8)
+        return describe_tuple(self, self._plan.names, self._plan.settings.encoding)
+
+    # The tuple's columns as they stand in the frame.
+    cdef bytes _wire(self):
+        return self._frame[self._start:self._end]
+
+    cdef Py_ssize_t _index(self, key) except -1:
+        try:
+            i = operator.index(key)
+        except TypeError:
+            raise TypeError(
+                f"columns are found by int, slice or name, not {type(key).__name__}"
+            ) from None
+        width = self._width
+        if not -width <= i < width:
+            raise IndexError(f"column {i} of a tuple of {width} columns")
+        return i + width if i < 0 else i
+
+    cdef str _encoding(self):
+        return self._plan.settings.encoding if self._plan is not None else _UTF8
+
+    cdef object _raw(self, Py_ssize_t i):
+        cdef ColumnSlice column = self._slices[i]
+        cdef uint32_t kind = column.length_and_kind & 3
+        if kind == KIND_NULL:
+            return None
+        if kind == KIND_UNCHANGED:
+            return _UNCHANGED
+        return PyBytes_FromStringAndSize(
+            PyBytes_AS_STRING(self._frame) + column.offset, column.length_and_kind >> 2
+        )
+
+    cdef object _text(self, Py_ssize_t i, str encoding):
+        cdef ColumnSlice column = self._slices[i]
+        cdef uint32_t kind = column.length_and_kind & 3
+        if kind == KIND_NULL:
+            return None
+        if kind == KIND_UNCHANGED:
+            return _UNCHANGED
+        try:
+            if kind == KIND_TEXT:
+                return decode_text(
+                    PyBytes_AS_STRING(self._frame) + column.offset, column.length_and_kind >> 2,
+                    encoding,
+                )
+            if self._plan is None:
+                fail_stateless(self._frame, self._in_stream)
+            return self._plan.text_form[i](self._raw(i))
+        except ValueError as error:
+            refuse_value(self._frame, column.offset, i, error, self._plan)
+
+    cdef object _value(self, Py_ssize_t i, tuple text):
+        cdef ColumnSlice column = self._slices[i]
+        cdef uint32_t kind = column.length_and_kind & 3
+        if kind == KIND_NULL:
+            return None
+        if kind == KIND_UNCHANGED:
+            return _UNCHANGED
+        try:
+            if kind == KIND_TEXT:
+                return PyObject_CallOneArg(text[i], self._raw(i))
+            return PyObject_CallOneArg(self._plan.binary[i], self._raw(i))
+        except Exception as error:
+            refuse_value(self._frame, column.offset, i, error, self._plan)
+
+
+Sequence.register(TupleData)
+
+
+# A str of `length` bytes of text; UnicodeDecodeError if it is none.
+cdef object decode_text(const char *text, Py_ssize_t length, str encoding):
+    cdef object value
+    if encoding is not _UTF8 and encoding != _UTF8:
+        return PyUnicode_Decode(text, length, encoding.encode("ascii"), NULL)
+    if not is_ascii(<const uint8_t *> text, length):
+        return PyUnicode_DecodeUTF8(text, length, NULL)
+    # Measured: a third faster than the decoder, which looks for a place to write first.
+    value = PyUnicode_New(length, 127)
+    memcpy(PyUnicode_DATA(value), text, length)
+    return value
+
+
+cdef inline bint is_ascii(const uint8_t *text, Py_ssize_t length) noexcept nogil:
+    cdef uint64_t word
+    cdef uint64_t seen = 0
+    while length >= 8:
+        memcpy(&word, text, 8)
+        seen |= word
+        text += 8
+        length -= 8
+    while length > 0:
+        seen |= text[0]
+        text += 1
+        length -= 1
+    return not seen & 0x8080808080808080u
+
+
+@cython.no_gc
+@cython.freelist(16)
+cdef class _Fixed:
+    """What Begin and Commit share: a frame of fixed length, its fields read when asked for."""
+
+    cdef bytes _frame
+    cdef bint _in_stream
+
+    def __init__(self):
+        raise TypeError(f"{type(self).__name__} messages are made by decoding a frame")
+
+    @property
+    def frame(self):
+        """The frame's bytes."""
+        return self._frame
+
+    @property
+    def in_stream(self):
+        """Whether the frame was decoded as one from inside a stream segment."""
+        return self._in_stream
+
+    def __eq__(self, other):
+        if type(other) is not type(self):
+            return NotImplemented
+        cdef _Fixed message = <_Fixed> other
+        return self._frame == message._frame and self._in_stream == message._in_stream
+
+    def __hash__(self):
+        return hash((self._frame, bool(self._in_stream)))
+
+    def __reduce__(self):
+        return restore_message, (self._frame, bool(self._in_stream), None)
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __repr__(self):
+        return describe(self, self.tag)
+
+
+@cython.final
+@cython.no_gc
+cdef class Begin(_Fixed):
+    """A transaction begins. Fields: final_lsn, commit_time, xid."""
+
+    __match_args__ = ("final_lsn", "commit_time", "xid")
+    tag = "B"
+
+    @property
+    def final_lsn(self):
+        """LSN of the transaction's commit record."""
+        return load_uint64(data_of(self._frame) + 1)
+
+    @property
+    def commit_time(self):
+        """Time of the commit, in microseconds since 2000-01-01 UTC."""
+        return <int64_t> load_uint64(data_of(self._frame) + 9)
+
+    @property
+    def commit_datetime(self):
+        """`commit_time` as an aware datetime in UTC, where Python's can hold it."""
+        return to_datetime(self, "commit_time")
+
+    @property
+    def xid(self):
+        """The transaction's xid."""
+        return load_uint32(data_of(self._frame) + 17)
+
+
+@cython.final
+@cython.no_gc
+cdef class Commit(_Fixed):
+    """A transaction is committed. Fields: flags, commit_lsn, end_lsn, commit_time."""
+
+    __match_args__ = ("flags", "commit_lsn", "end_lsn", "commit_time")
+    tag = "C"
+
+    @property
+    def flags(self):
+        """Unused by servers so far."""
+        return data_of(self._frame)[1]
+
+    @property
+    def commit_lsn(self):
+        """LSN of the commit record."""
+        return load_uint64(data_of(self._frame) + 2)
+
+    @property
+    def end_lsn(self):
+        """LSN after the transaction: what to acknowledge."""
+        return load_uint64(data_of(self._frame) + 10)
+
+    @property
+    def commit_time(self):
+        """Time of the commit, in microseconds since 2000-01-01 UTC."""
+        return <int64_t> load_uint64(data_of(self._frame) + 18)
+
+    @property
+    def commit_datetime(self):
+        """`commit_time` as an aware datetime in UTC, where Python's can hold it."""
+        return to_datetime(self, "commit_time")
+
+
+cdef object fail_stateless(bytes frame, bint in_stream):
+    cdef Py_ssize_t start = 5 if in_stream else 1
+    relation_id = load_uint32(data_of(frame) + start)
+    fail("unknown_relation", frame, start, relation_id=relation_id, hint=STATELESS_HINT)
+
+
+# The Begin or Commit in a frame.
+cdef _Fixed make_fixed(bytes frame, bint in_stream):
+    cdef _Fixed message
+    cdef bint is_begin = PyBytes_AS_STRING(frame)[0] == c'B'
+    if PyBytes_GET_SIZE(frame) != (BEGIN_LENGTH if is_begin else COMMIT_LENGTH):
+        diagnose(frame, in_stream, None)
+    message = Begin.__new__(Begin) if is_begin else Commit.__new__(Commit)
+    message._frame = frame
+    message._in_stream = in_stream
+    return message
+
+
+# The Insert, Update or Delete in a frame; None if it is malformed.
+cdef inline _Row make_row(
+    bytes frame, const uint8_t *data, Py_ssize_t end, bint in_stream, object plan, int32_t width
+):
+    cdef _Row row
+    cdef Py_ssize_t position = 9 if in_stream else 5
+    cdef Py_ssize_t new_start
+    cdef uint8_t tag = data[0]
+    cdef uint8_t marker
+    if position >= end:
+        return None
+    marker = data[position]
+    new_start = position + 1
+    position = walk_tuple(data, position + 1, end, width)
+    if position < 0:
+        return None
+    if tag == c'I':
+        if marker != c'N' or position != end:
+            return None
+        row = Insert.__new__(Insert)
+    elif tag == c'U':
+        if marker == c'K' or marker == c'O':
+            if position >= end or data[position] != c'N':
+                return None
+            new_start = position + 1
+            position = walk_tuple(data, position + 1, end, width)
+        elif marker != c'N':
+            return None
+        if position != end:
+            return None
+        row = Update.__new__(Update)
+    else:
+        if (marker != c'K' and marker != c'O') or position != end:
+            return None
+        row = Delete.__new__(Delete)
+    row._frame = frame
+    row._plan = plan
+    row._new_start = <uint32_t> new_start
+    row._in_stream = in_stream
+    return row
+
+
+def decode(frame: Any, in_stream: bool = False) -> AnyMessage:
+    """Decode one frame on its own, without what earlier frames said.
+
+    Parameters
+    ----------
+    frame : bytes-like
+        One pgoutput message, without CopyData and XLogData headers. Exact `bytes` is kept; any
+        other contiguous buffer is copied.
+    in_stream : bool
+        Whether it comes from between Stream Start and Stream Stop, which no frame tells by itself.
+
+    Returns
+    -------
+    message
+        An instance of the class of its tag.
+
+    Raises
+    ------
+    DecodeError
+        The frame is malformed.
+    TypeError
+        `frame` is no contiguous buffer.
+    """
+    cdef bytes data = frame if PyBytes_CheckExact(frame) else frame_bytes(frame)
+    in_stream = bool(in_stream)
+    cdef char tag = PyBytes_AS_STRING(data)[0]  # the NUL behind its end, if it is empty
+    if tag == c'I' or tag == c'U' or tag == c'D':
+        return restore(data, in_stream, None)
+    if tag == c'B' or tag == c'C':
+        check_size(data)
+        return make_fixed(data, in_stream)
+    return decode_rare(data, in_stream, _UTF8)
+
+
+def restore(frame: bytes, in_stream: bool, plan: RelationPlan | None) -> AnyMessage:
+    """The Begin, Commit, Insert, Update or Delete in a frame, whose relation's plan is known."""
+    cdef bytes data = frame_bytes(frame)
+    cdef char tag = PyBytes_AS_STRING(data)[0]
+    cdef _Row row
+    check_size(data)
+    if tag == c'B' or tag == c'C':
+        return make_fixed(data, in_stream)
+    row = make_row(
+        data, <const uint8_t *> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), in_stream, plan,
+        -1 if plan is None else plan.width,
+    )
+    if row is None:
+        diagnose(data, in_stream, None if plan is None else lambda relation_id: plan)
+    return row
+
+
+cdef enum Pending:
+    NOTHING  # what the state says holds
+    BEGUN  # a transaction has begun since
+    ENDED  # the transaction has ended since
+
+
+cdef class Decoder:
+    """Decodes the frames of one stream, in order, and knows what the earlier ones said.
+
+    Parameters
+    ----------
+    policies : Policies
+        What to do with values that Python cannot hold.
+    encoding : str
+        The session's client_encoding, by Python's or PostgreSQL's name.
+    registry : TypeRegistry, optional
+        Decoders of users' own types.
+
+    Raises
+    ------
+    PgOutputError
+        The encoding is unknown.
+    """
+
+    # The state is a Python object. What rows change in it is kept here, in C, until somebody asks:
+    # the transaction's Begin, and how many rows have come since.
+    cdef object _state
+    cdef _Fixed _begin
+    cdef Pending _pending
+    cdef int64_t _rows
+    cdef bint _in_stream
+    # The relations in traffic: their plans, by the low bits of their OIDs.
+    cdef uint32_t[CACHED] _cached_ids
+    cdef int32_t[CACHED] _cached_widths
+    cdef list _cached_plans
+
+    def __init__(self, policies: Policies | None = None, encoding: str = "utf-8",
+                 registry: TypeRegistry | None = None):
+        self._adopt(StreamState(make_settings(policies, encoding, registry)))
+
+    @property
+    def state(self):
+        """What the decoder knows: relations, types, the open transaction."""
+        self._sync()
+        return self._state
+
+    @property
+    def relations(self):
+        """The relations announced so far, by OID; not those of streams still in progress."""
+        return MappingProxyType(self._state.relations)
+
+    def reset(self) -> None:
+        """Begin a new connection: open streams and what they announced are dropped."""
+        self._state.reset()
+        self._adopt(self._state)
+
+    def decode(self, frame: Any) -> AnyMessage:
+        """Decode the stream's next frame.
+
+        Parameters
+        ----------
+        frame : bytes-like
+            As of :func:`decode`.
+
+        Raises
+        ------
+        DecodeError
+            The frame is malformed, or cannot come here; the decoder is as it was before.
+        TypeError
+            `frame` is no contiguous buffer.
+        """
+        return self._decode(frame)
+
+    def decode_many(self, frames: Iterable[Any]) -> Iterator[AnyMessage]:
+        """Decode frames one after the other, as the result is iterated.
+
+        Raises
+        ------
+        DecodeError
+            As of :meth:`decode`, with `.frame`, the index in `frames`; the decoder is as it was
+            before that frame.
+        """
+        cdef _Messages messages = _Messages.__new__(_Messages)
+        messages._decoder = self
+        messages._frames = iter(frames)
+        return messages
+
+    def __reduce__(self):
+        return restore_decoder, (self.state,)
+
+    def __repr__(self):
+        return describe_decoder(self)
+
+    cdef object _decode(self, object frame):
+        cdef bytes data = frame if PyBytes_CheckExact(frame) else frame_bytes(frame)
+        cdef const uint8_t *start = <const uint8_t *> PyBytes_AS_STRING(data)
+        cdef Py_ssize_t length = PyBytes_GET_SIZE(data)
+        cdef uint8_t tag = start[0]  # the NUL behind its end, if it is empty
+        cdef Py_ssize_t at
+        cdef uint32_t relation_id, slot
+        cdef _Row row
+        cdef object plan
+        if tag == c'I' or tag == c'U' or tag == c'D':
+            at = 5 if self._in_stream else 1
+            row = None
+            if length > MAX_FRAME:
+                check_size(data)
+            if length >= at + 4:
+                relation_id = load_uint32(start + at)
+                slot = relation_id & (CACHED - 1)
+                plan = self._cached_plans[slot]
+                if plan is None or self._cached_ids[slot] != relation_id:
+                    plan = self._state.plan(relation_id)
+                    if plan is not None:
+                        self._cached_plans[slot] = plan
+                        self._cached_ids[slot] = relation_id
+                        self._cached_widths[slot] = plan.width
+                if plan is not None:
+                    row = make_row(
+                        data, start, length, self._in_stream, plan, self._cached_widths[slot]
+                    )
+            if row is None:
+                diagnose(data, self._in_stream, self._state.plan)
+            self._rows += 1
+            return row
+        if tag == c'B' or tag == c'C':
+            if self._in_stream:
+                self._state.check_order(data)
+            if length > MAX_FRAME:
+                check_size(data)
+            message = make_fixed(data, False)
+            self._begin = message if tag == c'B' else None
+            self._pending = BEGUN if tag == c'B' else ENDED
+            self._rows = 0
+            return message
+        self._sync()
+        result = self._state.receive(data)
+        # A relation may have changed, or a segment begun or ended.
+        if tag != c'T' and tag != c'M' and tag != c'O':
+            self._adopt(self._state)
+        return result
+
+    # Take over a state, all of what it says.
+    cdef int _adopt(self, object state) except -1:
+        self._state = state
+        self._begin = None
+        self._pending = NOTHING
+        self._rows = 0
+        self._in_stream = state.open_xid is not None
+        self._cached_plans = [None] * CACHED
+        return 0
+
+    # Bring the state up to date.
+    cdef int _sync(self) except -1:
+        cdef Begin begin
+        state = self._state
+        if self._pending == BEGUN:
+            begin = <Begin> self._begin
+            state.begin(begin.xid, begin.final_lsn, begin.commit_time)
+        elif self._pending == ENDED:
+            state.end()
+        if self._rows:
+            state.row += self._rows
+        self._pending = NOTHING
+        self._rows = 0
+        return 0
+
+
+@cython.final
+cdef class _Messages:
+    """The iterator of :meth:`Decoder.decode_many`."""
+
+    cdef Decoder _decoder
+    cdef object _frames
+    cdef Py_ssize_t _index
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self._frames is None:
+            raise StopIteration
+        try:
+            frame = next(self._frames)
+            message = self._decoder._decode(frame)
+        except BaseException as error:
+            # As a generator, it ends with the first error.
+            self._frames = None
+            if isinstance(error, DecodeError):
+                error.frame = self._index
+            raise
+        self._index += 1
+        return message
+
+
+def decoder_of(state: StreamState) -> Decoder:
+    """A decoder that goes on from `state`."""
+    cdef Decoder decoder = Decoder.__new__(Decoder)
+    decoder._adopt(state)
+    return decoder
