@@ -120,3 +120,19 @@ def test_examples_are_python() -> None:
     for document in documents:
         for block in python_blocks(document):
             compile(block, document, "exec")
+
+
+def test_supported_pythons_are_the_same_everywhere() -> None:
+    def minors(path: str, pattern: str) -> list[str]:
+        return re.findall(pattern, (ROOT / path).read_text(), re.MULTILINE)
+
+    (looked_for,) = minors("tools/find-python", r'^minors="(.*)"$')
+    expected = looked_for.split()
+    pyproject = "pyproject.toml"
+    assert minors(pyproject, r'^ *"Programming Language :: Python :: 3\.(\d+)",$') == expected
+    assert minors(pyproject, r"\bcp3(\d+)-\*") == expected
+    assert minors(pyproject, r'^requires-python = ">=3\.(\d+)"$') == expected[:1]
+    workflow = ROOT / ".github" / "workflows" / "ci.yml"
+    if workflow.exists():  # an sdist is without it
+        (matrix,) = minors(".github/workflows/ci.yml", r"^ +python: \[(.*)\]$")
+        assert re.findall(r'"3\.(\d+)"', matrix) == expected
