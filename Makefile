@@ -44,7 +44,7 @@ $(VENV)/.dependencies: pyproject.toml tools/find-python
 	        exit 1; \
 	    }; \
 	}
-	@echo 'Installing the dependencies (once, takes a few minutes)'
+	@echo 'Installing the dependencies (the first time takes a few minutes)'
 	@$(pip) install --upgrade 'pip>=25.1'
 	@$(pip) install --group build
 	@# setuptools warns of editable installs as such.
@@ -77,12 +77,14 @@ test: $(VENV)/.extension
 	@$(python) -m pytest $(PYTEST_ARGS)
 
 test-pythons:
-	@pythons=$$(tools/find-python --all) || exit 1; \
+	@pythons=$$(tools/find-python --all) || exit 1; failed=; \
 	for python in $$pythons; do \
 	    version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
 	    echo "== Python $$version ($$python)"; \
-	    $(MAKE) --no-print-directory test PYTHON="$$python" VENV=".venv-$$version" || exit 1; \
-	done
+	    $(MAKE) --no-print-directory test PYTHON="$$python" VENV=".venv-$$version" \
+	        || failed="$$failed $$version"; \
+	done; \
+	[ -z "$$failed" ] || { echo "Failed with Python$$failed" >&2; exit 1; }
 
 test-corpus: $(VENV)/.extension
 	@[ -d "$(CORPUS)" ] || { echo 'make test-corpus CORPUS=DIR: a directory of captures' >&2; exit 2; }
