@@ -1,7 +1,13 @@
-"""PostgreSQL's changes as Spark DataFrames."""
+"""PostgreSQL's changes as Spark DataFrames.
+
+:func:`read_segments` and :func:`decode_frames` give the changes of a table, :func:`rows_after` the
+rows that the table holds after them.
+"""
 
 from __future__ import annotations
 
 from ._session import session
+from .reader import decode_frames, read_segments
+from .state import rows_after
 
-__all__ = ["session"]
+__all__ = ["decode_frames", "read_segments", "rows_after", "session"]

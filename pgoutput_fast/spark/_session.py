@@ -18,6 +18,8 @@ CONFIGURATION: Mapping[str, str] = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     # PostgreSQL's `time` is Spark's TIME; without this it can't be written to Parquet.
     "spark.sql.timeType.enabled": "true",
+    # 64-bit microseconds: the default's INT96 is read as nanoseconds by others, and overflows.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # timestamptz is a point in time: shown, and parsed, as the server does in UTC.
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
@@ -53,14 +55,12 @@ def session(
     for name, value in {**CONFIGURATION, **(configuration or {})}.items():
         builder = builder.config(name, value)
     # Both are read when the JVM starts; what the user has in the environment stays.
-    previous = {name: os.environ.get(name) for name in ("JAVA_HOME", "PYSPARK_PYTHON")}
-    os.environ["JAVA_HOME"] = java_home()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    environment = {"JAVA_HOME": java_home(), "PYSPARK_PYTHON": sys.executable}
+    previous = {name: os.environ[name] for name in environment if name in os.environ}
+    os.environ.update(environment)
     try:
         return builder.getOrCreate()
     finally:
-        for name, value in previous.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in environment:
+            del os.environ[name]
+        os.environ.update(previous)

@@ -74,13 +74,12 @@ def rows_after(
         value, a key or a commit position is unknown.
     """
     row_type = changes.schema["after"].dataType
-    assert isinstance(row_type, T.StructType)
+    if not isinstance(row_type, T.StructType):
+        raise PgOutputError(f"{table}: the column after is no struct; give changes of one table")
     for name in (*key, *added):
         if name not in row_type.fieldNames():
             raise PgOutputError(f"{table} has no column {name!r} in its changes")
-    defaults = {
-        name: _literal(value, row_type[name].dataType) for name, value in added.items()
-    }
+    defaults = {name: _literal(value, row_type[name].dataType) for name, value in added.items()}
     positioned = changes.withColumn(
         "position",
         F.struct(
@@ -221,8 +220,10 @@ def _touches(rows: DataFrame, table: str, key: list[str]) -> DataFrame:
             F.col("commit_lsn").cast("string"),
             F.lit(", seq "),
             F.col("seq").cast("string"),
-            F.lit(f" has no value of the key's column {name}; has the table's replica identity "
-                  "changed since? Then take a new snapshot"),
+            F.lit(
+                f" has no value of the key's column {name}; has the table's replica identity "
+                "changed since? Then take a new snapshot"
+            ),
         )
         return F.coalesce(value, F.raise_error(message).cast("string"))
 
@@ -232,7 +233,9 @@ def _touches(rows: DataFrame, table: str, key: list[str]) -> DataFrame:
         # line may be missing, and then stands in the old one.
         before = _field("before", name)
         after = F.when(_unsent(name), before).otherwise(_field("after", name))
-        old.append(known(name, F.when(F.col("before").isNull(), after).otherwise(before)).alias(f"k{i}"))
+        old.append(
+            known(name, F.when(F.col("before").isNull(), after).otherwise(before)).alias(f"k{i}")
+        )
         new.append(known(name, after).alias(f"k{i}"))
     old_key, new_key = F.struct(*old), F.struct(*new)
 
@@ -298,9 +301,11 @@ def _origins(moves: DataFrame) -> DataFrame:
     links = moves.localCheckpoint()
     while True:
         further = links.select(F.col("child").alias("parent"), F.col("parent").alias("origin"))
-        longer = links.join(further, "parent", "left").select(
-            "child", F.coalesce("origin", "parent").alias("parent"), "origin"
-        ).localCheckpoint()
+        longer = (
+            links.join(further, "parent", "left")
+            .select("child", F.coalesce("origin", "parent").alias("parent"), "origin")
+            .localCheckpoint()
+        )
         links = longer.select("child", "parent")
         if longer.filter("origin is not null").isEmpty():
             return links
@@ -337,9 +342,7 @@ def _multiset(
             )
         return F.struct(*fields)
 
-    needs_old = F.when(
-        F.coalesce(F.col("old_kind"), F.lit("")) == "O", F.lit(-1)
-    ).otherwise(
+    needs_old = F.when(F.coalesce(F.col("old_kind"), F.lit("")) == "O", F.lit(-1)).otherwise(
         F.raise_error(
             at(" has no whole old row; a table without key needs REPLICA IDENTITY FULL")
         ).cast("int")
@@ -379,9 +382,9 @@ def _multiset(
         .withColumn("rows", (F.col("total") - F.col("never_seen")).cast("int"))
         .filter("rows > 0")
     )
-    return counted.select(
-        "row", F.explode(F.array_repeat(F.lit(0), F.col("rows")))
-    ).select(*(_field("row", field.name).alias(field.name) for field in row_type.fields))
+    return counted.select("row", F.explode(F.array_repeat(F.lit(0), F.col("rows")))).select(
+        *(_field("row", field.name).alias(field.name) for field in row_type.fields)
+    )
 
 
 # --- values of the catalogue ---------------------------------------------------------------------

@@ -1,0 +1,359 @@
+"""On the executors: frames in, record batches of one table's changes out.
+
+:func:`change_batches` is all that the readers know of decoding. What is behind it builds rows, one
+Python object per value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+import pgoutput_fast as pf
+from pgoutput_fast.errors import DecodeError, PgOutputError
+from pgoutput_fast.messages import UNCHANGED, Relation
+from pgoutput_fast.types import PgType, spark_type
+
+if TYPE_CHECKING:
+    from pgoutput_fast.plan import RelationPlan
+
+# A record batch is given out when one of them is reached. Bytes count the frames.
+_BATCH_ROWS = 16384
+_BATCH_BYTES = 8 << 20
+
+EPOCH_SHIFT = 946_684_800_000_000
+"""Microseconds from 1970, where Arrow's timestamps begin, to 2000, where PostgreSQL's do."""
+
+_OPS = {pf.Insert: "insert", pf.Update: "update", pf.Delete: "delete"}
+
+# Spark's types, each of which holds all values of those before it.
+_INTEGERS = ("smallint", "int", "bigint")
+_FLOATS = ("float", "double")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the record batches are to be.
+
+    Attributes
+    ----------
+    table : str
+        ``namespace.name``.
+    columns : tuple of (name, Spark's type)
+        Of `before` and `after`.
+    schema : pyarrow.Schema
+        Of the record batches.
+    relations : tuple of bytes
+        Frames of Relation and Type messages to begin with.
+    encoding : str
+        The session's client_encoding.
+    """
+
+    table: str
+    columns: tuple[tuple[str, str], ...]
+    schema: pa.Schema
+    relations: tuple[bytes, ...] = ()
+    encoding: str = "utf-8"
+
+
+def table_name(relation: Relation) -> str:
+    """What `table=` must be for a relation."""
+    return f"{shown_name(relation.namespace)}.{shown_name(relation.name)}"
+
+
+def shown_name(name: str) -> str:
+    r"""A name as Spark can take it: bytes that are no text in the encoding as ``\xNN``."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def column_types(plan: RelationPlan, *, binary: bool) -> Iterator[tuple[str, str]]:
+    """Name and Spark's type of each column of a relation."""
+    for position, column in enumerate(plan.relation.columns):
+        entry = plan.type_of(position)
+        yield shown_name(column.name), spark_type(entry, column.type_modifier, binary=binary)
+
+
+def change_batches(
+    batches: Iterable[tuple[str, pa.RecordBatch]], target: Target
+) -> Iterator[pa.RecordBatch]:
+    """The changes of one table in a stream of frames.
+
+    Parameters
+    ----------
+    batches : iterable of (str, pyarrow.RecordBatch)
+        The frames in the order of the stream, and where they come from, for errors. The column
+        `data` holds them; `lsn`, `commit_lsn`, `commit_time` (microseconds since 2000), `xid` and
+        `seq` (of the frame's first row) may be there, of any integer type, nulls allowed.
+    target : Target
+
+    Yields
+    ------
+    pyarrow.RecordBatch
+        Of ``target.schema``. Where neither the columns nor a Begin among the frames tells `xid`,
+        `commit_lsn`, `commit_time` or `seq`, they are null.
+
+    Raises
+    ------
+    PgOutputError
+        A frame or a value that is refused, or lacks context; the error says which and what to do.
+    """
+    reader = _Reader(target)
+    for where, batch in batches:
+        yield from reader.read(where, batch)
+    yield from reader.flush()
+
+
+class _Mapping:
+    """How the columns of one version of the table become those of the target."""
+
+    def __init__(self, plan: RelationPlan, target: Target) -> None:
+        self.plan = plan
+        found = {shown_name(name): i for i, name in reversed(list(enumerate(plan.names)))}
+        types = dict(column_types(plan, binary=True))
+        self.lacking = [name for name, _ in target.columns if name not in found]
+        self.positions: list[int | None] = [found.get(name) for name, _ in target.columns]
+        # A value becomes a string as the server wrote it, not as Python shows an object.
+        self.getters = [
+            (i, wanted == "string" and not _is_str(plan.type_of(i)))
+            for i, (_, wanted) in zip(self.positions, target.columns)
+            if i is not None
+        ]
+        self.found = [name for name, _ in target.columns if name in found]
+        for name, wanted in target.columns:
+            if name in found and not _fits(types[name], wanted):
+                raise PgOutputError(
+                    f"{target.table}: older changes have the column {name} as {types[name]}, the "
+                    f"schema has it as {wanted}; give schema= with {name} as string, which takes "
+                    "the text of both, or begin after the change with a new snapshot"
+                )
+
+    def row(self, tuple_: Any) -> list[Any]:
+        """The values of the columns that are not lacking."""
+        text = tuple_.text
+        return [text(i) if as_text else tuple_[i] for i, as_text in self.getters]
+
+
+def _is_str(entry: PgType | None) -> bool:
+    return entry is not None and entry.codec in ("text", "json", "jsonb")
+
+
+def _fits(type_: str, wanted: str) -> bool:
+    """Whether a column of Spark's type `wanted` holds every value of one of `type_` as it is."""
+    if type_ == wanted or wanted == "string" or (type_, wanted) == ("time", "time(6)"):
+        return True
+    for family in (_INTEGERS, _FLOATS):
+        if type_ in family and wanted in family:
+            return family.index(type_) <= family.index(wanted)
+    if type_.startswith("decimal(") and wanted.startswith("decimal("):
+        (precision, scale), (wanted_precision, wanted_scale) = (
+            [int(number) for number in name[8:-1].split(",")] for name in (type_, wanted)
+        )
+        return scale <= wanted_scale and precision - scale <= wanted_precision - wanted_scale
+    return False
+
+
+class _Reader:
+    """Reads frames with a decoder, and collects rows until they make a record batch."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.decoder = pf.Decoder(encoding=target.encoding)
+        for frame in target.relations:
+            self.decoder.decode(frame)
+        self.mappings: dict[int, tuple[RelationPlan, _Mapping | None]] = {}
+        self.mapping: _Mapping | None = None  # of the rows collected
+        self.clear()
+
+    def clear(self) -> None:
+        self.heads: list[tuple[Any, ...]] = []
+        self.before: list[list[Any] | None] = []
+        self.after: list[list[Any] | None] = []
+        self.unchanged: list[list[str] | None] = []
+        self.bytes = 0
+
+    def read(self, where: str, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        names = batch.schema.names
+        frames = batch.column(names.index("data")).to_pylist()
+        nothing = [None] * len(frames)
+        context = zip(
+            *(
+                batch.column(names.index(name)).to_pylist() if name in names else nothing
+                for name in ("lsn", "xid", "commit_lsn", "commit_time", "seq")
+            )
+        )
+        decode = self.decoder.decode
+        for n, (frame, given) in enumerate(zip(frames, context)):
+            if frame is None:
+                raise PgOutputError(f"{self.target.table}: {where}, frame {n}: it is null")
+            try:
+                message = decode(frame)
+                if isinstance(message, (pf.Insert, pf.Update, pf.Delete)):
+                    mapping = self.mapping_of(message.relation_id)
+                    if mapping is None:
+                        continue
+                    if mapping is not self.mapping:
+                        yield from self.flush()
+                        self.mapping = mapping
+                    self.add_row(mapping, message, given)
+                elif isinstance(message, pf.Truncate):
+                    self.add_truncate(message, given)
+                else:
+                    continue
+            except DecodeError as error:
+                raise self.explained(f"{where}, frame {n}", error) from error
+            self.bytes += len(frame)
+            if len(self.heads) >= _BATCH_ROWS or self.bytes >= _BATCH_BYTES:
+                yield from self.flush()
+
+    def explained(self, where: str, error: DecodeError) -> PgOutputError:
+        advice = ""
+        if error.code == "unknown_relation":
+            advice = (
+                "; frames of a partition need the relations of all tables among them: give "
+                "relations=, those of the stream's decoder for example, or partitions that begin "
+                "with the stream"
+            )
+        return PgOutputError(f"{self.target.table}: {where}: {error}{advice}")
+
+    def mapping_of(self, relation_id: int) -> _Mapping | None:
+        """How to read a relation's rows; None if it is another table, or unknown."""
+        plan = self.decoder.state.plan(relation_id)
+        if plan is None:
+            return None
+        known = self.mappings.get(relation_id)
+        if known is None or known[0] is not plan:
+            wanted = table_name(plan.relation) == self.target.table
+            known = (plan, _Mapping(plan, self.target) if wanted else None)
+            self.mappings[relation_id] = known
+        return known[1]
+
+    def add_row(self, mapping: _Mapping, message: Any, given: tuple[Any, ...]) -> None:
+        old_kind = None
+        before = after = None
+        unchanged = mapping.lacking
+        if not isinstance(message, pf.Insert):
+            old_kind = message.old_kind
+            if old_kind is not None:
+                before = mapping.row(message.old)
+        if not isinstance(message, pf.Delete):
+            after = mapping.row(message.new)
+            if any(value is UNCHANGED for value in after):
+                unchanged = list(mapping.lacking)
+                for i, name in enumerate(mapping.found):
+                    if after[i] is UNCHANGED:
+                        after[i] = None
+                        unchanged.append(name)
+        self.add_head(_OPS[type(message)], message.xid, old_kind, given)
+        self.before.append(before)
+        self.after.append(after)
+        self.unchanged.append(unchanged or None)
+
+    def add_truncate(self, message: pf.Truncate, given: tuple[Any, ...]) -> None:
+        """A row for each time that a TRUNCATE names the table, which is once or not at all."""
+        count = len(message.relation_ids)
+        for step, relation_id in enumerate(message.relation_ids):
+            if self.decoder.state.plan(relation_id) is None:
+                raise PgOutputError(
+                    f"{self.target.table}: a TRUNCATE names relation {relation_id}, which was "
+                    "never announced; give relations="
+                )
+            if self.mapping_of(relation_id) is not None:
+                self.add_head("truncate", message.xid, None, given, step=step, count=count)
+                self.before.append(None)
+                self.after.append(None)
+                self.unchanged.append(None)
+
+    def add_head(
+        self,
+        op: str,
+        frame_xid: int | None,
+        old_kind: str | None,
+        given: tuple[Any, ...],
+        *,
+        step: int = 0,
+        count: int = 1,
+    ) -> None:
+        """What stands beside the tuples: row `step` of the `count` that the frame makes."""
+        state = self.decoder.state
+        lsn, xid, commit_lsn, commit_time, seq = given
+        subxid = None
+        if state.open_xid is not None:
+            xid, subxid = state.open_xid, frame_xid
+        elif state.xid is not None:
+            xid = state.xid if xid is None else xid
+            commit_lsn = state.commit_lsn if commit_lsn is None else commit_lsn
+            commit_time = state.commit_time if commit_time is None else commit_time
+        if seq is not None:
+            seq += step
+        elif state.open_xid is not None or state.xid is not None:
+            # The frame is counted already.
+            seq = state.row - count + step
+        self.heads.append((op, xid, subxid, lsn, commit_lsn, commit_time, seq, old_kind))
+
+    def flush(self) -> Iterator[pa.RecordBatch]:
+        if not self.heads:
+            return
+        schema = self.target.schema
+        heads = list(zip(*self.heads))
+        columns = [
+            self.array(f"{field.name} of a change", list(values), field.type)
+            for field, values in zip(schema, heads[:5])
+        ]
+        columns.append(self.commit_times(list(heads[5]), schema.field("commit_time").type))
+        columns += [
+            self.array(f"{field.name} of a change", list(values), field.type)
+            for field, values in zip(list(schema)[6:], heads[6:])
+        ]
+        columns.append(self.tuples(self.before, schema.field("before").type))
+        columns.append(self.tuples(self.after, schema.field("after").type))
+        columns.append(pa.array(self.unchanged, schema.field("unchanged").type))
+        self.clear()
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def commit_times(self, times: list[Any], type_: pa.DataType) -> pa.Array:
+        """Microseconds since 2000, or timestamps already, as timestamps."""
+        if not any(isinstance(time, int) for time in times):
+            return self.array("commit_time of a change", times, type_)
+        moved = [None if time is None else time + EPOCH_SHIFT for time in times]
+        return self.array("commit_time of a change", moved, pa.int64()).cast(type_)
+
+    def tuples(self, rows: list[list[Any] | None], type_: pa.DataType) -> pa.Array:
+        """The struct column of rows, None where there is none."""
+        mask = pa.array([row is None for row in rows], pa.bool_())
+        mapping = self.mapping
+        if mapping is None or all(row is None for row in rows):
+            return pa.nulls(len(rows), type_)
+        width = len(mapping.found)
+        blank = [None] * width
+        values = list(zip(*(blank if row is None else row for row in rows)))
+        found = iter(values)
+        children = [
+            pa.nulls(len(rows), field.type)
+            if position is None
+            else self.array(f"column {field.name}", list(next(found)), field.type)
+            for field, position in zip(type_, mapping.positions)
+        ]
+        return pa.StructArray.from_arrays(children, fields=list(type_), mask=mask)
+
+    def array(self, name: str, values: list[Any], type_: pa.DataType) -> pa.Array:
+        try:
+            return pa.array(values, type_)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            # Which one it was Arrow does not say.
+            for value in values:
+                try:
+                    pa.array([value], type_)
+                except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+                    raise PgOutputError(
+                        f"{self.target.table}, {name}: {_abridged(value)} does not fit into "
+                        f"{type_} ({error}); schema= with the column as string takes its text"
+                    ) from error
+            raise
+
+
+def _abridged(value: Any) -> str:
+    shown = repr(value) if value is not UNCHANGED else "a value that the server did not send"
+    return shown if len(shown) <= 100 else f"{shown[:100]}…"

@@ -1,0 +1,328 @@
+"""Changes from segments, or from frames that somebody landed, as DataFrames."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import types as T  # noqa: N812
+
+import pgoutput_fast as pf
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.messages import Relation, Type, published
+from pgoutput_fast.segments import Segment, SegmentReader, list_segments
+
+from ._decode import Target, change_batches, column_types, table_name
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+Relations = Mapping[int, Relation] | Iterable["Relation | Type | bytes"]
+Paths = str | os.PathLike[str] | Iterable["str | os.PathLike[str]"]
+
+
+def read_segments(
+    spark: SparkSession,
+    path: Paths,
+    table: str,
+    schema: T.StructType | str | None = None,
+    *,
+    partitions: int | None = None,
+) -> DataFrame:
+    """The changes of one table in segments.
+
+    Whole segments are decoded, on the executors, in as many tasks as Spark runs at once.
+
+    Parameters
+    ----------
+    spark : SparkSession
+    path : path or iterable of paths
+        A directory of segments, or single segments. The executors must reach it by the same name.
+    table : str
+        ``namespace.name``, as the server has them.
+    schema : StructType or str, optional
+        The table's columns and their types; without, those of its newest Relation in the segments.
+        Any column may be string: it has the server's text then.
+    partitions : int, optional
+        How many tasks; the default is Spark's ``defaultParallelism``.
+
+    Returns
+    -------
+    DataFrame
+        The columns op, xid, subxid, lsn, commit_lsn, commit_time, seq, old_kind, before, after and
+        unchanged. ``(commit_lsn, seq)`` orders changes without ties. `unchanged` names the columns
+        whose value the change does not tell: unchanged TOAST, and the columns that the table had
+        not got yet. Values that the types can't hold make the query fail with an error that
+        names table, column and value.
+
+    Raises
+    ------
+    PgOutputError
+        Segments are missing or damaged, or the table is in none of them.
+    """
+    _check(spark)
+    segments = _segments(path)
+    if not segments:
+        raise PgOutputError(f"there are no segments in {path}")
+    with SegmentReader(segments[-1].path) as newest:
+        encoding = newest.metadata.encoding
+        binary = newest.metadata.options.get("binary", "false") in ("true", "on", "1")
+    if schema is None:
+        relation = _newest_relation(segments, table, encoding)
+        schema = _struct(column_types(relation, binary=binary))
+    changes, target = _target(table, schema, encoding=encoding)
+    groups = _groups(
+        [str(segment.path) for segment in segments],
+        partitions or spark.sparkContext.defaultParallelism,
+    )
+
+    def decode(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                for name in groups[number]:
+                    with SegmentReader(name) as reader:
+                        frames = ((f"segment {name}", frames) for frames in reader)
+                        yield from change_batches(frames, target)
+
+    return spark.range(0, len(groups), 1, len(groups)).mapInArrow(decode, changes)
+
+
+def decode_frames(
+    frames: DataFrame,
+    table: str,
+    relations: Relations | None = None,
+    schema: T.StructType | str | None = None,
+    *,
+    encoding: str = "utf-8",
+) -> DataFrame:
+    """The changes of one table in a DataFrame of frames.
+
+    Within a partition the frames must be in the order of the stream. What a partition must know of
+    what came before it are the relations of all tables among its frames: from `relations`, or as
+    frames of its own. It need not begin with a Begin: then `xid`, `commit_lsn`, `commit_time` and
+    `seq` of the changes up to the next one are those of the columns, and null without.
+
+    Parameters
+    ----------
+    frames : DataFrame
+        The column `data` (binary) has the frames, without CopyData and XLogData headers. The
+        columns `lsn`, `commit_lsn`, `commit_time` (timestamp, or microseconds since 2000 as in a
+        frame), `xid` and `seq` (of the frame's first row) are used where they exist.
+    table : str
+        ``namespace.name``, as the server has them.
+    relations : mapping or iterable of Relation, optional
+        The stream's relations, ``decoder.relations`` for one. Type messages, which tell domains,
+        and frames of both may be among them.
+    schema : StructType or str, optional
+        As of :func:`read_segments`; without, the table's last Relation in `relations`, or else
+        in the frames (partitions being in order).
+    encoding : str
+        The client_encoding of the session that sent the frames.
+
+    Returns
+    -------
+    DataFrame
+        As of :func:`read_segments`. Rows of streamed and prepared transactions have a null
+        `commit_lsn`: whether they were committed is not known here.
+
+    Raises
+    ------
+    PgOutputError
+        The table is neither in `relations` nor in the frames, or there is no column `data`.
+    """
+    _check(frames.sparkSession)
+    if "data" not in frames.columns or frames.schema["data"].dataType != T.BinaryType():
+        raise PgOutputError(
+            "the frames must be in a binary column named data; there are "
+            + ", ".join(
+                f"{field.name} ({field.dataType.simpleString()})" for field in frames.schema
+            )
+        )
+    known = _relation_frames(relations)
+    if schema is None:
+        relation = _announced(known, table, encoding)
+        if relation is None:
+            relation = _announced(_frames_of_relations(frames), table, encoding)
+        if relation is None:
+            raise PgOutputError(
+                f"no Relation of {table} is in relations= nor in the frames; give relations= or "
+                "schema=, and check the table's name"
+            )
+        schema = _struct(column_types(relation, binary=False))
+    changes, target = _target(table, schema, encoding=encoding, relations=known)
+    names = [
+        name
+        for name in ("data", "lsn", "commit_lsn", "commit_time", "xid", "seq")
+        if name in frames.columns
+    ]
+
+    def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        where = f"partition {task.partitionId() if task is not None else '?'}"
+        numbered = ((f"{where}, batch {n}", batch) for n, batch in enumerate(batches))
+        yield from change_batches(numbered, target)
+
+    return frames.select(*names).mapInArrow(decode, changes)
+
+
+# --- schema --------------------------------------------------------------------------------------
+
+
+def _struct(columns: Iterable[tuple[str, str]]) -> T.StructType:
+    return T.StructType([T.StructField(name, T.DataType.fromDDL(type_)) for name, type_ in columns])
+
+
+def _target(
+    table: str, schema: T.StructType | str, *, encoding: str, relations: tuple[bytes, ...] = ()
+) -> tuple[T.StructType, Target]:
+    """The schema of the changes, and what the executors need to know."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    columns = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(columns, T.StructType):
+        raise PgOutputError(f"schema= must be a StructType or its DDL, not {schema!r}")
+    columns = T.StructType([T.StructField(field.name, field.dataType) for field in columns])
+    changes = T.StructType(
+        [
+            T.StructField("op", T.StringType()),
+            T.StructField("xid", T.LongType()),
+            T.StructField("subxid", T.LongType()),
+            T.StructField("lsn", T.LongType()),
+            T.StructField("commit_lsn", T.LongType()),
+            T.StructField("commit_time", T.TimestampType()),
+            T.StructField("seq", T.LongType()),
+            T.StructField("old_kind", T.StringType()),
+            T.StructField("before", columns),
+            T.StructField("after", columns),
+            T.StructField("unchanged", T.ArrayType(T.StringType())),
+        ]
+    )
+    if any(isinstance(field.dataType, T.TimeType) for field in columns):
+        _check_time(table)
+    target = Target(
+        table=table,
+        columns=tuple((field.name, field.dataType.simpleString()) for field in columns),
+        schema=to_arrow_schema(changes, timezone="UTC"),
+        relations=relations,
+        encoding=encoding,
+    )
+    return changes, target
+
+
+def _check(spark: SparkSession) -> None:
+    codec = spark.conf.get("spark.sql.execution.arrow.compression.codec", "none")
+    if codec == "lz4":
+        raise PgOutputError(
+            "spark.sql.execution.arrow.compression.codec=lz4 hangs in PySpark's workers; set none"
+        )
+
+
+def _check_time(table: str) -> None:
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.active()
+    if spark.conf.get("spark.sql.timeType.enabled", "false") != "true":
+        warnings.warn(
+            f"{table} has columns of type time, which Spark writes to Parquet only with "
+            "spark.sql.timeType.enabled=true; set it, or give schema= with them as string",
+            stacklevel=4,
+        )
+
+
+# --- segments ------------------------------------------------------------------------------------
+
+
+def _segments(path: Paths) -> list[Segment]:
+    if isinstance(path, (str, os.PathLike)):
+        if Path(path).is_file():
+            return [Segment.from_path(path)]
+        return list_segments(path)
+    return sorted(Segment.from_path(name) for name in path)
+
+
+def _groups(paths: list[str], count: int) -> list[list[str]]:
+    """Paths in at most `count` groups of like size: a task costs 60 ms before it reads a byte."""
+    groups: list[list[str]] = [[] for _ in range(min(max(count, 1), len(paths)))]
+    sizes = [0] * len(groups)
+    for size, path in sorted(((Path(path).stat().st_size, path) for path in paths), reverse=True):
+        smallest = sizes.index(min(sizes))
+        groups[smallest].append(path)
+        sizes[smallest] += size
+    return groups
+
+
+def _newest_relation(segments: list[Segment], table: str, encoding: str) -> Any:
+    """The plan of the table's newest Relation.
+
+    Each segment begins with the relations in force: in all but rare cases the newest one says it,
+    and is all that is read, a batch at a time.
+    """
+    for segment in reversed(segments):
+        with SegmentReader(segment.path) as reader:
+            plan = _announced(_relations_in(reader), table, encoding)
+        if plan is not None:
+            return plan
+    raise PgOutputError(
+        f"no Relation of {table} is in the segments; is the table published, has it changed since "
+        "the slot was made, and is its name right (namespace.name, case included)?"
+    )
+
+
+def _relations_in(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+    import pyarrow.compute as pc
+
+    for batch in batches:
+        # Type and Relation have no LSN of their own
+        data = batch.column("data").filter(pc.equal(batch.column("lsn"), 0))
+        yield from (frame for frame in data.to_pylist() if frame[:1] in (b"R", b"Y"))
+
+
+def _announced(frames: Iterable[bytes], table: str, encoding: str) -> Any:
+    """The plan of the table's last Relation among frames of Types and Relations."""
+    decoder = pf.Decoder(encoding=encoding)
+    plan = None
+    for frame in frames:
+        message = decoder.decode(frame)
+        if isinstance(message, Relation) and table_name(message) == table:
+            plan = decoder.state.plan(message.relation_id)
+    return plan
+
+
+# --- frames --------------------------------------------------------------------------------------
+
+
+def _relation_frames(relations: Relations | None) -> tuple[bytes, ...]:
+    if relations is None:
+        return ()
+    given = relations.values() if isinstance(relations, Mapping) else relations
+    types: list[bytes] = []
+    others: list[bytes] = []
+    for item in given:
+        message = pf.decode(item) if isinstance(item, bytes) else item
+        if not isinstance(message, (Relation, Type)):
+            raise PgOutputError(f"relations= takes Relation and Type messages, not {message!r}")
+        if message.in_stream:
+            message = published(message)
+        (types if isinstance(message, Type) else others).append(message.frame)
+    return (*types, *others)  # a Relation's types count when it comes
+
+
+def _frames_of_relations(frames: DataFrame) -> list[bytes]:
+    """The different Types and Relations in a DataFrame, by their last place in it."""
+    tag = F.substring("data", 1, 1)
+    found = (
+        frames.filter(tag.isin([bytearray(b"R"), bytearray(b"Y")]))
+        .select("data", F.monotonically_increasing_id().alias("place"))
+        .groupBy("data")
+        .agg(F.max("place").alias("place"))
+        .orderBy("place")
+        .collect()
+    )
+    return [bytes(row.data) for row in found]
