@@ -1,0 +1,67 @@
+"""What all tests share: the two implementations, and where recorded streams are."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+IMPLEMENTATIONS = {"cython": "pgoutput_fast._core", "python": "pgoutput_fast._pure"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--corpus",
+        type=Path,
+        metavar="DIR",
+        default=os.environ.get("PGOUTPUT_FAST_CORPUS") or None,
+        help="decode every capture of this directory too (default: PGOUTPUT_FAST_CORPUS)",
+    )
+
+
+def pytest_report_header() -> list[str]:
+    """Says which implementation is loaded: once it was the wrong one for weeks, and all was green."""
+    import pgoutput_fast
+
+    versions = [f"Python {platform.python_version()}"]
+    for name in ("numpy", "pyarrow", "psycopg", "pyspark"):
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            versions.append(f"no {name}")
+    reason = pgoutput_fast.FALLBACK_REASON
+    return [
+        f"pgoutput_fast {pgoutput_fast.__version__}: IMPLEMENTATION={pgoutput_fast.IMPLEMENTATION}"
+        + (f" ({reason})" if reason else "")
+        + f", {Path(pgoutput_fast.__file__).parent}",
+        ", ".join(versions),
+    ]
+
+
+def implementation(name: str) -> ModuleType:
+    """The module of an implementation. One that is missing fails the test, it does not skip."""
+    try:
+        return importlib.import_module(IMPLEMENTATIONS[name])
+    except ImportError as error:
+        pytest.fail(
+            f"the {name} implementation cannot be imported ({error}); build the extension with "
+            "PGOUTPUT_FAST_REQUIRE_EXT=1 python setup.py build_ext --inplace",
+            pytrace=False,
+        )
+
+
+@pytest.fixture(params=list(IMPLEMENTATIONS))
+def impl(request: pytest.FixtureRequest) -> ModuleType:
+    """Each implementation's module in turn."""
+    return implementation(request.param)
+
+
+@pytest.fixture
+def both() -> tuple[ModuleType, ModuleType]:
+    """Both implementations' modules, the compiled one first."""
+    return implementation("cython"), implementation("python")
