@@ -671,6 +671,9 @@ class SegmentWriter:
             self._on_begin(lsn, frame)
         elif tag == ord("C"):
             self._on_commit(lsn, frame)
+        elif tag == ord("A"):
+            # 18 sends the abort of a transaction that it never streamed, in protocol 1 too.
+            return
         elif tag in (ord("R"), ord("Y")):
             (key,) = _UINT32.unpack_from(frame, 1)
             (self._relations if tag == ord("R") else self._types)[key] = frame
@@ -749,6 +752,11 @@ class SegmentWriter:
     def in_transaction(self) -> bool:
         """Whether a transaction's Commit is still to come."""
         return self._begin is not None
+
+    @property
+    def end_lsn(self) -> int:
+        """End of what was written, durable or not: of the last whole transaction."""
+        return self._end_lsn
 
     @property
     def is_idle(self) -> bool:
