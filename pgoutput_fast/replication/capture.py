@@ -134,7 +134,7 @@ def _land(
                 stream.acknowledge(position)
         if batch.frames:
             frames += len(batch.frames)
-            received = max(received, batch.frames[-1].lsn)
+            received = max(received, batch.frames[-1][0])
         elif batch.keepalive_lsn is None:
             acknowledge(writer.flush())
             if until_lsn is not None:
