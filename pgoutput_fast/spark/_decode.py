@@ -185,7 +185,7 @@ class _Reader:
             )
         )
         decode = self.decoder.decode
-        for n, (frame, given) in enumerate(zip(frames, context)):
+        for n, (frame, given) in enumerate(zip(frames, context, strict=True)):
             if frame is None:
                 raise PgOutputError(f"{self.target.table}: {where}, frame {n}: it is null")
             try:

@@ -1,0 +1,1 @@
+"""The whole path on one machine: a server, its changes, Spark's tables, and the proof."""
