@@ -63,24 +63,17 @@ cdef inline Py_ssize_t walk_tuple(
     return position
 
 
-# The slices of a tuple that walk_tuple has found sound; where it ends.
-cdef inline Py_ssize_t take_slices(
-    const uint8_t *frame, Py_ssize_t position, ColumnSlice *slices
+# The column at `position` of a tuple that walk_tuple has found sound; where the next one begins.
+cdef inline Py_ssize_t take_column(
+    const uint8_t *frame, Py_ssize_t position, ColumnSlice *column
 ) noexcept nogil:
-    cdef uint32_t count = load_uint16(frame + position)
-    cdef uint32_t i, length
-    cdef uint8_t kind
-    position += 2
-    for i in range(count):
-        kind = frame[position]
-        if kind == c't' or kind == c'b':
-            length = load_uint32(frame + position + 1)
-            position += 5
-            slices[i].offset = <uint32_t> position
-            slices[i].length_and_kind = length << 2 | (KIND_TEXT if kind == c't' else KIND_BINARY)
-            position += length
-        else:
-            position += 1
-            slices[i].offset = <uint32_t> position
-            slices[i].length_and_kind = KIND_NULL if kind == c'n' else KIND_UNCHANGED
-    return position
+    cdef uint8_t kind = frame[position]
+    cdef uint32_t length
+    if kind == c't' or kind == c'b':
+        length = load_uint32(frame + position + 1)
+        column.offset = <uint32_t> (position + 5)
+        column.length_and_kind = length << 2 | (KIND_TEXT if kind == c't' else KIND_BINARY)
+        return position + 5 + length
+    column.offset = <uint32_t> (position + 1)
+    column.length_and_kind = KIND_NULL if kind == c'n' else KIND_UNCHANGED
+    return position + 1

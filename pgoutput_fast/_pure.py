@@ -21,7 +21,6 @@ from .messages import (
     Message,
     Relation,
     Unchanged,
-    check_size,
     decode_rare,
     describe,
     describe_tuple,
@@ -40,6 +39,8 @@ _count = struct.Struct(">H").unpack_from
 _uint32 = struct.Struct(">I").unpack_from
 _uint64 = struct.Struct(">Q").unpack_from
 _int64 = struct.Struct(">q").unpack_from
+_row_header = struct.Struct(">IBH").unpack_from  # relation id, marker, number of columns
+_new: Any = object.__new__
 
 _B, _C, _D, _I, _K, _N, _O, _U = b"BCDIKNOU"
 _BINARY, _NULL, _TEXT, _UNCHANGED = b"bntu"
@@ -52,17 +53,12 @@ class _Stumble(Exception):
     """The fast walk met what no sound frame has."""
 
 
-def walk(frame: bytes, position: int, width: int | None) -> list[int]:
-    """Where each column of the tuple at byte `position` begins, and where the tuple ends.
+def walk(frame: bytes, position: int, count: int) -> list[int]:
+    """Where each of `count` columns begins, the first one at byte `position`, and where they end.
 
-    A tuple (TupleData) is an int16 count, then for each column a kind byte and, for the kinds ``t``
-    and ``b``, an int32 length and that many bytes. Lengths are read as unsigned here, so that a
-    negative one leads past the end of every frame.
+    A column is a kind byte and, for the kinds ``t`` and ``b``, an int32 length and that many bytes.
+    Lengths are read as unsigned here, so that a negative one leads past the end of every frame.
     """
-    count = _count(frame, position)[0]
-    if count != width and width is not None:
-        raise _Stumble
-    position += 2
     positions = [position]
     append = positions.append
     for _ in range(count):
@@ -80,23 +76,13 @@ def walk(frame: bytes, position: int, width: int | None) -> list[int]:
 class _Row:
     """What Insert, Update and Delete share: the frame, and where the columns of its tuples begin."""
 
-    __slots__ = (
-        "_frame",
-        "_in_stream",
-        "_new",
-        "_new_positions",
-        "_old",
-        "_old_positions",
-        "_plan",
-    )
+    __slots__ = ("_frame", "_in_stream", "_new", "_old", "_plan")
     tag: str
     _frame: bytes
     _in_stream: bool
     _plan: RelationPlan | None
-    _old_positions: list[int] | None
-    _new_positions: list[int] | None
-    _old: TupleData | None
-    _new: TupleData | None
+    _old: list[int] | None  # what walk() returned
+    _new: list[int] | None
 
     def __init__(self) -> None:
         raise TypeError(f"{type(self).__name__} messages are made by decoding a frame")
@@ -135,7 +121,7 @@ class _Row:
             ``unknown_relation``: the frame was decoded alone.
         """
         if self._plan is None:
-            fail_stateless(self._frame, self._in_stream)
+            fail_stateless(self)
         return self._plan.relation
 
     def __eq__(self, other: object) -> bool:
@@ -169,7 +155,7 @@ class Insert(_Row):
     @property
     def new(self) -> TupleData:
         """The row."""
-        return new_tuple(self)
+        return make_tuple(self, self._new, "new")
 
 
 class Update(_Row):
@@ -182,19 +168,17 @@ class Update(_Row):
     @property
     def old_kind(self) -> str | None:
         """What `old` is: "K" the key, "O" the whole row; None where it was not sent."""
-        if self._old_positions is None:
-            return None
-        return chr(self._frame[9 if self._in_stream else 5])
+        return None if self._old is None else chr(marker_of(self))
 
     @property
     def old(self) -> TupleData | None:
         """The row as it was, or its key: see `old_kind`."""
-        return old_tuple(self) if self._old_positions is not None else None
+        return None if self._old is None else make_tuple(self, self._old, "old")
 
     @property
     def new(self) -> TupleData:
         """The row as it is."""
-        return new_tuple(self)
+        return make_tuple(self, self._new, "new")
 
 
 class Delete(_Row):
@@ -207,35 +191,23 @@ class Delete(_Row):
     @property
     def old_kind(self) -> str:
         """What `old` is: "K" the key, "O" the whole row."""
-        return chr(self._frame[9 if self._in_stream else 5])
+        return chr(marker_of(self))
 
     @property
     def old(self) -> TupleData:
         """The row as it was, or its key: see `old_kind`."""
-        return old_tuple(self)
+        return make_tuple(self, self._old, "old")
 
 
-def new_tuple(row: _Row) -> TupleData:
-    if row._new is None:
-        row._new = _make_tuple(row, row._new_positions, "new", False)
-    return row._new
+def marker_of(row: _Row) -> int:
+    return row._frame[9 if row._in_stream else 5]
 
 
-def old_tuple(row: _Row) -> TupleData:
-    if row._old is None:
-        is_key = row._frame[9 if row._in_stream else 5] == _K
-        row._old = _make_tuple(row, row._old_positions, "old", is_key)
-    return row._old
-
-
-def _make_tuple(row: _Row, positions: Any, which: str, is_key: bool) -> TupleData:
-    data = TupleData.__new__(TupleData)
-    data._frame = row._frame
-    data._in_stream = row._in_stream
-    data._plan = row._plan
+def make_tuple(row: _Row, positions: Any, which: str) -> TupleData:
+    data = _new(TupleData)
+    data._row = row
     data._positions = positions
     data._which = which
-    data._is_key = is_key
     return data
 
 
@@ -246,13 +218,10 @@ class TupleData:
     identity mean anything: nothing is known of the others, and :meth:`as_dict` leaves them out.
     """
 
-    __slots__ = ("_frame", "_in_stream", "_is_key", "_plan", "_positions", "_which")
-    _frame: bytes
-    _in_stream: bool
-    _plan: RelationPlan | None
+    __slots__ = ("_positions", "_row", "_which")
+    _row: _Row
     _positions: list[int]
     _which: str
-    _is_key: bool
 
     def __init__(self) -> None:
         raise TypeError("TupleData is made by decoding a frame")
@@ -262,18 +231,19 @@ class TupleData:
 
     def kind(self, i: int) -> str:
         """The kind of column `i`: "n" NULL, "u" unchanged, "t" text or "b" binary."""
-        return chr(self._frame[self._positions[self._index(i)]])
+        return chr(self._row._frame[self._positions[self._index(i)]])
 
     def raw(self, i: int) -> bytes | Unchanged | None:
         """The bytes of column `i`, None for NULL, or UNCHANGED."""
         i = self._index(i)
+        frame = self._row._frame
         start = self._positions[i]
-        kind = self._frame[start]
+        kind = frame[start]
         if kind == _NULL:
             return None
         if kind == _UNCHANGED:
             return UNCHANGED
-        return self._frame[start + 5 : self._positions[i + 1]]
+        return frame[start + 5 : self._positions[i + 1]]
 
     def text(self, i: int) -> str | Unchanged | None:
         """Column `i` as the text that the server prints, None for NULL, or UNCHANGED.
@@ -284,33 +254,31 @@ class TupleData:
             ``bad_encoding``; of binary values ``bad_value``, ``no_text_form`` where the type's text
             is not known, and ``unknown_relation`` where the frame was decoded alone.
         """
-        i = self._index(i)
-        return self._text(i, self._positions[i], self._positions[i + 1])
+        return self._text(self._index(i))
 
     def raws(self) -> tuple[bytes | Unchanged | None, ...]:
         """Every column as of :meth:`raw`."""
-        return tuple(self.raw(i) for i in range(len(self)))
+        return tuple([self.raw(i) for i in range(len(self))])
 
     def texts(self) -> tuple[str | Unchanged | None, ...]:
         """Every column as of :meth:`text`."""
-        frame = self._frame
-        encoding = self._plan.settings.encoding if self._plan is not None else "utf-8"
-        positions = self._positions
+        frame, plan = self._row._frame, self._row._plan
+        if plan is not None and plan.settings.encoding != "utf-8":
+            return tuple([self._text(i) for i in range(len(self))])
         texts: list[str | Unchanged | None] = []
         append = texts.append
-        start = positions[0]
-        for i in range(1, len(positions)):
-            end = positions[i]
+        start = self._positions[0]
+        for end in self._positions[1:]:
             kind = frame[start]
             if kind == _TEXT:
                 try:
-                    append(frame[start + 5 : end].decode(encoding))
+                    append(frame[start + 5 : end].decode())
                 except UnicodeDecodeError as error:
-                    refuse_value(frame, start + 5, i - 1, error, self._plan)
+                    refuse_value(frame, start + 5, len(texts), error, plan)
             elif kind == _NULL:
                 append(None)
             else:
-                append(self._text(i - 1, start, end))
+                append(self._text(len(texts)))
             start = end
         return tuple(texts)
 
@@ -322,26 +290,27 @@ class TupleData:
         DecodeError
             A value is refused, or ``unknown_relation``: the frame was decoded alone.
         """
-        if self._plan is None:
-            fail_stateless(self._frame, self._in_stream)
-        frame = self._frame
-        positions = self._positions
-        converters = self._plan.text
-        values = []
+        plan = self._row._plan
+        if plan is None:
+            fail_stateless(self._row)
+        frame = self._row._frame
+        binary = plan.binary
+        values: list[Any] = []
         append = values.append
-        start = positions[0]
-        for i in range(1, len(positions)):
-            end = positions[i]
+        start, *ends = self._positions
+        for end, from_text in zip(ends, plan.text):
             kind = frame[start]
-            if kind == _TEXT:
-                try:
-                    append(converters[i - 1](frame[start + 5 : end]))
-                except Exception as error:
-                    refuse_value(frame, start + 5, i - 1, error, self._plan)
-            elif kind == _NULL:
-                append(None)
-            else:
-                append(self._value(i - 1, start, end))
+            try:
+                if kind == _TEXT:
+                    append(from_text(frame[start + 5 : end]))
+                elif kind == _NULL:
+                    append(None)
+                elif kind == _BINARY:
+                    append(binary[len(values)](frame[start + 5 : end]))
+                else:
+                    append(UNCHANGED)
+            except Exception as error:
+                refuse_value(frame, start + 5, len(values), error, plan)
             start = end
         return tuple(values)
 
@@ -355,16 +324,17 @@ class TupleData:
         KeyError
             The relation has no column of that name.
         """
-        if self._plan is None:
-            fail_stateless(self._frame, self._in_stream)
-        plan = self._plan
+        plan = self._row._plan
+        if plan is None:
+            fail_stateless(self._row)
+        is_key = self._is_key()
         if columns is None:
-            if not self._is_key:
+            if not is_key:
                 return dict(zip(plan.names, self.values()))
             selected: Iterable[int] = range(plan.width)
         else:
             selected = [plan.positions[name] for name in columns]
-        if self._is_key:
+        if is_key:
             selected = [i for i in selected if plan.is_key[i] or self.kind(i) != "n"]
         return {plan.names[i]: self[i] for i in selected}
 
@@ -377,21 +347,35 @@ class TupleData:
         return self.values().count(value)
 
     def __getitem__(self, key: int | str | slice) -> Any:
+        if isinstance(key, slice):
+            return tuple([self[i] for i in range(*key.indices(len(self)))])
+        plan = self._row._plan
         if isinstance(key, str):
-            if self._plan is None:
-                fail_stateless(self._frame, self._in_stream)
-            i = self._plan.positions[key]
-        elif isinstance(key, slice):
-            return tuple(self[i] for i in range(*key.indices(len(self))))
+            if plan is None:
+                fail_stateless(self._row)
+            i = plan.positions[key]
         else:
             i = self._index(key)
-        return self._value(i, self._positions[i], self._positions[i + 1])
+            if plan is None:
+                fail_stateless(self._row)
+        frame = self._row._frame
+        start = self._positions[i]
+        kind = frame[start]
+        if kind == _NULL:
+            return None
+        if kind == _UNCHANGED:
+            return UNCHANGED
+        converters = plan.text if kind == _TEXT else plan.binary
+        try:
+            return converters[i](frame[start + 5 : self._positions[i + 1]])
+        except Exception as error:
+            refuse_value(frame, start + 5, i, error, plan)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.values())
 
     def __reversed__(self) -> Iterator[Any]:
-        return reversed(self.values())
+        return iter(self.values()[::-1])
 
     def __contains__(self, value: object) -> bool:
         return value in self.values()
@@ -399,13 +383,14 @@ class TupleData:
     def __eq__(self, other: object) -> bool:
         if type(other) is not TupleData:
             return NotImplemented
-        return self._is_key == other._is_key and self._wire() == other._wire()
+        return self._is_key() == other._is_key() and self._wire() == other._wire()
 
     def __hash__(self) -> int:
-        return hash((self._is_key, self._wire()))
+        return hash((self._is_key(), self._wire()))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return restore_tuple, (self._frame, self._in_stream, self._plan, self._which)
+        row = self._row
+        return restore_tuple, (row._frame, row._in_stream, row._plan, self._which)
 
     def __copy__(self) -> TupleData:
         return self
@@ -414,13 +399,14 @@ class TupleData:
         return self
 
     def __repr__(self) -> str:
-        if self._plan is None:
-            return describe_tuple(self, None, "utf-8")
-        return describe_tuple(self, self._plan.names, self._plan.settings.encoding)
+        return describe_tuple(self, self._row._plan)
+
+    def _is_key(self) -> bool:
+        return self._which == "old" and marker_of(self._row) == _K
 
     def _wire(self) -> bytes:
-        """The tuple's columns as they stand in the frame."""
-        return self._frame[self._positions[0] : self._positions[-1]]
+        """The columns as they stand in the frame."""
+        return self._row._frame[self._positions[0] : self._positions[-1]]
 
     def _index(self, key: object) -> int:
         try:
@@ -434,37 +420,20 @@ class TupleData:
             raise IndexError(f"column {i} of a tuple of {width} columns")
         return i + width if i < 0 else i
 
-    def _text(self, i: int, start: int, end: int) -> str | Unchanged | None:
-        frame, plan = self._frame, self._plan
-        kind = frame[start]
-        if kind == _NULL:
-            return None
-        if kind == _UNCHANGED:
-            return UNCHANGED
-        raw = frame[start + 5 : end]
+    def _text(self, i: int) -> str | Unchanged | None:
+        raw = self.raw(i)
+        if not isinstance(raw, bytes):
+            return raw
+        frame, plan = self._row._frame, self._row._plan
+        start = self._positions[i]
         try:
-            if kind == _TEXT:
-                return raw.decode(plan.settings.encoding if plan is not None else "utf-8")
+            if frame[start] == _TEXT:
+                return raw.decode("utf-8" if plan is None else plan.settings.encoding)
             if plan is None:
-                fail_stateless(frame, self._in_stream)
+                fail_stateless(self._row)
             text: str = plan.text_form[i](raw)
             return text
         except ValueError as error:
-            refuse_value(frame, start + 5, i, error, plan)
-
-    def _value(self, i: int, start: int, end: int) -> Any:
-        frame, plan = self._frame, self._plan
-        if plan is None:
-            fail_stateless(frame, self._in_stream)
-        kind = frame[start]
-        if kind == _NULL:
-            return None
-        if kind == _UNCHANGED:
-            return UNCHANGED
-        converters = plan.text if kind == _TEXT else plan.binary
-        try:
-            return converters[i](frame[start + 5 : end])
-        except Exception as error:
             refuse_value(frame, start + 5, i, error, plan)
 
 
@@ -580,59 +549,69 @@ class Commit(_Fixed):
         return to_datetime(self, "commit_time")
 
 
-def fail_stateless(frame: bytes, in_stream: bool) -> NoReturn:
-    """Raise ``unknown_relation`` for a frame that was decoded without a Decoder."""
-    start = 5 if in_stream else 1
-    relation_id = _uint32(frame, start)[0]
-    fail("unknown_relation", frame, start, relation_id=relation_id, hint=STATELESS_HINT)
+def fail_stateless(row: _Row) -> NoReturn:
+    """Raise ``unknown_relation`` for a row that was decoded without a Decoder."""
+    start = 5 if row._in_stream else 1
+    fail(
+        "unknown_relation", row._frame, start, relation_id=row.relation_id, hint=STATELESS_HINT
+    )
 
 
 def make_fixed(frame: bytes, in_stream: bool) -> Begin | Commit:
     """The Begin or Commit in a frame."""
-    length = BEGIN_LENGTH if frame[0] == _B else COMMIT_LENGTH
-    if len(frame) != length:
+    if len(frame) != (BEGIN_LENGTH if frame[0] == _B else COMMIT_LENGTH):
         diagnose(frame, in_stream, None)
     message: Begin | Commit
-    message = Begin.__new__(Begin) if frame[0] == _B else Commit.__new__(Commit)
+    message = _new(Begin) if frame[0] == _B else _new(Commit)
     message._frame = frame
     message._in_stream = in_stream
     return message
 
 
-def make_row(frame: bytes, in_stream: bool, plan: RelationPlan | None) -> Insert | Update | Delete:
-    """The Insert, Update or Delete in a frame; IndexError, struct.error or _Stumble if malformed."""
-    width = plan.width if plan is not None else None
-    position = 9 if in_stream else 5
-    marker = frame[position]
-    positions = walk(frame, position + 1, width)
+def make_row(
+    frame: bytes, in_stream: bool, plan_of: Callable[[int], RelationPlan | None] | None
+) -> Insert | Update | Delete:
+    """The Insert, Update or Delete in a frame; IndexError, struct.error or _Stumble if malformed.
+
+    `plan_of` finds the plan of a relation, None where none are known (a frame decoded alone).
+    """
+    relation_id, marker, count = _row_header(frame, 5 if in_stream else 1)
+    if plan_of is None:
+        plan = None
+        if count > 0x7FFF:  # it is signed
+            raise _Stumble
+    else:
+        plan = plan_of(relation_id)
+        if plan is None or count != plan.width:
+            raise _Stumble
+    positions = walk(frame, 12 if in_stream else 8, count)
     tag = frame[0]
     row: Insert | Update | Delete
     if tag == _I:
-        row = Insert.__new__(Insert)
+        row = _new(Insert)
         sound = marker == _N
-        row._old_positions = None
-        row._new_positions = positions
+        row._new = positions
     elif tag == _U:
-        row = Update.__new__(Update)
+        row = _new(Update)
         if marker == _N:
             sound = True
-            row._old_positions = None
+            row._old = None
         else:
-            sound = (marker == _K or marker == _O) and frame[positions[-1]] == _N
-            row._old_positions = positions
-            positions = walk(frame, positions[-1] + 1, width)
-        row._new_positions = positions
+            start = positions[-1]
+            sound = (marker == _K or marker == _O) and frame[start] == _N
+            sound = sound and _count(frame, start + 1)[0] == count
+            row._old = positions
+            positions = walk(frame, start + 3, count)
+        row._new = positions
     else:
-        row = Delete.__new__(Delete)
+        row = _new(Delete)
         sound = marker == _K or marker == _O
-        row._old_positions = positions
-        row._new_positions = None
-    if not sound or positions[-1] != len(frame):
+        row._old = positions
+    if not sound or positions[-1] != len(frame) or positions[-1] > MAX_FRAME_LENGTH:
         raise _Stumble
     row._frame = frame
     row._in_stream = in_stream
     row._plan = plan
-    row._old = row._new = None
     return row
 
 
@@ -668,21 +647,20 @@ def decode(frame: Any, in_stream: bool = False) -> AnyMessage:
     if tag == _I or tag == _U or tag == _D:
         return restore(frame, in_stream, None)
     if tag == _B or tag == _C:
-        check_size(frame)
         return make_fixed(frame, in_stream)
     return decode_rare(frame, in_stream, "utf-8")
 
 
 def restore(frame: bytes, in_stream: bool, plan: RelationPlan | None) -> AnyMessage:
     """The Begin, Commit, Insert, Update or Delete in a frame, whose relation's plan is known."""
-    check_size(frame)
     if frame[0] == _B or frame[0] == _C:
         return make_fixed(frame, in_stream)
+    plan_of = None if plan is None else lambda relation_id: plan
     try:
-        return make_row(frame, in_stream, plan)
+        return make_row(frame, in_stream, plan_of)
     except (IndexError, struct.error, _Stumble):
         pass
-    diagnose(frame, in_stream, None if plan is None else lambda relation_id: plan)
+    diagnose(frame, in_stream, plan_of)
 
 
 class Decoder:
@@ -747,26 +725,17 @@ class Decoder:
         state = self._state
         tag = frame[0] if frame else None
         if tag == _I or tag == _U or tag == _D:
-            if len(frame) > MAX_FRAME_LENGTH:
-                check_size(frame)
-            row: Insert | Update | Delete
+            in_stream = state.open_xid is not None
             try:
-                if state.open_xid is None:
-                    row = make_row(frame, False, state.plans[_uint32(frame, 1)[0]])
-                else:
-                    plan = state.plan(_uint32(frame, 5)[0])
-                    if plan is None:
-                        raise _Stumble
-                    row = make_row(frame, True, plan)
-            except (IndexError, KeyError, struct.error, _Stumble):
+                row = make_row(frame, in_stream, state.plan if in_stream else state.plans.get)
+            except (IndexError, struct.error, _Stumble):
                 pass
             else:
                 state.row += 1
                 return row
-            diagnose(frame, state.open_xid is not None, state.plan)
+            diagnose(frame, in_stream, state.plan)
         if tag == _B or tag == _C:
             state.check_order(frame)
-            check_size(frame)
             message = make_fixed(frame, False)
             if isinstance(message, Begin):
                 state.begin(message.xid, message.final_lsn, message.commit_time)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from .errors import fail
-from .messages import LAYOUTS, Cursor
+from .messages import LAYOUTS, Cursor, check_size
 from .plan import RelationPlan
 
 _MARKERS = {"I": "N", "U": "NKO", "D": "KO"}
@@ -26,6 +26,7 @@ def diagnose(
     """
     tag = chr(frame[0])
     cursor = Cursor(frame, in_stream, "latin-1")
+    check_size(frame)
     if tag in "BC":
         for field, kind in LAYOUTS[tag]:
             getattr(cursor, kind)(field)

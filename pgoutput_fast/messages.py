@@ -18,8 +18,6 @@ from .lsn import format_lsn
 from .values import EPOCH_UTC, timestamp_form
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from typing_extensions import Self
 
     from .plan import RelationPlan
@@ -662,8 +660,9 @@ def describe(message: Any, tag: str) -> str:
     return f"{type(message).__name__}({', '.join(parts)})"
 
 
-def describe_tuple(tuple_data: Any, names: Sequence[str] | None, encoding: str) -> str:
+def describe_tuple(tuple_data: Any, plan: RelationPlan | None) -> str:
     """The repr of a tuple: name and text of each column, long ones cut."""
+    encoding = plan.settings.encoding if plan is not None else "utf-8"
     parts = []
     for position in range(min(len(tuple_data), _SHOWN_COLUMNS)):
         kind = tuple_data.kind(position)
@@ -681,7 +680,7 @@ def describe_tuple(tuple_data: Any, names: Sequence[str] | None, encoding: str) 
                 text = raw[:most].decode(encoding, "backslashreplace")
                 more = len(text) > _SHOWN_CHARACTERS or len(raw) > most
                 shown = repr(text[:_SHOWN_CHARACTERS]) + ("…" if more else "")
-        parts.append(f"{names[position]}={shown}" if names is not None else shown)
+        parts.append(f"{plan.names[position]}={shown}" if plan is not None else shown)
     if len(tuple_data) > _SHOWN_COLUMNS:
         parts.append(f"… {len(tuple_data) - _SHOWN_COLUMNS} more")
     return f"TupleData({', '.join(parts)})"
