@@ -3,9 +3,9 @@
 
 Both have the same classes and functions in the same order, and give the same values and the same
 errors. A frame is walked once when it is decoded; a message is the frame, the relation's plan and a
-position or two. Values are made when they are asked for; the slices of a tuple's columns are filled
-in when a single column is, as going through all of them is quicker without (measured). Where the walk stumbles, :func:`pgoutput_fast.diagnose.diagnose` reads
-the frame again, and names the first fault.
+position. Values are made when they are asked for; the slices of a tuple's columns are filled in
+when a single column is, as going through all of them is quicker without (measured). Where the walk
+stumbles, :func:`pgoutput_fast.diagnose.diagnose` reads the frame again and names the first fault.
 """
 
 from __future__ import annotations
@@ -291,7 +291,9 @@ cdef class TupleData:
             for i in range(self._width):
                 position = take_column(frame, position, &column)
                 if column.length_and_kind & 3 == KIND_TEXT and self._utf8:
-                    value = utf8_text(<const char *> frame + column.offset, column.length_and_kind >> 2)
+                    value = utf8_text(
+                        <const char *> frame + column.offset, column.length_and_kind >> 2
+                    )
                 else:
                     value = self._text(i, column)
                 Py_INCREF(value)

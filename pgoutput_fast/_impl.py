@@ -42,6 +42,8 @@ def _choose() -> tuple[ModuleType, str | None]:
     return importlib.import_module(_MODULES["python"]), reason
 
 
+__all__ = ["FALLBACK_REASON", "IMPLEMENTATION", "implementation"]
+
 if TYPE_CHECKING:  # type checkers read the twin
     from . import _pure as implementation
 

@@ -2,8 +2,8 @@
 
 Both have the same classes and functions in the same order, and give the same values and the same
 errors. A frame is walked once when it is decoded; what the walk keeps is where each column begins.
-The walk itself checks little: whatever is wrong makes it stumble or end elsewhere than the frame
-does, and then :func:`pgoutput_fast.diagnose.diagnose` reads the frame again, byte by byte, and names the first fault.
+The walk checks little: whatever is wrong makes it stumble, or end elsewhere than the frame does,
+and then :func:`pgoutput_fast.diagnose.diagnose` reads the frame again and names the first fault.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def walk(frame: bytes, position: int, count: int) -> list[int]:
     """Where each of `count` columns begins, the first one at byte `position`, and where they end.
 
     A column is a kind byte and, for the kinds ``t`` and ``b``, an int32 length and that many bytes.
-    Lengths are read as unsigned here, so that a negative one leads past the end of every frame.
+    Lengths are read as unsigned, so that a negative one leads past the end of every frame.
     """
     positions = [position]
     append = positions.append
@@ -74,7 +74,7 @@ def walk(frame: bytes, position: int, count: int) -> list[int]:
 
 
 class _Row:
-    """What Insert, Update and Delete share: the frame, and where the columns of its tuples begin."""
+    """What Insert, Update and Delete share: the frame, and where its columns begin."""
 
     __slots__ = ("_frame", "_in_stream", "_new", "_old", "_plan")
     tag: str
@@ -127,7 +127,7 @@ class _Row:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return self._frame == other._frame and self._in_stream == other._in_stream  # type: ignore[attr-defined]
+        return self._frame == other._frame and self._in_stream == other._in_stream
 
     def __hash__(self) -> int:
         return hash((self._frame, self._in_stream))
@@ -204,7 +204,7 @@ def marker_of(row: _Row) -> int:
 
 
 def make_tuple(row: _Row, positions: Any, which: str) -> TupleData:
-    data = _new(TupleData)
+    data: TupleData = _new(TupleData)
     data._row = row
     data._positions = positions
     data._which = which
@@ -464,7 +464,7 @@ class _Fixed:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return self._frame == other._frame and self._in_stream == other._in_stream  # type: ignore[attr-defined]
+        return self._frame == other._frame and self._in_stream == other._in_stream
 
     def __hash__(self) -> int:
         return hash((self._frame, self._in_stream))
@@ -552,9 +552,7 @@ class Commit(_Fixed):
 def fail_stateless(row: _Row) -> NoReturn:
     """Raise ``unknown_relation`` for a row that was decoded without a Decoder."""
     start = 5 if row._in_stream else 1
-    fail(
-        "unknown_relation", row._frame, start, relation_id=row.relation_id, hint=STATELESS_HINT
-    )
+    fail("unknown_relation", row._frame, start, relation_id=row.relation_id, hint=STATELESS_HINT)
 
 
 def make_fixed(frame: bytes, in_stream: bool) -> Begin | Commit:
@@ -660,7 +658,7 @@ def restore(frame: bytes, in_stream: bool, plan: RelationPlan | None) -> AnyMess
         return make_row(frame, in_stream, plan_of)
     except (IndexError, struct.error, _Stumble):
         pass
-    diagnose(frame, in_stream, plan_of)
+    return diagnose(frame, in_stream, plan_of)
 
 
 class Decoder:

@@ -1,8 +1,8 @@
 """What is wrong with a malformed Begin, Commit, Insert, Update or Delete: its first fault.
 
-The fast walks of both implementations only find out *that* a frame is malformed, and stop where they
-stumble. Then the frame is read again here, slowly, every bound checked in the order of the bytes, so
-that the lowest offset wins and both implementations say the same.
+The fast walks of both implementations only find out *that* a frame is malformed, and stop where
+they stumble. Then the frame is read again here, slowly, every bound checked in the order of the
+bytes, so that the lowest offset wins and both implementations say the same.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _marker(cursor: Cursor, markers: str) -> str:
 
 
 def _tuple(cursor: Cursor, plan: RelationPlan | None) -> None:
-    """Pass a tuple: an int16 count, then a kind byte each, with a length and bytes if it has any."""
+    """Pass a tuple: an int16 count, then for each column a kind and, if any, length and bytes."""
     frame = cursor.frame
     start = cursor.position
     field = "the number of columns"

@@ -36,12 +36,14 @@ class Unchanged:
     """
 
     __slots__ = ()
-    _instance: ClassVar[Unchanged | None] = None
+    _instance: ClassVar[Any] = None
 
-    def __new__(cls) -> Unchanged:
+    def __new__(cls) -> Self:
+        """Return the one instance."""
         if cls._instance is None:
             cls._instance = super().__new__(cls)
-        return cls._instance
+        instance: Self = cls._instance
+        return instance
 
     def __repr__(self) -> str:
         return "UNCHANGED"
@@ -137,46 +139,60 @@ class Cursor:
         return position
 
     def uint8(self, field: str) -> int:
+        """An unsigned byte."""
         return self.frame[self.need(1, field)]
 
     def char(self, field: str) -> str:
+        """A byte as the character it stands for."""
         return chr(self.uint8(field))
 
     def bool(self, field: str) -> bool:
+        """A byte as a flag: its lowest bit."""
         return bool(self.uint8(field) & 1)
 
     def int16(self, field: str) -> int:
+        """A signed 16-bit integer."""
         value: int = _int16(self.frame, self.need(2, field))[0]
         return value
 
     def uint32(self, field: str) -> int:
+        """An unsigned 32-bit integer: an OID or xid."""
         value: int = _uint32(self.frame, self.need(4, field))[0]
         return value
 
     def int32(self, field: str) -> int:
+        """A signed 32-bit integer."""
         value: int = _int32(self.frame, self.need(4, field))[0]
         return value
 
     def lsn(self, field: str) -> int:
+        """An unsigned 64-bit integer."""
         value: int = _uint64(self.frame, self.need(8, field))[0]
         return value
 
     def time(self, field: str) -> int:
+        """A signed 64-bit integer: microseconds since 2000-01-01."""
         value: int = _int64(self.frame, self.need(8, field))[0]
         return value
 
     def stream_xid(self, field: str) -> int | None:
+        """The xid that is there inside stream segments alone."""
         return self.uint32(field) if self.in_stream else None
 
-    # Whether a Stream Abort has LSN and time depends on `streaming 'parallel'`, which no frame
-    # tells; protocol version 4 with `streaming 'on'` has none. So what is left decides.
     def optional_lsn(self, field: str) -> int | None:
+        """The LSN of a Stream Abort, None where the frame ends before it.
+
+        Whether it is there depends on ``streaming 'parallel'``, which no frame tells; protocol
+        version 4 with ``streaming 'on'`` has none. So what is left decides.
+        """
         return self.lsn(field) if self.position < self.end else None
 
     def optional_time(self, field: str) -> int | None:
+        """The time of a Stream Abort, which is there where the LSN is."""
         return self.time(field) if self.starts["abort_lsn"] < self.end else None
 
     def string(self, field: str) -> str:
+        """A string with a NUL at its end."""
         start = self.position
         stop = self.frame.find(0, start)
         if stop < 0:
@@ -193,6 +209,7 @@ class Cursor:
         return value
 
     def columns(self, field: str) -> tuple[Column, ...]:
+        """A count, then the columns of a Relation."""
         start = self.position
         count = self.count(self.int16("the number of columns"), 10, start, "the number of columns")
         return tuple([
@@ -206,9 +223,9 @@ class Cursor:
         ])  # fmt: skip
 
     def truncate_count(self, field: str) -> int:
+        """The number of relations of a Truncate, behind which the options come first."""
         start = self.position
         value = self.int32("the number of relations")
-        # The options' byte stands between the count and what it counts.
         most = max(self.end - self.position - 1, 0) // 4
         if not 0 <= value <= most:
             name = "the number of relations"
@@ -216,10 +233,12 @@ class Cursor:
         return value
 
     def oids(self, field: str) -> tuple[int, ...]:
+        """As many OIDs as the count said that was read before."""
         count = _int32(self.frame, self.starts["relation_count"])[0]
         return struct.unpack_from(f">{count}I", self.frame, self.need(4 * count, field))
 
     def sized_bytes(self, field: str) -> bytes:
+        """An int32 length, then that many bytes."""
         start = self.position
         length = self.int32(f"the length of {field}")
         left = self.end - self.position
@@ -230,6 +249,7 @@ class Cursor:
         return self.frame[position : position + length]
 
     def finish(self) -> None:
+        """Refuse bytes that are left over."""
         if self.position != self.end:
             fail("trailing_bytes", self.frame, self.position, found=self.end - self.position)
 
@@ -315,7 +335,7 @@ class Message:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return self.frame == other.frame and self.in_stream == other.in_stream  # type: ignore[attr-defined]
+        return self.frame == other.frame and self.in_stream == other.in_stream
 
     def __hash__(self) -> int:
         return hash((self.frame, self.in_stream))
@@ -334,7 +354,10 @@ class Message:
 
 
 class Origin(Message):
-    """Where a transaction came from first. Fields: commit_lsn (there; 0 in streams), name."""
+    """Where a transaction came from first.
+
+    Fields: commit_lsn (there; 0 in streams), name.
+    """
 
     __slots__ = ("commit_lsn", "name")
     __match_args__ = ("commit_lsn", "name")
@@ -344,8 +367,11 @@ class Origin(Message):
 
 
 class Column(NamedTuple):
-    """One column of a Relation: flags (bit 0: part of the replica identity), name, type_id (OID),
-    type_modifier (``atttypmod``, -1 for none)."""
+    """One column of a Relation.
+
+    Fields: flags (bit 0: part of the replica identity), name, type_id (OID), type_modifier
+    (``atttypmod``, -1 for none).
+    """
 
     flags: int
     name: str
@@ -359,8 +385,11 @@ class Column(NamedTuple):
 
 
 class Relation(Message):
-    """A table as its next rows come. Fields: xid (None outside streams, and once published),
-    relation_id, namespace, name, replica_identity ("d", "n", "f" or "i"), columns."""
+    """A table as its next rows come.
+
+    Fields: xid (None outside streams, and once published), relation_id, namespace, name,
+    replica_identity ("d", "n", "f" or "i"), columns.
+    """
 
     __slots__ = ("columns", "name", "namespace", "relation_id", "replica_identity", "xid")
     __match_args__ = ("xid", "relation_id", "namespace", "name", "replica_identity", "columns")
@@ -374,8 +403,11 @@ class Relation(Message):
 
 
 class Type(Message):
-    """The type of a column to come. Fields: xid, type_id (the column's own OID), namespace, name
-    (both of the *base* type: a domain looks like what it is made of; "" for pg_catalog)."""
+    """The type of a column to come.
+
+    Fields: xid, type_id (the column's own OID), namespace, name (both of the *base* type: a domain
+    looks like what it is made of; "" for pg_catalog).
+    """
 
     __slots__ = ("name", "namespace", "type_id", "xid")
     __match_args__ = ("xid", "type_id", "namespace", "name")
@@ -387,8 +419,11 @@ class Type(Message):
 
 
 class Truncate(Message):
-    """Tables emptied. Fields: xid, relation_ids (tuple of int), options (bit 0 CASCADE, bit 1
-    RESTART IDENTITY; unknown bits pass through)."""
+    """Tables emptied.
+
+    Fields: xid, relation_ids (tuple of int), options (bit 0 CASCADE, bit 1 RESTART IDENTITY;
+    unknown bits pass through).
+    """
 
     __slots__ = ("options", "relation_ids", "xid")
     __match_args__ = ("xid", "relation_ids", "options")
@@ -409,8 +444,11 @@ class Truncate(Message):
 
 
 class LogicalMessage(Message):
-    """What ``pg_logical_emit_message`` sent. Fields: xid (in streams, of the top-level
-    transaction), flags, lsn, prefix (str), content (bytes, any)."""
+    """What ``pg_logical_emit_message`` sent.
+
+    Fields: xid (in streams, of the top-level transaction), flags, lsn, prefix (str), content
+    (bytes, any).
+    """
 
     __slots__ = ("content", "flags", "lsn", "prefix", "xid")
     __match_args__ = ("xid", "flags", "lsn", "prefix", "content")
@@ -428,8 +466,10 @@ class LogicalMessage(Message):
 
 
 class StreamStart(Message):
-    """A segment of a transaction still in progress begins. Fields: xid (top-level),
-    first_segment (bool)."""
+    """A segment of a transaction still in progress begins.
+
+    Fields: xid (top-level), first_segment (bool).
+    """
 
     __slots__ = ("first_segment", "xid")
     __match_args__ = ("xid", "first_segment")
@@ -447,8 +487,10 @@ class StreamStop(Message):
 
 
 class StreamCommit(Message):
-    """A streamed transaction is committed. Fields: xid, flags, commit_lsn, end_lsn, commit_time
-    (µs since 2000-01-01 UTC)."""
+    """A streamed transaction is committed.
+
+    Fields: xid, flags, commit_lsn, end_lsn, commit_time (µs since 2000-01-01 UTC).
+    """
 
     __slots__ = ("commit_lsn", "commit_time", "end_lsn", "flags", "xid")
     __match_args__ = ("xid", "flags", "commit_lsn", "end_lsn", "commit_time")
@@ -462,8 +504,10 @@ class StreamCommit(Message):
 
 
 class StreamAbort(Message):
-    """A streamed transaction (xid = subxid) or a subtransaction of it is taken back. Fields: xid,
-    subxid, abort_lsn, abort_time (both None unless ``streaming 'parallel'``)."""
+    """A streamed transaction (xid = subxid) or a subtransaction of it is taken back.
+
+    Fields: xid, subxid, abort_lsn, abort_time (both None unless ``streaming 'parallel'``).
+    """
 
     __slots__ = ("abort_lsn", "abort_time", "subxid", "xid")
     __match_args__ = ("xid", "subxid", "abort_lsn", "abort_time")
@@ -476,8 +520,10 @@ class StreamAbort(Message):
 
 
 class BeginPrepare(Message):
-    """The changes of a prepared transaction follow. Fields: prepare_lsn, end_lsn, prepare_time
-    (µs since 2000-01-01 UTC), xid, gid."""
+    """The changes of a prepared transaction follow.
+
+    Fields: prepare_lsn, end_lsn, prepare_time (µs since 2000-01-01 UTC), xid, gid.
+    """
 
     __slots__ = ("end_lsn", "gid", "prepare_lsn", "prepare_time", "xid")
     __match_args__ = ("prepare_lsn", "end_lsn", "prepare_time", "xid", "gid")
@@ -491,8 +537,11 @@ class BeginPrepare(Message):
 
 
 class Prepare(Message):
-    """A transaction is prepared; its end is decided later. Fields: flags, prepare_lsn, end_lsn,
-    prepare_time (µs since 2000-01-01 UTC), xid, gid (may be empty)."""
+    """A transaction is prepared; its end is decided later.
+
+    Fields: flags, prepare_lsn, end_lsn, prepare_time (µs since 2000-01-01 UTC), xid, gid (may be
+    empty).
+    """
 
     __slots__ = ("end_lsn", "flags", "gid", "prepare_lsn", "prepare_time", "xid")
     __match_args__ = ("flags", "prepare_lsn", "end_lsn", "prepare_time", "xid", "gid")
@@ -507,7 +556,10 @@ class Prepare(Message):
 
 
 class StreamPrepare(Message):
-    """A streamed transaction is prepared. Fields: as of :class:`Prepare`."""
+    """A streamed transaction is prepared.
+
+    Fields: as of :class:`Prepare`.
+    """
 
     __slots__ = Prepare.__slots__
     __match_args__ = Prepare.__match_args__
@@ -522,8 +574,10 @@ class StreamPrepare(Message):
 
 
 class CommitPrepared(Message):
-    """A prepared transaction is committed. Fields: flags, commit_lsn, end_lsn, commit_time
-    (µs since 2000-01-01 UTC), xid, gid."""
+    """A prepared transaction is committed.
+
+    Fields: flags, commit_lsn, end_lsn, commit_time (µs since 2000-01-01 UTC), xid, gid.
+    """
 
     __slots__ = ("commit_lsn", "commit_time", "end_lsn", "flags", "gid", "xid")
     __match_args__ = ("flags", "commit_lsn", "end_lsn", "commit_time", "xid", "gid")
@@ -538,8 +592,11 @@ class CommitPrepared(Message):
 
 
 class RollbackPrepared(Message):
-    """A prepared transaction is rolled back. Fields: flags, prepare_end_lsn, rollback_end_lsn,
-    prepare_time, rollback_time (µs since 2000-01-01 UTC), xid, gid."""
+    """A prepared transaction is rolled back.
+
+    Fields: flags, prepare_end_lsn, rollback_end_lsn, prepare_time, rollback_time (µs since
+    2000-01-01 UTC), xid, gid.
+    """
 
     __slots__ = (
         "flags",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from .errors import DecodeError, PgOutputError, fail
 from .policies import Policies
@@ -134,19 +134,22 @@ class RelationPlan:
 
     @property
     def text(self) -> tuple[Converter, ...]:
+        """From text values."""
         return (self._converters or self._resolve())[0]
 
     @property
     def binary(self) -> tuple[Converter, ...]:
+        """From binary values."""
         return (self._converters or self._resolve())[1]
 
     @property
     def text_form(self) -> tuple[Converter, ...]:
+        """From binary values to text."""
         return (self._converters or self._resolve())[2]
 
     def _resolve(self) -> tuple[tuple[Converter, ...], ...]:
         codecs = [self._codec(position) for position in range(self.width)]
-        self._converters = tuple(zip(*codecs)) if codecs else ((), (), ())
+        self._converters = tuple(zip(*codecs, strict=True)) if codecs else ((), (), ())
         return self._converters
 
     def _codec(self, position: int) -> Codec:
@@ -172,16 +175,12 @@ class RelationPlan:
                 )
         return codec
 
-    def refuse(self, frame: bytes, offset: int, position: int, error: Exception) -> NoReturn:
-        """Raise the DecodeError of a value at byte `offset` that a function above refused."""
-        refuse_value(frame, offset, position, error, self)
-
 
 class _NoTextForm(ValueError):
     """The text that the server would print for a binary value is not known."""
 
 
-def _no_text_form(raw: bytes) -> str:
+def _no_text_form(raw: bytes) -> str:  # noqa: ARG001
     raise _NoTextForm("the text of a binary value of this type is not known; raw() gives its bytes")
 
 

@@ -145,8 +145,7 @@ class StreamState:
             self.open_xid = message.xid
             self.row = self.rows.pop(message.xid, 0)
             self.staged.setdefault(message.xid, Staged())
-        elif isinstance(message, StreamStop):
-            assert self.open_xid is not None
+        elif isinstance(message, StreamStop) and self.open_xid is not None:
             self.rows[self.open_xid] = self.row
             self.open_xid = None
             self.end()

@@ -198,7 +198,7 @@ def _numeric_form(raw: bytes) -> str:
     digits = struct.unpack_from(f">{count}H", raw, 8)
     if any(digit > 9999 for digit in digits):
         raise ValueError(f"a binary numeric with the base-10000 digit {max(digits)}")
-    text = "".join(["%04d" % digit for digit in digits])
+    text = "".join([f"{digit:04d}" for digit in digits])
     before = 4 * (weight + 1)  # decimal digits before the point
     if before <= 0:
         whole, fraction = "0", "0" * -before + text
