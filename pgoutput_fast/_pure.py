@@ -595,11 +595,13 @@ def make_row(
             sound = True
             row._old = None
         else:
-            start = positions[-1]
-            sound = (marker == _K or marker == _O) and frame[start] == _N
-            sound = sound and _count(frame, start + 1)[0] == count
+            end = positions[-1]
+            new_count = _count(frame, end + 1)[0]
+            sound = (marker == _K or marker == _O) and frame[end] == _N
+            # Decoded alone, the two tuples may be of any width.
+            sound = sound and (new_count == count or (plan is None and new_count <= 0x7FFF))
             row._old = positions
-            positions = walk(frame, start + 3, count)
+            positions = walk(frame, end + 3, new_count)
         row._new = positions
     else:
         row = _new(Delete)

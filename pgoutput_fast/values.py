@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import re
 import struct
 import sys
 import uuid
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from .policies import Policies
@@ -127,18 +129,35 @@ def _float8_binary(raw: bytes) -> float:
     return value
 
 
-def _float_form(value: float, scientific: str, fixed_below: int) -> str:
-    """`value` as the server prints it; `scientific` has its shortest digits, like ``1.5e+03``."""
+def _shortest(value: float, before: float, after: float, most: int) -> str:
+    """The fewest digits, in scientific notation, that name `value` and none of its neighbours.
+
+    The server's digits lie strictly between the midpoints to both neighbours. Python's repr takes
+    a midpoint too where reading it back rounds to `value`: 1e23 is 9.999999999999999e+22 there.
+    """
+    exact = Fraction(value)
+    low = (exact + Fraction(before)) / 2
+    # The greatest float has no finite neighbour above: it would be as far as the one below.
+    high = (exact + Fraction(after)) / 2 if after < math.inf else 2 * exact - low
+    for digits in range(most):
+        scientific = f"{value:.{digits}e}"
+        if low < Fraction(scientific) < high:
+            break
+    return scientific
+
+
+def _float_form(value: float, shortest: Callable[[float], str], fixed_below: int) -> str:
+    """`value` as the server prints it, in scientific notation from 10**`fixed_below` on."""
     if value != value:
         return "NaN"
     if value in (float("inf"), float("-inf")):
         return "Infinity" if value > 0 else "-Infinity"
+    sign = "-" if math.copysign(1, value) < 0 else ""
     if value == 0:
-        return "-0" if str(value)[0] == "-" else "0"
-    mantissa, _, exponent_text = scientific.partition("e")
+        return sign + "0"
+    mantissa, _, exponent_text = shortest(abs(value)).partition("e")
     exponent = int(exponent_text)
-    sign = "-" if mantissa[0] == "-" else ""
-    digits = mantissa.lstrip("-").replace(".", "").rstrip("0")
+    digits = mantissa.replace(".", "").rstrip("0")
     if not -4 <= exponent < fixed_below:
         point = "." if len(digits) > 1 else ""
         return f"{sign}{digits[0]}{point}{digits[1:]}e{exponent:+03d}"
@@ -148,25 +167,23 @@ def _float_form(value: float, scientific: str, fixed_below: int) -> str:
     return f"{sign}{whole}.{fraction}" if fraction else sign + whole
 
 
+def _shortest_float8(value: float) -> str:
+    return _shortest(value, math.nextafter(value, 0), math.nextafter(value, math.inf), 18)
+
+
+def _shortest_float4(value: float) -> str:
+    bits = _uint32(_float32.pack(value))[0]
+    before = _float32.unpack(struct.pack(">I", bits - 1))[0]
+    after = _float32.unpack(struct.pack(">I", bits + 1))[0]
+    return _shortest(value, before, after, 10)
+
+
 def _float8_form(raw: bytes) -> str:
-    value = _float8_binary(raw)
-    shortest = repr(value)
-    digits = len(re.sub(r"e.*|[-.]", "", shortest).strip("0")) or 1
-    return _float_form(value, f"{value:.{digits - 1}e}", 15)
+    return _float_form(_float8_binary(raw), _shortest_float8, 15)
 
 
 def _float4_form(raw: bytes) -> str:
-    value = _float4_binary(raw)
-    scientific = ""
-    if value - value == 0:  # finite
-        for digits in range(9):
-            scientific = f"{value:.{digits}e}"
-            try:
-                if _float32.pack(float(scientific)) == raw:
-                    break
-            except OverflowError:  # rounded up past the greatest float4
-                continue
-    return _float_form(value, scientific, 6)
+    return _float_form(_float4_binary(raw), _shortest_float4, 6)
 
 
 # --- numeric -------------------------------------------------------------------------------------
