@@ -8,8 +8,9 @@ Relations in force.
 
 **Name.** ``{first:016X}-{end:016X}-{part:05d}.arrow``. `first` is the LSN of the first commit
 record, or of the first non-transactional message if that comes before. `end` is where to go on: the
-end LSN of the last commit, or one more than the LSN of a non-transactional message after it. So a
-transaction belongs to a segment if and only if ``first <= commit LSN < end``. Transactions larger
+end LSN of the last commit, or the LSN of a non-transactional message after it, which is where that
+message's record ends. So a transaction belongs to a segment if and only if ``first <= commit LSN <
+end``. Transactions larger
 than a segment span several parts with one `first` and `end`; each further part begins with the
 transaction's Begin, again, after the Types and Relations.
 
@@ -683,7 +684,7 @@ class SegmentWriter:
             _, message_lsn = _MESSAGE.unpack_from(frame, 1)
             self._open_at(message_lsn)
             self._append(lsn, -1, frame)
-            self._end_lsn = max(self._end_lsn, message_lsn + 1)
+            self._end_lsn = max(self._end_lsn, message_lsn)
         elif self._begin is None:
             raise self._out_of_order(frame, "outside of a transaction")
         elif tag == ord("T"):

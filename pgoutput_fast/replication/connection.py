@@ -121,12 +121,14 @@ def _conninfo(dsn: str) -> tuple[str, list[str]]:
             "'postgresql://user@host/dbname', special characters in a URL as %XX"
         ) from None
     host, port = str(parameters.get("host", "")), str(parameters.get("port", ""))
-    if "@" in host or not re.fullmatch(r"[0-9,]*", port):
+    url = re.match(r"[a-z]+://([^?]*)", dsn)
+    if "@" in host or not re.fullmatch(r"[0-9,]*", port) or (url and url[1].count("@") > 1):
         raise PgOutputError(
             "the connection string has a host or port that can't be one; special characters in a "
             "URL's user and password are written as %XX"
         )
-    secrets = [str(parameters[name]) for name in _SECRETS if parameters.get(name)]
+    # A shorter one would be found in any word.
+    secrets = [str(parameters[name]) for name in _SECRETS if len(str(parameters.get(name, ""))) > 3]
     parameters |= {"replication": "database", "client_encoding": "UTF8"}
     parameters.setdefault("fallback_application_name", "pgoutput_fast")
     return conninfo.make_conninfo("", **parameters), secrets

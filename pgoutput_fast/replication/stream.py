@@ -280,13 +280,17 @@ class ReplicationStream:
             pgconn.put_copy_end()
             while pgconn.flush() and time.monotonic() < deadline:
                 select.select([], [pgconn.socket], [], 0.1)
+            ended = False
             while time.monotonic() < deadline:
-                length, _ = pgconn.get_copy_data(1)
-                if length < 0:
-                    return
-                if length == 0:
-                    select.select([pgconn.socket], [], [], 0.1)
-                    pgconn.consume_input()
+                if not ended:
+                    length, _ = pgconn.get_copy_data(1)
+                    if length:
+                        ended = length < 0
+                        continue
+                elif not pgconn.is_busy():
+                    return  # the command is complete, and the slot free
+                select.select([pgconn.socket], [], [], 0.1)
+                pgconn.consume_input()
 
 
 class _Waiter:

@@ -1,0 +1,538 @@
+"""Receiving from a slot, and landing it in segments: nothing lost or twice, no secrets shown."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+import pgoutput_fast as pf
+from pgoutput_fast.embedded import EmbeddedServer
+from pgoutput_fast.replication import ReplicationConnection, ReplicationError, capture, connect
+from pgoutput_fast.replication import capture as capture_function
+from pgoutput_fast.replication import connection as connection_module
+from pgoutput_fast.replication import stream as stream_module
+from pgoutput_fast.segments import SegmentReader, list_segments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    WaitUntil = Callable[[Callable[[], object]], None]
+
+pytestmark = pytest.mark.integration
+
+# The module of this name is hidden by the function.
+capture_module = sys.modules[capture_function.__module__]
+
+SETUP = (
+    "CREATE TABLE t (id bigint PRIMARY KEY, body text)",
+    "CREATE TABLE unpublished (id int)",
+    "CREATE PUBLICATION p FOR TABLE t",
+)
+
+
+@pytest.fixture
+def prepared(database: Any) -> Any:
+    database.execute(*SETUP, slot_sql(database))
+    return database
+
+
+@pytest.fixture
+def prepared18(database18: Any) -> Any:
+    database18.execute(*SETUP, slot_sql(database18))
+    return database18
+
+
+def slot_of(database: Any) -> str:
+    """Slots belong to the whole server: a name for each database."""
+    return f"slot_{database.name}"
+
+
+def slot_sql(database: Any) -> str:
+    return f"SELECT pg_create_logical_replication_slot('{slot_of(database)}', 'pgoutput')"
+
+
+def now(database: Any) -> int:
+    ((lsn,),) = database.execute("SELECT pg_current_wal_lsn()")
+    return pf.parse_lsn(lsn)
+
+
+def confirmed(database: Any) -> int:
+    ((lsn,),) = database.execute(
+        "SELECT confirmed_flush_lsn FROM pg_replication_slots"
+        f" WHERE slot_name = '{slot_of(database)}'"
+    )
+    return pf.parse_lsn(lsn)
+
+
+def run(database: Any, directory: Path, **options: Any) -> Any:
+    options = {"until_lsn": now(database), "publications": ["p"], **options}
+    dsn = options.pop("dsn", database.dsn)
+    return capture(dsn, slot=slot_of(database), directory=directory, **options)
+
+
+def messages(directory: Path) -> Iterator[Any]:
+    """All messages, each file decoded on its own, without what is repeated."""
+    for segment in list_segments(directory):
+        decoder = pf.Decoder()
+        with SegmentReader(segment.path) as reader:
+            for batch in reader:
+                for row in batch.to_pylist():
+                    message = decoder.decode(row["data"])
+                    again = segment.part and isinstance(message, pf.Begin)
+                    if (row["xid"] is not None and not again) or isinstance(
+                        message, pf.LogicalMessage
+                    ):
+                        yield message
+
+
+def inserted(directory: Path) -> list[int]:
+    return [m.new["id"] for m in messages(directory) if isinstance(m, pf.Insert)]
+
+
+def test_two_runs_land_everything_once(prepared: Any, tmp_path: Path) -> None:
+    prepared.execute("INSERT INTO t SELECT g, 'x' FROM generate_series(1, 3) g")
+    seen = []
+    first = run(prepared, tmp_path, progress=seen.append)
+    assert (first.transactions, inserted(tmp_path)) == (1, [1, 2, 3])
+    assert seen[-1].frames == first.frames == 6  # with B, R and C
+    assert confirmed(prepared) == first.durable_lsn
+    prepared.execute(
+        "UPDATE t SET body = 'y' WHERE id = 2", "DELETE FROM t WHERE id = 1", "TRUNCATE t"
+    )
+    second = run(prepared, tmp_path)
+    assert second.transactions == 3
+    kinds = [type(message).__name__ for message in messages(tmp_path)]
+    assert kinds == [
+        *("Begin", "Relation", "Insert", "Insert", "Insert", "Commit"),
+        *("Begin", "Relation", "Update", "Commit"),
+        *("Begin", "Delete", "Commit"),
+        *("Begin", "Relation", "Truncate", "Commit"),
+    ]
+    # Nothing more: the server has nothing, and the directory is as it was.
+    before = sorted(tmp_path.glob("*.arrow"))
+    assert run(prepared, tmp_path).frames == 0
+    assert sorted(tmp_path.glob("*.arrow")) == before
+
+
+def test_metadata_say_where_it_comes_from(prepared: Any, tmp_path: Path) -> None:
+    name = prepared.name
+    prepared.execute(
+        f"ALTER DATABASE {name} SET datestyle = 'German'",
+        f"ALTER DATABASE {name} SET intervalstyle = 'iso_8601'",
+        f"ALTER DATABASE {name} SET timezone = 'Asia/Tokyo'",
+        f"ALTER DATABASE {name} SET bytea_output = 'escape'",
+        "INSERT INTO t VALUES (1, 'x')",
+    )
+    run(prepared, tmp_path)
+    (segment,) = list_segments(tmp_path)
+    with SegmentReader(segment.path) as reader:
+        found = reader.metadata
+    ((system,),) = prepared.execute("SELECT system_identifier FROM pg_control_system()")
+    assert found.system_identifier == str(system)
+    assert (found.database, found.slot, found.publications) == (name, slot_of(prepared), ("p",))
+    assert found.server_version // 10000 == prepared.server.version
+    assert found.encoding == "UTF8"
+    assert found.settings == {
+        "client_encoding": "UTF8",
+        "DateStyle": "ISO, MDY",
+        "IntervalStyle": "postgres",
+        "TimeZone": "UTC",
+        "extra_float_digits": "3",
+        "bytea_output": "hex",
+    }
+    assert found.options == {"proto_version": "1", "publication_names": '"p"'}
+
+
+def test_publication_names_are_quoted(prepared18: Any, tmp_path: Path) -> None:
+    names = ["it's", 'say "x"', "a,b", "back\\slash", "Großes P"]
+    for name in names:
+        quoted = name.replace('"', '""')
+        prepared18.execute(f'CREATE PUBLICATION "{quoted}" FOR TABLE t')
+    prepared18.execute("INSERT INTO t VALUES (1, 'x')")
+    run(prepared18, tmp_path, publications=names)
+    assert inserted(tmp_path) == [1]
+    (segment,) = list_segments(tmp_path)
+    with SegmentReader(segment.path) as reader:
+        assert reader.metadata.publications == tuple(names)
+
+
+def test_binary_and_logical_messages(prepared: Any, tmp_path: Path) -> None:
+    prepared.execute(
+        "SELECT pg_logical_emit_message(false, 'outside', 'one')",
+        "BEGIN; INSERT INTO t VALUES (1, 'x'); SELECT pg_logical_emit_message(true, 'in', 'two');"
+        " SELECT pg_logical_emit_message(false, 'outside', 'three'); COMMIT",
+    )
+    run(prepared, tmp_path, binary=True, messages=True)
+    found = list(messages(tmp_path))
+    assert [
+        (m.prefix, m.content, m.transactional) for m in found if isinstance(m, pf.LogicalMessage)
+    ] == [("outside", b"one", False), ("outside", b"three", False), ("in", b"two", True)]
+    (insert,) = (m for m in found if isinstance(m, pf.Insert))
+    assert insert.new.kind(0) == "b"
+    assert insert.new["id"] == 1
+    # A message alone makes a segment, and is not sent again.
+    prepared.execute(
+        "SELECT pg_logical_emit_message(false, 'alone', '')",
+        "INSERT INTO unpublished VALUES (1)",  # its commit writes the WAL out
+    )
+    run(prepared, tmp_path, messages=True)
+    assert run(prepared, tmp_path, messages=True).frames == 0
+    assert [m.prefix for m in messages(tmp_path) if isinstance(m, pf.LogicalMessage)] == [
+        *("outside", "outside", "in", "alone")
+    ]
+
+
+def test_large_transaction_is_many_parts_that_stand_alone(
+    prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgoutput_fast.segments._BATCH_FRAMES", 500)
+    prepared.execute(
+        "INSERT INTO t VALUES (0, 'small')",
+        "INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 5000) g",
+        "INSERT INTO t VALUES (5001, 'small')",
+    )
+    run(prepared, tmp_path, segment_bytes=50_000)
+    assert inserted(tmp_path) == list(range(5002))
+    assert len(list_segments(tmp_path)) > 4
+    assert {segment.part for segment in list_segments(tmp_path)} >= {0, 1, 2, 3}
+
+
+WORKER = """
+import sys
+from pgoutput_fast.replication import capture
+capture(sys.argv[1], slot=sys.argv[2], publications=["p"], directory=sys.argv[3],
+        segment_bytes=20_000, progress=lambda progress: print("progress", flush=True))
+"""
+
+
+def worker(database: Any, directory: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER, database.dsn, slot_of(database), str(directory)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_killed_in_the_middle_it_goes_on_without_loss_or_doubling(
+    prepared: Any, tmp_path: Path
+) -> None:
+    """Killed again and again while transactions of many sizes are written."""
+    rows = 0
+    for kill in range(6):
+        process = worker(prepared, tmp_path)
+        with prepared.connect() as connection:
+            for number in range(30):
+                count = 1 + (number * 37 + kill) % 300
+                connection.execute(
+                    "INSERT INTO t SELECT g, repeat('x', 90)"
+                    " FROM generate_series(%s::bigint, %s::bigint) g",
+                    [rows, rows + count - 1],
+                )
+                rows += count
+        assert process.stdout is not None
+        for _ in range(1 + kill):
+            assert process.stdout.readline() == "progress\n"
+        process.kill()
+        process.communicate()
+    run(prepared, tmp_path)
+    assert inserted(tmp_path) == list(range(rows))
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    commits = [m.end_lsn for m in messages(tmp_path) if isinstance(m, pf.Commit)]
+    assert commits == sorted(set(commits))
+
+
+def test_interrupted_it_ends_and_frees_the_slot(
+    prepared18: Any, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    prepared18.execute("INSERT INTO t VALUES (1, 'x')")
+    process = worker(prepared18, tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "progress\n"
+    assert prepared18.slots() == {slot_of(prepared18): True}
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in stderr
+    wait_until(lambda: prepared18.slots() == {slot_of(prepared18): False})
+    run(prepared18, tmp_path)
+    assert inserted(tmp_path) == [1]
+
+
+def test_stop_keeps_what_came(prepared18: Any, tmp_path: Path, wait_until: WaitUntil) -> None:
+    stop = threading.Event()
+    ended = []
+    thread = threading.Thread(
+        target=lambda: ended.append(run(prepared18, tmp_path, until_lsn=None, stop=stop))
+    )
+    thread.start()
+    try:
+        prepared18.execute("INSERT INTO t VALUES (1, 'x')")
+        # Silence ends a segment, without any other change.
+        wait_until(lambda: tmp_path.exists() and len(list_segments(tmp_path)) == 1)
+        prepared18.execute("INSERT INTO t VALUES (2, 'x')")
+        wait_until(lambda: len(list_segments(tmp_path)) == 2)
+    finally:
+        stop.set()
+        thread.join()
+    assert ended[0].transactions == 2
+    assert confirmed(prepared18) == ended[0].durable_lsn
+    assert prepared18.slots() == {slot_of(prepared18): False}
+
+
+def test_idle_slot_moves_on(prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """WAL of other tables is let go, and what was acknowledged so is known after a restart."""
+    monkeypatch.setattr(capture_module, "_ADVANCE_INTERVAL", -1.0)
+    prepared.execute("INSERT INTO t VALUES (1, 'x')")
+    run(prepared, tmp_path)
+    landed = list_segments(tmp_path)[-1].end_lsn
+    prepared.execute(
+        "INSERT INTO unpublished SELECT FROM generate_series(1, 1000)",
+        "SELECT pg_switch_wal()",
+        "INSERT INTO unpublished VALUES (1)",
+    )
+    until = now(prepared)
+    run(prepared, tmp_path, until_lsn=until)
+    assert confirmed(prepared) >= until > landed
+    position = json.loads((tmp_path / "position.json").read_text())["position"]
+    assert pf.parse_lsn(position) == confirmed(prepared)
+    prepared.execute("INSERT INTO t VALUES (2, 'x')")
+    run(prepared, tmp_path)
+    assert inserted(tmp_path) == [1, 2]
+
+
+def test_slot_beyond_the_directory_is_refused(prepared: Any, tmp_path: Path) -> None:
+    prepared.execute("INSERT INTO t VALUES (1, 'x')")
+    run(prepared, tmp_path)
+    prepared.execute(
+        "INSERT INTO t VALUES (2, 'x')",
+        f"SELECT pg_replication_slot_advance('{slot_of(prepared)}', pg_current_wal_lsn())",
+    )
+    with pytest.raises(pf.PgOutputError, match="the changes between them are lost"):
+        run(prepared, tmp_path)
+    with pytest.raises(pf.PgOutputError, match="the changes between them are lost"):
+        connect(
+            prepared.dsn, slot=slot_of(prepared), publications=["p"],
+            start_lsn=list_segments(tmp_path)[-1].end_lsn,
+        )  # fmt: skip
+    assert prepared.slots() == {slot_of(prepared): False}
+
+
+def test_slot_in_use(prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "_BUSY_WAITS", (0.01, 0.01))
+    with connect(prepared.dsn, slot=slot_of(prepared), publications=["p"]) as stream:
+        with pytest.raises(ReplicationError, match=r"is active.*SQLSTATE 55006.*end it") as caught:
+            run(prepared, tmp_path)
+        assert caught.value.sqlstate == "55006"
+        monkeypatch.setattr(connection_module, "_BUSY_WAITS", (0.1,) * 100)
+        threading.Timer(0.5, stream.close).start()
+        # It is tried again until the slot is free.
+        prepared.execute("INSERT INTO t VALUES (1, 'x')")
+        run(prepared, tmp_path)
+    assert inserted(tmp_path) == [1]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"slot": "nothing"}, r"no slot 'nothing' .*SQLSTATE 42704.*create_slot=True"),
+        ({"slot": "No'thing"}, "is no name of a slot"),
+        ({"slot": "physical"}, "is of plugin None and database None"),
+        ({"publications": ["p", "q"]}, "no publication 'q' in database"),
+        ({"publications": "p"}, "must be a list"),
+        ({"publications": []}, "must be a list"),
+    ],
+)
+def test_what_is_not_there(
+    prepared18: Any, tmp_path: Path, options: dict[str, Any], match: str
+) -> None:
+    if options.get("slot") == "physical":
+        options = {**options, "slot": f"physical_{prepared18.name}"}
+        prepared18.execute(f"SELECT pg_create_physical_replication_slot('{options['slot']}')")
+    given = {"slot": slot_of(prepared18), "publications": ["p"], **options}
+    try:
+        with pytest.raises(pf.PgOutputError, match=match):
+            capture(prepared18.dsn, directory=tmp_path / "new", **given)
+    finally:
+        prepared18.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+            f" WHERE slot_name = 'physical_{prepared18.name}'"
+        )
+    assert not (tmp_path / "new").exists()
+
+
+def test_slot_is_made_on_request(database: Any, tmp_path: Path) -> None:
+    database.execute(*SETUP, "INSERT INTO t VALUES (1, 'before')")
+    run(database, tmp_path, create_slot=True)
+    database.execute("INSERT INTO t VALUES (2, 'after')")
+    run(database, tmp_path, create_slot=True)
+    assert inserted(tmp_path) == [2]
+
+
+def test_invalidated_slot(tmp_path: Path) -> None:
+    settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "wal_keep_size": 0}
+    with EmbeddedServer(18, settings) as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            for statement in SETUP:
+                connection.execute(statement.encode())
+            connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+            for _ in range(4):
+                connection.execute("INSERT INTO unpublished VALUES (1)")
+                connection.execute("SELECT pg_switch_wal()")
+            connection.execute("CHECKPOINT")
+        with pytest.raises(pf.PgOutputError, match=r"'s' is invalidated.*new snapshot"):
+            capture(server.dsn(), slot="s", publications=["p"], directory=tmp_path)
+
+
+def test_end_of_the_server_is_an_error_and_harms_nothing(tmp_path: Path) -> None:
+    with EmbeddedServer(18) as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            for statement in SETUP:
+                connection.execute(statement.encode())
+            connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+            connection.execute("INSERT INTO t VALUES (1, 'x')")
+            connection.execute("BEGIN")
+        threading.Timer(1.0, server.stop).start()
+        with pytest.raises(pf.PgOutputError, match=r"ended the stream|the connection is lost"):
+            capture(server.dsn(), slot="s", publications=["p"], directory=tmp_path)
+    assert inserted(tmp_path) == [1]
+
+
+def test_stream_that_the_server_ends_with_an_error(prepared: Any, tmp_path: Path) -> None:
+    """A row filter that raises: no frame of that transaction comes, only the error."""
+    prepared.execute(
+        "CREATE TABLE f (id int PRIMARY KEY)",
+        "ALTER PUBLICATION p ADD TABLE f WHERE (1 / id > 0)",
+        "INSERT INTO f VALUES (1)",
+        "INSERT INTO f VALUES (0)",
+    )
+    with pytest.raises(ReplicationError, match=r"ended the stream: division by zero.*22012"):
+        run(prepared, tmp_path)
+    assert prepared.slots() == {slot_of(prepared): False}
+
+
+SECRET = "s3cr€t/p@ss:word"
+
+
+UNREADABLE = "can't be read|that can't be one"
+
+
+@pytest.mark.parametrize(
+    ("dsn", "match"),
+    [
+        (
+            "host={host} port={port} user=postgres dbname=postgres password='{secret}'",
+            "28P01|password authentication failed",
+        ),
+        ("postgresql://postgres:{secret}@{host}:{port}/postgres", UNREADABLE),
+        ("postgresql://postgres:a@{secret}@{host}:{port}/postgres", UNREADABLE),
+        ("postgresql://postgres:x/{secret}@{host}:{port}/postgres", UNREADABLE),
+        ("host={host} {secret}", "can't be read"),
+        ("host={host} password={secret} nonsense={secret}", "can't be read"),
+    ],
+)
+def test_password_is_in_no_message(
+    tcp_server: EmbeddedServer, tmp_path: Path, dsn: str, match: str
+) -> None:
+    given = dsn.format(host="127.0.0.1", port=tcp_server.port, secret=SECRET)
+    with pytest.raises(pf.PgOutputError, match=match) as caught:
+        capture(given, slot="s", publications=["p"], directory=tmp_path)
+    # With what Python prints of the causes.
+    text = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
+    lines = [line for line in text.splitlines() if "SECRET" not in line and "given" not in line]
+    for part in (SECRET, "s3cr", "p@ss", "word'", "ss:word"):
+        assert not any(part in line for line in lines), lines
+
+
+@pytest.fixture(scope="module")
+def tcp_server() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(18, {"log_min_messages": "fatal"}, tcp=True) as server:
+        yield server
+
+
+def test_tcp_and_reprs(tcp_server: EmbeddedServer, tmp_path: Path) -> None:
+    with psycopg.connect(tcp_server.dsn(), autocommit=True) as connection:
+        for statement in SETUP:
+            connection.execute(statement.encode())
+        connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+        connection.execute("INSERT INTO t SELECT g, 'x' FROM generate_series(1, 20000) g")
+        row = connection.execute("SELECT pg_current_wal_lsn()").fetchone()
+    assert row is not None
+    dsn = tcp_server.dsn(tcp=True)
+    password = psycopg.conninfo.conninfo_to_dict(dsn)["password"]
+    with ReplicationConnection(dsn) as replication:
+        assert str(password) not in repr(replication)
+    capture(dsn, slot="s", publications=["p"], directory=tmp_path, until_lsn=pf.parse_lsn(row[0]))
+    assert inserted(tmp_path) == list(range(1, 20001))
+    assert all(str(password).encode() not in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_keepalives_are_answered_while_the_sink_stalls(
+    prepared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sink takes nothing for longer than the server's timeout; the queue is full meanwhile."""
+    monkeypatch.setattr(stream_module, "_QUEUE_BYTES", 1000)
+    prepared.execute("INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(1, 20000) g")
+    dsn = prepared.dsn + " options='-c wal_sender_timeout=1s'"
+    with connect(dsn, slot=slot_of(prepared), publications=["p"]) as stream:
+        assert stream.connection.wal_sender_timeout == 1
+        found = []
+        decoder = pf.Decoder()
+        for received in stream:
+            message = decoder.decode(received.frame)
+            if isinstance(message, pf.Insert):
+                found.append(message.new["id"])
+                if len(found) in (1, 10000):
+                    time.sleep(2.5)
+            elif isinstance(message, pf.Commit):
+                stream.acknowledge(message.end_lsn)
+                break
+    assert found == list(range(1, 20001))
+    assert confirmed(prepared) == message.end_lsn
+
+
+def test_only_acknowledged_is_not_sent_again(prepared: Any) -> None:
+    prepared.execute("INSERT INTO t VALUES (1, 'x')", "INSERT INTO t VALUES (2, 'x')")
+
+    def receive(*, acknowledge: int) -> list[int]:
+        """Ids that come; after which of them is acknowledged."""
+        found = []
+        decoder = pf.Decoder()
+        with connect(prepared.dsn, slot=slot_of(prepared), publications=["p"]) as stream:
+            for received in stream:
+                message = decoder.decode(received.frame)
+                if isinstance(message, pf.Insert):
+                    found.append(message.new["id"])
+                elif isinstance(message, pf.Commit):
+                    if acknowledge in found:
+                        stream.acknowledge(message.end_lsn)
+                        acknowledge = 0
+                    if found[-1] == 2:
+                        return found
+        raise AssertionError
+
+    assert receive(acknowledge=0) == [1, 2]
+    assert receive(acknowledge=1) == [1, 2]
+    assert receive(acknowledge=0) == [2]
+
+
+def test_stream_leaves_no_thread_behind(prepared18: Any) -> None:
+    threads = threading.active_count()
+    stream = connect(prepared18.dsn, slot=slot_of(prepared18), publications=["p"])
+    assert threading.active_count() == threads + 1
+    assert stream.receive(0.01) is not None
+    stream.close()
+    stream.close()
+    assert threading.active_count() == threads
+    assert stream.receive() is None
+    assert prepared18.slots() == {slot_of(prepared18): False}
