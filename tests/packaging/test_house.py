@@ -1,8 +1,7 @@
-"""The house itself: make's own tools, and examples in the documentation that run."""
+"""The house itself: make's own tools, and what has to be said in several places."""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -94,32 +93,6 @@ def test_make_help_names_every_target() -> None:
     )
     named = set(re.findall(r"^make ([a-z-]+)", helped.stdout, re.MULTILINE))
     assert named | {"help"} == set(targets.split())
-
-
-def python_blocks(document: str) -> list[str]:
-    return re.findall(
-        r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE
-    )
-
-
-@pytest.mark.parametrize("impl", ["cython", "python"])
-def test_first_example_of_the_readme_prints_what_it_says(impl: str, tmp_path: Path) -> None:
-    """Comments after print() say what is printed."""
-    example = python_blocks("README.md")[0]
-    expected = re.findall(r"^ *print\(.*\) +# (.*)$", example, re.MULTILINE)
-    assert expected
-    ran = run_python("-W", "error", "-c", example, cwd=tmp_path, PGOUTPUT_FAST_IMPL=impl)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout.splitlines() == expected
-
-
-def test_examples_are_python() -> None:
-    documents = [path.name for path in ROOT.glob("*.md")] + [
-        os.fspath(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")
-    ]
-    for document in documents:
-        for block in python_blocks(document):
-            compile(block, document, "exec")
 
 
 def test_supported_pythons_are_the_same_everywhere() -> None:
