@@ -107,7 +107,7 @@ def result_error(doing: str, result: pq.abc.PGresult) -> ReplicationError:
     return server_error(doing, text, state.decode() if state else None)
 
 
-def _conninfo(dsn: str) -> tuple[str, list[str]]:
+def _conninfo(dsn: str, *, replication: bool) -> tuple[str, list[str]]:
     """Complete connection string, and the secrets in it. Errors never show a part of it.
 
     A password with characters that are not escaped ends up in the host or port, which libpq's
@@ -129,9 +129,43 @@ def _conninfo(dsn: str) -> tuple[str, list[str]]:
         )
     # A shorter one would be found in any word.
     secrets = [str(parameters[name]) for name in _SECRETS if len(str(parameters.get(name, ""))) > 3]
-    parameters |= {"replication": "database", "client_encoding": "UTF8"}
+    parameters["client_encoding"] = "UTF8"
+    parameters.pop("replication", None)
+    if replication:
+        parameters["replication"] = "database"
     parameters.setdefault("fallback_application_name", "pgoutput_fast")
     return conninfo.make_conninfo("", **parameters), secrets
+
+
+def open_connection(dsn: str, *, replication: bool) -> psycopg.Connection[tuple[object, ...]]:
+    """Connect, and set `SESSION_SETTINGS`. Each statement is a transaction.
+
+    Raises
+    ------
+    PgOutputError
+        The server can't be reached or refuses. No message has the password.
+    """
+    conninfo_, secrets = _conninfo(dsn, replication=replication)
+    try:
+        # Nothing is prepared: a walsender knows the simple protocol alone.
+        connection = psycopg.Connection.connect(conninfo_, autocommit=True, prepare_threshold=None)
+    except psycopg.Error as error:
+        text = str(error)
+        for secret in secrets:
+            text = text.replace(secret, "***")
+        raise server_error("can't connect", text, error.sqlstate) from None
+    try:
+        for name, value in SESSION_SETTINGS.items():
+            connection.execute(
+                sql.SQL("SET {} = {}").format(sql.Identifier(name.lower()), sql.Literal(value))
+            )
+    except psycopg.Error as error:
+        connection.close()
+        raise server_error("can't set the session up", str(error), error.sqlstate) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 class ReplicationConnection:
@@ -158,23 +192,9 @@ class ReplicationConnection:
     """
 
     def __init__(self, dsn: str) -> None:
-        conninfo_, secrets = _conninfo(dsn)
-        try:
-            # Not prepared: a walsender knows the simple protocol alone.
-            self._connection = psycopg.Connection.connect(
-                conninfo_, autocommit=True, prepare_threshold=None
-            )
-        except psycopg.Error as error:
-            text = str(error)
-            for secret in secrets:
-                text = text.replace(secret, "***")
-            raise server_error("can't connect", text, error.sqlstate) from None
+        self._connection = open_connection(dsn, replication=True)
         try:
             self.server_version = self._connection.info.server_version
-            for name, value in SESSION_SETTINGS.items():
-                self.query(
-                    sql.SQL("SET {} = {}").format(sql.Identifier(name.lower()), sql.Literal(value))
-                )
             self.settings = {name: self._one(f"SHOW {name}") for name in SESSION_SETTINGS}
             rows = self.query("IDENTIFY_SYSTEM")
             self.system_identifier = str(rows[0][0])
@@ -276,20 +296,8 @@ class ReplicationConnection:
         return parse_lsn(str(rows[0][1]))
 
     def check_publications(self, publications: Sequence[str]) -> None:
-        """Refuse publications that are not there: 18 and later would silently wait for them."""
-        if not publications or isinstance(publications, str):
-            raise PgOutputError("publications must be a list of one name or more")
-        rows = self.query(
-            sql.SQL("SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({})").format(
-                sql.SQL(", ").join(sql.Literal(name) for name in publications)
-            )
-        )
-        missing = sorted(set(publications) - {str(row[0]) for row in rows})
-        if missing:
-            raise PgOutputError(
-                f"no publication {', '.join(repr(name) for name in missing)} in database "
-                f"{self.database!r}; CREATE PUBLICATION, or give another name"
-            )
+        """Refuse publications that are not there; see `check_publications`."""
+        check_publications(self._connection, publications)
 
     def start(self, slot: str, lsn: int, options: Mapping[str, str]) -> None:
         """START_REPLICATION: from here on the connection is a stream, in COPY mode.
@@ -331,6 +339,24 @@ class ReplicationConnection:
         if result is None:
             raise PgOutputError("the server sent no result to START_REPLICATION")
         return result
+
+
+def check_publications(
+    connection: psycopg.Connection[tuple[object, ...]], publications: Sequence[str]
+) -> None:
+    """Refuse publications that are not there: 18 and later would silently wait for them."""
+    if not publications or isinstance(publications, str):
+        raise PgOutputError("publications must be a list of one name or more")
+    query = sql.SQL("SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({})").format(
+        sql.SQL(", ").join(sql.Literal(name) for name in publications)
+    )
+    rows = connection.execute(query).fetchall()
+    missing = sorted(set(publications) - {str(row[0]) for row in rows})
+    if missing:
+        raise PgOutputError(
+            f"no publication {', '.join(repr(name) for name in missing)} in database "
+            f"{connection.info.dbname!r}; CREATE PUBLICATION, or give another name"
+        )
 
 
 def check_slot_name(name: str) -> None:

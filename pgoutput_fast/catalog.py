@@ -1,0 +1,379 @@
+"""What only the server's catalogue knows of published tables, in a form that travels.
+
+The stream does not tell a table's primary key (its key flags are the replica identity's), what rows
+that are older than a column hold in it, nor which partitions stand behind a table. `read_catalog`
+asks the server once; `Catalog` goes to JSON and back, so that whoever reads segments needs no
+connection.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import PgOutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["Catalog", "CatalogColumn", "CatalogTable", "read_catalog"]
+
+FORMAT_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class CatalogColumn:
+    """One column of a table.
+
+    Attributes
+    ----------
+    name : str
+    type_id : int
+        The type's OID.
+    type_name : str
+        As `format_type` writes it: ``numeric(10,2)``.
+    type_modifier : int
+    not_null : bool
+    has_default : bool
+        The column or its domain has one now; generated and identity columns count.
+    generated : str
+        "s" stored, "v" virtual, "" not generated.
+    has_missing : bool
+        Rows that are older than the column hold `missing` (``pg_attribute.atthasmissing``).
+    missing : str or None
+        As text, in the session settings of the stream.
+    """
+
+    name: str
+    type_id: int
+    type_name: str
+    type_modifier: int
+    not_null: bool
+    has_default: bool
+    generated: str
+    has_missing: bool
+    missing: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class CatalogTable:
+    """One published table; a partitioned one stands for its partitions if the publication says so.
+
+    Attributes
+    ----------
+    relation_id : int
+        Its OID, as in Relation messages.
+    namespace, name : str
+    kind : str
+        As ``pg_class.relkind``: "r" table, "p" partitioned table.
+    replica_identity : str
+        As ``pg_class.relreplident``: "d" default, "n" nothing, "f" full, "i" index.
+    root_id : int or None
+        OID of the topmost partitioned table above it.
+    partition_ids : tuple of int
+        OIDs of the leaf partitions below it.
+    primary_key : tuple of str
+        In the key's order; empty without one.
+    identity_index : tuple of str
+        Columns of the index that REPLICA IDENTITY USING INDEX names, in its order.
+    columns : tuple of CatalogColumn
+        Of a partitioned table, `missing` is its partitions'.
+    """
+
+    relation_id: int
+    namespace: str
+    name: str
+    kind: str
+    replica_identity: str
+    root_id: int | None
+    partition_ids: tuple[int, ...]
+    primary_key: tuple[str, ...]
+    identity_index: tuple[str, ...]
+    columns: tuple[CatalogColumn, ...]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Columns by which changes find their row; empty where only whole rows can.
+
+        Those of the replica identity, or the primary key where that is FULL or NOTHING.
+        """
+        return self.identity_index if self.replica_identity == "i" else self.primary_key
+
+    @property
+    def added_values(self) -> dict[str, str | None]:
+        """What rows that are older than a column hold in it: text, or None for NULL.
+
+        A column is left out where the catalogue does not know: one with a default that was computed
+        for each row, and any with a default after the table was rewritten.
+        """
+        return {
+            column.name: column.missing
+            for column in self.columns
+            if column.has_missing or not (column.has_default or column.not_null)
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Catalog:
+    """The published tables of a database.
+
+    Attributes
+    ----------
+    system_identifier, database : str
+        Where it was read.
+    publications : tuple of str
+    tables : tuple of CatalogTable
+    """
+
+    system_identifier: str
+    database: str
+    publications: tuple[str, ...]
+    tables: tuple[CatalogTable, ...]
+
+    def table(self, name: str) -> CatalogTable:
+        """The table of a qualified name, ``public.accounts``.
+
+        Raises
+        ------
+        PgOutputError
+            It is not published.
+        """
+        for table in self.tables:
+            if f"{table.namespace}.{table.name}" == name:
+                return table
+        raise PgOutputError(
+            f"table {name!r} is not in the catalogue of database {self.database!r}, publications "
+            f"{', '.join(self.publications)}; it has "
+            f"{', '.join(f'{table.namespace}.{table.name}' for table in self.tables) or 'none'}"
+        )
+
+    def by_id(self) -> dict[int, CatalogTable]:
+        """All tables by their relation id."""
+        return {table.relation_id: table for table in self.tables}
+
+    def to_json(self) -> str:
+        """JSON that `from_json` reads."""
+        return json.dumps({"format_version": FORMAT_VERSION, **dataclasses.asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Catalog:
+        """Read what `to_json` wrote.
+
+        Raises
+        ------
+        PgOutputError
+            It is something else, or of a newer format version.
+        """
+        try:
+            fields = json.loads(text)
+            version = fields.pop("format_version")
+            if version == FORMAT_VERSION:
+                return cls(
+                    **{
+                        **fields,
+                        "publications": tuple(fields["publications"]),
+                        "tables": tuple(_table(table) for table in fields["tables"]),
+                    }
+                )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PgOutputError(f"this is no catalogue ({error!r}); read it again") from error
+        raise PgOutputError(
+            f"the catalogue's format version is {version!r}, this version of pgoutput_fast reads "
+            f"{FORMAT_VERSION}; update pgoutput_fast"
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write JSON to a file, which is there whole or not at all.
+
+        Raises
+        ------
+        PgOutputError
+            The file can't be written.
+        """
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(self.to_json())
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise PgOutputError(f"can't write catalogue {path}: {error.strerror}") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Catalog:
+        """Read what `save` wrote.
+
+        Raises
+        ------
+        PgOutputError
+            The file can't be read, or is no catalogue.
+        """
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise PgOutputError(f"can't read catalogue {path}: {error.strerror}") from error
+        try:
+            return cls.from_json(content)
+        except PgOutputError as error:
+            raise PgOutputError(f"{path}: {error}") from error
+
+
+def _table(fields: Mapping[str, Any]) -> CatalogTable:
+    lists = ("partition_ids", "primary_key", "identity_index")
+    return CatalogTable(
+        **{
+            **fields,
+            **{name: tuple(fields[name]) for name in lists},
+            "columns": tuple(CatalogColumn(**column) for column in fields["columns"]),
+        }
+    )
+
+
+_TABLES = """
+SELECT DISTINCT c.oid::bigint, n.nspname, c.relname, c.relkind, c.relreplident,
+    CASE WHEN c.relispartition THEN pg_catalog.pg_partition_root(c.oid)::oid::bigint END
+FROM pg_catalog.pg_publication_tables AS p
+JOIN pg_catalog.pg_namespace AS n ON n.nspname = p.schemaname
+JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = p.tablename
+WHERE p.pubname = ANY(%s)
+ORDER BY 2, 3
+"""
+
+# The leaf partitions with each partitioned table.
+_PARTITIONS = """
+SELECT root.oid::bigint, tree.relid::oid::bigint
+FROM unnest(%s::oid[]) AS root(oid), LATERAL pg_catalog.pg_partition_tree(root.oid) AS tree
+WHERE tree.isleaf AND tree.relid <> root.oid
+ORDER BY 1, 2
+"""
+
+_INDEXES = """
+SELECT i.indrelid::bigint, i.indisprimary, i.indisreplident, array_agg(a.attname::text ORDER BY k.n)
+FROM pg_catalog.pg_index AS i
+CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, n)
+JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+WHERE i.indrelid = ANY(%s::oid[]) AND (i.indisprimary OR i.indisreplident) AND k.n <= i.indnkeyatts
+GROUP BY i.indexrelid, 1, 2, 3
+"""
+
+# attmissingval is an array of one element, of the column's type: text[] takes any type's text.
+_COLUMNS = """
+SELECT a.attrelid::bigint, a.attname, a.atttypid::bigint,
+    pg_catalog.format_type(a.atttypid, a.atttypmod), a.atttypmod, a.attnotnull,
+    a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL, a.attgenerated::text,
+    a.atthasmissing, (a.attmissingval::text::text[])[1]
+FROM pg_catalog.pg_attribute AS a
+JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
+WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+ORDER BY a.attrelid, a.attnum
+"""
+
+
+def read_catalog(dsn: str, publications: Sequence[str]) -> Catalog:
+    """Ask a server for the tables that publications publish.
+
+    All of it is as of one moment. Values are text in the same session settings as the stream's.
+
+    Parameters
+    ----------
+    dsn : str
+        Connection string of libpq, or URL.
+    publications : sequence of str
+
+    Raises
+    ------
+    PgOutputError
+        psycopg is not installed, the server can't be reached or refuses, or there is no such
+        publication. No message has the password.
+    """
+    from .replication.connection import check_publications, open_connection, server_error
+
+    with open_connection(dsn, replication=False) as connection:
+        import psycopg
+
+        try:
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            check_publications(connection, publications)
+            names = list(publications)
+            tables: list[Any] = connection.execute(_TABLES, [names]).fetchall()
+            ids = [row[0] for row in tables]
+            partitions: dict[int, list[int]] = {oid: [] for oid in ids}
+            partitioned = [row[0] for row in tables if row[3] == "p"]
+            found: list[Any] = connection.execute(_PARTITIONS, [partitioned]).fetchall()
+            for root, leaf in found:
+                partitions[root].append(leaf)
+            every = [*ids, *(leaf for leaves in partitions.values() for leaf in leaves)]
+            indexes: list[Any] = connection.execute(_INDEXES, [ids]).fetchall()
+            columns: list[Any] = connection.execute(_COLUMNS, [every]).fetchall()
+            identity: Any = connection.execute(
+                "SELECT system_identifier::text, current_database() "
+                "FROM pg_catalog.pg_control_system()"
+            ).fetchone()
+        except psycopg.Error as error:
+            raise server_error("can't read the catalogue", str(error), error.sqlstate) from error
+    columns_of: dict[int, list[CatalogColumn]] = {oid: [] for oid in every}
+    for oid, *fields in columns:
+        columns_of[oid].append(CatalogColumn(*fields))
+    return Catalog(
+        system_identifier=identity[0],
+        database=identity[1],
+        publications=tuple(publications),
+        tables=tuple(
+            CatalogTable(
+                relation_id=oid,
+                namespace=namespace,
+                name=name,
+                kind=kind,
+                replica_identity=replica_identity,
+                root_id=root_id,
+                partition_ids=tuple(partitions[oid]),
+                primary_key=_index(indexes, oid, 1),
+                identity_index=_index(indexes, oid, 2),
+                columns=_with_missing(
+                    columns_of[oid], [columns_of[leaf] for leaf in partitions[oid]]
+                ),
+            )
+            for oid, namespace, name, kind, replica_identity, root_id in tables
+        ),
+    )
+
+
+def _index(indexes: Iterable[Sequence[Any]], oid: int, flag: int) -> tuple[str, ...]:
+    """Columns of the index of a table that has a flag set."""
+    for row in indexes:
+        if row[0] == oid and row[flag]:
+            return tuple(row[3])
+    return ()
+
+
+def _with_missing(
+    columns: Sequence[CatalogColumn], leaves: Sequence[Sequence[CatalogColumn]]
+) -> tuple[CatalogColumn, ...]:
+    """A partitioned table's columns, with what its partitions' old rows hold.
+
+    Where partitions differ, nothing is known of a row whose partition is not: the column is taken
+    as one with a default that the catalogue does not keep.
+    """
+    if not leaves:
+        return tuple(columns)
+    result = []
+    for column in columns:
+        found = {
+            (leaf_column.has_missing, leaf_column.missing)
+            for leaf in leaves
+            for leaf_column in leaf
+            if leaf_column.name == column.name and leaf_column.has_missing
+        }
+        if len(found) == 1:
+            has_missing, missing = found.pop()
+            column = dataclasses.replace(column, has_missing=has_missing, missing=missing)
+        elif found:
+            column = dataclasses.replace(column, has_default=True)
+        result.append(column)
+    return tuple(result)
