@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from .errors import fail
+from .errors import fail, printable
 from .messages import LAYOUTS, Cursor, check_size
 from .plan import RelationPlan
 
@@ -64,7 +64,7 @@ def _tuple(cursor: Cursor, plan: RelationPlan | None) -> None:
     field = "the number of columns"
     count = cursor.count(cursor.int16(field), 1, start, field)
     if plan is not None and count != plan.width:
-        relation = f"{plan.relation.namespace}.{plan.relation.name}"
+        relation = printable(f"{plan.relation.namespace}.{plan.relation.name}")
         hint = WIDER_HINT if count > plan.width else NARROWER_HINT
         details = {"found": count, "expected": plan.width, "relation": relation, "hint": hint}
         fail("column_count", frame, start, **details)

@@ -116,6 +116,11 @@ def fail(code: str, frame: bytes, offset: int, **details: object) -> NoReturn:
     )
 
 
+def printable(name: str) -> str:
+    """`name` as it is, or escaped: a server's names may hold control characters and lone bytes."""
+    return name if name.isprintable() else repr(name)[1:-1]
+
+
 def frame_bytes(frame: object) -> bytes:
     """The frame as `bytes`: exact `bytes` as they are, any other contiguous buffer copied.
 

@@ -13,7 +13,7 @@ import datetime
 import struct
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
-from .errors import MAX_FRAME_LENGTH, fail
+from .errors import MAX_FRAME_LENGTH, fail, printable
 from .lsn import format_lsn
 from .values import EPOCH_UTC, timestamp_form
 
@@ -737,7 +737,7 @@ def describe_tuple(tuple_data: Any, plan: RelationPlan | None) -> str:
                 text = raw[:most].decode(encoding, "backslashreplace")
                 more = len(text) > _SHOWN_CHARACTERS or len(raw) > most
                 shown = repr(text[:_SHOWN_CHARACTERS]) + ("…" if more else "")
-        parts.append(f"{plan.names[position]}={shown}" if plan is not None else shown)
+        parts.append(f"{printable(plan.names[position])}={shown}" if plan is not None else shown)
     if len(tuple_data) > _SHOWN_COLUMNS:
         parts.append(f"… {len(tuple_data) - _SHOWN_COLUMNS} more")
     return f"TupleData({', '.join(parts)})"
@@ -745,7 +745,7 @@ def describe_tuple(tuple_data: Any, plan: RelationPlan | None) -> str:
 
 def _shown_column(column: Column) -> str:
     key = " key" if column.is_key else ""
-    return f"{column.name} {column.type_id}{key}"
+    return f"{printable(column.name)} {column.type_id}{key}"
 
 
 def _shown_bytes(raw: bytes) -> str:

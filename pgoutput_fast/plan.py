@@ -10,7 +10,7 @@ import codecs
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
-from .errors import DecodeError, PgOutputError, fail
+from .errors import DecodeError, PgOutputError, fail, printable
 from .policies import Policies
 from .types import Converter, PgType, TypeRegistry, builtin_type
 from .values import CODECS, Codec, OutOfRange
@@ -195,7 +195,8 @@ def refuse_value(
         encoding = "utf-8"
     else:
         relation = plan.relation
-        column = f"{plan.names[position]!r} of {relation.namespace}.{relation.name}"
+        column = printable(f"{relation.namespace}.{relation.name}")
+        column = f"{plan.names[position]!r} of {column}"
         entry = plan.type_of(position)
         column += f" ({entry.name})" if entry else f" (type {relation.columns[position].type_id})"
         encoding = plan.settings.encoding

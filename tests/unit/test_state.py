@@ -1,0 +1,319 @@
+"""What a decoder knows between frames: relations, types, streams, transactions."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from make_frames import (
+    OID,
+    STREAM_STOP,
+    begin,
+    commit,
+    insert,
+    relation,
+    stream_abort,
+    stream_commit,
+    stream_prepare,
+    stream_start,
+    truncate,
+    type_frame,
+)
+
+import pgoutput_fast as pf
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def decode_all(decoder: Any, *frames: bytes) -> list[Any]:
+    return [decoder.decode(frame) for frame in frames]
+
+
+def snapshot(decoder: Any) -> dict[str, Any]:
+    """All that a state says, to be compared."""
+    state = decoder.state
+    return {
+        "relations": dict(state.relations),
+        "types": dict(state.types),
+        "plans": {oid: (plan.relation, plan.types) for oid, plan in state.plans.items()},
+        "staged": {xid: list(staged.messages) for xid, staged in state.staged.items()},
+        "open": state.open_xid,
+        "transaction": (state.xid, state.commit_lsn, state.commit_time),
+        "rows": (state.row, dict(state.rows)),
+    }
+
+
+def test_relation_names_its_columns(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    announced, _, row = decode_all(decoder, relation("a", "b"), begin(7), insert(b"1", b"2"))
+    assert row.relation is announced
+    assert row.new.as_dict() == {"a": "1", "b": "2"}
+    assert decoder.relations == {OID: announced}
+
+
+def test_relation_sent_again_unchanged_is_the_same_object(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    first, second = decode_all(decoder, relation("a"), relation("a"))
+    assert second is first
+    changed = decoder.decode(relation("a", "b"))
+    assert changed != first
+    assert decoder.relations[OID] is changed
+
+
+def test_streamed_relation_counts_for_its_transaction_alone(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    decode_all(decoder, relation("a"), stream_start(70), relation("a", "b", xid=71))
+    assert decoder.decode(insert(b"1", b"2", xid=71)).new.as_dict() == {"a": "1", "b": "2"}
+    assert [c.name for c in decoder.relations[OID].columns] == ["a"]
+    decoder.decode(STREAM_STOP)
+    # Another transaction, between two segments, sees what was published.
+    decode_all(decoder, begin(72), insert(b"3"), commit())
+    decode_all(decoder, stream_start(80), relation("z", xid=80), insert(b"4", xid=80), STREAM_STOP)
+    # Back in the first one: its own relation is there still.
+    decoder.decode(stream_start(70, first=0))
+    assert decoder.decode(insert(b"5", b"6", xid=70)).new.as_dict() == {"a": "5", "b": "6"}
+    decode_all(decoder, STREAM_STOP, stream_commit(70))
+    published = decoder.relations[OID]
+    assert [c.name for c in published.columns] == ["a", "b"]
+    assert published.xid is None
+    assert published == pf.decode(relation("a", "b"))
+    # What the other one says is not, until it is committed.
+    decoder.decode(stream_commit(80))
+    assert [c.name for c in decoder.relations[OID].columns] == ["z"]
+
+
+@pytest.mark.parametrize(
+    "end", [stream_abort(70, 70), stream_prepare(70)], ids=["abort", "prepare"]
+)
+def test_abort_and_prepare_drop_what_the_stream_announced(impl: ModuleType, end: bytes) -> None:
+    decoder = impl.Decoder()
+    decode_all(decoder, stream_start(70), relation("a", xid=70), STREAM_STOP, end)
+    assert decoder.relations == {}
+    assert decoder.state.staged == {}
+    with pytest.raises(pf.DecodeError) as caught:
+        decoder.decode(insert(b"1"))
+    assert (caught.value.code, caught.value.offset) == ("unknown_relation", 1)
+
+
+def test_subtransaction_abort_takes_back_its_relation(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    decode_all(decoder, stream_start(70), relation("a", xid=70), relation("a", "b", xid=71))
+    decode_all(decoder, STREAM_STOP, stream_abort(70, 71), stream_start(70, first=0))
+    assert decoder.decode(insert(b"1", xid=70)).new.as_dict() == {"a": "1"}
+    decode_all(decoder, STREAM_STOP, stream_commit(70))
+    assert [c.name for c in decoder.relations[OID].columns] == ["a"]
+
+
+def test_abort_of_an_unknown_transaction_is_ignored(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    decoder.decode(relation("a"))
+    before = snapshot(decoder)
+    abort = decoder.decode(stream_abort(99, 99))
+    assert (abort.xid, abort.subxid, abort.abort_lsn) == (99, 99, None)
+    assert snapshot(decoder) == before
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [begin(1), commit(), stream_start(9), stream_commit(70), stream_abort(70, 70),
+     stream_prepare(70),
+     b"b" + struct.pack(">QQqI", 1, 2, 3, 4) + b"g\0",
+     b"P" + struct.pack(">BQQqI", 0, 1, 2, 3, 4) + b"g\0",
+     b"K" + struct.pack(">BQQqI", 0, 1, 2, 3, 4) + b"g\0",
+     b"r" + struct.pack(">BQQqqI", 0, 1, 2, 3, 3, 4) + b"g\0"],
+    ids=lambda frame: chr(frame[0]),
+)  # fmt: skip
+def test_frames_that_no_segment_holds(impl: ModuleType, frame: bytes) -> None:
+    decoder = impl.Decoder()
+    decode_all(decoder, relation("a"), stream_start(70), relation("a", xid=70))
+    before = snapshot(decoder)
+    with pytest.raises(pf.DecodeError) as caught:
+        decoder.decode(frame)
+    assert (caught.value.code, caught.value.offset, caught.value.tag) == (
+        "stream_order", 0, chr(frame[0]),
+    )  # fmt: skip
+    assert "xid 70" in str(caught.value)
+    assert snapshot(decoder) == before
+    decoder.decode(STREAM_STOP)
+    assert decoder.decode(frame).frame == frame
+
+
+def test_stream_stop_needs_an_open_segment(impl: ModuleType) -> None:
+    with pytest.raises(pf.DecodeError) as caught:
+        impl.Decoder().decode(STREAM_STOP)
+    assert (caught.value.code, caught.value.offset) == ("stream_order", 0)
+
+
+def test_rows_are_counted_per_transaction(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    decode_all(decoder, relation("a"), relation("a", oid=OID + 1))
+    decode_all(decoder, begin(7, lsn=0x500, time=-3), insert(b"1"), truncate(OID, OID + 1))
+    state = decoder.state
+    assert (state.xid, state.commit_lsn, state.commit_time, state.row) == (7, 0x500, -3, 3)
+    decoder.decode(insert(b"1"))
+    assert decoder.state.row == 4
+    decoder.decode(commit())
+    state = decoder.state
+    assert (state.xid, state.commit_lsn, state.commit_time, state.row) == (None, None, None, 0)
+    # Streamed transactions go on counting in their next segment, whatever comes between.
+    decode_all(decoder, stream_start(70), insert(b"1", xid=70), insert(b"2", xid=71), STREAM_STOP)
+    assert decoder.state.rows == {70: 2}
+    decode_all(decoder, begin(8), insert(b"1"), commit(), stream_start(70, first=0))
+    assert (decoder.state.row, decoder.state.rows) == (2, {})
+    decode_all(decoder, truncate(OID, OID + 1, xid=70), STREAM_STOP)
+    assert decoder.state.rows == {70: 4}
+    decoder.decode(stream_commit(70))
+    assert decoder.state.rows == {}
+
+
+def test_prepared_transaction_has_no_commit_yet(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    decode_all(decoder, relation("a"), b"b" + struct.pack(">QQqI", 1, 2, 3, 44) + b"g\0")
+    decoder.decode(insert(b"1"))
+    state = decoder.state
+    assert (state.xid, state.commit_lsn, state.commit_time, state.row) == (44, None, None, 1)
+    decoder.decode(b"P" + struct.pack(">BQQqI", 0, 1, 2, 3, 44) + b"g\0")
+    assert (decoder.state.xid, decoder.state.row) == (None, 0)
+
+
+def test_relation_inside_a_prepared_transaction_counts_at_once(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    decode_all(decoder, b"b" + struct.pack(">QQqI", 1, 2, 3, 44) + b"g\0", relation("a"))
+    assert OID in decoder.relations
+
+
+def test_reset_drops_streams_and_keeps_relations(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    decode_all(decoder, relation("a"), stream_start(70), relation("a", "b", xid=70))
+    decoder.reset()
+    state = decoder.state
+    assert (state.open_xid, state.staged, state.rows) == (None, {}, {})
+    assert decoder.decode(insert(b"1")).new.as_dict() == {"a": "1"}
+    decode_all(decoder, begin(9), insert(b"1"))
+    decoder.reset()
+    assert (decoder.state.xid, decoder.state.row) == (None, 0)
+
+
+@pytest.mark.parametrize("bad", [insert(b"1", b"2"), b"I\0", b"", b"?", relation("a")[:-1], b"C"])
+def test_an_error_leaves_the_decoder_as_it_was(impl: ModuleType, bad: bytes) -> None:
+    decoder = impl.Decoder()
+    decode_all(decoder, relation("a"), begin(7), insert(b"1"))
+    before = snapshot(decoder)
+    with pytest.raises(pf.DecodeError):
+        decoder.decode(bad)
+    assert snapshot(decoder) == before
+
+
+def test_domain_comes_typed_by_its_type_message(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    decode_all(decoder, type_frame(16400, "", "int4"), relation("a", type_id=16400))
+    assert decoder.decode(insert(b"42")).new.values() == (42,)
+    # An enum: its namespace is not pg_catalog, so its name means nothing here.
+    decode_all(decoder, type_frame(16400, "public", "int4"), relation("a", type_id=16400))
+    assert decoder.decode(insert(b"42")).new.values() == ("42",)
+
+
+def test_type_changed_under_an_unchanged_relation(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    decode_all(decoder, type_frame(16400, "", "int4"), relation("a", type_id=16400))
+    first = decoder.decode(insert(b"42"))
+    again = decode_all(
+        decoder, type_frame(16400, "", "text"), relation("a", type_id=16400), insert(b"42")
+    )
+    assert again[1] is first.relation
+    assert first.new.values() == (42,)
+    assert again[2].new.values() == ("42",)
+
+
+def test_streamed_types_are_published_with_their_relation(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    decode_all(decoder, stream_start(70), type_frame(16400, "", "int4", xid=70))
+    decode_all(decoder, relation("a", xid=70, type_id=16400))
+    assert decoder.decode(insert(b"42", xid=70)).new.values() == (42,)
+    assert decoder.state.types == {}
+    decode_all(decoder, STREAM_STOP, stream_commit(70))
+    assert decoder.state.types[16400].xid is None
+    assert decoder.decode(insert(b"42")).new.values() == (42,)
+
+
+def test_decoder_pickles_in_mid_stream(impl: ModuleType) -> None:
+    decoder = impl.Decoder(pf.Policies(infinity="text"), "latin-1")
+    decode_all(decoder, relation("a"), stream_start(70), relation("a", "b", xid=70))
+    decoder.decode(insert(b"1", b"2", xid=70))
+    copy = pickle.loads(pickle.dumps(decoder))
+    assert snapshot(copy) == snapshot(decoder)
+    assert copy.state.settings == decoder.state.settings
+    row = copy.decode(insert(b"\xe9", b"2", xid=70))
+    assert row.new.as_dict() == {"a": "é", "b": "2"}
+    assert copy.state.row == decoder.state.row + 1
+
+
+def test_decode_many_says_which_frame(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    messages = decoder.decode_many([relation("a"), insert(b"1"), insert(b"1", b"2"), insert(b"3")])
+    assert [type(next(messages)).__name__ for _ in range(2)] == ["Relation", "Insert"]
+    with pytest.raises(pf.DecodeError) as caught:
+        next(messages)
+    assert (caught.value.frame, caught.value.code) == (2, "column_count")
+    assert str(caught.value).startswith("frame 2: ")
+    assert list(messages) == []
+    assert decoder.decode(insert(b"3")).new.values() == ("3",)
+
+
+def test_decode_many_leaves_other_errors_alone(impl: ModuleType) -> None:
+    def frames() -> Any:
+        yield relation("a")
+        raise RuntimeError("of the source")
+
+    messages = impl.Decoder().decode_many(frames())
+    next(messages)
+    with pytest.raises(RuntimeError, match="of the source"):
+        next(messages)
+
+
+def test_many_relations_in_traffic(impl: ModuleType) -> None:
+    """More than are kept at hand, with OIDs that fall onto each other, and OID 0."""
+    decoder = impl.Decoder()
+    oids = [0, 1, 64, 65, 128, 4294967295, *range(1000, 1200)]
+    for oid in oids:
+        decoder.decode(relation(f"c{oid}", oid=oid))
+    for oid in oids + oids[::-1]:
+        row = decoder.decode(insert(b"x", oid=oid))
+        assert row.new.as_dict() == {f"c{oid}": "x"}
+        assert row.relation_id == oid
+    with pytest.raises(pf.DecodeError, match="relation 2 was never announced"):
+        decoder.decode(insert(b"x", oid=2))
+
+
+def test_encodings(impl: ModuleType) -> None:
+    decoder = impl.Decoder(encoding="WIN1252")
+    decode_all(decoder, relation("a"))
+    assert decoder.decode(insert(b"\x80")).new.texts() == ("€",)
+    with pytest.raises(pf.PgOutputError, match="encoding 'klingon' is unknown"):
+        impl.Decoder(encoding="klingon")
+    with pytest.raises(pf.PgOutputError, match="utf-16"):
+        impl.Decoder(encoding="utf-16")
+    with pytest.raises(pf.PgOutputError, match="base64"):
+        impl.Decoder(encoding="base64")
+    with pytest.raises(TypeError):
+        impl.Decoder(encoding=7)
+
+
+def test_arguments_are_checked(impl: ModuleType) -> None:
+    with pytest.raises(TypeError, match="policies"):
+        impl.Decoder(policies={"infinity": "null"})
+    with pytest.raises(TypeError, match="registry"):
+        impl.Decoder(registry={})
+
+
+def test_a_name_that_is_no_text_does_not_cost_the_frame(impl: ModuleType) -> None:
+    frame = relation("a").replace(b"\1a\0", b"\1\xff\0")
+    decoder = impl.Decoder()
+    announced = decoder.decode(frame)
+    assert announced.columns[0].name == "\udcff"
+    assert decoder.decode(insert(b"1")).new["\udcff"] == "1"
+    assert repr(announced).isprintable()
+    assert r"\udcff" in repr(announced)
