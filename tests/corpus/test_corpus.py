@@ -50,6 +50,7 @@ CHOICES = {
     "capture": lambda capture: True,
     "told": lambda capture: capture.truth is not None,
     "binary": lambda capture: text_twin(capture) is not None,
+    "other_settings": lambda capture: capture.entry["guc_set"] != "default",
 }
 """Name of a test's argument → of which captures it is."""
 
@@ -265,6 +266,47 @@ def test_binary_values_are_the_text_values(impl: ModuleType, binary: Capture) ->
                     compare(data, getattr(as_text[key], which), number, column)
                     compared += 1
     assert compared
+
+
+MOMENTS = {1082, 1083, 1114, 1184}
+FLOATS = {700, 701}
+
+
+def test_other_session_settings_are_read_or_refused(
+    impl: ModuleType, other_settings: Capture
+) -> None:
+    """Dates in SQL's, German's or Postgres' style, bytea in escape: never another value."""
+    entry = other_settings.entry
+    usual = captures(
+        other_settings.root,
+        instance=entry["instance"],
+        scenario=entry["scenario"],
+        optionset="v1_text",
+    )[0]
+    rounded = int(entry["session_gucs"]["extra_float_digits"]) < 1
+    refused = 0
+    expected = rows(impl, usual)
+    for key, message in rows(impl, other_settings).items():
+        for which in ("old", "new"):
+            data = getattr(message, which, None)
+            if data is None:
+                continue
+            for number, column in enumerate(message.relation.columns):
+                if column.type_id not in TYPED or (rounded and column.type_id in FLOATS):
+                    continue
+                wanted = outcome(getattr(expected[key], which), number)
+                found = outcome(data, number)
+                if found == wanted:
+                    continue
+                assert found == "bad_value", (column, data.text(number), found, wanted)
+                assert column.type_id in MOMENTS
+                with pytest.raises(pf.DecodeError, match="DateStyle"):
+                    data[number]
+                refused += 1
+    assert refused
+
+
+TYPED = {*MOMENTS, *FLOATS, 16, 17, 20, 21, 23, 25, 26, 1042, 1043, 1700, 2950}
 
 
 def rows(impl: ModuleType, capture: Capture) -> dict[tuple[Any, ...], Any]:

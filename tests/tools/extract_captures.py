@@ -35,7 +35,14 @@ WANTED = {
         "streaming": ["v1_text", "v2_stream"],
     },
     "16": {
-        "all_types": ["v1_text", "v1_bin"],
+        "all_types": [
+            "v1_text",
+            "v1_bin",
+            "v1_bin_error",
+            "v1_text_gucB",
+            "v1_text_gucC",
+            "v1_text_gucD",
+        ],
         "dml": ["v1_text", "v1_text_copydata", "v1_bin", "v2_imm"],
         "encoding_latin1": ["v1_text_latin1", "v1_bin_utf8"],
         "messages": ["v1_msgs", "v4_par_2pc_msgs"],
