@@ -14,7 +14,7 @@ import os
 
 from setuptools import Extension, setup
 
-EXTENSIONS = ("_core",)
+EXTENSIONS = ("_core", "_values")
 
 
 def switch(name: str) -> bool:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from .errors import DecodeError, PgOutputError, fail, printable
 from .policies import Policies
-from .types import Converter, PgType, TypeRegistry, builtin_type
-from .values import CODECS, Codec, OutOfRange
+from .types import Converter, PgType, RegisteredType, TypeRegistry, builtin_type
+from .values import CODECS, Codec, NoTextForm, OutOfRange
 
 if TYPE_CHECKING:
     from .messages import Relation, Type
@@ -42,6 +42,31 @@ _POSTGRESQL_ENCODINGS = {
 }
 """PostgreSQL's names of encodings, without punctuation, that Python knows by another name, or knows
 for something else."""
+
+
+CODES = {
+    "bool": 1,
+    "int2": 2,
+    "int4": 3,
+    "int8": 4,
+    "uint4": 5,
+    "float8": 6,
+    "numeric": 7,
+    "text": 8,
+    "json": 8,
+    "bytea": 9,
+    "uuid": 10,
+    "date": 11,
+    "time": 12,
+    "timestamp": 13,
+    "timestamptz": 14,
+    "jsonb": 15,
+    "other": 16,
+}
+"""Codec → the number by which the compiled implementation knows it; 0 is none of these."""
+
+
+TEXTUAL = frozenset({"text", "json", "jsonb", "other"})  # codecs whose bytes are the encoding's
 
 
 def python_encoding(name: str) -> str:
@@ -96,10 +121,13 @@ class RelationPlan:
     text, binary, text_form : tuple of callable
         A function per column: from a text value or a binary one to a Python object, and from a
         binary one to the server's text. Resolved when first asked for.
+    compiled : object
+        What the compiled implementation makes of the plan and keeps here.
     """
 
     __slots__ = (
         "_converters",
+        "compiled",
         "is_key",
         "names",
         "positions",
@@ -120,6 +148,7 @@ class RelationPlan:
         self.positions = {name: i for i, name in reversed(list(enumerate(self.names)))}
         self.is_key = tuple(column.is_key for column in columns)
         self._converters: tuple[tuple[Converter, ...], ...] | None = None
+        self.compiled: object = None
 
     def __reduce__(self) -> tuple[object, ...]:
         return RelationPlan, (self.relation, self.types, self.settings)
@@ -131,6 +160,11 @@ class RelationPlan:
         if announced is None:
             return builtin_type(type_id)
         return builtin_type(type_id, announced.namespace, announced.name)
+
+    @property
+    def codes(self) -> bytes:
+        """For each column the code of :data:`CODES`, 0 where its functions above must be called."""
+        return bytes([self._code(position) for position in range(self.width)])
 
     @property
     def text(self) -> tuple[Converter, ...]:
@@ -152,36 +186,39 @@ class RelationPlan:
         self._converters = tuple(zip(*codecs, strict=True)) if codecs else ((), (), ())
         return self._converters
 
+    def _registered(self, position: int) -> RegisteredType | None:
+        """What the user registered for the type of the column at `position`."""
+        if self.settings.registry is None:
+            return None
+        type_id = self.relation.columns[position].type_id
+        announced = self.types.get(type_id)
+        if announced is not None:
+            return self.settings.registry.find(type_id, announced.namespace, announced.name)
+        entry = builtin_type(type_id)
+        name = entry.name if entry is not None else None
+        return self.settings.registry.find(type_id, "pg_catalog", name)
+
     def _codec(self, position: int) -> Codec:
-        settings = self.settings
         entry = self.type_of(position)
-        if entry is not None:
-            codec = CODECS[entry.codec](settings.policies, settings.encoding)
-        else:
-            codec = Codec(
-                CODECS["text"](settings.policies, settings.encoding).text, bytes, _no_text_form
-            )
-        if settings.registry is not None:
-            type_id = self.relation.columns[position].type_id
-            announced = self.types.get(type_id)
-            found = settings.registry.find(
-                type_id,
-                announced.namespace if announced else "pg_catalog" if entry else None,
-                announced.name if announced else entry.name if entry else None,
-            )
-            if found is not None:
-                codec = codec._replace(
-                    text=found.text or codec.text, binary=found.binary or codec.binary
-                )
+        codec = CODECS[entry.codec if entry else "other"](
+            self.settings.policies, self.settings.encoding
+        )
+        registered = self._registered(position)
+        if registered is not None:
+            text, binary = registered.text or codec.text, registered.binary or codec.binary
+            codec = codec._replace(text=text, binary=binary)
         return codec
 
-
-class _NoTextForm(ValueError):
-    """The text that the server would print for a binary value is not known."""
-
-
-def _no_text_form(raw: bytes) -> str:  # noqa: ARG001
-    raise _NoTextForm("the text of a binary value of this type is not known; raw() gives its bytes")
+    def _code(self, position: int) -> int:
+        entry = self.type_of(position)
+        codec = entry.codec if entry else "other"
+        if (
+            self._registered(position) is not None
+            or (codec in TEXTUAL and self.settings.encoding != "utf-8")
+            or (codec in ("json", "jsonb") and self.settings.policies.json != "text")
+        ):
+            return 0
+        return CODES.get(codec, 0)
 
 
 def refuse_value(
@@ -205,7 +242,7 @@ def refuse_value(
     elif isinstance(error, OutOfRange):
         code = "out_of_range"
         column = "column " + column
-    elif isinstance(error, _NoTextForm):
+    elif isinstance(error, NoTextForm):
         code = "no_text_form"
     else:
         code = "bad_value"

@@ -45,6 +45,10 @@ class OutOfRange(ValueError):
     """A legal value of PostgreSQL's that Python's type cannot hold."""
 
 
+class NoTextForm(ValueError):
+    """The text that the server would print for a binary value is not known."""
+
+
 class Codec(NamedTuple):
     """The functions of one codec, made for a session's policies and encoding."""
 
@@ -104,7 +108,10 @@ def _float8_text(raw: bytes) -> float:
         if raw in _FLOAT_NAMES:
             return _FLOAT_NAMES[raw]
         raise ValueError(f"{_shown(raw)} is no float8")
-    return float(raw)
+    value = float(raw)
+    if math.isinf(value):
+        raise ValueError(f"{_shown(raw)} does not fit into float8")
+    return value
 
 
 def _float4_text(raw: bytes) -> float:
@@ -493,6 +500,18 @@ def _text(encoding: str) -> Codec:
     return Codec(decode, decode, decode)
 
 
+def _other(encoding: str) -> Codec:
+    """A type that is in no table: str from text, bytes from binary."""
+
+    def form(raw: bytes) -> str:
+        raise NoTextForm(
+            f"the text of this binary value of {len(raw)} bytes is not known, as its type is not; "
+            "raw() gives its bytes"
+        )
+
+    return Codec(_text(encoding).text, bytes, form)
+
+
 def _json(policies: Policies, encoding: str, binary_prefix: bytes) -> Codec:
     decode = _text(encoding).text
     parse: Callable[[str], Any] = json.loads if policies.json == "parse" else str
@@ -541,6 +560,7 @@ CODECS: dict[str, Callable[[Policies, str], Codec]] = {
     "text": lambda policies, encoding: _text(encoding),
     "json": lambda policies, encoding: _json(policies, encoding, b""),
     "jsonb": lambda policies, encoding: _json(policies, encoding, b"\x01"),
+    "other": lambda policies, encoding: _other(encoding),
 }
 """Codec → its functions for given policies and a Python encoding."""
 

@@ -1,0 +1,27 @@
+# Python objects from the bytes of a value, for the types that rows are full of.
+
+from libc.stdint cimport uint8_t
+
+# What pgoutput_fast.plan calls them, by the same numbers; GENERAL leaves a value to values.py.
+cdef enum Code:
+    GENERAL = 0
+    BOOL = 1
+    INT2 = 2
+    INT4 = 3
+    INT8 = 4
+    UINT4 = 5
+    FLOAT8 = 6
+    NUMERIC = 7
+    TEXT = 8
+    BYTEA = 9
+    UUID = 10
+    DATE = 11
+    TIME = 12
+    TIMESTAMP = 13
+    TIMESTAMPTZ = 14
+    JSONB = 15
+    OTHER = 16
+
+cdef object utf8_text(const char *text, Py_ssize_t length)
+cdef object from_text(uint8_t code, const char *at, Py_ssize_t length, object slowly)
+cdef object from_binary(uint8_t code, const char *at, Py_ssize_t length, object slowly)
