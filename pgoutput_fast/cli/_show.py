@@ -161,8 +161,8 @@ def as_json(shown: Shown) -> str:
     """One JSON object on one line, ASCII.
 
     A value of a column is a string (as the server writes it), null, ``{"unchanged": true}`` (it
-    exists and was not sent), or ``{"hex": …}`` (bytes without a text). LSNs and times are strings as
-    the server writes them.
+    exists and was not sent), or ``{"hex": …}`` (bytes without a text). LSNs and times are strings
+    as the server writes them.
     """
     message = shown.message
     fields: dict[str, Any] = {

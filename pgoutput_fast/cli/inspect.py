@@ -17,7 +17,7 @@ import click
 
 from .. import Commit, Delete, Insert, StreamCommit, Truncate, Update, format_lsn
 from ..errors import PgOutputError, printable
-from ..segments import SegmentReader, list_segments
+from ..segments import SegmentReader, list_segments, require_pyarrow
 from ..values import timestamp_form
 from ._show import Messages, Shown, as_json, line
 
@@ -46,9 +46,7 @@ class _Recording:
     """An Arrow IPC file of a recorded stream."""
 
     def __init__(self, path: Path) -> None:
-        import pyarrow as pa
-        import pyarrow.ipc
-
+        pa = require_pyarrow()
         self._path = path
         self._arrow_errors: tuple[type[Exception], ...] = (pa.ArrowException, OSError, ValueError)
         self._file = pa.OSFile(str(path))
@@ -100,9 +98,7 @@ class _Recording:
 
 
 def _is_segment(path: Path) -> bool:
-    import pyarrow as pa
-    import pyarrow.ipc
-
+    pa = require_pyarrow()
     with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
         return b"pgoutput_fast.segment" in (reader.schema.metadata or {})
 
@@ -118,11 +114,13 @@ def _files(paths: tuple[Path, ...]) -> Iterator[Path]:
 def _messages(path: Path) -> Iterator[Shown | _Keepalive]:
     """What a file holds, decoded from its start."""
     try:
+        path.open("rb").close()
         is_segment = _is_segment(path)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
+    except ValueError as error:
         raise PgOutputError(
-            f"{path} is no Arrow IPC file, or is cut short or damaged "
-            f"({getattr(error, 'strerror', None) or error})"
+            f"{path} is no Arrow IPC file, or is cut short or damaged ({error})"
         ) from error
     if is_segment:
         with SegmentReader(path) as reader:
