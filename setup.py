@@ -43,7 +43,7 @@ def extensions() -> list[Extension]:
                 [f"pgoutput_fast/{name}.pyx"],
                 # setup.py holds compiler flags and directives: a change of it rebuilds.
                 depends=["setup.py"],
-                extra_compile_args=["-O0", "-g", "-UNDEBUG"] if debug else ["-O3"],
+                extra_compile_args=["-O0", "-g", "-UNDEBUG"] if debug else ["-O3", "-g0"],
                 define_macros=[("CYTHON_TRACE_NOGIL", "1")] if line_trace else [],
             )
             for name in EXTENSIONS

@@ -96,7 +96,8 @@ _UINT32 = struct.Struct(">I")
 _MESSAGE = struct.Struct(">BQ")  # flags, LSN
 
 
-def _pyarrow() -> Any:
+def require_pyarrow() -> Any:
+    """The module pyarrow with its IPC formats; an error that says what to do if it is missing."""
     try:
         import pyarrow as pa
         import pyarrow.ipc
@@ -109,7 +110,7 @@ def _pyarrow() -> Any:
 
 def segment_schema() -> pa.Schema:
     """Arrow schema of every segment, without its metadata."""
-    pa = _pyarrow()
+    pa = require_pyarrow()
     return pa.schema(
         [
             pa.field("lsn", pa.uint64(), nullable=False),
@@ -276,7 +277,7 @@ class SegmentReader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        pa = _pyarrow()
+        pa = require_pyarrow()
         # Not mapped into memory: a file that shrinks under a map kills the process.
         try:
             self._file = pa.OSFile(str(self.path))
@@ -304,7 +305,7 @@ class SegmentReader:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        pa = _pyarrow()
+        pa = require_pyarrow()
         try:
             yield
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
@@ -494,7 +495,7 @@ class SegmentWriter:
     ) -> None:
         if segment_bytes < 1:
             raise PgOutputError(f"segment_bytes must be 1 at least, not {segment_bytes}")
-        self._pa = _pyarrow()
+        self._pa = require_pyarrow()
         self.directory = Path(directory)
         self._metadata = metadata
         self._segment_bytes = segment_bytes

@@ -51,13 +51,7 @@ PROPERTIES: dict[str, tuple[str, ...]] = {
 }
 """Class → what else a message of it tells beside its fields, `frame` and `in_stream`."""
 
-TAGS: dict[str, str] = dict(
-    zip(
-        FIELDS,
-        ["B", "C", "O", "R", "Y", "I", "U", "D", "T", "M", "S", "E", "c", "A", "b", "P", "p", "K"]
-        + ["r"],
-        strict=True,
-    )
-)
+TAGS: dict[str, str] = dict(zip(FIELDS, "BCORYIUDTMSEcAbPpKr", strict=True))
+"""Class → the first byte of its frames."""
 
 TUPLE_METHODS = ("kind", "raw", "text", "raws", "texts", "values", "as_dict", "index", "count")

@@ -33,7 +33,9 @@ def observe(call: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
     except DecodeError as error:
         return refused(error)
     except Exception as error:
-        raise Escaped(f"{type(error).__name__}: {error} from {call} of {arguments!r:.200}") from error
+        raise Escaped(
+            f"{type(error).__name__}: {error} from {call} of {arguments!r:.200}"
+        ) from error
     return ("value", types_of(value), repr(value))
 
 

@@ -68,7 +68,9 @@ FACTS: dict[str, Callable[[Message, bytes, Capture], Any]] = {
     "xid of a subtransaction in a segment": lambda m, f, c: (
         m["in_stream"] and m["tag"] in "IUDTRY" and m["fields"]["xid"] != m["stream_xid"]
     ),
-    "message in a segment has the top-level xid": lambda m, f, c: m["in_stream"] and m["tag"] == "M",
+    "message in a segment has the top-level xid": lambda m, f, c: (
+        m["in_stream"] and m["tag"] == "M"
+    ),
     "origin in a segment has no xid": lambda m, f, c: m["in_stream"] and m["tag"] == "O",
     "empty first segment": lambda m, f, c: m["tag"] == "E" and m["previous"] == "S",
     "empty transaction": lambda m, f, c: m["tag"] == "C" and m["previous"] == "B",
@@ -91,9 +93,7 @@ FACTS: dict[str, Callable[[Message, bytes, Capture], Any]] = {
     "full identity flags every column": lambda m, f, c: (
         m["tag"] == "R" and m["fields"]["replica_identity"] == "f" and m["fields"]["columns"]
     ),
-    "identity by index": lambda m, f, c: (
-        m["tag"] == "R" and m["fields"]["replica_identity"] == "i"
-    ),
+    "identity by index": lambda m, f, c: m["tag"] == "R" and m["fields"]["replica_identity"] == "i",
     "no identity": lambda m, f, c: m["tag"] == "R" and m["fields"]["replica_identity"] == "n",
     "root before leaf": lambda m, f, c: (
         m["tag"] == "R" and m["previous"] == "R" and c.entry["optionset"].endswith("_root")
@@ -104,8 +104,8 @@ FACTS: dict[str, Callable[[Message, bytes, Capture], Any]] = {
     "column list": lambda m, f, c: m["tag"] == "R" and c.entry["optionset"].endswith("_cl"),
     "same name, another OID": lambda m, f, c: m["tag"] == "R" and m["fields"]["name"] == "again",
     "no columns": lambda m, f, c: m["tag"] == "R" and not m["fields"]["columns"],
-    "tuple without columns": lambda m, f, c: (
-        any(not data["columns"] for data in m["tuples"].values())
+    "tuple without columns": lambda m, f, c: any(
+        not data["columns"] for data in m["tuples"].values()
     ),
     "1600 columns": lambda m, f, c: len(m.get("relation", {}).get("columns", ())) == 1600,
     "unchanged value": lambda m, f, c: "u" in _kinds(m, "new"),
@@ -282,9 +282,7 @@ def type_ids(message: Message, scenario: Scenario) -> list[int]:
     """The columns' types, a domain's base type in its place."""
     return [
         column[2] if base is None or column[2] < 16384 else scenario.type_ids.get(base, 0)
-        for column, base in zip(
-            message["relation"]["columns"], message["base_types"], strict=True
-        )
+        for column, base in zip(message["relation"]["columns"], message["base_types"], strict=True)
     ]
 
 
@@ -308,7 +306,8 @@ def told(message: Message, frame: bytes, capture: Capture, scenario: Scenario) -
         if agrees(message, frame, change, capture, scenario):
             return change
     raise AssertionError(
-        f"{capture.name} frame {message['number']}: {frame[:80]!r} is not {candidates[0].text[:300]}"
+        f"{capture.name} frame {message['number']}: {frame[:80]!r} is not "
+        f"{candidates[0].text[:300]}"
     )
 
 
@@ -417,13 +416,15 @@ class Attribution:
         if tag == "R":
             return self.best(("CREATE TABLE", "CREATE UNLOGGED"), [f" {fields['name']} ("], [])
         if tag == "Y":
-            return self.best(("CREATE TYPE", "CREATE DOMAIN", "CREATE EXTENSION"), [fields["name"]], [])
+            return self.best(
+                ("CREATE TYPE", "CREATE DOMAIN", "CREATE EXTENSION"), [fields["name"]], []
+            )
         if tag == "M":
             content = bytes.fromhex(fields["content"]["bytes"]).decode("utf-8", "replace")
             return self.best(("EMIT_MESSAGE",), [f"'{fields['prefix'][:80]}"], [content[:40]])
         if tag == "O":
             return self.best(("PG_REPLICATION_ORIGIN",), [fields["name"]], ["SESSION_SETUP"])
-        if "gid" in fields and fields["gid"]:
+        if fields.get("gid"):
             verbs = {"K": "COMMIT PREPARED", "r": "ROLLBACK PREPARED"}
             quoted = "'" + fields["gid"].replace("'", "''") + "'"
             return self.best((verbs.get(tag, "PREPARE TRANSACTION"),), [quoted], [])
@@ -440,6 +441,7 @@ def clip(statement: str) -> str:
 def novelties(message: Message, frame: bytes, capture: Capture, scenario: Scenario) -> set[Any]:
     """What a frame shows; it is kept if nothing before it showed one of these."""
     tag = message["tag"]
+    key = (capture.entry["instance"], capture.entry["scenario"])
     shown: set[Any] = {
         ("fact", capture.major, name)
         for name, holds in FACTS.items()
@@ -451,9 +453,7 @@ def novelties(message: Message, frame: bytes, capture: Capture, scenario: Scenar
         shown.add(("encoding", capture.encoding, capture.entry["optionset"], tag))
     if message["tuples"]:
         fields = message["fields"]
-        kinds = [
-            (name, "".join(sorted(set(_kinds(message, name))))) for name in message["tuples"]
-        ]
+        kinds = [(name, "".join(sorted(set(_kinds(message, name))))) for name in message["tuples"]]
         shown.add(("kinds", capture.major, tag, fields.get("old_kind"), *kinds))
         settings = capture.entry["guc_set"]
         for data in message["tuples"].values():
@@ -463,11 +463,9 @@ def novelties(message: Message, frame: bytes, capture: Capture, scenario: Scenar
                 raw = frame[column[1] : column[1] + column[2]]
                 if settings == "default" and oid < 16384:
                     shown.add(("type", capture.major, oid, column[0]))
-                if capture.entry["scenario"] == "all_types" and (
-                    value_of(oid, column[0], raw, capture) is not None
-                ):
-                    if capture.major == 16 and column[2] <= 40:
-                        shown.add(("value", oid, column[0], raw))
+                typed = value_of(oid, column[0], raw, capture) is not None
+                if typed and key == ("16", "all_types") and len(raw) <= 40:
+                    shown.add(("value", oid, column[0], raw))
     return shown
 
 

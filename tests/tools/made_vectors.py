@@ -1,8 +1,8 @@
 """Frames that no capture has, built byte by byte, with what is expected of them.
 
-Fields are read by reference_parser.py; errors are written here by hand where a test means one error,
-and by the reference parser where a frame is cut at each of its bytes. extract_vectors.py writes
-them to made.json and sequences.json; its docstring names the keys. Beside those:
+Fields are read by reference_parser.py; errors are written here by hand where a test means one
+error, and by the reference parser where a frame is cut at each of its bytes. extract_vectors.py
+writes them to made.json and sequences.json; its docstring names the keys. Beside those:
 
     made           true
     error          the DecodeError of the frame, from decode() and from a decoder: code, offset, tag
@@ -231,24 +231,34 @@ def _edges() -> Iterator[Vector]:
     highest = struct.pack(">QqI", 2**64 - 1, 2**63 - 1, XID)
     yield good("begin/highest", b"B" + highest, "LSN past 2**63")
     yield good("commit/flags", b"C" + struct.pack(">BQQq", 0xFF, 1, 2, -1), "unknown flags")
-    yield good("stream-commit/flags", b"c" + struct.pack(">IBQQq", 3, 0x80, 1, 2, -1), "unknown flags")
+    yield good(
+        "stream-commit/flags", b"c" + struct.pack(">IBQQq", 3, 0x80, 1, 2, -1), "unknown flags"
+    )
     yield good("truncate/flags", b"T" + struct.pack(">iBI", 1, 0xFC, 16385), "unknown flags")
     yield good("truncate/none", b"T" + struct.pack(">iB", 0, 0))
     many = b"T" + struct.pack(">iB200I", 200, 1, *range(16384, 16584))
     yield good("truncate/many", many, "truncate of several relations")
     message = b"M" + struct.pack(">BQ", 0xFE, 0) + string("p") + struct.pack(">i", 0)
     yield good("message/flags", message, "unknown flags")
-    no_text = b"M" + struct.pack(">BQ", 0, 0) + string(b"pr\xe9fix") + struct.pack(">i", 1) + b"\xff"
+    no_text = (
+        b"M" + struct.pack(">BQ", 0, 0) + string(b"pr\xe9fix") + struct.pack(">i", 1) + b"\xff"
+    )
     yield good("message/prefix-no-text", no_text, "names that are no text")
     yield good("origin/no-name", b"O" + struct.pack(">Q", 0) + b"\0")
-    yield good("origin/no-text", b"O" + struct.pack(">Q", 0) + b"\xff\xfe\0", "names that are no text")
+    yield good(
+        "origin/no-text", b"O" + struct.pack(">Q", 0) + b"\xff\xfe\0", "names that are no text"
+    )
     yield good("relation/no-columns", relation([]), "no columns")
     flagged = relation(TWO).replace(b"\x01id\0", b"\xfeid\0")
     yield good("relation/flags", flagged, "unknown flags")
     yield good("relation/identity", relation(TWO, identity="?"))
-    yield good("relation/full", relation(TWO, identity="f", keys=2), "full identity flags every column")
+    yield good(
+        "relation/full", relation(TWO, identity="f", keys=2), "full identity flags every column"
+    )
     yield good("relation/greatest-ids", relation([("o", OID)], OID), "unsigned OIDs")
-    named = relation(TWO).replace(b"public\0t\0", b"sch\xe9ma\0t\xff\0").replace(b"name\0", b"n\xe4\0")
+    named = (
+        relation(TWO).replace(b"public\0t\0", b"sch\xe9ma\0t\xff\0").replace(b"name\0", b"n\xe4\0")
+    )
     yield good("relation/names-no-text", named, "names that are no text")
     yield good("relation/pg-catalog", relation(TWO, namespace=""))
     modifier = relation([("n", 1700)])[:-4] + struct.pack(">i", (10 << 16 | 2) + 4)
@@ -257,19 +267,27 @@ def _edges() -> Iterator[Vector]:
     yield good("type/domain", domain, "domain looks like its base type", "unsigned OIDs")
     for tag in "bPKrp":
         yield good(f"gid/empty-{tag}", prepared(tag, ""), "empty GID")
-        yield good(
-            f"gid/longest-{tag}", prepared(tag, "é'\"" * 49 + "abc"), "GID of 199 bytes"
-        )
+        yield good(f"gid/longest-{tag}", prepared(tag, "é'\"" * 49 + "abc"), "GID of 199 bytes")
     for tag in "PKr":
-        yield good(f"unknown-prepared/{tag}", prepared(tag, "never seen"), "unknown prepared transaction")
+        yield good(
+            f"unknown-prepared/{tag}", prepared(tag, "never seen"), "unknown prepared transaction"
+        )
     for last in (b"\0", b"\1"):
         yield good(f"stream-start/{last[0]}", b"S" + struct.pack(">I", 3) + last)
-    yield good("stream-abort/subtransaction", b"A" + struct.pack(">II", 3, XID), "abort of a subtransaction")
+    yield good(
+        "stream-abort/subtransaction",
+        b"A" + struct.pack(">II", 3, XID),
+        "abort of a subtransaction",
+    )
     lsn = b"A" + struct.pack(">IIQq", 3, 3, 2**64 - 1, -(2**63))
     yield good("stream-abort/extremes", lsn, "abort with LSN in parallel streaming")
     yield good("insert/no-columns", insert(), "tuple without columns")
     yield good("insert/empty-values", insert(text(""), binary(b"")), "empty value")
-    yield good("insert/all-kinds", insert(NULL, SAME, text("x"), binary(b"x")), "text and binary in one tuple")
+    yield good(
+        "insert/all-kinds",
+        insert(NULL, SAME, text("x"), binary(b"x")),
+        "text and binary in one tuple",
+    )
     yield good("insert/greatest-ids", insert(text("1"), NULL, relation_id=OID), "unsigned OIDs")
     yield good(
         "insert/greatest-xid", insert(text("1"), NULL, xid=XID), "unsigned xids", in_stream=True
@@ -323,7 +341,19 @@ def _values() -> Iterator[Vector]:
             "numeric",
             1700,
             [
-                *map(text, ("NaN", "Infinity", "-Infinity", "0", "0.00", "-1.10", "1" + "0" * 60, "0." + "0" * 40 + "1")),
+                *map(
+                    text,
+                    (
+                        "NaN",
+                        "Infinity",
+                        "-Infinity",
+                        "0",
+                        "0.00",
+                        "-1.10",
+                        "1" + "0" * 60,
+                        "0." + "0" * 40 + "1",
+                    ),
+                ),
                 binary(struct.pack(">hhHh", 0, 0, 0, 0)),
                 binary(struct.pack(">hhHh", 0, 0, 0, 2)),
                 binary(struct.pack(">hhHh", 0, 0, 0xC000, 0)),
@@ -342,7 +372,11 @@ def _values() -> Iterator[Vector]:
         ("json", 114, [text('{"a": 1}'), binary(b'{"a": 1}')]),
         ("jsonb", 3802, [text('{"a": 1}'), binary(b'\1{"a": 1}')]),
         ("bytea", 17, [text("\\x"), text("\\x00fF"), binary(b""), binary(b"\0\xff")]),
-        ("char", 18, [text("a"), text(""), text("\\377"), text(b"\xff"), binary(b"\0"), binary(b"\xff")]),
+        (
+            "char",
+            18,
+            [text("a"), text(""), text("\\377"), text(b"\xff"), binary(b"\0"), binary(b"\xff")],
+        ),
         (
             "uuid",
             2950,
@@ -352,7 +386,9 @@ def _values() -> Iterator[Vector]:
             "date",
             1082,
             [
-                *map(text, ("0001-01-01", "9999-12-31", "10000-01-01", "0044-03-15 BC", "infinity")),
+                *map(
+                    text, ("0001-01-01", "9999-12-31", "10000-01-01", "0044-03-15 BC", "infinity")
+                ),
                 *(
                     binary(struct.pack(">i", value))
                     for value in (0, -1, -730119, 2921939, -730120, 2921940, 2**31 - 1, -(2**31))
@@ -364,7 +400,10 @@ def _values() -> Iterator[Vector]:
             1083,
             [
                 *map(text, ("00:00:00", "23:59:59.999999", "12:34:56.5", "24:00:00")),
-                *(binary(struct.pack(">q", value)) for value in (0, 86_399_999_999, 86_400_000_000)),
+                *(
+                    binary(struct.pack(">q", value))
+                    for value in (0, 86_399_999_999, 86_400_000_000)
+                ),
             ],
         ),
         (
@@ -437,17 +476,17 @@ def _values() -> Iterator[Vector]:
             yield _one_value(f"value/{name}/{number}", type_id, column, value)
     for name, type_id, columns in bad_values:
         for number, column in enumerate(columns):
-            yield _one_value(
-                f"bad-value/{name}/{number}", type_id, column, ["error", "bad_value"]
-            )
+            yield _one_value(f"bad-value/{name}/{number}", type_id, column, ["error", "bad_value"])
     for name, type_id in (("text", 25), ("varchar", 1043), ("json", 114), ("point", 600)):
-        for what, raw in (("cut", b"ab\xc3"), ("latin-1", b"gr\xfc\xdfe"), ("surrogate", b"\xed\xa0\x80")):
+        for what, raw in (
+            ("cut", b"ab\xc3"),
+            ("latin-1", b"gr\xfc\xdfe"),
+            ("surrogate", b"\xed\xa0\x80"),
+        ):
             yield _one_value(
                 f"bad-encoding/{name}/{what}", type_id, text(raw), ["error", "bad_encoding"]
             )
-    yield _one_value(
-        "bad-encoding/text/binary", 25, binary(b"\xff"), ["error", "bad_encoding"]
-    )
+    yield _one_value("bad-encoding/text/binary", 25, binary(b"\xff"), ["error", "bad_encoding"])
 
 
 def _one_value(name: str, type_id: int, column: bytes, value: list[str] | None) -> Vector:
@@ -484,7 +523,9 @@ def _errors() -> Iterator[Vector]:
     for marker in (b"K", b"O", b"n", b"\0", b"\xff"):
         yield bad(f"marker/insert-{marker.hex()}", row("I", marker + one), "bad_marker", 5)
         streamed = row("I", marker + one, xid=XID)
-        yield bad(f"marker/insert-{marker.hex()}-streamed", streamed, "bad_marker", 9, in_stream=True)
+        yield bad(
+            f"marker/insert-{marker.hex()}-streamed", streamed, "bad_marker", 9, in_stream=True
+        )
     for marker in (b"N", b"k", b"\0"):
         yield bad(f"marker/delete-{marker.hex()}", row("D", marker + one), "bad_marker", 5)
     for marker in (b"X", b"k", b"\0"):
@@ -576,7 +617,12 @@ def _context_errors() -> Iterator[Vector]:
     """What decode() takes, and a decoder refuses."""
 
     def refused_by_decoder(
-        name: str, frame: bytes, before: list[bytes], code: str, offset: int, *facts: str,
+        name: str,
+        frame: bytes,
+        before: list[bytes],
+        code: str,
+        offset: int,
+        *facts: str,
         in_stream: bool = False,
     ) -> Vector:
         vector = good(name, frame, *facts, in_stream=in_stream)
@@ -597,7 +643,12 @@ def _context_errors() -> Iterator[Vector]:
         yield refused_by_decoder(f"unknown/{name}-other", frame, [other], "unknown_relation", 1)
         streamed = frame[:1] + struct.pack(">I", XID) + frame[1:]
         yield refused_by_decoder(
-            f"unknown/{name}-streamed", streamed, [start(XID)], "unknown_relation", 5, in_stream=True
+            f"unknown/{name}-streamed",
+            streamed,
+            [start(XID)],
+            "unknown_relation",
+            5,
+            in_stream=True,
         )
         for width in (1, 3):
             told = relation([(f"c{n}", 25) for n in range(width)])
@@ -605,9 +656,13 @@ def _context_errors() -> Iterator[Vector]:
                 f"width/{name}-{width}", frame, [told], "column_count", 6, "tuple of another width"
             )
     narrow = b"K" + tuple_data(text("1")) + b"N" + tuple_data(text("2"), NULL)
-    yield refused_by_decoder("width/update-old", row("U", narrow), [relation(TWO)], "column_count", 6)
+    yield refused_by_decoder(
+        "width/update-old", row("U", narrow), [relation(TWO)], "column_count", 6
+    )
     wide = b"O" + tuple_data(text("1"), NULL) + b"N" + tuple_data(text("2"), NULL, NULL)
-    yield refused_by_decoder("width/update-new", row("U", wide), [relation(TWO)], "column_count", 16)
+    yield refused_by_decoder(
+        "width/update-new", row("U", wide), [relation(TWO)], "column_count", 16
+    )
     empty = insert()
     yield refused_by_decoder("width/no-columns", empty, [relation(TWO)], "column_count", 6)
     for name, (frame, in_stream) in WELL_FORMED.items():
@@ -624,10 +679,7 @@ def _context_errors() -> Iterator[Vector]:
 
 
 def made_sequences() -> list[dict[str, Any]]:
-    return [
-        sequence(name, steps, *facts)
-        for name, (steps, facts) in _SEQUENCES.items()
-    ]
+    return [sequence(name, steps, *facts) for name, (steps, facts) in _SEQUENCES.items()]
 
 
 RESET = b"reset"

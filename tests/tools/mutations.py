@@ -28,9 +28,7 @@ EDGE_BYTES = b"\0\1\x7f\x80\xfe\xffntubNKO"
 TAGS = b"BCORYIUDTMSEcAbPKrp"
 
 
-def mutated(
-    chance: random.Random, frame: bytes, others: list[bytes], places: list[int]
-) -> bytes:
+def mutated(chance: random.Random, frame: bytes, others: list[bytes], places: list[int]) -> bytes:
     """`frame` with one to three changes; `places` are where its counts and lengths stand."""
     data = bytearray(frame)
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
@@ -40,9 +38,7 @@ def mutated(
     return bytes(data)
 
 
-def _mutate(
-    chance: random.Random, data: bytearray, others: list[bytes], places: list[int]
-) -> None:
+def _mutate(chance: random.Random, data: bytearray, others: list[bytes], places: list[int]) -> None:
     at = chance.randrange(len(data))
     what = chance.randrange(12)
     if what == 0:  # a bit

@@ -19,7 +19,18 @@ from typing import Any
 
 import pytest
 from class_table import FIELDS, PROPERTIES, TAGS, TUPLE_METHODS
-from made_vectors import STOP, TWO, WELL_FORMED, binary, insert, relation, row, start, text, tuple_data
+from made_vectors import (
+    STOP,
+    TWO,
+    WELL_FORMED,
+    binary,
+    insert,
+    relation,
+    row,
+    start,
+    text,
+    tuple_data,
+)
 
 import pgoutput_fast as pf
 
@@ -75,15 +86,15 @@ def public_names(thing: object) -> set[str]:
 
 
 def test_the_package_has_every_promised_name() -> None:
-    assert PUBLIC <= set(pf.__all__)
+    assert set(pf.__all__) >= PUBLIC
     assert [name for name in pf.__all__ if not hasattr(pf, name)] == []
     assert sorted(pf.__all__) == sorted(set(pf.__all__))
 
 
 def test_the_package_shows_the_chosen_implementation() -> None:
-    chosen = sys.modules[{"cython": "pgoutput_fast._core", "python": "pgoutput_fast._pure"}[
-        pf.IMPLEMENTATION
-    ]]
+    chosen = sys.modules[
+        {"cython": "pgoutput_fast._core", "python": "pgoutput_fast._pure"}[pf.IMPLEMENTATION]
+    ]
     assert chosen.IMPLEMENTATION == pf.IMPLEMENTATION
     for name in TWINS:
         assert getattr(pf, name) is getattr(chosen, name)
@@ -219,14 +230,16 @@ match message:
     exec(source, scope)
     assert scope["found"] == [getattr(message, field) for field in FIELDS[name]]
     scope = {"message": message, "cls": pf.StreamStop if name != "StreamStop" else pf.Type}
-    exec("match message:\n    case cls():\n        found = 1\n    case _:\n        found = 2", scope)
+    exec(
+        "match message:\n    case cls():\n        found = 1\n    case _:\n        found = 2", scope
+    )
     assert scope["found"] == 2
 
 
 @each_class
 def test_equality_and_hash(impl: ModuleType, name: str) -> None:
     one, same = example(impl, name), example(impl, name)
-    assert one is not same or name in ("Relation",)
+    assert one is not same or name == "Relation"
     assert one == same
     assert hash(one) == hash(same)
     assert len({one, same}) == 1
@@ -430,9 +443,7 @@ sys.stdout.buffer.write(pickle.dumps(answer))
 
 
 @pytest.mark.parametrize("other", ["cython", "python"])
-def test_pickles_load_where_only_the_other_implementation_is(
-    impl: ModuleType, other: str
-) -> None:
+def test_pickles_load_where_only_the_other_implementation_is(impl: ModuleType, other: str) -> None:
     """`other` never imports this one's module; what it pickles comes back equal."""
     decoder = impl.Decoder()
     for frame in (relation(TWO), start(10), relation([*TWO, ("more", 20)], xid=10)):

@@ -226,6 +226,11 @@ MALFORMED: list[tuple[str, bytes, bytes]] = [
     ("time", bytes(4), b"b"), ("timestamp", b"2024-01-01T00:00:00", b"t"),
     ("timestamp", b"2024-01-01 00:00:00+00", b"t"), ("timestamp", b"2024-01-01", b"t"),
     ("timestamp", b"12024-01-01 25:00:00", b"t"), ("timestamp", b"", b"t"),
+    ("timestamptz", b"2024-12-06 17:25:20.997176 junk+00", b"t"),
+    ("timestamptz", b"2024-12-06 17:25:20.9971761+00", b"t"),
+    ("timestamptz", b"2024-12-06 17:25:20,997+00", b"t"),
+    ("timestamptz", b"2024-12-06 17:25:20Z", b"t"),
+    ("timestamp", b"2024-12-06 17:25:20.9971761", b"t"), ("date", b"2024-W01-1", b"t"),
     ("timestamptz", b"2024-01-01 00:00:00", b"t"), ("timestamptz", b"Mon Jan 01 2024", b"t"),
     ("timestamptz", bytes(7), b"b"), ("jsonb", b'\2{"a": 1}', b"b"), ("jsonb", b"", b"b"),
 ]  # fmt: skip

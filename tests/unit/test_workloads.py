@@ -1,9 +1,10 @@
-"""The streams that benchmarks/workloads.py makes, as benchmarks/baseline.py reads them."""
+"""The benchmarks: the streams that they make, and that they notice wrong results."""
 
 from __future__ import annotations
 
 import collections
 import itertools
+import json
 import statistics
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 if str(ROOT := Path(__file__).parents[2]) not in sys.path:
     sys.path.append(str(ROOT))
 
-from benchmarks import baseline, workloads
+from benchmarks import baseline, run, workloads
+from pgoutput_fast import _pure
 
 ROWS = {"narrow": 500, "wide": 500, "fat": 50}
 LENGTHS = {
@@ -157,3 +159,29 @@ def test_the_baseline_refuses_what_is_malformed(frame, message):
     decoder.decode(workloads.generate("narrow", "text", 5).frames[0])
     with pytest.raises(baseline.BaselineError, match=message):
         decoder.decode(frame)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(run, "ROWS", dict.fromkeys(workloads.NAMES, 10))
+
+
+def test_a_run_prints_a_table_and_stores_all_samples(small, tmp_path, capsys):
+    path = tmp_path / "result.json"
+    assert run.main(["--quick", "--workload", "narrow", "--json", str(path)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| narrow")]
+    assert len(lines) == 7
+    assert all("× " in line for line in lines)
+    assert len(json.loads(path.read_text())["benchmarks"]) >= 14
+
+
+def test_a_wrong_decoder_is_not_timed(small, monkeypatch, capsys):
+    monkeypatch.setattr(_pure.TupleData, "texts", lambda self: ("1",) * len(self))
+    assert run.main(["--quick", "--workload", "narrow"]) == 1
+    assert "narrow/text/texts/python, frame 1: ('" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, True), (1.0, 1), ((1,), [1]), ((1,), (1, 2))])
+def test_results_of_other_types_are_not_the_same(one, other):
+    with pytest.raises(run.WrongResult, match="case, frame 0"):
+        run.compare("case", [one], [other])

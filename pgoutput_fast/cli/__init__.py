@@ -1,0 +1,114 @@
+"""The command `pgoutput-fast`. Each subcommand is imported when it is called.
+
+Exit codes: 0 success, 1 an error, told in one line on standard error, 2 wrong usage, 130 Ctrl-C (0
+for `tail`, which is meant to end so), 141 nobody reads standard output any more.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from .. import FALLBACK_REASON, IMPLEMENTATION, __version__
+from ..errors import PgOutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import click
+
+_COMMANDS = {
+    "demo": "Show the whole path: a server, capture, Spark, and the proof that it is right.",
+    "inspect": "Print the messages of segments or captures.",
+    "tail": "Print the changes of a server as they are committed.",
+}
+"""Name and help; the module of the same name in this package has the attribute `command`."""
+
+
+def _group() -> click.Group:
+    import click
+
+    class Group(click.Group):
+        """Commands that are imported when they are needed."""
+
+        def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+            return sorted(_COMMANDS)
+
+        def get_command(
+            self,
+            ctx: click.Context,  # noqa: ARG002
+            cmd_name: str,
+        ) -> click.Command | None:
+            if cmd_name not in _COMMANDS:
+                return None
+            command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
+            return command
+
+        def format_commands(
+            self,
+            ctx: click.Context,  # noqa: ARG002
+            formatter: click.HelpFormatter,
+        ) -> None:
+            with formatter.section("Commands"):
+                formatter.write_dl(sorted(_COMMANDS.items()))
+
+    implementation = f"implementation {IMPLEMENTATION}"
+    if FALLBACK_REASON is not None:
+        implementation += f" ({FALLBACK_REASON})"
+    group = Group(
+        name="pgoutput-fast",
+        help="PostgreSQL's logical replication stream: look at it, land it, take it to Spark.",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        no_args_is_help=True,
+    )
+    return click.version_option(
+        __version__, prog_name="pgoutput-fast", message=f"%(prog)s %(version)s, {implementation}"
+    )(group)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        By default the process's.
+    """
+    try:
+        import click
+    except ImportError as error:
+        print(
+            f"pgoutput-fast: the command needs click ({error}); install the extra "
+            "pgoutput-fast[cli]",
+            file=sys.stderr,
+        )
+        return 1
+    for stream in (sys.stdout, sys.stderr):
+        # A character that a terminal can't show is no reason to end.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        # Not Group.main(), which has ways of its own with Ctrl-C and closed pipes.
+        group = _group()
+        with group.make_context("pgoutput-fast", given) as context:
+            code = group.invoke(context)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except PgOutputError as error:
+        print(f"pgoutput-fast: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141

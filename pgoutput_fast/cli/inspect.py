@@ -1,0 +1,284 @@
+"""`pgoutput-fast inspect`: what is in a segment, or in a recorded stream.
+
+A recorded stream is an Arrow IPC file with the columns `start_lsn`, `server_time` and `payload`:
+one frame in each row, or whole CopyData messages. Its schema's metadata ``pgcap`` is JSON that
+tells the client_encoding, and in `method` whether the payload is CopyData ("walsender_raw").
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from .. import Commit, Delete, Insert, StreamCommit, Truncate, Update, format_lsn
+from ..errors import PgOutputError, printable
+from ..segments import SegmentReader, list_segments, require_pyarrow
+from ..values import timestamp_form
+from ._show import Messages, Shown, as_json, line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_XLOG_DATA = struct.Struct(">xQQq")
+_KEEPALIVE = struct.Struct(">xQqB")
+
+
+class _Frame(NamedTuple):
+    lsn: int | None
+    time: int | None
+    frame: bytes
+
+
+class _Keepalive(NamedTuple):
+    """A keepalive of a recorded connection."""
+
+    lsn: int
+    time: int
+    reply_requested: bool
+
+
+class _Recording:
+    """An Arrow IPC file of a recorded stream."""
+
+    def __init__(self, path: Path) -> None:
+        pa = require_pyarrow()
+        self._path = path
+        self._arrow_errors: tuple[type[Exception], ...] = (pa.ArrowException, OSError, ValueError)
+        self._file = pa.OSFile(str(path))
+        try:
+            self._reader = pa.ipc.open_file(self._file)
+            schema = self._reader.schema
+            metadata = json.loads((schema.metadata or {})[b"pgcap"])
+            self.encoding = str(metadata["client_encoding"])
+            self._is_copy_data = metadata.get("method") == "walsender_raw"
+            self.ended_with = metadata.get("capture_error")
+            if not {"start_lsn", "server_time", "payload"} <= set(schema.names):
+                raise KeyError("the columns start_lsn, server_time and payload")
+        except (*self._arrow_errors, KeyError, TypeError, AttributeError) as error:
+            self._file.close()
+            raise PgOutputError(
+                f"{path} is neither a segment nor a recorded stream ({error})"
+            ) from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    def frames(self) -> Iterator[_Frame | _Keepalive]:
+        for index in range(self._reader.num_record_batches):
+            try:
+                batch = self._reader.get_batch(index)
+                columns = [
+                    batch.column(name).to_pylist()
+                    for name in ("start_lsn", "server_time", "payload")
+                ]
+            except self._arrow_errors as error:
+                raise PgOutputError(f"{self._path} is damaged ({error})") from error
+            for lsn, time, payload in zip(*columns, strict=True):
+                if payload is None:
+                    raise PgOutputError(f"{self._path} has a row without a payload")
+                yield self._unwrap(payload) if self._is_copy_data else _Frame(lsn, time, payload)
+
+    def _unwrap(self, payload: bytes) -> _Frame | _Keepalive:
+        """The frame in CopyData."""
+        try:
+            if payload[:1] == b"w":
+                lsn, _, time = _XLOG_DATA.unpack_from(payload)
+                return _Frame(lsn, time, payload[_XLOG_DATA.size :])
+            if payload[:1] == b"k":
+                lsn, time, reply = _KEEPALIVE.unpack_from(payload)
+                return _Keepalive(lsn, time, bool(reply))
+        except struct.error:
+            pass
+        raise PgOutputError(f"{self._path} has CopyData of an unknown kind: {payload[:30]!r}")
+
+
+def _is_segment(path: Path) -> bool:
+    pa = require_pyarrow()
+    with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
+        return b"pgoutput_fast.segment" in (reader.schema.metadata or {})
+
+
+def _files(paths: tuple[Path, ...]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir():
+            yield from (segment.path for segment in list_segments(path))
+        else:
+            yield path
+
+
+def _messages(path: Path) -> Iterator[Shown | _Keepalive]:
+    """What a file holds, decoded from its start."""
+    try:
+        path.open("rb").close()
+        is_segment = _is_segment(path)
+    except OSError as error:
+        raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise PgOutputError(
+            f"{path} is no Arrow IPC file, or is cut short or damaged ({error})"
+        ) from error
+    if is_segment:
+        with SegmentReader(path) as reader:
+            messages = Messages(reader.metadata.encoding)
+            for batch in reader:
+                for lsn, frame in zip(
+                    batch.column("lsn").to_pylist(), batch.column("data").to_pylist(), strict=True
+                ):
+                    yield messages.decode(lsn, None, frame)
+        return
+    recording = _Recording(path)
+    try:
+        messages = Messages(recording.encoding)
+        for frame in recording.frames():
+            yield messages.decode(*frame) if isinstance(frame, _Frame) else frame
+    finally:
+        recording.close()
+
+
+class _Filter:
+    """Which messages were asked for. Each kind of condition must hold."""
+
+    def __init__(self, tables: tuple[str, ...], xids: tuple[int, ...], tags: str) -> None:
+        self._tables = set(tables)
+        self._xids = set(xids)
+        self._tags = set(tags.replace(",", ""))
+        self.is_empty = not (self._tables or self._xids or self._tags)
+
+    def __call__(self, shown: Shown) -> bool:
+        names = {name for table in shown.tables for name in (table, table.partition(".")[2])}
+        xids = {shown.xid, getattr(shown.message, "xid", None)}
+        return (
+            (not self._tables or bool(self._tables & names))
+            and (not self._xids or bool(self._xids & xids))
+            and (not self._tags or shown.tag in self._tags)
+        )
+
+
+def _widened(span: tuple[int, int] | None, value: int) -> tuple[int, int]:
+    return (value, value) if span is None else (min(span[0], value), max(span[1], value))
+
+
+class _Stats:
+    """Counts over all messages that were asked for."""
+
+    def __init__(self) -> None:
+        self.tags: collections.Counter[str] = collections.Counter()
+        self.bytes: collections.Counter[str] = collections.Counter()
+        self.tables: dict[str, collections.Counter[str]] = {}
+        self.files = self.transactions = self.errors = 0
+        self.lsns: tuple[int, int] | None = None
+        self.times: tuple[int, int] | None = None
+
+    def add(self, shown: Shown) -> None:
+        message = shown.message
+        name = "undecodable" if message is None else type(message).__name__
+        self.tags[name] += 1
+        self.bytes[name] += len(shown.frame)
+        self.errors += message is None
+        if shown.lsn:
+            self.lsns = _widened(self.lsns, shown.lsn)
+        if isinstance(message, (Commit, StreamCommit)):
+            self.transactions += 1
+            self.times = _widened(self.times, message.commit_time)
+        if isinstance(message, (Insert, Update, Delete, Truncate)):
+            for table in shown.tables:
+                self.tables.setdefault(table, collections.Counter())[name.lower()] += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "files": self.files,
+            "frames": self.tags.total(),
+            "bytes": self.bytes.total(),
+            "transactions": self.transactions,
+            "errors": self.errors,
+            "lsns": [format_lsn(lsn) for lsn in self.lsns or ()],
+            "commit_times": [timestamp_form(time, "+00") for time in self.times or ()],
+            "messages": {
+                name: {"frames": count, "bytes": self.bytes[name]}
+                for name, count in self.tags.most_common()
+            },
+            "tables": {name: dict(self.tables[name]) for name in sorted(self.tables)},
+        }
+
+    def lines(self) -> Iterator[str]:
+        found = self.as_dict()
+        for name in ("files", "frames", "bytes", "transactions", "errors"):
+            yield f"{name:<14}{found[name]:>14,}"
+        for name in ("lsns", "commit_times"):
+            if found[name]:
+                yield f"{name.replace('_', ' '):<16}{found[name][0]} to {found[name][1]}"
+        yield ""
+        yield f"{'message':<18}{'frames':>12}{'bytes':>16}"
+        for name, counts in found["messages"].items():
+            yield f"{name:<18}{counts['frames']:>12,}{counts['bytes']:>16,}"
+        if self.tables:
+            operations = ("insert", "update", "delete", "truncate")
+            width = max(len(printable(name)) for name in self.tables) + 2
+            yield ""
+            yield f"{'table':<{width}}" + "".join(f"{name:>12}" for name in operations)
+            for table, counts in found["tables"].items():
+                yield f"{printable(table):<{width}}" + "".join(
+                    f"{counts.get(name, 0):>12,}" for name in operations
+                )
+
+
+@click.command
+@click.argument(
+    "paths", metavar="FILE|DIR…", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option("--json", "as_objects", is_flag=True, help="One JSON object per line.")
+@click.option("--table", "tables", multiple=True, help="Only of this table: name or schema.name.")
+@click.option("--xid", "xids", multiple=True, type=int, help="Only of this transaction.")
+@click.option("--tag", "tags", default="", help="Only messages with these tags, e.g. IUD.")
+@click.option("--full", is_flag=True, help="Do not cut long values in lines.")
+@click.option("--stats", is_flag=True, help="Counts instead of messages.")
+def command(
+    paths: tuple[Path, ...],
+    as_objects: bool,
+    tables: tuple[str, ...],
+    xids: tuple[int, ...],
+    tags: str,
+    full: bool,
+    stats: bool,
+) -> int:
+    """Print the messages of segments, directories of segments, or recorded streams.
+
+    A frame that can't be decoded is printed with its error, and the exit code is 1.
+    """
+    wanted = _Filter(tables, xids, tags)
+    counts = _Stats()
+    errors = 0
+    for path in _files(paths):
+        counts.files += 1
+        for shown in _messages(path):
+            if isinstance(shown, _Keepalive):
+                if wanted.is_empty and not stats:
+                    _print_keepalive(shown, as_objects=as_objects)
+                continue
+            errors += shown.message is None
+            if not wanted(shown):
+                continue
+            if stats:
+                counts.add(shown)
+            else:
+                print(as_json(shown) if as_objects else line(shown, full=full))
+    if stats:
+        print(json.dumps(counts.as_dict()) if as_objects else "\n".join(counts.lines()))
+    if errors:
+        raise PgOutputError(f"{errors} frames could not be decoded")
+    return 0
+
+
+def _print_keepalive(keepalive: _Keepalive, *, as_objects: bool) -> None:
+    lsn, sent = format_lsn(keepalive.lsn), timestamp_form(keepalive.time, "+00")
+    if as_objects:
+        fields = {"lsn": lsn, "xid": None, "tag": "k", "sent": sent, "message": "Keepalive"}
+        print(json.dumps({**fields, "reply_requested": keepalive.reply_requested}))
+    else:
+        asks = ", reply requested" if keepalive.reply_requested else ""
+        print(f"{lsn} - Keepalive({sent}{asks})")

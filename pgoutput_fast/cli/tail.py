@@ -1,0 +1,69 @@
+"""`pgoutput-fast tail`: a server's changes, live, through a slot that ends with the command."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+
+import click
+
+from .. import Begin, Commit
+from ..replication import connect
+from ._show import Messages, as_json, line
+
+
+@click.command
+@click.option(
+    "--dsn",
+    required=True,
+    envvar="PGOUTPUT_FAST_DSN",
+    help="Connection string or URL. A password is better in PGPASSWORD or a password file.",
+)
+@click.option("--publication", "publications", multiple=True, required=True, help="One or more.")
+@click.option("--json", "as_objects", is_flag=True, help="One JSON object per line.")
+@click.option("--binary", is_flag=True, help="Ask for values in binary form.")
+@click.option("--messages", is_flag=True, help="Logical messages too.")
+@click.option("--full", is_flag=True, help="Do not cut long values in lines.")
+def command(
+    dsn: str,
+    publications: tuple[str, ...],
+    as_objects: bool,
+    binary: bool,
+    messages: bool,
+    full: bool,
+) -> int:
+    """Print the changes of a server from now on, transactions in commit order, until Ctrl-C.
+
+    A temporary slot is made, and gone at the end, however that comes. Ctrl-C is the usual end: exit
+    code 0.
+    """
+    slot = f"pgoutput_fast_tail_{os.getpid()}_{secrets.token_hex(4)}"
+    try:
+        with connect(
+            dsn,
+            slot=slot,
+            publications=publications,
+            temporary=True,
+            binary=binary,
+            messages=messages,
+        ) as stream:
+            print(f"tail of {', '.join(publications)} begins; Ctrl-C ends it", file=sys.stderr)
+            decoder = Messages(stream.connection.settings["client_encoding"])
+            in_transaction = False
+            while (batch := stream.receive()) is not None:
+                for lsn, _, time, frame in batch.frames:
+                    shown = decoder.decode(lsn, time, frame)
+                    print(as_json(shown) if as_objects else line(shown, full=full))
+                    if isinstance(shown.message, Begin):
+                        in_transaction = True
+                    elif isinstance(shown.message, Commit):
+                        in_transaction = False
+                        # Nothing more is done with it than to print it.
+                        stream.acknowledge(shown.message.end_lsn)
+                sys.stdout.flush()
+                if batch.keepalive_lsn is not None and not in_transaction:
+                    stream.acknowledge(batch.keepalive_lsn)
+    except KeyboardInterrupt:
+        return 0
+    return 0
