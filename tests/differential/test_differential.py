@@ -27,6 +27,12 @@ CASES = 6_000
 SEQUENCES, STEPS = 60, 40
 """Streams of each seed, and the frames of each."""
 
+POLICIES = (
+    None,
+    pf.Policies(infinity="null", out_of_range="clamp", json="parse"),
+    pf.Policies(infinity="clamp", out_of_range="null", special_values="null"),
+    pf.Policies(infinity="text", out_of_range="text", special_values="text"),
+)
 VECTORS = [vector for vector in read_vectors() if len(vector["frame"]) < 4000]
 FRAMES = [vector["frame"] for vector in VECTORS if vector["frame"]]
 
@@ -34,8 +40,16 @@ FRAMES = [vector["frame"] for vector in VECTORS if vector["frame"]]
 class Compared:
     """One decoder of each implementation, fed the same frames."""
 
-    def __init__(self, first: ModuleType, second: ModuleType, encoding: str = "utf-8") -> None:
-        self.decoders = [first.Decoder(encoding=encoding), second.Decoder(encoding=encoding)]
+    def __init__(
+        self,
+        first: ModuleType,
+        second: ModuleType,
+        encoding: str = "utf-8",
+        policies: pf.Policies | None = None,
+    ) -> None:
+        self.decoders = [
+            module.Decoder(policies=policies, encoding=encoding) for module in (first, second)
+        ]
 
     def decode(self, frame: bytes) -> list[str]:
         """Where the two differ on the next frame; after an error, neither may have changed."""
@@ -70,7 +84,8 @@ def test_mutated_frames(both: tuple[ModuleType, ModuleType], seed: int) -> None:
     outcomes = set()
     while cases < CASES:
         vector = chance.choice(VECTORS)
-        decoders = Compared(*both, encoding=vector.get("encoding", "utf-8"))
+        encoding = vector.get("encoding", "utf-8")
+        decoders = Compared(*both, encoding=encoding, policies=chance.choice(POLICIES))
         for frame in vector["before"]:
             assert decoders.decode(frame) == []
         places = length_places(vector)

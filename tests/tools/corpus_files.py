@@ -44,12 +44,12 @@ class Capture:
         name = self.entry["client_encoding"]
         return {"UTF8": "utf-8", "LATIN1": "latin-1", "SQL_ASCII": "utf-8"}[name]
 
-    @functools.cached_property
+    @property
     def truth(self) -> Truth | None:
         path = self.entry.get("truth")
         if not path or not (self.root / path).exists():
             return None
-        return Truth(self.root / path)
+        return truth_of(self.root / path)
 
     def rows(self) -> Iterator[tuple[int, bytes]]:
         """(LSN of the header, pgoutput frame); keepalives of `*_copydata` are left out."""
@@ -228,6 +228,12 @@ class Truth:
 
     def catalog(self) -> list[dict[str, Any]]:
         return list(json.loads(self.read("catalog.json")))
+
+
+@functools.lru_cache(maxsize=2)
+def truth_of(path: Path) -> Truth:
+    """The truth of a scenario, read once for all its captures."""
+    return Truth(path)
 
 
 def split_script(script: str) -> list[str]:

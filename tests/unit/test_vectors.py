@@ -464,6 +464,21 @@ def test_a_frame_of_a_gigabyte_is_refused(impl: ModuleType, tag: bytes) -> None:
         assert caught.value.tag == tag.decode()
 
 
+@pytest.mark.parametrize("count", [1600, 32767, 32768, 65535])
+def test_a_count_is_signed(impl: ModuleType, count: int) -> None:
+    """More columns than an int16 counts are a negative count, even if they are all there."""
+    columns = count.to_bytes(2, "big") + b"n" * count
+    frame = b"I\0\0\x40\1N" + columns
+    double = b"U\0\0\x40\1O\0\1nN" + columns
+    if count < 2**15:
+        assert len(impl.decode(frame).new) == len(impl.decode(double).new) == count
+        return
+    for bad, offset in ((frame, 6), (double, 10)):
+        with pytest.raises(pf.DecodeError) as caught:
+            impl.decode(bad)
+        assert (caught.value.code, caught.value.offset) == ("bad_count", offset)
+
+
 def test_all_nineteen_messages_and_all_facts_have_vectors() -> None:
     classes = {vector["class"] for vector in VECTORS if "class" in vector}
     assert len(classes) == 19
