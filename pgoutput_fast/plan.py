@@ -200,9 +200,8 @@ class RelationPlan:
 
     def _codec(self, position: int) -> Codec:
         entry = self.type_of(position)
-        codec = CODECS[entry.codec if entry else "other"](
-            self.settings.policies, self.settings.encoding
-        )
+        codec_of = CODECS.get(entry.codec if entry else "other", CODECS["other"])
+        codec = codec_of(self.settings.policies, self.settings.encoding)
         registered = self._registered(position)
         if registered is not None:
             text, binary = registered.text or codec.text, registered.binary or codec.binary
@@ -211,7 +210,7 @@ class RelationPlan:
 
     def _code(self, position: int) -> int:
         entry = self.type_of(position)
-        codec = entry.codec if entry else "other"
+        codec = entry.codec if entry and entry.codec in CODECS else "other"
         if (
             self._registered(position) is not None
             or (codec in TEXTUAL and self.settings.encoding != "utf-8")

@@ -271,7 +271,9 @@ class _Run:
                 server = stack.enter_context(EmbeddedServer(version=18))
             self.on_server(server.dsn())
         with contextlib.ExitStack() as stack:
-            temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pgoutput-fast-demo-")))
+            temporary = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="pgoutput-fast-demo-"))
+            )
             with self.phase("start Spark"):
                 spark = stack.enter_context(_spark(temporary, self.directory / "spark.log"))
                 self.result.spark_version = spark.version
@@ -412,16 +414,29 @@ def _size(path: Path) -> int:
 def peak_memory() -> int:
     """Bytes that this process and those that it waited for had at their highest, each on its own."""
     return 1024 * max(
-        resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        resource.getrusage(who).ru_maxrss
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
 
 
 def _facts(connection, name):
     from pgoutput_fast.types import builtin_type
     from pgoutput_fast.values import CODECS
-    key = [r[0] for r in connection.execute("select a.attname from pg_index i join pg_attribute a on a.attrelid=i.indrelid and a.attnum=any(i.indkey) where i.indrelid=%s::regclass and i.indisprimary order by array_position(i.indkey::int2[],a.attnum)", (name,))]
-    added={}
-    for n,o,missing,v,hasdef,nn in connection.execute("select attname,atttypid::int8,atthasmissing,(attmissingval::text::text[])[1],atthasdef,attnotnull from pg_attribute where attrelid=any(select %s::regclass union all select inhrelid from pg_inherits where inhparent=%s::regclass) and attnum>0 and not attisdropped order by atthasmissing",(name,name)):
-        if missing: added[n]=CODECS[builtin_type(o).codec](pf.Policies(),"utf-8").text(v.encode())
-        elif not hasdef and not nn: added[n]=None
+
+    key = [
+        r[0]
+        for r in connection.execute(
+            "select a.attname from pg_index i join pg_attribute a on a.attrelid=i.indrelid and a.attnum=any(i.indkey) where i.indrelid=%s::regclass and i.indisprimary order by array_position(i.indkey::int2[],a.attnum)",
+            (name,),
+        )
+    ]
+    added = {}
+    for n, o, missing, v, hasdef, nn in connection.execute(
+        "select attname,atttypid::int8,atthasmissing,(attmissingval::text::text[])[1],atthasdef,attnotnull from pg_attribute where attrelid=any(select %s::regclass union all select inhrelid from pg_inherits where inhparent=%s::regclass) and attnum>0 and not attisdropped order by atthasmissing",
+        (name, name),
+    ):
+        if missing:
+            added[n] = CODECS[builtin_type(o).codec](pf.Policies(), "utf-8").text(v.encode())
+        elif not hasdef and not nn:
+            added[n] = None
     return key, added

@@ -1,0 +1,250 @@
+"""bool, integers, floats and numeric."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+
+from .base import Codec, CodecOf, expect_size, show_bytes, wrong_size
+
+_int16 = struct.Struct(">h").unpack
+_int32 = struct.Struct(">i").unpack
+_int64 = struct.Struct(">q").unpack
+_uint32 = struct.Struct(">I").unpack
+_uint64 = struct.Struct(">Q").unpack
+_float32 = struct.Struct(">f")
+_float64 = struct.Struct(">d").unpack
+
+
+def _integer(name: str, unpack: Callable[[bytes], tuple[int]], low: int, high: int) -> Codec:
+    size = ((high - low + 1).bit_length() - 1) // 8
+
+    digits = len(str(high)) - 1
+
+    def text(raw: bytes) -> int:
+        if len(raw) <= digits and raw.isdigit():
+            return int(raw)
+        if not (raw.isdigit() or (raw[:1] == b"-" and raw[1:].isdigit())) or len(raw) > 20:
+            raise ValueError(f"{show_bytes(raw)} is no {name}")
+        value = int(raw)
+        if not low <= value <= high:
+            raise ValueError(f"{show_bytes(raw)} does not fit into {name}")
+        return value
+
+    def binary(raw: bytes) -> int:
+        try:
+            return unpack(raw)[0]
+        except struct.error:
+            raise wrong_size(raw, size, name) from None
+
+    return Codec(text, binary, lambda raw: str(binary(raw)))
+
+
+def _bool_text(raw: bytes) -> bool:
+    if raw == b"t":
+        return True
+    if raw == b"f":
+        return False
+    raise ValueError(f"{show_bytes(raw)} is no bool; expected t or f")
+
+
+def _bool_binary(raw: bytes) -> bool:
+    if raw == b"\x01":
+        return True
+    if raw == b"\x00":
+        return False
+    raise ValueError(f"{show_bytes(raw)} is no binary bool; expected one byte, 0 or 1")
+
+
+_FLOAT_NAMES = {
+    b"NaN": float("nan"),
+    b"Infinity": float("inf"),
+    b"-Infinity": float("-inf"),
+}
+
+
+def _float8_text(raw: bytes) -> float:
+    if raw.strip(b"0123456789.-+e"):
+        if raw in _FLOAT_NAMES:
+            return _FLOAT_NAMES[raw]
+        raise ValueError(f"{show_bytes(raw)} is no float8")
+    value = float(raw)
+    if math.isinf(value):
+        raise ValueError(f"{show_bytes(raw)} does not fit into float8")
+    return value
+
+
+def _float4_text(raw: bytes) -> float:
+    value = _float8_text(raw)
+    try:
+        # The nearest float32, so that text gives what the binary format gives.
+        rounded: float = _float32.unpack(_float32.pack(value))[0]
+    except OverflowError:
+        raise ValueError(f"{show_bytes(raw)} does not fit into float4") from None
+    return rounded
+
+
+def _float4_binary(raw: bytes) -> float:
+    expect_size(raw, 4, "float4")
+    value: float = _float32.unpack(raw)[0]
+    return value
+
+
+def _float8_binary(raw: bytes) -> float:
+    try:
+        value: float = _float64(raw)[0]
+        return value
+    except struct.error:
+        raise wrong_size(raw, 8, "float8") from None
+
+
+def _shortest(value: float, before: float, after: float, most: int) -> str:
+    """The fewest digits, in scientific notation, that name `value` and none of its neighbours.
+
+    The server's digits lie strictly between the midpoints to both neighbours. Python's repr takes
+    a midpoint too where reading it back rounds to `value`: 1e23 is 9.999999999999999e+22 there.
+    """
+    exact = Fraction(value)
+    low = (exact + Fraction(before)) / 2
+    # The greatest float has no finite neighbour above: it would be as far as the one below.
+    high = (exact + Fraction(after)) / 2 if after < math.inf else 2 * exact - low
+    for digits in range(most):
+        scientific = f"{value:.{digits}e}"
+        if low < Fraction(scientific) < high:
+            break
+    return scientific
+
+
+def _float_form(value: float, shortest: Callable[[float], str], fixed_below: int) -> str:
+    """`value` as the server prints it, in scientific notation from 10**`fixed_below` on."""
+    if value != value:
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "Infinity" if value > 0 else "-Infinity"
+    sign = "-" if math.copysign(1, value) < 0 else ""
+    if value == 0:
+        return sign + "0"
+    mantissa, _, exponent_text = shortest(abs(value)).partition("e")
+    exponent = int(exponent_text)
+    digits = mantissa.replace(".", "").rstrip("0")
+    if not -4 <= exponent < fixed_below:
+        point = "." if len(digits) > 1 else ""
+        return f"{sign}{digits[0]}{point}{digits[1:]}e{exponent:+03d}"
+    if exponent < 0:
+        return f"{sign}0.{'0' * (-exponent - 1)}{digits}"
+    whole, fraction = digits[: exponent + 1].ljust(exponent + 1, "0"), digits[exponent + 1 :]
+    return f"{sign}{whole}.{fraction}" if fraction else sign + whole
+
+
+def _shortest_float8(value: float) -> str:
+    return _shortest(value, math.nextafter(value, 0), math.nextafter(value, math.inf), 18)
+
+
+def _shortest_float4(value: float) -> str:
+    bits = _uint32(_float32.pack(value))[0]
+    before = _float32.unpack(struct.pack(">I", bits - 1))[0]
+    after = _float32.unpack(struct.pack(">I", bits + 1))[0]
+    return _shortest(value, before, after, 10)
+
+
+def _float8_form(raw: bytes) -> str:
+    return _float_form(_float8_binary(raw), _shortest_float8, 15)
+
+
+def _float4_form(raw: bytes) -> str:
+    return _float_form(_float4_binary(raw), _shortest_float4, 6)
+
+
+_NUMERIC_SPECIAL = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
+_NUMERIC_NAMES = frozenset({b"NaN", b"Infinity", b"-Infinity"})
+
+
+def _numeric_text(raw: bytes) -> Decimal:
+    if raw.strip(b"0123456789.-") and raw not in _NUMERIC_NAMES:
+        raise ValueError(f"{show_bytes(raw)} is no numeric")
+    try:
+        return Decimal(raw.decode())
+    except InvalidOperation:
+        raise ValueError(f"{show_bytes(raw)} is no numeric") from None
+
+
+def _numeric_form(raw: bytes) -> str:
+    if len(raw) < 8:
+        raise ValueError(f"a binary numeric has at least 8 bytes, found {len(raw)}")
+    count, weight, sign, scale = struct.unpack_from(">HhHH", raw)
+    if len(raw) != 8 + 2 * count:
+        raise ValueError(f"a binary numeric of {count} digits has {8 + 2 * count} bytes, "
+                         f"found {len(raw)}")  # fmt: skip
+    if sign in _NUMERIC_SPECIAL:
+        return _NUMERIC_SPECIAL[sign]
+    if sign not in (0, 0x4000) or scale > 0x3FFF:
+        raise ValueError(f"a binary numeric with sign 0x{sign:04X} and scale {scale}")
+    digits = struct.unpack_from(f">{count}H", raw, 8)
+    if any(digit > 9999 for digit in digits):
+        raise ValueError(f"a binary numeric with the base-10000 digit {max(digits)}")
+    text = "".join([f"{digit:04d}" for digit in digits])
+    before = 4 * (weight + 1)  # decimal digits before the point
+    if before <= 0:
+        whole, fraction = "0", "0" * -before + text
+    else:
+        whole, fraction = text[:before].ljust(before, "0").lstrip("0") or "0", text[before:]
+    if fraction[scale:].strip("0"):
+        raise ValueError(f"a binary numeric with digits after its scale {scale}")
+    fraction = fraction[:scale].ljust(scale, "0")
+    negative = "-" if sign and (whole + fraction).strip("0") else ""
+    return f"{negative}{whole}.{fraction}" if scale else negative + whole
+
+
+_numeric_header = struct.Struct(">HhHH").unpack_from
+_POWERS = [10**i for i in range(40)]
+_NUMERIC_DIGITS = [struct.Struct(f">8x{count}H").unpack for count in range(9)]
+
+
+def _numeric_binary(raw: bytes) -> Decimal:
+    try:
+        count, weight, sign, scale = _numeric_header(raw)
+        digits = _NUMERIC_DIGITS[count](raw)
+    except (struct.error, IndexError):
+        return Decimal(_numeric_form(raw))
+    value = 0
+    for digit in digits:
+        value = value * 10_000 + digit
+    shift = (weight + 1 - count) * 4 + scale
+    if (
+        sign not in (0, 0x4000)
+        or not -4 < shift < 40
+        or scale > 0x3FFF
+        or max(digits, default=0) > 9999
+    ):
+        return Decimal(_numeric_form(raw))
+    if shift >= 0:
+        value *= _POWERS[shift]
+    else:
+        value, rest = divmod(value, _POWERS[-shift])
+        if rest:
+            return Decimal(_numeric_form(raw))
+    return Decimal(f"-{value}E-{scale}" if sign and value else f"{value}E-{scale}")
+
+
+_INT2 = _integer("int2", _int16, -0x8000, 0x7FFF)
+_INT4 = _integer("int4", _int32, -0x80000000, 0x7FFFFFFF)
+_INT8 = _integer("int8", _int64, -0x8000000000000000, 0x7FFFFFFFFFFFFFFF)
+_UINT4 = _integer("an unsigned 32-bit integer", _uint32, 0, 0xFFFFFFFF)
+_UINT8 = _integer("xid8", _uint64, 0, 0xFFFFFFFFFFFFFFFF)
+
+CODECS: dict[str, CodecOf] = {
+    "bool": lambda policies, encoding: Codec(
+        _bool_text, _bool_binary, lambda raw: "t" if _bool_binary(raw) else "f"
+    ),
+    "int2": lambda policies, encoding: _INT2,
+    "int4": lambda policies, encoding: _INT4,
+    "int8": lambda policies, encoding: _INT8,
+    "uint4": lambda policies, encoding: _UINT4,
+    "uint8": lambda policies, encoding: _UINT8,
+    "float4": lambda policies, encoding: Codec(_float4_text, _float4_binary, _float4_form),
+    "float8": lambda policies, encoding: Codec(_float8_text, _float8_binary, _float8_form),
+    "numeric": lambda policies, encoding: Codec(_numeric_text, _numeric_binary, _numeric_form),
+}

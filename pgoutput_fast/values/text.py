@@ -1,0 +1,57 @@
+"""Text in the session's encoding, and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from ..policies import Policies
+from .base import Codec, CodecOf, NoTextForm, show_bytes
+
+
+def _text(encoding: str) -> Codec:
+    if encoding == "utf-8":
+        # Without arguments bytes.decode takes a shorter way through the interpreter.
+        return Codec(bytes.decode, bytes.decode, bytes.decode)
+
+    def decode(raw: bytes) -> str:
+        return raw.decode(encoding)
+
+    return Codec(decode, decode, decode)
+
+
+def _other(encoding: str) -> Codec:
+    """A type that is in no table: str from text, bytes from binary."""
+
+    def form(raw: bytes) -> str:
+        raise NoTextForm(
+            f"the text of this binary value of {len(raw)} bytes is not known, as its type is not; "
+            "raw() gives its bytes"
+        )
+
+    return Codec(_text(encoding).text, bytes, form)
+
+
+def _json(policies: Policies, encoding: str, binary_prefix: bytes) -> Codec:
+    decode = _text(encoding).text
+    skipped = len(binary_prefix)
+    parse: Callable[[str], Any] = json.loads if policies.json == "parse" else str
+
+    def form(raw: bytes) -> str:
+        if not raw.startswith(binary_prefix):
+            raise ValueError(f"{show_bytes(raw[:1])} is no version of binary jsonb; expected 1")
+        text: str = decode(raw[skipped:])
+        return text
+
+    if parse is str:
+        return Codec(decode, form, form)
+    return Codec(lambda raw: parse(decode(raw)), lambda raw: parse(form(raw)), form)
+
+
+CODECS: dict[str, CodecOf] = {
+    "text": lambda policies, encoding: _text(encoding),
+    "json": lambda policies, encoding: _json(policies, encoding, b""),
+    "jsonb": lambda policies, encoding: _json(policies, encoding, b"\x01"),
+    "other": lambda policies, encoding: _other(encoding),
+}
