@@ -1,14 +1,15 @@
-"""bool, integers, floats and numeric."""
+"""bool, integers, floats, numeric, money and the aliases of oid."""
 
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
-from .base import Codec, CodecOf, expect_size, show_bytes, wrong_size
+from .base import Codec, CodecOf, NoTextForm, expect_size, show_bytes, wrong_size
 
 _int16 = struct.Struct(">h").unpack
 _int32 = struct.Struct(">i").unpack
@@ -101,35 +102,31 @@ def _float8_binary(raw: bytes) -> float:
         raise wrong_size(raw, 8, "float8") from None
 
 
-def _shortest(value: float, before: float, after: float, most: int) -> str:
-    """The fewest digits, in scientific notation, that name `value` and none of its neighbours.
+def _shortest_between(value: float, before: float, after: float, most: int) -> tuple[str, int]:
+    """The fewest digits that name `value` and none of its neighbours, and the first one's exponent.
 
-    The server's digits lie strictly between the midpoints to both neighbours. Python's repr takes
-    a midpoint too where reading it back rounds to `value`: 1e23 is 9.999999999999999e+22 there.
+    As the server has it (Ryu), they lie strictly between the midpoints to both neighbours. Python's
+    repr takes a midpoint too where reading it back rounds to `value`: 1e23 is
+    9.999999999999999e+22 there. Beside a power of two the lower neighbour is the nearer one, so
+    that the nearest decimal may be none of `value` while the next one above is.
     """
     exact = Fraction(value)
     low = (exact + Fraction(before)) / 2
     # The greatest float has no finite neighbour above: it would be as far as the one below.
     high = (exact + Fraction(after)) / 2 if after < math.inf else 2 * exact - low
-    for digits in range(most):
-        scientific = f"{value:.{digits}e}"
-        if low < Fraction(scientific) < high:
+    exponent = int(f"{value:.{most}e}".partition("e")[2])
+    for last in range(exponent, exponent - most - 1, -1):
+        unit = Fraction(10) ** last
+        below = exact // unit
+        inside = [n for n in (below, below + 1) if low < n * unit < high]
+        if inside:
             break
-    return scientific
+    digits = str(min(inside, key=lambda n: (abs(n * unit - exact), n % 2)))
+    return digits.rstrip("0"), last + len(digits) - 1
 
 
-def _float_form(value: float, shortest: Callable[[float], str], fixed_below: int) -> str:
-    """`value` as the server prints it, in scientific notation from 10**`fixed_below` on."""
-    if value != value:
-        return "NaN"
-    if value in (float("inf"), float("-inf")):
-        return "Infinity" if value > 0 else "-Infinity"
-    sign = "-" if math.copysign(1, value) < 0 else ""
-    if value == 0:
-        return sign + "0"
-    mantissa, _, exponent_text = shortest(abs(value)).partition("e")
-    exponent = int(exponent_text)
-    digits = mantissa.replace(".", "").rstrip("0")
+def _float_layout(sign: str, digits: str, exponent: int, fixed_below: int) -> str:
+    """As the server prints it, in scientific notation from 10**`fixed_below` on."""
     if not -4 <= exponent < fixed_below:
         point = "." if len(digits) > 1 else ""
         return f"{sign}{digits[0]}{point}{digits[1:]}e{exponent:+03d}"
@@ -139,23 +136,60 @@ def _float_form(value: float, shortest: Callable[[float], str], fixed_below: int
     return f"{sign}{whole}.{fraction}" if fraction else sign + whole
 
 
-def _shortest_float8(value: float) -> str:
-    return _shortest(value, math.nextafter(value, 0), math.nextafter(value, math.inf), 18)
+_FLOAT_WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
-def _shortest_float4(value: float) -> str:
-    bits = _uint32(_float32.pack(value))[0]
+def float8_text(value: float) -> str:
+    """`value` as the server prints a float8 with extra_float_digits 1."""
+    size = abs(value)
+    if 1e15 <= size < 1e41:
+        # From 2**51 to here a midpoint between two floats can have as few digits as they have.
+        digits, exponent = _shortest_between(
+            size, math.nextafter(size, 0), math.nextafter(size, math.inf), 18
+        )
+        return _float_layout("-" if value < 0 else "", digits, exponent, 15)
+    text = repr(value)
+    if text[-2:] == ".0":
+        return text[:-2]
+    return _FLOAT_WORDS.get(text, text)
+
+
+def float4_text(value: float) -> str:
+    """`value`, a float32, as the server prints a float4 with extra_float_digits 1."""
+    size = abs(value)
+    if not size < math.inf or not size:
+        return float8_text(value)
+    packed = _float32.pack(size)
+    bits = _uint32(packed)[0]
+    # A midpoint of two float32 can have as few digits as they have from 2**21 to 1e20.
+    if bits & 0x7FFFFF and bits >> 23 and not 2097152 <= size < 1e20:
+        # Six digits always survive the way to a float32 and back, so that fewer show as zeros.
+        for digits in range(6, 10):
+            shortest = float(f"{size:.{digits}g}")
+            try:
+                if _float32.pack(shortest) == packed:
+                    break
+            except OverflowError:
+                continue
+        text = repr(shortest)
+        if 1e6 <= size < 1e16:
+            text = f"{shortest:.{digits - 1}e}"
+            mantissa, _, exponent_text = text.partition("e")
+            text = mantissa.rstrip("0").rstrip(".") + "e" + exponent_text
+        elif text[-2:] == ".0":
+            text = text[:-2]
+        return "-" + text if value < 0 else text
     before = _float32.unpack(struct.pack(">I", bits - 1))[0]
     after = _float32.unpack(struct.pack(">I", bits + 1))[0]
-    return _shortest(value, before, after, 10)
+    return _float_layout("-" if value < 0 else "", *_shortest_between(size, before, after, 10), 6)
 
 
 def _float8_form(raw: bytes) -> str:
-    return _float_form(_float8_binary(raw), _shortest_float8, 15)
+    return float8_text(_float8_binary(raw))
 
 
 def _float4_form(raw: bytes) -> str:
-    return _float_form(_float4_binary(raw), _shortest_float4, 6)
+    return float4_text(_float4_binary(raw))
 
 
 _NUMERIC_SPECIAL = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
@@ -229,6 +263,46 @@ def _numeric_binary(raw: bytes) -> Decimal:
     return Decimal(f"-{value}E-{scale}" if sign and value else f"{value}E-{scale}")
 
 
+def _money(encoding: str) -> Codec:
+    """Text as lc_monetary makes it. The binary form has the amount in the smallest unit alone."""
+
+    def text(raw: bytes) -> str:
+        if not _DIGIT(raw):
+            raise ValueError(f"{show_bytes(raw)} is no money")
+        return raw.decode(encoding)
+
+    def binary(raw: bytes) -> int:
+        expect_size(raw, 8, "money")
+        amount: int = _int64(raw)[0]
+        return amount
+
+    def form(raw: bytes) -> str:
+        raise NoTextForm(
+            f"the text of the money with {binary(raw)} of the smallest unit depends on the "
+            "server's lc_monetary, which is not known"
+        )
+
+    return Codec(text, binary, form)
+
+
+_DIGIT = re.compile(rb"\d").search
+
+
+def _reg(encoding: str) -> Codec:
+    """An OID, in text the name of what it is the OID of."""
+
+    def text(raw: bytes) -> str:
+        if not raw:
+            raise ValueError("an OID's name is empty")
+        return raw.decode(encoding)
+
+    def form(raw: bytes) -> str:
+        # The server takes the digits, and prints them itself where nothing has that OID.
+        return str(_UINT4.binary(raw))
+
+    return Codec(text, form, form)
+
+
 _INT2 = _integer("int2", _int16, -0x8000, 0x7FFF)
 _INT4 = _integer("int4", _int32, -0x80000000, 0x7FFFFFFF)
 _INT8 = _integer("int8", _int64, -0x8000000000000000, 0x7FFFFFFFFFFFFFFF)
@@ -246,5 +320,7 @@ CODECS: dict[str, CodecOf] = {
     "uint8": lambda policies, encoding: _UINT8,
     "float4": lambda policies, encoding: Codec(_float4_text, _float4_binary, _float4_form),
     "float8": lambda policies, encoding: Codec(_float8_text, _float8_binary, _float8_form),
+    "money": lambda policies, encoding: _money(encoding),
+    "reg": lambda policies, encoding: _reg(encoding),
     "numeric": lambda policies, encoding: Codec(_numeric_text, _numeric_binary, _numeric_form),
 }
