@@ -11,15 +11,19 @@ bytea_output hex and extra_float_digits 1.
 
 from __future__ import annotations
 
-from . import numbers, raw, temporal, text
+from . import extensions, geometry, network, numbers, raw, search, temporal, text
 from .base import Codec, CodecOf, NoTextForm, OutOfRange
 from .temporal import EPOCH_UTC, timestamp_form
 
 __all__ = ["CODECS", "EPOCH_UTC", "Codec", "NoTextForm", "OutOfRange", "timestamp_form"]
 
 CODECS: dict[str, CodecOf] = {
+    **extensions.CODECS,
+    **geometry.CODECS,
+    **network.CODECS,
     **numbers.CODECS,
     **raw.CODECS,
+    **search.CODECS,
     **temporal.CODECS,
     **text.CODECS,
 }

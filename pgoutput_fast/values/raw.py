@@ -1,10 +1,13 @@
-"""bytea, "char" and uuid."""
+"""bytea, "char", uuid, bit strings, and what is bytes or numbers inside and looks like text."""
 
 from __future__ import annotations
 
 import binascii
+import operator
 import re
+import struct
 import uuid
+from collections.abc import Callable, Sequence
 
 from .base import Codec, CodecOf, expect_size, show_bytes, wrong_size
 
@@ -83,11 +86,110 @@ def _make_uuid(value: int) -> uuid.UUID:
     return made
 
 
+def _bits(name: str) -> Codec:
+    """A str of 0 and 1; in binary the number of bits, then the bits from the highest on."""
+
+    def text(raw: bytes) -> str:
+        if raw.strip(b"01"):
+            raise ValueError(f"{show_bytes(raw)} is no {name}")
+        return raw.decode()
+
+    def form(raw: bytes) -> str:
+        if len(raw) < 4:
+            raise ValueError(f"a binary {name} has at least 4 bytes, found {len(raw)}")
+        count: int = _int32(raw, 0)[0]
+        if count < 0 or len(raw) != 4 + (count + 7) // 8:
+            raise ValueError(f"a binary {name} of {count} bits in {len(raw) - 4} bytes")
+        if not count:
+            return ""
+        number = _from_bytes(raw[4:], "big")
+        unused = -count % 8
+        if number & ((1 << unused) - 1):
+            raise ValueError(f"a binary {name} of {count} bits with other bits after them")
+        return f"{number >> unused:0{count}b}"
+
+    return Codec(text, form, form)
+
+
+_int32 = struct.Struct(">i").unpack_from
+
+
+def _plain(name: str, pattern: bytes, size: int, form: Callable[[bytes], str]) -> Codec:
+    """A type of fixed size whose value is the server's text."""
+    matches = re.compile(pattern).fullmatch
+
+    def text(raw: bytes) -> str:
+        if matches(raw) is None:
+            raise ValueError(f"{show_bytes(raw)} is no {name}")
+        return raw.decode()
+
+    def binary(raw: bytes) -> str:
+        if len(raw) != size:
+            raise wrong_size(raw, size, name)
+        return form(raw)
+
+    return Codec(text, binary, binary)
+
+
+_tid_parts = struct.Struct(">IH").unpack
+_lsn_parts = struct.Struct(">II").unpack
+_TID = _plain("tid", rb"\(\d{1,10},\d{1,5}\)", 6, lambda raw: "({},{})".format(*_tid_parts(raw)))
+_PG_LSN = _plain(
+    "pg_lsn",
+    rb"[0-9A-F]{1,8}/[0-9A-F]{1,8}",
+    8,
+    lambda raw: "{:X}/{:X}".format(*_lsn_parts(raw)),
+)
+_MACADDR = _plain("macaddr", rb"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", 6, lambda raw: raw.hex(":"))
+_MACADDR8 = _plain("macaddr8", rb"[0-9a-f]{2}(?::[0-9a-f]{2}){7}", 8, lambda raw: raw.hex(":"))
+
+_SNAPSHOT = re.compile(rb"(\d{1,20}):(\d{1,20}):((?:\d{1,20}(?:,\d{1,20})*)?)")
+_snapshot_head = struct.Struct(">iQQ").unpack_from
+
+
+def _snapshot_check(lowest: int, highest: int, running: Sequence[int]) -> None:
+    """Refuse transaction IDs that are no snapshot: those running lie between, and rise."""
+    bounds = [lowest, *running, highest]
+    if (
+        not 0 < lowest <= highest < 1 << 64
+        or any(map(operator.gt, bounds, bounds[1:]))
+        or (running and running[-1] == highest)
+    ):
+        raise ValueError(f"a snapshot from {lowest} to {highest} whose transactions do not rise")
+
+
+def _snapshot_text(raw: bytes) -> str:
+    match = _SNAPSHOT.fullmatch(raw)
+    if match is None:
+        raise ValueError(f"{show_bytes(raw)} is no snapshot")
+    lowest, highest, running = match.groups()
+    _snapshot_check(int(lowest), int(highest), [int(xid) for xid in running.split(b",") if xid])
+    return raw.decode()
+
+
+def _snapshot_form(raw: bytes) -> str:
+    if len(raw) < 20:
+        raise ValueError(f"a binary snapshot has at least 20 bytes, found {len(raw)}")
+    count, lowest, highest = _snapshot_head(raw)
+    if len(raw) != 20 + 8 * count:
+        raise ValueError(f"a binary snapshot of {count} transactions in {len(raw)} bytes")
+    running = struct.unpack_from(f">{count}Q", raw, 20)
+    _snapshot_check(lowest, highest, running)
+    return f"{lowest}:{highest}:{','.join(map(str, running))}"
+
+
 CODECS: dict[str, CodecOf] = {
     "bytea": lambda policies, encoding: Codec(
         _bytea_text, lambda raw: raw, lambda raw: "\\x" + raw.hex()
     ),
     "char": lambda policies, encoding: Codec(_char_text, _char_binary, _char_form),
+    "bit": lambda policies, encoding: _bits("bit"),
+    "varbit": lambda policies, encoding: _bits("varbit"),
+    "tid": lambda policies, encoding: _TID,
+    "pg_lsn": lambda policies, encoding: _PG_LSN,
+    "macaddr": lambda policies, encoding: _MACADDR,
+    "macaddr8": lambda policies, encoding: _MACADDR8,
+    "snapshot": lambda policies, encoding: Codec(_snapshot_text, _snapshot_form, _snapshot_form),
     "uuid": lambda policies, encoding: Codec(
         _uuid_text, _uuid_binary, lambda raw: str(_uuid_binary(raw))
     ),

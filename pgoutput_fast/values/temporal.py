@@ -8,6 +8,7 @@ import struct
 import sys
 from typing import Any
 
+from ..objects import Interval
 from ..policies import Policies
 from .base import Codec, CodecOf, expect_size, limited, show_bytes, wrong_size
 
@@ -20,11 +21,29 @@ _DAY = 86_400_000_000  # microseconds
 _int32 = struct.Struct(">i").unpack
 _int64 = struct.Struct(">q").unpack
 
+_CLOCK = rb"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?"
 _DATE = re.compile(rb"(\d{4,7})-(\d\d)-(\d\d)( BC)?")
-_TIME = re.compile(rb"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
+_GERMAN_DATE = re.compile(rb"(\d\d)\.(\d\d)\.(\d{4,7})( BC)?")
+_TIME = re.compile(_CLOCK)
+_TIMETZ = re.compile(_CLOCK + rb"([+-])(\d\d)(?::(\d\d)(?::(\d\d))?)?")
 _TIMESTAMP = re.compile(
-    rb"(\d{4,6})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?"
-    rb"(?:([+-])(\d\d)(?::(\d\d)(?::(\d\d))?)?)?( BC)?"
+    rb"(\d{4,6})-(\d\d)-(\d\d) " + _CLOCK + rb"(?:([+-])(\d\d)(?::(\d\d)(?::(\d\d))?)?)?( BC)?"
+)
+# In these styles a zone is a numeric offset or an abbreviation, which can be numeric: +0545.
+_ZONE = rb"(?: ?(?:([+-])(\d\d)(?::?(\d\d)(?::?(\d\d))?)?|([A-Za-z]{3,})))?( BC)?"
+_GERMAN_TIMESTAMP = re.compile(rb"(\d\d)\.(\d\d)\.(\d{4,6}) " + _CLOCK + _ZONE)
+_POSTGRES_TIMESTAMP = re.compile(
+    rb"(?:Sun|Mon|Tue|Wed|Thu|Fri|Sat) (?:(\d\d) ([A-Z][a-z]{2})|([A-Z][a-z]{2}) (\d\d)) "
+    + _CLOCK + rb" (\d{4,6})" + _ZONE
+)  # fmt: skip
+_MONTHS = {
+    name: number + 1
+    for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())
+}
+_DAY_OR_MONTH_FIRST = re.compile(rb"\d\d([-/])\d\d\1\d{4,7}(?: .*)?")
+_FIRST_UNKNOWN = (
+    "; whether its day or its month comes first is known to the session's DateStyle alone, "
+    "which must be ISO"
 )
 _FAST_ISO = sys.version_info >= (3, 11)  # fromisoformat reads "+00" and any number of digits
 _STYLE = "; the session's DateStyle must be ISO"
@@ -45,6 +64,9 @@ def _date(policies: Policies) -> Codec:
         match = _DATE.fullmatch(raw)
         if match is not None:
             year, month, day, era = match.groups()
+        elif (match := _GERMAN_DATE.fullmatch(raw)) is not None:
+            day, month, year, era = match.groups()
+        if match is not None:
             if era is None and len(year) == 4:
                 return datetime.date(int(year), int(month), int(day))
             _civil_check(int(month), int(day))
@@ -53,7 +75,7 @@ def _date(policies: Policies) -> Codec:
         if raw in _INFINITE:
             clamp = least if raw[:1] == b"-" else greatest
             return limited(policies.infinity, "infinity", raw.decode(), clamp, "date")
-        raise ValueError(f"{show_bytes(raw)} is no date{_STYLE}")
+        raise _no_value(raw, "date")
 
     def form(raw: bytes) -> str:
         expect_size(raw, 4, "date")
@@ -127,32 +149,30 @@ def _timestamp(policies: Policies, zoned: bool) -> Codec:
         return slow(raw)
 
     def slow(raw: bytes) -> Any:
-        match = _TIMESTAMP.fullmatch(raw)
-        if match is None:
-            if raw in _INFINITE:
-                clamp = least if raw[:1] == b"-" else greatest
-                return limited(policies.infinity, "infinity", raw.decode(), clamp, "datetime")
-            raise ValueError(f"{show_bytes(raw)} is no {name}{_STYLE}")
-        year, month, day, hour, minute, second, fraction, sign, *offset, era = match.groups()
-        if zoned is (sign is None):
-            raise ValueError(f"{show_bytes(raw)} is no {name}{_STYLE}")
-        clamp = least if era else greatest
+        if raw in _INFINITE:
+            clamp = least if raw[:1] == b"-" else greatest
+            return limited(policies.infinity, "infinity", raw.decode(), clamp, "datetime")
+        year, month, day, clock, shift, bc = _timestamp_fields(raw, name)
+        if zoned is (shift is None):
+            raise _no_value(raw, name)
+        clamp = least if bc else greatest
         shown = raw.decode()
-        if era is not None or len(year) > 4:
-            _civil_check(int(month), int(day))
-            datetime.time(int(hour), int(minute), int(second))
+        if bc or year > 9999:
+            _civil_check(month, day)
+            datetime.time(*clock)
+            if shift and (bc, year) in _BEYOND:
+                # The day beside Python's calendar can lie within it in UTC. 400 years are a cycle.
+                stand_in, within = _BEYOND[bc, year]
+                utc = datetime.datetime(stand_in, month, day, *clock, zone) - shift
+                if utc.year != stand_in:
+                    return utc.replace(year=within)
             return limited(policies.out_of_range, "out_of_range", shown, clamp, "datetime")
-        value = datetime.datetime(
-            int(year), int(month), int(day), int(hour), int(minute), int(second),
-            _microseconds(fraction), zone,
-        )  # fmt: skip
-        if zoned:
-            hours, minutes, seconds = (int(part or 0) for part in offset)
-            shift = datetime.timedelta(hours=hours, minutes=minutes, seconds=seconds)
+        value = datetime.datetime(year, month, day, *clock, zone)
+        if shift is not None:
             try:
-                return value + shift if sign == b"-" else value - shift
+                return value - shift
             except OverflowError:
-                clamp = greatest if sign == b"-" else least
+                clamp = least if shift > _NOTHING else greatest
                 return limited(policies.out_of_range, "out_of_range", shown, clamp, "datetime")
         return value
 
@@ -172,6 +192,252 @@ def _timestamp(policies: Policies, zoned: bool) -> Codec:
             return text(form(raw).encode())
 
     return Codec(text if _FAST_ISO else slow, binary, form)
+
+
+_NOTHING = datetime.timedelta()
+_BEYOND = {(True, 1): (400, 1), (False, 10_000): (9600, 9999)}
+
+
+def _no_value(raw: bytes, name: str) -> ValueError:
+    """Make the error of a text that is no date or timestamp, or one whose style hides which."""
+    reason = _FIRST_UNKNOWN if _DAY_OR_MONTH_FIRST.fullmatch(raw) else _STYLE
+    return ValueError(f"{show_bytes(raw)} is no {name}{reason}")
+
+
+def _timestamp_fields(
+    raw: bytes, name: str
+) -> tuple[int, int, int, tuple[int, int, int, int], datetime.timedelta | None, bool]:
+    """Year, month, day, the time of day, the offset from UTC if there is one, and whether it is BC.
+
+    In the styles ISO and German, and Postgres, which names the month. The style SQL does not tell
+    day and month apart.
+    """
+    abbreviation: bytes | None = None
+    if (match := _TIMESTAMP.fullmatch(raw)) is not None:
+        year, month, day, *clock, sign, hours, minutes, seconds, era = match.groups()
+    elif (match := _GERMAN_TIMESTAMP.fullmatch(raw)) is not None:
+        day, month, year, *clock, sign, hours, minutes, seconds, abbreviation, era = match.groups()
+    elif (match := _POSTGRES_TIMESTAMP.fullmatch(raw)) is not None:
+        day, month, month2, day2, *clock, year, sign, hours, minutes, seconds, abbreviation, era = (
+            match.groups()
+        )
+        day, month = day or day2, _MONTHS.get(month or month2, 0)
+    else:
+        raise _no_value(raw, name)
+    shift = None
+    if sign is not None:
+        shift = _offset(sign, hours, minutes, seconds)
+    elif abbreviation in (b"UTC", b"GMT"):  # the server itself reads them so
+        shift = _NOTHING
+    elif abbreviation is not None:
+        raise ValueError(
+            f"{show_bytes(raw)} has the abbreviation of a time zone, which several zones share; "
+            "the session's DateStyle must be ISO or its TimeZone UTC"
+        )
+    hour, minute, second, fraction = clock
+    time = int(hour), int(minute), int(second), _microseconds(fraction)
+    return int(year), int(month), int(day), time, shift, era is not None
+
+
+def _offset(
+    sign: bytes, hours: bytes, minutes: bytes | None, seconds: bytes | None
+) -> datetime.timedelta:
+    """The offset from UTC that a text has; east is positive."""
+    size = (int(hours) * 60 + int(minutes or 0)) * 60 + int(seconds or 0)
+    return datetime.timedelta(seconds=-size if sign == b"-" else size)
+
+
+def _timetz(policies: Policies) -> Codec:
+    def make(clock: tuple[int, int, int, int], shift: datetime.timedelta, shown: str) -> Any:
+        if not -_WIDEST <= shift <= _WIDEST:
+            raise ValueError(f"{shown!r} is 16 hours or more off UTC, which no timetz is")
+        zone = datetime.timezone(shift)
+        if clock == (24, 0, 0, 0):
+            clamp = datetime.time.max.replace(tzinfo=zone)
+            return limited(policies.out_of_range, "out_of_range", shown, clamp, "time")
+        return datetime.time(*clock, zone)
+
+    def text(raw: bytes) -> Any:
+        match = _TIMETZ.fullmatch(raw)
+        if match is None:
+            raise ValueError(f"{show_bytes(raw)} is no timetz")
+        hour, minute, second, fraction, *offset = match.groups()
+        clock = int(hour), int(minute), int(second), _microseconds(fraction)
+        return make(clock, _offset(*offset), raw.decode())
+
+    def parts(raw: bytes) -> tuple[int, int]:
+        """Microseconds of the day and seconds west of UTC."""
+        expect_size(raw, 12, "timetz")
+        value, west = _timetz_parts(raw)
+        if not 0 <= value <= _DAY:
+            raise ValueError(f"a binary timetz of {value} microseconds; a day has {_DAY}")
+        if not -57_600 < west < 57_600:
+            raise ValueError(f"a binary timetz {west} seconds west of UTC; expected under 16 hours")
+        return value, west
+
+    def form(raw: bytes) -> str:
+        value, west = parts(raw)
+        minutes, seconds = divmod(abs(west), 60)
+        hours, minutes = divmod(minutes, 60)
+        zone = f"{'-' if west > 0 else '+'}{hours:02d}"
+        if seconds:
+            zone += f":{minutes:02d}:{seconds:02d}"
+        elif minutes:
+            zone += f":{minutes:02d}"
+        return _clock(value) + zone
+
+    def binary(raw: bytes) -> Any:
+        value, west = parts(raw)
+        seconds, fraction = divmod(value, 1_000_000)
+        clock = seconds // 3600, seconds // 60 % 60, seconds % 60, fraction
+        return make(clock, datetime.timedelta(seconds=-west), form(raw))
+
+    return Codec(text, binary, form)
+
+
+_timetz_parts = struct.Struct(">qi").unpack
+_WIDEST = datetime.timedelta(hours=15, minutes=59, seconds=59)
+
+# Each style of IntervalStyle is told from the others by its form. Every part has a space before it.
+_INTERVAL_CLOCK = rb"([+-]?)(\d{1,10}):([0-5]\d):([0-5]\d)(?:\.(\d{1,6}))?"
+_INTERVAL_POSTGRES = re.compile(
+    rb"(?: ([+-]?\d{1,9}) years?)?(?: ([+-]?\d{1,2}) mons?)?(?: ([+-]?\d{1,10}) days?)?"
+    rb"(?: " + _INTERVAL_CLOCK + rb")?"
+)  # fmt: skip
+_INTERVAL_VERBOSE = re.compile(
+    rb"@(?: 0|(?: (-?\d{1,9}) years?)?(?: (-?\d{1,2}) mons?)?(?: (-?\d{1,10}) days?)?"
+    rb"(?: (-?\d{1,10}) hours?)?(?: (-?\d{1,2}) mins?)?"
+    rb"(?: (-?)(\d{1,2})(?:\.(\d{1,6}))? secs?)?)( ago)?"
+)
+_INTERVAL_ISO = re.compile(
+    rb"P(?:(-?\d{1,9})Y)?(?:(-?\d{1,2})M)?(?:(-?\d{1,10})D)?"
+    rb"(?:T(?:(-?\d{1,10})H)?(?:(-?\d{1,2})M)?(?:(-?)(\d{1,2})(?:\.(\d{1,6}))?S)?)?"
+)
+# One sign in front counts for the whole, as long as not every part has one.
+_INTERVAL_SQL_SIGNED = re.compile(
+    rb"([+-])(\d{1,9})-(\d{1,2}) ([+-]\d{1,10}) (?=[+-])" + _INTERVAL_CLOCK
+)
+_INTERVAL_SQL = re.compile(
+    rb"(-?)(?:(\d{1,9})-(\d{1,2})|(\d{1,10}) (?=\d)" + _INTERVAL_CLOCK + rb"|(0))"
+)
+_INFINITE_PARTS = {
+    b"infinity": Interval(0x7FFFFFFF, 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF),
+    b"-infinity": Interval(-0x80000000, -0x80000000, -0x8000000000000000),
+}
+_interval_parts = struct.Struct(">qii").unpack
+
+
+def _duration(
+    sign: bytes, hours: bytes, minutes: bytes, seconds: bytes, fraction: bytes | None
+) -> int:
+    """Microseconds of a clock's reading with a sign before it."""
+    size = (int(hours) * 3600 + int(minutes) * 60 + int(seconds)) * 1_000_000
+    size += _microseconds(fraction)
+    return -size if sign == b"-" else size
+
+
+def _signed_parts(
+    years: bytes | None, months: bytes | None, days: bytes | None, hours: bytes | None,
+    minutes: bytes | None, sign: bytes | None, seconds: bytes | None, fraction: bytes | None,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Months, days and microseconds of parts each of which has a sign of its own."""
+    microseconds = (int(hours or 0) * 60 + int(minutes or 0)) * 60_000_000
+    if seconds is not None:
+        microseconds += _duration(sign or b"", b"0", b"0", seconds, fraction)
+    return int(years or 0) * 12 + int(months or 0), int(days or 0), microseconds
+
+
+def _interval_fields(raw: bytes) -> tuple[int, int, int]:
+    """Months, days and microseconds of a text in any of the four styles."""
+    match = _INTERVAL_POSTGRES.fullmatch(b" " + raw)
+    if match is not None and raw:
+        years, months, days, *clock = match.groups()
+        microseconds = _duration(*clock) if clock[1] is not None else 0
+        return int(years or 0) * 12 + int(months or 0), int(days or 0), microseconds
+    first = raw[:1]
+    if first == b"P":
+        match = _INTERVAL_ISO.fullmatch(raw)
+        if match is not None and raw[-1:] not in (b"P", b"T"):
+            return _signed_parts(*match.groups())
+    elif first == b"@":
+        match = _INTERVAL_VERBOSE.fullmatch(raw)
+        if match is not None and raw != b"@" and raw != b"@ ago":
+            *parts, ago = match.groups()
+            months, days, microseconds = _signed_parts(*parts)
+            return (-months, -days, -microseconds) if ago else (months, days, microseconds)
+    elif (match := _INTERVAL_SQL_SIGNED.fullmatch(raw)) is not None:
+        sign, years, months, days, *clock = match.groups()
+        size = int(years) * 12 + int(months)
+        return -size if sign == b"-" else size, int(days), _duration(*clock)
+    elif (match := _INTERVAL_SQL.fullmatch(raw)) is not None:
+        sign, years, months, days, *clock, _ = match.groups()
+        size = int(years or 0) * 12 + int(months or 0)
+        microseconds = _duration(*clock) if clock[1] is not None else 0
+        if sign:
+            return -size, -int(days or 0), -microseconds
+        return size, int(days or 0), microseconds
+    raise ValueError(
+        f"{show_bytes(raw)} is no interval in any IntervalStyle; the session's should be postgres"
+    )
+
+
+def _interval(policies: Policies) -> Codec:
+    def infinite(name: bytes) -> Any:
+        clamp = _INFINITE_PARTS[name]
+        return limited(policies.infinity, "infinity", name.decode(), clamp, "Interval")
+
+    def text(raw: bytes) -> Any:
+        if raw in _INFINITE_PARTS:
+            return infinite(raw)
+        months, days, microseconds = _interval_fields(raw)
+        try:
+            _interval_pack(microseconds, days, months)
+        except struct.error:
+            raise ValueError(f"{show_bytes(raw)} does not fit into interval") from None
+        return Interval(months, days, microseconds)
+
+    def parts(raw: bytes) -> Interval | bytes:
+        expect_size(raw, 16, "interval")
+        microseconds, days, months = _interval_parts(raw)
+        # Infinite from PostgreSQL 17 on; before, no interval was that far.
+        if months in (0x7FFFFFFF, -0x80000000):
+            for name, extreme in _INFINITE_PARTS.items():
+                if (months, days, microseconds) == (
+                    extreme.months, extreme.days, extreme.microseconds,
+                ):  # fmt: skip
+                    return name
+        return Interval(months, days, microseconds)
+
+    def form(raw: bytes) -> str:
+        value = parts(raw)
+        return value.decode() if isinstance(value, bytes) else _interval_form(value)
+
+    def binary(raw: bytes) -> Any:
+        value = parts(raw)
+        return infinite(value) if isinstance(value, bytes) else value
+
+    return Codec(text, binary, form)
+
+
+_interval_pack = struct.Struct(">qii").pack
+
+
+def _interval_form(value: Interval) -> str:
+    """`value` in IntervalStyle postgres: a sign after a negative part is always printed."""
+    years, months = divmod(abs(value.months), 12)
+    if value.months < 0:
+        years, months = -years, -months
+    shown = []
+    after_negative = False
+    for number, unit in ((years, "year"), (months, "mon"), (value.days, "day")):
+        if number:
+            plus = "+" if after_negative and number > 0 else ""
+            shown.append(f"{plus}{number} {unit}{'' if number == 1 else 's'}")
+            after_negative = number < 0
+    if value.microseconds or not shown:
+        sign = "-" if value.microseconds < 0 else "+" if after_negative else ""
+        shown.append(sign + _clock(abs(value.microseconds)))
+    return " ".join(shown)
 
 
 def timestamp_form(microseconds: int, zone: str = "") -> str:
@@ -214,6 +480,8 @@ def _civil(days: int) -> tuple[str, int, int, str]:
 CODECS: dict[str, CodecOf] = {
     "date": lambda policies, encoding: _date(policies),
     "time": lambda policies, encoding: _time(policies),
+    "timetz": lambda policies, encoding: _timetz(policies),
+    "interval": lambda policies, encoding: _interval(policies),
     "timestamp": lambda policies, encoding: _timestamp(policies, False),
     "timestamptz": lambda policies, encoding: _timestamp(policies, True),
 }

@@ -49,9 +49,26 @@ def _json(policies: Policies, encoding: str, binary_prefix: bytes) -> Codec:
     return Codec(lambda raw: parse(decode(raw)), lambda raw: parse(form(raw)), form)
 
 
+def _versioned(encoding: str) -> Codec:
+    """Text that has a version before it in binary, which is 1 for every such type."""
+    decode = _text(encoding).text
+
+    def form(raw: bytes) -> str:
+        if raw[:1] != b"\x01":
+            raise ValueError(f"{show_bytes(raw[:1])} is no version of the binary form; expected 1")
+        text: str = decode(raw[1:])
+        return text
+
+    return Codec(decode, form, form)
+
+
 CODECS: dict[str, CodecOf] = {
     "text": lambda policies, encoding: _text(encoding),
     "json": lambda policies, encoding: _json(policies, encoding, b""),
     "jsonb": lambda policies, encoding: _json(policies, encoding, b"\x01"),
+    # There is no aclitemsend: it comes as text always.
+    "aclitem": lambda policies, encoding: _other(encoding),
+    "jsonpath": lambda policies, encoding: _versioned(encoding),
+    "versioned_text": lambda policies, encoding: _versioned(encoding),
     "other": lambda policies, encoding: _other(encoding),
 }
