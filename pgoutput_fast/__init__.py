@@ -34,6 +34,7 @@ from .messages import (
     Truncate,
     Type,
 )
+from .objects import Array, Interval, Range, SparseVector
 from .policies import Policies
 from .types import TypeRegistry
 
@@ -53,6 +54,7 @@ __all__ = [
     "FALLBACK_REASON",
     "IMPLEMENTATION",
     "UNCHANGED",
+    "Array",
     "Begin",
     "BeginPrepare",
     "Column",
@@ -62,13 +64,16 @@ __all__ = [
     "Decoder",
     "Delete",
     "Insert",
+    "Interval",
     "LogicalMessage",
     "Origin",
     "PgOutputError",
     "Policies",
     "Prepare",
+    "Range",
     "Relation",
     "RollbackPrepared",
+    "SparseVector",
     "StreamAbort",
     "StreamCommit",
     "StreamPrepare",

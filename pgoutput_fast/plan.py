@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from .errors import DecodeError, PgOutputError, fail, printable
 from .policies import Policies
-from .types import Converter, PgType, RegisteredType, TypeRegistry, builtin_type
-from .values import CODECS, Codec, NoTextForm, OutOfRange
+from .types import ColumnType, Converter, TypeRegistry, column_type
+from .values import Codec, NoTextForm, OutOfRange, codec_of
 
 if TYPE_CHECKING:
     from .messages import Relation, Type
@@ -126,7 +126,9 @@ class RelationPlan:
     """
 
     __slots__ = (
+        "_column_types",
         "_converters",
+        "_version",
         "compiled",
         "is_key",
         "names",
@@ -147,19 +149,35 @@ class RelationPlan:
         # Names are unique on a server; should they not be, the first one is found.
         self.positions = {name: i for i, name in reversed(list(enumerate(self.names)))}
         self.is_key = tuple(column.is_key for column in columns)
+        self._column_types: tuple[ColumnType, ...] | None = None
+        self._version = 0  # of the registry, when the column types were found
         self._converters: tuple[tuple[Converter, ...], ...] | None = None
         self.compiled: object = None
 
     def __reduce__(self) -> tuple[object, ...]:
         return RelationPlan, (self.relation, self.types, self.settings)
 
-    def type_of(self, position: int) -> PgType | None:
-        """The row of the type table for the column at `position`; None for other types."""
-        type_id = self.relation.columns[position].type_id
-        announced = self.types.get(type_id)
-        if announced is None:
-            return builtin_type(type_id)
-        return builtin_type(type_id, announced.namespace, announced.name)
+    @property
+    def column_types(self) -> tuple[ColumnType, ...]:
+        """The type of each column, by the table, its Type message and the registry."""
+        registry = self.settings.registry
+        version = 0 if registry is None else registry.version
+        if self._column_types is None or self._version != version:
+            self._version = version
+            found = []
+            for column in self.relation.columns:
+                message = self.types.get(column.type_id)
+                announced = None if message is None else (message.namespace, message.name)
+                found.append(
+                    column_type(
+                        column.type_id,
+                        column.type_modifier,
+                        announced=announced,
+                        registry=registry,
+                    )
+                )
+            self._column_types = tuple(found)
+        return self._column_types
 
     @property
     def codes(self) -> bytes:
@@ -186,33 +204,44 @@ class RelationPlan:
         self._converters = tuple(zip(*codecs, strict=True)) if codecs else ((), (), ())
         return self._converters
 
-    def _registered(self, position: int) -> RegisteredType | None:
-        """What the user registered for the type of the column at `position`."""
-        if self.settings.registry is None:
-            return None
-        type_id = self.relation.columns[position].type_id
-        announced = self.types.get(type_id)
-        if announced is not None:
-            return self.settings.registry.find(type_id, announced.namespace, announced.name)
-        entry = builtin_type(type_id)
-        name = entry.name if entry is not None else None
-        return self.settings.registry.find(type_id, "pg_catalog", name)
-
     def _codec(self, position: int) -> Codec:
-        entry = self.type_of(position)
-        codec_of = CODECS.get(entry.codec if entry else "other", CODECS["other"])
-        codec = codec_of(self.settings.policies, self.settings.encoding)
-        registered = self._registered(position)
-        if registered is not None:
-            text, binary = registered.text or codec.text, registered.binary or codec.binary
-            codec = codec._replace(text=text, binary=binary)
-        return codec
+        found = self.column_types[position]
+        if self._settled(found):
+            return codec_of(found, self.settings)
+        return self._looked_up(position)
+
+    def _settled(self, type: ColumnType) -> bool:
+        """Whether nothing that the catalogue may yet say changes how values are read."""
+        return self.settings.registry is None or (
+            type.kind == "base" and type.entry is not None and type.entry.oid != 0
+        )
+
+    def _looked_up(self, position: int) -> Codec:
+        """Functions that follow the registry when its types are looked up again."""
+        version = -1
+        codec: Codec
+
+        def current() -> Codec:
+            nonlocal version, codec
+            found = self.column_types[position]  # it sets the version
+            if self._version != version:
+                codec = codec_of(found, self.settings)
+                version = self._version
+            return codec
+
+        return Codec(
+            lambda raw: current().text(raw),
+            lambda raw: current().binary(raw),
+            lambda raw: current().text_form(raw),
+        )
 
     def _code(self, position: int) -> int:
-        entry = self.type_of(position)
-        codec = entry.codec if entry and entry.codec in CODECS else "other"
+        found = self.column_types[position]
+        codec = found.entry.codec if found.entry is not None else "other"
         if (
-            self._registered(position) is not None
+            not self._settled(found)
+            or found.kind not in ("base", "unknown")
+            or found.registered is not None
             or (codec in TEXTUAL and self.settings.encoding != "utf-8")
             or (codec in ("json", "jsonb") and self.settings.policies.json != "text")
         ):
@@ -233,8 +262,8 @@ def refuse_value(
         relation = plan.relation
         column = printable(f"{relation.namespace}.{relation.name}")
         column = f"{plan.names[position]!r} of {column}"
-        entry = plan.type_of(position)
-        column += f" ({entry.name})" if entry else f" (type {relation.columns[position].type_id})"
+        found_type = plan.column_types[position]
+        column += f" ({printable(found_type.name) or f'type {found_type.oid}'})"
         encoding = plan.settings.encoding
     if isinstance(error, UnicodeDecodeError):
         code = "bad_encoding"

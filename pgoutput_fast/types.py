@@ -9,8 +9,11 @@ from text and bytes from binary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from .errors import PgOutputError
@@ -44,6 +47,8 @@ class PgType:
         OID of the subtype of a range, of the range of a multirange, of a vector's elements.
     delimiter : str
         What stands between the elements of its arrays in text.
+    extension : str
+        The extension that makes it, "" for built-in types.
     """
 
     oid: int
@@ -56,6 +61,7 @@ class PgType:
     policies: tuple[str, ...] = ()
     element: int = 0
     delimiter: str = ","
+    extension: str = ""
 
 
 BUILTIN_TYPES: tuple[PgType, ...] = (
@@ -184,17 +190,28 @@ BUILTIN_TYPES: tuple[PgType, ...] = (
 """Every type that a server is born with, but pseudo-types and the rows of system catalogues."""
 
 EXTENSION_TYPES: tuple[PgType, ...] = (
-    PgType(0, "citext", 0, "S", "text", "utf8", "string"),
-    PgType(0, "hstore", 0, "U", "hstore", "map<utf8, utf8>", "map<string,string>"),
-    PgType(0, "ltree", 0, "U", "versioned_text", "utf8", "string"),
-    PgType(0, "lquery", 0, "U", "versioned_text", "utf8", "string"),
-    PgType(0, "ltxtquery", 0, "U", "versioned_text", "utf8", "string"),
-    PgType(0, "cube", 0, "U", "cube", "utf8", "string"),
-    PgType(0, "vector", 0, "U", "pgvector", "list<float32>", "array<float>"),
-    PgType(0, "halfvec", 0, "U", "halfvec", "list<float32>", "array<float>"),
-    PgType(0, "sparsevec", 0, "U", "sparsevec", "struct", "struct"),
-    PgType(0, "geometry", 0, "U", "ewkb", "geoarrow.wkb", "binary"),
-    PgType(0, "geography", 0, "U", "ewkb", "geoarrow.wkb", "binary"),
+    PgType(0, "citext", 0, "S", "text", "utf8", "string", extension="citext"),
+    PgType(
+        0, "hstore", 0, "U", "hstore", "map<utf8, utf8>", "map<string,string>", extension="hstore"
+    ),
+    PgType(0, "ltree", 0, "U", "versioned_text", "utf8", "string", extension="ltree"),
+    PgType(0, "lquery", 0, "U", "versioned_text", "utf8", "string", extension="ltree"),
+    PgType(0, "ltxtquery", 0, "U", "versioned_text", "utf8", "string", extension="ltree"),
+    PgType(0, "cube", 0, "U", "cube", "utf8", "string", extension="cube"),
+    PgType(0, "vector", 0, "U", "pgvector", "list<float32>", "array<float>", extension="vector"),
+    PgType(0, "halfvec", 0, "U", "halfvec", "list<float32>", "array<float>", extension="vector"),
+    PgType(
+        0,
+        "sparsevec",
+        0,
+        "U",
+        "sparsevec",
+        "struct<dim: int32, indices: list<int32>, values: list<float32>>",
+        "struct<dim:int,indices:array<int>,values:array<float>>",
+        extension="vector",
+    ),
+    PgType(0, "geometry", 0, "U", "ewkb", "geoarrow.wkb", "binary", extension="postgis"),
+    PgType(0, "geography", 0, "U", "ewkb", "geoarrow.wkb", "binary", extension="postgis"),
 )
 """Types of extensions, found by name: their OIDs differ from database to database."""
 
@@ -203,77 +220,59 @@ _BY_ARRAY_OID: dict[int, PgType] = {e.array_oid: e for e in BUILTIN_TYPES if e.a
 _BY_NAME: dict[str, PgType] = {entry.name: entry for entry in BUILTIN_TYPES}
 _EXTENSION: dict[str, PgType] = {entry.name: entry for entry in EXTENSION_TYPES}
 
-FIRST_USER_OID = 16384
-"""OIDs from here on belong to users' objects (``FirstNormalObjectId``)."""
-
 
 @dataclass(frozen=True, slots=True)
 class RegisteredType:
-    """What a user registered for a type: a decoder of each format, None where there is none."""
+    """What a user registered for a type: a decoder of each format, None where there is none.
+
+    Attributes
+    ----------
+    text, binary : callable or None
+    arrow : object
+        The Arrow type of the values in columns, None where the user named none.
+    """
 
     text: Converter | None
     binary: Converter | None
+    arrow: object = None
 
 
-class TypeRegistry:
-    """Decoders of users' own types, by OID or by name; travels by pickle if its functions do.
+@dataclass(frozen=True, slots=True)
+class CatalogType:
+    """A type as ``pg_type`` and its neighbours describe it.
 
-    >>> registry = TypeRegistry()
-    >>> registry.register("complex", text=lambda raw: complex(raw.decode()))
+    Attributes
+    ----------
+    oid : int
+    namespace, name : str
+    kind : {"b", "c", "d", "e", "r", "m"}
+        ``typtype``: base, composite, domain, enum, range, multirange. An array is a base type that
+        has an element.
+    element : int
+        OID of an array's elements, a range's subtype, a multirange's range, a domain's base type;
+        0 for none.
+    modifier : int
+        A domain's ``typtypmod``, -1 for none.
+    delimiter : str
+        ``typdelim``: what stands between values of the type in the text of an array.
+    extension : str
+        The extension that made it, "" for none.
+    labels : tuple of str
+        An enum's, in ``enumsortorder``.
+    fields : tuple of (str, int, int)
+        A composite's: name, type OID and modifier of each that is not dropped.
     """
 
-    def __init__(self) -> None:
-        self._types: dict[int | str, RegisteredType] = {}
-
-    def register(
-        self,
-        type: int | str,
-        *,
-        text: Converter | None = None,
-        binary: Converter | None = None,
-    ) -> None:
-        """Decode values of `type` by `text` and `binary`, each a function from bytes to a value.
-
-        Parameters
-        ----------
-        type : int or str
-            An OID, or a type's name as the server's Type message gives it, ``name`` or
-            ``schema.name``. An OID goes before a qualified name, that before a bare one.
-        text, binary : callable, optional
-            A ValueError that one raises becomes a :class:`DecodeError` that names the column.
-
-        Raises
-        ------
-        PgOutputError
-            Neither function is given.
-        TypeError
-            `type` is neither int nor str, or a function is not callable.
-        """
-        if not isinstance(type, (int, str)):
-            raise TypeError(f"a type is registered by OID or name, not {type!r}")
-        if text is None and binary is None:
-            raise PgOutputError(f"register({type!r}) needs text= or binary=")
-        for function in (text, binary):
-            if function is not None and not callable(function):
-                raise TypeError(f"register({type!r}): {function!r} is not callable")
-        self._types[type] = RegisteredType(text, binary)
-
-    def find(self, oid: int, namespace: str | None, name: str | None) -> RegisteredType | None:
-        """What is registered for a type; `namespace` and `name` are of its Type message or None."""
-        for key in (oid, f"{namespace}.{name}", name):
-            if key is not None and (found := self._types.get(key)) is not None:
-                return found
-        return None
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TypeRegistry):
-            return NotImplemented
-        return self._types == other._types
-
-    __hash__ = None  # type: ignore[assignment]  # it changes
-
-    def __repr__(self) -> str:
-        return f"TypeRegistry({sorted(map(str, self._types))})"
+    oid: int
+    namespace: str
+    name: str
+    kind: str
+    element: int = 0
+    modifier: int = -1
+    delimiter: str = ","
+    extension: str = ""
+    labels: tuple[str, ...] = ()
+    fields: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,15 +281,18 @@ class ColumnType:
 
     Attributes
     ----------
-    kind : {"base", "array", "vector", "range", "multirange", "composite", "enum", "unknown"}
-        Domains are not among them: they look like what they are made of.
+    kind : {"base", "array", "vector", "range", "multirange", "composite", "enum", "unknown", \
+"contradicted"}
+        Domains are not among them: they look like what they are made of. "contradicted" is a type
+        of which the stream and the catalogue tell different things.
     oid : int
+        The column's own, a domain's too; 0 where only the name is known.
     namespace, name : str
-        As the catalogue or the Type message says; "" where neither did.
+        As the catalogue or the Type message says, a domain's base type's; "" where neither did.
     entry : PgType or None
         The table's row; None for arrays, composites, enums, users' ranges and unknown types.
     modifier : int
-        ``atttypmod``, or a domain's ``typtypmod``; -1 for none.
+        ``atttypmod``, or a domain's ``typtypmod``; -1 for none. An array's is its elements'.
     element : ColumnType or None
         Of an array or vector its elements', of a range its subtype's, of a multirange its range's.
     delimiter : str
@@ -316,44 +318,393 @@ class ColumnType:
     registered: RegisteredType | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogType:
-    """A type as ``pg_type`` and its neighbours describe it.
+class TypeRegistry:
+    """What is known of users' types: decoders for them, and what the catalogue says of them.
 
-    Attributes
-    ----------
-    oid : int
-    namespace, name : str
-    kind : {"b", "c", "d", "e", "r", "m"}
-        ``typtype``: base, composite, domain, enum, range, multirange.
-    element : int
-        OID of an array's elements, a range's subtype, a multirange's range, a domain's base type.
-    modifier : int
-        A domain's ``typtypmod``.
-    delimiter : str
-        ``typdelim``.
-    extension : str
-        The extension that made it, "" for none.
-    labels : tuple of str
-        An enum's, in ``enumsortorder``.
-    fields : tuple of (str, int, int)
-        A composite's: name, type OID and modifier of each that is not dropped.
+    >>> registry = TypeRegistry()
+    >>> registry.register("complex", text=lambda raw: complex(raw.decode()))
+
+    The catalogue is as of one moment. A stream never tells that a type was altered, so what is
+    found then depends on what was done:
+
+    - a label that was added to an enum is the str that it is;
+    - a composite that has another number of fields, and in binary format any field or element of
+      another type, is an error that says to look the types up again (:meth:`update_from`);
+    - a type that has another name than in the catalogue (renamed, or of another database) is taken
+      by what the stream tells of it, if that is enough, and is an error otherwise.
+
+    In *text* format nothing shows that a composite lost a field and got another one instead: look
+    the types up again after such an ALTER TYPE.
     """
 
-    oid: int
-    namespace: str
-    name: str
-    kind: str
-    element: int = 0
-    modifier: int = -1
-    delimiter: str = ","
-    extension: str = ""
-    labels: tuple[str, ...] = ()
-    fields: tuple[tuple[str, int, int], ...] = ()
+    def __init__(self) -> None:
+        self._registered: dict[int | str, RegisteredType] = {}
+        self._catalog: dict[int, CatalogType] = {}
+        self._changed()
 
+    def _changed(self) -> None:
+        self._version = getattr(self, "_version", 0) + 1
+        self._known: dict[tuple[int, int], ColumnType] = {}
+
+    @property
+    def version(self) -> int:
+        """Grows with every change, for whoever keeps what was found."""
+        return self._version
+
+    @property
+    def catalog(self) -> Mapping[int, CatalogType]:
+        """What the catalogue says, by OID; empty where none was read."""
+        return MappingProxyType(self._catalog)
+
+    def register(
+        self,
+        type: int | str,
+        *,
+        text: Converter | None = None,
+        binary: Converter | None = None,
+        arrow: object = None,
+    ) -> None:
+        """Decode values of `type` by `text` and `binary`, each a function from bytes to a value.
+
+        It counts for arrays, composites, ranges and domains of the type too.
+
+        Parameters
+        ----------
+        type : int or str
+            An OID, or a type's name as the server's Type message gives it, ``name`` or
+            ``schema.name``. An OID goes before a qualified name, that before a bare one.
+        text, binary : callable, optional
+            A ValueError that one raises becomes a :class:`DecodeError` that names the column.
+        arrow : optional
+            The Arrow type that values have in columns.
+
+        Raises
+        ------
+        PgOutputError
+            Neither function is given.
+        TypeError
+            `type` is neither int nor str, or a function is not callable.
+        """
+        if not isinstance(type, (int, str)):
+            raise TypeError(f"a type is registered by OID or name, not {type!r}")
+        if text is None and binary is None:
+            raise PgOutputError(f"register({type!r}) needs text= or binary=")
+        for function in (text, binary):
+            if function is not None and not callable(function):
+                raise TypeError(f"register({type!r}): {function!r} is not callable")
+        self._registered[type] = RegisteredType(text, binary, arrow)
+        self._changed()
+
+    def find(self, oid: int, namespace: str, name: str) -> RegisteredType | None:
+        """What is registered for a type; `namespace` "" is pg_catalog, as in Type messages."""
+        for key in (oid, f"{namespace or 'pg_catalog'}.{name}", name):
+            if (found := self._registered.get(key)) is not None:
+                return found
+        return None
+
+    @classmethod
+    def from_connection(cls, connection: Any) -> TypeRegistry:
+        """Read the catalogue of a database.
+
+        Parameters
+        ----------
+        connection : psycopg.Connection
+            To the database of the replication slot, not a replication connection. Its transaction,
+            if one is open, goes on; else there is none afterwards.
+
+        Returns
+        -------
+        TypeRegistry
+            Types of users and extensions; of tables' row types those that a column has.
+
+        Raises
+        ------
+        psycopg.Error
+            As the connection raises it.
+        TypeError
+            `connection` is something else.
+        """
+        if not hasattr(connection, "transaction"):
+            raise TypeError(
+                f"from_connection needs a psycopg connection, not {type(connection).__name__}"
+            )
+        with connection.transaction():
+            cursor = connection.cursor(row_factory=lambda cursor: tuple)
+            rows = cursor.execute(_CATALOG_QUERY).fetchall()
+        # In SQL_ASCII psycopg gives bytes.
+        texts = [
+            row[0].decode("utf-8", "surrogateescape") if isinstance(row[0], bytes) else row[0]
+            for row in rows
+        ]
+        return cls._of(_catalog_type(json.loads(text)) for text in texts)
+
+    @classmethod
+    def _of(cls, types: Iterable[CatalogType]) -> TypeRegistry:
+        registry = cls()
+        registry._catalog = {found.oid: found for found in types}
+        _check_nesting(registry._catalog)
+        return registry
+
+    def update_from(self, connection: Any) -> None:
+        """Look the catalogue up again; decoders that use this registry see it at once.
+
+        Types that are no more are kept: frames from before they were dropped may still come. For
+        parameters and errors see :meth:`from_connection`.
+        """
+        self.merge(type(self).from_connection(connection))
+
+    def merge(self, other: TypeRegistry) -> TypeRegistry:
+        """Take in what `other` has; where both know a type, `other` counts. Returns self.
+
+        Raises
+        ------
+        PgOutputError
+            Together they nest types too deep.
+        """
+        catalog = {**self._catalog, **other._catalog}
+        _check_nesting(catalog)
+        self._catalog = catalog
+        self._registered.update(other._registered)
+        self._changed()
+        return self
+
+    def to_json(self) -> str:
+        """The catalogue as JSON, which :meth:`from_json` reads. Functions are not in it."""
+        types = [dataclasses.asdict(self._catalog[oid]) for oid in sorted(self._catalog)]
+        return json.dumps({"format_version": FORMAT_VERSION, "types": types})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> TypeRegistry:
+        """Read what :meth:`to_json` wrote.
+
+        Raises
+        ------
+        PgOutputError
+            It is something else, or of a newer format version.
+        """
+        try:
+            content = json.loads(text)
+            version = content["format_version"]
+            if version == FORMAT_VERSION:
+                return cls._of(map(_catalog_type, content["types"]))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise PgOutputError(
+                f"this is no catalogue of types ({type(error).__name__}: {error}); "
+                "write it anew with TypeRegistry.to_json"
+            ) from error
+        raise PgOutputError(
+            f"the format version of the catalogue of types is {version!r}, this version of "
+            f"pgoutput_fast reads {FORMAT_VERSION}; update pgoutput_fast"
+        )
+
+    def known(self, oid: int, modifier: int = -1) -> ColumnType:
+        """The type of an OID by the table and the catalogue, of kind "unknown" if in neither."""
+        found = self._known.get((oid, modifier))
+        if found is None:
+            found = self._known[oid, modifier] = self._resolve(oid, modifier)
+        return found
+
+    def _resolve(self, oid: int, modifier: int) -> ColumnType:
+        builtin = _builtin(oid, modifier, self)
+        if builtin is not None:
+            return builtin
+        entry = self._catalog.get(oid)
+        if entry is None:
+            return ColumnType("unknown", oid, modifier=modifier, registered=self.find(oid, "", ""))
+        registered = self.find(oid, entry.namespace, entry.name)
+        if entry.kind == "d":
+            base = self.known(entry.element, modifier if entry.modifier < 0 else entry.modifier)
+            return replace(base, oid=oid, registered=registered or base.registered)
+        named = ColumnType(
+            "unknown", oid, entry.namespace, entry.name, modifier=modifier, registered=registered
+        )
+        if entry.kind == "e":
+            return replace(named, kind="enum", labels=entry.labels)
+        if entry.kind == "c":
+            fields = tuple((name, self.known(*field)) for name, *field in entry.fields)
+            return replace(named, kind="composite", fields=fields)
+        if entry.kind in _ELEMENT_KINDS:
+            return replace(
+                named, kind=_ELEMENT_KINDS[entry.kind], element=self.known(entry.element)
+            )
+        if entry.element:
+            return replace(
+                named,
+                kind="array",
+                element=self.known(entry.element, modifier),
+                delimiter=self._delimiter(entry.element),
+            )
+        extension = _EXTENSION.get(entry.name)
+        if extension is not None and extension.extension == entry.extension:
+            return replace(named, kind="base", entry=extension)
+        return named
+
+    def _delimiter(self, oid: int) -> str:
+        """What stands between values of the type in an array."""
+        entry = self._catalog.get(oid) or _BY_OID.get(oid)
+        return entry.delimiter if entry is not None else ","
+
+    def base_name(self, oid: int) -> tuple[str, str] | None:
+        """Namespace and name that a Type message has by the catalogue: a domain's base type's."""
+        entry = self._catalog.get(oid)
+        while entry is not None and entry.kind == "d":
+            oid = entry.element
+            entry = self._catalog.get(oid)
+        if entry is not None:
+            return entry.namespace, entry.name
+        builtin = _builtin(oid, -1, None)
+        return None if builtin is None else (builtin.namespace, builtin.name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_registered": self._registered, "_catalog": self._catalog}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._changed()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TypeRegistry):
+            return NotImplemented
+        return self._registered == other._registered and self._catalog == other._catalog
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        registered = ", ".join(sorted(map(str, self._registered)))
+        return f"<TypeRegistry: {len(self._catalog)} types of a catalogue, registered: " + (
+            f"{registered}>" if registered else "none>"
+        )
+
+
+FORMAT_VERSION = 1
 
 MOST_NESTED = 32
-"""Levels of a type within a type that are followed; a catalogue's cycle ends here."""
+"""Levels of a type within a type, domains included; a catalogue that has more is refused."""
+
+MOST_PARTS = 100_000
+"""Types that one type is made of at all its levels; a catalogue that has more is refused."""
+
+_ELEMENT_KINDS = {"r": "range", "m": "multirange"}
+
+_CATALOG_QUERY = """
+WITH RECURSIVE wanted(oid) AS (
+    SELECT t.oid
+    FROM pg_catalog.pg_type AS t
+    LEFT JOIN pg_catalog.pg_type AS e ON e.oid = t.typelem AND e.typarray = t.oid
+    LEFT JOIN pg_catalog.pg_class AS c
+        ON c.oid = CASE WHEN t.typrelid <> 0 THEN t.typrelid ELSE e.typrelid END
+    WHERE t.oid >= 10000 AND (c.oid IS NULL OR c.relkind = 'c')
+  UNION
+    SELECT a.atttypid
+    FROM pg_catalog.pg_attribute AS a
+    WHERE a.attrelid >= 16384 AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid >= 10000
+  UNION
+    SELECT part.oid
+    FROM wanted AS w
+    JOIN pg_catalog.pg_type AS t ON t.oid = w.oid
+    LEFT JOIN pg_catalog.pg_range AS r ON t.oid IN (r.rngtypid, r.rngmultitypid)
+    CROSS JOIN LATERAL (
+        SELECT unnest(ARRAY[t.typelem, t.typbasetype, r.rngsubtype, r.rngtypid])
+        UNION ALL
+        SELECT a.atttypid
+        FROM pg_catalog.pg_attribute AS a
+        WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+    ) AS part(oid)
+    WHERE part.oid >= 10000
+)
+SELECT pg_catalog.json_build_object(
+    'oid', t.oid::bigint,
+    'namespace', n.nspname,
+    'name', t.typname,
+    'kind', t.typtype,
+    'element', CASE t.typtype
+        WHEN 'd' THEN t.typbasetype
+        WHEN 'r' THEN r.rngsubtype
+        WHEN 'm' THEN r.rngtypid
+        ELSE coalesce(e.oid, 0)
+    END::bigint,
+    'modifier', t.typtypmod,
+    'delimiter', t.typdelim,
+    'extension', coalesce(x.extname, ''),
+    'labels', coalesce((
+        SELECT pg_catalog.json_agg(l.enumlabel ORDER BY l.enumsortorder)
+        FROM pg_catalog.pg_enum AS l
+        WHERE l.enumtypid = t.oid
+    ), '[]'),
+    'fields', coalesce((
+        SELECT pg_catalog.json_agg(
+            pg_catalog.json_build_array(a.attname, a.atttypid::bigint, a.atttypmod)
+            ORDER BY a.attnum
+        )
+        FROM pg_catalog.pg_attribute AS a
+        WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+    ), '[]')
+)::text
+FROM wanted AS w
+JOIN pg_catalog.pg_type AS t ON t.oid = w.oid
+JOIN pg_catalog.pg_namespace AS n ON n.oid = t.typnamespace
+LEFT JOIN pg_catalog.pg_type AS e ON e.oid = t.typelem AND e.typarray = t.oid
+LEFT JOIN pg_catalog.pg_range AS r ON t.oid IN (r.rngtypid, r.rngmultitypid)
+LEFT JOIN pg_catalog.pg_depend AS d
+    ON d.classid = 'pg_catalog.pg_type'::regclass AND d.objid = t.oid AND d.deptype = 'e'
+    AND d.refclassid = 'pg_catalog.pg_extension'::regclass
+LEFT JOIN pg_catalog.pg_extension AS x ON x.oid = d.refobjid
+WHERE t.typtype IN ('b', 'c', 'd', 'e', 'r', 'm') AND t.typisdefined
+"""
+
+
+def _catalog_type(fields: Any) -> CatalogType:
+    """A type as JSON has it, checked; ValueError, KeyError or TypeError if it is none."""
+    made = CatalogType(
+        **{
+            **fields,
+            "labels": tuple(fields["labels"]),
+            "fields": tuple((name, oid, modifier) for name, oid, modifier in fields["fields"]),
+        }
+    )
+    numbers = [made.oid, made.element, made.modifier]
+    strings = [made.namespace, made.name, made.kind, made.delimiter, made.extension, *made.labels]
+    for name, oid, modifier in made.fields:
+        numbers += [oid, modifier]
+        strings.append(name)
+    if not all(type(number) is int and -1 <= number < 1 << 32 for number in numbers):
+        raise ValueError(f"type {made.name!r} has something for a number that is none")
+    if not all(isinstance(string, str) for string in strings):
+        raise ValueError(f"type {made.name!r} has something for a string that is none")
+    if made.kind not in ("b", "c", "d", "e", "r", "m"):
+        raise ValueError(f"type {made.name!r} is of kind {made.kind!r}")
+    if len(made.delimiter) != 1 or not made.delimiter.isascii() or made.delimiter in '"\\{}':
+        raise ValueError(f"type {made.name!r} has the delimiter {made.delimiter!r}")
+    return made
+
+
+def _check_nesting(catalog: Mapping[int, CatalogType]) -> None:
+    """Refuse a catalogue whose types nest without end, or past all use."""
+    measured: dict[int, tuple[int, int]] = {}  # levels and parts of a type
+    for first in catalog:
+        waiting = [first]
+        entered: set[int] = set()
+        while waiting:
+            entry = catalog[waiting[-1]]
+            parts = [
+                oid for oid in (entry.element, *(f[1] for f in entry.fields)) if oid in catalog
+            ]
+            missing = [oid for oid in parts if oid not in measured]
+            if not missing:
+                below = [measured[oid] for oid in parts]
+                levels = 1 + max((levels for levels, _ in below), default=0)
+                count = 1 + len(entry.fields) + sum(count for _, count in below)
+                measured[waiting.pop()] = levels, count
+                if levels <= MOST_NESTED and count <= MOST_PARTS:
+                    continue
+            elif entry.oid not in entered:
+                entered.add(entry.oid)
+                waiting += missing
+                continue
+            raise PgOutputError(
+                f"the catalogue nests the type {entry.namespace}.{entry.name} (OID {entry.oid}) in "
+                f"itself, deeper than {MOST_NESTED} levels, or in more than {MOST_PARTS} parts"
+            )
 
 
 def column_type(
@@ -362,7 +713,6 @@ def column_type(
     *,
     announced: tuple[str, str] | None = None,
     registry: TypeRegistry | None = None,
-    depth: int = 0,
 ) -> ColumnType:
     """The type of a column.
 
@@ -375,24 +725,87 @@ def column_type(
         type's name, so that a domain over int4 comes as ``("", "int4")``.
     registry : TypeRegistry, optional
         Users' types, and the catalogue where there is one.
-
-    Raises
-    ------
-    PgOutputError
-        The catalogue nests types deeper than :data:`MOST_NESTED`.
     """
-    raise NotImplementedError
+    builtin = _builtin(oid, modifier, registry)
+    if builtin is not None:
+        return builtin
+    if announced is None:
+        if registry is not None:
+            return registry.known(oid, modifier)
+        return ColumnType("unknown", oid, modifier=modifier)
+    namespace, name = announced[0] or "pg_catalog", announced[1]
+    in_catalog = registry.base_name(oid) if registry is not None else None
+    if registry is not None and in_catalog == (namespace, name):
+        return registry.known(oid, modifier)
+    found = _named(namespace, name, modifier, registry)
+    registered = found.registered
+    if registered is None and registry is not None:
+        registered = registry.find(oid, namespace, name)
+    kind = found.kind
+    if kind == "unknown" and in_catalog is not None:
+        kind = "contradicted"
+    return replace(found, kind=kind, oid=oid, namespace=namespace, name=name, registered=registered)
 
 
-def builtin_type(oid: int, namespace: str | None = None, name: str | None = None) -> PgType | None:
-    """The table's row for a column of type `oid`, None where there is none.
+def _builtin(oid: int, modifier: int, registry: TypeRegistry | None) -> ColumnType | None:
+    """The type of an OID of the table, or of an array of one; None if it is in none."""
+    entry = _BY_OID.get(oid)
+    if entry is not None:
+        registered = registry.find(oid, "pg_catalog", entry.name) if registry is not None else None
+        return ColumnType(
+            _BUILTIN_KINDS.get(entry.codec, "base"),
+            oid,
+            "pg_catalog",
+            entry.name,
+            entry,
+            modifier,
+            _builtin(entry.element, -1, registry) if entry.element else None,
+            registered=registered,
+        )
+    entry = _BY_ARRAY_OID.get(oid)
+    if entry is None:
+        return None
+    name = f"_{entry.name}"
+    return ColumnType(
+        "array",
+        oid,
+        "pg_catalog",
+        name,
+        modifier=modifier,
+        element=_builtin(entry.oid, modifier, registry),
+        delimiter=entry.delimiter,
+        registered=registry.find(oid, "pg_catalog", name) if registry is not None else None,
+    )
 
-    `namespace` and `name` are those of the Type message, if one came: it carries the *column's*
-    OID and the *base* type's name, so that a domain over int4 comes as ``("", "int4")``.
-    """
-    if name is not None and namespace in ("", "pg_catalog"):
-        return _BY_NAME.get(name)
-    return _BY_OID.get(oid)
+
+_BUILTIN_KINDS = {"range": "range", "multirange": "multirange", "vector": "vector"}
+
+
+def _named(namespace: str, name: str, modifier: int, registry: TypeRegistry | None) -> ColumnType:
+    """The type of a name, for which there is no catalogue; of kind "unknown" if none is known."""
+    if namespace == "pg_catalog":
+        entry = _BY_NAME.get(name)
+        if entry is not None:
+            found = _builtin(entry.oid, modifier, registry)
+        else:
+            entry = _BY_NAME.get(name[1:]) if name[:1] == "_" else None
+            found = _builtin(entry.array_oid, modifier, registry) if entry is not None else None
+        return found or ColumnType("unknown", 0, modifier=modifier)
+    entry = _EXTENSION.get(name)
+    if entry is not None:
+        return ColumnType(
+            "base",
+            0,
+            namespace,
+            name,
+            entry,
+            modifier,
+            registered=registry.find(0, namespace, name) if registry is not None else None,
+        )
+    if name[:1] == "_" and name[1:] in _EXTENSION:
+        element = _named(namespace, name[1:], modifier, registry)
+        return ColumnType("array", 0, namespace, name, modifier=modifier, element=element)
+    return ColumnType("unknown", 0, namespace, name, modifier=modifier)
 
 
 def numeric_modifier(type_modifier: int) -> tuple[int, int] | None:
@@ -418,35 +831,67 @@ def decimal_shape(type_modifier: int) -> tuple[int, int] | None:
     return max(precision, scale), scale
 
 
-def arrow_type(entry: PgType | None, type_modifier: int, *, binary: bool = False) -> str:
+def arrow_type(type: ColumnType, *, binary: bool = False) -> str:
     """The Arrow type of a column, as Arrow writes it.
 
     Parameters
     ----------
-    entry : PgType or None
-        The table's row; None for a type that is not in it.
-    type_modifier : int
-        ``atttypmod`` of the column.
+    type : ColumnType
     binary : bool
-        Whether values come in binary format: without a row they are ``binary``, else ``utf8``.
+        Whether values come in binary format: those of unknown types are ``binary``, else ``utf8``.
     """
-    if entry is None:
+    if type.registered is not None and type.registered.arrow is not None:
+        return str(type.registered.arrow)
+    if type.kind == "enum":
+        return "dictionary<int32, utf8>"
+    if type.kind == "composite":
+        fields = (f"{name}: {arrow_type(field, binary=binary)}" for name, field in type.fields)
+        return f"struct<{', '.join(fields)}>"
+    if type.element is not None:
+        element = arrow_type(type.element, binary=binary)
+        if type.kind != "range":
+            return f"list<{element}>"
+        return f"struct<lower: {element}, upper: {element}, {_ARROW_RANGE}>"
+    entry = type.entry
+    if entry is None or entry.codec == "other":
         return "binary" if binary else "utf8"
+    if entry.name == "vector" and type.modifier > 0:  # the modifier is the number of dimensions
+        return f"fixed_size_list<float32>[{type.modifier}]"
     if entry.codec != "numeric":
         return entry.arrow
-    shape = decimal_shape(type_modifier)
+    shape = decimal_shape(type.modifier)
     if shape is None or shape[0] > 76:
         return "utf8"
     return f"decimal{128 if shape[0] <= 38 else 256}({shape[0]}, {shape[1]})"
 
 
-def spark_type(entry: PgType | None, type_modifier: int, *, binary: bool = False) -> str:
+_ARROW_RANGE = "lower_inc: bool, upper_inc: bool, empty: bool"
+
+
+def spark_type(type: ColumnType, *, binary: bool = False) -> str:
     """The Spark SQL type of a column; parameters as of :func:`arrow_type`."""
-    if entry is None:
+    if type.kind == "enum":
+        return "string"
+    if type.kind == "composite":
+        fields = (
+            f"`{name.replace('`', '``')}`:{spark_type(field, binary=binary)}"
+            for name, field in type.fields
+        )
+        return f"struct<{','.join(fields)}>"
+    if type.element is not None:
+        element = spark_type(type.element, binary=binary)
+        if type.kind != "range":
+            return f"array<{element}>"
+        return f"struct<lower:{element},upper:{element},{_SPARK_RANGE}>"
+    entry = type.entry
+    if entry is None or entry.codec == "other":
         return "binary" if binary else "string"
     if entry.codec != "numeric":
         return entry.spark
-    shape = decimal_shape(type_modifier)
+    shape = decimal_shape(type.modifier)
     if shape is None or shape[0] > 38:
         return "string"
     return f"decimal({shape[0]},{shape[1]})"
+
+
+_SPARK_RANGE = "lower_inc:boolean,upper_inc:boolean,empty:boolean"

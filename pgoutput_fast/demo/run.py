@@ -420,8 +420,9 @@ def peak_memory() -> int:
 
 
 def _facts(connection, name):
-    from pgoutput_fast.types import builtin_type
-    from pgoutput_fast.values import CODECS
+    from pgoutput_fast.plan import Settings
+    from pgoutput_fast.types import column_type
+    from pgoutput_fast.values import codec_of
 
     key = [
         r[0]
@@ -436,7 +437,7 @@ def _facts(connection, name):
         (name, name),
     ):
         if missing:
-            added[n] = CODECS[builtin_type(o).codec](pf.Policies(), "utf-8").text(v.encode())
+            added[n] = codec_of(column_type(o), Settings()).text(v.encode())
         elif not hasdef and not nn:
             added[n] = None
     return key, added

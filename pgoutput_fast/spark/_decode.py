@@ -15,7 +15,7 @@ import pyarrow as pa
 import pgoutput_fast as pf
 from pgoutput_fast.errors import DecodeError, PgOutputError
 from pgoutput_fast.messages import UNCHANGED, Relation
-from pgoutput_fast.types import PgType, spark_type
+from pgoutput_fast.types import ColumnType, spark_type
 
 if TYPE_CHECKING:
     from pgoutput_fast.plan import RelationPlan
@@ -71,9 +71,10 @@ def shown_name(name: str) -> str:
 
 def column_types(plan: RelationPlan, *, binary: bool) -> Iterator[tuple[str, str]]:
     """Name and Spark's type of each column of a relation."""
-    for position, column in enumerate(plan.relation.columns):
-        entry = plan.type_of(position)
-        yield shown_name(column.name), spark_type(entry, column.type_modifier, binary=binary)
+    for column, column_type in zip(plan.relation.columns, plan.column_types, strict=True):
+        found = spark_type(column_type, binary=binary)
+        # What is made of other values comes as the server's text.
+        yield shown_name(column.name), "string" if "<" in found else found
 
 
 def change_batches(
@@ -117,7 +118,7 @@ class _Mapping:
         self.positions: list[int | None] = [found.get(name) for name, _ in target.columns]
         # A value becomes a string as the server wrote it, not as Python shows an object.
         self.getters = [
-            (i, wanted == "string" and not _is_str(plan.type_of(i)))
+            (i, wanted == "string" and not _is_str(plan.column_types[i]))
             for i, (_, wanted) in zip(self.positions, target.columns)
             if i is not None
         ]
@@ -136,8 +137,8 @@ class _Mapping:
         return [text(i) if as_text else tuple_[i] for i, as_text in self.getters]
 
 
-def _is_str(entry: PgType | None) -> bool:
-    return entry is not None and entry.codec in ("text", "json", "jsonb")
+def _is_str(type: ColumnType) -> bool:
+    return type.entry is not None and type.entry.codec in ("text", "json", "jsonb")
 
 
 def _fits(type_: str, wanted: str) -> bool:

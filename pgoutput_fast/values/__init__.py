@@ -11,11 +11,25 @@ bytea_output hex and extra_float_digits 1.
 
 from __future__ import annotations
 
-from . import extensions, geometry, network, numbers, raw, search, temporal, text
+from typing import TYPE_CHECKING
+
+from ..types import ColumnType
+from . import extensions, geometry, nested, network, numbers, raw, search, temporal, text
 from .base import Codec, CodecOf, NoTextForm, OutOfRange
 from .temporal import EPOCH_UTC, timestamp_form
 
-__all__ = ["CODECS", "EPOCH_UTC", "Codec", "NoTextForm", "OutOfRange", "timestamp_form"]
+if TYPE_CHECKING:
+    from ..plan import Settings
+
+__all__ = [
+    "CODECS",
+    "EPOCH_UTC",
+    "Codec",
+    "NoTextForm",
+    "OutOfRange",
+    "codec_of",
+    "timestamp_form",
+]
 
 CODECS: dict[str, CodecOf] = {
     **extensions.CODECS,
@@ -28,3 +42,55 @@ CODECS: dict[str, CodecOf] = {
     **text.CODECS,
 }
 """Codec → its functions for given policies and a Python encoding."""
+
+
+_NO_ASCII = frozenset(
+    {"big5", "big5hkscs", "cp932", "cp949", "cp950", "gb18030", "gbk", "johab"}
+    | {"shift_jis", "shift_jis_2004", "shift_jisx0213"}
+)
+"""Encodings, as Python names them, in which what looks like ASCII can be half of a character."""
+
+
+def codec_of(type: ColumnType, settings: Settings) -> Codec:
+    """The functions for values of a type, those of its parts among them."""
+    return _codec_of(type, settings, settings.encoding)
+
+
+def _codec_of(type: ColumnType, settings: Settings, encoding: str) -> Codec:
+    element = type.element
+    if type.kind == "base" and type.entry is not None:
+        codec = CODECS[type.entry.codec](settings.policies, encoding)
+    elif type.kind == "enum":
+        # A label that is not among the catalogue's was added since; it is right all the same.
+        codec = CODECS["text"](settings.policies, encoding)
+    elif type.kind == "contradicted":
+        codec = nested.contradicted(type)
+    elif element is None and type.kind != "composite":
+        codec = CODECS["other"](settings.policies, encoding)
+    else:
+        codec = _nested(type, settings, encoding)
+        if encoding in _NO_ASCII:
+            # Quotes and braces are looked for among bytes.
+            in_utf8 = _nested(type, settings, "utf-8").text
+            codec = codec._replace(text=lambda raw: in_utf8(raw.decode(encoding).encode()))
+    registered = type.registered
+    if registered is not None:
+        codec = codec._replace(
+            text=registered.text or codec.text, binary=registered.binary or codec.binary
+        )
+    return codec
+
+
+def _nested(type: ColumnType, settings: Settings, encoding: str) -> Codec:
+    if type.element is None:
+        fields = [_codec_of(field, settings, encoding) for _, field in type.fields]
+        return nested.composite(type, fields)
+    return _NESTED[type.kind](type, _codec_of(type.element, settings, encoding))
+
+
+_NESTED = {
+    "array": nested.array,
+    "multirange": lambda _, element: nested.multirange(element),
+    "range": lambda _, element: nested.range_(element),
+    "vector": nested.vector,
+}

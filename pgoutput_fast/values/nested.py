@@ -1,0 +1,526 @@
+"""Values made of values: arrays, vectors, ranges, multiranges, composites.
+
+Their texts are those of ``array_out``, ``record_out``, ``range_out`` and ``multirange_out``, their
+binary forms those of the ``*_send`` functions beside them. Only what these write is read. A binary
+array says of which type its elements are and a composite says it of its fields: it is compared with
+what is known of the type, which may have been altered since.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import struct
+import unicodedata
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ..objects import Array, Range
+from ..types import ColumnType, Converter
+from .base import Codec, show_bytes
+
+MOST_DIMENSIONS = 6
+"""Of an array (``MAXDIM``)."""
+
+LOOK_UP = "look the types up again: TypeRegistry.update_from(connection)"
+
+_int32 = struct.Struct(">i").unpack_from
+_uint32 = struct.Struct(">I").unpack_from
+_array_header = struct.Struct(">iiI").unpack_from
+_dimension = struct.Struct(">ii").unpack_from
+
+
+def _refuse(raw: bytes, name: str) -> NoReturn:
+    raise ValueError(f"{show_bytes(raw)} is no {name}")
+
+
+def _part(raw: bytes, at: int, what: str) -> tuple[bytes | None, int]:
+    """The value with its length before it at byte `at`, None for NULL, and where it ends."""
+    if len(raw) - at < 4:
+        raise ValueError(f"binary value of {len(raw)} bytes: the length of {what} is cut off")
+    length = _int32(raw, at)[0]
+    at += 4
+    if length == -1:
+        return None, at
+    if not 0 <= length <= len(raw) - at:
+        raise ValueError(
+            f"binary value of {len(raw)} bytes: {what} has the length {length}, "
+            f"{len(raw) - at} bytes are left"
+        )
+    return raw[at : at + length], at + length
+
+
+def _expect_end(raw: bytes, at: int, name: str) -> None:
+    if at != len(raw):
+        raise ValueError(f"a binary {name} with {len(raw) - at} bytes left over")
+
+
+# --- arrays ---------------------------------------------------------------------------------------
+
+_BOUNDS = re.compile(rb"((?:\[-?\d{1,10}:-?\d{1,10}\])+)=")
+_PLAIN = re.compile(rb'[^\s"\\{}]*')
+_BOUND = re.compile(rb"\[(-?\d+):(-?\d+)\]")
+_ARRAY_QUOTED = re.compile(r"[\s\"\\{}]|\Anull\Z|\A\Z", re.ASCII | re.IGNORECASE)
+
+
+def array(type: ColumnType, element: Codec) -> Codec:
+    """Arrays of any number of dimensions, with any lower bounds."""
+    delimiter = re.escape(type.delimiter.encode())
+    token = re.compile(
+        rb'\{|\}|%s|"([^"\\]*(?:\\["\\][^"\\]*)*)"|([^\s"\\{}%s]+)' % (delimiter, delimiter)
+    ).match
+    split = type.delimiter.encode()
+    must_quote = re.compile(
+        rf"{_ARRAY_QUOTED.pattern}|{re.escape(type.delimiter)}", re.ASCII | re.IGNORECASE
+    ).search
+    element_oid = type.element.oid if type.element is not None else 0
+    from_text, from_binary, form_of = element
+
+    def text(raw: bytes) -> Any:
+        inner = raw[1:-1]
+        if raw[:1] == b"{" and raw[-1:] == b"}":
+            if not inner and len(raw) == 2:
+                return []
+            # One dimension, nothing quoted, no NULL: what most arrays are.
+            if _PLAIN.fullmatch(inner) is not None and b"NULL" not in inner.upper():
+                parts = inner.split(split)
+                if b"" in parts:
+                    _refuse(raw, "array")
+                return [from_text(part) for part in parts]
+            return nested(raw, 0)[0]
+        match = _BOUNDS.match(raw)
+        if match is None:
+            _refuse(raw, "array")
+        bounds = [(int(lower), int(upper)) for lower, upper in _BOUND.findall(match[1])]
+        values, lengths = nested(raw, match.end())
+        if [upper - lower + 1 for lower, upper in bounds] != lengths:
+            raise ValueError(f"{show_bytes(raw)} is no array: its bounds are not its lengths")
+        return bounded(values, tuple([lower for lower, _ in bounds]))
+
+    def nested(raw: bytes, at: int) -> tuple[list[Any], list[int]]:
+        """The array that begins at a brace, and its length in each dimension."""
+        open_lists: list[list[Any]] = []
+        lengths: list[int] = []  # by dimension; -1 until one of its lists is whole
+        leaves = 0  # how many braces are open around an element; 0 until the first one
+        expected = True  # a value, not what stands between values
+        while True:
+            match = token(raw, at)
+            if match is None:
+                _refuse(raw, "array")
+            at = match.end()
+            kind = match.lastindex
+            if kind is not None:
+                leaves = leaves or len(open_lists)
+                if not expected or not open_lists or leaves != len(open_lists):
+                    _refuse(raw, "array")
+                word: bytes = match[kind]
+                if kind == 1:
+                    if b"\\" in word:
+                        # Each quote has one backslash of its own, right before it.
+                        word = word.replace(b'\\"', b'"').replace(b"\\\\", b"\\")
+                    value = from_text(word)
+                elif word == b"NULL":
+                    value = None
+                elif word.upper() == b"NULL":
+                    _refuse(raw, "array")
+                else:
+                    value = from_text(word)
+                open_lists[-1].append(value)
+                expected = False
+                continue
+            symbol = match[0]
+            if symbol == b"{":
+                depth = len(open_lists)
+                if not expected or depth == MOST_DIMENSIONS or (leaves and depth >= leaves):
+                    _refuse(raw, "array")
+                open_lists.append([])
+                if depth == len(lengths):
+                    lengths.append(-1)
+            elif symbol == b"}":
+                if expected or not open_lists:
+                    _refuse(raw, "array")
+                closed = open_lists.pop()
+                depth = len(open_lists)
+                if lengths[depth] not in (-1, len(closed)):
+                    _refuse(raw, "array")
+                lengths[depth] = len(closed)
+                if not depth:
+                    if at != len(raw):
+                        _refuse(raw, "array")
+                    return closed, lengths
+                open_lists[-1].append(closed)
+            else:
+                if expected:
+                    _refuse(raw, "array")
+                expected = True
+
+    def read(raw: bytes, convert: Converter) -> tuple[list[Any], list[int], list[int]]:
+        """Elements in their order, lengths and lower bounds of a binary array."""
+        if len(raw) < 12:
+            raise ValueError(f"a binary array has at least 12 bytes, found {len(raw)}")
+        dimensions, flags, oid = _array_header(raw)
+        if not 0 <= dimensions <= MOST_DIMENSIONS or flags not in (0, 1):
+            raise ValueError(f"a binary array with {dimensions} dimensions and flags {flags}")
+        at = 12 + 8 * dimensions
+        if len(raw) < at:
+            raise ValueError(f"a binary array of {dimensions} dimensions in {len(raw)} bytes")
+        if oid != element_oid != 0:
+            raise ValueError(
+                f"the elements of the binary array are of the type with OID {oid}, expected "
+                f"{element_oid}; {LOOK_UP}"
+            )
+        lengths, lowers = [], []
+        count = 1 if dimensions else 0
+        for dimension in range(dimensions):
+            length, lower = _dimension(raw, 12 + 8 * dimension)
+            count *= length
+            if length < 0 or count > (len(raw) - at) // 4:
+                raise ValueError(
+                    f"a binary array that has {count} elements, at most {(len(raw) - at) // 4} fit "
+                    f"into its {len(raw)} bytes"
+                )
+            lengths.append(length)
+            lowers.append(lower)
+        values: list[Any] = []
+        for _ in range(count):
+            part, at = _part(raw, at, "an element")
+            values.append(None if part is None else convert(part))
+        _expect_end(raw, at, "array")
+        return values, lengths, lowers
+
+    def binary(raw: bytes) -> Any:
+        values, lengths, lowers = read(raw, from_binary)
+        if not values:
+            return []
+        for length in lengths[:0:-1]:
+            values = [values[i : i + length] for i in range(0, len(values), length)]
+        return bounded(values, tuple(lowers))
+
+    def quoted(raw: bytes) -> str:
+        shown: str = form_of(raw)
+        if must_quote(shown) is None:
+            return shown
+        escaped = shown.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+
+    def form(raw: bytes) -> str:
+        values, lengths, lowers = read(raw, quoted)
+        if not values:
+            return "{}"
+        words = ["NULL" if value is None else value for value in values]
+        for length in lengths[::-1]:
+            words = [
+                "{" + type.delimiter.join(words[i : i + length]) + "}"
+                for i in range(0, len(words), length)
+            ]
+        prefix = ""
+        if any(lower != 1 for lower in lowers):
+            spans = zip(lowers, lengths, strict=True)
+            prefix = "".join([f"[{low}:{low + length - 1}]" for low, length in spans]) + "="
+        return prefix + words[0]
+
+    return Codec(text, binary, form)
+
+
+def bounded(values: list[Any], lowers: tuple[int, ...]) -> list[Any]:
+    """A list, or an :class:`Array` where a dimension is not counted from 1."""
+    return values if all(lower == 1 for lower in lowers) else Array(values, lowers)
+
+
+def vector(type: ColumnType, element: Codec) -> Codec:
+    """int2vector and oidvector: flat arrays that begin at 0, a list each."""
+    arrays = array(type, element)
+    from_text = element.text
+
+    def text(raw: bytes) -> list[Any]:
+        return [from_text(part) for part in raw.split(b" ")] if raw else []
+
+    def binary(raw: bytes) -> list[Any]:
+        values = arrays.binary(raw)
+        if values and (not isinstance(values, Array) or values.lower_bounds != (0,)):
+            raise ValueError(f"a binary {type.name} is an array of one dimension that begins at 0")
+        return list(values)
+
+    return Codec(text, binary, lambda raw: " ".join(map(str, binary(raw))))
+
+
+# --- ranges ---------------------------------------------------------------------------------------
+
+_EMPTY, _LOWER_INC, _UPPER_INC, _LOWER_INF, _UPPER_INF = 1, 2, 4, 8, 16
+_END = rb'(?:"([^"\\]*(?:(?:\\\\|"")[^"\\]*)*)"|([^\s"\\()\[\],]+)|)'
+_RANGE = re.compile(rb"([\[(])" + _END + rb"," + _END + rb"([\])])")
+_RANGE_QUOTED = re.compile(r"[\s\"\\()\[\],]|\A\Z", re.ASCII).search
+_FIELD = re.compile(rb'(?:"([^"\\]*(?:(?:\\\\|"")[^"\\]*)*)"|([^\s"\\(),]+)|)([,)])')
+_RECORD_QUOTED = re.compile(r"[\s\"\\(),]|\A\Z", re.ASCII).search
+
+
+def _word(quoted: bytes | None, plain: bytes | None) -> bytes | None:
+    """A part of a range or composite, None where there is none."""
+    if quoted is None:
+        return plain
+    return quoted.replace(b'""', b'"').replace(b"\\\\", b"\\")
+
+
+def _quote(shown: str, must_quote: Callable[[str], object]) -> str:
+    if must_quote(shown) is None:
+        return shown
+    escaped = shown.replace("\\", "\\\\").replace('"', '""')
+    return f'"{escaped}"'
+
+
+def _range_value(
+    lower: Any, upper: Any, bounds: str, has_lower: bool, has_upper: bool
+) -> Range[Any] | None:
+    """The range; None where a policy made None of an end, which would mean that there is none."""
+    if (has_lower and lower is None) or (has_upper and upper is None):
+        return None
+    return Range(lower, upper, bounds)
+
+
+def _range_of_match(match: re.Match[bytes], convert: Converter) -> Range[Any] | None:
+    opening, *words, closing = match.groups()
+    lower, upper = _word(*words[:2]), _word(*words[2:])
+    if (lower is None and opening == b"[") or (upper is None and closing == b"]"):
+        _refuse(match[0], "range: an end that is not there cannot belong to it")
+    return _range_value(
+        None if lower is None else convert(lower),
+        None if upper is None else convert(upper),
+        (opening + closing).decode(),
+        lower is not None,
+        upper is not None,
+    )
+
+
+def _read_range(raw: bytes) -> tuple[int, bytes | None, bytes | None]:
+    """Flags and ends of a binary range."""
+    if not raw:
+        raise ValueError("a binary range has at least 1 byte, found 0")
+    flags = raw[0]
+    if (
+        flags > 31
+        or (flags & _EMPTY and flags != _EMPTY)
+        or flags & (_LOWER_INC | _LOWER_INF) == _LOWER_INC | _LOWER_INF
+        or flags & (_UPPER_INC | _UPPER_INF) == _UPPER_INC | _UPPER_INF
+    ):
+        raise ValueError(f"a binary range with the flags 0x{flags:02X}")
+    at = 1
+    lower = upper = None
+    if not flags & (_EMPTY | _LOWER_INF):
+        lower, at = _part(raw, at, "the lower end")
+    if not flags & (_EMPTY | _UPPER_INF):
+        upper, at = _part(raw, at, "the upper end")
+    _expect_end(raw, at, "range")
+    if not flags & _EMPTY and (
+        (lower is None) != bool(flags & _LOWER_INF) or (upper is None) != bool(flags & _UPPER_INF)
+    ):
+        raise ValueError("a binary range with an end that is NULL")
+    return flags, lower, upper
+
+
+def range_(element: Codec) -> Codec:
+    """Ranges of any subtype."""
+
+    def text(raw: bytes) -> Any:
+        if raw == b"empty":
+            return Range(empty=True)
+        match = _RANGE.fullmatch(raw)
+        if match is None:
+            _refuse(raw, "range")
+        return _range_of_match(match, element.text)
+
+    def binary(raw: bytes) -> Any:
+        flags, lower, upper = _read_range(raw)
+        if flags & _EMPTY:
+            return Range(empty=True)
+        return _range_value(
+            None if lower is None else element.binary(lower),
+            None if upper is None else element.binary(upper),
+            ("[" if flags & _LOWER_INC else "(") + ("]" if flags & _UPPER_INC else ")"),
+            lower is not None,
+            upper is not None,
+        )
+
+    def form(raw: bytes) -> str:
+        flags, lower, upper = _read_range(raw)
+        if flags & _EMPTY:
+            return "empty"
+        ends = ",".join(
+            [
+                "" if end is None else _quote(element.text_form(end), _RANGE_QUOTED)
+                for end in (lower, upper)
+            ]
+        )
+        return ("[" if flags & _LOWER_INC else "(") + ends + ("]" if flags & _UPPER_INC else ")")
+
+    return Codec(text, binary, form)
+
+
+def multirange(element: Codec) -> Codec:
+    """Multiranges: a list of ranges; `element` reads ranges."""
+    subtype_text = element.text
+
+    def text(raw: bytes) -> list[Any]:
+        if raw == b"{}":
+            return []
+        values = []
+        at = 1
+        if raw[:1] == b"{":
+            while match := _RANGE.match(raw, at):
+                values.append(subtype_text(match[0]))
+                at = match.end() + 1
+                if raw[at - 1 : at] != b",":
+                    break
+            else:
+                at = 0
+            if at == len(raw) and raw[-1:] == b"}":
+                return values
+        _refuse(raw, "multirange")
+
+    def read(raw: bytes, convert: Converter) -> list[Any]:
+        if len(raw) < 4:
+            raise ValueError(f"a binary multirange has at least 4 bytes, found {len(raw)}")
+        count = _uint32(raw)[0]
+        if count > (len(raw) - 4) // 5:
+            raise ValueError(
+                f"a binary multirange of {count} ranges, at most {(len(raw) - 4) // 5} fit into "
+                f"its {len(raw)} bytes"
+            )
+        at = 4
+        values = []
+        for _ in range(count):
+            part, at = _part(raw, at, "a range")
+            if part is None or part[:1] == b"\1":
+                raise ValueError("a binary multirange with a range that is NULL or empty")
+            values.append(convert(part))
+        _expect_end(raw, at, "multirange")
+        return values
+
+    return Codec(
+        text,
+        lambda raw: read(raw, element.binary),
+        lambda raw: "{" + ",".join(read(raw, element.text_form)) + "}",
+    )
+
+
+# --- types that are not what they were ------------------------------------------------------------
+
+
+def contradicted(type: ColumnType) -> Codec:
+    """A type that has one name in the stream and another in the catalogue: every value is refused.
+
+    Which of the two is older is not known, nor whether the type is the same.
+    """
+
+    def refuse(_: bytes) -> NoReturn:
+        raise ValueError(
+            f"the stream calls the type with OID {type.oid} {type.namespace}.{type.name}, the "
+            f"catalogue has another name for it; {LOOK_UP}"
+        )
+
+    return Codec(refuse, refuse, refuse)
+
+
+# --- composites -----------------------------------------------------------------------------------
+
+
+def identifier(name: str) -> str:
+    """A Python identifier for a name, as psycopg makes it: what cannot be in one becomes ``_``."""
+    name = unicodedata.normalize("NFKC", name)  # which Python does itself, to all identifiers
+    if not name.isidentifier():
+        if name[:1].isdigit():
+            name = f"f{name}"
+        if not name.isidentifier():
+            name = re.sub(r"[^a-zA-Z0-9_]", "_", name) or "_"
+    return f"f{name}" if name[0] == "_" else name
+
+
+@functools.lru_cache(maxsize=4096)
+def composite_class(name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
+    """The class of a composite's values: a named tuple, of which every process makes its own.
+
+    A field whose name is a keyword of Python's, or comes twice, is named by its position: ``_1``.
+    """
+    base = namedtuple(identifier(name), map(identifier, fields), rename=True)  # type: ignore[misc]  # noqa: PYI024
+
+    def reduce(self: tuple[Any, ...]) -> tuple[object, ...]:
+        return restore_composite, (name, fields, tuple(self))
+
+    base.__reduce__ = reduce  # type: ignore[method-assign,assignment]
+    base.__module__ = __name__
+    return base
+
+
+def restore_composite(name: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    """The value of a composite that was pickled."""
+    return tuple.__new__(composite_class(name, fields), values)
+
+
+def composite(type: ColumnType, fields: list[Codec]) -> Codec:
+    """Composites; `fields` read the fields."""
+    shown = f"{type.namespace}.{type.name}"
+    oids = [field.oid for _, field in type.fields]
+    names = [name for name, _ in type.fields]
+    width = len(fields)
+    texts = [field.text for field in fields]
+    binaries = [field.binary for field in fields]
+    forms = [field.text_form for field in fields]
+    # The class's own constructor wants each field as an argument.
+    make = functools.partial(tuple.__new__, composite_class(type.name, tuple(names)))
+
+    def wrong_width(found: int) -> ValueError:
+        return ValueError(
+            f"the composite has {found} fields, {shown} had {width} when it was looked up; "
+            f"{LOOK_UP}"
+        )
+
+    def text(raw: bytes) -> Any:
+        words: list[bytes | None] = []
+        at = 1
+        if raw == b"()" and not width:
+            return make(())
+        if raw[:1] == b"(":
+            while match := _FIELD.match(raw, at):
+                quoted, plain, after = match.groups()
+                words.append(_word(quoted, plain))
+                at = match.end()
+                if after == b")":
+                    break
+        if at != len(raw) or raw[-1:] != b")":
+            _refuse(raw, f"composite {shown}")
+        if len(words) != width:
+            raise wrong_width(len(words))
+        return make(
+            [
+                None if word is None else convert(word)
+                for word, convert in zip(words, texts, strict=True)
+            ]
+        )
+
+    def read(raw: bytes, converters: list[Converter]) -> list[Any]:
+        if len(raw) < 4:
+            raise ValueError(f"a binary composite has at least 4 bytes, found {len(raw)}")
+        count = _int32(raw)[0]
+        if count != width:
+            raise wrong_width(count)
+        at = 4
+        values = []
+        for position in range(width):
+            if len(raw) - at < 4:
+                raise ValueError(f"a binary composite of {len(raw)} bytes is cut off")
+            oid = _uint32(raw, at)[0]
+            if oid != oids[position] and oids[position]:
+                raise ValueError(
+                    f"field {names[position]!r} of {shown} is of the type with OID {oid}, it was "
+                    f"{oids[position]} when it was looked up; {LOOK_UP}"
+                )
+            part, at = _part(raw, at + 4, "a field")
+            values.append(None if part is None else converters[position](part))
+        _expect_end(raw, at, "composite")
+        return values
+
+    def form(raw: bytes) -> str:
+        words = read(raw, forms)
+        return f"({','.join(['' if w is None else _quote(w, _RECORD_QUOTED) for w in words])})"
+
+    return Codec(text, lambda raw: make(read(raw, binaries)), form)
