@@ -37,10 +37,9 @@ def _text(raw: bytes, name: str) -> tuple[bool, str, int | None]:
 
 def _inet_text(raw: bytes) -> Inet:
     ipv6, address, prefix = _text(raw, "inet")
-    if prefix is None:
+    # The server leaves a whole address' prefix out; only its function text() does not.
+    if prefix is None or prefix == (128 if ipv6 else 32):
         return IPv6Address(address) if ipv6 else IPv4Address(address)
-    if prefix == (128 if ipv6 else 32):
-        raise ValueError(f"{show_bytes(raw)} is no inet: the prefix of a whole address is left out")
     return IPv6Interface((address, prefix)) if ipv6 else IPv4Interface((address, prefix))
 
 

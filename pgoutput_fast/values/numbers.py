@@ -67,6 +67,10 @@ _FLOAT_NAMES = {
 }
 
 
+# With fewer digits the greatest floats are printed rounded up, past what the type holds.
+_ROUNDED = "; the session's extra_float_digits must be 1"
+
+
 def _float8_text(raw: bytes) -> float:
     if raw.strip(b"0123456789.-+e"):
         if raw in _FLOAT_NAMES:
@@ -74,7 +78,7 @@ def _float8_text(raw: bytes) -> float:
         raise ValueError(f"{show_bytes(raw)} is no float8")
     value = float(raw)
     if math.isinf(value):
-        raise ValueError(f"{show_bytes(raw)} does not fit into float8")
+        raise ValueError(f"{show_bytes(raw)} does not fit into float8{_ROUNDED}")
     return value
 
 
@@ -84,7 +88,7 @@ def _float4_text(raw: bytes) -> float:
         # The nearest float32, so that text gives what the binary format gives.
         rounded: float = _float32.unpack(_float32.pack(value))[0]
     except OverflowError:
-        raise ValueError(f"{show_bytes(raw)} does not fit into float4") from None
+        raise ValueError(f"{show_bytes(raw)} does not fit into float4{_ROUNDED}") from None
     return rounded
 
 
