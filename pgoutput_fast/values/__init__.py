@@ -63,8 +63,6 @@ def _codec_of(type: ColumnType, settings: Settings, encoding: str) -> Codec:
     elif type.kind == "enum":
         # A label that is not among the catalogue's was added since; it is right all the same.
         codec = CODECS["text"](settings.policies, encoding)
-    elif type.kind == "contradicted":
-        codec = nested.contradicted(type)
     elif element is None and type.kind != "composite":
         codec = CODECS["other"](settings.policies, encoding)
     else:

@@ -403,24 +403,6 @@ def multirange(element: Codec) -> Codec:
     )
 
 
-# --- types that are not what they were ------------------------------------------------------------
-
-
-def contradicted(type: ColumnType) -> Codec:
-    """A type that has one name in the stream and another in the catalogue: every value is refused.
-
-    Which of the two is older is not known, nor whether the type is the same.
-    """
-
-    def refuse(_: bytes) -> NoReturn:
-        raise ValueError(
-            f"the stream calls the type with OID {type.oid} {type.namespace}.{type.name}, the "
-            f"catalogue has another name for it; {LOOK_UP}"
-        )
-
-    return Codec(refuse, refuse, refuse)
-
-
 # --- composites -----------------------------------------------------------------------------------
 
 
