@@ -281,10 +281,8 @@ class ColumnType:
 
     Attributes
     ----------
-    kind : {"base", "array", "vector", "range", "multirange", "composite", "enum", "unknown", \
-"contradicted"}
-        Domains are not among them: they look like what they are made of. "contradicted" is a type
-        of which the stream and the catalogue tell different things.
+    kind : {"base", "array", "vector", "range", "multirange", "composite", "enum", "unknown"}
+        Domains are not among them: they look like what they are made of.
     oid : int
         The column's own, a domain's too; 0 where only the name is known.
     namespace, name : str
@@ -330,11 +328,13 @@ class TypeRegistry:
     - a label that was added to an enum is the str that it is;
     - a composite that has another number of fields, and in binary format any field or element of
       another type, is an error that says to look the types up again (:meth:`update_from`);
-    - a type that has another name than in the catalogue (renamed, or of another database) is taken
-      by what the stream tells of it, if that is enough, and is an error otherwise.
+    - a type that the stream calls by another name than the catalogue may be another type, of which
+      only the name is known: without more, its values are str from text and bytes from binary. A
+      type that was renamed is such a one, as the stream goes on with its old name.
 
-    In *text* format nothing shows that a composite lost a field and got another one instead: look
-    the types up again after such an ALTER TYPE.
+    In *text* format nothing shows that a composite lost a field and got another one instead. Look
+    the types up again after such an ALTER TYPE, and before its values arrive, or use the binary
+    format.
     """
 
     def __init__(self) -> None:
@@ -734,17 +734,13 @@ def column_type(
             return registry.known(oid, modifier)
         return ColumnType("unknown", oid, modifier=modifier)
     namespace, name = announced[0] or "pg_catalog", announced[1]
-    in_catalog = registry.base_name(oid) if registry is not None else None
-    if registry is not None and in_catalog == (namespace, name):
+    if registry is not None and registry.base_name(oid) == (namespace, name):
         return registry.known(oid, modifier)
     found = _named(namespace, name, modifier, registry)
     registered = found.registered
     if registered is None and registry is not None:
         registered = registry.find(oid, namespace, name)
-    kind = found.kind
-    if kind == "unknown" and in_catalog is not None:
-        kind = "contradicted"
-    return replace(found, kind=kind, oid=oid, namespace=namespace, name=name, registered=registered)
+    return replace(found, oid=oid, namespace=namespace, name=name, registered=registered)
 
 
 def _builtin(oid: int, modifier: int, registry: TypeRegistry | None) -> ColumnType | None:

@@ -17,11 +17,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ..objects import Array, Range
+from ..policies import MOST_DIMENSIONS
 from ..types import ColumnType, Converter
 from .base import Codec, show_bytes
-
-MOST_DIMENSIONS = 6
-"""Of an array (``MAXDIM``)."""
 
 LOOK_UP = "look the types up again: TypeRegistry.update_from(connection)"
 
