@@ -11,7 +11,7 @@ from .base import Codec, CodecOf, show_bytes
 from .numbers import float4_text, float8_text
 
 _ESCAPED = r'"([^"\\]*(?:\\["\\][^"\\]*)*)"'
-_HSTORE_PAIR = re.compile(rf"{_ESCAPED}=>(?:{_ESCAPED}|NULL)(, (?=.)|\Z)", re.DOTALL)
+_HSTORE_PAIR = re.compile(rf'{_ESCAPED}=>(?:{_ESCAPED}|NULL)(?:, (?=")|\Z)').match
 _ESCAPE = re.compile(r"\\(.)")
 
 _int32 = struct.Struct(">i").unpack_from
@@ -23,17 +23,16 @@ def _hstore(encoding: str) -> Codec:
         value: dict[str, str | None] = {}
         escapes = "\\" in shown
         end = pairs = 0
-        for match in _HSTORE_PAIR.finditer(shown):
-            start, after = match.span()
-            if start != end:
-                break
-            key, item, _ = match.groups()
+        while (match := _HSTORE_PAIR(shown, end)) is not None:
+            key, item = match.groups()
             if escapes:
                 key = _ESCAPE.sub(r"\1", key)
                 item = item and _ESCAPE.sub(r"\1", item)
             value[key] = item
-            end = after
             pairs += 1
+            end = match.end()
+            if end == len(shown):
+                break
         if end != len(shown):
             raise ValueError(f"{show_bytes(raw)} is no hstore")
         if pairs != len(value):

@@ -109,6 +109,8 @@ def _inet_form(raw: bytes) -> str:
 
 def _cidr_form(raw: bytes) -> str:
     ipv6, prefix, address = _parts(raw, "cidr", 1)
+    if int.from_bytes(address, "big") & ((1 << (8 * len(address) - prefix)) - 1):
+        raise ValueError(f"a binary cidr with bits beyond its prefix of {prefix}")
     return f"{_address(ipv6, address)}/{prefix}"
 
 

@@ -106,20 +106,23 @@ def _float8_binary(raw: bytes) -> float:
         raise wrong_size(raw, 8, "float8") from None
 
 
-def _shortest_between(value: float, before: float, after: float, most: int) -> tuple[str, int]:
+def _shortest_between(value: float, before: float, after: float, surviving: int) -> tuple[str, int]:
     """The fewest digits that name `value` and none of its neighbours, and the first one's exponent.
 
     As the server has it (Ryu), they lie strictly between the midpoints to both neighbours. Python's
     repr takes a midpoint too where reading it back rounds to `value`: 1e23 is
     9.999999999999999e+22 there. Beside a power of two the lower neighbour is the nearer one, so
     that the nearest decimal may be none of `value` while the next one above is.
+
+    `surviving` digits survive the way from text to a float and back, so that fewer show as zeros at
+    the end; 1 where there is no such number.
     """
     exact = Fraction(value)
     low = (exact + Fraction(before)) / 2
     # The greatest float has no finite neighbour above: it would be as far as the one below.
     high = (exact + Fraction(after)) / 2 if after < math.inf else 2 * exact - low
-    exponent = int(f"{value:.{most}e}".partition("e")[2])
-    for last in range(exponent, exponent - most - 1, -1):
+    exponent = int(f"{value:.20e}".partition("e")[2])
+    for last in range(exponent - surviving + 1, exponent - 20, -1):
         unit = Fraction(10) ** last
         below = exact // unit
         inside = [n for n in (below, below + 1) if low < n * unit < high]
@@ -143,15 +146,28 @@ def _float_layout(sign: str, digits: str, exponent: int, fixed_below: int) -> st
 _FLOAT_WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
+def _shortest_float8(size: float) -> tuple[str, int]:
+    """The digits of a float from 1e15 to 1e41, and the first one's exponent."""
+    mantissa, _, exponent_text = repr(size).partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).rstrip("0")
+    exponent = int(exponent_text or 0) + len(whole) - 1
+    if size < 1 << 53:
+        return digits, exponent
+    # From here to 1e41 a midpoint between two floats, all of them integers, can have as few digits
+    # as they have, and repr can be one.
+    exact, step = int(size), int(math.ulp(size))
+    off = 2 * (int(digits) * 10 ** (exponent - len(digits) + 1) - exact)
+    if -(step // 2 if exact & (exact - 1) == 0 else step) < off < step:
+        return digits, exponent
+    return _shortest_between(size, math.nextafter(size, 0), math.nextafter(size, math.inf), 15)
+
+
 def float8_text(value: float) -> str:
     """`value` as the server prints a float8 with extra_float_digits 1."""
     size = abs(value)
     if 1e15 <= size < 1e41:
-        # From 2**51 to here a midpoint between two floats can have as few digits as they have.
-        digits, exponent = _shortest_between(
-            size, math.nextafter(size, 0), math.nextafter(size, math.inf), 18
-        )
-        return _float_layout("-" if value < 0 else "", digits, exponent, 15)
+        return _float_layout("-" if value < 0 else "", *_shortest_float8(size), 15)
     text = repr(value)
     if text[-2:] == ".0":
         return text[:-2]
@@ -185,7 +201,8 @@ def float4_text(value: float) -> str:
         return "-" + text if value < 0 else text
     before = _float32.unpack(struct.pack(">I", bits - 1))[0]
     after = _float32.unpack(struct.pack(">I", bits + 1))[0]
-    return _float_layout("-" if value < 0 else "", *_shortest_between(size, before, after, 10), 6)
+    shortest_digits = _shortest_between(size, before, after, 6 if bits >> 23 else 1)
+    return _float_layout("-" if value < 0 else "", *shortest_digits, 6)
 
 
 def _float8_form(raw: bytes) -> str:

@@ -133,7 +133,23 @@ def _plain(name: str, pattern: bytes, size: int, form: Callable[[bytes], str]) -
 
 _tid_parts = struct.Struct(">IH").unpack
 _lsn_parts = struct.Struct(">II").unpack
-_TID = _plain("tid", rb"\(\d{1,10},\d{1,5}\)", 6, lambda raw: "({},{})".format(*_tid_parts(raw)))
+_TID_TEXT = re.compile(rb"\((\d{1,10}),(\d{1,5})\)").fullmatch
+
+
+def _tid_text(raw: bytes) -> str:
+    match = _TID_TEXT(raw)
+    if match is None or int(match[1]) > 0xFFFFFFFF or int(match[2]) > 0xFFFF:
+        raise ValueError(f"{show_bytes(raw)} is no tid")
+    return raw.decode()
+
+
+def _tid_form(raw: bytes) -> str:
+    if len(raw) != 6:
+        raise wrong_size(raw, 6, "tid")
+    block, offset = _tid_parts(raw)
+    return f"({block},{offset})"
+
+
 _PG_LSN = _plain(
     "pg_lsn",
     rb"[0-9A-F]{1,8}/[0-9A-F]{1,8}",
@@ -185,7 +201,7 @@ CODECS: dict[str, CodecOf] = {
     "char": lambda policies, encoding: Codec(_char_text, _char_binary, _char_form),
     "bit": lambda policies, encoding: _bits("bit"),
     "varbit": lambda policies, encoding: _bits("varbit"),
-    "tid": lambda policies, encoding: _TID,
+    "tid": lambda policies, encoding: Codec(_tid_text, _tid_form, _tid_form),
     "pg_lsn": lambda policies, encoding: _PG_LSN,
     "macaddr": lambda policies, encoding: _MACADDR,
     "macaddr8": lambda policies, encoding: _MACADDR8,

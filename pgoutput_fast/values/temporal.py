@@ -82,6 +82,8 @@ def _date(policies: Policies) -> Codec:
         days = _int32(raw)[0]
         if days in (0x7FFFFFFF, -0x80000000):
             return "infinity" if days > 0 else "-infinity"
+        if not -2_451_545 <= days < 2_145_031_949:  # IS_VALID_DATE
+            raise ValueError(f"a binary date {days} days from 2000-01-01, which no date is")
         return "{}-{:02d}-{:02d}{}".format(*_civil(days))
 
     def binary(raw: bytes) -> Any:
@@ -181,6 +183,8 @@ def _timestamp(policies: Policies, zoned: bool) -> Codec:
         value = _int64(raw)[0]
         if value in (0x7FFFFFFFFFFFFFFF, -0x8000000000000000):
             return "infinity" if value > 0 else "-infinity"
+        if not -211_813_488_000_000_000 <= value < 9_223_371_331_200_000_000:  # IS_VALID_TIMESTAMP
+            raise ValueError(f"a binary {name} {value} microseconds from 2000, which none is")
         return timestamp_form(value, "+00" if zoned else "")
 
     def binary(raw: bytes) -> Any:
