@@ -80,4 +80,4 @@ def _is_shape(numeric: object) -> bool:
     if not isinstance(numeric, tuple) or [type(part) for part in numeric] != [int, int]:
         return False
     precision, scale = numeric
-    return 1 <= precision <= 38 and 0 <= scale <= precision
+    return bool(1 <= precision <= 38 and 0 <= scale <= precision)
