@@ -366,7 +366,8 @@ class TypeRegistry:
     ) -> None:
         """Decode values of `type` by `text` and `binary`, each a function from bytes to a value.
 
-        It counts for arrays, composites, ranges and domains of the type too.
+        It counts for arrays, composites, ranges and domains of the type too. Register a built-in
+        type before its values are decoded: a relation's decoders of those are found once.
 
         Parameters
         ----------
