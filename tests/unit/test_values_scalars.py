@@ -327,6 +327,8 @@ def test_the_days_beside_pythons_calendar(impl: ModuleType) -> None:
     first = datetime.datetime(1, 1, 1, 4, tzinfo=UTC)
     assert row_of(impl, "timestamptz", b"10000-01-01 03:00:00+05:45")[0] == last
     assert row_of(impl, "timestamptz", b"0001-12-31 20:00:00-08 BC")[0] == first
+    last = datetime.datetime(9999, 12, 31, 22, tzinfo=UTC)
+    assert row_of(impl, "timestamptz", b"9999-12-31 23:00:00+01")[0] == last
     null = pf.Policies(out_of_range="null")
     for text in (
         b"10000-01-01 05:45:00+05:45", b"0001-12-31 20:00:00+00 BC", b"0001-12-31 15:59:59-08 BC",
@@ -525,6 +527,14 @@ def test_deep_and_wide_values_need_no_recursion(impl: ModuleType) -> None:
     ):  # fmt: skip
         with pytest.raises(pf.DecodeError):
             row_of(impl, type_name, text).values()
+
+
+def test_the_widest_vectors(impl: ModuleType) -> None:
+    for type_name, binary in (("vector", vector(*[1] * 16_000)), ("halfvec", half(*[1] * 16_000))):
+        text = b"[" + b"1," * 15_999 + b"1]"
+        row = row_of(impl, type_name, binary, b"b")
+        assert row[0] == row_of(impl, type_name, text)[0] == [1.0] * 16_000
+        assert row.text(0) == text.decode()
 
 
 def test_floats_that_repr_writes_otherwise() -> None:
