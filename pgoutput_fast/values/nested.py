@@ -59,7 +59,7 @@ def _expect_end(raw: bytes, at: int, name: str) -> None:
 _BOUNDS = re.compile(rb"((?:\[-?\d{1,10}:-?\d{1,10}\])+)=")
 _PLAIN = re.compile(rb'[^\s"\\{}]*')
 _BOUND = re.compile(rb"\[(-?\d+):(-?\d+)\]")
-_ARRAY_QUOTED = re.compile(r"[\s\"\\{}]|\Anull\Z|\A\Z", re.ASCII | re.IGNORECASE)
+_ARRAY_QUOTED = re.compile(r"[\s\"\\{}]|\A(?:null)?\Z", re.ASCII | re.IGNORECASE)
 
 
 def array(type: ColumnType, element: Codec) -> Codec:
