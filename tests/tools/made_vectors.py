@@ -768,6 +768,7 @@ _SEQUENCES: dict[str, tuple[list[bytes], tuple[str, ...]]] = {
         [
             start(10), relation(TWO, xid=10), _of(10), STOP, _prepare("p", 10),
             _BEGIN, _ROW, _COMMIT,
+            start(10), _of(10), STOP, _abort(10),
             _prepare("K", 10),
             _BEGIN, _ROW, relation(TWO), _ROW, _COMMIT,
         ],

@@ -311,6 +311,9 @@ def test_what_every_message_can_do(impl: ModuleType, vector: dict[str, Any]) -> 
     assert message != impl.decode(b"E", True) or vector["class"] == "StreamStop"
     assert repr(message) == repr(twin)
     assert repr(message).startswith(vector["class"] + "(")
+    for name, told in vector["fields"].items():
+        if told is not None and name != "old_kind":
+            assert f"{name}=" in repr(message)
     again = pickle.loads(pickle.dumps(message))
     public = getattr(pf, vector["class"])
     assert type(again) is public
