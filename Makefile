@@ -62,16 +62,14 @@ $(VENV)/.extension: $(VENV)/.dependencies $(extension_sources)
 
 # The demo works without a compiler too. What counts is the one that Python will call, and that it
 # finds Python's headers.
-.PHONY: extension-if-possible
-extension-if-possible: $(VENV)/.dependencies
+demo: $(VENV)/.dependencies
 	@if $(python) tools/can_compile.py; then \
-	    $(MAKE) --no-print-directory $(VENV)/.extension; \
+	    $(MAKE) --no-print-directory $(VENV)/.extension || exit 1; \
 	else \
 	    echo 'No C compiler with the headers of Python: going on with the pure Python twin, which is slower.'; \
-	fi
-
-demo: extension-if-possible
-	@$(bin)/pgoutput-fast demo $(DEMO_ARGS)
+	    export PGOUTPUT_FAST_IMPL=python; \
+	fi; \
+	$(bin)/pgoutput-fast demo $(DEMO_ARGS)
 
 test: $(VENV)/.extension
 	@$(python) -m pytest $(PYTEST_ARGS)
