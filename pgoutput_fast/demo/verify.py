@@ -75,9 +75,7 @@ def server_rows(spark: SparkSession, csv: Path, parquet: Path, row_type: T.Struc
             f"the server's table has the columns {', '.join(texts.columns)}, the state table "
             f"{', '.join(row_type.fieldNames())}"
         )
-    return texts.select(
-        *(_typed(F.col(_quoted(field.name)), field) for field in row_type.fields)
-    )
+    return texts.select(*(_typed(F.col(_quoted(field.name)), field) for field in row_type.fields))
 
 
 def _to_parquet(csv: Path, parquet: Path) -> None:

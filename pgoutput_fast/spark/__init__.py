@@ -1,6 +1,6 @@
 """PostgreSQL's changes as Spark DataFrames.
 
-:func:`read_segments` and :func:`decode_frames` give the changes of a table, :func:`rows_after` the
+:func:`read_segments` and :func:`decode_frames` give the changes of a table, :func:`current_state` the
 rows that the table holds after them.
 """
 
@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from ._session import session
 from .reader import decode_frames, read_segments
-from .state import rows_after
+from .state import current_state
 
-__all__ = ["decode_frames", "read_segments", "rows_after", "session"]
+__all__ = ["current_state", "decode_frames", "read_segments", "session"]
