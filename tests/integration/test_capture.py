@@ -80,6 +80,17 @@ def run(database: Any, directory: Path, **options: Any) -> Any:
     return capture(dsn, slot=slot_of(database), directory=directory, **options)
 
 
+def receive(stream: Any) -> Iterator[Any]:
+    """Messages of a stream; the test fails if nothing comes."""
+    decoder = pf.Decoder()
+    while True:
+        batch = stream.receive(30)
+        assert batch is not None
+        assert batch.frames or batch.keepalive_lsn is not None, "waited in vain"
+        for *_, frame in batch.frames:
+            yield decoder.decode(frame)
+
+
 def messages(directory: Path) -> Iterator[Any]:
     """All messages, each file decoded on its own, without what is repeated."""
     for segment in list_segments(directory):
@@ -487,9 +498,7 @@ def test_keepalives_are_answered_while_the_sink_stalls(
     with connect(dsn, slot=slot_of(prepared), publications=["p"]) as stream:
         assert stream.connection.wal_sender_timeout == 1
         found = []
-        decoder = pf.Decoder()
-        for received in stream:
-            message = decoder.decode(received.frame)
+        for message in receive(stream):
             if isinstance(message, pf.Insert):
                 found.append(message.new["id"])
                 if len(found) in (1, 10000):
@@ -504,13 +513,11 @@ def test_keepalives_are_answered_while_the_sink_stalls(
 def test_only_acknowledged_is_not_sent_again(prepared: Any) -> None:
     prepared.execute("INSERT INTO t VALUES (1, 'x')", "INSERT INTO t VALUES (2, 'x')")
 
-    def receive(*, acknowledge: int) -> list[int]:
+    def ids(*, acknowledge: int) -> list[int]:
         """Ids that come; after which of them is acknowledged."""
         found = []
-        decoder = pf.Decoder()
         with connect(prepared.dsn, slot=slot_of(prepared), publications=["p"]) as stream:
-            for received in stream:
-                message = decoder.decode(received.frame)
+            for message in receive(stream):
                 if isinstance(message, pf.Insert):
                     found.append(message.new["id"])
                 elif isinstance(message, pf.Commit):
@@ -521,9 +528,18 @@ def test_only_acknowledged_is_not_sent_again(prepared: Any) -> None:
                         return found
         raise AssertionError
 
-    assert receive(acknowledge=0) == [1, 2]
-    assert receive(acknowledge=1) == [1, 2]
-    assert receive(acknowledge=0) == [2]
+    assert ids(acknowledge=0) == [1, 2]
+    assert ids(acknowledge=1) == [1, 2]
+    assert ids(acknowledge=0) == [2]
+
+
+def test_iteration_gives_named_fields(prepared18: Any) -> None:
+    prepared18.execute("INSERT INTO t VALUES (1, 'x')")
+    with connect(prepared18.dsn, slot=slot_of(prepared18), publications=["p"]) as stream:
+        first = next(iter(stream))
+    assert first.frame[:1] == b"B"
+    assert first.lsn == first.wal_end > 0
+    assert first.send_time > pf.decode(first.frame).commit_time
 
 
 def test_stream_leaves_no_thread_behind(prepared18: Any) -> None:
