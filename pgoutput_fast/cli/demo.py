@@ -21,6 +21,7 @@ from pgoutput_fast.errors import PgOutputError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import TaskID
     from rich.table import Table
 
 _LEAST_CHANGES, _MOST_CHANGES = 5_000, 5_000_000
@@ -48,15 +49,15 @@ class _Bars(Progress):
             TextColumn("[dim]{task.fields[note]}"),
             console=console,
         )
-        self.task = None
+        self.task: TaskID | None = None
 
     def phase(self, name: str, total: int | None = None) -> None:
         self.end()
         self.task = self.bars.add_task(name, total=total, note="")
 
     def advance(self, done: int, note: str = "") -> None:
-        assert self.task is not None
-        self.bars.update(self.task, completed=done, note=note)
+        if self.task is not None:
+            self.bars.update(self.task, completed=done, note=note)
 
     def end(self) -> None:
         """The last stretch is over."""
@@ -87,13 +88,19 @@ def _rate(amount: int, seconds: float) -> str:
 
 
 def _table(result: Result) -> Table:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title="Tables, each compared with the server's COPY of it", title_justify="left")
+    table = Table(
+        title="Tables, each compared with the server's COPY of it",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+    )
     table.add_column("table", no_wrap=True)
     for heading in ("rows", "changes", "checks", "MB", "decode/s", "state/s"):
-        table.add_column(heading, justify="right")
-    table.add_column("equal", justify="center")
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("equal", justify="center", no_wrap=True)
     for entry in result.tables:
         table.add_row(
             entry.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from .run import Result, Span
 
 _STAGES = {
+    "make": "changes made by the server",
     "capture": "capture (frames)",
     "decode": "decode into change tables (changes)",
     "state": "current-state tables (changes)",
@@ -32,14 +34,14 @@ _PAGE = """\
   color-scheme: light dark;
   --page: #f6f7f9; --card: #ffffff; --ink: #1b2330; --soft: #5d6879; --line: #dfe3ea;
   --good: #17803d; --bad: #c0262d;
-  --capture: #2563a8; --decode: #b45f06; --state: #6b4fa3; --compare: #2b7a64;
+  --make: #7a8698; --capture: #2563a8; --decode: #b45f06; --state: #6b4fa3; --compare: #2b7a64;
   --insert: #3573b9; --update: #d08a1d; --delete: #b0413e; --truncate: #6b7280;
 }}
 @media (prefers-color-scheme: dark) {{
   :root {{
     --page: #12161c; --card: #1b2129; --ink: #e6eaf0; --soft: #9aa5b5; --line: #2f3843;
     --good: #4cc776; --bad: #ff7a76;
-    --capture: #6aa9ee; --decode: #e79a4c; --state: #ad93e6; --compare: #5cbfa3;
+    --make: #8d99aa; --capture: #6aa9ee; --decode: #e79a4c; --state: #ad93e6; --compare: #5cbfa3;
     --insert: #5b9be0; --update: #e3aa4e; --delete: #dc7671; --truncate: #97a1b0;
   }}
 }}
@@ -60,17 +62,21 @@ section {{ background: var(--card); border: 1px solid var(--line); border-radius
   padding: 10px 14px; color: var(--soft); font-size: 13px; }}
 .figures b {{ display: block; font-size: 21px; line-height: 1.3; color: var(--ink); }}
 svg {{ display: block; width: 100%; overflow: visible; }}
-svg text {{ font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: var(--soft); }}
+svg text {{ font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
+  fill: var(--soft); }}
 .grid {{ stroke: var(--line); stroke-width: 1; }}
 .legend {{ display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 8px 0 10px; font-size: 13px;
   color: var(--soft); }}
-.legend i {{ display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 6px; }}
+.legend i {{ display: inline-block; width: 11px; height: 11px; border-radius: 3px;
+  margin-right: 6px; }}
 .chart {{ padding-left: 44px; }}
 .bars {{ display: grid; grid-template-columns: max-content 1fr max-content; gap: 7px 12px;
   align-items: center; font-size: 13px; }}
 .bars span {{ color: var(--soft); font-variant-numeric: tabular-nums; text-align: right; }}
+.bar {{ display: contents; }}
 .scroll {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }}
+table {{ border-collapse: collapse; width: 100%; font-size: 13px;
+  font-variant-numeric: tabular-nums; }}
 th, td {{ padding: 6px 10px; text-align: right; border-bottom: 1px solid var(--line);
   white-space: nowrap; }}
 th {{ color: var(--soft); font-weight: 500; }}
@@ -79,9 +85,9 @@ tr:last-child td {{ border-bottom: 0; }}
 td small {{ display: block; color: var(--soft); white-space: normal; min-width: 150px; }}
 .yes {{ color: var(--good); }} .no {{ color: var(--bad); }}
 @media (max-width: 560px) {{
-  .bars {{ grid-template-columns: 1fr max-content; gap: 2px 12px; }}
-  .bars svg {{ grid-column: 1 / -1; grid-row: auto; margin-bottom: 8px; }}
-  .bars b {{ order: 0; }}
+  .bars {{ display: block; }}
+  .bar {{ display: grid; grid-template-columns: 1fr max-content; gap: 2px 12px; }}
+  .bar svg {{ grid-column: 1 / -1; grid-row: 2; margin-bottom: 9px; }}
   td small {{ display: none; }}
 }}
 </style>
@@ -94,7 +100,7 @@ td small {{ display: block; color: var(--soft); white-space: normal; min-width: 
 <div class="figures">{figures}</div>
 <section>
 <h2>Throughput over time</h2>
-<p>Per second, in each stretch of the run. Spark works on one table after the other.</p>
+<p>Per second, on a logarithmic scale. Spark works on one table after the other.</p>
 <div class="legend">{stages}</div>
 <div class="chart">{throughput}</div>
 </section>
@@ -189,12 +195,14 @@ _HEIGHT = 220  # pixels of the chart's area
 def _throughput(spans: list[Span], seconds: float) -> str:
     """Steps over time. Positions across are percentages, so that text keeps its size."""
     rates = [(span, span.amount / max(span.end - span.start, 1e-9)) for span in spans]
-    top = _round_up(max((rate for _, rate in rates), default=1))
+    exponents = [math.log10(max(rate, 1)) for _, rate in rates] or [0.0]
+    low = math.floor(min(exponents))
+    high = max(math.ceil(max(exponents)), low + 1)
     parts = [f'<svg height="{_HEIGHT + 28}" role="img" aria-label="Throughput over time">']
-    for step in range(5):
-        y = _HEIGHT - _HEIGHT * step / 4
+    for exponent in range(low, high + 1):
+        y = _HEIGHT - _HEIGHT * (exponent - low) / (high - low)
         parts.append(f'<line class="grid" x1="0" x2="100%" y1="{y:.1f}" y2="{y:.1f}"/>')
-        label = _short(top * step / 4)
+        label = _short(10**exponent)
         parts.append(f'<text x="-8" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     end = max(seconds, 1e-9)
     tick = _round_up(end / 6)
@@ -204,7 +212,7 @@ def _throughput(spans: list[Span], seconds: float) -> str:
         parts.append(f'<text x="{x:.2f}%" y="{_HEIGHT + 20}" text-anchor="middle">{at:g} s</text>')
         at += tick
     for span, rate in rates:
-        height = max(_HEIGHT * rate / top, 1)
+        height = max(_HEIGHT * (math.log10(max(rate, 1)) - low) / (high - low), 1)
         parts.append(
             f'<rect x="{100 * span.start / end:.3f}%" y="{_HEIGHT - height:.1f}" '
             f'width="{100 * (span.end - span.start) / end:.3f}%" height="{height:.1f}" '
@@ -229,7 +237,10 @@ def _round_up(value: float) -> float:
 
 
 def _short(value: float) -> str:
-    return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
+    for size, letter in ((1_000_000, "M"), (1000, "k")):
+        if value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
 
 
 def _operation_bars(result: Result) -> Iterable[str]:
@@ -262,7 +273,10 @@ def _phase_bars(result: Result) -> Iterable[str]:
 
 
 def _bar(name: str, rects: str, figure: str) -> str:
-    return f'<b>{escape(name)}</b><svg height="18">{rects}</svg><span>{figure}</span>'
+    return (
+        f'<div class="bar"><b>{escape(name)}</b><svg height="18">{rects}</svg>'
+        f"<span>{figure}</span></div>"
+    )
 
 
 def _table(result: Result) -> str:

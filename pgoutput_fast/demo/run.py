@@ -39,7 +39,7 @@ _SPARK = {
 _MAX_CORES = 4
 """Each core takes a Python worker of some 200 MB."""
 
-_SAMPLE_SECONDS = 0.1
+_SAMPLE_SECONDS = 0.25
 
 _LOG4J = """\
 rootLogger.level = error
@@ -167,7 +167,7 @@ def _spark(directory: Path, log: Path) -> Iterator[SparkSession]:
         "spark.sql.warehouse.dir": str(temporary / "warehouse"),
         # Of a JVM that lives for a minute, most of the time would go into its second compiler.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-        f"-Djava.io.tmpdir={temporary} -Dlog4j2.configurationFile={log4j}",
+        f"-XX:-UsePerfData -Djava.io.tmpdir={temporary} -Dlog4j2.configurationFile={log4j}",
     }
     cores = min(len(os.sched_getaffinity(0)), _MAX_CORES)
     try:
@@ -230,7 +230,7 @@ def run(
     changes : int
         How many changes the server is to make, at least.
     directory : path
-        An empty directory: for ``segments/``, ``changes/``, ``state/`` and the server's ``copies/``.
+        An empty one: for ``segments``, ``changes``, ``state`` and ``copies`` of the server's.
     seed : int
         Of the workload.
     progress : Progress, optional
@@ -333,12 +333,14 @@ class _Run:
             replication.create_slot(SLOT)
         work = list(steps(self.changes, self.result.seed))
         done = 0
-        with self.phase("make changes", sum(len(step.statements) for step in work)):
+        with self.phase("make changes", sum(len(step.statements) for step in work)) as phase:
             for step in work:
                 for statement in step.statements:
                     execute(statement)
                     done += 1
                     self.progress.advance(done, step.title)
+        self.made = Span("make", "", phase.start, phase.end, 0)
+        self.result.spans.append(self.made)
         return pf.parse_lsn(execute("SELECT pg_current_wal_insert_lsn()").fetchone()[0])
 
     def capture(self, dsn: str, segments: Path, until: int) -> None:
@@ -386,12 +388,12 @@ class _Run:
     # Spark's part
 
     def in_spark(self, spark: SparkSession) -> None:
-        from py4j.protocol import Py4JError
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
         try:
             self.each_table("decode into change tables", "decode", spark, self.write_changes)
-            self.result.changes = sum(table.changes for table in self.result.tables)
+            self.made.amount = self.result.changes = sum(t.changes for t in self.result.tables)
             if self.result.changes < self.changes:
                 raise PgOutputError(
                     f"{self.result.changes} changes came of the {self.changes} at least that the "

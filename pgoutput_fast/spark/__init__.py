@@ -1,7 +1,7 @@
 """PostgreSQL's changes as Spark DataFrames.
 
-:func:`read_segments` and :func:`decode_frames` give the changes of a table, :func:`current_state` the
-rows that the table holds after them.
+:func:`read_segments` and :func:`decode_frames` give the changes of a table,
+:func:`current_state` the rows that the table holds after them.
 """
 
 from __future__ import annotations
