@@ -13,7 +13,7 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -400,6 +400,30 @@ def test_decode_many_is_lazy(impl: ModuleType) -> None:
     assert caught.value.frame == 2
     with pytest.raises(TypeError):
         decoder.decode_many(None)
+
+
+def test_decode_many_leaves_errors_of_its_iterable_alone(impl: ModuleType) -> None:
+    """An index of frames that another decoder counted is not this one's to change."""
+
+    def frames() -> Iterator[bytes]:
+        yield relation(TWO)
+        for message in impl.Decoder().decode_many([b"?"]):
+            yield message.frame
+
+    with pytest.raises(pf.DecodeError) as caught:
+        list(impl.Decoder().decode_many(frames()))
+    assert caught.value.frame == 0
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copied_decoder_goes_its_own_way(impl: ModuleType, copied: Any) -> None:
+    decoder = impl.Decoder()
+    decoder.decode(relation(TWO))
+    other = copied(decoder)
+    decoder.decode(relation([("x", 25)]))
+    decoder.decode(start(7))
+    assert [column.name for column in other.relations[16385].columns] == ["id", "name"]
+    assert other.decode(insert(text("1"), b"n")).new.as_dict() == {"id": 1, "name": None}
 
 
 def test_errors(impl: ModuleType) -> None:
