@@ -53,7 +53,7 @@ BUILTIN_TYPES: tuple[PgType, ...] = (
     PgType(28, "xid", "uint4", "uint32", "bigint"),
     PgType(29, "cid", "uint4", "uint32", "bigint"),
     PgType(114, "json", "json", "utf8", "string"),
-    PgType(142, "xml", "text", "utf8", "string"),
+    PgType(142, "xml", "xml", "utf8", "string"),
     PgType(700, "float4", "float4", "float32", "float"),
     PgType(701, "float8", "float8", "float64", "double"),
     PgType(705, "unknown", "text", "utf8", "string"),

@@ -99,6 +99,8 @@ def _bool_binary(raw: bytes) -> bool:
 
 # --- floats --------------------------------------------------------------------------------------
 
+# With fewer digits than it takes, the greatest float is printed as a number beyond it.
+_DIGITS = "; the session's extra_float_digits must be 1 or more"
 _FLOAT_NAMES = {
     b"NaN": float("nan"),
     b"Infinity": float("inf"),
@@ -111,7 +113,10 @@ def _float8_text(raw: bytes) -> float:
         if raw in _FLOAT_NAMES:
             return _FLOAT_NAMES[raw]
         raise ValueError(f"{_shown(raw)} is no float8")
-    return float(raw)
+    value = float(raw)
+    if math.isinf(value):
+        raise ValueError(f"{_shown(raw)} is past the greatest float8{_DIGITS}")
+    return value
 
 
 def _float4_text(raw: bytes) -> float:
@@ -120,7 +125,7 @@ def _float4_text(raw: bytes) -> float:
         # The nearest float32, so that text gives what the binary format gives.
         rounded: float = _float32.unpack(_float32.pack(value))[0]
     except OverflowError:
-        raise ValueError(f"{_shown(raw)} does not fit into float4") from None
+        raise ValueError(f"{_shown(raw)} is past the greatest float4{_DIGITS}") from None
     return rounded
 
 
@@ -566,6 +571,25 @@ def _text(encoding: str) -> Codec:
     return Codec(decode, decode, decode)
 
 
+_XML_DECLARATION = re.compile(r'<\?xml version="([^"]*)" encoding="[^"]*"([^?]*)\?>')
+
+
+def _xml(encoding: str) -> Codec:
+    decode = _text(encoding).text
+
+    def form(raw: bytes) -> str:
+        """The text of a binary xml, before which xml_send writes the session's encoding."""
+        text: str = decode(raw)
+        match = _XML_DECLARATION.match(text)
+        if match is None:
+            return text
+        version, more = match.groups()
+        rest = text[match.end() :]
+        return rest if version == "1.0" and not more else f'<?xml version="{version}"{more}?>{rest}'
+
+    return Codec(decode, form, form)
+
+
 def _json(policies: Policies, encoding: str, binary_prefix: bytes) -> Codec:
     decode = _text(encoding).text
     skipped = len(binary_prefix)
@@ -614,6 +638,7 @@ CODECS: dict[str, Callable[[Policies, str], Codec]] = {
     "timestamp": lambda policies, encoding: _timestamp(policies, False),
     "timestamptz": lambda policies, encoding: _timestamp(policies, True),
     "text": lambda policies, encoding: _text(encoding),
+    "xml": lambda policies, encoding: _xml(encoding),
     "json": lambda policies, encoding: _json(policies, encoding, b""),
     "jsonb": lambda policies, encoding: _json(policies, encoding, b"\x01"),
 }

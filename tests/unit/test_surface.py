@@ -33,6 +33,7 @@ from made_vectors import (
 )
 
 import pgoutput_fast as pf
+from pgoutput_fast import _pure
 
 HOT = ("Begin", "Commit", "Insert", "Update", "Delete")
 SHARED = tuple(name for name in FIELDS if name not in HOT)
@@ -166,7 +167,9 @@ def check_signatures(compiled: Any, plain: Any) -> None:
 def test_signatures(impl: ModuleType) -> None:
     assert list(inspect.signature(impl.decode).parameters) == ["frame", "in_stream"]
     assert inspect.signature(impl.decode).parameters["in_stream"].default is False
-    # a C type's constructor has no signature that inspect could find: it is called
+    assert list(inspect.signature(impl.Decoder).parameters.values()) == list(
+        inspect.signature(_pure.Decoder).parameters.values()
+    )
     arguments = {"policies": pf.Policies(), "encoding": "utf-8", "registry": None}
     for count in range(4):
         names = list(arguments)
