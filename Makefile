@@ -65,7 +65,7 @@ $(VENV)/.extension: $(VENV)/.dependencies $(extension_sources)
 # waits for its own child alone.
 demo: $(VENV)/.dependencies
 	@if $(python) tools/can_compile.py; then \
-	    $(MAKE) --no-print-directory $(VENV)/.extension || exit 1; \
+	    $(MAKE) --silent $(VENV)/.extension || exit 1; \
 	else \
 	    echo 'No C compiler with the headers of Python: going on with the pure Python twin, which is slower.'; \
 	    export PGOUTPUT_FAST_IMPL=python; \
