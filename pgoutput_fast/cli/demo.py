@@ -95,6 +95,7 @@ def _table(result: Result) -> Table:
         title="Tables, each compared with the server's COPY of it",
         title_justify="left",
         box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
         show_edge=False,
     )
     table.add_column("table", no_wrap=True)
@@ -164,6 +165,8 @@ def command(changes: int, out: Path | None, keep: bool, seed: int, report: Path)
     # PySpark's own, of what it calls itself.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     signal.signal(signal.SIGTERM, _interrupt)
+    if not report.absolute().parent.is_dir():
+        raise PgOutputError(f"there is no directory for the report {report}")
     console = Console()
     begun = time.monotonic()
     with _directory(out, keep) as directory:

@@ -276,6 +276,9 @@ class _Run:
         )
 
     def run(self) -> Result:
+        # Before the server starts: what needs an extra says so at once.
+        import pgoutput_fast.replication
+        import pgoutput_fast.spark  # noqa: F401
         from pgoutput_fast.embedded import EmbeddedServer
 
         with contextlib.ExitStack() as stack:
