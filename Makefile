@@ -61,17 +61,16 @@ $(VENV)/.extension: $(VENV)/.dependencies $(extension_sources)
 	@touch $@
 
 # The demo works without a compiler too. What counts is the one that Python will call, and that it
-# finds Python's headers.
-.PHONY: extension-if-possible
-extension-if-possible: $(VENV)/.dependencies
+# finds Python's headers. "exec", as make has to wait for the demo that cleans up after Ctrl-C, and
+# waits for its own child alone.
+demo: $(VENV)/.dependencies
 	@if $(python) tools/can_compile.py; then \
-	    $(MAKE) --no-print-directory $(VENV)/.extension; \
+	    $(MAKE) --silent $(VENV)/.extension || exit 1; \
 	else \
 	    echo 'No C compiler with the headers of Python: going on with the pure Python twin, which is slower.'; \
-	fi
-
-demo: extension-if-possible
-	@$(bin)/pgoutput-fast demo $(DEMO_ARGS)
+	    export PGOUTPUT_FAST_IMPL=python; \
+	fi; \
+	exec $(bin)/pgoutput-fast demo $(DEMO_ARGS)
 
 test: $(VENV)/.extension
 	@$(python) -m pytest $(PYTEST_ARGS)

@@ -19,6 +19,7 @@ from cpython.unicode cimport PyUnicode_Decode
 
 from pgoutput_fast._values cimport from_binary, from_text, utf8_text
 
+import inspect
 import operator
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -779,6 +780,11 @@ cdef class Decoder:
     cdef uint32_t[CACHED] _cached_ids
     cdef list _cached_plans
 
+    # A compiled class has none by itself; these are the same arguments.
+    __signature__ = inspect.signature(make_settings).replace(
+        return_annotation=inspect.Signature.empty
+    )
+
     def __init__(self, policies: Policies | None = None, encoding: str = "utf-8",
                  registry: TypeRegistry | None = None):
         self._adopt(StreamState(make_settings(policies, encoding, registry)))
@@ -827,11 +833,18 @@ cdef class Decoder:
         """
         cdef _Messages messages = _Messages.__new__(_Messages)
         messages._decoder = self
+        messages._is_exact = type(self) is Decoder
         messages._frames = iter(frames)
         return messages
 
     def __reduce__(self):
         return restore_decoder, (self.state,)
+
+    def __copy__(self):
+        return decoder_of(self.state.copy())
+
+    def __deepcopy__(self, memo):
+        return decoder_of(self.state.copy())
 
     def __repr__(self):
         return describe_decoder(self)
@@ -914,6 +927,7 @@ cdef class _Messages:
     cdef Decoder _decoder
     cdef object _frames
     cdef Py_ssize_t _index
+    cdef bint _is_exact  # no subclass, which may have a decode() of its own
 
     def __iter__(self):
         return self
@@ -921,15 +935,18 @@ cdef class _Messages:
     def __next__(self):
         if self._frames is None:
             raise StopIteration
+        # As a generator, it ends with the first error: of the frames' iterator, or of a frame.
+        frames, self._frames = self._frames, None
+        frame = next(frames)
         try:
-            frame = next(self._frames)
-            message = self._decoder._decode(frame)
-        except BaseException as error:
-            # As a generator, it ends with the first error.
-            self._frames = None
-            if isinstance(error, DecodeError):
-                error.frame = self._index
+            if self._is_exact:
+                message = self._decoder._decode(frame)
+            else:
+                message = self._decoder.decode(frame)
+        except DecodeError as error:
+            error.frame = self._index
             raise
+        self._frames = frames
         self._index += 1
         return message
 

@@ -768,6 +768,12 @@ class Decoder:
     def __reduce__(self) -> tuple[object, ...]:
         return restore_decoder, (self.state,)
 
+    def __copy__(self) -> Decoder:
+        return decoder_of(self.state.copy())
+
+    def __deepcopy__(self, memo: object) -> Decoder:
+        return decoder_of(self.state.copy())
+
     def __repr__(self) -> str:
         return describe_decoder(self)
 

@@ -253,12 +253,14 @@ WHERE tree.isleaf AND tree.relid <> root.oid
 ORDER BY 1, 2
 """
 
+# A deferrable key is none in mid-transaction: for a moment two rows may have the same values.
 _INDEXES = """
 SELECT i.indrelid::bigint, i.indisprimary, i.indisreplident, array_agg(a.attname::text ORDER BY k.n)
 FROM pg_catalog.pg_index AS i
 CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, n)
 JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-WHERE i.indrelid = ANY(%s::oid[]) AND (i.indisprimary OR i.indisreplident) AND k.n <= i.indnkeyatts
+WHERE i.indrelid = ANY(%s::oid[]) AND (i.indisprimary OR i.indisreplident)
+    AND i.indimmediate AND k.n <= i.indnkeyatts
 GROUP BY i.indexrelid, 1, 2, 3
 """
 

@@ -30,7 +30,8 @@ group of parts without it is not complete.
 **Durability.** A file is written under a temporary name, fsynced and renamed, and the directory is
 fsynced; of several parts the last is renamed last. Only then does the writer name the end LSN that
 may be acknowledged to the server. On an idle database the server's position moves without frames:
-``position.json`` keeps what was acknowledged so.
+``position.json`` keeps what was acknowledged so, and where the directory began. Segments that are
+no longer needed may be deleted, oldest first; the last one stays: it says where to go on.
 """
 
 from __future__ import annotations
@@ -607,6 +608,9 @@ class SegmentWriter:
                 f"between them are lost to it, someone else has read the slot; begin with a new "
                 f"snapshot and an empty directory"
             )
+        if not known:
+            # So that a slot that moves on before the first segment is noticed too.
+            self._write_position(self.position)
         # Of the next segment. An idle position does not count: there is no segment up to it.
         self._start_lsn = self.position if last_end is None else last_end
 
@@ -786,7 +790,6 @@ class SegmentWriter:
         self.position = self._start_lsn = self._end_lsn
         return self.position
 
-    @_disk
     def advance(self, lsn: int) -> int | None:
         """Keep, durably, that the server has nothing for us before an LSN.
 
@@ -802,6 +805,12 @@ class SegmentWriter:
         """
         if not self.is_idle or lsn <= self.position:
             return None
+        self._write_position(lsn)
+        self.position = self._end_lsn = lsn
+        return lsn
+
+    @_disk
+    def _write_position(self, lsn: int) -> None:
         path = self.directory / _POSITION_NAME
         temporary = self.directory / f".{_POSITION_NAME}.tmp"
         fields = {
@@ -814,8 +823,6 @@ class SegmentWriter:
             os.fsync(file.fileno())
         temporary.rename(path)
         _fsync_directory(self.directory)
-        self.position = self._end_lsn = lsn
-        return lsn
 
     # Files
 

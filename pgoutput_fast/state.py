@@ -42,6 +42,14 @@ class Staged:
         self.plans: dict[int, RelationPlan] = {}
         self.types: dict[int, Type] = {}
 
+    def copy(self) -> Staged:
+        """The same, to go its own way."""
+        copy = Staged()
+        copy.messages = list(self.messages)
+        copy.plans = dict(self.plans)
+        copy.types = dict(self.types)
+        return copy
+
 
 class StreamState:
     """The state of one stream of frames.
@@ -95,6 +103,15 @@ class StreamState:
         self.open_xid: int | None = None
         self.rows: dict[int, int] = {}
         self.end()
+
+    def copy(self) -> StreamState:
+        """A state that goes its own way from here."""
+        copy = StreamState(self.settings)
+        for name in self.__slots__:
+            value = getattr(self, name)
+            setattr(copy, name, dict(value) if isinstance(value, dict) else value)
+        copy.staged = {xid: staged.copy() for xid, staged in self.staged.items()}
+        return copy
 
     def begin(self, xid: int, commit_lsn: int | None, commit_time: int | None) -> None:
         """A transaction begins."""
@@ -246,7 +263,9 @@ _OUTSIDE_SEGMENTS = {
 
 
 def make_settings(
-    policies: Policies | None, encoding: str, registry: TypeRegistry | None
+    policies: Policies | None = None,
+    encoding: str = "utf-8",
+    registry: TypeRegistry | None = None,
 ) -> Settings:
     """A decoder's arguments, checked."""
     if policies is None:

@@ -81,7 +81,7 @@ BUILTIN_TYPES: tuple[PgType, ...] = (
     PgType(29, "cid", 1012, "U", "uint4", "uint32", "bigint"),
     PgType(30, "oidvector", 1013, "A", "vector", "list", "array", element=26),
     PgType(114, "json", 199, "U", "json", "arrow.json", "string", policies=("json",)),
-    PgType(142, "xml", 143, "U", "text", "utf8", "string"),
+    PgType(142, "xml", 143, "U", "xml", "utf8", "string"),
     PgType(194, "pg_node_tree", 0, "Z", "other", "", ""),
     PgType(600, "point", 1017, "G", "point", "utf8", "string"),
     PgType(601, "lseg", 1018, "G", "lseg", "utf8", "string"),

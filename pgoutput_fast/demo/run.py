@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
-import shutil
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pgoutput_fast as pf
 from pgoutput_fast.errors import PgOutputError
@@ -26,6 +24,7 @@ from .workload import PUBLICATION, SCHEMA, SLOT, TABLES, steps
 if TYPE_CHECKING:
     from types import FrameType
 
+    import psycopg
     from pyspark.sql import SparkSession
 
     from .verify import Difference
@@ -39,6 +38,8 @@ _SPARK = {
 }
 _MAX_CORES = 4
 """Each core takes a Python worker of some 200 MB."""
+
+_SAMPLE_SECONDS = 0.25
 
 _LOG4J = """\
 rootLogger.level = error
@@ -64,7 +65,7 @@ class TableResult:
     state_bytes: int = 0
     decode_seconds: float = 0.0
     state_seconds: float = 0.0
-    verify_seconds: float = 0.0
+    compare_seconds: float = 0.0
     differing: int = 0
     difference: Difference | None = None
     operations: dict[str, int] = field(default_factory=dict)
@@ -77,6 +78,17 @@ class Phase:
     name: str
     start: float
     end: float = 0.0
+
+
+@dataclass
+class Span:
+    """What was done with so many changes, or rows, from when to when (seconds since the start)."""
+
+    stage: str
+    table: str
+    start: float
+    end: float
+    amount: int
 
 
 @dataclass
@@ -98,8 +110,7 @@ class Result:
     seconds: float = 0.0
     tables: list[TableResult] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
-    samples: list[tuple[float, int]] = field(default_factory=list)
-    """Of the capture: seconds since the start of the run, frames so far."""
+    spans: list[Span] = field(default_factory=list)
 
     @property
     def difference(self) -> Difference | None:
@@ -110,10 +121,10 @@ class Result:
 class Progress:
     """What a run tells while it goes on; this one keeps silent."""
 
-    def phase(self, name: str, total: float | None = None) -> None:
+    def phase(self, name: str, total: int | None = None) -> None:
         """A stretch begins, of `total` units of whatever it does."""
 
-    def advance(self, done: float, note: str = "") -> None:
+    def advance(self, done: int, note: str = "") -> None:
         """So much of the stretch is done, in all."""
 
 
@@ -154,8 +165,9 @@ def _spark(directory: Path, log: Path) -> Iterator[SparkSession]:
         **_SPARK,
         "spark.local.dir": str(temporary),
         "spark.sql.warehouse.dir": str(temporary / "warehouse"),
-        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={temporary} "
-        f"-Dlog4j2.configurationFile={log4j}",
+        # Of a JVM that lives for a minute, most of the time would go into its second compiler.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+        f"-XX:-UsePerfData -Djava.io.tmpdir={temporary} -Dlog4j2.configurationFile={log4j}",
     }
     cores = min(len(os.sched_getaffinity(0)), _MAX_CORES)
     try:
@@ -218,7 +230,7 @@ def run(
     changes : int
         How many changes the server is to make, at least.
     directory : path
-        An empty directory: for ``segments/``, ``changes/``, ``state/`` and the server's ``copies/``.
+        An empty one: for ``segments``, ``changes``, ``state`` and ``copies`` of the server's.
     seed : int
         Of the workload.
     progress : Progress, optional
@@ -264,6 +276,9 @@ class _Run:
         )
 
     def run(self) -> Result:
+        # Before the server starts: what needs an extra says so at once.
+        import pgoutput_fast.replication
+        import pgoutput_fast.spark  # noqa: F401
         from pgoutput_fast.embedded import EmbeddedServer
 
         with contextlib.ExitStack() as stack:
@@ -271,173 +286,195 @@ class _Run:
                 server = stack.enter_context(EmbeddedServer(version=18))
             self.on_server(server.dsn())
         with contextlib.ExitStack() as stack:
-            temporary = Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="pgoutput-fast-demo-"))
-            )
+            temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="pgoutput-fast-"))
             with self.phase("start Spark"):
-                spark = stack.enter_context(_spark(temporary, self.directory / "spark.log"))
+                spark = stack.enter_context(_spark(Path(temporary), self.directory / "spark.log"))
                 self.result.spark_version = spark.version
             self.in_spark(spark)
-        self.result.seconds = time.perf_counter() - self.begun
+        self.result.seconds = self.now()
         return self.result
 
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return time.perf_counter() - self.begun
+
     @contextlib.contextmanager
-    def phase(self, name: str, total: float | None = None) -> Iterator[None]:
+    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
         self.progress.phase(name, total)
-        phase = Phase(name, time.perf_counter() - self.begun)
+        phase = Phase(name, self.now())
         self.result.phases.append(phase)
-        yield
-        phase.end = time.perf_counter() - self.begun
+        yield phase
+        phase.end = self.now()
 
     # The server's part
 
     def on_server(self, dsn: str) -> None:
         import psycopg
 
-        from pgoutput_fast.replication import CaptureProgress, ReplicationConnection, capture
-
-        from .verify import copy_table
+        from pgoutput_fast.catalog import read_catalog
 
         result, segments = self.result, self.directory / "segments"
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            result.server_version = str(connection.info.server_version // 10000)
-            connection.execute(SCHEMA)
-            with ReplicationConnection(dsn) as replication:
-                replication.create_slot(SLOT)
-            work = list(steps(self.changes, result.seed))
-            statements = sum(len(step.statements) for step in work)
-            done = 0
-            with self.phase("make changes", statements):
-                for step in work:
-                    for statement in step.statements:
-                        connection.execute(statement)
-                        done += 1
-                        self.progress.advance(done, step.title)
-            row = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
-            assert row is not None
-            until = pf.parse_lsn(row[0])
+        try:
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                result.server_version = connection.info.parameter_status("server_version") or ""
+                until = self.make_changes(connection, dsn)
+                self.capture(dsn, segments, until)
+                self.catalog = read_catalog(dsn, [PUBLICATION])
+                self.catalog.save(segments / "catalog.json")
+                self.copy(connection)
+        except psycopg.Error as error:
+            raise PgOutputError(f"the embedded server refused: {error}") from error
 
-            def sample(captured: CaptureProgress) -> None:
-                result.samples.append((time.perf_counter() - self.begun, captured.frames))
-                self.progress.advance(captured.frames)
+    def make_changes(self, connection: psycopg.Connection[Any], dsn: str) -> int:
+        """Tables, publication, slot and workload. Returns the LSN after all of it."""
+        from pgoutput_fast.replication import ReplicationConnection
 
-            with self.phase("capture"):
-                captured = capture(
-                    dsn,
-                    slot=SLOT,
-                    publications=[PUBLICATION],
-                    directory=segments,
-                    until_lsn=until,
-                    progress=sample,
+        # Spelled out, since the statements are this package's own and no parameters are in them.
+        execute = cast("Callable[[str], Any]", connection.execute)
+        execute(SCHEMA)
+        with ReplicationConnection(dsn) as replication:
+            replication.create_slot(SLOT)
+        work = list(steps(self.changes, self.result.seed))
+        done = 0
+        with self.phase("make changes", sum(len(step.statements) for step in work)) as phase:
+            for step in work:
+                for statement in step.statements:
+                    execute(statement)
+                    done += 1
+                    self.progress.advance(done, step.title)
+        self.made = Span("make", "", phase.start, phase.end, 0)
+        self.result.spans.append(self.made)
+        return pf.parse_lsn(execute("SELECT pg_current_wal_insert_lsn()").fetchone()[0])
+
+    def capture(self, dsn: str, segments: Path, until: int) -> None:
+        from pgoutput_fast.replication import CaptureProgress, capture
+
+        result = self.result
+        sampled = (self.now(), 0)
+
+        def sample(captured: CaptureProgress) -> None:
+            nonlocal sampled
+            self.progress.advance(captured.frames)
+            now = self.now()
+            if now - sampled[0] >= _SAMPLE_SECONDS:
+                result.spans.append(
+                    Span("capture", "", sampled[0], now, captured.frames - sampled[1])
                 )
-            phase = result.phases[-1]
-            result.capture_seconds = phase.end - phase.start
-            result.frames, result.transactions = captured.frames, captured.transactions
-            result.frame_bytes = captured.bytes
-            files = list(segments.glob("*.arrow"))
-            result.segments = len(files)
-            result.segment_bytes = sum(file.stat().st_size for file in files)
-            self.catalogue = {t.name: _facts(connection, t.name) for t in TABLES}
-            copies = self.directory / "copies"
-            copies.mkdir()
-            with self.phase("COPY", len(result.tables)):
-                for n, table in enumerate(result.tables, 1):
-                    table.rows = copy_table(connection, table.name, copies / f"{table.name}.csv")
-                    self.progress.advance(n, table.name)
+                sampled = (now, captured.frames)
+
+        with self.phase("capture") as phase:
+            captured = capture(
+                dsn,
+                slot=SLOT,
+                publications=[PUBLICATION],
+                directory=segments,
+                until_lsn=until,
+                progress=sample,
+            )
+        result.capture_seconds = phase.end - phase.start
+        result.frames, result.transactions = captured.frames, captured.transactions
+        result.frame_bytes = captured.bytes
+        files = list(segments.glob("*.arrow"))
+        result.segments = len(files)
+        result.segment_bytes = sum(file.stat().st_size for file in files)
+
+    def copy(self, connection: psycopg.Connection[Any]) -> None:
+        from .verify import copy_table
+
+        copies = self.directory / "copies"
+        copies.mkdir()
+        with self.phase("COPY", len(self.result.tables)):
+            for n, table in enumerate(self.result.tables, 1):
+                table.rows = copy_table(connection, table.name, copies / f"{table.name}.csv")
+                self.progress.advance(n, table.name)
 
     # Spark's part
 
     def in_spark(self, spark: SparkSession) -> None:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+
+        try:
+            self.each_table("decode into change tables", "decode", spark, self.write_changes)
+            self.made.amount = self.result.changes = sum(t.changes for t in self.result.tables)
+            if self.result.changes < self.changes:
+                raise PgOutputError(
+                    f"{self.result.changes} changes came of the {self.changes} at least that the "
+                    "server was to make"
+                )
+            self.each_table("make current-state tables", "state", spark, self.write_state)
+            if self.tamper is not None:
+                self.tamper(self.directory / "state")
+            self.each_table("compare with the server", "compare", spark, self.compare)
+        except (PySparkException, Py4JError) as error:
+            raise PgOutputError(
+                f"Spark failed: {_reason(error)}; its log is {self.directory / 'spark.log'}"
+            ) from error
+
+    def each_table(
+        self,
+        title: str,
+        stage: str,
+        spark: SparkSession,
+        work: Callable[[SparkSession, TableResult], int],
+    ) -> None:
         tables = self.result.tables
-        for title, work in (
-            ("decode into change tables", self.write_changes),
-            ("make current-state tables", self.write_state),
-        ):
-            with self.phase(title, len(tables)):
-                for n, table in enumerate(tables, 1):
-                    work(spark, table)
-                    self.progress.advance(n, table.name)
-        self.result.changes = sum(table.changes for table in tables)
-        if self.tamper is not None:
-            self.tamper(self.directory / "state")
-        with self.phase("compare with the server", len(tables)):
+        with self.phase(title, len(tables)):
             for n, table in enumerate(tables, 1):
-                self.compare(spark, table)
+                start = self.now()
+                amount = work(spark, table)
+                span = Span(stage, table.name, start, self.now(), amount)
+                self.result.spans.append(span)
+                setattr(table, f"{stage}_seconds", span.end - span.start)
                 self.progress.advance(n, table.name)
 
-    def write_changes(self, spark: SparkSession, table: TableResult) -> None:
+    def write_changes(self, spark: SparkSession, table: TableResult) -> int:
         from pgoutput_fast.spark import read_segments
 
-        begun = time.perf_counter()
         path = self.directory / "changes" / table.name
         read_segments(spark, self.directory / "segments", table.name).write.parquet(str(path))
-        table.decode_seconds = time.perf_counter() - begun
         table.change_bytes = _size(path)
         counts = spark.read.parquet(str(path)).groupBy("op").count().collect()
         table.operations = {row.op: row["count"] for row in counts}
         table.changes = sum(table.operations.values())
+        return table.changes
 
-    def write_state(self, spark: SparkSession, table: TableResult) -> None:
-        from pgoutput_fast.spark import rows_after
+    def write_state(self, spark: SparkSession, table: TableResult) -> int:
+        from pgoutput_fast.spark import current_state
 
-        begun = time.perf_counter()
         changes = spark.read.parquet(str(self.directory / "changes" / table.name))
-        key, added = self.catalogue[table.name]
         path = self.directory / "state" / table.name
-        rows_after(changes, table=table.name, key=key, added=added).write.parquet(str(path))
-        table.state_seconds = time.perf_counter() - begun
+        current_state(changes, self.catalog.table(table.name)).write.parquet(str(path))
         table.state_bytes = _size(path)
+        return table.changes
 
-    def compare(self, spark: SparkSession, table: TableResult) -> None:
+    def compare(self, spark: SparkSession, table: TableResult) -> int:
         from .verify import compare, server_rows
 
-        begun = time.perf_counter()
         copies = self.directory / "copies"
         state = spark.read.parquet(str(self.directory / "state" / table.name))
         csv, parquet = (copies / f"{table.name}.{kind}" for kind in ("csv", "parquet"))
         server = server_rows(spark, csv, parquet, state.schema)
-        key, _ = self.catalogue[table.name]
+        key = list(self.catalog.table(table.name).primary_key)
         comparison = compare(table.name, server, state, key)
-        table.checks, table.differing = comparison.checks, comparison.differing
-        table.difference = comparison.first
         if comparison.rows != table.rows:
             raise PgOutputError(
                 f"{table.name}: {comparison.rows} rows were read from the {table.rows} of the COPY"
             )
-        table.verify_seconds = time.perf_counter() - begun
+        table.checks, table.differing = comparison.checks, comparison.differing
+        table.difference = comparison.first
+        return table.rows
+
+
+def _reason(error: Exception) -> str:
+    """The sentence of an exception from Spark that says what is wrong, without the traces."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a Java exception asks the JVM, which may be gone
+        return type(error).__name__
+    own = re.findall(r"^pgoutput_fast\.errors\.\w+: (.*)$", text, re.MULTILINE)
+    return own[-1] if own else text.strip().split("\n")[0]
 
 
 def _size(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*.parquet"))
-
-
-def peak_memory() -> int:
-    """Bytes that this process and those that it waited for had at their highest, each on its own."""
-    return 1024 * max(
-        resource.getrusage(who).ru_maxrss
-        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
-
-
-def _facts(connection, name):
-    from pgoutput_fast.plan import Settings
-    from pgoutput_fast.types import column_type
-    from pgoutput_fast.values import codec_of
-
-    key = [
-        r[0]
-        for r in connection.execute(
-            "select a.attname from pg_index i join pg_attribute a on a.attrelid=i.indrelid and a.attnum=any(i.indkey) where i.indrelid=%s::regclass and i.indisprimary order by array_position(i.indkey::int2[],a.attnum)",
-            (name,),
-        )
-    ]
-    added = {}
-    for n, o, missing, v, hasdef, nn in connection.execute(
-        "select attname,atttypid::int8,atthasmissing,(attmissingval::text::text[])[1],atthasdef,attnotnull from pg_attribute where attrelid=any(select %s::regclass union all select inhrelid from pg_inherits where inhparent=%s::regclass) and attnum>0 and not attisdropped order by atthasmissing",
-        (name, name),
-    ):
-        if missing:
-            added[n] = codec_of(column_type(o), Settings()).text(v.encode())
-        elif not hasdef and not nn:
-            added[n] = None
-    return key, added

@@ -7,7 +7,7 @@ casts them to the types of the state table, and the two are compared row by row,
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
@@ -16,7 +16,7 @@ from pgoutput_fast.errors import PgOutputError
 
 if TYPE_CHECKING:
     import psycopg
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 
 class Difference(NamedTuple):
@@ -79,7 +79,7 @@ def server_rows(spark: SparkSession, csv: Path, parquet: Path, row_type: T.Struc
 
 
 def _to_parquet(csv: Path, parquet: Path) -> None:
-    """Spark's own CSV reader can't tell NULL from an empty string. One block in memory at a time."""
+    """By Arrow: Spark's own CSV reader can't tell NULL from an empty string."""
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
@@ -154,12 +154,10 @@ def _by_key(table: str, server: DataFrame, state: DataFrame, key: list[str]) -> 
         F.count("server").alias("rows"),
         F.count(F.when(F.col("server").isNotNull() & F.col("state").isNotNull(), 1)).alias("pairs"),
         F.count(F.when(~F.col("same"), 1)).alias("differing"),
-    ).first()
-    assert counts is not None
+    ).collect()[0]
     first = None
     if counts.differing:
-        row = joined.filter("not same").orderBy("key").first()
-        assert row is not None
+        row = joined.filter("not same").orderBy("key").limit(1).collect()[0]
         shown = ", ".join(f"{name}={row.key[f'k{i}']}" for i, name in enumerate(key))
         first = _difference(table, shown, [field.name for field in fields], row.server, row.state)
     return Comparison(counts.rows, counts.pairs * len(fields), counts.differing, first)
@@ -208,17 +206,15 @@ def _as_multisets(table: str, server: DataFrame, state: DataFrame) -> Comparison
     total = counted.agg(
         F.sum("rows").alias("rows"),
         F.sum(F.when(F.col("more") != 0, F.abs("more")).otherwise(0)).alias("differing"),
-    ).first()
-    assert total is not None
+    ).collect()[0]
     rows, differing = total.rows or 0, total.differing or 0
     first = None
     if differing:
         only = {
-            side: counted.filter(condition).orderBy(*columns).first()
+            side: next(iter(counted.filter(condition).orderBy(*columns).limit(1).collect()), None)
             for side, condition in (("server", "more > 0"), ("state", "more < 0"))
         }
-        row = only["server"] or only["state"]
-        assert row is not None
+        row = cast("Row", only["server"] or only["state"])
         names = [field.name for field in fields]
         shown = ", ".join(
             f"{name}={_shown(row[column])}" for name, column in zip(names, columns, strict=True)

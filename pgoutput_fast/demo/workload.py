@@ -22,7 +22,7 @@ class Table(NamedTuple):
 
 TABLES = (
     Table("demo.accounts", "many small transactions, keys swapped and moved on"),
-    Table("demo.orders", "30 columns of mixed types, two more are added on the way"),
+    Table("demo.orders", "30 columns of mixed types, more are added on the way"),
     Table("demo.documents", "large TOASTed values, a key that may be TOASTed too"),
     Table("demo.events", "REPLICA IDENTITY FULL without a key: a multiset"),
     Table("demo.measurements", "partitioned, published by its root"),
@@ -246,15 +246,19 @@ def steps(changes: int, seed: int) -> Iterator[Step]:
     yield Step(
         "first rows",
         (
-            "INSERT INTO demo.accounts SELECT g, g % 1000, (random() * 1e6)::numeric(14,2), "
-            "CASE WHEN g % 10 = 0 THEN NULL ELSE repeat('·', g % 40) END "
-            f"FROM generate_series(1, {accounts}) AS g",
+            (
+                "INSERT INTO demo.accounts SELECT g, g % 1000, (random() * 1e6)::numeric(14,2), "
+                "CASE WHEN g % 10 = 0 THEN NULL ELSE repeat('·', g % 40) END "
+                f"FROM generate_series(1, {accounts}) AS g"
+            ),
             _ORDERS.format(first=1, last=orders // 2, seed=seed, added=""),
             _DOCUMENTS.format(first=1, last=documents, seed=seed),
             _EVENTS.format(rows=events // 4),
             _MEASUREMENTS.format(first=1, last=measurements),
-            "INSERT INTO demo.baskets SELECT g, 'owner ' || g % 10, jsonb_build_array(g) "
-            f"FROM generate_series(1, {baskets}) AS g",
+            (
+                "INSERT INTO demo.baskets SELECT g, 'owner ' || g % 10, jsonb_build_array(g) "
+                f"FROM generate_series(1, {baskets}) AS g"
+            ),
         ),
     )
     yield Step(
@@ -289,13 +293,19 @@ def steps(changes: int, seed: int) -> Iterator[Step]:
             # The same with another key, and again with yet another one.
             "UPDATE demo.documents SET id = id + 1000000 WHERE id % 5 = 0",
             "UPDATE demo.documents SET id = id + 1000000, title = NULL WHERE id > 1000000",
-            "UPDATE demo.documents SET id = id - 500000, path = '/moved/' || id "
-            "WHERE id > 2000000 AND id % 3 = 0",
+            (
+                "UPDATE demo.documents SET id = id - 500000, path = '/moved/' || id "
+                "WHERE id > 2000000 AND id % 3 = 0"
+            ),
             # Key and large value at once, the other large value stays.
-            "UPDATE demo.documents SET id = id + 3000000, "
-            "body = repeat(md5('new' || id), 120) WHERE id < 1000000 AND id % 7 = 0",
-            "UPDATE demo.documents SET appendix = CASE WHEN id % 2 = 0 THEN NULL "
-            "ELSE repeat(md5('app' || id), 90) END WHERE id % 9 = 0",
+            (
+                "UPDATE demo.documents SET id = id + 3000000, "
+                "body = repeat(md5('new' || id), 120) WHERE id < 1000000 AND id % 7 = 0"
+            ),
+            (
+                "UPDATE demo.documents SET appendix = CASE WHEN id % 2 = 0 THEN NULL "
+                "ELSE repeat(md5('app' || id), 90) END WHERE id % 9 = 0"
+            ),
             "DELETE FROM demo.documents WHERE id % 29 = 0",
             # Two rows swap their keys, and a new row comes under a key that another one has left.
             "BEGIN",
@@ -306,8 +316,11 @@ def steps(changes: int, seed: int) -> Iterator[Step]:
             "UPDATE demo.documents SET id = -3 WHERE id = 3",
             "INSERT INTO demo.documents VALUES (3, '/docs/3', 'another', repeat('short ', 3), '')",
             f"UPDATE demo.accounts SET id = -id WHERE id <= {unit}",
-            "INSERT INTO demo.accounts "
-            f"SELECT g, 0, 0, 'in the place of another' FROM generate_series(1, {unit // 2}) AS g",
+            (
+                "INSERT INTO demo.accounts "
+                "SELECT g, 0, 0, 'in the place of another' "
+                f"FROM generate_series(1, {unit // 2}) AS g"
+            ),
             "UPDATE demo.accounts SET id = id - 1000000 WHERE id < 0",
             f"DELETE FROM demo.accounts WHERE id < {-1000000 - unit // 2}",
             # Deleted, and made again in the same transaction.
@@ -322,13 +335,17 @@ def steps(changes: int, seed: int) -> Iterator[Step]:
         (
             "TRUNCATE demo.baskets, demo.events",
             _EVENTS.format(rows=events),
-            "INSERT INTO demo.baskets SELECT g, 'second', NULL "
-            f"FROM generate_series(1, {baskets // 3}) AS g",
+            (
+                "INSERT INTO demo.baskets SELECT g, 'second', NULL "
+                f"FROM generate_series(1, {baskets // 3}) AS g"
+            ),
             "BEGIN",
             "UPDATE demo.baskets SET owner = 'gone soon'",
             "TRUNCATE demo.baskets",
-            "INSERT INTO demo.baskets SELECT g, 'third', jsonb_build_object('basket', g) "
-            f"FROM generate_series(1, {baskets // 3}) AS g",
+            (
+                "INSERT INTO demo.baskets SELECT g, 'third', jsonb_build_object('basket', g) "
+                f"FROM generate_series(1, {baskets // 3}) AS g"
+            ),
             "UPDATE demo.baskets SET id = -id WHERE id % 10 = 0",
             "COMMIT",
         ),
@@ -337,9 +354,12 @@ def steps(changes: int, seed: int) -> Iterator[Step]:
         "new columns",
         (
             "ALTER TABLE demo.orders ADD note text",
-            "ALTER TABLE demo.orders ADD priority int NOT NULL DEFAULT 3, "
-            "ADD checked_at timestamptz DEFAULT '2024-07-01 12:00:00.25+02', "
-            "ADD rate numeric(6,3) DEFAULT 1.5, ADD label text DEFAULT 'a ''quoted'', {braced} \\'",
+            (
+                "ALTER TABLE demo.orders ADD priority int NOT NULL DEFAULT 3, "
+                "ADD checked_at timestamptz DEFAULT '2024-07-01 12:00:00.25+02', "
+                "ADD rate numeric(6,3) DEFAULT 1.5, "
+                "ADD label text DEFAULT 'a ''quoted'', {braced} \\'"
+            ),
             "ALTER TABLE demo.documents ADD language text DEFAULT 'en', ADD reviewer text",
             "ALTER TABLE demo.events ADD origin text DEFAULT 'before', ADD extra int",
             "ALTER TABLE demo.measurements ADD quality numeric(5,2) DEFAULT 99.5, ADD flag boolean",
@@ -355,28 +375,43 @@ def steps(changes: int, seed: int) -> Iterator[Step]:
                 added=", CASE WHEN g % 2 = 0 THEN 'note ' || g END, g % 5, NULL, g % 1000 / 7.0",
             ),
             # Some rows have been written since, so that the new columns' values were sent.
-            "UPDATE demo.orders SET status = 'sent', shipped_at = '2025-06-01 08:00+00', "
-            "note = 'sent' WHERE id % 3 = 0",
+            (
+                "UPDATE demo.orders SET status = 'sent', shipped_at = '2025-06-01 08:00+00', "
+                "note = 'sent' WHERE id % 3 = 0"
+            ),
             "UPDATE demo.orders SET details = details || '{\"vip\": true}' WHERE id % 20 = 1",
             "DELETE FROM demo.orders WHERE id % 10 = 9",
             "UPDATE demo.documents SET reviewer = 'someone' WHERE id % 4 = 0",
             "UPDATE demo.documents SET id = id + 10000000 WHERE id % 11 = 0",
             # Of rows that are alike some go and some stay.
-            "DELETE FROM demo.events WHERE ctid IN "
-            f"(SELECT ctid FROM demo.events WHERE kind = 'click' ORDER BY ctid LIMIT {unit})",
-            "UPDATE demo.events SET amount = 2.5 WHERE ctid IN "
-            f"(SELECT ctid FROM demo.events WHERE kind = 'view' ORDER BY ctid LIMIT {unit})",
-            "INSERT INTO demo.events SELECT kind, at, amount, payload, NULL, 1 FROM demo.events "
-            f"ORDER BY ctid LIMIT {unit}",
+            (
+                "DELETE FROM demo.events WHERE ctid IN "
+                f"(SELECT ctid FROM demo.events WHERE kind = 'click' ORDER BY ctid LIMIT {unit})"
+            ),
+            (
+                "UPDATE demo.events SET amount = 2.5 WHERE ctid IN "
+                f"(SELECT ctid FROM demo.events WHERE kind = 'view' ORDER BY ctid LIMIT {unit})"
+            ),
+            (
+                "INSERT INTO demo.events SELECT kind, at, amount, payload, NULL, 1 "
+                f"FROM demo.events ORDER BY ctid LIMIT {unit}"
+            ),
             "UPDATE demo.measurements SET value = -value WHERE sensor % 4 = 0",
             # From one partition to the other.
-            "UPDATE demo.measurements SET taken_at = taken_at + interval '1 year' "
-            "WHERE taken_at < '2024-04-01' AND sensor % 5 = 0",
+            (
+                "UPDATE demo.measurements SET taken_at = taken_at + interval '1 year' "
+                "WHERE taken_at < '2024-04-01' AND sensor % 5 = 0"
+            ),
             "DELETE FROM demo.measurements WHERE sensor = 13",
-            "INSERT INTO demo.measurements SELECT sensor + 100, taken_at, value, unit, 50, true "
-            "FROM demo.measurements WHERE sensor < 10",
-            "UPDATE demo.accounts SET balance = balance * 1.01, filler = left(filler, 5) "
-            "WHERE id % 5 < 2",
+            (
+                "INSERT INTO demo.measurements "
+                "SELECT sensor + 100, taken_at, value, unit, 50, true "
+                "FROM demo.measurements WHERE sensor < 10"
+            ),
+            (
+                "UPDATE demo.accounts SET balance = balance * 1.01, filler = left(filler, 5) "
+                "WHERE id % 5 < 2"
+            ),
             "DELETE FROM demo.accounts WHERE id % 12 = 5",
         ),
     )

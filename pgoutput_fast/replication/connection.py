@@ -91,7 +91,8 @@ def server_error(doing: str, text: str, sqlstate: str | None) -> ReplicationErro
     """
     advice = _ADVICE.get(sqlstate or "")
     code = f" (SQLSTATE {sqlstate})" if sqlstate else ""
-    error = ReplicationError(f"{doing}: {text.strip()}{code}" + (f"; {advice}" if advice else ""))
+    said = " ".join(text.split())  # libpq breaks lines
+    error = ReplicationError(f"{doing}: {said}{code}" + (f"; {advice}" if advice else ""))
     error.sqlstate = sqlstate
     return error
 

@@ -71,10 +71,14 @@ def shown_name(name: str) -> str:
 
 def column_types(plan: RelationPlan, *, binary: bool) -> Iterator[tuple[str, str]]:
     """Name and Spark's type of each column of a relation."""
-    for column, column_type in zip(plan.relation.columns, plan.column_types, strict=True):
-        found = spark_type(column_type, binary=binary)
-        # What is made of other values comes as the server's text.
-        yield shown_name(column.name), "string" if "<" in found else found
+    for column, type_ in zip(plan.relation.columns, plan.column_types, strict=True):
+        yield shown_name(column.name), flat_type(type_, binary=binary)
+
+
+def flat_type(type_: ColumnType, *, binary: bool) -> str:
+    """Spark's type of a column; what is made of other values comes as the server's text."""
+    found = spark_type(type_, binary=binary)
+    return "string" if "<" in found else found
 
 
 def change_batches(
@@ -119,7 +123,7 @@ class _Mapping:
         # A value becomes a string as the server wrote it, not as Python shows an object.
         self.getters = [
             (i, wanted == "string" and not _is_str(plan.column_types[i]))
-            for i, (_, wanted) in zip(self.positions, target.columns)
+            for i, (_, wanted) in zip(self.positions, target.columns, strict=True)
             if i is not None
         ]
         self.found = [name for name, _ in target.columns if name in found]
@@ -183,7 +187,8 @@ class _Reader:
             *(
                 batch.column(names.index(name)).to_pylist() if name in names else nothing
                 for name in ("lsn", "xid", "commit_lsn", "commit_time", "seq")
-            )
+            ),
+            strict=True,
         )
         decode = self.decoder.decode
         for n, (frame, given) in enumerate(zip(frames, context, strict=True)):
@@ -298,15 +303,12 @@ class _Reader:
         if not self.heads:
             return
         schema = self.target.schema
-        heads = list(zip(*self.heads))
+        heads = zip(*self.heads, strict=True)
         columns = [
-            self.array(f"{field.name} of a change", list(values), field.type)
-            for field, values in zip(schema, heads[:5])
-        ]
-        columns.append(self.commit_times(list(heads[5]), schema.field("commit_time").type))
-        columns += [
-            self.array(f"{field.name} of a change", list(values), field.type)
-            for field, values in zip(list(schema)[6:], heads[6:])
+            self.commit_times(list(values), field.type)
+            if field.name == "commit_time"
+            else self.array(f"{field.name} of a change", list(values), field.type)
+            for field, values in zip(list(schema)[:8], heads, strict=True)
         ]
         columns.append(self.tuples(self.before, schema.field("before").type))
         columns.append(self.tuples(self.after, schema.field("after").type))
@@ -323,19 +325,19 @@ class _Reader:
 
     def tuples(self, rows: list[list[Any] | None], type_: pa.DataType) -> pa.Array:
         """The struct column of rows, None where there is none."""
-        mask = pa.array([row is None for row in rows], pa.bool_())
         mapping = self.mapping
         if mapping is None or all(row is None for row in rows):
             return pa.nulls(len(rows), type_)
-        width = len(mapping.found)
-        blank = [None] * width
-        values = list(zip(*(blank if row is None else row for row in rows)))
-        found = iter(values)
+        if not type_.num_fields:
+            return pa.array([None if row is None else {} for row in rows], type_)
+        blank = [None] * len(mapping.found)
+        mask = pa.array([row is None for row in rows], pa.bool_())
+        found = zip(*(blank if row is None else row for row in rows), strict=True)
         children = [
             pa.nulls(len(rows), field.type)
             if position is None
             else self.array(f"column {field.name}", list(next(found)), field.type)
-            for field, position in zip(type_, mapping.positions)
+            for field, position in zip(type_, mapping.positions, strict=True)
         ]
         return pa.StructArray.from_arrays(children, fields=list(type_), mask=mask)
 

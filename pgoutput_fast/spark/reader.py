@@ -57,8 +57,8 @@ def read_segments(
         The columns op, xid, subxid, lsn, commit_lsn, commit_time, seq, old_kind, before, after and
         unchanged. ``(commit_lsn, seq)`` orders changes without ties. `unchanged` names the columns
         whose value the change does not tell: unchanged TOAST, and the columns that the table had
-        not got yet. Values that the types can't hold make the query fail with an error that
-        names table, column and value.
+        not got yet (under this name: a renamed column is another one). Values that the types
+        can't hold make the query fail with an error that names table, column and value.
 
     Raises
     ------

@@ -34,14 +34,52 @@ from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.window import Window
 
 from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.plan import Settings
+from pgoutput_fast.spark._decode import flat_type
+from pgoutput_fast.types import column_type
+from pgoutput_fast.values import codec_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import Column, DataFrame
 
+    from pgoutput_fast.catalog import CatalogTable
+
 _UNSENT = "no change of this row brings it: the row was written before the stream began, or its \
 column was added with a value that neither stream nor catalogue holds; take a new snapshot"
+
+
+def current_state(changes: DataFrame, table: CatalogTable) -> DataFrame:
+    """The rows that a table holds after all of its changes, by what the catalogue knows of it.
+
+    Parameters
+    ----------
+    changes : DataFrame
+        All changes of one table from its first row on, with the columns of a change batch.
+        It is read several times: give one that is stored, a Parquet change table say.
+    table : CatalogTable
+        ``catalog.table("public.accounts")``, read from the server after the last of the changes.
+
+    Returns
+    -------
+    DataFrame
+        The table's columns. Evaluating it raises an error that names table, row and column where a
+        value, a key or a commit position is unknown.
+    """
+    row_type = changes.schema["after"].dataType
+    known = row_type.fieldNames() if isinstance(row_type, T.StructType) else []
+    columns = {column.name: column for column in table.columns}
+    added: dict[str, Any] = {}
+    for name, text in table.added_values.items():
+        if name not in known:
+            continue
+        type_ = column_type(columns[name].type_id, columns[name].type_modifier)
+        if text is None or flat_type(type_, binary=False) == "string":
+            added[name] = text  # Spark reads the text of a domain over a built-in type
+        else:
+            added[name] = codec_of(type_, Settings()).text(text.encode())
+    return rows_after(changes, table=f"{table.namespace}.{table.name}", key=table.key, added=added)
 
 
 def rows_after(
@@ -51,13 +89,11 @@ def rows_after(
     key: Sequence[str],
     added: Mapping[str, Any],
 ) -> DataFrame:
-    """The rows that a table holds after all of its changes.
+    """As :func:`current_state`, with what the catalogue knows given one by one.
 
     Parameters
     ----------
     changes : DataFrame
-        All changes of one table from its first row on, with the columns of a change batch.
-        It is read several times: give one that is stored, a Parquet change table say.
     table : str
         What errors call the table.
     key : sequence of str
@@ -66,12 +102,6 @@ def rows_after(
     added : mapping of str to value
         Columns that rows older than the column may lack, with the value that they then have: a
         Python value, or None. A column that is missing here must have been sent for every row.
-
-    Returns
-    -------
-    DataFrame
-        The table's columns. Evaluating it raises an error that names table, row and column where a
-        value, a key or a commit position is unknown.
     """
     row_type = changes.schema["after"].dataType
     if not isinstance(row_type, T.StructType):
@@ -125,17 +155,53 @@ def _keyed(
     defaults: Mapping[str, Column],
 ) -> DataFrame:
     touches = _occupations(_touches(_filled(rows, row_type), table, key))
+
+    def columns(value: Callable[[int, str, Column], Column]) -> list[Column]:
+        result = []
+        for i, field in enumerate(row_type.fields):
+            name = field.name
+            if name in key:
+                column = _field("key", f"k{key.index(name)}")
+            else:
+                missing = F.raise_error(
+                    F.concat(
+                        F.lit(f"{table}, row "),
+                        _shown_key(key),
+                        F.lit(f", column {name}: {_UNSENT}"),
+                    )
+                ).cast(field.dataType)
+                if name in defaults:
+                    # A row whose insert was seen lacks only what its table had not yet then.
+                    missing = F.when(F.col("born"), defaults[name]).otherwise(missing)
+                column = value(i, name, missing)
+            result.append(column.alias(name))
+        return result
+
+    # What comes last says everything, or is the insert itself: no history is needed.
+    settled = "final and (unchanged is null or born)"
+    followed = not touches.filter(f"final and not ({settled})").isEmpty()
+    if followed:
+        # Read from several sides below, each of which would sort the changes again.
+        touches = touches.localCheckpoint()
+    current = touches.filter(settled).select(
+        *columns(
+            lambda _, name, missing: F.when(_unsent(name), missing).otherwise(_field("after", name))
+        )
+    )
+    if not followed:
+        return current
+
     moves = (
         touches.filter("leaves and moves")
         .filter("occupation <> position")  # of a row that was never seen: it begins here
         .select(F.col("position").alias("child"), F.col("occupation").alias("parent"))
     )
-    origins = _origins(moves)
     histories = (
         touches.filter("not (leaves and moves)")
-        .join(origins, F.col("occupation") == F.col("child"), "left")
+        .join(_origins(moves), F.col("occupation") == F.col("child"), "left")
         .withColumn("row_id", F.coalesce("parent", "occupation"))
     )
+    unsettled = histories.filter(f"final and not ({settled})").select("row_id")
     latest = [
         F.max_by(
             F.struct(_field("after", field.name).alias("value")),
@@ -145,34 +211,23 @@ def _keyed(
         for i, field in enumerate(row_type.fields)
         if field.name not in key
     ]
-    live = (
-        histories.groupBy("row_id")
+    completed = (
+        histories.join(unsettled, "row_id", "left_semi")
+        .groupBy("row_id")
         .agg(
-            F.bool_or("final").alias("alive"),
-            F.bool_or("born").alias("born"),
             F.max_by("key", F.when(F.col("final"), F.col("position"))).alias("key"),
+            F.bool_or("born").alias("born"),
             *latest,
         )
-        .filter("alive")
+        .select(
+            *columns(
+                lambda i, _, missing: F.when(
+                    F.col(f"v{i}").isNotNull(), F.col(f"v{i}").getItem("value")
+                ).otherwise(missing)
+            )
+        )
     )
-    columns = []
-    for i, field in enumerate(row_type.fields):
-        name = field.name
-        if name in key:
-            columns.append(_field("key", f"k{key.index(name)}").alias(name))
-            continue
-        where = F.concat(
-            F.lit(f"{table}, row "), _shown_key(key), F.lit(f", column {name}: {_UNSENT}")
-        )
-        missing = F.raise_error(where).cast(field.dataType)
-        if name in defaults:
-            # A row whose insert was seen lacks only what its table had not yet then.
-            missing = F.when(F.col("born"), defaults[name]).otherwise(missing)
-        value = F.col(f"v{i}")
-        columns.append(
-            F.when(value.isNotNull(), value.getItem("value")).otherwise(missing).alias(name)
-        )
-    return live.select(*columns)
+    return current.unionByName(completed)
 
 
 def _shown_key(key: list[str]) -> Column:

@@ -317,11 +317,14 @@ def _reg(encoding: str) -> Codec:
             raise ValueError("an OID's name is empty")
         return raw.decode(encoding)
 
-    def form(raw: bytes) -> str:
+    def binary(raw: bytes) -> str:
         # The server takes the digits, and prints them itself where nothing has that OID.
         return str(_UINT4.binary(raw))
 
-    return Codec(text, form, form)
+    def form(raw: bytes) -> str:
+        raise NoTextForm(f"the name of OID {binary(raw)} is known to its server alone")
+
+    return Codec(text, binary, form)
 
 
 _INT2 = _integer("int2", _int16, -0x8000, 0x7FFF)

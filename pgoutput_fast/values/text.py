@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,25 @@ def _other(encoding: str) -> Codec:
         )
 
     return Codec(_text(encoding).text, bytes, form)
+
+
+_XML_DECLARATION = re.compile(r'<\?xml version="([^"]*)" encoding="[^"]*"([^?]*)\?>')
+
+
+def _xml(encoding: str) -> Codec:
+    decode = _text(encoding).text
+
+    def form(raw: bytes) -> str:
+        """The text of a binary xml, before which xml_send writes the session's encoding."""
+        text: str = decode(raw)
+        match = _XML_DECLARATION.match(text)
+        if match is None:
+            return text
+        version, more = match.groups()
+        rest = text[match.end() :]
+        return rest if version == "1.0" and not more else f'<?xml version="{version}"{more}?>{rest}'
+
+    return Codec(decode, form, form)
 
 
 def _json(policies: Policies, encoding: str, binary_prefix: bytes) -> Codec:
@@ -64,6 +84,7 @@ def _versioned(encoding: str) -> Codec:
 
 CODECS: dict[str, CodecOf] = {
     "text": lambda policies, encoding: _text(encoding),
+    "xml": lambda policies, encoding: _xml(encoding),
     "json": lambda policies, encoding: _json(policies, encoding, b""),
     "jsonb": lambda policies, encoding: _json(policies, encoding, b"\x01"),
     # There is no aclitemsend: it comes as text always.

@@ -61,6 +61,16 @@ def test_tables_and_keys(database: Any, catalog: Catalog) -> None:
         catalog.table("public.unpublished")
 
 
+def test_a_deferrable_key_is_none(database: Any) -> None:
+    """In mid-transaction two rows may have the same values, so rows cannot be told apart by it."""
+    database.execute(
+        "CREATE TABLE later (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED)",
+        "ALTER TABLE later REPLICA IDENTITY FULL",
+        "CREATE PUBLICATION later FOR TABLE later",
+    )
+    assert read_catalog(database.dsn, ["later"]).table("public.later").key == ()
+
+
 def test_partitions(database: Any, catalog: Catalog) -> None:
     names = dict(database.execute("SELECT oid::bigint, relname::text FROM pg_class"))
     root = catalog.table("public.root")

@@ -76,8 +76,8 @@ COLUMNS: list[tuple[str, str, list[str]]] = [
     ("ada", "addr[]", [
         "ARRAY[ROW('(,)', 2, '{a}', '(,)', NULL)::addr, NULL]"]),
     ("ne", "nest", [
-        "ROW(ROW('a \"b\\', 1, '{\"x y\"}', '[1,2]', NULL), 'q''y\"z', "
-        "ARRAY[ROW('s', 1, NULL, NULL, NULL)::addr, NULL], true, 3)",
+        ("ROW(ROW('a \"b\\', 1, '{\"x y\"}', '[1,2]', NULL), 'q''y\"z', "
+        "ARRAY[ROW('s', 1, NULL, NULL, NULL)::addr, NULL], true, 3)"),
         "ROW(NULL, NULL, '{}', NULL, NULL)"]),
     ("da", "daddr", ["ROW('x', 2, '{}', NULL, NULL)"]),
     ("no", "nothing", ["ROW()::nothing"]),

@@ -97,7 +97,10 @@ def data(segment: Segment) -> list[bytes]:
 
 
 def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+    """Of all but the position, which is always there."""
+    found = sorted(path.name for path in directory.iterdir())
+    found.remove("position.json")
+    return found
 
 
 def test_columns_name_and_metadata(tmp_path: Path) -> None:
@@ -274,6 +277,13 @@ def test_resume_goes_on_at_the_end(tmp_path: Path) -> None:
     assert [segment.end_lsn for segment in list_segments(tmp_path)] == [110, 210]
     with pytest.raises(PgOutputError, match=r"at 0/D3, beyond the end 0/D2 .* are lost"):
         writer(tmp_path, confirmed=211)
+
+
+def test_slot_that_moves_before_the_first_segment_is_noticed(tmp_path: Path) -> None:
+    with writer(tmp_path, confirmed=50) as out:
+        write(out, transaction(100, insert()))
+    with pytest.raises(PgOutputError, match="beyond the end 0/32"):
+        writer(tmp_path, confirmed=51)
 
 
 def test_idle_position_is_kept(tmp_path: Path) -> None:

@@ -163,7 +163,10 @@ class Scenario:
         self.texts: dict[tuple[Any, ...], list[str | None]] = {}
         self.copies: dict[str, dict[tuple[str, ...], set[tuple[Any, ...]]]] = {}
         for capture in members:
-            if capture.entry["optionset"] in ("v1_text", "v2_stream"):
+            optionset = capture.entry["optionset"]
+            if optionset == "v2_stream" or (
+                optionset.startswith("v1_text") and capture.entry["guc_set"] == "default"
+            ):
                 self._read_texts(capture)
 
     def _read_texts(self, capture: Capture) -> None:
@@ -274,7 +277,9 @@ def walk(capture: Capture) -> Iterator[tuple[tuple[Any, ...] | None, Message, by
             ]
             # an aborted subtransaction may have changes at LSNs of its own; they match nothing
             seen[lsn, tag] += 1
-            key = (lsn, tag, seen[lsn, tag])
+            # a publication may send the columns of a partition's root, or some of them
+            names = tuple(column[1] for column in message["relation"]["columns"])
+            key = (lsn, tag, seen[lsn, tag], names)
         yield key, message, frame
 
 

@@ -477,7 +477,7 @@ def _values() -> Iterator[Vector]:
     for name, type_id, columns in bad_values:
         for number, column in enumerate(columns):
             yield _one_value(f"bad-value/{name}/{number}", type_id, column, ["error", "bad_value"])
-    for name, type_id in (("text", 25), ("varchar", 1043), ("json", 114), ("point", 600)):
+    for name, type_id in (("text", 25), ("varchar", 1043), ("json", 114), ("user", 16999)):
         for what, raw in (
             ("cut", b"ab\xc3"),
             ("latin-1", b"gr\xfc\xdfe"),
@@ -768,6 +768,7 @@ _SEQUENCES: dict[str, tuple[list[bytes], tuple[str, ...]]] = {
         [
             start(10), relation(TWO, xid=10), _of(10), STOP, _prepare("p", 10),
             _BEGIN, _ROW, _COMMIT,
+            start(10), _of(10), STOP, _abort(10),
             _prepare("K", 10),
             _BEGIN, _ROW, relation(TWO), _ROW, _COMMIT,
         ],

@@ -155,10 +155,10 @@ def test_arrow_and_spark_types() -> None:
         ),
         (
             column_type(4535),
-            "list<struct<lower: date32, upper: date32, lower_inc: bool, upper_inc: bool, "
-            "empty: bool>>",
-            "array<struct<lower:date,upper:date,lower_inc:boolean,upper_inc:boolean,"
-            "empty:boolean>>",
+            ("list<struct<lower: date32, upper: date32, lower_inc: bool, upper_inc: bool, "
+            "empty: bool>>"),
+            ("array<struct<lower:date,upper:date,lower_inc:boolean,upper_inc:boolean,"
+            "empty:boolean>>"),
         ),
         (ColumnType("base", 1, entry=vector, modifier=3), "fixed_size_list<float32>[3]",
          "array<float>"),

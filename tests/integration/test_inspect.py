@@ -1,0 +1,371 @@
+"""`pgoutput-fast inspect`, and what all of the command shares."""
+
+from __future__ import annotations
+
+import collections
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+
+import pgoutput_fast as pf
+from pgoutput_fast.cli import main
+from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DATA = Path(__file__).parent.parent / "data"
+RECORDINGS = sorted(DATA.glob("*/*/*.arrow"))
+COMMAND = [sys.executable, "-m", "pgoutput_fast"]
+
+
+def string(text: bytes) -> bytes:
+    return text + b"\0"
+
+
+def relation(oid: int, namespace: bytes, name: bytes, *columns: tuple[int, bytes, int]) -> bytes:
+    frame = b"R" + struct.pack(">I", oid) + string(namespace) + string(name) + b"d"
+    frame += struct.pack(">H", len(columns))
+    for flags, column, type_id in columns:
+        frame += struct.pack(">B", flags) + string(column) + struct.pack(">Ii", type_id, -1)
+    return frame
+
+
+def row(*values: bytes | str | tuple[bytes] | None) -> bytes:
+    """A tuple: text (bytes), NULL (None), unchanged ("u"), binary (a tuple)."""
+    found = struct.pack(">H", len(values))
+    for value in values:
+        if value is None:
+            found += b"n"
+        elif value == "u":
+            found += b"u"
+        elif isinstance(value, tuple):
+            found += b"b" + struct.pack(">I", len(value[0])) + value[0]
+        else:
+            assert isinstance(value, bytes)
+            found += b"t" + struct.pack(">I", len(value)) + value
+    return found
+
+
+def begin(lsn: int, xid: int) -> bytes:
+    return b"B" + struct.pack(">QqI", lsn, 0, xid)
+
+
+def commit(lsn: int) -> bytes:
+    return b"C" + struct.pack(">BQQq", 0, lsn, lsn + 1, 1_500_000)
+
+
+TABLE = relation(7, b"public", b"t", (1, b"id", 23), (0, b"a b", 25), (0, b"raw", 600))
+OTHER = relation(8, b"other", b"t", (1, b"id", 23))
+FRAMES = [
+    begin(256, 41),
+    TABLE,
+    b"I" + struct.pack(">I", 7) + b"N" + row(b"1", b"it's\n\x1b[31m", (b"\x00\xff",)),
+    b"U" + struct.pack(">I", 7) + b"K" + row(b"1", None, None) + b"N" + row(b"2", "u", None),
+    b"D" + struct.pack(">I", 7) + b"O" + row(b"2", b"x" * 100, None),
+    commit(256),
+    begin(512, 42),
+    OTHER,
+    b"T" + struct.pack(">IBII", 2, 3, 7, 8),
+    b"I" + struct.pack(">I", 8) + b"N" + row(b"5"),
+    b"M" + struct.pack(">BQ", 1, 510) + string(b"note") + struct.pack(">I", 2) + b"\x00\xfe",
+    commit(512),
+]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Two segments, a transaction in each."""
+    metadata = SegmentMetadata("1", "d", "s", ("p",), 180004, "UTF8", {}, {})
+    path = tmp_path / "segments"
+    with SegmentWriter(path, metadata, confirmed_flush_lsn=0) as writer:
+        for number, frame in enumerate(FRAMES):
+            writer.write(0x1000 + number, frame)
+            if frame[:1] == b"C":
+                writer.flush()
+    return path
+
+
+def recording(path: Path, frames: Sequence[bytes], **metadata: Any) -> Path:
+    schema = pa.schema(
+        [("start_lsn", pa.uint64()), ("server_time", pa.int64()), ("payload", pa.binary())],
+        metadata={"pgcap": json.dumps({"client_encoding": "UTF8", **metadata})},
+    )
+    count = len(frames)
+    columns = [pa.array(range(1, count + 1), pa.uint64()), pa.nulls(count, pa.int64())]
+    with pa.ipc.new_file(str(path), schema) as file:
+        file.write_batch(pa.RecordBatch.from_arrays([*columns, pa.array(frames)], schema=schema))
+    return path
+
+
+class Run:
+    """The command in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: object, code: int = 0) -> list[str]:
+        """Lines of standard output; its error output is in `error`."""
+        assert main([str(argument) for argument in arguments]) == code
+        output, self.error = self._capsys.readouterr()
+        assert code or self.error == ""
+        return output.splitlines()
+
+    def objects(self, *arguments: object, code: int = 0) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self("inspect", "--json", *arguments, code=code)]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(capsys)
+
+
+def test_lines(run: Run, directory: Path) -> None:
+    assert run("inspect", directory) == [
+        "0/1000 41 Begin(final_lsn=0/100, commit_time=2000-01-01 00:00:00+00, xid=41)",
+        "0/1001 41 " + repr(pf.decode(TABLE)),
+        "0/1002 41 INSERT public.t id='1' a b=\"it's\\n\\x1b[31m\" raw=\\x00ff",
+        "0/1003 41 UPDATE public.t old key (id='1') id='2' a b=UNCHANGED raw=NULL",
+        "0/1004 41 DELETE public.t id='2' a b='" + "x" * 60 + "'… raw=NULL",
+        "0/1005 41 " + repr(pf.decode(FRAMES[5])),
+        # The second segment says again what is in force.
+        "0/0 - " + repr(pf.decode(TABLE)),
+        "0/1006 42 Begin(final_lsn=0/200, commit_time=2000-01-01 00:00:00+00, xid=42)",
+        "0/1007 42 " + repr(pf.decode(OTHER)),
+        "0/1008 42 TRUNCATE public.t, other.t CASCADE RESTART IDENTITY",
+        "0/1009 42 INSERT other.t id='5'",
+        "0/100A 42 " + repr(pf.decode(FRAMES[10])),
+        "0/100B 42 " + repr(pf.decode(FRAMES[11])),
+    ]
+    assert "x" * 100 in run("inspect", "--full", directory)[4]
+
+
+def test_json(run: Run, directory: Path) -> None:
+    found = run.objects(directory)
+    assert found[0] == {
+        "lsn": "0/1000",
+        "xid": 41,
+        "tag": "B",
+        "message": "Begin",
+        "final_lsn": "0/100",
+        "commit_time": "2000-01-01 00:00:00+00",
+    }
+    assert found[2] == {
+        "lsn": "0/1002",
+        "xid": 41,
+        "tag": "I",
+        "message": "Insert",
+        "relation_id": 7,
+        "table": "public.t",
+        "new": {"id": "1", "a b": "it's\n\x1b[31m", "raw": {"hex": "00ff"}},
+    }
+    assert {name: found[3][name] for name in ("old_kind", "old", "new")} == {
+        "old_kind": "K",
+        "old": {"id": "1"},
+        "new": {"id": "2", "a b": {"unchanged": True}, "raw": None},
+    }
+    assert (found[4]["old_kind"], found[4]["old"]["a b"]) == ("O", "x" * 100)
+    assert found[6]["lsn"] == "0/0"
+    assert found[6]["xid"] is None
+    assert found[6]["columns"][0] == {
+        "flags": 1,
+        "name": "id",
+        "type_id": 23,
+        "type_modifier": -1,
+        "is_key": True,
+    }
+    assert (found[9]["tables"], found[9]["options"]) == (["public.t", "other.t"], 3)
+    assert found[11]["content"] == {"hex": "00fe"}
+    assert found[11]["message_lsn"] == "0/1FE"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--tag", "IUD"], "IUDI"),
+        (["--tag", "I,T"], "ITI"),
+        (["--table", "t"], "RIUDRRTI"),
+        (["--table", "public.t"], "RIUDRT"),
+        (["--table", "other.t", "--tag", "I"], "I"),
+        (["--xid", "41"], "BRIUDC"),
+        (["--xid", "41", "--xid", "42", "--tag", "BC"], "BCBC"),
+        (["--xid", "99"], ""),
+        (["--tag", "i"], ""),
+    ],
+)
+def test_filters(run: Run, directory: Path, options: list[str], expected: str) -> None:
+    assert "".join(shown["tag"] for shown in run.objects(*options, directory)) == expected
+
+
+def test_stats(run: Run, directory: Path) -> None:
+    (found,) = run.objects("--stats", directory)
+    assert {**found, "messages": None} == {
+        "files": 2,
+        "frames": 13,
+        "bytes": sum(map(len, FRAMES)) + len(TABLE),
+        "transactions": 2,
+        "errors": 0,
+        "lsns": ["0/1000", "0/100B"],
+        "commit_times": ["2000-01-01 00:00:01.5+00"] * 2,
+        "messages": None,
+        "tables": {
+            "other.t": {"truncate": 1, "insert": 1},
+            "public.t": {"insert": 1, "update": 1, "delete": 1, "truncate": 1},
+        },
+    }
+    assert found["messages"]["Relation"] == {"frames": 3, "bytes": 2 * len(TABLE) + len(OTHER)}
+    lines = run("inspect", "--stats", directory)
+    assert [line.split() for line in lines if line.startswith(("frames", "public.t"))] == [
+        ["frames", "13"],
+        ["public.t", "1", "1", "1", "1"],
+    ]
+    (empty,) = run.objects("--stats", "--tag", "x", directory)
+    assert (empty["frames"], empty["lsns"], empty["tables"]) == (0, [], {})
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: "/".join(path.parts[-3:]))
+def test_every_recording_is_shown_whole(run: Run, path: Path) -> None:
+    with pa.ipc.open_file(str(path)) as reader:
+        payloads = reader.read_all()["payload"].to_pylist()
+    if "copydata" in path.name:
+        payloads = [payload[25:] if payload[:1] == b"w" else payload[:1] for payload in payloads]
+    expected = [payload[:1].decode() for payload in payloads]
+    found = run.objects(path)
+    assert [shown["tag"] for shown in found] == expected
+    assert not any("error" in shown for shown in found)
+    lines = run("inspect", path)
+    assert len(lines) == len(payloads)
+    assert all(line.isprintable() for line in lines)
+    (stats,) = run.objects("--stats", path)
+    counts = collections.Counter(tag for tag in expected if tag != "k")
+    assert stats["frames"] == counts.total()
+    assert sum(table.get("insert", 0) for table in stats["tables"].values()) == counts["I"]
+    # Without the rows of a transaction there is no transaction that a filter could find.
+    xids = {shown["xid"] for shown in found if shown["tag"] in "IUD"}
+    assert None not in xids
+
+
+def test_there_are_recordings() -> None:
+    assert len(RECORDINGS) > 20
+
+
+def test_encoding_is_the_files(run: Run, tmp_path: Path) -> None:
+    frames = [
+        begin(1, 1),
+        relation(1, b"public", b"gr\xfc\xdfe", (1, b"id", 25)),
+        b"I" + struct.pack(">I", 1) + b"N" + row(b"\xe9t\xe9"),
+    ]
+    found = run.objects(recording(tmp_path / "a", frames, client_encoding="LATIN1"))
+    assert (found[2]["table"], found[2]["new"]) == ("public.grüße", {"id": "été"})
+    # What is no text in the encoding is shown as what it is.
+    path = recording(tmp_path / "b", frames, client_encoding="UTF8")
+    found = run.objects(path)
+    assert found[2]["new"] == {"id": {"hex": "e974e9"}}
+    assert found[2]["table"].encode("utf-8", "surrogateescape") == b"public.gr\xfc\xdfe"
+    assert all(line.isprintable() for line in run("inspect", path))
+
+
+def test_frame_that_cannot_be_decoded_is_shown_and_counted(run: Run, tmp_path: Path) -> None:
+    frames = [begin(1, 1), b"I" + struct.pack(">I", 99) + b"N" + row(b"1"), b"", b"?", commit(1)]
+    path = recording(tmp_path / "a", frames)
+    found = run.objects(path, code=1)
+    assert run.error == "pgoutput-fast: 3 frames could not be decoded\n"
+    assert [shown.get("error", {}).get("code") for shown in found] == [
+        *(None, "unknown_relation", "empty_frame", "unknown_tag"),
+        None,
+    ]
+    assert found[1]["frame"] == {"hex": frames[1].hex()}
+    assert found[1]["xid"] == 1
+    lines = run("inspect", path, code=1)
+    assert lines[1].startswith("0/2 1 ERROR unknown_relation at byte 1: ")
+    (stats,) = run.objects("--stats", path, code=1)
+    assert (stats["frames"], stats["errors"]) == (5, 3)
+
+
+def test_files_that_are_none(run: Run, tmp_path: Path, directory: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("hello")
+    table = tmp_path / "table.arrow"
+    with pa.ipc.new_file(str(table), pa.schema([("a", pa.int32())])):
+        pass
+    copy_data = recording(tmp_path / "c", [b"w123"], method="walsender_raw")
+    segment = next(directory.iterdir())
+    cut = tmp_path / "cut"
+    cut.write_bytes(segment.read_bytes()[:-20])
+    for path, match in [
+        (tmp_path / "none", f"can't read {tmp_path}/none: No such file"),
+        (text, "is no Arrow IPC file, or is cut short"),
+        (cut, "is no Arrow IPC file, or is cut short"),
+        (table, "is neither a segment nor a recorded stream"),
+        (copy_data, "has CopyData of an unknown kind: b'w123'"),
+        (recording(tmp_path / "e", [], client_encoding="klingon"), "klingon"),
+    ]:
+        assert run("inspect", path, code=1) == []
+        assert run.error.startswith("pgoutput-fast: ")
+        assert run.error.count("\n") == 1
+        assert match in run.error
+    damaged = bytearray(segment.read_bytes())
+    damaged[damaged.index(b"public\0")] ^= 1
+    segment.write_bytes(damaged)
+    assert run("inspect", directory, code=1) == []
+    assert "is damaged: record batch 0" in run.error
+
+
+def test_usage_and_version(run: Run) -> None:
+    (version,) = run("--version")
+    assert version.startswith(f"pgoutput-fast {pf.__version__}, implementation {pf.IMPLEMENTATION}")
+    help_ = "\n".join(run("--help"))
+    assert all(name in help_ for name in ("demo", "inspect", "tail"))
+    for arguments, text in [
+        (["nothing"], "No such command 'nothing'"),
+        (["inspect"], "Missing argument 'FILE|DIR…'"),
+        (["inspect", "--xid", "x", "f"], "'x' is not a valid integer"),
+        (["tail"], "Missing option"),
+        ([], "Usage: pgoutput-fast"),
+    ]:
+        run(*arguments, code=2)
+        assert text in run.error
+
+
+def test_closed_pipe_is_quiet(directory: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "inspect", *[str(directory)] * 500],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert "Begin" in process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait() == 141
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "extra"),
+    [
+        ("click", ["--version"], "pgoutput-fast[cli]"),
+        ("pyarrow", ["inspect", __file__], "pgoutput-fast[arrow]"),
+        ("psycopg", ["tail", "--dsn", "", "--publication", "p"], "pgoutput-fast[replication]"),
+    ],
+)
+def test_missing_extra_is_named(module: str, arguments: list[str], extra: str) -> None:
+    script = f"import sys; sys.modules[{module!r}] = None; from pgoutput_fast.cli import main; "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}sys.exit(main({arguments!r}))"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert extra in done.stderr
+    assert done.stderr.count("\n") == 1
