@@ -98,7 +98,7 @@ class Case:
     def spread(self) -> float:
         """The distance between the quartiles, as a share of the median."""
         low, _, high = statistics.quantiles(self.samples, n=4)
-        return (high - low) / self.median
+        return (high - low) / max(self.median, 1e-9)
 
     def measure(self) -> None:
         run = self.run
@@ -112,7 +112,8 @@ class Case:
         self.run()
         self.measure()
         once = self.samples.pop() * self.frames
-        self.loops = max(1, round(seconds * 1e9 / once))
+        # Within one tick of the processor's clock it may have taken no time at all.
+        self.loops = max(1, round(seconds * 1e9 / max(once, 1)))
 
 
 # --- Competitors ----------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 
 Each function makes the value of sound, usual bytes by itself. Whatever is unusual (infinity, a year
 before Christ, a number that is too long, bytes that are no value at all) it leaves to the function
-of :mod:`pgoutput_fast.values` that the plan has for the column: there are the policies and errors.
+of :mod:`pgoutput_fast.values` that the plan has for the column: policies and errors are there.
 """
 
 from __future__ import annotations
@@ -357,7 +357,8 @@ cdef inline Py_ssize_t numeric_text(
     scale = load_uint16(at + 6)
     if (
         count > MOST_DIGITS or length != 8 + 2 * <Py_ssize_t> count
-        or (sign != 0 and sign != 0x4000) or scale > 32 or weight >= MOST_DIGITS or weight < -MOST_DIGITS
+        or (sign != 0 and sign != 0x4000) or scale > 32
+        or weight >= MOST_DIGITS or weight < -MOST_DIGITS
     ):
         return 0
     if sign:
