@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 _POSTGRESQL_ENCODINGS = {
     "unicode": "utf-8",
     "sqlascii": "ascii",
+    # The codepages of Windows: Python's own names mean the narrower standards.
+    "sjis": "cp932",
+    "shiftjis": "cp932",
+    "big5": "cp950",
+    "uhc": "cp949",
     "win866": "cp866",
     "win874": "cp874",
     "koi8r": "koi8-r",

@@ -139,6 +139,9 @@ class StreamState:
         if self.open_xid is None:
             if tag == b"E":
                 fail("stream_order", frame, 0, found="Stream Stop, and no stream segment is open")
+            if tag == b"S" and self.xid is not None:
+                found = f"Stream Start, and transaction {self.xid} is still open; expected its end"
+                fail("stream_order", frame, 0, found=found)
         elif tag in _OUTSIDE_SEGMENTS:
             found = f"{_OUTSIDE_SEGMENTS[tag]}, and the stream segment of xid {self.open_xid} is "
             fail("stream_order", frame, 0, found=found + "still open; expected its Stream Stop")
@@ -202,8 +205,7 @@ class StreamState:
     def _announce(self, message: Relation | Type) -> Message:
         if self.open_xid is None:
             return self._publish(message)
-        self._stage(self.staged[self.open_xid], message)
-        return message
+        return self._stage(self.staged[self.open_xid], message)
 
     def _publish(self, message: Relation | Type) -> Message:
         if isinstance(message, Type):
@@ -220,12 +222,22 @@ class StreamState:
         self._plan(self.plans, message, self.types)
         return message
 
-    def _stage(self, staged: Staged, message: Relation | Type) -> None:
-        staged.messages.append(message)
+    def _stage(self, staged: Staged, message: Relation | Type) -> Relation | Type:
+        """Note what a streamed transaction announces; what it said already is the same object."""
         if isinstance(message, Type):
+            known_type = staged.types.get(message.type_id)
+            if known_type == message:
+                return known_type
+            staged.messages.append(message)
             staged.types[message.type_id] = message
+            return message
+        known = staged.plans.get(message.relation_id)
+        if known is not None and known.relation == message:
+            message = known.relation
         else:
-            self._plan(staged.plans, message, {**self.types, **staged.types})
+            staged.messages.append(message)
+        self._plan(staged.plans, message, {**self.types, **staged.types})
+        return message
 
     def _plan(
         self, plans: dict[int, RelationPlan], relation: Relation, types: dict[int, Type]

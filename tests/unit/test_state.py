@@ -63,6 +63,21 @@ def test_relation_sent_again_unchanged_is_the_same_object(impl: ModuleType) -> N
     assert decoder.relations[OID] is changed
 
 
+def test_relation_sent_again_in_a_stream_is_the_same_object(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    decode_all(decoder, stream_start(70), type_frame(16400, "", "int4", xid=70))
+    first, _, second = decode_all(
+        decoder, relation("a", xid=70, type_id=16400), insert(b"1", xid=70),
+        relation("a", xid=70, type_id=16400),
+    )  # fmt: skip
+    assert second is first
+    assert len(decoder.state.staged[70].messages) == 2
+    other = decoder.decode(relation("a", xid=71, type_id=16400))
+    assert other is not first
+    decode_all(decoder, STREAM_STOP, stream_abort(70, 71), stream_start(70, first=0))
+    assert decoder.decode(insert(b"1", xid=70)).relation is first
+
+
 def test_streamed_relation_counts_for_its_transaction_alone(impl: ModuleType) -> None:
     decoder = impl.Decoder()
     decode_all(decoder, relation("a"), stream_start(70), relation("a", "b", xid=71))
@@ -145,6 +160,17 @@ def test_stream_stop_needs_an_open_segment(impl: ModuleType) -> None:
     with pytest.raises(pf.DecodeError) as caught:
         impl.Decoder().decode(STREAM_STOP)
     assert (caught.value.code, caught.value.offset) == ("stream_order", 0)
+
+
+def test_no_segment_begins_inside_a_transaction(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    decode_all(decoder, relation("a"), begin(7), insert(b"1"))
+    before = snapshot(decoder)
+    with pytest.raises(pf.DecodeError, match="transaction 7 is still open") as caught:
+        decoder.decode(stream_start(70))
+    assert (caught.value.code, caught.value.offset) == ("stream_order", 0)
+    assert snapshot(decoder) == before
+    decode_all(decoder, commit(), stream_start(70))
 
 
 def test_rows_are_counted_per_transaction(impl: ModuleType) -> None:
@@ -292,6 +318,9 @@ def test_encodings(impl: ModuleType) -> None:
     decoder = impl.Decoder(encoding="WIN1252")
     decode_all(decoder, relation("a"))
     assert decoder.decode(insert(b"\x80")).new.texts() == ("€",)
+    decoder = impl.Decoder(encoding="SJIS")
+    decode_all(decoder, relation("a"))
+    assert decoder.decode(insert(b"\x87\x40")).new.texts() == ("①",)
     with pytest.raises(pf.PgOutputError, match="encoding 'klingon' is unknown"):
         impl.Decoder(encoding="klingon")
     with pytest.raises(pf.PgOutputError, match="utf-16"):
