@@ -59,6 +59,9 @@ GOALS: dict[tuple[str, str, str], float] = {
 TWIN_GOAL = 1.0
 
 BASELINE, TWIN, COMPILED, PEER = "baseline", "python", "cython", "pypgoutput"
+# psycopg's compiled loaders: not a decoder, but what makes the values of a SELECT.
+LOADERS = "psycopg"
+LOADERS_GOALS = {"narrow": 1.2, "wide": 1.7}
 
 
 @dataclasses.dataclass
@@ -264,6 +267,32 @@ def peer_case(workload: workloads.Workload, level: str, decoders: Any) -> Case |
     return Case(workload, level, PEER, run_messages if level == "message" else run_rows, result)
 
 
+def loaders_case(workload: workloads.Workload, level: str, module: Any) -> Case | None:
+    """Call psycopg's loaders, given each row's text values split already: no frame is read."""
+    if workload.tuple_format != "text" or level != "values":
+        return None
+    split = baseline_case(workload, "message").result()
+    split_rows = [message[-1] for message in split if message[0] in {"Insert", "Update"}]
+    transformer = module.Transformer()
+    # Of jsonb the text, as everywhere here: psycopg would parse it.
+    oids = [25 if c.type.oid == 3802 else c.type.oid for c in workload.table.columns]
+    transformer.set_loader_types(oids, 0)
+    load = transformer.load_sequence
+
+    def run() -> None:
+        for row in split_rows:
+            load(row)
+
+    def result() -> list[Any]:
+        loaded = iter([tuple(load(row)) for row in split_rows])
+        return [
+            (*message[:-1], next(loaded)) if message[0] in {"Insert", "Update"} else message
+            for message in split
+        ]
+
+    return Case(workload, level, LOADERS, run, result)
+
+
 # --- Checking -------------------------------------------------------------------------------------
 
 
@@ -322,6 +351,8 @@ def same(one: Any, other: Any) -> bool:
 def optional_module(name: str) -> tuple[Any, str]:
     """The module, or None and the reason why it can't be had."""
     try:
+        if name.startswith("psycopg_binary"):
+            importlib.import_module("psycopg")  # which must come first
         return importlib.import_module(name), ""
     except ImportError as error:
         return None, f"{type(error).__name__}: {error}"
@@ -343,6 +374,8 @@ def make_cases(names: list[str], modules: dict[str, Any]) -> list[Case]:
             for competitor, module in modules.items():
                 if competitor == PEER:
                     case = peer_case(workload, level, module)
+                elif competitor == LOADERS:
+                    case = loaders_case(workload, level, module)
                 else:
                     case = own_case(workload, level, competitor, module)
                 if case is not None:
@@ -382,6 +415,10 @@ def table(cases: list[Case], competitors: list[str]) -> str:
         header += ["pypgoutput ns", "baseline faster"]
         if COMPILED in competitors:
             header += ["cython faster"]
+    if LOADERS in competitors:
+        header += ["psycopg ns"]
+        if COMPILED in competitors:
+            header += ["cython faster", "goal"]
     lines = [header]
     by_key: dict[tuple[str, str, str], dict[str, Case]] = {}
     for case in cases:
@@ -403,7 +440,14 @@ def table(cases: list[Case], competitors: list[str]) -> str:
                 if COMPILED in competitors:
                     line += [times(peer / row[COMPILED].median)]
             else:
-                line += [""] * (len(header) - len(line))
+                line += [""] * (3 if COMPILED in competitors else 2)
+        if LOADERS in row:
+            loaders = row[LOADERS].median
+            line += [cell(row[LOADERS])]
+            if COMPILED in competitors:
+                goal = LOADERS_GOALS.get(key[0])
+                line += [times(loaders / row[COMPILED].median), f"≥ {goal:g}×" if goal else ""]
+        line += [""] * (len(header) - len(line))
         lines.append(line)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     left = 3
@@ -445,7 +489,7 @@ def describe() -> dict[str, str]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "pgoutput_fast": package.__version__,
     }
-    for name in ("cython", "pypgoutput", "pyperf"):
+    for name in ("cython", "psycopg", "pypgoutput", "pyperf"):
         found = next(iter(importlib.metadata.distributions(name=name)), None)
         described[name] = "not installed" if found is None else found.version
     return described
@@ -512,6 +556,7 @@ def main(arguments: list[str] | None = None) -> int:
         (TWIN, "pgoutput_fast._pure"),
         (COMPILED, "pgoutput_fast._core"),
         (PEER, "pypgoutput.decoders"),
+        (LOADERS, "psycopg_binary._psycopg"),
     ):
         module, reason = optional_module(module_name)
         if module is None:

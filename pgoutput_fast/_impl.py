@@ -32,7 +32,8 @@ def _choose() -> tuple[ModuleType, str | None]:
     try:
         return importlib.import_module(_MODULES["cython"]), None
     except ImportError as error:
-        reason = f"the compiled extension cannot be imported: {error}"
+        where = os.path.dirname(__file__)  # noqa: PTH120 - pathlib would double the import's time
+        reason = f"the compiled extension cannot be imported from {where}: {error}"
     if platform.python_implementation() == "CPython":
         warnings.warn(
             f"pgoutput_fast is slow: {reason}; PGOUTPUT_FAST_IMPL=python says that this is meant",

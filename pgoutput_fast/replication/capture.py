@@ -86,6 +86,7 @@ def capture(
     with ReplicationConnection(dsn) as connection:
         connection.check_publications(publications)
         options = start_options(connection, publications, binary=binary, messages=messages)
+        state = connection.slot(slot)
         confirmed = confirmed_flush_lsn(connection, slot, create=create_slot)
         metadata = SegmentMetadata(
             system_identifier=connection.system_identifier,
@@ -97,9 +98,15 @@ def capture(
             settings=connection.settings,
             options=dict(options),
         )
-        with SegmentWriter(
-            directory, metadata, confirmed_flush_lsn=confirmed, segment_bytes=segment_bytes
-        ) as writer:
+        try:
+            writer = SegmentWriter(
+                directory, metadata, confirmed_flush_lsn=confirmed, segment_bytes=segment_bytes
+            )
+        except BaseException:
+            if state is None:  # made here; left behind it would keep the server's log for ever
+                connection.drop_slot(slot)
+            raise
+        with writer:
             connection.start(slot, writer.position, options)
             with ReplicationStream(connection, writer.position) as stream:
                 return _land(stream, writer, until_lsn, progress, stop)

@@ -296,6 +296,11 @@ class ReplicationConnection:
         )
         return parse_lsn(str(rows[0][1]))
 
+    def drop_slot(self, name: str) -> None:
+        """Drop a slot; the server no longer keeps its log for it."""
+        check_slot_name(name)
+        self.query(sql.SQL("DROP_REPLICATION_SLOT {}").format(sql.Identifier(name)))
+
     def check_publications(self, publications: Sequence[str]) -> None:
         """Refuse publications that are not there; see `check_publications`."""
         check_publications(self._connection, publications)
