@@ -23,13 +23,17 @@ What is repeated at the start of a file has lsn 0 and nulls; a repeated Begin is
 
 **Metadata.** The schema's key ``pgoutput_fast.segment`` is the JSON of `SegmentMetadata`. Each
 record batch's custom metadata has ``pgoutput_fast.crc32``: `zlib.crc32`, as 8 hexadecimal digits,
-over the number of rows (8 bytes, little endian) and each column's buffers (validity if there is
-one, offsets, values). The last batch of the last part is empty and has ``pgoutput_fast.end``: a
-group of parts without it is not complete.
+over the batch's index in the file, the number of rows, and of each column the number of nulls
+(8 bytes each, little endian) and the buffers (validity if there are nulls, offsets, values). Each
+file's last batch is empty and has ``pgoutput_fast.end``, ``last`` in the last part of a segment and
+``more`` in the others; its checksum goes on over the value of ``pgoutput_fast.segment`` and this
+one. So batches that are lost, doubled or in another order are seen, and so are damaged metadata.
 
 **Durability.** A file is written under a temporary name, fsynced and renamed, and the directory is
-fsynced; of several parts the last is renamed last. Only then does the writer name the end LSN that
-may be acknowledged to the server. On an idle database the server's position moves without frames:
+fsynced; of several parts the last is renamed last, after another fsync of the directory. Only then
+does the writer name the end LSN that may be acknowledged to the server. So parts without their last
+one were never acknowledged, if nobody deleted it; any other file that is damaged was.
+On an idle database the server's position moves without frames:
 ``position.json`` keeps what was acknowledged so, and where the directory began. Segments that are
 no longer needed may be deleted, oldest first; the last one stays: it says where to go on.
 """
@@ -50,8 +54,6 @@ import zlib
 from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
-
-import numpy as np
 
 from .errors import PgOutputError
 from .lsn import format_lsn, parse_lsn
@@ -83,9 +85,15 @@ _CRC_KEY = b"pgoutput_fast.crc32"
 _END_KEY = b"pgoutput_fast.end"
 _NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9]{5})\.arrow", re.ASCII)
 _ROW_TAGS = frozenset(b"IUD")
-_TEMPORARY = re.compile(r"\.[0-9]{5}\.arrow\.tmp|\.position\.json\.tmp", re.ASCII)
+_TEMPORARY = re.compile(r"\.([0-9]{5})\.arrow\.tmp|\.position\.json\.tmp", re.ASCII)
 _POSITION_NAME = "position.json"
 _MAX_PART = 99999
+_LAST_PART = b"last"
+_OTHER_PART = b"more"
+# The server has forgotten what was acknowledged: it can't be captured again.
+_RESTORE = (
+    "restore it from a copy; without one, begin with a new slot, snapshot and empty directory"
+)
 
 # A record batch is what a reader holds in memory, and what it decodes at once.
 _BATCH_FRAMES = 16384
@@ -95,6 +103,8 @@ _BEGIN = struct.Struct(">qqI")  # after the tag: final LSN, commit time, xid
 _COMMIT = struct.Struct(">BQQq")  # flags, commit LSN, end LSN, commit time
 _UINT32 = struct.Struct(">I")
 _MESSAGE = struct.Struct(">BQ")  # flags, LSN
+_COUNT = struct.Struct("<q")
+_COUNTS = struct.Struct("<qq")
 
 
 def require_pyarrow() -> Any:
@@ -107,6 +117,13 @@ def require_pyarrow() -> Any:
             f"segments need pyarrow ({error}); install the extra pgoutput-fast[arrow]"
         ) from error
     return pa
+
+
+def _require_numpy() -> None:
+    try:
+        import numpy  # noqa: F401
+    except ImportError as error:
+        raise PgOutputError(f"segments are written with numpy ({error}); install numpy") from error
 
 
 def segment_schema() -> pa.Schema:
@@ -227,18 +244,20 @@ def _segment_name(first_lsn: int, end_lsn: int, part: int) -> str:
     return f"{first_lsn:016X}-{end_lsn:016X}-{part:05d}.arrow"
 
 
-def _checksum(batch: pa.RecordBatch) -> str | None:
-    """The batch's CRC as text; None if its buffers are too short for what they say.
+def _checksum(index: int, batch: pa.RecordBatch, more: bytes = b"") -> str | None:
+    """The CRC of a file's batch as text; None if its buffers are too short for what they say.
 
     Each column counts with the exact bytes that its values take: how much padding follows is
-    the Arrow library's choice.
+    the Arrow library's choice. `more` is what the end batch answers for.
     """
     rows = batch.num_rows
-    crc = zlib.crc32(rows.to_bytes(8, "little"))
+    crc = zlib.crc32(_COUNTS.pack(index, rows))
     for column in batch.columns:
         validity, *buffers = column.buffers()
+        nulls = column.null_count
+        crc = zlib.crc32(_COUNT.pack(nulls), crc)
         parts = []
-        if column.null_count:
+        if nulls:
             parts.append((validity, (rows + 7) // 8))
         if len(buffers) == 1:
             parts.append((buffers[0], rows * column.type.bit_width // 8))
@@ -254,7 +273,7 @@ def _checksum(batch: pa.RecordBatch) -> str | None:
                 if buffer is None or buffer.size < size:
                     return None
                 crc = zlib.crc32(memoryview(buffer)[:size], crc)
-    return f"{crc:08x}"
+    return f"{zlib.crc32(more, crc):08x}"
 
 
 class SegmentReader:
@@ -266,15 +285,19 @@ class SegmentReader:
     ----------
     path : pathlib.Path
     metadata : SegmentMetadata
+    is_last_part : bool
+        Whether the file is the last, or only, part of its segment.
 
     Raises
     ------
     PgOutputError
         The file is no segment, of another version, cut short or damaged. The error names the file.
+        Metadata and the number of batches are checked at once, a batch when it is read.
     """
 
     path: Path
     metadata: SegmentMetadata
+    is_last_part: bool
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -293,13 +316,14 @@ class SegmentReader:
                 found = (schema.metadata or {}).get(_METADATA_KEY)
             if found is None or not schema.remove_metadata().equals(segment_schema()):
                 raise PgOutputError(
-                    f"{self.path} is an Arrow file, but no segment: its schema or metadata are "
-                    f"others; give a file that a capture wrote"
+                    f"{self.path} is an Arrow file, but no segment, or a damaged one: its schema "
+                    f"or metadata are others; give a file that a capture wrote"
                 )
             try:
                 self.metadata = SegmentMetadata.from_json(found)
             except PgOutputError as error:
                 raise PgOutputError(f"can't read segment {self.path}: {error}") from error
+            self._batches, self.is_last_part = self._check_end(found)
         except BaseException:
             self._file.close()
             raise
@@ -311,9 +335,41 @@ class SegmentReader:
             yield
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise PgOutputError(
-                f"{self.path} is no segment, or is cut short or damaged ({error}); restore the "
-                f"file, or capture again from its start"
+                f"{self.path} is no segment, or is cut short or damaged ({error}); {_RESTORE}"
             ) from error
+
+    def _damaged(self, what: str) -> PgOutputError:
+        return PgOutputError(f"{self.path} is damaged: {what}; {_RESTORE}")
+
+    def _batch(self, index: int) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
+        with self._errors():
+            batch, custom = self._reader.get_batch_with_custom_metadata(index)
+            return batch, dict(custom or {})
+
+    def _check(
+        self, index: int, batch: pa.RecordBatch, custom: dict[bytes, bytes], more: bytes = b""
+    ) -> None:
+        found = _checksum(index, batch, more)
+        expected = custom.get(_CRC_KEY, b"").decode("ascii", "replace")
+        if found != expected:
+            what = "the end mark with the metadata" if more else f"record batch {index}"
+            raise self._damaged(f"{what} has checksum {found}, expected {expected or 'one'}")
+
+    def _check_end(self, metadata: bytes) -> tuple[int, bool]:
+        """How many batches the footer has before the end mark, and if the mark is a last part's."""
+        with self._errors():
+            last = self._reader.num_record_batches - 1
+        if last < 0:
+            raise self._damaged("its footer has no record batches, where each segment has one")
+        batch, custom = self._batch(last)
+        mark = custom.get(_END_KEY)
+        if mark is None:
+            raise self._damaged(
+                f"the last of its {last + 1} record batches is no end mark, so that others may "
+                f"be missing"
+            )
+        self._check(last, batch, custom, metadata + mark)
+        return last, mark == _LAST_PART
 
     def __repr__(self) -> str:
         return f"<SegmentReader {str(self.path)!r}>"
@@ -328,42 +384,26 @@ class SegmentReader:
         """Close the file."""
         self._file.close()
 
-    @property
-    def is_last_part(self) -> bool:
-        """Whether the file is the last, or only, part of its segment."""
-        with self._errors():
-            count = self._reader.num_record_batches
-            if count == 0:
-                return False
-            _, custom = self._reader.get_batch_with_custom_metadata(count - 1)
-            return custom is not None and _END_KEY in custom
-
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for index in range(self._reader.num_record_batches):
-            with self._errors():
-                batch, custom = self._reader.get_batch_with_custom_metadata(index)
-            expected = (custom or {}).get(_CRC_KEY, b"").decode("ascii", "replace")
-            found = _checksum(batch)
-            if found != expected:
-                raise PgOutputError(
-                    f"{self.path} is damaged: record batch {index} has checksum {found}, "
-                    f"expected {expected or 'one'}; restore the file, or capture again from its "
-                    f"start"
-                )
-            if batch.num_rows:
-                yield batch
+        for index in range(self._batches):
+            batch, custom = self._batch(index)
+            self._check(index, batch, custom)
+            yield batch
 
 
-def _listed(directory: Path) -> list[Segment]:
+def _files(directory: Path) -> list[Path]:
     try:
-        paths = list(directory.iterdir())
+        return list(directory.iterdir())
     except OSError as error:
         raise PgOutputError(
             f"can't read directory {directory} of segments: {error.strerror}"
         ) from error
+
+
+def _listed(directory: Path) -> list[Segment]:
     return sorted(
         Segment.from_path(path)
-        for path in paths
+        for path in _files(directory)
         if path.suffix == ".arrow" and not path.name.startswith(".")
     )
 
@@ -373,29 +413,84 @@ class _Group(NamedTuple):
 
     parts: list[Segment]
     complete: bool
+    has_last: bool
+    """Whether its last part is there: it was renamed when all others had been."""
     metadata: SegmentMetadata
+
+    @property
+    def name(self) -> str:
+        return f"segment {self.parts[0].path}"
+
+    @property
+    def numbers(self) -> str:
+        return ", ".join(str(segment.part) for segment in self.parts)
 
 
 def _groups(directory: Path) -> Iterator[_Group]:
     for _, grouped in itertools.groupby(_listed(directory), lambda s: (s.first_lsn, s.end_lsn)):
         parts = list(grouped)
-        with SegmentReader(parts[-1].path) as reader:
-            whole = [segment.part for segment in parts] == list(range(len(parts)))
-            yield _Group(parts, whole and reader.is_last_part, reader.metadata)
+        last = []
+        for segment in parts:
+            with SegmentReader(segment.path) as reader:
+                last.append(reader.is_last_part)
+        numbers = [segment.part for segment in parts]
+        complete = numbers == list(range(len(parts))) and sum(last) == last[-1]
+        yield _Group(parts, complete, any(last), reader.metadata)
+
+
+def _chain(directory: Path) -> tuple[list[_Group], _Group | None]:
+    """The complete segments, and what is there of one at the end without its last part.
+
+    Raises
+    ------
+    PgOutputError
+        As `list_segments` says.
+    """
+    groups = list(_groups(directory))
+    for before, group in itertools.pairwise(groups):
+        differences = before.metadata.differences(group.metadata)
+        if differences:
+            raise PgOutputError(
+                f"{group.parts[0].path} does not belong to the other segments in its directory: "
+                f"{'; '.join(differences)}"
+            )
+        end = before.parts[0].end_lsn
+        if group.parts[0].first_lsn < end or group.metadata.start_lsn < end:
+            raise PgOutputError(
+                f"{group.name} overlaps with {before.parts[0].path}: two captures wrote into one "
+                f"directory; move the files of one away"
+            )
+        if group.metadata.start_lsn > end:
+            raise PgOutputError(
+                f"a segment is missing between {before.parts[0].path} and {group.parts[0].path}: "
+                f"from {format_lsn(end)} to {format_lsn(group.metadata.start_lsn)}; restore it, "
+                f"or move the segments before it away"
+            )
+    unfinished = groups.pop() if groups and not groups[-1].has_last else None
+    for group in groups:
+        if not group.complete:
+            raise _incomplete(group)
+    return groups, unfinished
 
 
 def _incomplete(group: _Group) -> PgOutputError:
     return PgOutputError(
-        f"segment {group.parts[0].path} is not complete: there are its parts "
-        f"{', '.join(str(segment.part) for segment in group.parts)}, and the last or one before "
-        f"it is missing; restore it, or capture again from there"
+        f"{group.name} is not complete: there are its parts {group.numbers}, and the last or one "
+        f"before it is missing; {_RESTORE}"
     )
+
+
+def _is_last_part_unnamed(group: _Group) -> bool:
+    """Whether the last part has its temporary name still, as a capture names it last."""
+    found = (_TEMPORARY.fullmatch(path.name) for path in _files(group.parts[0].path.parent))
+    return any(match and match[1] and int(match[1]) > group.parts[-1].part for match in found)
 
 
 def list_segments(directory: str | os.PathLike[str]) -> list[Segment]:
     """All complete segments of a directory, with all their parts, in commit order.
 
-    A segment whose parts a capture is just publishing, at the end, is left out.
+    A segment whose parts a capture is just publishing, at the end, is left out: one whose last part
+    has its temporary name still.
 
     Raises
     ------
@@ -404,36 +499,14 @@ def list_segments(directory: str | os.PathLike[str]) -> list[Segment]:
         or one is missing between two others, or a part.
     """
     directory = Path(directory)
-    found: list[Segment] = []
-    groups = list(_groups(directory))
-    for index, group in enumerate(groups):
-        path = group.parts[0].path
-        if not group.complete:
-            if index + 1 == len(groups):
-                break
-            raise _incomplete(group)
-        if index:
-            before = groups[index - 1]
-            differences = before.metadata.differences(group.metadata)
-            if differences:
-                raise PgOutputError(
-                    f"{path} does not belong to the other segments in its directory: "
-                    f"{'; '.join(differences)}"
-                )
-            end = before.parts[0].end_lsn
-            if group.parts[0].first_lsn < end or group.metadata.start_lsn < end:
-                raise PgOutputError(
-                    f"segment {path} overlaps with {before.parts[0].path}: two captures wrote "
-                    f"into one directory; move the files of one away"
-                )
-            if group.metadata.start_lsn > end:
-                raise PgOutputError(
-                    f"a segment is missing between {before.parts[0].path} and {path}: from "
-                    f"{format_lsn(end)} to {format_lsn(group.metadata.start_lsn)}; restore it, "
-                    f"or move the segments before it away"
-                )
-        found += group.parts
-    return found
+    groups, unfinished = _chain(directory)
+    while unfinished is not None and not _is_last_part_unnamed(unfinished):
+        # The last part may have got its name since the directory was listed.
+        before = unfinished
+        groups, unfinished = _chain(directory)
+        if unfinished == before:
+            raise _incomplete(unfinished)
+    return [segment for group in groups for segment in group.parts]
 
 
 def _fsync_directory(directory: Path) -> None:
@@ -497,6 +570,7 @@ class SegmentWriter:
         if segment_bytes < 1:
             raise PgOutputError(f"segment_bytes must be 1 at least, not {segment_bytes}")
         self._pa = require_pyarrow()
+        _require_numpy()
         self.directory = Path(directory)
         self._metadata = metadata
         self._segment_bytes = segment_bytes
@@ -513,8 +587,7 @@ class SegmentWriter:
         self._temporary: list[Path] = []  # of this segment's parts, the open one included
         try:
             self._take_lock()
-            last_end = self._clean_up(metadata)
-            self._resume(last_end, confirmed_flush_lsn)
+            self._resume(confirmed_flush_lsn)
         except BaseException:
             os.close(self._lock)
             raise
@@ -573,46 +646,58 @@ class SegmentWriter:
                 f"can't lock {self.directory} ({error.strerror}); segments need a local directory"
             ) from error
 
-    def _clean_up(self, metadata: SegmentMetadata) -> int | None:
-        """Delete what a capture that was killed has left. The last segment's end, if any."""
-        for path in self.directory.iterdir():
-            if _TEMPORARY.fullmatch(path.name):
-                path.unlink()
-        groups = list(_groups(self.directory))
-        for group in groups[:-1]:
-            if not group.complete:
-                raise _incomplete(group)
-        if groups and not groups[-1].complete:
-            for segment in groups.pop().parts:
-                segment.path.unlink()
-        _fsync_directory(self.directory)
-        if not groups:
-            return None
-        last = groups[-1]
-        differences = metadata.differences(last.metadata)
-        if differences:
-            raise PgOutputError(
-                f"the segments in {self.directory} are not of this slot: "
-                f"{'; '.join(differences)}; give another directory"
-            )
-        return last.parts[0].end_lsn
+    def _resume(self, confirmed_flush_lsn: int) -> None:
+        """Find where to go on, and delete what a capture that was killed has left.
 
-    def _resume(self, last_end: int | None, confirmed_flush_lsn: int) -> None:
+        Nothing is deleted before it is sure that the server sends it again.
+        """
+        groups, unfinished = _chain(self.directory)
+        if groups or unfinished is not None:
+            newest = unfinished or groups[-1]
+            differences = self._metadata.differences(newest.metadata)
+            if differences:
+                raise PgOutputError(
+                    f"the segments in {self.directory} are not of this slot: "
+                    f"{'; '.join(differences)}; give another directory"
+                )
+        last_end = groups[-1].parts[0].end_lsn if groups else None
         acknowledged = self._read_position()
         known = [lsn for lsn in (last_end, acknowledged) if lsn is not None]
         self.position = max(known, default=confirmed_flush_lsn)
+        slot = f"slot {self._metadata.slot!r} is at {format_lsn(confirmed_flush_lsn)}"
+        if unfinished is not None:
+            first = unfinished.parts[0].first_lsn
+            if first < max(self.position, confirmed_flush_lsn):
+                raise PgOutputError(
+                    f"{unfinished.name} is not complete: there are its parts {unfinished.numbers}, "
+                    f"without the last, and the server does not send it again: {slot}, beyond its "
+                    f"start {format_lsn(first)}; {_RESTORE}"
+                )
         if confirmed_flush_lsn > self.position:
             raise PgOutputError(
-                f"slot {self._metadata.slot!r} is at {format_lsn(confirmed_flush_lsn)}, beyond "
-                f"the end {format_lsn(self.position)} of what is in {self.directory}: the changes "
-                f"between them are lost to it, someone else has read the slot; begin with a new "
-                f"snapshot and an empty directory"
+                f"{slot}, beyond the end {format_lsn(self.position)} of what is in "
+                f"{self.directory}: the changes between them are lost to it, someone else has read "
+                f"the slot, or segments were deleted; restore them, or begin with a new snapshot "
+                f"and an empty directory"
             )
+        self._clean_up(unfinished)
         if not known:
             # So that a slot that moves on before the first segment is noticed too.
             self._write_position(self.position)
         # Of the next segment. An idle position does not count: there is no segment up to it.
         self._start_lsn = self.position if last_end is None else last_end
+
+    @_disk
+    def _clean_up(self, unfinished: _Group | None) -> None:
+        """Delete parts without their last one, then temporary files, which tell what they are."""
+        if unfinished is not None:
+            for segment in unfinished.parts:
+                segment.path.unlink()
+            _fsync_directory(self.directory)
+        for path in self.directory.iterdir():
+            if _TEMPORARY.fullmatch(path.name):
+                path.unlink()
+        _fsync_directory(self.directory)
 
     def _read_position(self) -> int | None:
         path = self.directory / _POSITION_NAME
@@ -783,6 +868,9 @@ class SegmentWriter:
             return None
         self._finish_part(last=True)
         for part, path in enumerate(self._temporary):
+            if 0 < part == len(self._temporary) - 1:
+                # No crash of the machine leaves the last part with its name and another without.
+                _fsync_directory(self.directory)
             path.rename(self.directory / _segment_name(self._first_lsn, self._end_lsn, part))
         _fsync_directory(self.directory)
         self._temporary = []
@@ -857,8 +945,10 @@ class SegmentWriter:
         self._temporary.append(path)
         self._file = path.open("xb")
         metadata = dataclasses.replace(self._metadata, start_lsn=self._start_lsn)
-        schema = segment_schema().with_metadata({_METADATA_KEY: metadata.to_json().encode()})
+        self._metadata_json = metadata.to_json().encode()
+        schema = segment_schema().with_metadata({_METADATA_KEY: self._metadata_json})
         self._arrow = self._pa.ipc.new_file(self._file, schema)
+        self._batches = 0
         self._part_bytes = 0
         self._new_batch()
         self._runs = [(0, None)]
@@ -870,6 +960,8 @@ class SegmentWriter:
 
     def _write_batch(self) -> None:
         """Hand the pending frames to the file."""
+        import numpy as np
+
         pa = self._pa
         count = len(self._frames)
         if count == 0:
@@ -896,26 +988,28 @@ class SegmentWriter:
                 of_transaction(2, np.uint32, pa.uint32()),
                 column(seqs, pa.int64(), seqs >= 0),
                 pa.array(self._frames, pa.binary()),
-            ],
-            {},
+            ]
         )
         self._part_bytes += self._pending_bytes
         self._new_batch()
 
     @_disk
-    def _write_arrow(self, columns: list[Any], custom: dict[bytes, bytes]) -> None:
+    def _write_arrow(self, columns: list[Any], mark: bytes | None = None) -> None:
+        """A batch; with a mark it is the end's."""
         batch = self._pa.RecordBatch.from_arrays(columns, schema=segment_schema())
-        crc = _checksum(batch)
+        more = b"" if mark is None else self._metadata_json + mark
+        crc = _checksum(self._batches, batch, more)
         if crc is None:
             raise PgOutputError("a record batch of the segment has buffers that are too short")
-        self._arrow.write_batch(batch, custom_metadata={_CRC_KEY: crc.encode(), **custom})
+        custom = {_CRC_KEY: crc.encode()} | ({} if mark is None else {_END_KEY: mark})
+        self._arrow.write_batch(batch, custom_metadata=custom)
+        self._batches += 1
 
     @_disk
     def _finish_part(self, *, last: bool) -> None:
         self._write_batch()
-        if last:
-            empty = [self._pa.array([], field.type) for field in segment_schema()]
-            self._write_arrow(empty, {_END_KEY: b"1"})
+        empty = [self._pa.array([], field.type) for field in segment_schema()]
+        self._write_arrow(empty, _LAST_PART if last else _OTHER_PART)
         file = cast("BinaryIO", self._file)
         self._arrow.close()
         file.flush()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import errno
+import functools
 import json
 import os
+import random
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,12 +142,22 @@ def test_columns_name_and_metadata(tmp_path: Path) -> None:
     with pa.ipc.open_file(str(segment.path)) as file:
         found, custom = file.get_batch_with_custom_metadata(0)
         assert json.loads(file.schema.metadata[b"pgoutput_fast.segment"])["format_version"] == 1
-    crc = zlib.crc32(len(frames).to_bytes(8, "little"))
+        end, end_custom = file.get_batch_with_custom_metadata(1)
+        text = file.schema.metadata[b"pgoutput_fast.segment"]
+        assert file.num_record_batches == 2
+    crc = zlib.crc32(struct.pack("<qq", 0, len(frames)))
     for column in found.columns:
+        crc = zlib.crc32(struct.pack("<q", column.to_pylist().count(None)), crc)
         for buffer in column.buffers():
             if buffer is not None:
                 crc = zlib.crc32(buffer, crc)
     assert custom[b"pgoutput_fast.crc32"] == f"{crc:08x}".encode()
+    assert end.num_rows == 0
+    crc = zlib.crc32(struct.pack("<qq6q", 1, 0, *[0] * 6) + text + b"last")
+    assert end_custom == {
+        b"pgoutput_fast.crc32": f"{crc:08x}".encode(),
+        b"pgoutput_fast.end": b"last",
+    }
 
 
 def test_relations_in_force_are_repeated(tmp_path: Path) -> None:
@@ -225,7 +241,7 @@ def test_incomplete_parts_are_not_listed_and_deleted_at_the_start(
     last = found[-1].path
     assert found[-1].part > 1
     # As after a crash between two renames.
-    last.rename(tmp_path / ".00003.arrow.tmp")
+    last.rename(tmp_path / f".{found[-1].part:05d}.arrow.tmp")
     complete = [segment for segment in found if segment.end_lsn != 210]
     assert list_segments(tmp_path) == complete
     with writer(tmp_path) as out:
@@ -413,6 +429,27 @@ def test_durable_before_it_is_acknowledged(tmp_path: Path, monkeypatch: pytest.M
     ]
 
 
+def test_names_of_other_parts_are_durable_before_the_last_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "_BATCH_FRAMES", 4)
+    synced: list[list[str]] = []
+    fsync = segments._fsync_directory
+
+    def traced(directory: Path) -> None:
+        synced.append(sorted(path.name for path in directory.glob("[0-9]*")))
+        fsync(directory)
+
+    with writer(tmp_path, segment_bytes=200) as out:
+        frames = transaction(100, *(insert(value=b"%030d" % n) for n in range(30)))
+        write(out, frames[:-1])
+        monkeypatch.setattr(segments, "_fsync_directory", traced)
+        write(out, frames[-1:])
+    named = [segment.path.name for segment in list_segments(tmp_path)]
+    assert len(named) > 2
+    assert synced == [named[:-1], named]
+
+
 @pytest.fixture
 def segment(tmp_path: Path) -> Path:
     with writer(tmp_path) as out:
@@ -434,21 +471,201 @@ def test_every_damaged_byte_of_the_data_is_found(segment: Path) -> None:
     assert len(rows(segment)) == 203
 
 
-def test_no_damage_is_read_over(segment: Path) -> None:
-    """A byte changed anywhere gives this package's error, or the same rows (padding)."""
-    content = segment.read_bytes()
-    expected = rows(segment)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_no_flipped_bit_is_read_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int
+) -> None:
+    """One anywhere gives this package's error, or the same rows (padding)."""
+    monkeypatch.setattr(segments, "_BATCH_FRAMES", 16)
+    inserts = [insert(value=b"%09d" % n) for n in range(40)]
+    with writer(tmp_path, segment_bytes=1 << 20 if parts == 1 else 200) as out:
+        write(out, transaction(100, relation(1), *inserts), [(200, message(200))])
+        out.flush()
+    listed = [segment.path for segment in list_segments(tmp_path)][:parts]
+    path = listed[0]
+    content = path.read_bytes()
+    expected = rows(path)
+    size = len(content)
+    rng = random.Random(7)
+    places = [*range(size - 10, size), *rng.sample(range(size - 1500, size), 150)]
+    places += [*rng.sample(range(1500), 100), *rng.sample(range(size), 140)]
     found = 0
-    for offset in range(0, len(content), 7):
+    for place in places:
         damaged = bytearray(content)
-        damaged[offset] ^= 0x41
-        segment.write_bytes(damaged)
+        damaged[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
         try:
-            assert rows(segment) == expected
+            with SegmentReader(path) as reader:
+                assert reader.is_last_part == (parts == 1)
+                read = [row for batch in reader for row in batch.to_pylist()]
         except PgOutputError as error:
-            assert segment.name in str(error)  # noqa: PT017
+            assert path.name in str(error)  # noqa: PT017
             found += 1
-    assert found > len(content) / 7 / 2
+        else:
+            assert read == expected
+        # It is not left out either.
+        with contextlib.suppress(PgOutputError):
+            assert list_segments(tmp_path)[0].path == path
+    assert found > len(places) / 3
+
+
+def rewrite(path: Path, *, batches: list[int], metadata: bytes | None = None) -> None:
+    """Other batches in the file, with a footer that is right for them."""
+    with pa.ipc.open_file(str(path)) as file:
+        schema = file.schema
+        kept = [file.get_batch_with_custom_metadata(index) for index in batches]
+    if metadata is not None:
+        schema = schema.with_metadata({b"pgoutput_fast.segment": metadata})
+    with pa.ipc.new_file(str(path), schema) as file:
+        for batch, custom in kept:
+            file.write_batch(batch, custom_metadata=custom)
+
+
+@pytest.mark.parametrize(
+    ("batches", "what"),
+    [
+        ([], "its footer has no record batches"),
+        ([0, 1, 2], "the last of its 3 record batches is no end mark"),
+        ([3], "the end mark with the metadata has checksum"),
+        ([0, 1, 1, 3], "record batch 2 has checksum"),
+        ([1, 0, 2, 3], "record batch 0 has checksum"),
+    ],
+)
+def test_lost_batches_are_found_and_nothing_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: list[int], what: str
+) -> None:
+    monkeypatch.setattr(segments, "_BATCH_FRAMES", 16)
+    with writer(tmp_path) as out:
+        write(out, transaction(100, *(insert(value=b"%09d" % n) for n in range(40))))
+        assert out.flush() == 110
+    (segment,) = list_segments(tmp_path)
+    rewrite(segment.path, batches=batches)
+    left = tmp_path / ".00000.arrow.tmp"
+    left.write_bytes(b"left by a kill")
+    content = segment.path.read_bytes()
+    with pytest.raises(PgOutputError, match=rf"{segment.path.name} is damaged: {what}.*; restore"):
+        rows(segment)
+    if len(batches) < 4:
+        for refusing in (list_segments, functools.partial(writer, confirmed=110)):
+            with pytest.raises(PgOutputError, match=f"{segment.path.name} is damaged: {what}"):
+                refusing(tmp_path)
+        assert left.exists()
+    else:  # seen when they are read
+        assert list_segments(tmp_path) == [segment]
+    assert segment.path.read_bytes() == content
+
+
+def test_metadata_have_the_checksum_too(segment: Path) -> None:
+    with SegmentReader(segment) as reader:
+        metadata = reader.metadata
+    other = dataclasses.replace(metadata, encoding="LATIN1")
+    rewrite(segment, batches=[0, 1], metadata=other.to_json().encode())
+    with pytest.raises(PgOutputError, match="the end mark with the metadata has checksum"):
+        SegmentReader(segment)
+    rewrite(segment, batches=[0, 1], metadata=metadata.to_json().encode())
+    assert len(rows(segment)) == 203
+
+
+@pytest.fixture
+def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Segment]:
+    """A segment up to 110, and one from 200 to 210 in several parts."""
+    monkeypatch.setattr(segments, "_BATCH_FRAMES", 4)
+    with writer(tmp_path, segment_bytes=100) as out:
+        write(out, transaction(100, insert(value=b"x" * 100)))
+        assert write(out, transaction(200, *(insert(value=b"%030d" % n) for n in range(30)))) == [
+            210
+        ]
+    found = list_segments(tmp_path)
+    assert [segment.end_lsn for segment in found] == [110] + [210] * (len(found) - 1)
+    return found[1:]
+
+
+def test_last_part_that_is_gone_is_an_error(tmp_path: Path, parts: list[Segment]) -> None:
+    """Where it was acknowledged; the server can't send it again."""
+    parts[-1].path.unlink()
+    (tmp_path / ".00000.arrow.tmp").write_bytes(b"of another capture")
+    before = names(tmp_path)
+    with pytest.raises(PgOutputError, match=r"000C8-.*-00000\.arrow is not complete: there are"):
+        list_segments(tmp_path)
+    for confirmed in (201, 210, 300):
+        with pytest.raises(PgOutputError, match=r"is not complete: .* does not send it again"):
+            writer(tmp_path, confirmed=confirmed)
+    other = dataclasses.replace(METADATA, slot="other")
+    with pytest.raises(PgOutputError, match="are not of this slot"):
+        SegmentWriter(tmp_path, other, confirmed_flush_lsn=110)
+    assert names(tmp_path) == before
+    # It was not acknowledged: the server sends it again.
+    with writer(tmp_path, confirmed=110) as out:
+        assert out.position == 110
+    assert names(tmp_path) == ["0000000000000064-000000000000006E-00000.arrow"]
+
+
+def test_idle_position_counts_as_acknowledged(tmp_path: Path, parts: list[Segment]) -> None:
+    with writer(tmp_path) as out:
+        assert out.advance(300) == 300
+    parts[-1].path.unlink()
+    with pytest.raises(PgOutputError, match=r"is not complete: .* does not send it again"):
+        writer(tmp_path, confirmed=110)
+
+
+def test_damaged_part_among_others_is_found(tmp_path: Path, parts: list[Segment]) -> None:
+    for segment in parts:
+        content = segment.path.read_bytes()
+        with pa.ipc.open_file(str(segment.path)) as file:
+            count = file.num_record_batches
+        rewrite(segment.path, batches=list(range(count - 1)))
+        match = rf"{segment.path.name} is damaged: the last of its {count - 1} record batches"
+        with pytest.raises(PgOutputError, match=match):
+            list_segments(tmp_path)
+        with pytest.raises(PgOutputError, match=match):
+            writer(tmp_path)
+        segment.path.write_bytes(content)
+    assert len(list_segments(tmp_path)) == len(parts) + 1
+
+
+def test_listing_while_the_last_part_gets_its_name(
+    tmp_path: Path, parts: list[Segment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = parts[-1].path
+    temporary = tmp_path / f".{parts[-1].part:05d}.arrow.tmp"
+    last.rename(temporary)
+    assert len(list_segments(tmp_path)) == 1
+    listed = segments._chain
+
+    def renamed_after(directory: Path) -> Any:
+        found = listed(directory)
+        if temporary.exists():
+            temporary.rename(last)
+        return found
+
+    monkeypatch.setattr(segments, "_chain", renamed_after)
+    assert len(list_segments(tmp_path)) == len(parts) + 1
+
+
+def test_without_numpy_it_is_read_and_not_written(segment: Path) -> None:
+    script = (
+        "import sys; sys.modules['numpy'] = None\n"
+        "from pgoutput_fast.segments import *\n"
+        "from pgoutput_fast.errors import PgOutputError\n"
+        "(found,) = list_segments(sys.argv[1])\n"
+        "with SegmentReader(found.path) as reader:\n"
+        "    print(sum(batch.num_rows for batch in reader))\n"
+        "    metadata = reader.metadata\n"
+        "try:\n"
+        "    SegmentWriter(sys.argv[1], metadata, confirmed_flush_lsn=0)\n"
+        "except PgOutputError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(segment.parent)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    count, error = done.stdout.splitlines()
+    assert count == "203"
+    assert error.startswith("segments are written with numpy (")
+    assert error.endswith("; install numpy")
 
 
 def test_file_cut_short_is_refused(segment: Path) -> None:
