@@ -6,19 +6,21 @@ Python object per value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 import pgoutput_fast as pf
-from pgoutput_fast.errors import DecodeError, PgOutputError
+from pgoutput_fast.diagnose import UNKNOWN_HINT
+from pgoutput_fast.errors import DecodeError, PgOutputError, fail
 from pgoutput_fast.messages import UNCHANGED, Relation
 from pgoutput_fast.types import ColumnType, spark_type
 
 if TYPE_CHECKING:
     from pgoutput_fast.plan import RelationPlan
+    from pgoutput_fast.state import StreamState
 
 # A record batch is given out when one of them is reached. Bytes count the frames.
 _BATCH_ROWS = 16384
@@ -29,9 +31,38 @@ EPOCH_SHIFT = 946_684_800_000_000
 
 _OPS = {pf.Insert: "insert", pf.Update: "update", pf.Delete: "delete"}
 
+# What a frame from inside a stream, which has an xid more, looks like if it is read as another.
+_MISREAD = frozenset(
+    ("bad_column_kind", "bad_count", "bad_length", "bad_marker", "trailing_bytes", "truncated",
+     "unknown_relation", "unterminated_string")
+)  # fmt: skip
+
 # Spark's types, each of which holds all values of those before it.
 _INTEGERS = ("smallint", "int", "bigint")
 _FLOATS = ("float", "double")
+
+
+@dataclass(frozen=True)
+class Version:
+    """The version of a table that the schema was made for.
+
+    Attributes
+    ----------
+    relation_id : int
+    columns : dict of str to int
+        Name → OID of the type, in their order.
+    newest : bool
+        There is none after it among the frames.
+    """
+
+    relation_id: int
+    columns: dict[str, int]
+    newest: bool
+
+    @classmethod
+    def of(cls, relation: Relation, *, newest: bool) -> Version:
+        columns = {shown_name(column.name): column.type_id for column in relation.columns}
+        return cls(relation.relation_id, columns, newest)
 
 
 @dataclass(frozen=True)
@@ -50,6 +81,8 @@ class Target:
         Frames of Relation and Type messages to begin with.
     encoding : str
         The session's client_encoding.
+    version : Version, optional
+        Other versions of the table are compared with it, for columns that were renamed.
     """
 
     table: str
@@ -57,6 +90,7 @@ class Target:
     schema: pa.Schema
     relations: tuple[bytes, ...] = ()
     encoding: str = "utf-8"
+    version: Version | None = None
 
 
 def table_name(relation: Relation) -> str:
@@ -115,6 +149,7 @@ class _Mapping:
     """How the columns of one version of the table become those of the target."""
 
     def __init__(self, plan: RelationPlan, target: Target) -> None:
+        _check_names(plan.relation, target)
         self.plan = plan
         found = {shown_name(name): i for i, name in reversed(list(enumerate(plan.names)))}
         types = dict(column_types(plan, binary=True))
@@ -141,6 +176,69 @@ class _Mapping:
         return [text(i) if as_text else tuple_[i] for i, as_text in self.getters]
 
 
+def _check_names(relation: Relation, target: Target) -> None:
+    """Refuse a version of the table if a column of the target may be one of its own, renamed.
+
+    A Relation says names, not which column bears them. But columns keep their order for as long as
+    they live, and a new one comes behind all others. So, between the same two neighbours, a column
+    of the one version and a column of the other are the same one, renamed. Behind the last common
+    column they may as well be one that was dropped and one that was added: where their types
+    differ they are taken for that, as ALTER TABLE RENAME keeps the type.
+
+    Raises
+    ------
+    PgOutputError
+    """
+    version = target.version
+    if version is None or relation.relation_id != version.relation_id:
+        return
+    there, here = version.columns, Version.of(relation, newest=False).columns
+    wanted = {name for name, _ in target.columns}
+    common = [name for name in there if name in here]
+    for one, other in zip(common, (name for name in here if name in there), strict=True):
+        if one != other and not wanted.isdisjoint((one, other)):
+            raise PgOutputError(
+                f"{target.table}: the columns {other} and {one} have changed places in its "
+                "Relation messages, so that a name has gone from one column to another; begin "
+                "after the change with a new snapshot"
+            )
+    candidates_after = _gaps(here, there)
+    for neighbour, names in _gaps(there, here).items():
+        found = candidates_after.get(neighbour, [])
+        last = not common or neighbour == common[-1]
+        for name in names:
+            like = [other for other in found if here[other] == there[name]]
+            candidates = like if like or last else found
+            group = {name, *candidates}
+            if wanted.isdisjoint(group) or (candidates and wanted >= group):
+                continue
+            if candidates:
+                raise PgOutputError(
+                    f"{target.table}: another version of the table has the column "
+                    f"{' or '.join(candidates)} in the place of {name}, which looks like ALTER "
+                    "TABLE RENAME COLUMN; give schema= with all of these names and make one column "
+                    "of them, or begin after the change with a new snapshot"
+                )
+            if not last and version.newest:
+                raise PgOutputError(
+                    f"{target.table}: an older version of the table lacks the column {name}, which "
+                    "ADD COLUMN would have put last: its rows had a value that was not published; "
+                    f"begin after the change with a new snapshot, or give schema= without {name}"
+                )
+
+
+def _gaps(columns: Iterable[str], others: Container[str]) -> dict[str | None, list[str]]:
+    """The columns that `others` lacks, by the last one before them that it has."""
+    gaps: dict[str | None, list[str]] = {}
+    neighbour = None
+    for name in columns:
+        if name in others:
+            neighbour = name
+        else:
+            gaps.setdefault(neighbour, []).append(name)
+    return gaps
+
+
 def _is_str(type: ColumnType) -> bool:
     return type.entry is not None and type.entry.codec in ("text", "json", "jsonb")
 
@@ -160,6 +258,28 @@ def _fits(type_: str, wanted: str) -> bool:
     return False
 
 
+def explained(place: str, error: DecodeError, state: StreamState) -> PgOutputError:
+    """What to do about a frame that can't be read where it is."""
+    advice = []
+    if error.code == "stream_order":
+        advice.append(
+            "frames must be in the order of the stream, and all segments of a streamed transaction "
+            "in one partition, each from its Stream Start to its Stream Stop, so repartition them; "
+            "a column seq may stand in for the transaction's other segments"
+        )
+    elif error.code in _MISREAD and state.open_xid is None and state.xid is None:
+        advice.append(
+            "if the frame comes from inside a stream segment, it needs its Stream Start in the "
+            "same partition"
+        )
+    if error.code == "unknown_relation":
+        advice.append(
+            "frames of a partition need the relations of all tables among them: give relations=, "
+            "those of the stream's decoder for example, or partitions that begin with the stream"
+        )
+    return PgOutputError("; ".join([f"{place}: {error}", *advice]))
+
+
 class _Reader:
     """Reads frames with a decoder, and collects rows until they make a record batch."""
 
@@ -170,6 +290,8 @@ class _Reader:
             self.decoder.decode(frame)
         self.mappings: dict[int, tuple[RelationPlan, _Mapping | None]] = {}
         self.mapping: _Mapping | None = None  # of the rows collected
+        # Streamed transactions in progress whose rows are counted from the first one on.
+        self.streamed: set[int] = set()
         self.clear()
 
     def clear(self) -> None:
@@ -207,22 +329,24 @@ class _Reader:
                 elif isinstance(message, pf.Truncate):
                     self.add_truncate(message, given)
                 else:
+                    self.follow(message)
                     continue
             except DecodeError as error:
-                raise self.explained(f"{where}, frame {n}", error) from error
+                place = f"{self.target.table}: {where}, frame {n}"
+                raise explained(place, error, self.decoder.state) from error
             self.bytes += len(frame)
             if len(self.heads) >= _BATCH_ROWS or self.bytes >= _BATCH_BYTES:
                 yield from self.flush()
 
-    def explained(self, where: str, error: DecodeError) -> PgOutputError:
-        advice = ""
-        if error.code == "unknown_relation":
-            advice = (
-                "; frames of a partition need the relations of all tables among them: give "
-                "relations=, those of the stream's decoder for example, or partitions that begin "
-                "with the stream"
-            )
-        return PgOutputError(f"{self.target.table}: {where}: {error}{advice}")
+    def follow(self, message: Any) -> None:
+        """Take note of where streamed transactions begin and end."""
+        if isinstance(message, pf.StreamStart):
+            if message.first_segment:
+                self.streamed.add(message.xid)
+        elif isinstance(message, (pf.StreamCommit, pf.StreamPrepare)) or (
+            isinstance(message, pf.StreamAbort) and message.subxid == message.xid
+        ):
+            self.streamed.discard(message.xid)
 
     def mapping_of(self, relation_id: int) -> _Mapping | None:
         """How to read a relation's rows; None if it is another table, or unknown."""
@@ -252,7 +376,7 @@ class _Reader:
                     if after[i] is UNCHANGED:
                         after[i] = None
                         unchanged.append(name)
-        self.add_head(_OPS[type(message)], message.xid, old_kind, given)
+        self.add_head(_OPS[type(message)], message, old_kind, given)
         self.before.append(before)
         self.after.append(after)
         self.unchanged.append(unchanged or None)
@@ -262,12 +386,11 @@ class _Reader:
         count = len(message.relation_ids)
         for step, relation_id in enumerate(message.relation_ids):
             if self.decoder.state.plan(relation_id) is None:
-                raise PgOutputError(
-                    f"{self.target.table}: a TRUNCATE names relation {relation_id}, which was "
-                    "never announced; give relations="
+                fail(
+                    "unknown_relation", message.frame, 0, relation_id=relation_id, hint=UNKNOWN_HINT
                 )
             if self.mapping_of(relation_id) is not None:
-                self.add_head("truncate", message.xid, None, given, step=step, count=count)
+                self.add_head("truncate", message, None, given, step=step, count=count)
                 self.before.append(None)
                 self.after.append(None)
                 self.unchanged.append(None)
@@ -275,7 +398,7 @@ class _Reader:
     def add_head(
         self,
         op: str,
-        frame_xid: int | None,
+        message: Any,
         old_kind: str | None,
         given: tuple[Any, ...],
         *,
@@ -287,7 +410,7 @@ class _Reader:
         lsn, xid, commit_lsn, commit_time, seq = given
         subxid = None
         if state.open_xid is not None:
-            xid, subxid = state.open_xid, frame_xid
+            xid, subxid = state.open_xid, message.xid
         elif state.xid is not None:
             xid = state.xid if xid is None else xid
             commit_lsn = state.commit_lsn if commit_lsn is None else commit_lsn
@@ -295,6 +418,12 @@ class _Reader:
         if seq is not None:
             seq += step
         elif state.open_xid is not None or state.xid is not None:
+            if state.open_xid is not None and state.open_xid not in self.streamed:
+                found = (
+                    f"the stream of xid {state.open_xid} did not begin in this partition, so that "
+                    "the change's seq is not known"
+                )
+                fail("stream_order", message.frame, 0, found=found)
             # The frame is counted already.
             seq = state.row - count + step
         self.heads.append((op, xid, subxid, lsn, commit_lsn, commit_time, seq, old_kind))

@@ -6,21 +6,23 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
 
 import pgoutput_fast as pf
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import DecodeError, PgOutputError
 from pgoutput_fast.messages import Relation, Type, published
 from pgoutput_fast.segments import Segment, SegmentReader, list_segments
 
-from ._decode import Target, change_batches, column_types, table_name
+from ._decode import Target, Version, change_batches, column_types, explained, table_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+
+    from pgoutput_fast.plan import RelationPlan
 
 Relations = Mapping[int, Relation] | Iterable["Relation | Type | bytes"]
 Paths = str | os.PathLike[str] | Iterable["str | os.PathLike[str]"]
@@ -57,8 +59,17 @@ def read_segments(
         The columns op, xid, subxid, lsn, commit_lsn, commit_time, seq, old_kind, before, after and
         unchanged. ``(commit_lsn, seq)`` orders changes without ties. `unchanged` names the columns
         whose value the change does not tell: unchanged TOAST, and the columns that the table had
-        not got yet (under this name: a renamed column is another one). Values that the types
-        can't hold make the query fail with an error that names table, column and value.
+        not got yet. Values that the types can't hold make the query fail with an error that names
+        table, column and value.
+
+    Notes
+    -----
+    The stream does not say that a column was renamed, only that its Relation has another name in
+    the same place. This makes the query fail, unless `schema` has both names: then each change has
+    its value under the name of its time, and the other name in `unchanged`. Where the last column
+    was dropped and one of the same type added, it looks the same and fails too. Not noticed are a
+    last column that is renamed and gets another type before the table's next change, and a last
+    column that is dropped and added again under its name.
 
     Raises
     ------
@@ -72,10 +83,17 @@ def read_segments(
     with SegmentReader(segments[-1].path) as newest:
         encoding = newest.metadata.encoding
         binary = newest.metadata.options.get("binary", "false") in ("true", "on", "1")
+    plan = _newest_relation(segments, table, encoding)
     if schema is None:
-        relation = _newest_relation(segments, table, encoding)
-        schema = _struct(column_types(relation, binary=binary))
-    changes, target = _target(table, schema, encoding=encoding)
+        if plan is None:
+            raise PgOutputError(
+                f"no Relation of {table} is in the segments; is the table published, has it "
+                "changed since the slot was made, and is its name right (namespace.name, case "
+                "included)?"
+            )
+        schema = _struct(column_types(plan, binary=binary))
+    version = Version.of(plan.relation, newest=True) if plan is not None else None
+    changes, target = _target(table, schema, encoding=encoding, version=version)
     groups = _groups(
         [str(segment.path) for segment in segments],
         partitions or spark.sparkContext.defaultParallelism,
@@ -105,7 +123,9 @@ def decode_frames(
     Within a partition the frames must be in the order of the stream. What a partition must know of
     what came before it are the relations of all tables among its frames: from `relations`, or as
     frames of its own. It need not begin with a Begin: then `xid`, `commit_lsn`, `commit_time` and
-    `seq` of the changes up to the next one are those of the columns, and null without.
+    `seq` of the changes up to the next one are those of the columns, and null without. Of a
+    streamed transaction it must have all segments, or a column `seq` and segments that are whole,
+    from Stream Start to Stream Stop.
 
     Parameters
     ----------
@@ -120,14 +140,15 @@ def decode_frames(
         and frames of both may be among them.
     schema : StructType or str, optional
         As of :func:`read_segments`; without, the table's last Relation in `relations`, or else
-        in the frames (partitions being in order).
+        in the frames (partitions being in order), which are read an extra time for it.
     encoding : str
         The client_encoding of the session that sent the frames.
 
     Returns
     -------
     DataFrame
-        As of :func:`read_segments`. Rows of streamed and prepared transactions have a null
+        As of :func:`read_segments`; with `schema`, columns that were renamed are noticed if
+        `relations` has the table. Rows of streamed and prepared transactions have a null
         `commit_lsn`: whether they were committed is not known here.
 
     Raises
@@ -144,17 +165,19 @@ def decode_frames(
             )
         )
     known = _relation_frames(relations)
+    plan = _announced(known, table, encoding)
+    newest = plan is None
     if schema is None:
-        relation = _announced(known, table, encoding)
-        if relation is None:
-            relation = _announced(_frames_of_relations(frames), table, encoding)
-        if relation is None:
+        if plan is None:
+            plan = _announced(_frames_of_relations(frames, table, encoding), table, encoding)
+        if plan is None:
             raise PgOutputError(
                 f"no Relation of {table} is in relations= nor in the frames; give relations= or "
                 "schema=, and check the table's name"
             )
-        schema = _struct(column_types(relation, binary=False))
-    changes, target = _target(table, schema, encoding=encoding, relations=known)
+        schema = _struct(column_types(plan, binary=False))
+    version = Version.of(plan.relation, newest=newest) if plan is not None else None
+    changes, target = _target(table, schema, encoding=encoding, relations=known, version=version)
     names = [
         name
         for name in ("data", "lsn", "commit_lsn", "commit_time", "xid", "seq")
@@ -162,10 +185,7 @@ def decode_frames(
     ]
 
     def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        task = TaskContext.get()
-        where = f"partition {task.partitionId() if task is not None else '?'}"
+        where = _partition()
         numbered = ((f"{where}, batch {n}", batch) for n, batch in enumerate(batches))
         yield from change_batches(numbered, target)
 
@@ -180,7 +200,12 @@ def _struct(columns: Iterable[tuple[str, str]]) -> T.StructType:
 
 
 def _target(
-    table: str, schema: T.StructType | str, *, encoding: str, relations: tuple[bytes, ...] = ()
+    table: str,
+    schema: T.StructType | str,
+    *,
+    encoding: str,
+    version: Version | None,
+    relations: tuple[bytes, ...] = (),
 ) -> tuple[T.StructType, Target]:
     """The schema of the changes, and what the executors need to know."""
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -212,6 +237,7 @@ def _target(
         schema=to_arrow_schema(changes, timezone="UTC"),
         relations=relations,
         encoding=encoding,
+        version=version,
     )
     return changes, target
 
@@ -258,8 +284,8 @@ def _groups(paths: list[str], count: int) -> list[list[str]]:
     return groups
 
 
-def _newest_relation(segments: list[Segment], table: str, encoding: str) -> Any:
-    """The plan of the table's newest Relation.
+def _newest_relation(segments: list[Segment], table: str, encoding: str) -> RelationPlan | None:
+    """The plan of the table's newest Relation, None if there is none.
 
     Each segment begins with the relations in force: in all but rare cases the newest one says it,
     and is all that is read, a batch at a time.
@@ -269,10 +295,7 @@ def _newest_relation(segments: list[Segment], table: str, encoding: str) -> Any:
             plan = _announced(_relations_in(reader), table, encoding)
         if plan is not None:
             return plan
-    raise PgOutputError(
-        f"no Relation of {table} is in the segments; is the table published, has it changed since "
-        "the slot was made, and is its name right (namespace.name, case included)?"
-    )
+    return None
 
 
 def _relations_in(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
@@ -284,7 +307,7 @@ def _relations_in(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
         yield from (frame for frame in data.to_pylist() if frame[:1] in (b"R", b"Y"))
 
 
-def _announced(frames: Iterable[bytes], table: str, encoding: str) -> Any:
+def _announced(frames: Iterable[bytes], table: str, encoding: str) -> RelationPlan | None:
     """The plan of the table's last Relation among frames of Types and Relations."""
     decoder = pf.Decoder(encoding=encoding)
     plan = None
@@ -314,15 +337,50 @@ def _relation_frames(relations: Relations | None) -> tuple[bytes, ...]:
     return (*types, *others)  # a Relation's types count when it comes
 
 
-def _frames_of_relations(frames: DataFrame) -> list[bytes]:
-    """The different Types and Relations in a DataFrame, by their last place in it."""
-    tag = F.substring("data", 1, 1)
+def _frames_of_relations(frames: DataFrame, table: str, encoding: str) -> list[bytes]:
+    """The table's different Relations in a DataFrame, by their last place in it, after all Types.
+
+    Those from inside streams are as the server would send them outside.
+    """
+    # All that tells whether a frame stands inside a stream, and what a decoder forgets streams by.
+    tags = [bytearray([tag]) for tag in b"RYSEcAp"]
+
+    def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        decoder = pf.Decoder(encoding=encoding)
+        found: dict[bytes, int] = {}
+        for batch in batches:
+            for frame, place in zip(*(column.to_pylist() for column in batch), strict=True):
+                try:
+                    message = decoder.decode(frame)
+                except DecodeError as error:
+                    raise explained(f"{table}: {_partition()}", error, decoder.state) from error
+                if isinstance(message, Type) or (
+                    isinstance(message, Relation) and table_name(message) == table
+                ):
+                    outside = published(message) if message.in_stream else message
+                    found[outside.frame] = place
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(list(found), pa.binary()), pa.array(list(found.values()), pa.int64())],
+            names=["data", "place"],
+        )
+
     found = (
-        frames.filter(tag.isin([bytearray(b"R"), bytearray(b"Y")]))
+        frames.filter(F.substring("data", 1, 1).isin(tags))
         .select("data", F.monotonically_increasing_id().alias("place"))
+        .mapInArrow(find, "data binary, place bigint")
         .groupBy("data")
         .agg(F.max("place").alias("place"))
-        .orderBy("place")
+        .orderBy(F.substring("data", 1, 1) == bytearray(b"R"), "place")
         .collect()
     )
     return [bytes(row.data) for row in found]
+
+
+def _partition() -> str:
+    """Where an executor is, for errors."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    return f"partition {task.partitionId() if task is not None else '?'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import struct
 import warnings
 from decimal import Decimal
@@ -72,6 +73,16 @@ def commit(lsn, time=86_400_000_000):
 
 def transaction(lsn, xid, *frames):
     return [begin(lsn, xid), *frames, commit(lsn)]
+
+
+def streamed(xid, *frames, first=True):
+    """A stream segment: its frames have the xid behind the tag."""
+    inside = [frame[:1] + struct.pack(">I", xid) + frame[1:] for frame in frames]
+    return [b"S" + struct.pack(">IB", xid, first), *inside, b"E"]
+
+
+def stream_commit(xid, lsn, time=86_400_000_000):
+    return b"c" + struct.pack(">IBQQq", xid, 0, lsn, lsn + 8, time)
 
 
 COMMIT_TIME = dt.datetime(2000, 1, 2)  # in the session's time zone, which is UTC
@@ -307,3 +318,208 @@ def test_a_codec_that_hangs_is_refused(spark, tmp_path):
             read_segments(spark, tmp_path, "public.t")
     finally:
         spark.conf.unset(name)
+
+
+# --- streamed transactions -----------------------------------------------------------------------
+
+
+def partitions(spark, *groups, columns="data binary"):
+    """A DataFrame of frames, each group a partition."""
+    context = spark.sparkContext
+    parts = [
+        context.parallelize([frame if isinstance(frame, tuple) else (frame,) for frame in group], 1)
+        for group in groups
+    ]
+    return spark.createDataFrame(context.union(parts), columns)
+
+
+def test_relations_are_found_inside_streams(spark):
+    frames = [
+        *streamed(77, relation(1, "t", OLD), insert(1, "1", "one"), insert(1, "2", "two")),
+        stream_commit(77, 100),
+    ]
+    changes = decode_frames(partitions(spark, frames), "public.t")
+    assert changes.schema["after"].dataType.simpleString() == "struct<id:int,a:string>"
+    assert sorted(
+        (row.xid, row.subxid, row.seq, tuple(row.after)) for row in changes.collect()
+    ) == [
+        (77, 77, 0, (1, "one")),
+        (77, 77, 1, (2, "two")),
+    ]
+
+
+def test_the_last_relation_is_found_and_its_domains(spark):
+    domain = b"Y" + struct.pack(">I", 50000) + b"public\0positive\0"
+    int_domain = b"Y" + struct.pack(">I", 23) + b"pg_catalog\0positive\0"
+    first = [*streamed(77, relation(1, "t", OLD)), stream_commit(77, 100)]
+    # An aborted transaction's rows come too, and segments of several may take turns.
+    second = [
+        *streamed(78, domain, int_domain, relation(1, "t", NEW), relation(2, "other", OLD)),
+        *streamed(79, relation(3, "t", OLD, namespace="s")),
+        *streamed(78, insert(1, "1", "one", "1.50"), first=False),
+        b"A" + struct.pack(">II", 78, 78),
+    ]
+    changes = decode_frames(partitions(spark, first, second), "public.t")
+    assert changes.schema["after"].dataType.simpleString() == (
+        "struct<id:int,a:string,b:decimal(12,2)>"
+    )
+    assert [tuple(row.after) for row in changes.collect()] == [(1, "one", Decimal("1.50"))]
+
+
+def test_relations_inside_a_stream_without_its_start(spark):
+    start, *rest = streamed(77, relation(1, "t", OLD), insert(1, "1", "one"))
+    frames = partitions(spark, [start], rest)
+    with pytest.raises(PySparkException, match=r"public\.t: partition 1: .*needs its Stream Start"):
+        decode_frames(frames, "public.t").collect()
+
+
+@pytest.mark.parametrize(
+    ("frames", "advice"),
+    [
+        ([b"E"], "all segments of a streamed transaction in one partition"),
+        (streamed(77, insert(1, "1", "one"))[1:], "needs its Stream Start .* give relations="),
+        (streamed(77, truncate(1))[1:], "needs its Stream Start in the same partition"),
+        (streamed(77, insert(9, "1"))[:2], "relation 9 was never announced.*give relations="),
+        ([truncate(9)], "relation 9 was never announced.* give relations="),
+        ([*streamed(77)[:1], begin(100, 7)], "all segments of a streamed transaction in one part"),
+    ],
+)
+def test_a_partition_without_its_context_says_what_to_do(spark, frames, advice):
+    with pytest.raises(PySparkException, match=rf"public\.t: partition 0, .*{advice}"):
+        decode_frames(partitions(spark, frames), "public.t", [relation(1, "t", OLD)]).collect()
+
+
+def test_a_streamed_transaction_in_two_partitions_needs_seq(spark):
+    first = streamed(77, insert(1, "1", "one"), insert(1, "2", "two"))
+    second = [
+        *streamed(77, insert(2, "9"), first=False),  # no row of the table: nothing to be told
+        *streamed(77, insert(1, "3", "three"), truncate(2, 1), first=False),
+        stream_commit(77, 100),
+    ]
+    relations = [relation(1, "t", OLD), relation(2, "other", {"id": INT4})]
+    whole = partitions(spark, first + second)
+    assert [row.seq for row in decode_frames(whole, "public.t", relations).collect()] == [
+        0,
+        1,
+        3,
+        5,
+    ]
+    split = decode_frames(partitions(spark, first, second), "public.t", relations)
+    with pytest.raises(
+        PySparkException,
+        match=r"partition 1, batch 0, frame 4: .*xid 77.*seq is not known.*in one partition.*"
+        "column seq",
+    ):
+        split.collect()
+    seqs = iter([0, 1, 2, 3, 4])
+    numbered = [
+        [(frame, next(seqs) if frame[:1] in b"IT" else None) for frame in part]
+        for part in (first, second)
+    ]
+    given = partitions(spark, *numbered, columns="data binary, seq bigint")
+    found = decode_frames(given, "public.t", relations).collect()
+    assert [row.seq for row in found] == [0, 1, 3, 5]
+    # What is over does not go on: this would be another transaction with the same xid.
+    whole = [*first, stream_commit(77, 100)]
+    torn = whole + streamed(77, insert(1, "3", "three"), first=False)
+    with pytest.raises(PySparkException, match=r"frame 6: .*seq is not known"):
+        decode_frames(partitions(spark, torn), "public.t", relations).collect()
+
+
+# --- versions of a table -------------------------------------------------------------------------
+
+
+def versions(old, new, *, oid=1):
+    """A table's frames before and after an ALTER TABLE, a row each."""
+
+    def row(columns):
+        return ["2024-01-01" if type_ == DATE else "1" for type_ in columns.values()]
+
+    return [
+        [relation(1, "t", old), *transaction(100, 7, insert(1, *row(old)))],
+        [relation(oid, "t", new), *transaction(200, 8, insert(oid, *row(new)))],
+    ]
+
+
+ABC = {"id": INT4, "a": TEXT, "b": INT8, "c": TEXT}
+
+
+@pytest.mark.parametrize(
+    ("new", "lacking"),
+    [
+        ({**ABC, "d": TEXT}, ["d"]),
+        ({**ABC, "d": TEXT, "e": INT4}, ["d", "e"]),
+        ({"id": INT4, "a": TEXT, "c": TEXT}, None),
+        ({"id": INT4, "c": TEXT, "d": TEXT}, ["d"]),  # a, b dropped, d added
+        ({"id": INT4, "a": TEXT, "b": INT8, "d": DATE}, ["d"]),  # c dropped, d added
+        ({"c": TEXT}, None),
+    ],
+    ids=["add", "add two", "drop", "drop and add", "drop last and add", "drop first"],
+)
+def test_columns_added_and_dropped(spark, tmp_path, new, lacking):
+    directory = land(tmp_path / "s", itertools.chain(*versions(ABC, new)), segment_bytes=1)
+    changes = read_segments(spark, directory, "public.t")
+    assert [row.unchanged for row in changes.orderBy("commit_lsn").collect()] == [lacking, None]
+
+
+RENAMED = [
+    ({"id": INT4, "x": TEXT, "b": INT8, "c": TEXT}, "the column a in the place of x"),
+    ({"id": INT4, "x": DATE, "b": INT8, "c": TEXT}, "the column a in the place of x"),
+    ({"id": INT4, "x": TEXT, "c": TEXT}, "the column a in the place of x"),  # and b dropped
+    ({"id": INT4, "x": TEXT, "b": INT8, "c": TEXT, "d": TEXT}, "the column a in the place of x"),
+    ({"id": INT4, "a": TEXT, "b": INT8, "x": TEXT}, "the column c in the place of x"),
+    ({"id": INT4, "a": TEXT, "b": INT8, "x": TEXT, "d": TEXT}, "the column c in the place of x"),
+    ({"id": INT4, "a": TEXT, "x": TEXT}, "the column c in the place of x"),
+    ({"id": INT4, "b": INT8, "x": TEXT, "y": DATE}, "the column c in the place of x"),
+    ({"x": INT4, "a": TEXT, "b": INT8, "c": TEXT}, "the column id in the place of x"),
+    ({"x": TEXT}, "the column a or c in the place of x"),
+    ({"id": INT4, "c": TEXT, "b": INT8, "a": TEXT}, "a and c have changed places"),
+    ({"id": INT4, "a": TEXT, "n": TEXT, "b": INT8, "c": TEXT}, "lacks the column n"),
+]
+
+
+@pytest.mark.parametrize(("new", "named"), RENAMED)
+def test_a_column_that_may_have_been_renamed_is_an_error(spark, tmp_path, new, named):
+    directory = land(tmp_path / "s", itertools.chain(*versions(ABC, new)), segment_bytes=1)
+    with pytest.raises(PySparkException, match=rf"public\.t: .*{named}.*new snapshot"):
+        read_segments(spark, directory, "public.t").collect()
+
+
+def test_a_renamed_column_in_frames_and_with_a_schema(spark, tmp_path):
+    frames = versions(ABC, {"id": INT4, "x": TEXT, "b": INT8, "c": TEXT})
+    with pytest.raises(PySparkException, match="column a in the place of x"):
+        decode_frames(partitions(spark, *frames), "public.t").collect()
+    directory = land(tmp_path / "s", itertools.chain(*frames))
+    with pytest.raises(PySparkException, match="column a in the place of x"):
+        read_segments(spark, directory, "public.t", "id string, x string").collect()
+
+
+def test_a_renamed_column_with_relations_of_either_version(spark):
+    new = {"id": INT4, "x": TEXT, "b": INT8, "c": TEXT}
+    frames = partitions(spark, *versions(ABC, new))
+    for given, named in ((new, "column a in the place of x"), (ABC, "column x in the place of a")):
+        for schema in (None, "id int, a string", "x string"):
+            changes = decode_frames(frames, "public.t", [relation(1, "t", given)], schema)
+            with pytest.raises(PySparkException, match=named):
+                changes.collect()
+    # What was dropped after the relations given is no other column's old name.
+    dropped = {"id": INT4, "a": TEXT, "c": TEXT}
+    frames = partitions(spark, *versions(ABC, dropped))
+    changes = decode_frames(frames, "public.t", [relation(1, "t", ABC)])
+    assert {row.commit_lsn: row.unchanged for row in changes.collect()} == {100: None, 200: ["b"]}
+
+
+def test_both_names_of_a_renamed_column_can_be_read(spark, tmp_path):
+    new = {"id": INT4, "x": TEXT, "b": INT8, "c": TEXT}
+    directory = land(tmp_path / "s", itertools.chain(*versions(ABC, new)))
+    changes = read_segments(spark, directory, "public.t", "id int, a string, x string")
+    assert rows(changes)[0][-2:] == ((1, "1", None), ["x"])
+    assert rows(changes)[1][-2:] == ((1, None, "1"), ["a"])
+    # A column that is not asked for does not matter.
+    assert read_segments(spark, directory, "public.t", "id int, c string").count() == 2
+
+
+def test_a_table_that_was_made_anew_has_no_renamed_columns(spark, tmp_path):
+    frames = versions(ABC, {"id": INT4, "x": TEXT, "b": INT8, "c": TEXT}, oid=2)
+    changes = read_segments(spark, land(tmp_path / "s", itertools.chain(*frames)), "public.t")
+    assert [row[-1] for row in rows(changes)] == [["x"], None]
