@@ -162,7 +162,8 @@ class Renderer:
                     continue
             raise AssertionError("no array of arrays")
         else:
-            dimensions = max(depth(value) - lists, 1)
+            # No list that is an element has NULLs in it.
+            dimensions = level_of_null(value) or max(depth(value) - lists, 1)
         shown = self._braces(value, element, dimensions)
         if not isinstance(value, pf.Array):
             return shown
@@ -199,6 +200,14 @@ LISTS = {"vector", "halfvec", "int2vector", "oidvector"}
 def depth(value: Any) -> int:
     """How many lists are in one another."""
     return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
+
+
+def level_of_null(value: Any) -> int:
+    """How many lists a None is in, 0 if there is none."""
+    if None in value:
+        return 1
+    levels = [level_of_null(part) for part in value if isinstance(part, list)]
+    return 1 + max(levels) if any(levels) else 0
 
 
 def _is(kind: type, value: Any) -> Any:
