@@ -55,7 +55,7 @@ from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-from .errors import PgOutputError
+from .errors import PgOutputError, printable
 from .lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
@@ -335,7 +335,8 @@ class SegmentReader:
             yield
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise PgOutputError(
-                f"{self.path} is no segment, or is cut short or damaged ({error}); {_RESTORE}"
+                f"{self.path} is no segment, or is cut short or damaged "
+                f"({printable(str(error))}); {_RESTORE}"
             ) from error
 
     def _damaged(self, what: str) -> PgOutputError:
@@ -353,7 +354,9 @@ class SegmentReader:
         expected = custom.get(_CRC_KEY, b"").decode("ascii", "replace")
         if found != expected:
             what = "the end mark with the metadata" if more else f"record batch {index}"
-            raise self._damaged(f"{what} has checksum {found}, expected {expected or 'one'}")
+            # Of a damaged file: it may be anything.
+            shown = printable(expected[:16]) or "one"
+            raise self._damaged(f"{what} has checksum {found}, expected {shown}")
 
     def _check_end(self, metadata: bytes) -> tuple[int, bool]:
         """How many batches the footer has before the end mark, and if the mark is a last part's."""

@@ -500,6 +500,7 @@ def test_no_flipped_bit_is_read_over(
                 read = [row for batch in reader for row in batch.to_pylist()]
         except PgOutputError as error:
             assert path.name in str(error)  # noqa: PT017
+            assert str(error).isprintable()  # noqa: PT017
             found += 1
         else:
             assert read == expected
