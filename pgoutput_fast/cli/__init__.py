@@ -39,9 +39,12 @@ def _group() -> click.Group:
 
         def get_command(
             self,
-            ctx: click.Context,  # noqa: ARG002
+            ctx: click.Context,
             cmd_name: str,
         ) -> click.Command | None:
+            if "=" in cmd_name or "://" in cmd_name:
+                # Not shown, as click would: there may be a password in it.
+                ctx.fail("the first argument is a command; a DSN follows --dsn of tail")
             if cmd_name not in _COMMANDS:
                 return None
             command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command

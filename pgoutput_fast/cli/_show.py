@@ -9,11 +9,14 @@ from .. import (
     UNCHANGED,
     Begin,
     BeginPrepare,
+    CommitPrepared,
     DecodeError,
     Decoder,
     Delete,
     Insert,
+    Prepare,
     Relation,
+    RollbackPrepared,
     StreamAbort,
     StreamCommit,
     StreamPrepare,
@@ -31,6 +34,12 @@ if TYPE_CHECKING:
     from .. import TupleData
 
 _CUT = 60  # characters of a value in a line
+
+_OF_TRANSACTIONS = (
+    *(Begin, BeginPrepare, Prepare, CommitPrepared, RollbackPrepared),
+    *(StreamStart, StreamCommit, StreamPrepare, StreamAbort),
+)
+"""Their xid is the top-level transaction's, whatever came before."""
 
 
 class Shown(NamedTuple):
@@ -68,10 +77,7 @@ class Messages:
             message: Any = self._decoder.decode(frame)
         except DecodeError as error:
             return Shown(lsn, time, frame, None, error, before, ())
-        if isinstance(
-            message,
-            (Begin, BeginPrepare, StreamStart, StreamCommit, StreamPrepare, StreamAbort),
-        ):
+        if isinstance(message, _OF_TRANSACTIONS):
             xid: int | None = message.xid
         else:
             xid = before

@@ -15,8 +15,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from .. import Commit, Delete, Insert, StreamCommit, Truncate, Update, format_lsn
+from .. import (
+    Commit,
+    CommitPrepared,
+    Delete,
+    Insert,
+    StreamCommit,
+    Truncate,
+    Update,
+    format_lsn,
+)
 from ..errors import PgOutputError, printable
+from ..messages import TAGS
 from ..segments import SegmentReader, list_segments, require_pyarrow
 from ..values import timestamp_form
 from ._show import Messages, Shown, as_json, line
@@ -118,9 +128,9 @@ def _messages(path: Path) -> Iterator[Shown | _Keepalive]:
         is_segment = _is_segment(path)
     except OSError as error:
         raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, require_pyarrow().ArrowException) as error:
         raise PgOutputError(
-            f"{path} is no Arrow IPC file, or is cut short or damaged ({error})"
+            f"{path} is no Arrow IPC file, or is cut short or damaged ({printable(str(error))})"
         ) from error
     if is_segment:
         with SegmentReader(path) as reader:
@@ -146,7 +156,7 @@ class _Filter:
     def __init__(self, tables: tuple[str, ...], xids: tuple[int, ...], tags: str) -> None:
         self._tables = set(tables)
         self._xids = set(xids)
-        self._tags = set(tags.replace(",", ""))
+        self._tags = set(tags)
         self.is_empty = not (self._tables or self._xids or self._tags)
 
     def __call__(self, shown: Shown) -> bool:
@@ -182,7 +192,7 @@ class _Stats:
         self.errors += message is None
         if shown.lsn:
             self.lsns = _widened(self.lsns, shown.lsn)
-        if isinstance(message, (Commit, StreamCommit)):
+        if isinstance(message, (Commit, CommitPrepared, StreamCommit)):
             self.transactions += 1
             self.times = _widened(self.times, message.commit_time)
         if isinstance(message, (Insert, Update, Delete, Truncate)):
@@ -227,6 +237,17 @@ class _Stats:
                 )
 
 
+def _checked_tags(_: click.Context, __: click.Parameter, value: str | None) -> str:
+    if value is None:
+        return ""
+    tags = value.replace(",", "").replace(" ", "")
+    unknown = sorted(set(tags) - set(TAGS))
+    if unknown or not tags:
+        what = f"no message has tag {', '.join(map(repr, unknown))}" if unknown else "no tag given"
+        raise click.BadParameter(f"{what}; the tags are {' '.join(TAGS)}")
+    return tags
+
+
 @click.command
 @click.argument(
     "paths", metavar="FILE|DIR…", nargs=-1, required=True, type=click.Path(path_type=Path)
@@ -234,7 +255,9 @@ class _Stats:
 @click.option("--json", "as_objects", is_flag=True, help="One JSON object per line.")
 @click.option("--table", "tables", multiple=True, help="Only of this table: name or schema.name.")
 @click.option("--xid", "xids", multiple=True, type=int, help="Only of this transaction.")
-@click.option("--tag", "tags", default="", help="Only messages with these tags, e.g. IUD.")
+@click.option(
+    "--tag", "tags", callback=_checked_tags, help="Only messages with these tags, e.g. IUD."
+)
 @click.option("--full", is_flag=True, help="Do not cut long values in lines.")
 @click.option("--stats", is_flag=True, help="Counts instead of messages.")
 def command(

@@ -13,7 +13,7 @@ from ..replication import connect
 from ._show import Messages, as_json, line
 
 
-@click.command
+@click.command(context_settings={"allow_extra_args": True})
 @click.option(
     "--dsn",
     required=True,
@@ -25,7 +25,9 @@ from ._show import Messages, as_json, line
 @click.option("--binary", is_flag=True, help="Ask for values in binary form.")
 @click.option("--messages", is_flag=True, help="Logical messages too.")
 @click.option("--full", is_flag=True, help="Do not cut long values in lines.")
+@click.pass_context
 def command(
+    context: click.Context,
     dsn: str,
     publications: tuple[str, ...],
     as_objects: bool,
@@ -38,6 +40,9 @@ def command(
     A temporary slot is made, and gone at the end, however that comes. Ctrl-C is the usual end: exit
     code 0.
     """
+    if context.args:
+        # Not shown, as click would: it may be the password of a DSN without quotes.
+        raise click.UsageError("unexpected extra argument; quote the DSN")
     slot = f"pgoutput_fast_tail_{os.getpid()}_{secrets.token_hex(4)}"
     try:
         with connect(

@@ -197,7 +197,7 @@ def test_json(run: Run, directory: Path) -> None:
         (["--xid", "41"], "BRIUDC"),
         (["--xid", "41", "--xid", "42", "--tag", "BC"], "BCBC"),
         (["--xid", "99"], ""),
-        (["--tag", "i"], ""),
+        (["--tag", "c P,K"], ""),
     ],
 )
 def test_filters(run: Run, directory: Path, options: list[str], expected: str) -> None:
@@ -226,7 +226,7 @@ def test_stats(run: Run, directory: Path) -> None:
         ["frames", "13"],
         ["public.t", "1", "1", "1", "1"],
     ]
-    (empty,) = run.objects("--stats", "--tag", "x", directory)
+    (empty,) = run.objects("--stats", "--tag", "K", directory)
     assert (empty["frames"], empty["lsns"], empty["tables"]) == (0, [], {})
 
 
@@ -327,11 +327,76 @@ def test_usage_and_version(run: Run) -> None:
         (["nothing"], "No such command 'nothing'"),
         (["inspect"], "Missing argument 'FILE|DIR…'"),
         (["inspect", "--xid", "x", "f"], "'x' is not a valid integer"),
+        (["inspect", "--tag", "IQ", "f"], "no message has tag 'Q'; the tags are A B C D E I K M O"),
+        (["inspect", "--tag", "i", "f"], "no message has tag 'i'"),
+        (["inspect", "--tag", ",", "f"], "no tag given; the tags are A B"),
         (["tail"], "Missing option"),
         ([], "Usage: pgoutput-fast"),
     ]:
         run(*arguments, code=2)
         assert text in run.error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["tail", "--dsn", "host=h", "password=s3cret", "--publication", "p"], "quote the DSN"),
+        (["tail", "--publication", "p", "--dsn", "host=h", "user=u", "password=s3cret"], "quote"),
+        (["tail", "host=h", "password=s3cret", "--publication", "p"], "Missing option '--dsn'"),
+        (["tail", "--dsn", "host=h", "--password=s3cret"], "--password"),
+        (["password=s3cret"], "the first argument is a command"),
+        (["postgresql://u:s3cret@h/d"], "the first argument is a command"),
+    ],
+)
+def test_dsn_that_is_no_option_is_not_shown(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], text: str
+) -> None:
+    monkeypatch.delenv("PGOUTPUT_FAST_DSN", raising=False)
+    assert run(*arguments, code=2) == []
+    assert text in run.error
+    assert "s3cret" not in run.error
+
+
+def test_two_phase_commit(run: Run, tmp_path: Path) -> None:
+    """The ends of prepared transactions come alone: nothing before says whose they are."""
+
+    def prepared(tag: bytes, xid: int, *, flags: bool = True) -> bytes:
+        frame = tag + b"\0" * flags + struct.pack(">QQq", 100, 110, 1_500_000)
+        frame += struct.pack(">q", 2_500_000) * (tag == b"r")
+        return frame + struct.pack(">I", xid) + string(b"gid")
+
+    insert = b"I" + struct.pack(">I", 7) + b"N" + row(b"1", None, None)
+    frames = [
+        *(prepared(b"b", 41, flags=False), TABLE, insert, prepared(b"P", 41)),
+        *(prepared(b"K", 41), prepared(b"r", 42), prepared(b"P", 43)),
+    ]
+    path = recording(tmp_path / "a", frames)
+    found = run.objects(path)
+    assert [(shown["message"], shown["xid"]) for shown in found] == [
+        ("BeginPrepare", 41),
+        ("Relation", 41),
+        ("Insert", 41),
+        ("Prepare", 41),
+        ("CommitPrepared", 41),
+        ("RollbackPrepared", 42),
+        ("Prepare", 43),
+    ]
+    assert not any("subxid" in shown for shown in found)
+    assert run("inspect", path)[4].startswith("0/5 41 CommitPrepared(")
+    (stats,) = run.objects("--stats", path)
+    assert stats["transactions"] == 1
+    assert stats["commit_times"] == ["2000-01-01 00:00:01.5+00"] * 2
+
+
+def test_segment_with_a_damaged_end_is_not_left_out(run: Run, directory: Path) -> None:
+    last = max(directory.glob("*.arrow"))
+    content = last.read_bytes()
+    damaged = bytearray(content)
+    damaged[content.rindex(b"pgoutput_fast.end")] ^= 1
+    last.write_bytes(damaged)
+    for path in (directory, last):
+        assert run("inspect", path, code=1) == []
+        assert f"{last} is damaged: the last of its 2 record batches is no end mark" in run.error
 
 
 def test_closed_pipe_is_quiet(directory: Path) -> None:
