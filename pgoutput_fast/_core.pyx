@@ -12,7 +12,6 @@ from __future__ import annotations
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_New, PyTuple_SET_ITEM
 from cpython.unicode cimport PyUnicode_Decode
@@ -169,7 +168,7 @@ cdef class Insert(_Row):
     @property
     def new(self):
         """The row."""
-        return make_tuple(self, self._new_start, "new")
+        return make_tuple(self, self._new_start, False)
 
 
 @cython.final
@@ -194,7 +193,7 @@ cdef class Update(_Row):
     @property
     def new(self):
         """The row as it is."""
-        return make_tuple(self, self._new_start, "new")
+        return make_tuple(self, self._new_start, False)
 
 
 @cython.final
@@ -228,17 +227,17 @@ cdef uint8_t marker_of(_Row row) except? 0:
 
 
 cdef TupleData old_tuple(_Row row):
-    return make_tuple(row, 10 if row._in_stream else 6, "old")
+    return make_tuple(row, 10 if row._in_stream else 6, True)
 
 
-cdef TupleData make_tuple(_Row row, uint32_t start, str which):
+cdef TupleData make_tuple(_Row row, uint32_t start, bint is_old):
     cdef TupleData data = TupleData.__new__(TupleData)
     data._width = load_uint16(data_of(row._frame) + start)
     data._start = start + 2
     data._frame = row._frame
     data._in_stream = row._in_stream
     data._plan = row._plan
-    data._which = which
+    data._is_old = is_old
     return data
 
 
@@ -255,17 +254,14 @@ cdef class TupleData:
 
     cdef bytes _frame
     cdef _Plan _plan  # None: decoded alone
-    cdef str _which
-    cdef ColumnSlice *_slices  # one behind the last column too, or NULL so far
+    cdef bytes _slices  # room for ColumnSlices, one behind the last column too; None so far
     cdef uint32_t _start
     cdef uint32_t _width
     cdef bint _in_stream
+    cdef bint _is_old
 
     def __init__(self):
         raise TypeError("TupleData is made by decoding a frame")
-
-    def __dealloc__(self):
-        PyMem_Free(self._slices)
 
     def __len__(self):
         return self._width
@@ -437,7 +433,8 @@ cdef class TupleData:
 
     def __reduce__(self):
         plan = plan_of(self._plan)
-        return restore_tuple, (self._frame, bool(self._in_stream), plan, self._which)
+        which = "old" if self._is_old else "new"
+        return restore_tuple, (self._frame, bool(self._in_stream), plan, which)
 
     def __copy__(self):
         return self
@@ -449,7 +446,9 @@ cdef class TupleData:
         return describe_tuple(self, plan_of(self._plan))
 
     cdef object _is_key(self):
-        return self._which == "old" and data_of(self._frame)[9 if self._in_stream else 5] == c'K'
+        return bool(
+            self._is_old and data_of(self._frame)[9 if self._in_stream else 5] == c'K'
+        )
 
     # The columns as they stand in the frame.
     cdef bytes _wire(self):
@@ -469,17 +468,18 @@ cdef class TupleData:
 
     cdef ColumnSlice _column(self, Py_ssize_t i) except *:
         cdef const uint8_t *frame
+        cdef ColumnSlice *slices
         cdef Py_ssize_t position = self._start
         cdef uint32_t at
-        if self._slices is NULL:
+        if self._slices is None:
             frame = data_of(self._frame)
-            self._slices = <ColumnSlice *> PyMem_Malloc((self._width + 1) * sizeof(ColumnSlice))
-            if self._slices is NULL:
-                raise MemoryError
+            self._slices = PyBytes_FromStringAndSize(NULL, (self._width + 1) * sizeof(ColumnSlice))
+            slices = <ColumnSlice *> PyBytes_AS_STRING(self._slices)
             for at in range(self._width):
-                position = take_column(frame, position, &self._slices[at])
-            self._slices[self._width].offset = <uint32_t> position + 1
-        return self._slices[i]
+                position = take_column(frame, position, &slices[at])
+            slices[self._width].offset = <uint32_t> position + 1
+            slices[self._width].length_and_kind = KIND_NULL
+        return (<ColumnSlice *> PyBytes_AS_STRING(self._slices))[i]
 
     cdef object _raw(self, ColumnSlice column):
         cdef uint32_t kind = column.length_and_kind & 3
