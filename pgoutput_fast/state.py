@@ -162,6 +162,9 @@ class StreamState:
             self.row += len(message.relation_ids)
         elif isinstance(message, StreamStart):
             self.end()
+            if message.first_segment:
+                # What an earlier connection sent of it comes again, from the start.
+                self._forget(message.xid)
             self.open_xid = message.xid
             self.row = self.rows.pop(message.xid, 0)
             self.staged.setdefault(message.xid, Staged())

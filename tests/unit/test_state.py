@@ -195,6 +195,17 @@ def test_rows_are_counted_per_transaction(impl: ModuleType) -> None:
     assert decoder.state.rows == {}
 
 
+def test_a_first_segment_begins_anew(impl: ModuleType) -> None:
+    """After a reconnect the server sends an open transaction again, from its first change."""
+    decoder = impl.Decoder()
+    decode_all(decoder, stream_start(70), relation("a", xid=70), insert(b"1", xid=70), STREAM_STOP)
+    assert decoder.state.rows == {70: 1}
+    decoder.decode(stream_start(70, first=1))
+    assert (decoder.state.row, decoder.state.staged[70].messages) == (0, [])
+    with pytest.raises(pf.DecodeError, match="never announced"):
+        decoder.decode(insert(b"1", xid=70))
+
+
 def test_prepared_transaction_has_no_commit_yet(impl: ModuleType) -> None:
     decoder = impl.Decoder()
     decode_all(decoder, relation("a"), b"b" + struct.pack(">QQqI", 1, 2, 3, 44) + b"g\0")
