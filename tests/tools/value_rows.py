@@ -20,17 +20,18 @@ _EXTENSION_OID = 16500
 
 def row_of(
     impl: ModuleType,
-    type_name: str,
+    type_: str | int,
     value: bytes,
     kind: bytes = b"t",
     policies: pf.Policies | None = None,
     encoding: str = "utf-8",
+    registry: pf.TypeRegistry | None = None,
 ) -> Any:
-    """A tuple of the column ``c`` with `value`; types that are not built in are announced."""
-    decoder = impl.Decoder(policies, encoding)
-    oid = OIDS.get(type_name, _EXTENSION_OID)
-    if oid == _EXTENSION_OID:
-        decoder.decode(type_frame(oid, "public", type_name))
+    """A tuple of the column ``c`` with `value`; named types that are not built in are announced."""
+    decoder = impl.Decoder(policies, encoding, registry)
+    oid = type_ if isinstance(type_, int) else OIDS.get(type_, _EXTENSION_OID)
+    if isinstance(type_, str) and oid == _EXTENSION_OID:
+        decoder.decode(type_frame(oid, "public", type_))
     decoder.decode(relation("c", type_id=oid))
     body = struct.pack(">h", 1) + kind + struct.pack(">i", len(value)) + value
     return decoder.decode(b"I" + struct.pack(">I", OID) + b"N" + body).new

@@ -11,7 +11,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from make_frames import OID, insert, relation, type_frame
+from make_frames import insert, relation, type_frame
+from value_rows import row_of, same
 
 import pgoutput_fast as pf
 
@@ -19,33 +20,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 UTC = datetime.timezone.utc
-OIDS = {
-    "bool": 16, "bytea": 17, "char": 18, "name": 19, "int8": 20, "int2": 21, "int4": 23,
-    "text": 25, "oid": 26, "xid": 28, "json": 114, "xml": 142, "float4": 700, "float8": 701,
-    "bpchar": 1042, "varchar": 1043, "date": 1082, "time": 1083, "timestamp": 1114,
-    "timestamptz": 1184, "numeric": 1700, "uuid": 2950, "jsonb": 3802, "xid8": 5069,
-}  # fmt: skip
-
-
-def row_of(
-    impl: ModuleType,
-    type_name: str | int,
-    value: bytes,
-    kind: bytes = b"t",
-    policies: pf.Policies | None = None,
-    registry: pf.TypeRegistry | None = None,
-) -> Any:
-    decoder = impl.Decoder(policies, registry=registry)
-    decoder.decode(
-        relation("c", type_id=OIDS[type_name] if isinstance(type_name, str) else type_name)
-    )
-    body = struct.pack(">h", 1) + kind + struct.pack(">i", len(value)) + value
-    return decoder.decode(b"I" + struct.pack(">I", OID) + b"N" + body).new
-
-
-def same(value: Any, expected: Any) -> bool:
-    """Equal in type and to the last digit; NaN equals NaN."""
-    return type(value) is type(expected) and repr(value) == repr(expected)
 
 
 def us(value: int) -> bytes:
