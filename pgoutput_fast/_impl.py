@@ -13,6 +13,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 _MODULES = {"cython": "pgoutput_fast._core", "python": "pgoutput_fast._pure"}
+_COLUMNAR = {"cython": "pgoutput_fast._columns", "python": "pgoutput_fast._pure_columns"}
+_FRAMES = {"cython": "pgoutput_fast._frames", "python": "pgoutput_fast._pure_frames"}
 
 
 def _choose() -> tuple[ModuleType, str | None]:
@@ -43,7 +45,17 @@ def _choose() -> tuple[ModuleType, str | None]:
     return importlib.import_module(_MODULES["python"]), reason
 
 
-__all__ = ["FALLBACK_REASON", "IMPLEMENTATION", "implementation"]
+def columnar() -> ModuleType:
+    """The module with the columnar engine of the implementation, which needs NumPy."""
+    return importlib.import_module(_COLUMNAR[IMPLEMENTATION])
+
+
+def frames() -> ModuleType:
+    """The module with decode_batch() of the implementation, which needs NumPy."""
+    return importlib.import_module(_FRAMES[IMPLEMENTATION])
+
+
+__all__ = ["FALLBACK_REASON", "IMPLEMENTATION", "columnar", "frames", "implementation"]
 
 if TYPE_CHECKING:  # type checkers read the twin
     from . import _pure as implementation

@@ -72,6 +72,9 @@ class StreamState:
     row : int
         Number of rows so far in the transaction, or the streamed transaction, that is open. A
         TRUNCATE of k tables makes k.
+    suspect : set
+        OIDs of types whose Type message could not be read; None for one whose OID could not be. A
+        relation that uses one stays unknown.
     rows : dict of int to int
         By top-level xid: the same, of streamed transactions whose segment is not open.
     """
@@ -86,6 +89,7 @@ class StreamState:
         "rows",
         "settings",
         "staged",
+        "suspect",
         "types",
         "xid",
     )
@@ -95,6 +99,7 @@ class StreamState:
         self.relations: dict[int, Relation] = {}
         self.types: dict[int, Type] = {}
         self.plans: dict[int, RelationPlan] = {}
+        self.suspect: set[int | None] = set()
         self.reset()
 
     def reset(self) -> None:
@@ -104,13 +109,18 @@ class StreamState:
         self.rows: dict[int, int] = {}
         self.end()
 
-    def copy(self) -> StreamState:
-        """A state that goes its own way from here."""
+    def copy(self, settings: Settings | None = None) -> StreamState:
+        """A state that goes its own way from here, with other settings where they are given."""
         copy = StreamState(self.settings)
         for name in self.__slots__:
             value = getattr(self, name)
-            setattr(copy, name, dict(value) if isinstance(value, dict) else value)
+            setattr(copy, name, type(value)(value) if isinstance(value, (dict, set)) else value)
         copy.staged = {xid: staged.copy() for xid, staged in self.staged.items()}
+        if settings is not None:
+            copy.settings = settings
+            for plans in (copy.plans, *(staged.plans for staged in copy.staged.values())):
+                for relation_id, plan in plans.items():
+                    plans[relation_id] = RelationPlan(plan.relation, plan.types, settings)
         return copy
 
     def begin(self, xid: int, commit_lsn: int | None, commit_time: int | None) -> None:
@@ -157,7 +167,10 @@ class StreamState:
         self.check_order(frame)
         message = decode_rare(frame, self.open_xid is not None, self.settings.encoding)
         if isinstance(message, (Relation, Type)):
-            return self._announce(message)
+            announced = self._announce(message)
+            if self.suspect:
+                self._suspect(message)
+            return announced
         if isinstance(message, Truncate):
             self.row += len(message.relation_ids)
         elif isinstance(message, StreamStart):
@@ -187,6 +200,45 @@ class StreamState:
         elif isinstance(message, Prepare):
             self.end()
         return message
+
+    def _suspect(self, message: Relation | Type) -> None:
+        """Take note of what follows a Type message that could not be read."""
+        if isinstance(message, Type):
+            self.suspect.discard(message.type_id)
+            return
+        # Types come right before the relations that use them.
+        any_type = None in self.suspect
+        self.suspect.discard(None)
+        for column in message.columns:
+            if column.type_id in self.suspect or (any_type and column.type_id >= FIRST_USER_OID):
+                self.forget_relation(message.relation_id)
+
+    def forget_type(self, type_id: int | None) -> None:
+        """Take note of a Type message that could not be read."""
+        self.suspect.add(type_id)
+
+    def forget_relation(self, relation_id: int | None) -> None:
+        """Forget a relation, or all of them, whose next Relation message could not be read.
+
+        A streamed transaction that is open must not fall back to what others know.
+        """
+        if relation_id is None:
+            self.relations.clear()
+            self.plans.clear()
+        else:
+            self.relations.pop(relation_id, None)
+            self.plans.pop(relation_id, None)
+        if self.open_xid is not None:
+            staged = self.staged[self.open_xid]
+            kept = [
+                message
+                for message in staged.messages
+                if not isinstance(message, Relation)
+                or relation_id not in (None, message.relation_id)
+            ]
+            self.staged[self.open_xid] = Staged()
+            for message in kept:
+                self._stage(self.staged[self.open_xid], message)
 
     def _forget(self, xid: int) -> list[Relation | Type]:
         """A streamed transaction is over. Returns what it announced."""
@@ -262,6 +314,9 @@ class StreamState:
         for name, value in state.items():
             setattr(self, name, value)
 
+
+FIRST_USER_OID = 16_384
+"""Of types that are no built-in ones, for which Type messages come (``FirstNormalObjectId``)."""
 
 _OUTSIDE_SEGMENTS = {
     b"B": "Begin",

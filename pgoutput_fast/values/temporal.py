@@ -414,7 +414,7 @@ def _interval(policies: Policies) -> Codec:
 
     def form(raw: bytes) -> str:
         value = parts(raw)
-        return value.decode() if isinstance(value, bytes) else _interval_form(value)
+        return value.decode() if isinstance(value, bytes) else interval_form(value)
 
     def binary(raw: bytes) -> Any:
         value = parts(raw)
@@ -426,7 +426,7 @@ def _interval(policies: Policies) -> Codec:
 _interval_pack = struct.Struct(">qii").pack
 
 
-def _interval_form(value: Interval) -> str:
+def interval_form(value: Interval) -> str:
     """`value` in IntervalStyle postgres: a sign after a negative part is always printed."""
     years, months = divmod(abs(value.months), 12)
     if value.months < 0:

@@ -1,0 +1,2164 @@
+# cython: annotation_typing=False, cdivision=True
+"""The rows of many frames as Arrow columns, compiled: the twin of ``_pure_columns.py``.
+
+One pass over the frames, without the interpreter: a row's values go from the frame to the ends of
+its relation's columns, each by the converter that the relation's layout names. Where a converter
+finds a value unusual, a function of :mod:`pgoutput_fast.layout` says what the column stores, and
+where a frame is malformed, :mod:`pgoutput_fast.diagnose` says what is wrong. A row counts when all
+of it is there, so that one that is refused leaves nothing behind.
+
+The columns of a batch lie in one arena: memory that belongs to the batch and to every array that
+was exported from it, and is freed with the last of them, by whichever thread that is.
+"""
+
+from __future__ import annotations
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
+from libc.stdint cimport (
+    INT32_MAX, INT64_MAX, INT64_MIN, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
+    uint64_t,
+)
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memset, strlen
+
+from pgoutput_fast._core cimport load_uint16, load_uint32, load_uint64, walk_tuple
+from pgoutput_fast._frames cimport Frame, Memory, Piece, Source, pieces_of, take_frame
+
+from ._core import decode, restore
+from .batches import ITEM_SIZES, array_of, lsns_of, metadata_bytes, refuse_time
+from .diagnose import UNKNOWN_HINT, diagnose
+from .errors import DecodeError, fail
+from .layout import CONVERTERS, EPOCH_SHIFT, shown_name
+from .plan import refuse_value
+
+cdef extern from "_arrow.h" nogil:
+    enum:
+        ARROW_FLAG_NULLABLE
+    struct ArrowSchema:
+        const char *format
+        const char *name
+        const char *metadata
+        int64_t flags
+        int64_t n_children
+        ArrowSchema **children
+        ArrowSchema *dictionary
+        void (*release)(ArrowSchema *) noexcept nogil
+        void *private_data
+    struct ArrowArray:
+        int64_t length
+        int64_t null_count
+        int64_t offset
+        int64_t n_buffers
+        int64_t n_children
+        const void **buffers
+        ArrowArray **children
+        ArrowArray *dictionary
+        void (*release)(ArrowArray *) noexcept nogil
+        void *private_data
+    int64_t pgf_add(int64_t *count, int64_t change) noexcept
+
+cdef extern from "_convert.h" nogil:
+    enum:
+        PGF_NUMERIC_ROOM
+        PGF_LEAST_POWER
+        PGF_GREATEST_POWER
+    ctypedef struct pgf_power:
+        uint64_t high
+        uint64_t low
+    const uint64_t[20] PGF_POWERS
+    bint pgf_integer(
+        const uint8_t *at, size_t length, size_t before, int64_t least, int64_t greatest,
+        int64_t *value,
+    ) noexcept
+    bint pgf_decimal(
+        const uint8_t *at, size_t length, size_t before, uint32_t scale, int64_t *value
+    ) noexcept
+    bint pgf_binary_decimal(
+        const uint8_t *at, size_t length, uint32_t scale, int64_t *value
+    ) noexcept
+    bint pgf_is_numeric(const uint8_t *at, size_t length) noexcept
+    size_t pgf_numeric_text(const uint8_t *at, size_t length, char *text) noexcept
+    bint pgf_float(
+        const uint8_t *at, size_t length, const pgf_power *powers, double *value
+    ) noexcept
+    bint pgf_date(const uint8_t *at, int32_t *days) noexcept
+    size_t pgf_time(const uint8_t *at, size_t length, int64_t *microseconds) noexcept
+    bint pgf_timestamp(const uint8_t *at, size_t length, bint zoned, int64_t *value) noexcept
+    bint pgf_hexadecimal(const uint8_t *at, size_t count, uint8_t *bytes) noexcept
+    bint pgf_uuid(const uint8_t *at, size_t length, uint8_t *bytes) noexcept
+    void pgf_uuid_text(const uint8_t *bytes, uint8_t *text) noexcept
+    bint pgf_copy_text(uint8_t *to, const uint8_t *at, size_t length, size_t after) noexcept
+    bint pgf_is_utf8(const uint8_t *at, size_t length) noexcept
+
+cdef enum Converter:
+    SLOW
+    SKIP
+    BOOL_TEXT
+    BOOL_BINARY
+    INT2_TEXT
+    INT4_TEXT
+    INT8_TEXT
+    UINT4_TEXT
+    UINT4_WIDE_TEXT
+    SAME2
+    SAME4
+    SAME8
+    UINT4_WIDE
+    FLOAT4_TEXT
+    FLOAT8_TEXT
+    DECIMAL_TEXT
+    DECIMAL_BINARY
+    NUMERIC_TEXT
+    NUMERIC_BINARY
+    UTF8
+    ASCII
+    JSONB_BINARY
+    BYTES
+    BYTEA_TEXT
+    UUID_TEXT
+    UUID_UTF8_TEXT
+    UUID_UTF8_BINARY
+    DATE_TEXT
+    DATE_BINARY
+    TIME_TEXT
+    TIME_BINARY
+    TIME_NS_TEXT
+    TIME_NS_BINARY
+    TIMESTAMP_TEXT
+    TIMESTAMPTZ_TEXT
+    TIMESTAMP_BINARY
+    INTERVAL_BINARY
+    CONVERTER_COUNT
+
+if [CONVERTERS["skip"], CONVERTERS["utf8"], CONVERTERS["interval_binary"], len(CONVERTERS)] != [
+    SKIP, UTF8, INTERVAL_BINARY, CONVERTER_COUNT,
+]:
+    raise ImportError(
+        "the converters of pgoutput_fast.layout are not those of this extension; rebuild it"
+    )
+
+cdef int64_t SHIFT = EPOCH_SHIFT
+cdef int64_t DAY = 86_400_000_000
+cdef int64_t MOST_MICROSECONDS = 9_223_372_036_854_775  # of an interval, whose column has ns
+
+cdef enum:
+    SHIFT_DAYS = 10_957
+    SLACK = 16  # bytes behind a value that a copy of 16 may write
+    MAX_FRAME = 0x3FFFFFFF
+    CACHED = 256  # relations at hand without a look into a dict; a power of two
+    FIRST_ROWS = 64
+    CHECKED = 65_536  # frames between two looks for Ctrl-C
+
+# What Python's dates can hold, in days and microseconds from 2000: policies have a say in others.
+cdef int64_t LEAST_DAY = -730_119
+cdef int64_t GREATEST_DAY = 2_921_939
+cdef int64_t LEAST_TIME = -730_119 * 86_400_000_000
+cdef int64_t GREATEST_TIME = 2_921_940 * 86_400_000_000 - 1
+
+cdef pgf_power[651] POWERS_OF_FIVE
+
+
+# 128 bits of 10**power from its first one on, the rest cut off.
+cdef int fill_powers() except -1:
+    cdef int i
+    for i in range(PGF_GREATEST_POWER - PGF_LEAST_POWER + 1):
+        power = i + PGF_LEAST_POWER
+        if power >= 0:
+            number = 10**power << 128
+            number >>= number.bit_length() - 128
+        else:
+            divisor = 10**-power
+            number = (1 << (divisor.bit_length() + 128)) // divisor
+            number >>= number.bit_length() - 128
+        POWERS_OF_FIVE[i].high = number >> 64
+        POWERS_OF_FIVE[i].low = number & 0xFFFFFFFFFFFFFFFF
+    return 0
+
+
+fill_powers()
+
+
+# --- arenas --------------------------------------------------------------------------------------
+
+cdef struct Arena:
+    int64_t references
+    int64_t size
+    Py_ssize_t count
+    void **blocks
+
+cdef int64_t _live_arenas = 0
+
+
+def live_arenas() -> int:
+    """How many batches have not been freed yet."""
+    return _live_arenas
+
+
+cdef Arena *make_arena(Py_ssize_t most) noexcept nogil:
+    cdef Arena *arena = <Arena *> calloc(1, sizeof(Arena))
+    if arena == NULL:
+        return NULL
+    arena.blocks = <void **> malloc((most + 1) * sizeof(void *))
+    if arena.blocks == NULL:
+        free(arena)
+        return NULL
+    arena.references = 1
+    pgf_add(&_live_arenas, 1)
+    return arena
+
+
+cdef void keep(Arena *arena) noexcept nogil:
+    pgf_add(&arena.references, 1)
+
+
+cdef void drop(Arena *arena) noexcept nogil:
+    cdef Py_ssize_t i
+    if arena == NULL or pgf_add(&arena.references, -1) > 0:
+        return
+    for i in range(arena.count):
+        free(arena.blocks[i])
+    free(arena.blocks)
+    free(arena)
+    pgf_add(&_live_arenas, -1)
+
+
+# The arena takes over a block.
+cdef void *own(Arena *arena, void *block, int64_t size) noexcept nogil:
+    if block != NULL:
+        arena.blocks[arena.count] = block
+        arena.count += 1
+        arena.size += size
+    return block
+
+
+# --- columns under construction ------------------------------------------------------------------
+
+cdef enum Form:
+    UNDECIDED
+    AS_TEXT
+    AS_BINARY
+
+cdef struct Column:
+    uint8_t text_code
+    uint8_t binary_code
+    bint by_format
+    uint8_t form  # of a column that is by_format: what came first
+    int32_t width  # bytes of a value; 0 a bit, -1 variable
+    uint32_t scale
+    uint64_t limit  # of a decimal of up to 18 digits: 10**precision; else 0
+    int32_t position  # in the relation
+    void *field  # borrowed from the layout
+    uint8_t *validity  # NULL for as long as nothing is null
+    uint8_t *data
+    int32_t *offsets
+    int64_t room  # bytes in `data` of a variable column
+
+# An event as pgoutput_fast.batches describes it to NumPy.
+cdef struct Event:
+    int64_t frame
+    uint64_t commit_lsn
+    uint64_t end_lsn
+    int64_t commit_time
+    uint32_t xid
+    uint32_t subxid
+    uint8_t tag
+    uint8_t[7] unused
+
+cdef struct EventArray:
+    Event *at
+    int64_t count
+    int64_t room
+
+if ITEM_SIZES["events"] != sizeof(Event):
+    raise ImportError(
+        "the layouts of pgoutput_fast.batches are not those of this extension; rebuild it"
+    )
+
+# The columns of `before` or of `after`.
+cdef struct Side:
+    Column *columns
+    int64_t filled  # rows that the columns have; the rows of the batch catch up
+    int64_t capacity  # rows
+
+cdef enum Flag:
+    OP = 3  # the bits of an Op
+    OLD_KEY = 4
+    OLD_ROW = 8
+    IN_STREAM = 16
+    HAS_XID = 32
+    HAS_COMMIT = 64
+
+cdef enum Op:
+    INSERT
+    UPDATE
+    DELETE
+    TRUNCATE
+
+cdef struct Rows:
+    void *owner  # the _Relation
+    bint wanted
+    int32_t width  # of the relation
+    int64_t count
+    int64_t capacity
+    int64_t bytes  # of variable values
+    int64_t fixed  # bytes of a row beside those
+    # What stands beside the tuples.
+    uint8_t *flags
+    uint8_t *xids  # of 4 or 8 bytes, by the target
+    uint8_t *subxids
+    uint64_t *lsns
+    uint64_t *commit_lsns
+    int64_t *commit_times
+    int64_t *seqs
+    Side before
+    Side after
+    # Columns of `after` that were not sent: per row where they end, and which they are.
+    int32_t *unchanged_ends
+    int64_t unchanged_filled
+    int32_t *unchanged
+    int64_t unchanged_count
+    int64_t unchanged_room
+    const char **names  # of the relation's columns
+    # The last batch, as the next one will be like it.
+    int64_t usual
+    int64_t *usual_bytes  # per column
+
+
+cdef enum Status:
+    DONE
+    RARE  # a frame for the Python decoder
+    UNKNOWN  # a relation that is not at hand
+    FULL  # the row would pass max_bytes, or what offsets of 32 bits can count
+    FULL_ROWS
+    OTHER_FORM  # a value in the other format than its column
+    FAULT
+    NO_MEMORY
+
+
+cdef bint grow(void **block, int64_t size) noexcept nogil:
+    cdef void *moved = realloc(block[0], size + 1)
+    if moved == NULL:
+        return False
+    block[0] = moved
+    return True
+
+
+# Room for `rows` in the columns of a side.
+cdef bint grow_side(Rows *rows, Side *side, int64_t capacity) noexcept nogil:
+    cdef Column *column
+    cdef int32_t c
+    for c in range(rows.width):
+        column = &side.columns[c]
+        if column.text_code == SKIP:
+            continue
+        if column.width < 0:
+            if not grow(<void **> &column.offsets, (capacity + 1) * 4):
+                return False
+            if side.capacity == 0:
+                column.offsets[0] = 0
+            if column.data == NULL:
+                column.room = SLACK + rows.usual_bytes[c] + (rows.usual_bytes[c] >> 3)
+                if not grow(<void **> &column.data, column.room):
+                    return False
+        elif column.width == 0:
+            if not grow(<void **> &column.data, (capacity + 7) // 8 + SLACK):
+                return False
+        elif not grow(<void **> &column.data, capacity * column.width + SLACK):
+            return False
+        if column.validity != NULL and not grow_validity(column, side.capacity, capacity):
+            return False
+    side.capacity = capacity
+    return True
+
+
+# Validity bits are set, but for those that were cleared.
+cdef bint grow_validity(Column *column, int64_t before, int64_t capacity) noexcept nogil:
+    cdef int64_t used = (before + 7) // 8 if column.validity != NULL else 0
+    if not grow(<void **> &column.validity, (capacity + 7) // 8):
+        return False
+    memset(column.validity + used, 0xFF, (capacity + 7) // 8 - used)
+    return True
+
+
+cdef inline bint set_null(Column *column, Side *side, int64_t row) noexcept nogil:
+    if column.validity == NULL and not grow_validity(column, 0, side.capacity):
+        return False
+    column.validity[row >> 3] &= ~(1 << (row & 7))
+    if column.width > 0:
+        memset(column.data + row * column.width, 0, column.width)
+    elif column.width == 0:
+        column.data[row >> 3] &= ~(1 << (row & 7))
+    else:
+        column.offsets[row + 1] = column.offsets[row]
+    return True
+
+
+# Rows without a tuple on this side, up to `row`.
+cdef bint pad(Rows *rows, Side *side, int64_t row) noexcept nogil:
+    cdef int64_t i
+    cdef int32_t c
+    if side.filled == row and side.capacity > row:
+        return True
+    if side.capacity <= row and not grow_side(rows, side, rows.capacity):
+        return False
+    for c in range(rows.width):
+        if side.columns[c].text_code != SKIP:
+            for i in range(side.filled, row):
+                if not set_null(&side.columns[c], side, i):
+                    return False
+    side.filled = row
+    return True
+
+
+# A row that was not finished leaves no trace: its bits of validity are as before.
+cdef void undo(Rows *rows, Side *side) noexcept nogil:
+    cdef int32_t c
+    if side.filled < side.capacity:
+        for c in range(rows.width):
+            if side.columns[c].validity != NULL:
+                side.columns[c].validity[side.filled >> 3] |= 1 << (side.filled & 7)
+
+
+cdef bint grow_rows(Rows *rows) noexcept nogil:
+    cdef int64_t capacity = rows.capacity * 2
+    if rows.capacity == 0:
+        capacity = rows.usual if rows.usual > FIRST_ROWS else FIRST_ROWS
+    if not grow(<void **> &rows.flags, capacity):
+        return False
+    if not (
+        grow(<void **> &rows.xids, capacity * 8) and grow(<void **> &rows.subxids, capacity * 8)
+        and grow(<void **> &rows.lsns, capacity * 8)
+        and grow(<void **> &rows.commit_lsns, capacity * 8)
+        and grow(<void **> &rows.commit_times, capacity * 8)
+        and grow(<void **> &rows.seqs, capacity * 8)
+    ):
+        return False
+    if rows.unchanged_ends != NULL and not grow(<void **> &rows.unchanged_ends, (capacity + 1) * 4):
+        return False
+    rows.capacity = capacity
+    return True
+
+
+cdef void free_side(Rows *rows, Side *side) noexcept nogil:
+    cdef int32_t c
+    for c in range(rows.width):
+        free(side.columns[c].validity)
+        free(side.columns[c].data)
+        free(side.columns[c].offsets)
+    empty_side(rows, side)
+
+
+cdef void empty_side(Rows *rows, Side *side) noexcept nogil:
+    cdef int32_t c
+    for c in range(rows.width):
+        side.columns[c].validity = NULL
+        side.columns[c].data = NULL
+        side.columns[c].offsets = NULL
+        side.columns[c].room = 0
+        side.columns[c].form = UNDECIDED
+    side.filled = 0
+    side.capacity = 0
+
+
+# --- values --------------------------------------------------------------------------------------
+
+# Where the bytes of the next value of a variable column go; NULL if there is no room, `status` then
+# says why.
+cdef inline uint8_t *variable(
+    Column *column, int64_t row, int64_t length, Status *status
+) noexcept nogil:
+    cdef int64_t used = column.offsets[row]
+    cdef int64_t room
+    if used + length + SLACK > column.room:
+        if used + length > INT32_MAX:
+            status[0] = FULL
+            return NULL
+        room = (used + length + SLACK) * 3 // 2 + 256
+        if not grow(<void **> &column.data, room):
+            status[0] = NO_MEMORY
+            return NULL
+        column.room = room
+    return column.data + used
+
+
+cdef inline void put_decimal(Column *column, int64_t row, int64_t value) noexcept nogil:
+    cdef int64_t *at = <int64_t *> (column.data + row * column.width)
+    cdef int64_t sign = value >> 63
+    at[0] = value
+    at[1] = sign
+    if column.width == 32:
+        at[2] = sign
+        at[3] = sign
+
+
+cdef inline bint fits(Column *column, int64_t value) noexcept nogil:
+    cdef uint64_t size = <uint64_t> value if value >= 0 else 0 - <uint64_t> value
+    return column.limit == 0 or size < column.limit
+
+
+# Store a value; DONE, or what stands in its way. FAULT leaves it to the layout's functions.
+cdef inline Status store(
+    Column *column, int64_t row, const uint8_t *at, uint32_t length, bint binary,
+    const Frame *frame,
+) noexcept nogil:
+    cdef uint8_t code = column.binary_code if binary else column.text_code
+    cdef size_t before = at - frame.floor
+    cdef size_t after = frame.ceiling - (at + length)
+    cdef int64_t number
+    cdef int32_t days
+    cdef double real
+    cdef uint8_t *to
+    cdef size_t size
+    cdef Status status = DONE
+    cdef char[PGF_NUMERIC_ROOM] text
+    if code == INT4_TEXT:
+        if pgf_integer(at, length, before, -0x80000000, 0x7FFFFFFF, &number):
+            (<int32_t *> column.data)[row] = <int32_t> number
+            return DONE
+    elif code == UTF8:
+        to = variable(column, row, length, &status)
+        if to == NULL:
+            return status
+        if pgf_copy_text(to, at, length, after) or pgf_is_utf8(at, length):
+            column.offsets[row + 1] = column.offsets[row] + length
+            return DONE
+    elif code == SAME4:
+        if length == 4:
+            (<uint32_t *> column.data)[row] = load_uint32(at)
+            return DONE
+    elif code == SAME8:
+        if length == 8:
+            (<uint64_t *> column.data)[row] = load_uint64(at)
+            return DONE
+    elif code == INT8_TEXT:
+        if pgf_integer(at, length, before, INT64_MIN, INT64_MAX, &number):
+            (<int64_t *> column.data)[row] = number
+            return DONE
+    elif code == DECIMAL_TEXT:
+        if pgf_decimal(at, length, before, column.scale, &number) and fits(column, number):
+            put_decimal(column, row, number)
+            return DONE
+    elif code == DECIMAL_BINARY:
+        if pgf_binary_decimal(at, length, column.scale, &number) and fits(column, number):
+            put_decimal(column, row, number)
+            return DONE
+    elif code == TIMESTAMPTZ_TEXT or code == TIMESTAMP_TEXT:
+        if pgf_timestamp(at, length, code == TIMESTAMPTZ_TEXT, &number):
+            (<int64_t *> column.data)[row] = number
+            return DONE
+    elif code == TIMESTAMP_BINARY:
+        if length == 8:
+            number = <int64_t> load_uint64(at)
+            if LEAST_TIME <= number <= GREATEST_TIME:
+                (<int64_t *> column.data)[row] = number + SHIFT
+                return DONE
+    elif code == DATE_TEXT:
+        if length == 10 and pgf_date(at, &days):
+            (<int32_t *> column.data)[row] = days
+            return DONE
+    elif code == DATE_BINARY:
+        if length == 4:
+            days = <int32_t> load_uint32(at)
+            if LEAST_DAY <= days <= GREATEST_DAY:
+                (<int32_t *> column.data)[row] = days + SHIFT_DAYS
+                return DONE
+    elif code == UUID_TEXT:
+        if pgf_uuid(at, length, column.data + row * 16):
+            return DONE
+    elif code == BYTES:
+        if column.width < 0:
+            to = variable(column, row, length, &status)
+            if to == NULL:
+                return status
+            pgf_copy_text(to, at, length, after)
+            column.offsets[row + 1] = column.offsets[row] + length
+            return DONE
+        if length == <uint32_t> column.width:
+            memcpy(column.data + row * length, at, length)
+            return DONE
+    elif code == BOOL_TEXT or code == BOOL_BINARY:
+        if length == 1:
+            if at[0] == (1 if code == BOOL_BINARY else c't'):
+                column.data[row >> 3] |= 1 << (row & 7)
+                return DONE
+            if at[0] == (0 if code == BOOL_BINARY else c'f'):
+                column.data[row >> 3] &= ~(1 << (row & 7))
+                return DONE
+    elif code == FLOAT8_TEXT:
+        if pgf_float(at, length, POWERS_OF_FIVE, &real):
+            (<double *> column.data)[row] = real
+            return DONE
+    elif code == FLOAT4_TEXT:
+        # Past the greatest float32 it is for the slow way to refuse.
+        if pgf_float(at, length, POWERS_OF_FIVE, &real) and -3.4e38 <= real <= 3.4e38:
+            (<float *> column.data)[row] = <float> real
+            return DONE
+    elif code == JSONB_BINARY:
+        if length > 0 and at[0] == 1:
+            to = variable(column, row, length - 1, &status)
+            if to == NULL:
+                return status
+            if pgf_copy_text(to, at + 1, length - 1, after) or pgf_is_utf8(at + 1, length - 1):
+                column.offsets[row + 1] = column.offsets[row] + length - 1
+                return DONE
+    elif code == INT2_TEXT:
+        if pgf_integer(at, length, before, -0x8000, 0x7FFF, &number):
+            (<int16_t *> column.data)[row] = <int16_t> number
+            return DONE
+    elif code == SAME2:
+        if length == 2:
+            (<uint16_t *> column.data)[row] = load_uint16(at)
+            return DONE
+    elif code == NUMERIC_TEXT:
+        if pgf_is_numeric(at, length):
+            to = variable(column, row, length, &status)
+            if to == NULL:
+                return status
+            pgf_copy_text(to, at, length, after)
+            column.offsets[row + 1] = column.offsets[row] + length
+            return DONE
+    elif code == NUMERIC_BINARY:
+        size = pgf_numeric_text(at, length, text)
+        if size > 0:
+            to = variable(column, row, size, &status)
+            if to == NULL:
+                return status
+            memcpy(to, text, size)
+            column.offsets[row + 1] = column.offsets[row] + <int32_t> size
+            return DONE
+    elif code == ASCII:
+        to = variable(column, row, length, &status)
+        if to == NULL:
+            return status
+        if pgf_copy_text(to, at, length, after):
+            column.offsets[row + 1] = column.offsets[row] + length
+            return DONE
+    elif code == BYTEA_TEXT:
+        if length >= 2 and length % 2 == 0 and at[0] == c'\\' and at[1] == c'x':
+            to = variable(column, row, (length - 2) // 2, &status)
+            if to == NULL:
+                return status
+            if pgf_hexadecimal(at + 2, (length - 2) // 2, to):
+                column.offsets[row + 1] = column.offsets[row] + (length - 2) // 2
+                return DONE
+    elif code == UUID_UTF8_TEXT or code == UUID_UTF8_BINARY:
+        if code == UUID_UTF8_BINARY:
+            if length != 16:
+                return FAULT
+        elif not pgf_uuid(at, length, <uint8_t *> text):
+            return FAULT
+        to = variable(column, row, 36, &status)
+        if to == NULL:
+            return status
+        # Written anew, as a server prints it: in small letters.
+        pgf_uuid_text(at if code == UUID_UTF8_BINARY else <uint8_t *> text, to)
+        column.offsets[row + 1] = column.offsets[row] + 36
+        return DONE
+    elif code == TIME_TEXT or code == TIME_NS_TEXT:
+        if length >= 8 and pgf_time(at, length, &number) == length:
+            (<int64_t *> column.data)[row] = number * (1000 if code == TIME_NS_TEXT else 1)
+            return DONE
+    elif code == TIME_BINARY or code == TIME_NS_BINARY:
+        if length == 8:
+            number = <int64_t> load_uint64(at)
+            if 0 <= number < DAY:
+                (<int64_t *> column.data)[row] = number * (1000 if code == TIME_NS_BINARY else 1)
+                return DONE
+    elif code == UINT4_TEXT:
+        if pgf_integer(at, length, before, 0, 0xFFFFFFFF, &number):
+            (<uint32_t *> column.data)[row] = <uint32_t> number
+            return DONE
+    elif code == UINT4_WIDE_TEXT:
+        if pgf_integer(at, length, before, 0, 0xFFFFFFFF, &number):
+            (<int64_t *> column.data)[row] = number
+            return DONE
+    elif code == UINT4_WIDE:
+        if length == 4:
+            (<int64_t *> column.data)[row] = load_uint32(at)
+            return DONE
+    elif code == INTERVAL_BINARY:
+        if length == 16:
+            number = <int64_t> load_uint64(at)
+            days = <int32_t> load_uint32(at + 12)  # months
+            # Infinite ones have the extremes in all parts.
+            if (
+                -MOST_MICROSECONDS < number < MOST_MICROSECONDS
+                and -0x7FFFFFFF <= days < 0x7FFFFFFF
+            ):
+                (<int32_t *> column.data)[row * 4] = days
+                (<int32_t *> column.data)[row * 4 + 1] = <int32_t> load_uint32(at + 8)
+                (<int64_t *> column.data)[row * 2 + 1] = number * 1000
+                return DONE
+    return FAULT
+
+
+# --- the rows of a relation ----------------------------------------------------------------------
+
+cdef class _Relation:
+    """The rows of one version of a relation that have come since its last batch."""
+
+    cdef Rows rows
+    cdef object layout  # None: its rows are not wanted
+    cdef object plan
+    cdef list names
+
+    def __dealloc__(self):
+        self.clear()
+        free(self.rows.before.columns)
+        free(self.rows.after.columns)
+        free(self.rows.usual_bytes)
+        free(<void *> self.rows.names)
+
+    cdef void clear(self) noexcept:
+        free_side(&self.rows, &self.rows.before)
+        free_side(&self.rows, &self.rows.after)
+        free(self.rows.flags)
+        free(self.rows.xids)
+        free(self.rows.subxids)
+        free(self.rows.lsns)
+        free(self.rows.commit_lsns)
+        free(self.rows.commit_times)
+        free(self.rows.seqs)
+        free(self.rows.unchanged_ends)
+        free(self.rows.unchanged)
+        forget_rows(&self.rows)
+
+
+# What an arena has taken over is not a relation's any more.
+cdef void forget_rows(Rows *rows) noexcept nogil:
+    empty_side(rows, &rows.before)
+    empty_side(rows, &rows.after)
+    rows.flags = rows.xids = rows.subxids = NULL
+    rows.lsns = rows.commit_lsns = NULL
+    rows.commit_times = rows.seqs = NULL
+    rows.unchanged_ends = rows.unchanged = NULL
+    rows.count = rows.capacity = rows.bytes = 0
+    rows.unchanged_count = rows.unchanged_room = rows.unchanged_filled = 0
+
+
+cdef _Relation make_relation(object plan, object layout):
+    cdef _Relation made = _Relation.__new__(_Relation)
+    cdef Py_ssize_t width = plan.width
+    cdef Column *column
+    cdef Py_ssize_t c
+    made.plan = plan
+    made.layout = layout
+    made.rows.before.columns = <Column *> calloc(width + 1, sizeof(Column))
+    made.rows.after.columns = <Column *> calloc(width + 1, sizeof(Column))
+    made.rows.usual_bytes = <int64_t *> calloc(width + 1, sizeof(int64_t))
+    made.rows.names = <const char **> calloc(width + 1, sizeof(char *))
+    if (
+        made.rows.before.columns == NULL or made.rows.after.columns == NULL
+        or made.rows.usual_bytes == NULL or made.rows.names == NULL
+    ):
+        raise MemoryError
+    made.rows.width = width
+    made.rows.owner = <void *> made
+    made.names = [shown_name(name).encode() for name in plan.names]
+    for c in range(width):
+        made.rows.names[c] = PyBytes_AS_STRING(made.names[c])
+    made.rows.wanted = layout is not None
+    for c in range(width):
+        made.rows.after.columns[c].text_code = SKIP
+        made.rows.after.columns[c].binary_code = SKIP
+    made.rows.fixed = 60  # what stands beside the tuples
+    if layout is not None:
+        for field in layout.columns:
+            column = &made.rows.after.columns[field.position]
+            column.text_code = field.text_code
+            column.binary_code = field.binary_code
+            column.by_format = field.by_format
+            column.width = field.width
+            column.scale = max(field.scale, 0)
+            column.limit = 10**field.precision if 0 < field.precision <= 18 else 0
+            column.field = <void *> field
+            made.rows.fixed += 1 + (field.width if field.width >= 0 else 4)
+    memcpy(made.rows.before.columns, made.rows.after.columns, width * sizeof(Column))
+    return made
+
+
+# The relation's columns note that one of the row was not sent.
+cdef bint note_unchanged(Rows *rows, int32_t column) noexcept nogil:
+    cdef int64_t i, room
+    if rows.unchanged_ends == NULL:
+        if not grow(<void **> &rows.unchanged_ends, (rows.capacity + 1) * 4):
+            return False
+        rows.unchanged_ends[0] = 0
+    if rows.unchanged_count == rows.unchanged_room:
+        room = rows.unchanged_room * 2 + 64
+        if not grow(<void **> &rows.unchanged, room * 4):
+            return False
+        rows.unchanged_room = room
+    for i in range(rows.unchanged_filled, rows.count):
+        rows.unchanged_ends[i + 1] = rows.unchanged_ends[i]
+    rows.unchanged_filled = rows.count
+    rows.unchanged[rows.unchanged_count] = column
+    rows.unchanged_count += 1
+    rows.bytes += 4 + strlen(rows.names[column])
+    return True
+
+
+# --- the engine ----------------------------------------------------------------------------------
+
+cdef struct Cached:
+    uint32_t relation_id
+    Rows *rows
+
+
+@cython.final
+cdef class Engine:
+    """Turns frames into rows of columns; :class:`pgoutput_fast.columns.ColumnarDecoder` leads it.
+
+    Parameters
+    ----------
+    state : StreamState
+    options : pgoutput_fast.columns.Options
+    """
+
+    cdef readonly object state
+    cdef object options
+    cdef bint wide  # xids and LSNs are Spark's longs
+    cdef bint fill_unchanged
+    cdef int64_t max_rows, max_bytes
+    # The frames of this call, and the one that comes next.
+    cdef list pieces
+    cdef Py_ssize_t piece_index, at, before
+    cdef Piece piece
+    cdef object lsns_owner
+    cdef const uint64_t *lsns
+    # The state, as far as rows need it.
+    cdef bint in_stream, in_transaction, has_commit
+    cdef uint32_t open_xid, xid
+    cdef uint64_t commit_lsn
+    cdef int64_t commit_time
+    cdef int64_t row
+    # Relations: at hand by the low bits of their OIDs, by plan, and those that have rows.
+    cdef Cached[CACHED] cached
+    cdef dict known
+    cdef dict open
+    cdef int64_t held  # bytes of the rows of all relations
+    # What a run leaves behind when it stops.
+    cdef uint32_t wanted_id
+    cdef Rows *stopped
+    cdef object error
+    cdef int32_t error_column
+    cdef int64_t error_offset
+    cdef list ready
+    cdef EventArray events
+    cdef readonly dict messages  # by frame: what is neither a row, nor Begin, nor Commit
+
+    def __init__(self, state, options):
+        self.options = options
+        self.wide = options.target == "spark"
+        self.fill_unchanged = options.fill_unchanged
+        self.max_rows = options.max_rows
+        self.max_bytes = options.max_bytes
+        self.known = {}
+        self.open = {}
+        self.pieces = []
+        self.ready = []
+        self.messages = {}
+        self.adopt(state)
+
+    def __dealloc__(self):
+        free(self.events.at)
+
+    # --- what the leading class asks for
+
+    def load(self, data, offsets, lsns):
+        """Take frames; nothing is decoded yet."""
+        cdef Py_ssize_t count = 0
+        cdef Piece piece
+        cdef list pieces = pieces_of(data, offsets)
+        for piece in pieces:
+            count += piece.source.count
+        cdef const uint64_t[::1] view
+        self.lsns = NULL
+        self.lsns_owner = None
+        if lsns is not None:
+            view = self.lsns_owner = lsns_of(lsns, count)
+            if count > 0:
+                self.lsns = &view[0]
+        self.pieces = pieces
+        self.piece_index = self.at = self.before = 0
+        self.piece = pieces[0] if pieces else None
+        self.events.count = 0
+        self.messages = {}
+
+    def unload(self):
+        """Forget the frames."""
+        self.pieces = []
+        self.piece = None
+        self.lsns = NULL
+        self.lsns_owner = None
+
+    @property
+    def position(self):
+        """Index of the frame that comes next."""
+        return self.before + self.at
+
+    def frame(self):
+        """The frame that comes next."""
+        return self.piece.frame(self.at)
+
+    def lsn(self):
+        """Its LSN, None where they were not given."""
+        return self.lsns[self.before + self.at] if self.lsns != NULL else None
+
+    def skip(self):
+        """Pass over the frame that comes next, which is refused."""
+        if self.piece.frame(self.at)[:1] in (b"I", b"U", b"D"):
+            self.row += 1
+        self.at += 1
+
+    def run(self):
+        """Decode until there are batches to give, which are returned; None at the end.
+
+        Raises
+        ------
+        DecodeError
+            The frame that comes next is refused; everything is as it was before it.
+        """
+        cdef Status status
+        cdef Rows *rows
+        cdef Py_ssize_t stop
+        while self.piece is not None:
+            if self.at == self.piece.source.count:
+                self.next_piece()
+                continue
+            stop = min(self.at + CHECKED, self.piece.source.count)
+            with nogil:
+                status = self.rows(&self.piece.source, stop)
+            if status == DONE:
+                PyErr_CheckSignals()
+            elif status == RARE:
+                self.rare()
+            elif status == UNKNOWN:
+                self.find()
+            elif status == FULL:
+                return self.flush()
+            elif status == FULL_ROWS or status == OTHER_FORM:
+                return [self.close(<_Relation> self.stopped.owner)]
+            elif status == NO_MEMORY:
+                raise MemoryError
+            else:
+                self.refuse()
+            if self.ready:
+                ready, self.ready = self.ready, []
+                return ready
+        return None
+
+    def flush(self):
+        """The batches of all relations that have rows, in the order of their first rows."""
+        relations = list(self.open.values())
+        return [self.close(<_Relation> relation) for relation in relations]
+
+    def drop(self):
+        """Forget rows that were not given out."""
+        for relation in self.open.values():
+            (<_Relation> relation).clear()
+        self.open = {}
+        self.ready = []
+        self.held = 0
+        memset(self.cached, 0, sizeof(self.cached))
+
+    def take_events(self):
+        """What came that is no row, as an array."""
+        cdef Memory memory = Memory.__new__(Memory)
+        memory.size = self.events.count * sizeof(Event)
+        memory.at = malloc(memory.size + 1)
+        if memory.at == NULL:
+            raise MemoryError
+        memcpy(memory.at, self.events.at, memory.size)
+        return array_of("events", memory)
+
+    def adopt(self, state):
+        """Take over a state, all of what it says."""
+        self.state = state
+        self.in_stream = state.open_xid is not None
+        self.open_xid = state.open_xid or 0
+        self.in_transaction = state.xid is not None
+        self.xid = state.xid or 0
+        self.has_commit = state.commit_lsn is not None
+        self.commit_lsn = state.commit_lsn or 0
+        self.commit_time = state.commit_time or 0
+        self.row = state.row
+        memset(self.cached, 0, sizeof(self.cached))
+
+    def sync(self):
+        """Bring the state up to date."""
+        state = self.state
+        state.xid = self.xid if self.in_transaction else None
+        state.commit_lsn = self.commit_lsn if self.has_commit else None
+        state.commit_time = self.commit_time if self.has_commit else None
+        state.row = self.row
+
+    # --- frames
+
+    cdef int next_piece(self) except -1:
+        self.before += self.at
+        self.at = 0
+        self.piece_index += 1
+        if self.piece_index < len(self.pieces):
+            self.piece = self.pieces[self.piece_index]
+        else:
+            self.piece = None
+        return 0
+
+    # Rows of frames up to `stop`, or to one that is for Python.
+    cdef Status rows(self, const Source *source, Py_ssize_t stop) noexcept nogil:
+        cdef Frame frame
+        cdef Py_ssize_t i = self.at
+        cdef uint8_t tag
+        cdef uint32_t relation_id
+        cdef int32_t xid_size
+        cdef Rows *rows
+        cdef Status status
+        for i in range(self.at, stop):
+            self.at = i
+            take_frame(source, i, &frame)
+            if frame.length == 0 or frame.length > MAX_FRAME:
+                return FAULT
+            tag = frame.at[0]
+            if tag == c'I' or tag == c'U' or tag == c'D':
+                xid_size = 4 if self.in_stream else 0
+                if frame.length < 6 + xid_size:
+                    return FAULT
+                relation_id = load_uint32(frame.at + 1 + xid_size)
+                rows = self.cached[relation_id & (CACHED - 1)].rows
+                if (
+                    rows == NULL
+                    or self.cached[relation_id & (CACHED - 1)].relation_id != relation_id
+                ):
+                    self.wanted_id = relation_id
+                    return UNKNOWN
+                if self.wide and self.lsns != NULL and self.lsns[self.before + i] >> 63:
+                    return FAULT
+                status = self.change(rows, &frame, tag, 5 + xid_size)
+                if status != DONE:
+                    self.stopped = rows
+                    return status
+            elif tag == c'B':
+                if frame.length != 21 or self.in_stream:
+                    return FAULT
+                # Neither may leave what their columns hold.
+                if self.wide and frame.at[1] >= 0x80:
+                    return FAULT
+                if <int64_t> load_uint64(frame.at + 9) > INT64_MAX - SHIFT:
+                    return FAULT
+                self.commit_lsn = load_uint64(frame.at + 1)
+                self.commit_time = <int64_t> load_uint64(frame.at + 9)
+                self.xid = load_uint32(frame.at + 17)
+                self.in_transaction = True
+                self.has_commit = True
+                self.row = 0
+            elif tag == c'C':
+                if frame.length != 26 or self.in_stream:
+                    return FAULT
+                if not self.event(
+                    c'C', self.xid, 0, load_uint64(frame.at + 2), load_uint64(frame.at + 10),
+                    <int64_t> load_uint64(frame.at + 18),
+                ):
+                    return NO_MEMORY
+                self.in_transaction = False
+                self.has_commit = False
+                self.row = 0
+            else:
+                return RARE
+        self.at = stop
+        return DONE
+
+    # An Insert, Update or Delete; `position` is its first tuple's marker.
+    cdef Status change(
+        self, Rows *rows, const Frame *frame, uint8_t tag, Py_ssize_t position
+    ) noexcept nogil:
+        cdef const uint8_t *data = frame.at
+        cdef Py_ssize_t end = frame.length
+        cdef Py_ssize_t old = 0
+        cdef uint8_t marker = data[position]
+        cdef uint8_t flags
+        cdef int64_t bytes_before = rows.bytes
+        cdef int64_t unchanged_before = rows.unchanged_count
+        cdef int64_t row = rows.count
+        cdef Status status = DONE
+        position += 1
+        if not rows.wanted:
+            return self.pass_over(rows, frame, tag, marker, position)
+        if row == rows.capacity and not grow_rows(rows):
+            return NO_MEMORY
+        if row == self.max_rows:
+            return FULL_ROWS
+        if tag == c'I':
+            flags = INSERT
+        else:
+            flags = UPDATE if tag == c'U' else DELETE
+            if marker == c'K' or marker == c'O':
+                flags |= OLD_KEY if marker == c'K' else OLD_ROW
+                old = position
+                status = self.tuple(rows, &rows.before, frame, &position, 0)
+                if status != DONE:
+                    return self.give_up(rows, status, bytes_before, unchanged_before)
+                if tag == c'U':
+                    if position >= end:
+                        return self.give_up(rows, FAULT, bytes_before, unchanged_before)
+                    marker = data[position]
+                    position += 1
+            elif tag == c'D':
+                return FAULT
+        if tag != c'D':
+            if marker != c'N':
+                return self.give_up(rows, FAULT, bytes_before, unchanged_before)
+            if not self.fill_unchanged or not flags & OLD_ROW:
+                old = 0
+            status = self.tuple(rows, &rows.after, frame, &position, old)
+            if status != DONE:
+                return self.give_up(rows, status, bytes_before, unchanged_before)
+        if position != end:
+            return self.give_up(rows, FAULT, bytes_before, unchanged_before)
+        if self.held + rows.bytes - bytes_before + rows.fixed > self.max_bytes and self.held > 0:
+            return self.give_up(rows, FULL, bytes_before, unchanged_before)
+        self.held += rows.bytes - bytes_before + rows.fixed
+        if flags & (OLD_KEY | OLD_ROW):
+            rows.before.filled = row + 1
+        if tag != c'D':
+            rows.after.filled = row + 1
+        if rows.unchanged_count > unchanged_before:
+            rows.unchanged_ends[row + 1] = <int32_t> rows.unchanged_count
+            rows.unchanged_filled = row + 1
+        self.beside(rows, flags, load_uint32(data + 1) if self.in_stream else 0)
+        return DONE
+
+    # What stands beside the tuples of a row, which counts from now on.
+    cdef inline void beside(self, Rows *rows, uint8_t flags, uint32_t subxid) noexcept nogil:
+        cdef int64_t row = rows.count
+        cdef uint32_t xid = self.xid
+        if self.in_stream:
+            xid = self.open_xid
+            flags |= IN_STREAM | HAS_XID
+        elif self.in_transaction:
+            flags |= HAS_XID
+            if self.has_commit:
+                flags |= HAS_COMMIT
+        if self.wide:
+            (<int64_t *> rows.xids)[row] = xid if flags & HAS_XID else 0
+            (<int64_t *> rows.subxids)[row] = subxid
+        else:
+            (<uint32_t *> rows.xids)[row] = xid if flags & HAS_XID else 0
+            (<uint32_t *> rows.subxids)[row] = subxid
+        if self.lsns != NULL:
+            rows.lsns[row] = self.lsns[self.before + self.at]
+        rows.commit_lsns[row] = self.commit_lsn if flags & HAS_COMMIT else 0
+        rows.commit_times[row] = self.commit_time + SHIFT if flags & HAS_COMMIT else 0
+        rows.seqs[row] = self.row
+        rows.flags[row] = flags
+        rows.count = row + 1
+        self.row += 1
+
+    # Undo what a row has left behind.
+    cdef Status give_up(
+        self, Rows *rows, Status status, int64_t bytes_before, int64_t unchanged_before
+    ) noexcept nogil:
+        rows.bytes = bytes_before
+        rows.unchanged_count = unchanged_before
+        undo(rows, &rows.before)
+        undo(rows, &rows.after)
+        return status
+
+    # A row of a table that is not wanted: it must be sound all the same, and is counted.
+    cdef Status pass_over(
+        self, Rows *rows, const Frame *frame, uint8_t tag, uint8_t marker, Py_ssize_t position
+    ) noexcept nogil:
+        cdef const uint8_t *data = frame.at
+        cdef Py_ssize_t end = frame.length
+        position = walk_tuple(data, position, end, rows.width)
+        if tag != c'I' and (marker == c'K' or marker == c'O'):
+            if tag == c'U':
+                if position < 0 or position >= end or data[position] != c'N':
+                    return FAULT
+                position = walk_tuple(data, position + 1, end, rows.width)
+        elif marker != c'N' or tag == c'D':
+            return FAULT
+        if position != end:
+            return FAULT
+        self.row += 1
+        return DONE
+
+    # The columns of a tuple; `old` is where the old row is whose values stand for those not sent.
+    cdef Status tuple(
+        self, Rows *rows, Side *side, const Frame *frame, Py_ssize_t *at, Py_ssize_t old
+    ) noexcept nogil:
+        cdef const uint8_t *data = frame.at
+        cdef Py_ssize_t position = at[0]
+        cdef Py_ssize_t end = frame.length
+        cdef int64_t row = rows.count
+        cdef Column *column
+        cdef uint32_t length
+        cdef uint8_t kind
+        cdef int32_t c
+        cdef bint binary
+        cdef Status status
+        if end - position < 2 or <int32_t> load_uint16(data + position) != rows.width:
+            return FAULT
+        position += 2
+        if (side.filled < row or side.capacity <= row) and not pad(rows, side, row):
+            return NO_MEMORY
+        for c in range(rows.width):
+            if position >= end:
+                return FAULT
+            kind = data[position]
+            column = &side.columns[c]
+            if kind == c't' or kind == c'b':
+                if end - position < 5:
+                    return FAULT
+                length = load_uint32(data + position + 1)
+                position += 5
+                # Unsigned: a negative length is longer than any frame.
+                if length > <size_t> (end - position):
+                    return FAULT
+                binary = kind == c'b'
+                if column.text_code != SKIP:
+                    status = self.value(rows, column, c, data + position, length, binary, frame)
+                    if status != DONE:
+                        return status
+                position += length
+            elif kind == c'n':
+                position += 1
+                if column.text_code != SKIP and not set_null(column, side, row):
+                    return NO_MEMORY
+            elif kind == c'u':
+                position += 1
+                if column.text_code != SKIP:
+                    status = self.unsent(rows, side, c, frame, position, old)
+                    if status != DONE:
+                        return status
+            else:
+                return FAULT
+        at[0] = position
+        return DONE
+
+    cdef inline Status value(
+        self, Rows *rows, Column *column, int32_t c, const uint8_t *at, uint32_t length,
+        bint binary, const Frame *frame,
+    ) noexcept nogil:
+        cdef int64_t row = rows.count
+        cdef uint8_t *form
+        cdef Status status
+        if column.by_format:
+            # One form for the old and the new row, as they have one type.
+            form = &rows.after.columns[c].form
+            if form[0] != (AS_BINARY if binary else AS_TEXT):
+                if form[0] != UNDECIDED:
+                    return self.other_form(rows, c, at - frame.at)
+                form[0] = AS_BINARY if binary else AS_TEXT
+        status = store(column, row, at, length, binary, frame)
+        if status == FAULT:
+            status = self.store_slowly(rows, column, c, at, length, binary, frame)
+        if status == DONE and column.width < 0:
+            rows.bytes += column.offsets[row + 1] - column.offsets[row]
+        return status
+
+    # A column that was not sent.
+    cdef Status unsent(
+        self, Rows *rows, Side *side, int32_t c, const Frame *frame, Py_ssize_t at, Py_ssize_t old
+    ) noexcept nogil:
+        cdef const uint8_t *data = frame.at
+        cdef Py_ssize_t position = old + 2
+        cdef uint32_t length
+        cdef int32_t i
+        if side == &rows.before:
+            return self.unsent_before(c, at)
+        if old > 0:
+            # The old row was found sound a moment ago.
+            for i in range(c):
+                if data[position] == c't' or data[position] == c'b':
+                    position += 5 + load_uint32(data + position + 1)
+                else:
+                    position += 1
+            if data[position] == c't' or data[position] == c'b':
+                length = load_uint32(data + position + 1)
+                return self.value(
+                    rows, &side.columns[c], c, data + position + 5, length,
+                    data[position] == c'b', frame,
+                )
+        if not note_unchanged(rows, c) or not set_null(&side.columns[c], side, rows.count):
+            return NO_MEMORY
+        return DONE
+
+    cdef Status other_form(self, Rows *rows, int32_t c, int64_t offset) noexcept with gil:
+        if rows.count > 0:
+            return OTHER_FORM
+        self.error = ValueError("the old row and the new one have it in different formats")
+        self.error_column = c
+        self.error_offset = offset
+        return FAULT
+
+    cdef Status unsent_before(self, int32_t c, int64_t offset) noexcept with gil:
+        self.error = ValueError("an old row is sent whole, and this value of it was not")
+        self.error_column = c
+        self.error_offset = offset
+        return FAULT
+
+    # A value that no converter takes, or for which there is none.
+    cdef Status store_slowly(
+        self, Rows *rows, Column *column, int32_t c, const uint8_t *at, uint32_t length,
+        bint binary, const Frame *frame,
+    ) noexcept with gil:
+        cdef bytes stored
+        cdef uint8_t *to
+        cdef int64_t row = rows.count
+        cdef Status status = DONE
+        cdef Side *side = &rows.after
+        if column == &rows.before.columns[c]:
+            side = &rows.before
+        try:
+            field = <object> column.field
+            raw = PyBytes_FromStringAndSize(<const char *> at, length)
+            stored = field.binary(raw) if binary else field.text(raw)
+        except BaseException as error:
+            self.error = error
+            self.error_column = c
+            self.error_offset = at - frame.at
+            return FAULT
+        if stored is None:
+            return DONE if set_null(column, side, row) else NO_MEMORY
+        if column.width == 0:
+            if PyBytes_AS_STRING(stored)[0]:
+                column.data[row >> 3] |= 1 << (row & 7)
+            else:
+                column.data[row >> 3] &= ~(1 << (row & 7))
+        elif column.width > 0:
+            memcpy(column.data + row * column.width, PyBytes_AS_STRING(stored), column.width)
+        else:
+            to = variable(column, row, PyBytes_GET_SIZE(stored), &status)
+            if to != NULL:
+                memcpy(to, PyBytes_AS_STRING(stored), PyBytes_GET_SIZE(stored))
+                column.offsets[row + 1] = column.offsets[row] + <int32_t> PyBytes_GET_SIZE(stored)
+        return status
+
+    # --- what is not for C
+
+    # Note an event of the frame that comes next.
+    cdef bint event(
+        self, uint8_t tag, uint32_t xid, uint32_t subxid, uint64_t commit_lsn, uint64_t end_lsn,
+        int64_t commit_time,
+    ) noexcept nogil:
+        cdef Event *event
+        cdef int64_t room
+        if self.events.count == self.events.room:
+            room = self.events.room * 2 + 64
+            if not grow(<void **> &self.events.at, room * sizeof(Event)):
+                return False
+            self.events.room = room
+        event = self.events.at + self.events.count
+        event.frame = self.before + self.at
+        event.commit_lsn = commit_lsn
+        event.end_lsn = end_lsn
+        event.commit_time = commit_time
+        event.xid = xid
+        event.subxid = subxid
+        event.tag = tag
+        memset(event.unused, 0, 7)
+        self.events.count += 1
+        return True
+
+    # A frame that the Python decoder reads.
+    cdef int rare(self) except -1:
+        cdef bytes frame = self.piece.frame(self.at)
+        cdef Py_ssize_t index = self.before + self.at
+        cdef uint8_t tag = PyBytes_AS_STRING(frame)[0]
+        cdef int64_t row = self.row
+        self.sync()
+        state = self.state
+        open_xid = state.open_xid
+        in_transaction = state.xid
+        try:
+            if tag == c'T':
+                state.check_order(frame)
+                message = decode(frame, open_xid is not None)
+                self.truncate(message)
+            else:
+                message = state.receive(frame)
+        except DecodeError as error:
+            self.row = row
+            error.frame = index
+            raise
+        if tag == c'R' or tag == c'Y':
+            memset(self.cached, 0, sizeof(self.cached))
+        elif tag != c'M' and tag != c'O' and tag != c'T':
+            self.adopt(state)
+        top = open_xid if open_xid is not None else in_transaction
+        xid = getattr(message, "xid", None)
+        if xid is None or open_xid is not None:
+            subxid, xid = xid, top
+        else:
+            subxid = getattr(message, "subxid", None)
+        if not self.event(
+            tag, xid or 0, subxid or 0, getattr(message, "commit_lsn", None) or 0,
+            getattr(message, "end_lsn", None) or 0, getattr(message, "commit_time", None) or 0,
+        ):
+            raise MemoryError
+        self.messages[index] = message
+        self.at += 1
+        return 0
+
+    # A row for each table that a TRUNCATE names. All of them must be known.
+    cdef int truncate(self, message) except -1:
+        cdef Rows *rows
+        state = self.state
+        frame = message.frame
+        start = 10 if message.in_stream else 6
+        plans = []
+        for i, relation_id in enumerate(message.relation_ids):
+            plan = state.plan(relation_id)
+            plans.append(plan)
+            if plan is None:
+                fail(
+                    "unknown_relation", frame, start + 4 * i, relation_id=relation_id,
+                    hint=UNKNOWN_HINT,
+                )
+        if self.wide and self.lsns != NULL and self.lsns[self.before + self.at] >> 63:
+            refuse_time(frame, 0, "lsn", self.lsns[self.before + self.at])
+        for plan in plans:
+            rows = &(self.relation_of(plan)).rows
+            if not rows.wanted:
+                self.row += 1
+                continue
+            if rows.count == self.max_rows or self.held + rows.fixed > self.max_bytes:
+                self.ready.append(self.close(<_Relation> rows.owner))
+                self.relation_of(plan)
+            if rows.count == rows.capacity and not grow_rows(rows):
+                raise MemoryError
+            self.held += rows.fixed
+            self.beside(
+                rows, TRUNCATE, message.xid if message.in_stream else 0
+            )
+        return 0
+
+    # The relation of the row that comes next.
+    cdef int find(self) except -1:
+        cdef _Relation relation
+        plan = self.state.plan(self.wanted_id)
+        if plan is None:
+            self.refuse()
+        relation = self.relation_of(plan)
+        self.cached[self.wanted_id & (CACHED - 1)].rows = &relation.rows
+        self.cached[self.wanted_id & (CACHED - 1)].relation_id = self.wanted_id
+        return 0
+
+    # The rows of a plan's version of its relation, which are open from now on. Those of another
+    # version end: they come first.
+    cdef _Relation relation_of(self, plan):
+        cdef _Relation relation, other
+        described = plan.relation
+        registry = plan.settings.registry
+        key = (
+            described.relation_id, described.namespace, described.name,
+            described.replica_identity, described.columns,
+            tuple([(oid, type.namespace, type.name) for oid, type in sorted(plan.types.items())]),
+            None if registry is None else registry.version,
+        )
+        relation = self.known.get(key)
+        if relation is None:
+            relation = make_relation(plan, self.options.layout(plan))
+            self.known[key] = relation
+        other = self.open.get(described.relation_id)
+        if other is not relation:
+            if other is not None:
+                batch = self.close(other)
+                if batch is not None:
+                    self.ready.append(batch)
+            self.open[described.relation_id] = relation
+        return relation
+
+    # The rows of a relation as a batch; None if it has none.
+    cdef object close(self, _Relation relation):
+        cdef ChangeBatch batch
+        cdef Rows *rows = &relation.rows
+        cdef Column *column
+        cdef int32_t c
+        cdef bint made
+        self.open.pop(relation.plan.relation.relation_id, None)
+        memset(self.cached, 0, sizeof(self.cached))
+        self.held -= rows.bytes + rows.count * rows.fixed
+        if rows.count == 0:
+            relation.clear()
+            return None
+        batch = ChangeBatch.__new__(ChangeBatch)
+        batch.layout = relation.layout
+        batch.wide = self.wide
+        batch.num_rows = rows.count
+        binary = []
+        for i, field in enumerate(relation.layout.columns):
+            column = &rows.after.columns[field.position]
+            if column.form == AS_BINARY:
+                binary.append(i)
+        batch.binary = tuple(binary)
+        rows.usual = rows.count
+        for c in range(rows.width):
+            column = &rows.after.columns[c]
+            if column.width < 0 and column.offsets != NULL:
+                rows.usual_bytes[c] = column.offsets[rows.after.filled]
+        with nogil:
+            made = finish(rows, batch, self.lsns != NULL)
+        if not made:
+            raise MemoryError
+        return batch
+
+    # Raise the error of the frame that comes next.
+    cdef int refuse(self) except -1:
+        cdef bytes frame = self.piece.frame(self.at)
+        cdef Py_ssize_t index = self.before + self.at
+        error, self.error = self.error, None
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        self.sync()
+        state = self.state
+        in_stream = state.open_xid is not None
+        try:
+            state.check_order(frame)
+            if frame[:1] not in (b"I", b"U", b"D"):
+                message = decode(frame, in_stream)
+                if self.wide and message.final_lsn >> 63:
+                    refuse_time(frame, 1, "commit_lsn", message.final_lsn)
+                refuse_time(frame, 9, "commit_time", message.commit_time)
+            start = 5 if in_stream else 1
+            plan = None
+            if len(frame) >= start + 4:
+                plan = state.plan(int.from_bytes(frame[start:start + 4], "big"))
+            if plan is None:
+                diagnose(frame, in_stream, state.plan)
+            restore(frame, in_stream, plan)
+            if error is not None:
+                refuse_value(frame, self.error_offset, self.error_column, error, plan)
+            refuse_time(frame, 0, "lsn", self.lsn())
+        except DecodeError as refused:
+            refused.frame = index
+            raise
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+ctypedef const void *Address
+ctypedef const char *Name
+
+# An Arrow array.
+cdef struct Node:
+    int64_t length
+    int64_t null_count
+    int32_t n_buffers
+    int32_t n_children
+    Address[3] buffers
+    Node *children
+    Arena *arena
+
+cdef enum:
+    HEADS = 8  # columns before `before`
+    COLUMNS = 11
+
+
+cdef int64_t count_null(const uint8_t *validity, int64_t length) noexcept nogil:
+    cdef int64_t valid = 0, i
+    cdef uint8_t bits
+    for i in range(length >> 3):
+        bits = validity[i]
+        valid += POPULATION[bits]
+    for i in range(length & ~7, length):
+        valid += validity[i >> 3] >> (i & 7) & 1
+    return length - valid
+
+
+cdef uint8_t[256] POPULATION
+for _i in range(256):
+    POPULATION[_i] = _i.bit_count() if hasattr(_i, "bit_count") else bin(_i).count("1")
+
+
+cdef struct Finish:
+    Rows *rows
+    Arena *arena
+    int64_t length
+    const uint8_t *zeros  # enough for any column without a value
+    uint8_t any
+    uint8_t all
+
+
+# Bits of the rows that have one of `mask` in their flags; NULL if all do, zeros if none does.
+cdef const uint8_t *bits_of(Finish *f, uint8_t mask) noexcept nogil:
+    cdef uint8_t *bits
+    cdef int64_t i
+    if not f.any & mask:
+        return f.zeros
+    if f.all & mask:
+        return NULL
+    bits = <uint8_t *> own(f.arena, calloc(f.length // 8 + 1, 1), f.length // 8 + 1)
+    if bits != NULL:
+        for i in range(f.length):
+            bits[i >> 3] |= (f.rows.flags[i] & mask != 0) << (i & 7)
+    return bits
+
+
+cdef void plain(
+    Finish *f, Node *node, const uint8_t *validity, const void *data, int64_t null_count
+) noexcept nogil:
+    node.arena = f.arena
+    node.length = f.length
+    node.n_buffers = 2
+    node.buffers[0] = validity
+    node.buffers[1] = data
+    node.null_count = null_count
+
+
+cdef int64_t nulls_of(Finish *f, const uint8_t *validity) noexcept nogil:
+    if validity == NULL:
+        return 0
+    if validity == f.zeros:
+        return f.length
+    return count_null(validity, f.length)
+
+
+# A column of eight bytes or four per row that is null where `mask` says.
+cdef bint head(Finish *f, Node *node, uint8_t mask, void *data, int64_t size) noexcept nogil:
+    cdef const uint8_t *validity = NULL
+    if mask:
+        if not f.any & mask:
+            free(data)
+            plain(f, node, f.zeros, f.zeros, f.length)
+            return True
+        if not f.all & mask:
+            validity = bits_of(f, mask)
+            if validity == NULL:
+                free(data)
+                return False
+    own(f.arena, data, f.length * size)
+    plain(f, node, validity, data, nulls_of(f, validity))
+    return True
+
+
+# op: what names the rows' kinds, all of six letters but truncate.
+cdef bint op_column(Finish *f, Node *node) noexcept nogil:
+    cdef int64_t i, at = 0
+    cdef int32_t *ends = <int32_t *> own(
+        f.arena, malloc((f.length + 1) * 4), (f.length + 1) * 4
+    )
+    cdef char *text = <char *> own(f.arena, malloc(f.length * 8 + 8), f.length * 8 + 8)
+    cdef uint8_t op
+    if ends == NULL or text == NULL:
+        return False
+    for i in range(f.length):
+        op = f.rows.flags[i] & OP
+        ends[i] = <int32_t> at
+        memcpy(text + at, OPS[op], 8)
+        at += 8 if op == TRUNCATE else 6
+    ends[f.length] = <int32_t> at
+    plain(f, node, NULL, ends, 0)
+    node.n_buffers = 3
+    node.buffers[2] = text
+    return True
+
+
+cdef Name[4] OPS
+OPS[:] = [b"insert\0\0", b"update\0\0", b"delete\0\0", b"truncate"]
+
+
+cdef bint old_kind_column(Finish *f, Node *node) noexcept nogil:
+    cdef int64_t i
+    cdef int32_t at = 0
+    cdef int32_t *ends
+    cdef char *text
+    cdef const uint8_t *validity
+    cdef uint8_t flags
+    if not f.any & (OLD_KEY | OLD_ROW):
+        plain(f, node, f.zeros, f.zeros, f.length)
+        node.n_buffers = 3
+        node.buffers[2] = f.zeros
+        return True
+    ends = <int32_t *> own(f.arena, malloc((f.length + 1) * 4), (f.length + 1) * 4)
+    text = <char *> own(f.arena, malloc(f.length + 1), f.length + 1)
+    validity = old_bits(f)
+    if ends == NULL or text == NULL or validity == NULL:
+        return False
+    for i in range(f.length):
+        flags = f.rows.flags[i]
+        ends[i] = at
+        if flags & (OLD_KEY | OLD_ROW):
+            text[at] = c'K' if flags & OLD_KEY else c'O'
+            at += 1
+    ends[f.length] = at
+    plain(f, node, validity, ends, nulls_of(f, validity))
+    node.n_buffers = 3
+    node.buffers[2] = text
+    return True
+
+
+cdef const uint8_t *old_bits(Finish *f) noexcept nogil:
+    cdef uint8_t *bits = <uint8_t *> own(
+        f.arena, calloc(f.length // 8 + 1, 1), f.length // 8 + 1
+    )
+    cdef int64_t i
+    if bits != NULL:
+        for i in range(f.length):
+            bits[i >> 3] |= (f.rows.flags[i] & (OLD_KEY | OLD_ROW) != 0) << (i & 7)
+    return bits
+
+
+cdef const uint8_t *after_bits(Finish *f) noexcept nogil:
+    cdef uint8_t *bits = <uint8_t *> own(
+        f.arena, calloc(f.length // 8 + 1, 1), f.length // 8 + 1
+    )
+    cdef int64_t i
+    if bits != NULL:
+        for i in range(f.length):
+            bits[i >> 3] |= (f.rows.flags[i] & OP < DELETE) << (i & 7)
+    return bits
+
+
+# The struct of a side. The columns' memory goes over to the arena.
+cdef bint side_column(Finish *f, Node *node, Side *side, bint is_before) noexcept nogil:
+    cdef Rows *rows = f.rows
+    cdef Column *column
+    cdef Node *child
+    cdef int32_t c, n = 0
+    cdef const uint8_t *present = NULL
+    cdef int64_t i
+    cdef bint used = side.filled > 0
+    if is_before:
+        if not f.any & (OLD_KEY | OLD_ROW):
+            present = f.zeros
+        elif not used or rows.before.filled < f.length or not all_old(f):
+            present = old_bits(f)
+            if present == NULL:
+                return False
+    elif not used:
+        present = f.zeros
+    elif some_without_after(f):
+        present = after_bits(f)
+        if present == NULL:
+            return False
+    if used and not pad_to(rows, side, f.length):
+        return False
+    for c in range(rows.width):
+        n += side.columns[c].text_code != SKIP
+    plain(f, node, present, NULL, nulls_of(f, present))
+    node.n_buffers = 1
+    node.n_children = n
+    node.children = <Node *> own(f.arena, calloc(n + 1, sizeof(Node)), (n + 1) * sizeof(Node))
+    if node.children == NULL:
+        return False
+    n = 0
+    for c in range(rows.width):
+        column = &side.columns[c]
+        if column.text_code == SKIP:
+            continue
+        child = &node.children[n]
+        n += 1
+        if not used:
+            plain(f, child, f.zeros, f.zeros, f.length)
+            if column.width < 0:
+                child.n_buffers = 3
+                child.buffers[2] = f.zeros
+            continue
+        own(f.arena, column.validity, f.length // 8 + 1)
+        own(f.arena, column.data, 0)
+        own(f.arena, column.offsets, 0)
+        plain(
+            f, child, column.validity, column.offsets if column.width < 0 else <void *> column.data,
+            nulls_of(f, column.validity),
+        )
+        if column.width < 0:
+            child.n_buffers = 3
+            child.buffers[2] = column.data
+            f.arena.size += column.room + 4 * f.length
+        else:
+            f.arena.size += f.length * column.width
+    return True
+
+
+cdef bint pad_to(Rows *rows, Side *side, int64_t length) noexcept nogil:
+    cdef int64_t i
+    cdef int32_t c
+    if side.capacity < length and not grow_side(rows, side, length):
+        return False
+    for c in range(rows.width):
+        if side.columns[c].text_code != SKIP:
+            for i in range(side.filled, length):
+                if not set_null(&side.columns[c], side, i):
+                    return False
+    side.filled = length
+    return True
+
+
+cdef bint all_old(Finish *f) noexcept nogil:
+    cdef int64_t i
+    for i in range(f.length):
+        if not f.rows.flags[i] & (OLD_KEY | OLD_ROW):
+            return False
+    return True
+
+
+cdef bint some_without_after(Finish *f) noexcept nogil:
+    cdef int64_t i
+    for i in range(f.length):
+        if f.rows.flags[i] & OP >= DELETE:
+            return True
+    return False
+
+
+cdef bint unchanged_column(Finish *f, Node *node) noexcept nogil:
+    cdef Rows *rows = f.rows
+    cdef Node *child = <Node *> own(f.arena, calloc(1, sizeof(Node)), sizeof(Node))
+    cdef uint8_t *bits
+    cdef int32_t *ends
+    cdef char *text
+    cdef int64_t i, size = 0
+    cdef int32_t at = 0, name_length
+    if child == NULL:
+        return False
+    node.n_children = 1
+    node.children = child
+    if rows.unchanged_count == 0:
+        plain(f, node, f.zeros, f.zeros, f.length)
+        plain(f, child, NULL, f.zeros, 0)
+        child.length = 0
+        child.n_buffers = 3
+        child.buffers[2] = f.zeros
+        return True
+    bits = <uint8_t *> own(f.arena, calloc(f.length // 8 + 1, 1), f.length // 8 + 1)
+    if bits == NULL:
+        return False
+    for i in range(rows.unchanged_filled, f.length):
+        rows.unchanged_ends[i + 1] = rows.unchanged_ends[i]
+    rows.unchanged_filled = f.length
+    for i in range(f.length):
+        bits[i >> 3] |= (rows.unchanged_ends[i + 1] > rows.unchanged_ends[i]) << (i & 7)
+    own(f.arena, rows.unchanged_ends, (f.length + 1) * 4)
+    plain(f, node, bits, rows.unchanged_ends, nulls_of(f, bits))
+    rows.unchanged_ends = NULL
+    for i in range(rows.unchanged_count):
+        size += strlen(rows.names[rows.unchanged[i]])
+    ends = <int32_t *> own(
+        f.arena, malloc((rows.unchanged_count + 1) * 4), (rows.unchanged_count + 1) * 4
+    )
+    text = <char *> own(f.arena, malloc(size + 1), size + 1)
+    if ends == NULL or text == NULL:
+        return False
+    for i in range(rows.unchanged_count):
+        ends[i] = at
+        name_length = <int32_t> strlen(rows.names[rows.unchanged[i]])
+        memcpy(text + at, rows.names[rows.unchanged[i]], name_length)
+        at += name_length
+    ends[rows.unchanged_count] = at
+    plain(f, child, NULL, ends, 0)
+    child.length = rows.unchanged_count
+    child.n_buffers = 3
+    child.buffers[2] = text
+    return True
+
+
+# Hand the rows over to a batch. False: no memory, and the rows are lost with it.
+cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
+    cdef Finish f
+    cdef Node *nodes
+    cdef int64_t i, widest = 8, size
+    cdef int32_t c
+    cdef bint sound
+    f.rows = rows
+    f.length = rows.count
+    f.arena = make_arena(64 + rows.width * 8)
+    if f.arena == NULL:
+        return False
+    batch.arena = f.arena
+    for c in range(rows.width):
+        if rows.after.columns[c].width > widest:
+            widest = rows.after.columns[c].width
+    size = (f.length + 1) * widest
+    # Pages of zeros that nobody writes to take no memory.
+    f.zeros = <const uint8_t *> own(f.arena, calloc(size, 1), 0)
+    nodes = <Node *> own(f.arena, calloc(COLUMNS, sizeof(Node)), COLUMNS * sizeof(Node))
+    if f.zeros == NULL or nodes == NULL:
+        return False
+    f.any = 0
+    f.all = 0xFF
+    for i in range(f.length):
+        f.any |= rows.flags[i]
+        f.all &= rows.flags[i]
+    size = 8 if batch.wide else 4
+    sound = (
+        op_column(&f, nodes)
+        and head(&f, nodes + 1, HAS_XID, rows.xids, size)
+        and head(&f, nodes + 2, IN_STREAM, rows.subxids, size)
+    )
+    rows.xids = rows.subxids = NULL
+    if has_lsns:
+        sound = sound and head(&f, nodes + 3, 0, rows.lsns, 8)
+    else:
+        free(rows.lsns)
+        plain(&f, nodes + 3, f.zeros, f.zeros, f.length)
+    rows.lsns = NULL
+    sound = (
+        sound
+        and head(&f, nodes + 4, HAS_COMMIT, rows.commit_lsns, 8)
+        and head(&f, nodes + 5, HAS_COMMIT, rows.commit_times, 8)
+        and head(&f, nodes + 6, 0, rows.seqs, 8)
+        and old_kind_column(&f, nodes + 7)
+        and side_column(&f, nodes + 8, &rows.before, True)
+        and side_column(&f, nodes + 9, &rows.after, False)
+        and unchanged_column(&f, nodes + 10)
+    )
+    free(rows.flags)
+    free(rows.unchanged_ends)
+    free(rows.unchanged)
+    if rows.before.filled == 0:
+        free_side(rows, &rows.before)
+    if rows.after.filled == 0:
+        free_side(rows, &rows.after)
+    forget_rows(rows)
+    if not sound:
+        return False
+    batch.root.length = f.length
+    batch.root.null_count = 0
+    batch.root.n_buffers = 1
+    batch.root.n_children = COLUMNS
+    batch.root.children = nodes
+    batch.root.arena = f.arena
+    return True
+
+
+# --- export --------------------------------------------------------------------------------------
+
+cdef struct Exported:
+    Arena *arena
+    ArrowArray *children
+    ArrowArray **pointers
+    Address[3] buffers
+
+
+cdef void release_array(ArrowArray *array) noexcept nogil:
+    cdef Exported *exported = <Exported *> array.private_data
+    cdef int64_t i
+    for i in range(array.n_children):
+        if array.children[i].release != NULL:
+            array.children[i].release(array.children[i])
+    drop(exported.arena)
+    free(exported.children)
+    free(exported.pointers)
+    free(exported)
+    array.release = NULL
+
+
+cdef bint export_array(const Node *node, ArrowArray *array) noexcept nogil:
+    cdef Exported *exported = <Exported *> calloc(1, sizeof(Exported))
+    cdef int32_t i
+    memset(array, 0, sizeof(ArrowArray))
+    if exported == NULL:
+        return False
+    exported.children = <ArrowArray *> calloc(node.n_children + 1, sizeof(ArrowArray))
+    exported.pointers = <ArrowArray **> calloc(node.n_children + 1, sizeof(ArrowArray *))
+    if exported.children == NULL or exported.pointers == NULL:
+        free(exported.children)
+        free(exported.pointers)
+        free(exported)
+        return False
+    exported.arena = node.arena
+    keep(node.arena)
+    for i in range(3):
+        exported.buffers[i] = node.buffers[i]
+    array.length = node.length
+    array.null_count = node.null_count
+    array.n_buffers = node.n_buffers
+    array.buffers = exported.buffers
+    array.private_data = exported
+    array.release = release_array
+    array.children = exported.pointers
+    for i in range(node.n_children):
+        exported.pointers[i] = &exported.children[i]
+        array.n_children = i + 1
+        if not export_array(&node.children[i], exported.pointers[i]):
+            array.release(array)
+            return False
+    return True
+
+
+cdef void release_schema(ArrowSchema *schema) noexcept nogil:
+    cdef int64_t i
+    for i in range(schema.n_children):
+        if schema.children[i].release != NULL:
+            schema.children[i].release(schema.children[i])
+        free(schema.children[i])
+    free(schema.children)
+    free(<void *> schema.format)
+    free(<void *> schema.name)
+    free(<void *> schema.metadata)
+    schema.release = NULL
+
+
+cdef char *copied(bytes text) except NULL:
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(text) + 1
+    cdef char *copy = <char *> malloc(size)
+    if copy == NULL:
+        raise MemoryError
+    memcpy(copy, PyBytes_AS_STRING(text), size)
+    return copy
+
+
+cdef int export_schema(object field, ArrowSchema *schema) except -1:
+    memset(schema, 0, sizeof(ArrowSchema))
+    schema.release = release_schema
+    cdef Py_ssize_t count = len(field.children)
+    try:
+        schema.format = copied(field.format.encode())
+        schema.name = copied(field.name.encode())
+        if field.metadata:
+            schema.metadata = copied(metadata_bytes(field.metadata))
+        schema.flags = ARROW_FLAG_NULLABLE
+        schema.children = <ArrowSchema **> calloc(count + 1, sizeof(ArrowSchema *))
+        if schema.children == NULL:
+            raise MemoryError
+        for child in field.children:
+            schema.children[schema.n_children] = <ArrowSchema *> calloc(1, sizeof(ArrowSchema))
+            if schema.children[schema.n_children] == NULL:
+                raise MemoryError
+            schema.n_children += 1
+            export_schema(child, schema.children[schema.n_children - 1])
+    except BaseException:
+        schema.release(schema)
+        raise
+    return 0
+
+
+cdef void free_schema_capsule(object capsule) noexcept:
+    cdef ArrowSchema *schema = <ArrowSchema *> PyCapsule_GetPointer(capsule, "arrow_schema")
+    if schema.release != NULL:
+        schema.release(schema)
+    free(schema)
+
+
+cdef void free_array_capsule(object capsule) noexcept:
+    cdef ArrowArray *array = <ArrowArray *> PyCapsule_GetPointer(capsule, "arrow_array")
+    if array.release != NULL:
+        array.release(array)
+    free(array)
+
+
+cdef object schema_capsule(object field):
+    cdef ArrowSchema *schema = <ArrowSchema *> calloc(1, sizeof(ArrowSchema))
+    if schema == NULL:
+        raise MemoryError
+    try:
+        export_schema(field, schema)
+        return PyCapsule_New(schema, "arrow_schema", free_schema_capsule)
+    except BaseException:
+        free(schema)
+        raise
+
+
+@cython.final
+cdef class ChangeBatch:
+    """Rows of one version of a relation, as columns: an Arrow record batch.
+
+    Anything that takes the Arrow PyCapsule interface reads it without a copy:
+    ``pyarrow.record_batch(changes)``, ``polars.DataFrame(changes)``. It outlives its decoder.
+    """
+
+    cdef Arena *arena
+    cdef Arena *commit_arena  # of with_commit()
+    cdef Node root
+    cdef readonly object layout
+    cdef readonly tuple binary
+    cdef bint wide
+    cdef readonly int64_t num_rows
+
+    def __init__(self):
+        raise TypeError("a ChangeBatch is made by decoding frames")
+
+    def __dealloc__(self):
+        drop(self.arena)
+        drop(self.commit_arena)
+
+    def __len__(self):
+        return self.num_rows
+
+    def __repr__(self):
+        relation = self.relation
+        return f"<ChangeBatch: {self.num_rows} rows of {relation.namespace}.{relation.name}>"
+
+    @property
+    def relation(self):
+        """The relation as it was announced."""
+        return self.layout.plan.relation
+
+    @property
+    def nbytes(self):
+        """Bytes of memory that the batch keeps."""
+        return self.arena.size
+
+    def __arrow_c_schema__(self):
+        """The schema, as a capsule of the Arrow C data interface."""
+        return schema_capsule(self.layout.schema(self.binary))
+
+    def __arrow_c_array__(self, requested_schema=None):
+        """Schema and batch as capsules; `requested_schema` is not looked at, as it may be."""
+        cdef ArrowArray *array
+        schema = self.__arrow_c_schema__()
+        array = <ArrowArray *> calloc(1, sizeof(ArrowArray))
+        if array == NULL or not export_array(&self.root, array):
+            free(array)
+            raise MemoryError
+        return schema, PyCapsule_New(array, "arrow_array", free_array_capsule)
+
+    def with_commit(self, commit_lsn: int, commit_time: int) -> ChangeBatch:
+        """The same rows, their buffers shared, with the commit filled in where it was not known.
+
+        Parameters
+        ----------
+        commit_lsn : int
+        commit_time : int
+            In microseconds since 2000-01-01.
+        """
+        cdef ChangeBatch made = ChangeBatch.__new__(ChangeBatch)
+        cdef int64_t i
+        cdef Node *nodes
+        cdef uint64_t *lsns
+        cdef int64_t *times
+        cdef const uint8_t *validity
+        cdef uint64_t lsn = commit_lsn
+        cdef int64_t time = commit_time
+        if lsn >> 63 and self.wide:
+            raise OverflowError(f"the LSN {commit_lsn} does not fit into Spark's long")
+        time += SHIFT
+        made.layout = self.layout
+        made.binary = self.binary
+        made.wide = self.wide
+        made.num_rows = self.num_rows
+        made.root = self.root
+        keep(self.arena)
+        made.arena = self.arena
+        made.commit_arena = make_arena(3)
+        if made.commit_arena == NULL:
+            raise MemoryError
+        nodes = <Node *> own(
+            made.commit_arena, malloc(COLUMNS * sizeof(Node)), COLUMNS * sizeof(Node)
+        )
+        lsns = <uint64_t *> own(made.commit_arena, malloc(self.num_rows * 8), self.num_rows * 8)
+        times = <int64_t *> own(made.commit_arena, malloc(self.num_rows * 8), self.num_rows * 8)
+        if nodes == NULL or lsns == NULL or times == NULL:
+            raise MemoryError
+        memcpy(nodes, self.root.children, COLUMNS * sizeof(Node))
+        validity = <const uint8_t *> nodes[4].buffers[0]
+        for i in range(self.num_rows):
+            if validity == NULL or validity[i >> 3] >> (i & 7) & 1:
+                lsns[i] = (<const uint64_t *> nodes[4].buffers[1])[i]
+                times[i] = (<const int64_t *> nodes[5].buffers[1])[i]
+            else:
+                lsns[i] = lsn
+                times[i] = time
+        for i in range(4, 6):
+            nodes[i].arena = made.commit_arena
+            nodes[i].buffers[0] = NULL
+            nodes[i].null_count = 0
+        nodes[4].buffers[1] = lsns
+        nodes[5].buffers[1] = times
+        made.root.children = nodes
+        return made

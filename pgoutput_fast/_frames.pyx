@@ -1,0 +1,693 @@
+# cython: annotation_typing=False, cdivision=True
+"""Many frames at once, compiled: what they come in, and their headers and column slices as arrays.
+
+The twin is in ``_pure_frames.py``.
+"""
+
+from __future__ import annotations
+
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcmp, memcpy
+
+from pgoutput_fast._core cimport ColumnSlice, load_uint16, load_uint32, load_uint64
+
+from ._core import decode
+from .batches import ITEM_SIZES, FrameBatch, array_of, check_offsets, null_frame, refuse_input
+from .errors import DecodeError, frame_bytes
+from .messages import decode_rare
+from .state import StreamState, make_settings
+
+cdef extern from "Python.h":
+    bint PyBytes_CheckExact(object value)
+
+cdef extern from "_arrow.h":
+    struct ArrowSchema:
+        const char *format
+        void (*release)(ArrowSchema *) noexcept
+    struct ArrowArray:
+        int64_t length
+        int64_t null_count
+        int64_t offset
+        int64_t n_buffers
+        const void **buffers
+        void (*release)(ArrowArray *) noexcept
+    struct ArrowArrayStream:
+        int (*get_schema)(ArrowArrayStream *, ArrowSchema *) noexcept
+        int (*get_next)(ArrowArrayStream *, ArrowArray *) noexcept
+        const char *(*get_last_error)(ArrowArrayStream *) noexcept
+        void (*release)(ArrowArrayStream *) noexcept
+
+cdef enum:
+    MAX_FRAME = 0x3FFFFFFF
+
+
+# --- where frames come from ----------------------------------------------------------------------
+
+cdef class Piece:
+    """Frames that lie together, and what keeps their memory."""
+
+    def __dealloc__(self):
+        free(self.owned)
+
+    cdef bytes frame(self, Py_ssize_t i):
+        cdef Frame frame
+        take_frame(&self.source, i, &frame)
+        return PyBytes_FromStringAndSize(<const char *> frame.at, frame.length)
+
+
+cdef class Memory:
+    """Memory of this module's making, as a buffer."""
+
+    def __dealloc__(self):
+        free(self.at)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.at, self.size, 0, flags)
+
+
+@cython.final
+cdef class _View:
+    """A buffer, held for as long as its bytes are looked at."""
+
+    cdef Py_buffer buffer
+    cdef bint held
+
+    def __dealloc__(self):
+        if self.held:
+            PyBuffer_Release(&self.buffer)
+
+
+cdef _View view_of(object data):
+    cdef _View view = _View.__new__(_View)
+    try:
+        PyObject_GetBuffer(data, &view.buffer, PyBUF_SIMPLE)
+    except BufferError as error:
+        raise TypeError(f"frames must lie in a contiguous buffer: {error}") from None
+    view.held = True
+    return view
+
+
+@cython.final
+cdef class _ArrowArray:
+    """An array that was handed over through the C data interface."""
+
+    cdef ArrowArray array
+
+    def __dealloc__(self):
+        if self.array.release != NULL:
+            self.array.release(&self.array)
+
+
+cdef list pieces_of(object data, object offsets):
+    """The frames in `data`, as of :func:`decode_batch`."""
+    if isinstance(data, FrameBatch):
+        if offsets is not None:
+            raise TypeError("a decode_batch() result has its offsets")
+        return data.pieces
+    if offsets is not None:
+        return [packed(data, offsets)]
+    if hasattr(data, "__arrow_c_array__"):
+        return [arrow_array(data)]
+    if hasattr(data, "__arrow_c_stream__"):
+        return arrow_stream(data)
+    refuse_input(data)
+    return [listed(data)]
+
+
+cdef Piece packed(object data, object offsets):
+    cdef Piece piece = Piece.__new__(Piece)
+    cdef _View view = view_of(data)
+    checked = check_offsets(offsets)
+    cdef _View numbers = view_of(checked)
+    piece.owner = (view, numbers)
+    piece.source.count = numbers.buffer.len // 8 - 1
+    piece.source.offsets = <const int64_t *> numbers.buffer.buf
+    piece.source.base = <const uint8_t *> view.buffer.buf
+    piece.source.end = piece.source.base + view.buffer.len
+    check_rising(&piece.source, view.buffer.len)
+    return piece
+
+
+# Refuse offsets that fall, or leave the buffer.
+cdef int check_rising(const Source *source, int64_t size) except -1:
+    cdef Py_ssize_t i
+    cdef int64_t last = 0
+    cdef int64_t wrong = 0
+    for i in range(source.count + 1):
+        wrong |= source.offsets[i] - last
+        last = source.offsets[i]
+    if wrong < 0 or last > size:
+        last = 0
+        for i in range(source.count + 1):
+            if source.offsets[i] < last or source.offsets[i] > size:
+                raise ValueError(
+                    f"offset {i} is {source.offsets[i]}; expected {last} to {size}, the buffer's "
+                    "size: offsets begin at 0 or later and never fall"
+                )
+            last = source.offsets[i]
+    return 0
+
+
+cdef Piece listed(object data):
+    cdef Piece piece = Piece.__new__(Piece)
+    # Of its own: a list can change while another thread runs.
+    cdef tuple frames = tuple(data)
+    cdef Py_ssize_t count = len(frames)
+    cdef Py_ssize_t i
+    cdef object frame
+    cdef list copies = None
+    for i in range(count):
+        if not PyBytes_CheckExact(frames[i]):
+            if copies is None:
+                copies = list(frames)
+            copies[i] = frame_bytes(frames[i])
+    if copies is not None:
+        frames = tuple(copies)
+    piece.owned = malloc(count * 16 + 1)
+    if piece.owned == NULL:
+        raise MemoryError
+    piece.owner = frames
+    piece.source.count = count
+    cdef const uint8_t **pointers = <const uint8_t **> piece.owned
+    cdef int64_t *lengths = <int64_t *> (pointers + count)
+    for i in range(count):
+        frame = frames[i]
+        pointers[i] = <const uint8_t *> PyBytes_AS_STRING(frame)
+        lengths[i] = PyBytes_GET_SIZE(frame)
+    piece.source.pointers = pointers
+    piece.source.lengths = lengths
+    return piece
+
+
+cdef Piece arrow_array(object data):
+    schema_capsule, array_capsule = data.__arrow_c_array__()
+    cdef ArrowSchema *schema = <ArrowSchema *> PyCapsule_GetPointer(schema_capsule, "arrow_schema")
+    cdef ArrowArray *given = <ArrowArray *> PyCapsule_GetPointer(array_capsule, "arrow_array")
+    cdef _ArrowArray array = _ArrowArray.__new__(_ArrowArray)
+    array.array = given[0]
+    given.release = NULL  # it has moved
+    return arrow_piece(schema.format, array, 0)
+
+
+cdef list arrow_stream(object data):
+    capsule = data.__arrow_c_stream__()
+    cdef ArrowArrayStream *stream = <ArrowArrayStream *> PyCapsule_GetPointer(
+        capsule, "arrow_array_stream"
+    )
+    cdef ArrowSchema schema
+    cdef _ArrowArray array
+    cdef const char *reason
+    cdef list pieces = []
+    cdef Py_ssize_t before = 0
+    cdef int failed = stream.get_schema(stream, &schema)
+    if failed == 0:
+        try:
+            while True:
+                array = _ArrowArray.__new__(_ArrowArray)
+                failed = stream.get_next(stream, &array.array)
+                if failed != 0 or array.array.release == NULL:
+                    break
+                pieces.append(arrow_piece(schema.format, array, before))
+                before += array.array.length
+        finally:
+            schema.release(&schema)
+    if failed != 0:
+        reason = stream.get_last_error(stream)
+        shown = reason.decode("utf-8", "replace") if reason != NULL else f"error {failed}"
+        raise OSError(failed, f"the Arrow stream of frames ended: {shown}")
+    return pieces
+
+
+# `before`: frames that come before these in the stream.
+cdef Piece arrow_piece(const char *format, _ArrowArray owner, Py_ssize_t before):
+    cdef Piece piece = Piece.__new__(Piece)
+    cdef ArrowArray *array = &owner.array
+    cdef Py_ssize_t count = array.length
+    cdef Py_ssize_t i
+    cdef const uint8_t *bits
+    cdef const int32_t *short_offsets
+    cdef int64_t *offsets
+    cdef uint8_t letter = <uint8_t> format[0]
+    piece.owner = owner
+    piece.source.count = count
+    if not (memcmp(format, "z", 2) == 0 or memcmp(format, "Z", 2) == 0
+            or memcmp(format, "vz", 3) == 0):
+        refuse_input(format.decode())
+    if array.null_count != 0 and array.buffers[0] != NULL:
+        bits = <const uint8_t *> array.buffers[0]
+        for i in range(array.offset, array.offset + count):
+            if not bits[i >> 3] >> (i & 7) & 1:
+                null_frame(before + i - array.offset)
+    if letter == c'v':
+        fill_views(piece, array)
+        return piece
+    if letter == c'Z' and count > 0:
+        piece.source.offsets = <const int64_t *> array.buffers[1] + array.offset
+    else:
+        piece.owned = calloc(count + 1, 8)
+        if piece.owned == NULL:
+            raise MemoryError
+        offsets = <int64_t *> piece.owned
+        if count > 0:
+            short_offsets = <const int32_t *> array.buffers[1] + array.offset
+            for i in range(count + 1):
+                offsets[i] = short_offsets[i]
+        piece.source.offsets = offsets
+    piece.source.base = <const uint8_t *> array.buffers[2]
+    # What lies before the first frame and behind the last is not ours to look at.
+    piece.source.end = piece.source.base + piece.source.offsets[count]
+    check_rising(&piece.source, piece.source.offsets[count])
+    return piece
+
+
+cdef int fill_views(Piece piece, ArrowArray *array) except -1:
+    cdef Py_ssize_t count = array.length
+    cdef const uint8_t *views = <const uint8_t *> array.buffers[1] + 16 * array.offset
+    cdef const uint8_t *view
+    cdef int32_t length, buffer, offset
+    cdef Py_ssize_t i
+    piece.owned = malloc(count * 16 + 1)
+    if piece.owned == NULL:
+        raise MemoryError
+    cdef const uint8_t **pointers = <const uint8_t **> piece.owned
+    cdef int64_t *lengths = <int64_t *> (pointers + count)
+    for i in range(count):
+        view = views + 16 * i
+        memcpy(&length, view, 4)
+        lengths[i] = length
+        if length <= 12:
+            pointers[i] = view + 4
+        else:
+            memcpy(&buffer, view + 8, 4)
+            memcpy(&offset, view + 12, 4)
+            if length < 0 or buffer < 0 or buffer >= array.n_buffers - 3 or offset < 0:
+                raise ValueError(f"the view of frame {i} points outside of its array")
+            pointers[i] = <const uint8_t *> array.buffers[2 + buffer] + offset
+    piece.source.pointers = pointers
+    piece.source.lengths = lengths
+    return 0
+
+
+# --- headers and slices --------------------------------------------------------------------------
+
+# As pgoutput_fast.batches describes them to NumPy.
+cdef struct FrameHead:
+    uint8_t tag
+    uint8_t old_kind
+    uint16_t old_columns
+    uint16_t new_columns
+    uint16_t unused
+    uint32_t relation_id
+    uint32_t xid
+    uint64_t first_slice
+
+cdef struct BeginHead:
+    int64_t frame
+    uint64_t final_lsn
+    int64_t commit_time
+    uint32_t xid
+    uint32_t unused
+
+cdef struct CommitHead:
+    int64_t frame
+    uint64_t commit_lsn
+    uint64_t end_lsn
+    int64_t commit_time
+    uint8_t flags
+    uint8_t[7] unused
+
+cdef struct Rare:
+    int64_t frame
+    bint in_stream
+
+if [ITEM_SIZES[name] for name in ("heads", "slices", "begins", "commits")] != [
+    sizeof(FrameHead), sizeof(ColumnSlice), sizeof(BeginHead), sizeof(CommitHead),
+]:
+    raise ImportError("the layouts of pgoutput_fast.batches are not those of this extension")
+
+
+# An array that grows.
+cdef struct Growing:
+    void *at
+    size_t item
+    size_t count
+    size_t capacity
+
+
+cdef int room(Growing *array, size_t more) noexcept nogil:
+    cdef size_t capacity
+    cdef void *moved
+    if array.count + more <= array.capacity:
+        return 0
+    capacity = array.capacity * 2
+    if capacity < array.count + more:
+        capacity = array.count + more
+    if capacity < 64:
+        capacity = 64
+    moved = realloc(array.at, capacity * array.item)
+    if moved == NULL:
+        return -1
+    array.at = moved
+    array.capacity = capacity
+    return 0
+
+
+cdef object numpy_of(Growing *array, str name):
+    cdef Memory memory = Memory.__new__(Memory)
+    cdef void *shrunk
+    if array.count < array.capacity:
+        shrunk = realloc(array.at, array.count * array.item + 1)
+        if shrunk != NULL:
+            array.at = shrunk
+    memory.at = array.at
+    memory.size = array.count * array.item
+    array.at = NULL
+    return array_of(name, memory)
+
+
+@cython.final
+cdef class _Walk:
+    """The walk through all frames, and what it has found."""
+
+    cdef Growing heads, slices, begins, commits, rare
+    cdef bint in_stream
+    cdef bint in_transaction
+    cdef bint no_memory
+    cdef uint32_t open_xid
+    cdef uint32_t xid  # of the transaction
+
+    def __cinit__(self):
+        self.heads.item = sizeof(FrameHead)
+        self.slices.item = sizeof(ColumnSlice)
+        self.begins.item = sizeof(BeginHead)
+        self.commits.item = sizeof(CommitHead)
+        self.rare.item = sizeof(Rare)
+
+    def __dealloc__(self):
+        free(self.heads.at)
+        free(self.slices.at)
+        free(self.begins.at)
+        free(self.commits.at)
+        free(self.rare.at)
+
+    # Walk through a piece; the frame where it stopped, at its end if there is no fault.
+    cdef Py_ssize_t walk(self, const Source *source) noexcept nogil:
+        cdef Frame frame
+        cdef FrameHead *head
+        cdef Rare *rare
+        cdef Py_ssize_t i
+        cdef uint8_t tag
+        if room(&self.heads, source.count) < 0:
+            self.no_memory = True
+            return 0
+        for i in range(source.count):
+            take_frame(source, i, &frame)
+            if frame.length == 0 or frame.length > MAX_FRAME:
+                return i
+            tag = frame.at[0]
+            head = <FrameHead *> self.heads.at + self.heads.count
+            head.tag = tag
+            head.old_kind = 0
+            head.old_columns = 0
+            head.new_columns = 0
+            head.unused = 0
+            head.relation_id = 0
+            head.xid = 0
+            head.first_slice = self.slices.count
+            if tag == c'I' or tag == c'U' or tag == c'D':
+                if not self.row(&frame, head):
+                    return i
+            elif tag == c'B' or tag == c'C':
+                if not self.bound(&frame, head):
+                    return i
+            else:
+                if room(&self.rare, 1) < 0:
+                    self.no_memory = True
+                    return i
+                rare = <Rare *> self.rare.at + self.rare.count
+                rare.frame = self.heads.count
+                rare.in_stream = self.in_stream
+                if not self.other(&frame, head):
+                    return i
+                self.rare.count += 1
+            self.heads.count += 1
+        return source.count
+
+    cdef bint row(self, const Frame *frame, FrameHead *head) noexcept nogil:
+        cdef const uint8_t *data = frame.at
+        cdef Py_ssize_t end = frame.length
+        cdef Py_ssize_t position = 1
+        cdef uint8_t marker
+        cdef uint64_t first = self.slices.count
+        if self.in_stream:
+            position = 5
+            if end < 10:
+                return False
+            head.xid = load_uint32(data + 1)
+        if end < position + 5:
+            return False
+        head.relation_id = load_uint32(data + position)
+        marker = data[position + 4]
+        position += 5
+        if marker != c'N':
+            if (marker != c'K' and marker != c'O') or head.tag == c'I':
+                return False
+            head.old_kind = marker
+            position = self.tuple(data, position, end, &head.old_columns)
+            if position < 0:
+                return False
+            if head.tag == c'D':
+                return position == end or self.forget(first)
+            if position >= end or data[position] != c'N':
+                return self.forget(first)
+            position += 1
+        elif head.tag == c'D':
+            return False
+        position = self.tuple(data, position, end, &head.new_columns)
+        return position == end or self.forget(first)
+
+    cdef bint forget(self, uint64_t first) noexcept nogil:
+        self.slices.count = first
+        return False
+
+    # Slices of a tuple's columns; where it ends, -1 if it is malformed.
+    cdef Py_ssize_t tuple(
+        self, const uint8_t *data, Py_ssize_t position, Py_ssize_t end, uint16_t *columns
+    ) noexcept nogil:
+        cdef ColumnSlice *slices
+        cdef uint32_t count, i, length
+        cdef uint8_t kind
+        if end - position < 2:
+            return -1
+        count = load_uint16(data + position)
+        position += 2
+        if count > 0x7FFF or count > <size_t> (end - position):
+            return -1
+        if room(&self.slices, count) < 0:
+            self.no_memory = True
+            return -1
+        slices = <ColumnSlice *> self.slices.at + self.slices.count
+        for i in range(count):
+            if position >= end:
+                return -1
+            kind = data[position]
+            if kind == c't' or kind == c'b':
+                if end - position < 5:
+                    return -1
+                length = load_uint32(data + position + 1)
+                position += 5
+                if length > <size_t> (end - position):
+                    return -1
+                slices[i].offset = <uint32_t> position
+                slices[i].length_and_kind = length << 2 | (2 if kind == c't' else 3)
+                position += length
+            elif kind == c'n' or kind == c'u':
+                position += 1
+                slices[i].offset = <uint32_t> position
+                slices[i].length_and_kind = 0 if kind == c'n' else 1
+            else:
+                return -1
+        columns[0] = <uint16_t> count
+        self.slices.count += count
+        return position
+
+    cdef bint bound(self, const Frame *frame, FrameHead *head) noexcept nogil:
+        cdef const uint8_t *data = frame.at
+        cdef BeginHead *begin
+        cdef CommitHead *commit
+        if self.in_stream:
+            return False
+        if head.tag == c'B':
+            if frame.length != 21:
+                return False
+            if room(&self.begins, 1) < 0:
+                self.no_memory = True
+                return False
+            begin = <BeginHead *> self.begins.at + self.begins.count
+            begin.frame = self.heads.count
+            begin.final_lsn = load_uint64(data + 1)
+            begin.commit_time = <int64_t> load_uint64(data + 9)
+            begin.xid = head.xid = self.xid = load_uint32(data + 17)
+            begin.unused = 0
+            self.begins.count += 1
+            self.in_transaction = True
+        else:
+            if frame.length != 26:
+                return False
+            if room(&self.commits, 1) < 0:
+                self.no_memory = True
+                return False
+            commit = <CommitHead *> self.commits.at + self.commits.count
+            commit.frame = self.heads.count
+            commit.flags = data[1]
+            commit.commit_lsn = load_uint64(data + 2)
+            commit.end_lsn = load_uint64(data + 10)
+            commit.commit_time = <int64_t> load_uint64(data + 18)
+            commit.unused[:] = [0, 0, 0, 0, 0, 0, 0]
+            self.commits.count += 1
+            self.in_transaction = False
+        return True
+
+    # What no row is made of: its place in the order, and the numbers that stand in its front. The
+    # Python decoder reads the whole of it afterwards.
+    cdef bint other(self, const Frame *frame, FrameHead *head) noexcept nogil:
+        cdef const uint8_t *data = frame.at
+        cdef uint8_t tag = head.tag
+        cdef Py_ssize_t at = -1
+        if tag == c'R' or tag == c'Y' or tag == c'T' or tag == c'M':
+            if self.in_stream:
+                at = 1
+            if tag == c'R' and frame.length >= (9 if self.in_stream else 5):
+                head.relation_id = load_uint32(data + (5 if self.in_stream else 1))
+        elif tag == c'E':
+            if not self.in_stream:
+                return False
+            self.in_stream = False
+        elif tag != c'O':
+            if self.in_stream:
+                return False
+            if tag == c'S':
+                if self.in_transaction or frame.length < 5:
+                    return False
+                self.in_stream = True
+                self.open_xid = load_uint32(data + 1)
+                at = 1
+            elif tag == c'c' or tag == c'A':
+                at = 1
+            elif tag == c'b':
+                at = 25
+                self.in_transaction = True
+                self.xid = load_uint32(data + 25) if frame.length >= 29 else 0
+            elif tag == c'P' or tag == c'p' or tag == c'K':
+                at = 26
+                if tag == c'P':
+                    self.in_transaction = False
+            elif tag == c'r':
+                at = 34
+            else:
+                return False
+        if at >= 0 and frame.length >= at + 4:
+            head.xid = load_uint32(data + at)
+        return True
+
+
+def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) -> FrameBatch:
+    """Walk through many frames: their headers and the slices of their columns, as NumPy arrays.
+
+    Every frame is validated as by :func:`decode`; what relations say of their columns is not known
+    here, so that the number of columns is not.
+
+    Parameters
+    ----------
+    data : sequence of bytes-like, Arrow array of binary, or buffer
+        An Arrow array is anything that has ``__arrow_c_array__`` or ``__arrow_c_stream__``, of the
+        type binary, large_binary or binary_view, sliced and chunked too. A buffer must not change
+        for as long as the result is used.
+    offsets : array of int, optional
+        Of a buffer: n + 1 offsets of n frames.
+    in_stream : int or bool
+        The xid of the stream segment that is open before the first frame, or False: `in_stream` of
+        the batch before.
+
+    Raises
+    ------
+    DecodeError
+        A frame is malformed, the first one in order; `.frame` is its index.
+    PgOutputError
+        A frame is null.
+    TypeError, ValueError
+        `data` or `offsets` are something else.
+    """
+    cdef list pieces = pieces_of(data, offsets)
+    cdef Piece piece
+    cdef _Walk walk = _Walk.__new__(_Walk)
+    cdef Py_ssize_t at, before = 0
+    walk.in_stream = in_stream is not False
+    walk.open_xid = in_stream
+    cdef bint sound = True
+    for piece in pieces:
+        with nogil:
+            at = walk.walk(&piece.source)
+        if walk.no_memory:
+            raise MemoryError
+        sound = at == piece.source.count
+        if not sound:
+            break
+        before += at
+    messages = rare_messages(pieces, walk)
+    if not sound:
+        explain(piece.frame(at), before + at, walk)
+    cdef object opened = False
+    if walk.in_stream:
+        # A segment that was open before, of an xid that nobody told.
+        unknown = in_stream is True and not any(m.tag == "S" for m in messages.values())
+        opened = True if unknown else walk.open_xid
+    return FrameBatch(
+        pieces,
+        numpy_of(&walk.heads, "heads"),
+        numpy_of(&walk.slices, "slices"),
+        numpy_of(&walk.begins, "begins"),
+        numpy_of(&walk.commits, "commits"),
+        messages,
+        opened,
+    )
+
+
+# What the Python decoder reads, up to where the walk has stopped.
+cdef dict rare_messages(list pieces, _Walk walk):
+    cdef Rare *rare = <Rare *> walk.rare.at
+    cdef Rare *end = rare + walk.rare.count
+    cdef Piece piece
+    cdef Py_ssize_t before = 0
+    cdef dict messages = {}
+    for piece in pieces:
+        while rare < end and rare.frame < before + piece.source.count:
+            try:
+                messages[rare.frame] = decode_rare(
+                    piece.frame(rare.frame - before), bool(rare.in_stream), "utf-8"
+                )
+            except DecodeError as error:
+                error.frame = rare.frame
+                raise
+            rare += 1
+        before += piece.source.count
+    return messages
+
+
+# Raise the error of the frame that the walk has stopped at.
+cdef int explain(bytes frame, Py_ssize_t index, _Walk walk) except -1:
+    state = StreamState(make_settings())
+    state.open_xid = walk.open_xid if walk.in_stream else None
+    state.xid = walk.xid if walk.in_transaction else None
+    try:
+        state.check_order(frame)
+        decode(frame, bool(walk.in_stream))
+    except DecodeError as error:
+        error.frame = index
+        raise
+    raise AssertionError(f"the walk refused a sound frame: {frame!r}")

@@ -1,0 +1,193 @@
+"""What both implementations' batches share: their form, their arguments, their errors.
+
+NumPy is imported here when the first array is made.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from .errors import PgOutputError, fail
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .messages import Message
+
+_DTYPES: dict[str, list[tuple[str, str]]] = {
+    "heads": [
+        ("tag", "u1"), ("old_kind", "u1"), ("old_columns", "u2"), ("new_columns", "u2"),
+        ("unused", "u2"), ("relation_id", "u4"), ("xid", "u4"), ("first_slice", "u8"),
+    ],
+    "slices": [("offset", "u4"), ("length_and_kind", "u4")],
+    "begins": [
+        ("frame", "i8"), ("final_lsn", "u8"), ("commit_time", "i8"), ("xid", "u4"),
+        ("unused", "u4"),
+    ],
+    "commits": [
+        ("frame", "i8"), ("commit_lsn", "u8"), ("end_lsn", "u8"), ("commit_time", "i8"),
+        ("flags", "u1"), ("unused", "V7"),
+    ],
+    "events": [
+        ("frame", "i8"), ("commit_lsn", "u8"), ("end_lsn", "u8"), ("commit_time", "i8"),
+        ("xid", "u4"), ("subxid", "u4"), ("tag", "u1"), ("unused", "V7"),
+    ],
+}  # fmt: skip
+
+ITEM_SIZES = {
+    name: sum(int(kind[1:]) for _, kind in fields)
+    for name, fields in _DTYPES.items()
+}
+"""Bytes in an item of each array."""
+
+
+def array_of(name: str, memory: object) -> np.ndarray[Any, Any]:
+    """The bytes in `memory` as an array of the items called `name`."""
+    import numpy as np
+
+    dtype = np.dtype(_DTYPES[name])
+    return np.frombuffer(memory, dtype)  # type: ignore[call-overload, no-any-return]
+
+
+class FrameBatch:
+    """The headers of many frames and the slices of their columns: arrays, no objects.
+
+    Attributes
+    ----------
+    tags : uint8[n]
+        The tag of each frame.
+    xids : uint32[n]
+        The xid of Begin and of what else has one, in stream segments that of the subtransaction; 0
+        where the frame has none.
+    relation_ids : uint32[n]
+        Of Relation, Insert, Update and Delete, else 0.
+    old_kinds : uint8[n]
+        "K" or "O" where there is an old tuple, else 0.
+    old_columns, new_columns : uint16[n]
+        Number of columns in the old tuple and in the new one.
+    first_slices : uint64[n]
+        Where the slices of the frame's columns begin in `slices`: those of its old tuple, then
+        those of its new one.
+    slices : structured array
+        One item per column: ``offset`` (uint32), where its value begins in the frame, and
+        ``length_and_kind`` (uint32), the length in the upper 30 bits and below it the kind, 0 NULL,
+        1 unchanged, 2 text, 3 binary.
+    begins, commits : structured arrays
+        The fields of Begin and Commit: ``frame`` (index), ``final_lsn``, ``commit_time``, ``xid``;
+        ``frame``, ``commit_lsn``, ``end_lsn``, ``commit_time``, ``flags``.
+    messages : dict of int to message
+        By index all other frames but Insert, Update and Delete, decoded.
+    in_stream : int or bool
+        The xid of the stream segment that is open behind the last frame, or False.
+    """
+
+    def __init__(
+        self,
+        pieces: list[Any],
+        heads: Any,
+        slices: Any,
+        begins: Any,
+        commits: Any,
+        messages: dict[int, Message],
+        in_stream: int | bool,
+    ) -> None:
+        self.pieces = pieces
+        self.tags = heads["tag"]
+        self.xids = heads["xid"]
+        self.relation_ids = heads["relation_id"]
+        self.old_kinds = heads["old_kind"]
+        self.old_columns = heads["old_columns"]
+        self.new_columns = heads["new_columns"]
+        self.first_slices = heads["first_slice"]
+        self.slices = slices
+        self.begins = begins
+        self.commits = commits
+        self.messages = messages
+        self.in_stream = in_stream
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+    def __repr__(self) -> str:
+        return f"<FrameBatch: {len(self)} frames, {len(self.slices)} columns>"
+
+
+def check_offsets(offsets: object) -> np.ndarray[Any, Any]:
+    """Offsets as contiguous int64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        They are no integers, not of one dimension, or none.
+    """
+    import numpy as np
+
+    array = np.asarray(offsets)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array):
+        raise ValueError(
+            "offsets= takes n + 1 integers for n frames, "
+            f"not an array of {array.dtype} in the shape {array.shape}"
+        )
+    if array.dtype.kind == "u" and int(array.max()) > 0x7FFFFFFFFFFFFFFF:
+        raise ValueError(f"the offset {array.max()} is beyond any buffer")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def refuse_input(data: object) -> None:
+    """Refuse what cannot be many frames.
+
+    Raises
+    ------
+    TypeError
+    """
+    if isinstance(data, str) and data:
+        raise TypeError(
+            f"frames come in Arrow arrays of binary, large_binary or binary_view, not {data!r}"
+        )
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError("a buffer of frames needs offsets=, where each begins and ends")
+
+
+def null_frame(index: int) -> NoReturn:
+    """Refuse an array with a null."""
+    raise PgOutputError(f"frame {index} is null, and no frame may be: drop the nulls, or find out "
+                        "what was lost")  # fmt: skip
+
+
+def lsns_of(lsns: object, count: int) -> np.ndarray[Any, Any]:
+    """LSNs as contiguous uint64, one for each of `count` frames.
+
+    Raises
+    ------
+    TypeError, ValueError
+        They are no integers, or of another number.
+    """
+    import numpy as np
+
+    array = np.asarray(lsns)
+    if len(array) == 0 and count == 0:
+        return np.empty(0, np.uint64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TypeError(f"lsns= takes integers, not an array of {array.dtype}")
+    if len(array) != count:
+        raise ValueError(f"{len(array)} LSNs were given for {count} frames")
+    if array.dtype.kind == "i" and len(array) and int(array.min()) < 0:
+        raise ValueError(f"the LSN {array.min()} is negative")
+    return np.ascontiguousarray(array, np.uint64)
+
+
+def refuse_time(frame: bytes, offset: int, name: str, value: int) -> NoReturn:
+    """Raise the DecodeError of an LSN or a time that its column does not hold."""
+    kind = "Spark's long" if name != "commit_time" else "Arrow's timestamp"
+    fail("out_of_range", frame, offset, column=name, found=f"{value} does not fit into {kind}")
+
+
+def metadata_bytes(metadata: Mapping[bytes, bytes]) -> bytes:
+    """Metadata as the C data interface has it."""
+    parts = [struct.pack("=i", len(metadata))]
+    for pair in metadata.items():
+        for part in pair:
+            parts += [struct.pack("=i", len(part)), part]
+    return b"".join(parts)

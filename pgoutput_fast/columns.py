@@ -1,0 +1,330 @@
+"""Frames in, one Arrow record batch per relation out: what both implementations have in common.
+
+An engine (``_columns.pyx``, ``_pure_columns.py``) turns frames into rows. Here is what leads it:
+the arguments, the batches in their order, errors, and what came beside rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .errors import DecodeError, PgOutputError
+from .layout import TARGETS, Layout, Selection, layout_of
+from .plan import RelationPlan, Settings
+from .policies import Policies
+from .state import StreamState, make_settings
+from .types import TypeRegistry
+
+if TYPE_CHECKING:
+    from ._pure import Decoder
+    from ._pure_columns import ChangeBatch
+    from .messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The arguments of a :class:`ColumnarDecoder`, checked."""
+
+    target: str
+    selection: Selection
+    fill_unchanged: bool
+    max_rows: int
+    max_bytes: int
+    on_error: str
+
+    def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            expected = ", ".join(map(repr, TARGETS))
+            raise PgOutputError(f"target={self.target!r}: expected one of {expected}")
+        if self.on_error not in ("raise", "collect"):
+            raise PgOutputError(f"on_error={self.on_error!r}: expected 'raise' or 'collect'")
+        for name in ("max_rows", "max_bytes"):
+            value = getattr(self, name)
+            if type(value) is not int:
+                raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+            if not 0 < value <= 1 << 62:
+                raise PgOutputError(f"{name}={value}: expected a positive number")
+
+    def layout(self, plan: RelationPlan) -> Layout | None:
+        """The record batches of a relation, None if its rows are not wanted."""
+        if not self.selection.wants(plan.relation):
+            return None
+        return layout_of(plan, self.target, self.selection)
+
+
+class Event(NamedTuple):
+    """A frame that is no row.
+
+    Fields: frame (index), tag, xid (of the top-level transaction, None outside of any), subxid (of
+    the frame, None outside of streams; of a Stream Abort what is taken back), message (decoded;
+    None of a Commit), and of what ends a transaction commit_lsn, end_lsn and commit_time (else 0).
+    """
+
+    frame: int
+    tag: str
+    xid: int | None
+    subxid: int | None
+    message: Message | None
+    commit_lsn: int
+    end_lsn: int
+    commit_time: int
+
+
+class Events:
+    """What came that is neither a row nor a Begin, in the order of the stream: a sequence.
+
+    Attributes
+    ----------
+    array : structured array
+        The fields of :class:`Event`, without `message`, `tag` as uint8, and 0 for None: for whoever
+        goes through many transactions.
+    """
+
+    def __init__(self, array: Any, messages: Mapping[int, Message]) -> None:
+        self.array = array
+        self._messages = messages
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, i: int) -> Event:
+        item = self.array[i]
+        frame = int(item["frame"])
+        return Event(
+            frame,
+            chr(item["tag"]),
+            int(item["xid"]) or None,
+            int(item["subxid"]) or None,
+            self._messages.get(frame),
+            int(item["commit_lsn"]),
+            int(item["end_lsn"]),
+            int(item["commit_time"]),
+        )
+
+    def __iter__(self) -> Iterator[Event]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<Events: {len(self)}>"
+
+
+@dataclass
+class BadFrame:
+    """A frame that was refused, as ``on_error="collect"`` keeps it."""
+
+    frame: int
+    lsn: int | None
+    error: DecodeError
+    data: bytes = field(repr=False)
+
+
+class ColumnarDecoder:
+    """Decodes the frames of one stream, in order, into Arrow record batches.
+
+    Parameters
+    ----------
+    policies : Policies, optional
+        What to do with values that a column cannot hold.
+    decoder : Decoder, optional
+        Where to go on from: its state is copied, its policies, encoding and registry hold where
+        they are not given here.
+    target : {"arrow", "spark", "portable"}
+        Whose types the columns have: Arrow's richest, Spark's own, or such as polars and duckdb
+        take too.
+    tables : str or iterable of str, optional
+        Patterns of ``namespace.name`` of the tables that are wanted, with ``*``, ``?`` and
+        ``[...]``.
+    columns : iterable of str, or mapping of str to iterable of str, optional
+        Names of the columns that are wanted, of all tables or by pattern.
+    encoding : str, optional
+        The session's client_encoding.
+    registry : TypeRegistry, optional
+        Users' types.
+    fill_unchanged : bool
+        Take values that were not sent from the old row, where REPLICA IDENTITY FULL sends it.
+    max_rows, max_bytes : int
+        A batch is given out before it gets larger. Bytes count all rows that are held, of all
+        relations; a row that is larger by itself makes a batch of its own.
+    on_error : {"raise", "collect"}
+        What becomes of a frame that is refused: the rows before it are given out and its error is
+        raised, or it goes to `errors` and decoding goes on.
+
+    Raises
+    ------
+    PgOutputError, TypeError
+        An argument is none of these.
+    """
+
+    def __init__(
+        self,
+        policies: Policies | None = None,
+        decoder: Decoder | None = None,
+        target: str = "arrow",
+        tables: str | Iterable[str] | None = None,
+        columns: Iterable[str] | Mapping[str, Iterable[str]] | None = None,
+        *,
+        encoding: str | None = None,
+        registry: TypeRegistry | None = None,
+        fill_unchanged: bool = False,
+        max_rows: int = 65_536,
+        max_bytes: int = 64 << 20,
+        on_error: str = "raise",
+    ) -> None:
+        options = Options(
+            target, Selection(tables, columns), bool(fill_unchanged), max_rows, max_bytes, on_error
+        )
+        if decoder is None:
+            settings = make_settings(policies, encoding or "utf-8", registry)
+            state = StreamState(settings)
+        else:
+            state = decoder.state.copy()
+            known: Settings = state.settings
+            settings = make_settings(
+                policies if policies is not None else known.policies,
+                encoding if encoding is not None else known.encoding,
+                registry if registry is not None else known.registry,
+            )
+            if settings != known:
+                state = state.copy(settings)
+        self._start(state, options)
+
+    def _start(self, state: StreamState, options: Options) -> None:
+        from ._impl import columnar
+
+        self._options = options
+        self._engine = columnar().Engine(state, options)
+        self._unfinished: str | None = None
+        self._bad: list[BadFrame] = []
+        self._events: Events | None = None
+        self._next = 0
+
+    @property
+    def state(self) -> StreamState:
+        """What the decoder knows: relations, types, the open transaction."""
+        self._engine.sync()
+        state: StreamState = self._engine.state
+        return state
+
+    @property
+    def events(self) -> Events:
+        """Of the last call, as far as its batches were taken: what came that is no row."""
+        if self._events is None:
+            self._events = Events(self._engine.take_events(), self._engine.messages)
+        return self._events
+
+    @property
+    def errors(self) -> list[BadFrame]:
+        """Of the last call: the frames that were refused, under ``on_error="collect"``."""
+        return self._bad
+
+    @property
+    def next_frame(self) -> int:
+        """Index of the frame of the last call to go on from: behind the last that was taken."""
+        return self._next
+
+    def reset(self) -> None:
+        """Begin a new connection: open streams and what they announced are dropped."""
+        self._engine.drop()
+        self._engine.unload()
+        state = self._engine.state
+        state.reset()
+        self._engine.adopt(state)
+        self._unfinished = None
+
+    def decode(
+        self, data: Any, offsets: Any = None, lsns: Any = None
+    ) -> Iterator[ChangeBatch]:
+        """Decode the stream's next frames.
+
+        Parameters
+        ----------
+        data, offsets
+            As of :func:`decode_batch`, or what it returned.
+        lsns : array of int, optional
+            The LSN of each frame.
+
+        Yields
+        ------
+        ChangeBatch
+            One per relation and schema version, in stream order within each. Frames are decoded as
+            the batches are taken, all of them before the next call.
+
+        Raises
+        ------
+        DecodeError
+            A frame is refused; `.frame` is its index. The batches before have all rows before that
+            frame, the decoder is as it was before it, and `next_frame` is its index.
+        PgOutputError
+            The batches of the call before were not all taken.
+        TypeError, ValueError
+            `data`, `offsets` or `lsns` are something else.
+        """
+        if self._unfinished is not None:
+            raise PgOutputError(self._unfinished)
+        self._engine.load(data, offsets, lsns)
+        self._events = None
+        self._bad = []
+        self._next = 0
+        return self._batches()
+
+    def _batches(self) -> Iterator[ChangeBatch]:
+        engine = self._engine
+        complete = False
+        refused: BaseException | None = None
+        try:
+            while True:
+                try:
+                    ready = engine.run()
+                except DecodeError as error:
+                    if self._collects(error):
+                        continue
+                    refused = error
+                    ready = None
+                self._next = engine.position
+                self._events = None
+                if ready is None:
+                    break
+                yield from ready
+            ready = engine.flush()
+            while ready:
+                complete = len(ready) == 1
+                yield ready.pop(0)
+            complete = True
+            if refused is not None:
+                raise refused
+        finally:
+            if not complete:
+                engine.drop()
+                self._unfinished = (
+                    "the batches of the last call were not all taken, so that rows are lost; take "
+                    "them to the end, or begin again with reset() and the stream's frames from the "
+                    "start of the connection"
+                )
+            engine.unload()
+
+    def _collects(self, error: DecodeError) -> bool:
+        """Put the frame that is refused aside, if nothing after it depends on it."""
+        if self._options.on_error != "collect" or error.tag in ("S", "E", "B", "b"):
+            return False
+        engine = self._engine
+        frame = engine.frame()
+        self._bad.append(BadFrame(engine.position, engine.lsn(), error, frame))
+        state = self.state
+        if error.tag in ("R", "Y"):
+            self._forget_announced(state, frame)
+        elif error.tag in ("C", "P"):
+            state.end()
+        engine.adopt(state)
+        engine.skip()
+        return True
+
+    def _forget_announced(self, state: StreamState, frame: bytes) -> None:
+        """After a Relation or a Type that is refused, what it told of is unknown."""
+        start = 5 if state.open_xid is not None else 1
+        number = int.from_bytes(frame[start : start + 4], "big") if len(frame) >= start + 4 else None
+        if frame[:1] == b"R":
+            state.forget_relation(number)
+        else:
+            state.forget_type(number)

@@ -1,0 +1,708 @@
+"""What a relation's rows look like as Arrow columns, and how a value gets into one.
+
+A :class:`Field` is a column of a record batch or a part of one: its Arrow type in the notation of
+the C data interface, and functions from the bytes of a value to the bytes that the column stores.
+Fields are a tree, as Arrow's are. Both implementations read the same fields: the compiled one
+stores usual values by itself, by the number in `text_code` or `binary_code`, and asks the functions
+for the others; the twin asks them for all.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import struct
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from .errors import PgOutputError
+from .objects import Interval
+from .policies import Policies
+from .types import ColumnType, decimal_shape
+from .values import EPOCH_UTC, Codec, NoTextForm, OutOfRange, codec_of, timestamp_form
+from .values.base import limited
+from .values.temporal import EPOCH, interval_form
+
+if TYPE_CHECKING:
+    from .messages import Relation
+    from .plan import RelationPlan, Settings
+
+Store = Callable[[bytes], "bytes | None"]
+
+TARGETS = ("arrow", "spark", "portable")
+"""arrow: a type that says most; spark: Spark's own types; portable: what polars and duckdb take."""
+
+CONVERTERS = {
+    name: number
+    for number, name in enumerate(
+        (
+            "slow", "skip", "bool_text", "bool_binary", "int2_text", "int4_text", "int8_text",
+            "uint4_text", "uint4_wide_text", "same2", "same4", "same8", "uint4_wide",
+            "float4_text", "float8_text", "decimal_text", "decimal_binary", "numeric_text",
+            "numeric_binary", "utf8", "ascii", "jsonb_binary", "bytes", "bytea_text",
+            "uuid_text", "uuid_utf8_text", "uuid_utf8_binary", "date_text", "date_binary",
+            "time_text", "time_binary", "time_ns_text", "time_ns_binary", "timestamp_text",
+            "timestamptz_text", "timestamp_binary", "interval_binary",
+        )
+    )
+}  # fmt: skip
+"""How the compiled implementation stores usual values; "slow" leaves all of them to functions."""
+
+EPOCH_SHIFT = 946_684_800_000_000
+"""Microseconds from 1970, where Arrow's timestamps begin, to 2000, where PostgreSQL's do."""
+
+_EXTENSION = b"ARROW:extension:name"
+_JSON = {_EXTENSION: b"arrow.json", b"ARROW:extension:metadata": b""}
+_UUID = {_EXTENSION: b"arrow.uuid", b"ARROW:extension:metadata": b""}
+_WKB = {_EXTENSION: b"geoarrow.wkb", b"ARROW:extension:metadata": b"{}"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Field:
+    """A column of a record batch, or a part of one.
+
+    Attributes
+    ----------
+    name : str
+    format : str
+        The Arrow type, as the C data interface writes it.
+    metadata : dict of bytes to bytes
+    children : tuple of Field
+    width : int
+        Bytes that a value takes; 0 for a bit, -1 where that varies from value to value.
+    text, binary : callable or None
+        From the bytes of a value in either format to the bytes that the column stores, None for
+        null; they raise what the codecs of :mod:`pgoutput_fast.values` do. A bool is a byte, 0
+        or 1; numbers are in the machine's order of bytes.
+    text_code, binary_code : int
+        Of :data:`CONVERTERS`.
+    precision, scale : int
+        Of a decimal.
+    by_format : bool
+        The column is binary, not utf8, where its values come in binary format: its type is not
+        known.
+    position : int
+        Among the relation's columns; -1 for what is no column of it.
+    """
+
+    name: str
+    format: str
+    metadata: Mapping[bytes, bytes] = field(default_factory=dict)
+    children: tuple[Field, ...] = ()
+    width: int = -1
+    text: Store | None = None
+    binary: Store | None = None
+    text_code: int = 0
+    binary_code: int = 0
+    precision: int = 0
+    scale: int = 0
+    by_format: bool = False
+    position: int = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """The record batches of one version of a relation.
+
+    Attributes
+    ----------
+    plan : RelationPlan
+    columns : tuple of Field
+        The relation's, those that are wanted, in their order.
+    head : tuple of Field
+        What stands before `before`, `after` and `unchanged`.
+    metadata : dict of bytes to bytes
+        Of the schema.
+    """
+
+    plan: RelationPlan
+    columns: tuple[Field, ...]
+    head: tuple[Field, ...]
+    metadata: Mapping[bytes, bytes]
+
+    def schema(self, binary: Iterable[int]) -> Field:
+        """The schema of a batch, as a struct of its columns.
+
+        Parameters
+        ----------
+        binary : iterable of int
+            Positions in `columns` of those that are binary in this batch, as their type is not
+            known and their values came in binary format.
+        """
+        columns = list(self.columns)
+        for i in binary:
+            columns[i] = replace(columns[i], format="z")
+        return Field(
+            "",
+            "+s",
+            self.metadata,
+            (
+                *self.head,
+                Field("before", "+s", children=tuple(columns)),
+                Field("after", "+s", children=tuple(columns)),
+                Field("unchanged", "+l", children=(Field("item", "u"),)),
+            ),
+        )
+
+
+def head_fields(target: str) -> tuple[Field, ...]:
+    """The columns op to old_kind."""
+    unsigned4, unsigned8 = ("l", "l") if target == "spark" else ("I", "L")
+    formats = {
+        "op": "u",
+        "xid": unsigned4,
+        "subxid": unsigned4,
+        "lsn": unsigned8,
+        "commit_lsn": unsigned8,
+        "commit_time": "tsu:UTC",
+        "seq": "l",
+        "old_kind": "u",
+    }
+    return tuple(Field(name, format) for name, format in formats.items())
+
+
+class Selection:
+    """Which tables and columns are wanted.
+
+    Parameters
+    ----------
+    tables : str or iterable of str, optional
+        Patterns of ``namespace.name``, with ``*``, ``?`` and ``[...]``; all tables without.
+    columns : iterable of str, or mapping of str to iterable of str, optional
+        Names of columns, or pattern of tables → names; all columns without, and of tables that no
+        pattern matches.
+
+    Raises
+    ------
+    PgOutputError, TypeError
+        They are something else.
+    """
+
+    def __init__(
+        self,
+        tables: str | Iterable[str] | None = None,
+        columns: Iterable[str] | Mapping[str, Iterable[str]] | None = None,
+    ) -> None:
+        self.tables = None if tables is None else _names("tables", tables)
+        if columns is None:
+            self.columns: dict[str, tuple[str, ...]] = {}
+        elif isinstance(columns, Mapping):
+            self.columns = {
+                pattern: _names(f"columns[{pattern!r}]", names)
+                for pattern, names in columns.items()
+            }
+        else:
+            self.columns = {"*": _names("columns", columns)}
+
+    def wants(self, relation: Relation) -> bool:
+        """Whether rows of the relation are wanted."""
+        name = shown_table(relation)
+        return self.tables is None or any(fnmatchcase(name, pattern) for pattern in self.tables)
+
+    def positions(self, relation: Relation) -> list[int]:
+        """Positions of the columns that are wanted.
+
+        Raises
+        ------
+        PgOutputError
+            The relation has none of those that were named.
+        """
+        table = shown_table(relation)
+        names = [shown_name(column.name) for column in relation.columns]
+        for pattern, wanted in self.columns.items():
+            if fnmatchcase(table, pattern):
+                found = [i for i, name in enumerate(names) if name in wanted]
+                if not found:
+                    raise PgOutputError(
+                        f"{table} has none of the columns {', '.join(wanted) or '(none named)'}; "
+                        f"it has {', '.join(names) or 'none'}"
+                    )
+                return found
+        return list(range(len(names)))
+
+
+def _names(what: str, names: str | Iterable[str]) -> tuple[str, ...]:
+    found = (names,) if isinstance(names, str) else tuple(names)
+    for name in found:
+        if not isinstance(name, str):
+            raise TypeError(f"{what}= takes names, not {name!r}")
+    return found
+
+
+def shown_name(name: str) -> str:
+    r"""A name as Arrow can take it: bytes that are no text in the encoding as ``\xNN``."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def shown_table(relation: Relation) -> str:
+    """``namespace.name`` of a relation."""
+    return f"{shown_name(relation.namespace)}.{shown_name(relation.name)}"
+
+
+def layout_of(plan: RelationPlan, target: str, selection: Selection) -> Layout:
+    """The record batches of a relation.
+
+    Raises
+    ------
+    PgOutputError
+        It has none of the columns that are wanted.
+    """
+    relation = plan.relation
+    columns = tuple(
+        replace(
+            field_of(plan.column_types[i], plan.settings, target),
+            name=shown_name(relation.columns[i].name),
+            position=i,
+        )
+        for i in selection.positions(relation)
+    )
+    return Layout(plan, columns, head_fields(target), _metadata(plan))
+
+
+def _metadata(plan: RelationPlan) -> dict[bytes, bytes]:
+    relation = plan.relation
+    described = []
+    for column, type_ in zip(relation.columns, plan.column_types, strict=True):
+        one: dict[str, object] = {
+            "name": shown_name(column.name),
+            "type_id": column.type_id,
+            "type_modifier": column.type_modifier,
+            "type": shown_name(
+                f"{type_.namespace}.{type_.name}"
+                if type_.namespace not in ("", "pg_catalog")
+                else type_.name
+            ),
+            "key": column.is_key,
+        }
+        if shown_name(column.name) != column.name:
+            raw = column.name.encode(plan.settings.encoding, "surrogateescape")
+            one["name_bytes"] = raw.hex()
+        described.append(one)
+    entries = {
+        "namespace": shown_name(relation.namespace),
+        "relation": shown_name(relation.name),
+        "relation_id": str(relation.relation_id),
+        "replica_identity": relation.replica_identity,
+        "key_columns": json.dumps([one["name"] for one in described if one["key"]]),
+        "columns": json.dumps(described),
+    }
+    return {f"pgoutput.{name}".encode(): value.encode() for name, value in entries.items()}
+
+
+# --- fields --------------------------------------------------------------------------------------
+
+_ORDER: Any = sys.byteorder
+
+
+def field_of(type: ColumnType, settings: Settings, target: str) -> Field:
+    """The column for values of a type; its name is empty."""
+    codec = codec_of(type, settings)
+    if type.registered is None and type.kind == "base" and type.entry is not None:
+        make = _FIELDS.get(type.entry.codec)
+        if make is not None and not _as_text(type, settings.policies):
+            return make(type, codec, settings, target)
+        if type.entry.codec != "other":
+            return _server_text(type, codec, settings)
+    elif type.registered is None and type.kind == "enum":
+        return _plain_text(codec, settings)
+    elif type.registered is None and type.kind != "unknown":
+        return _server_text(type, codec, settings)
+    return _unknown(settings)
+
+
+def _as_text(type: ColumnType, policies: Policies) -> bool:
+    """Whether a policy wants text of some values, so that the column is text."""
+    return type.entry is not None and any(
+        getattr(policies, name) == "text"
+        for name in type.entry.policies
+        if name in ("infinity", "out_of_range", "special_values")
+    )
+
+
+def _transcoded(settings: Settings) -> Callable[[bytes], bytes]:
+    encoding = settings.encoding
+
+    def transcoded(raw: bytes) -> bytes:
+        return raw.decode(encoding).encode()
+
+    return transcoded
+
+
+def _text_code(settings: Settings) -> int:
+    """How text is copied: bytes that are ASCII are the same in most encodings."""
+    if settings.encoding == "utf-8":
+        return CONVERTERS["utf8"]
+    ascii_ = bytes(range(128))
+    try:
+        same = ascii_.decode(settings.encoding) == ascii_.decode("ascii")
+    except UnicodeDecodeError:
+        same = False
+    # In these, what looks like ASCII may be half of a character: of pure ASCII none is.
+    return CONVERTERS["ascii"] if same else CONVERTERS["slow"]
+
+
+def _plain_text(codec: Codec, settings: Settings) -> Field:
+    """Text that is what it is."""
+    code = _text_code(settings)
+    transcoded = _transcoded(settings)
+    return Field("", "u", text=transcoded, binary=transcoded, text_code=code, binary_code=code)
+
+
+def _unknown(settings: Settings) -> Field:
+    return Field(
+        "",
+        "u",
+        text=_transcoded(settings),
+        binary=bytes,
+        text_code=_text_code(settings),
+        binary_code=CONVERTERS["bytes"],
+        by_format=True,
+    )
+
+
+def _server_text(type: ColumnType, codec: Codec, settings: Settings) -> Field:
+    """A column of the server's text, from values that are none in binary format."""
+    clamped = _CLAMPED.get(type.entry.codec) if type.entry is not None else None
+
+    def text(raw: bytes) -> bytes | None:
+        value = codec.text(raw)
+        if value is None:
+            return None
+        if clamped is not None:
+            return (value if isinstance(value, str) else clamped(value)).encode()
+        return raw.decode(settings.encoding).encode()
+
+    def binary(raw: bytes) -> bytes | None:
+        value = codec.binary(raw)
+        if value is None:
+            return None
+        if clamped is not None:
+            return (value if isinstance(value, str) else clamped(value)).encode()
+        try:
+            form: str = codec.text_form(raw)
+        except NoTextForm:
+            # money, whose text depends on lc_monetary: the amount; a composite of money: its bytes.
+            if not isinstance(value, (int, str)):
+                raise
+            form = str(value)
+        return form.encode()
+
+    return Field("", "u", text=text, binary=binary)
+
+
+def _timestamp_text(value: datetime.datetime) -> str:
+    if value.tzinfo is None:
+        return timestamp_form((value - EPOCH) // _MICROSECOND)
+    return timestamp_form((value - EPOCH_UTC) // _MICROSECOND, "+00")
+
+
+_MICROSECOND = datetime.timedelta(microseconds=1)
+
+_CLAMPED: dict[str, Callable[[Any], str]] = {
+    "date": datetime.date.isoformat,
+    "time": lambda value: value.isoformat().rstrip("0") if value.microsecond else str(value),
+    "timestamp": _timestamp_text,
+    "timestamptz": _timestamp_text,
+    "interval": interval_form,
+    "numeric": lambda value: format(value, "f"),
+}
+"""Codec → the server's text of a value, which may be the one that a policy put in its place."""
+
+
+def _stored(
+    codec: Codec, store: Callable[[Any], bytes | None], format: str, width: int, code: str = "slow",
+    binary_code: str = "slow", metadata: Mapping[bytes, bytes] | None = None,
+) -> Field:  # fmt: skip
+    """A column of what `store` makes of Python objects; None is null."""
+    from_text, from_binary = codec.text, codec.binary
+
+    def text(raw: bytes) -> bytes | None:
+        value = from_text(raw)
+        return None if value is None else store(value)
+
+    def binary(raw: bytes) -> bytes | None:
+        value = from_binary(raw)
+        return None if value is None else store(value)
+
+    return Field(
+        "",
+        format,
+        metadata or {},
+        width=width,
+        text=text,
+        binary=binary,
+        text_code=CONVERTERS[code],
+        binary_code=CONVERTERS[binary_code],
+    )
+
+
+def _fixed(format: str, letter: str, code: str, binary_code: str) -> Any:
+    packed = struct.Struct(f"={letter}")
+
+    def make(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+        return _stored(codec, packed.pack, format, packed.size, code, binary_code)
+
+    return make
+
+
+def _bool(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    return _stored(
+        codec, lambda value: b"\1" if value else b"\0", "b", 0, "bool_text", "bool_binary"
+    )
+
+
+def _uint4(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    if target == "spark":
+        return _stored(codec, _int64, "l", 8, "uint4_wide_text", "uint4_wide")
+    return _stored(codec, struct.Struct("=I").pack, "I", 4, "uint4_text", "same4")
+
+
+def _uint8(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    if target == "spark":
+        return _stored(codec, lambda value: value.to_bytes(16, _ORDER), "d:20,0", 16)
+    return _stored(codec, struct.Struct("=Q").pack, "L", 8, "slow", "same8")
+
+
+_int64 = struct.Struct("=q").pack
+
+
+def _numeric(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    shape = decimal_shape(type.modifier)
+    if type.modifier < 4:
+        shape = settings.policies.numeric
+    most = 76 if target == "arrow" else 38
+    if shape is None or shape[0] > most:
+
+        def text(raw: bytes) -> bytes:
+            codec.text(raw)
+            return raw
+
+        def binary(raw: bytes) -> bytes:
+            return bytes(codec.text_form(raw), "ascii")
+
+        return Field(
+            "",
+            "u",
+            text=text,
+            binary=binary,
+            text_code=CONVERTERS["numeric_text"],
+            binary_code=CONVERTERS["numeric_binary"],
+        )
+    precision, scale = shape
+    width = 16 if precision <= 38 else 32
+    limit = 10**precision
+    choice = settings.policies.special_values
+    name = f"decimal({precision}, {scale})"
+
+    def store(value: Decimal) -> bytes | None:
+        if not value.is_finite():
+            if choice == "clamp" and value.is_nan():
+                raise OutOfRange(f"NaN does not fit into {name}, nor is it near to any value of it")
+            clamped = 1 - limit if value < 0 else limit - 1
+            kept = _limited_to(choice, "special_values", _numeric_word(value), clamped, name)
+            return None if kept is None else kept.to_bytes(width, _ORDER, signed=True)
+        sign, digits, exponent = value.as_tuple()
+        assert isinstance(exponent, int)
+        # A numeric has up to 131,072 digits: compare before any power is made of them.
+        if len(digits) + exponent > precision - scale and any(digits):
+            raise OutOfRange(f"{_abridged(value)} does not fit into {name}")
+        unscaled, rest = int("".join(map(str, digits)) or 0) if any(digits) else 0, 0
+        if unscaled:
+            shift = exponent + scale
+            if shift >= 0:
+                unscaled *= 10**shift
+            else:
+                unscaled, rest = divmod(unscaled, 10**-shift)
+        if rest or unscaled >= limit:
+            raise OutOfRange(f"{_abridged(value)} does not fit into {name}")
+        return (-unscaled if sign else unscaled).to_bytes(width, _ORDER, signed=True)
+
+    bits = ",256" if width == 32 else ""
+    made = _stored(
+        codec, store, f"d:{precision},{scale}{bits}", width, "decimal_text", "decimal_binary"
+    )
+    return replace(made, precision=precision, scale=scale)
+
+
+def _limited_to(choice: str, policy: str, shown: str, clamp: Any, name: str) -> Any:
+    try:
+        return limited(choice, policy, shown, clamp, name)
+    except OutOfRange:
+        raise OutOfRange(
+            f"{shown} does not fit into {name}; Policies({policy}=...) can make it null, the "
+            "nearest value or the column text"
+        ) from None
+
+
+def _numeric_word(value: Decimal) -> str:
+    return "NaN" if value.is_nan() else "-Infinity" if value < 0 else "Infinity"
+
+
+def _abridged(value: Decimal) -> str:
+    shown = f"{value:f}" if value.adjusted() < 100 and len(value.as_tuple().digits) < 100 else ""
+    return shown if 0 < len(shown) <= 100 else "a number of many digits"
+
+
+def _date(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    packed = struct.Struct("=i").pack
+    epoch = datetime.date(1970, 1, 1).toordinal()
+    return _stored(
+        codec, lambda value: packed(value.toordinal() - epoch), "tdD", 4, "date_text", "date_binary"
+    )
+
+
+def _time(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    scale = 1000 if target == "spark" else 1
+
+    def store(value: datetime.time) -> bytes:
+        seconds = (value.hour * 60 + value.minute) * 60 + value.second
+        return _int64((seconds * 1_000_000 + value.microsecond) * scale)
+
+    if target == "spark":
+        return _stored(codec, store, "ttn", 8, "time_ns_text", "time_ns_binary")
+    return _stored(codec, store, "ttu", 8, "time_text", "time_binary")
+
+
+def _timestamp(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    epoch = datetime.datetime(1970, 1, 1)
+    return _stored(
+        codec, lambda value: _int64((value - epoch) // _MICROSECOND), "tsu:", 8,
+        "timestamp_text", "timestamp_binary",
+    )  # fmt: skip
+
+
+def _timestamptz(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+    return _stored(
+        codec, lambda value: _int64((value - epoch) // _MICROSECOND), "tsu:UTC", 8,
+        "timestamptz_text", "timestamp_binary",
+    )  # fmt: skip
+
+
+def _interval(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    if target != "arrow":
+        return _stored(codec, lambda value: interval_iso(value).encode(), "u", -1)
+    choice = settings.policies.out_of_range
+    packed = struct.Struct("=iiq").pack
+
+    def store(value: Interval) -> bytes | None:
+        nanoseconds = value.microseconds * 1000
+        if not _LEAST_INT64 <= nanoseconds <= _GREATEST_INT64:
+            nearest = _LEAST_INT64 if nanoseconds < 0 else _GREATEST_INT64
+            if value.months not in (0x7FFFFFFF, -0x80000000) or settings.policies.infinity != (
+                "clamp"
+            ):
+                shown = interval_form(value)
+                name = "an interval of nanoseconds"
+                if _limited_to(choice, "out_of_range", shown, nearest, name) is None:
+                    return None
+            nanoseconds = nearest
+        return packed(value.months, value.days, nanoseconds)
+
+    return _stored(codec, store, "tin", 16, "slow", "interval_binary")
+
+
+_LEAST_INT64, _GREATEST_INT64 = -0x8000000000000000, 0x7FFFFFFFFFFFFFFF
+
+
+def interval_iso(value: Interval) -> str:
+    """`value` in ISO 8601, each part with a sign of its own: P1Y2M-3DT4H5M6.789S."""
+    years, months = divmod(abs(value.months), 12)
+    sign = "-" if value.months < 0 else ""
+    shown = "".join(
+        f"{sign}{number}{unit}" for number, unit in ((years, "Y"), (months, "M")) if number
+    )
+    if value.days:
+        shown += f"{value.days}D"
+    if value.microseconds or not shown:
+        sign = "-" if value.microseconds < 0 else ""
+        seconds, fraction = divmod(abs(value.microseconds), 1_000_000)
+        minutes, seconds = divmod(seconds, 60)
+        hours, minutes = divmod(minutes, 60)
+        shown += "T" + "".join(
+            f"{sign}{number}{unit}" for number, unit in ((hours, "H"), (minutes, "M")) if number
+        )
+        tail = f".{fraction:06d}".rstrip("0") if fraction else ""
+        if seconds or tail or shown[-1] == "T":
+            shown += f"{sign}{seconds}{tail}S"
+    return "P" + shown
+
+
+def _uuid(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    if target == "arrow":
+        return _stored(
+            codec, uuid.UUID.bytes.fget, "w:16", 16, "uuid_text", "bytes", _UUID  # type: ignore[attr-defined]
+        )
+    return _stored(
+        codec, lambda value: str(value).encode(), "u", -1, "uuid_utf8_text", "uuid_utf8_binary"
+    )
+
+
+def _json(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    assert type.entry is not None
+    transcoded = _transcoded(settings)
+
+    def binary(raw: bytes) -> bytes:
+        form: str = codec.text_form(raw)
+        return form.encode()
+
+    code = _text_code(settings)
+    binary_code = code
+    if type.entry.codec == "jsonb":
+        utf8 = settings.encoding == "utf-8"
+        binary_code = CONVERTERS["jsonb_binary"] if utf8 else CONVERTERS["slow"]
+    return Field(
+        "", "u", _JSON if target == "arrow" else {}, text=transcoded, binary=binary,
+        text_code=code, binary_code=binary_code,
+    )  # fmt: skip
+
+
+def _text(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    return _plain_text(codec, settings)
+
+
+def _char(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    def store(value: bytes) -> bytes:
+        form: str = codec.text_form(value)
+        return form.encode()
+
+    return _stored(codec, store, "u", -1)
+
+
+def _bytea(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    return _stored(codec, bytes, "z", -1, "bytea_text", "bytes")
+
+
+def _ewkb(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    return _stored(codec, bytes, "z", -1, metadata=_WKB if target == "arrow" else {})
+
+
+_FIELDS: dict[str, Callable[[ColumnType, Codec, Settings, str], Field]] = {
+    "bool": _bool,
+    "int2": _fixed("s", "h", "int2_text", "same2"),
+    "int4": _fixed("i", "i", "int4_text", "same4"),
+    "int8": _fixed("l", "q", "int8_text", "same8"),
+    "uint4": _uint4,
+    "uint8": _uint8,
+    "float4": _fixed("f", "f", "float4_text", "same4"),
+    "float8": _fixed("g", "d", "float8_text", "same8"),
+    "numeric": _numeric,
+    "text": _text,
+    "json": _json,
+    "jsonb": _json,
+    "char": _char,
+    "bytea": _bytea,
+    "ewkb": _ewkb,
+    "date": _date,
+    "time": _time,
+    "timestamp": _timestamp,
+    "timestamptz": _timestamptz,
+    "interval": _interval,
+    "uuid": _uuid,
+}
+"""Codec → the column of a type; those of all others hold the server's text."""
