@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ._impl import FALLBACK_REASON, IMPLEMENTATION, implementation
 from ._version import __version__
+from .columns import ChangeStream, ColumnarDecoder, decode_batch
 from .errors import DecodeError, PgOutputError
 from .lsn import format_lsn, parse_lsn
 from .messages import (
@@ -57,7 +58,9 @@ __all__ = [
     "Array",
     "Begin",
     "BeginPrepare",
+    "ChangeStream",
     "Column",
+    "ColumnarDecoder",
     "Commit",
     "CommitPrepared",
     "DecodeError",
@@ -86,6 +89,7 @@ __all__ = [
     "Update",
     "__version__",
     "decode",
+    "decode_batch",
     "format_lsn",
     "parse_lsn",
 ]

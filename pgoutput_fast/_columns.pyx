@@ -18,6 +18,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.errno cimport EINVAL, ENOMEM
 from libc.stdint cimport (
     INT32_MAX, INT64_MAX, INT64_MIN, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
     uint64_t,
@@ -58,6 +60,12 @@ cdef extern from "_arrow.h" nogil:
         ArrowArray **children
         ArrowArray *dictionary
         void (*release)(ArrowArray *) noexcept nogil
+        void *private_data
+    struct ArrowArrayStream:
+        int (*get_schema)(ArrowArrayStream *, ArrowSchema *) noexcept
+        int (*get_next)(ArrowArrayStream *, ArrowArray *) noexcept
+        const char *(*get_last_error)(ArrowArrayStream *) noexcept
+        void (*release)(ArrowArrayStream *) noexcept
         void *private_data
     int64_t pgf_add(int64_t *count, int64_t change) noexcept
 
@@ -2108,6 +2116,10 @@ cdef class ChangeBatch:
             raise MemoryError
         return schema, PyCapsule_New(array, "arrow_array", free_array_capsule)
 
+    def __arrow_c_stream__(self, requested_schema=None):
+        """A stream of this batch alone; :class:`ChangeStream` makes one of several."""
+        return export_stream([self])
+
     def with_commit(self, commit_lsn: int, commit_time: int) -> ChangeBatch:
         """The same rows, their buffers shared, with the commit filled in where it was not known.
 
@@ -2162,3 +2174,129 @@ cdef class ChangeBatch:
         nodes[5].buffers[1] = times
         made.root.children = nodes
         return made
+
+
+def export(field: Field, column: Column) -> tuple[object, object]:
+    """Schema and array as capsules, from buffers that are bytes.
+
+    Parameters
+    ----------
+    field : Field
+    column : pgoutput_fast.batches.Column
+    """
+    cdef Arena *arena = make_arena(count_blocks(column))
+    cdef ArrowArray *array
+    cdef Node root
+    if arena == NULL:
+        raise MemoryError
+    try:
+        copy_column(column, &root, arena)
+        schema = schema_capsule(field)
+        array = <ArrowArray *> calloc(1, sizeof(ArrowArray))
+        if array == NULL or not export_array(&root, array):
+            free(array)
+            raise MemoryError
+        return schema, PyCapsule_New(array, "arrow_array", free_array_capsule)
+    finally:
+        drop(arena)
+
+
+cdef Py_ssize_t count_blocks(object column):
+    return 4 + sum([count_blocks(child) for child in column.children])
+
+
+cdef int copy_column(object column, Node *node, Arena *arena) except -1:
+    cdef bytes buffer
+    cdef void *copy
+    cdef Py_ssize_t i
+    memset(node, 0, sizeof(Node))
+    node.length = column.length
+    node.null_count = column.null_count
+    node.arena = arena
+    node.n_buffers = len(column.buffers)
+    for i in range(node.n_buffers):
+        buffer = column.buffers[i]
+        if buffer is not None:
+            copy = own(arena, malloc(PyBytes_GET_SIZE(buffer) + 1), PyBytes_GET_SIZE(buffer))
+            if copy == NULL:
+                raise MemoryError
+            memcpy(copy, PyBytes_AS_STRING(buffer), PyBytes_GET_SIZE(buffer))
+            node.buffers[i] = copy
+    node.n_children = len(column.children)
+    node.children = <Node *> own(arena, calloc(node.n_children + 1, sizeof(Node)), 0)
+    if node.children == NULL:
+        raise MemoryError
+    for i in range(node.n_children):
+        copy_column(column.children[i], &node.children[i], arena)
+    return 0
+
+
+# --- streams -------------------------------------------------------------------------------------
+
+cdef struct Streamed:
+    void *batches  # a list, owned
+    int64_t next
+
+
+cdef void release_stream(ArrowArrayStream *stream) noexcept with gil:
+    cdef Streamed *streamed = <Streamed *> stream.private_data
+    Py_DECREF(<object> streamed.batches)
+    free(streamed)
+    stream.release = NULL
+
+
+cdef int stream_schema(ArrowArrayStream *stream, ArrowSchema *schema) noexcept with gil:
+    cdef Streamed *streamed = <Streamed *> stream.private_data
+    cdef ChangeBatch batch
+    try:
+        batch = (<list> streamed.batches)[0]
+        export_schema(batch.layout.schema(batch.binary), schema)
+    except MemoryError:
+        return ENOMEM
+    except Exception:
+        return EINVAL
+    return 0
+
+
+cdef int stream_next(ArrowArrayStream *stream, ArrowArray *array) noexcept with gil:
+    cdef Streamed *streamed = <Streamed *> stream.private_data
+    cdef list batches = <list> streamed.batches
+    cdef ChangeBatch batch
+    if streamed.next == len(batches):
+        memset(array, 0, sizeof(ArrowArray))
+        return 0
+    batch = batches[streamed.next]
+    streamed.next += 1
+    return 0 if export_array(&batch.root, array) else ENOMEM
+
+
+cdef const char *stream_error(ArrowArrayStream *stream) noexcept nogil:
+    return NULL
+
+
+cdef void free_stream_capsule(object capsule) noexcept:
+    cdef ArrowArrayStream *stream = <ArrowArrayStream *> PyCapsule_GetPointer(
+        capsule, "arrow_array_stream"
+    )
+    if stream.release != NULL:
+        stream.release(stream)
+    free(stream)
+
+
+def export_stream(batches: list[ChangeBatch]) -> object:
+    """One batch or more, of one schema, as the capsule of a stream."""
+    cdef ArrowArrayStream *stream = <ArrowArrayStream *> calloc(1, sizeof(ArrowArrayStream))
+    cdef Streamed *streamed = <Streamed *> calloc(1, sizeof(Streamed))
+    cdef list kept = list(batches)
+    if stream == NULL or streamed == NULL:
+        free(stream)
+        free(streamed)
+        raise MemoryError
+    Py_INCREF(kept)
+    streamed.batches = <void *> kept
+    stream.get_schema = stream_schema
+    stream.get_next = stream_next
+    stream.get_last_error = stream_error
+    stream.release = release_stream
+    stream.private_data = streamed
+    return PyCapsule_New(stream, "arrow_array_stream", free_stream_capsule)

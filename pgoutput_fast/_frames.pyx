@@ -597,32 +597,7 @@ cdef class _Walk:
 
 
 def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) -> FrameBatch:
-    """Walk through many frames: their headers and the slices of their columns, as NumPy arrays.
-
-    Every frame is validated as by :func:`decode`; what relations say of their columns is not known
-    here, so that the number of columns is not.
-
-    Parameters
-    ----------
-    data : sequence of bytes-like, Arrow array of binary, or buffer
-        An Arrow array is anything that has ``__arrow_c_array__`` or ``__arrow_c_stream__``, of the
-        type binary, large_binary or binary_view, sliced and chunked too. A buffer must not change
-        for as long as the result is used.
-    offsets : array of int, optional
-        Of a buffer: n + 1 offsets of n frames.
-    in_stream : int or bool
-        The xid of the stream segment that is open before the first frame, or False: `in_stream` of
-        the batch before.
-
-    Raises
-    ------
-    DecodeError
-        A frame is malformed, the first one in order; `.frame` is its index.
-    PgOutputError
-        A frame is null.
-    TypeError, ValueError
-        `data` or `offsets` are something else.
-    """
+    """As :func:`pgoutput_fast.decode_batch`, which calls it."""
     cdef list pieces = pieces_of(data, offsets)
     cdef Piece piece
     cdef _Walk walk = _Walk.__new__(_Walk)

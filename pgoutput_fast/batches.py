@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from .errors import PgOutputError, fail
 
@@ -191,3 +191,44 @@ def metadata_bytes(metadata: Mapping[bytes, bytes]) -> bytes:
         for part in pair:
             parts += [struct.pack("=i", len(part)), part]
     return b"".join(parts)
+
+
+class Column(NamedTuple):
+    """An Arrow array as its buffers, and those of its children.
+
+    Fields: length, null_count, buffers (bytes, None for a validity that is not needed), children.
+    """
+
+    length: int
+    null_count: int
+    buffers: tuple[bytes | None, ...]
+    children: tuple[Column, ...] = ()
+
+
+def validity(present: list[bool]) -> bytes | None:
+    """Bits of what is there; None if all is."""
+    if all(present):
+        return None
+    bits = bytearray((len(present) + 7) // 8)
+    for i, one in enumerate(present):
+        bits[i >> 3] |= one << (i & 7)
+    return bytes(bits)
+
+
+def fixed_column(letter: str, values: list[Any]) -> Column:
+    """Numbers of a :mod:`struct` letter, None for null."""
+    null_count = values.count(None)
+    packed = struct.pack(f"={len(values)}{letter}", *(value or 0 for value in values))
+    present = [value is not None for value in values]
+    return Column(len(values), null_count, (validity(present), packed))
+
+
+def variable_column(values: list[bytes | None]) -> Column:
+    """Bytes of any length, None for null."""
+    ends = [0]
+    for value in values:
+        ends.append(ends[-1] + len(value or b""))
+    present = [value is not None for value in values]
+    offsets = struct.pack(f"={len(ends)}i", *ends)
+    data = b"".join([value for value in values if value is not None])
+    return Column(len(values), values.count(None), (validity(present), offsets, data))

@@ -6,12 +6,13 @@ the arguments, the batches in their order, errors, and what came beside rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+from .batches import Column, FrameBatch, fixed_column, variable_column
 from .errors import DecodeError, PgOutputError
-from .layout import TARGETS, Layout, Selection, layout_of
+from .layout import TARGETS, Field, Layout, Selection, layout_of
 from .plan import RelationPlan, Settings
 from .policies import Policies
 from .state import StreamState, make_settings
@@ -110,14 +111,114 @@ class Events:
         return f"<Events: {len(self)}>"
 
 
-@dataclass
-class BadFrame:
-    """A frame that was refused, as ``on_error="collect"`` keeps it."""
+class BadFrame(NamedTuple):
+    """A frame that was refused, as ``on_error="collect"`` keeps it.
+
+    Fields: frame (index), lsn (None where there were none), error, data (the frame).
+    """
 
     frame: int
     lsn: int | None
     error: DecodeError
-    data: bytes = field(repr=False)
+    data: bytes
+
+    def __repr__(self) -> str:
+        return f"BadFrame(frame={self.frame}, lsn={self.lsn}, error={self.error!r})"
+
+
+class ErrorBatch(Sequence[BadFrame]):
+    """Frames that were refused: a sequence of :class:`BadFrame`, and an Arrow record batch.
+
+    Its columns are frame (int64, the index), lsn (uint64), tag, code (utf8), offset (int64),
+    message (utf8) and data (binary, the whole frame).
+    """
+
+    def __init__(self) -> None:
+        self._frames: list[BadFrame] = []
+
+    def append(self, frame: BadFrame) -> None:
+        """Take one more."""
+        self._frames.append(frame)
+
+    @overload
+    def __getitem__(self, i: int) -> BadFrame: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[BadFrame]: ...
+    def __getitem__(self, i: int | slice) -> BadFrame | list[BadFrame]:
+        return self._frames[i]
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def __repr__(self) -> str:
+        return f"<ErrorBatch: {len(self)} frames>"
+
+    def __arrow_c_schema__(self) -> object:
+        """The schema, as a capsule of the Arrow C data interface."""
+        return self.__arrow_c_array__()[0]
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        """Schema and batch as capsules; `requested_schema` is not looked at, as it may be."""
+        bad = self._frames
+        columns = (
+            fixed_column("q", [one.frame for one in bad]),
+            fixed_column("Q", [one.lsn for one in bad]),
+            variable_column([one.error.tag and one.error.tag.encode() for one in bad]),
+            variable_column([one.error.code.encode() for one in bad]),
+            fixed_column("q", [one.error.offset for one in bad]),
+            variable_column([str(one.error).encode("utf-8", "backslashreplace") for one in bad]),
+            variable_column([one.data for one in bad]),
+        )
+        from ._impl import columnar
+
+        capsules: tuple[object, object] = columnar().export(
+            _ERRORS, Column(len(bad), 0, (None,), columns)
+        )
+        return capsules
+
+
+_ERRORS = Field(
+    "",
+    "+s",
+    children=tuple(
+        Field(name, format)
+        for name, format in (
+            ("frame", "l"), ("lsn", "L"), ("tag", "u"), ("code", "u"), ("offset", "l"),
+            ("message", "u"), ("data", "z"),
+        )
+    ),
+)  # fmt: skip
+
+
+class ChangeStream:
+    """Batches of one relation and one schema, as an Arrow stream.
+
+    Raises
+    ------
+    PgOutputError
+        There is no batch, or they have different schemas.
+    """
+
+    def __init__(self, batches: Iterable[ChangeBatch]) -> None:
+        self._batches = list(batches)
+        if not self._batches:
+            raise PgOutputError("a stream needs a batch, which has the schema")
+        first = self._batches[0]
+        for batch in self._batches:
+            if batch.layout is not first.layout or batch.binary != first.binary:
+                raise PgOutputError(
+                    "the batches have different schemas: they are of several tables, or the table "
+                    "was altered; make a stream of each"
+                )
+
+    def __iter__(self) -> Iterator[ChangeBatch]:
+        return iter(self._batches)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The stream, as a capsule; `requested_schema` is not looked at, as it may be."""
+        from ._impl import columnar
+
+        return columnar().export_stream(self._batches)
 
 
 class ColumnarDecoder:
@@ -196,7 +297,7 @@ class ColumnarDecoder:
         self._options = options
         self._engine = columnar().Engine(state, options)
         self._unfinished: str | None = None
-        self._bad: list[BadFrame] = []
+        self._bad = ErrorBatch()
         self._events: Events | None = None
         self._next = 0
 
@@ -215,7 +316,7 @@ class ColumnarDecoder:
         return self._events
 
     @property
-    def errors(self) -> list[BadFrame]:
+    def errors(self) -> ErrorBatch:
         """Of the last call: the frames that were refused, under ``on_error="collect"``."""
         return self._bad
 
@@ -233,9 +334,16 @@ class ColumnarDecoder:
         self._engine.adopt(state)
         self._unfinished = None
 
-    def decode(
-        self, data: Any, offsets: Any = None, lsns: Any = None
-    ) -> Iterator[ChangeBatch]:
+    def __getstate__(self) -> tuple[StreamState, Options]:
+        return self.state, self._options
+
+    def __setstate__(self, state: tuple[StreamState, Options]) -> None:
+        self._start(*state)
+
+    def __repr__(self) -> str:
+        return f"<ColumnarDecoder: target {self._options.target}, {len(self.state.relations)} relations>"
+
+    def decode(self, data: Any, offsets: Any = None, lsns: Any = None) -> Iterator[ChangeBatch]:
         """Decode the stream's next frames.
 
         Parameters
@@ -265,7 +373,7 @@ class ColumnarDecoder:
             raise PgOutputError(self._unfinished)
         self._engine.load(data, offsets, lsns)
         self._events = None
-        self._bad = []
+        self._bad = ErrorBatch()
         self._next = 0
         return self._batches()
 
@@ -328,3 +436,36 @@ class ColumnarDecoder:
             state.forget_relation(number)
         else:
             state.forget_type(number)
+
+
+def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) -> FrameBatch:
+    """Walk through many frames: their headers and the slices of their columns, as NumPy arrays.
+
+    Every frame is validated as by :func:`decode`. How many columns a tuple must have is not known
+    here, as that takes its relation.
+
+    Parameters
+    ----------
+    data : sequence of bytes-like, Arrow array of binary, or buffer
+        An Arrow array is anything that has ``__arrow_c_array__`` or ``__arrow_c_stream__``, of the
+        type binary, large_binary or binary_view, sliced and chunked too. A buffer must not change
+        for as long as the result is used.
+    offsets : array of int, optional
+        Of a buffer: n + 1 offsets of n frames.
+    in_stream : int or bool
+        The xid of the stream segment that is open before the first frame, or False: `in_stream` of
+        the batch before.
+
+    Raises
+    ------
+    DecodeError
+        A frame is malformed, the first one in order; `.frame` is its index.
+    PgOutputError
+        A frame is null.
+    TypeError, ValueError
+        `data` or `offsets` are something else.
+    """
+    from ._impl import frames
+
+    batch: FrameBatch = frames().decode_batch(data, offsets, in_stream)
+    return batch
