@@ -100,6 +100,7 @@ cdef extern from "_convert.h" nogil:
     bint pgf_uuid(const uint8_t *at, size_t length, uint8_t *bytes) noexcept
     void pgf_uuid_text(const uint8_t *bytes, uint8_t *text) noexcept
     bint pgf_copy_text(uint8_t *to, const uint8_t *at, size_t length, size_t after) noexcept
+    bint pgf_copy_short(uint8_t *to, const uint8_t *at, size_t length) noexcept
     bint pgf_is_utf8(const uint8_t *at, size_t length) noexcept
 
 cdef enum Converter:
@@ -141,6 +142,7 @@ cdef enum Converter:
     TIMESTAMP_BINARY
     INTERVAL_BINARY
     CONVERTER_COUNT
+    FORM  # by the format of the value: utf8 or binary
 
 if [CONVERTERS["skip"], CONVERTERS["utf8"], CONVERTERS["interval_binary"], len(CONVERTERS)] != [
     SKIP, UTF8, INTERVAL_BINARY, CONVERTER_COUNT,
@@ -253,8 +255,8 @@ cdef enum Form:
 cdef struct Column:
     uint8_t text_code
     uint8_t binary_code
-    bint by_format
-    uint8_t form  # of a column that is by_format: what came first
+    uint8_t utf8_code  # of a column by format: how its text is stored
+    uint8_t form  # of a column by format: what came first
     int32_t width  # bytes of a value; 0 a bit, -1 variable
     uint32_t scale
     uint64_t limit  # of a decimal of up to 18 digits: 10**precision; else 0
@@ -396,7 +398,11 @@ cdef inline bint set_null(Column *column, Side *side, int64_t row) noexcept nogi
     if column.validity == NULL and not grow_validity(column, 0, side.capacity):
         return False
     column.validity[row >> 3] &= ~(1 << (row & 7))
-    if column.width > 0:
+    if column.width == 8:
+        (<uint64_t *> column.data)[row] = 0
+    elif column.width == 4:
+        (<uint32_t *> column.data)[row] = 0
+    elif column.width > 0:
         memset(column.data + row * column.width, 0, column.width)
     elif column.width == 0:
         column.data[row >> 3] &= ~(1 << (row & 7))
@@ -480,17 +486,21 @@ cdef inline uint8_t *variable(
     Column *column, int64_t row, int64_t length, Status *status
 ) noexcept nogil:
     cdef int64_t used = column.offsets[row]
-    cdef int64_t room
     if used + length + SLACK > column.room:
-        if used + length > INT32_MAX:
-            status[0] = FULL
+        status[0] = make_room(column, used + length)
+        if status[0] != DONE:
             return NULL
-        room = (used + length + SLACK) * 3 // 2 + 256
-        if not grow(<void **> &column.data, room):
-            status[0] = NO_MEMORY
-            return NULL
-        column.room = room
     return column.data + used
+
+
+cdef Status make_room(Column *column, int64_t size) noexcept nogil:
+    cdef int64_t room = (size + SLACK) * 3 // 2 + 256
+    if size > INT32_MAX:
+        return FULL
+    if not grow(<void **> &column.data, room):
+        return NO_MEMORY
+    column.room = room
+    return DONE
 
 
 cdef inline void put_decimal(Column *column, int64_t row, int64_t value) noexcept nogil:
@@ -503,17 +513,22 @@ cdef inline void put_decimal(Column *column, int64_t row, int64_t value) noexcep
         at[3] = sign
 
 
+cdef inline void set_bit(uint8_t *bits, int64_t row, bint value) noexcept nogil:
+    cdef uint8_t mask = <uint8_t> (1 << (row & 7))
+    bits[row >> 3] = bits[row >> 3] | mask if value else bits[row >> 3] & ~mask
+
+
 cdef inline bint fits(Column *column, int64_t value) noexcept nogil:
     cdef uint64_t size = <uint64_t> value if value >= 0 else 0 - <uint64_t> value
     return column.limit == 0 or size < column.limit
 
 
-# Store a value; DONE, or what stands in its way. FAULT leaves it to the layout's functions.
-cdef inline Status store(
-    Column *column, int64_t row, const uint8_t *at, uint32_t length, bint binary,
+# Store a value of the types that rows are not full of; DONE, or what stands in its way. FAULT leaves
+# it to the layout's functions.
+cdef Status store_other(
+    Column *column, uint8_t code, int64_t row, const uint8_t *at, uint32_t length,
     const Frame *frame,
 ) noexcept nogil:
-    cdef uint8_t code = column.binary_code if binary else column.text_code
     cdef size_t before = at - frame.floor
     cdef size_t after = frame.ceiling - (at + length)
     cdef int64_t number
@@ -523,57 +538,13 @@ cdef inline Status store(
     cdef size_t size
     cdef Status status = DONE
     cdef char[PGF_NUMERIC_ROOM] text
-    if code == INT4_TEXT:
-        if pgf_integer(at, length, before, -0x80000000, 0x7FFFFFFF, &number):
-            (<int32_t *> column.data)[row] = <int32_t> number
-            return DONE
-    elif code == UTF8:
+    if code == UTF8:
         to = variable(column, row, length, &status)
         if to == NULL:
             return status
         if pgf_copy_text(to, at, length, after) or pgf_is_utf8(at, length):
-            column.offsets[row + 1] = column.offsets[row] + length
+            column.offsets[row + 1] = column.offsets[row] + <int32_t> length
             return DONE
-    elif code == SAME4:
-        if length == 4:
-            (<uint32_t *> column.data)[row] = load_uint32(at)
-            return DONE
-    elif code == SAME8:
-        if length == 8:
-            (<uint64_t *> column.data)[row] = load_uint64(at)
-            return DONE
-    elif code == INT8_TEXT:
-        if pgf_integer(at, length, before, INT64_MIN, INT64_MAX, &number):
-            (<int64_t *> column.data)[row] = number
-            return DONE
-    elif code == DECIMAL_TEXT:
-        if pgf_decimal(at, length, before, column.scale, &number) and fits(column, number):
-            put_decimal(column, row, number)
-            return DONE
-    elif code == DECIMAL_BINARY:
-        if pgf_binary_decimal(at, length, column.scale, &number) and fits(column, number):
-            put_decimal(column, row, number)
-            return DONE
-    elif code == TIMESTAMPTZ_TEXT or code == TIMESTAMP_TEXT:
-        if pgf_timestamp(at, length, code == TIMESTAMPTZ_TEXT, &number):
-            (<int64_t *> column.data)[row] = number
-            return DONE
-    elif code == TIMESTAMP_BINARY:
-        if length == 8:
-            number = <int64_t> load_uint64(at)
-            if LEAST_TIME <= number <= GREATEST_TIME:
-                (<int64_t *> column.data)[row] = number + SHIFT
-                return DONE
-    elif code == DATE_TEXT:
-        if length == 10 and pgf_date(at, &days):
-            (<int32_t *> column.data)[row] = days
-            return DONE
-    elif code == DATE_BINARY:
-        if length == 4:
-            days = <int32_t> load_uint32(at)
-            if LEAST_DAY <= days <= GREATEST_DAY:
-                (<int32_t *> column.data)[row] = days + SHIFT_DAYS
-                return DONE
     elif code == UUID_TEXT:
         if pgf_uuid(at, length, column.data + row * 16):
             return DONE
@@ -583,22 +554,10 @@ cdef inline Status store(
             if to == NULL:
                 return status
             pgf_copy_text(to, at, length, after)
-            column.offsets[row + 1] = column.offsets[row] + length
+            column.offsets[row + 1] = column.offsets[row] + <int32_t> length
             return DONE
         if length == <uint32_t> column.width:
             memcpy(column.data + row * length, at, length)
-            return DONE
-    elif code == BOOL_TEXT or code == BOOL_BINARY:
-        if length == 1:
-            if at[0] == (1 if code == BOOL_BINARY else c't'):
-                column.data[row >> 3] |= 1 << (row & 7)
-                return DONE
-            if at[0] == (0 if code == BOOL_BINARY else c'f'):
-                column.data[row >> 3] &= ~(1 << (row & 7))
-                return DONE
-    elif code == FLOAT8_TEXT:
-        if pgf_float(at, length, POWERS_OF_FIVE, &real):
-            (<double *> column.data)[row] = real
             return DONE
     elif code == FLOAT4_TEXT:
         # Past the greatest float32 it is for the slow way to refuse.
@@ -611,7 +570,7 @@ cdef inline Status store(
             if to == NULL:
                 return status
             if pgf_copy_text(to, at + 1, length - 1, after) or pgf_is_utf8(at + 1, length - 1):
-                column.offsets[row + 1] = column.offsets[row] + length - 1
+                column.offsets[row + 1] = column.offsets[row] + <int32_t> (length - 1)
                 return DONE
     elif code == INT2_TEXT:
         if pgf_integer(at, length, before, -0x8000, 0x7FFF, &number):
@@ -627,7 +586,7 @@ cdef inline Status store(
             if to == NULL:
                 return status
             pgf_copy_text(to, at, length, after)
-            column.offsets[row + 1] = column.offsets[row] + length
+            column.offsets[row + 1] = column.offsets[row] + <int32_t> length
             return DONE
     elif code == NUMERIC_BINARY:
         size = pgf_numeric_text(at, length, text)
@@ -643,7 +602,7 @@ cdef inline Status store(
         if to == NULL:
             return status
         if pgf_copy_text(to, at, length, after):
-            column.offsets[row + 1] = column.offsets[row] + length
+            column.offsets[row + 1] = column.offsets[row] + <int32_t> length
             return DONE
     elif code == BYTEA_TEXT:
         if length >= 2 and length % 2 == 0 and at[0] == c'\\' and at[1] == c'x':
@@ -651,7 +610,7 @@ cdef inline Status store(
             if to == NULL:
                 return status
             if pgf_hexadecimal(at + 2, (length - 2) // 2, to):
-                column.offsets[row + 1] = column.offsets[row] + (length - 2) // 2
+                column.offsets[row + 1] = column.offsets[row] + <int32_t> ((length - 2) // 2)
                 return DONE
     elif code == UUID_UTF8_TEXT or code == UUID_UTF8_BINARY:
         if code == UUID_UTF8_BINARY:
@@ -713,6 +672,8 @@ cdef class _Relation:
     cdef object layout  # None: its rows are not wanted
     cdef object plan
     cdef list names
+    cdef list positions  # of the columns that are wanted
+    cdef dict schemas  # by the columns that are binary
 
     def __dealloc__(self):
         self.clear()
@@ -766,6 +727,8 @@ cdef _Relation make_relation(object plan, object layout):
         raise MemoryError
     made.rows.width = width
     made.rows.owner = <void *> made
+    made.schemas = {}
+    made.positions = [] if layout is None else [field.position for field in layout.columns]
     made.names = [shown_name(name).encode() for name in plan.names]
     for c in range(width):
         made.rows.names[c] = PyBytes_AS_STRING(made.names[c])
@@ -777,9 +740,9 @@ cdef _Relation make_relation(object plan, object layout):
     if layout is not None:
         for field in layout.columns:
             column = &made.rows.after.columns[field.position]
-            column.text_code = field.text_code
-            column.binary_code = field.binary_code
-            column.by_format = field.by_format
+            column.text_code = FORM if field.by_format else field.text_code
+            column.binary_code = FORM if field.by_format else field.binary_code
+            column.utf8_code = field.text_code
             column.width = field.width
             column.scale = max(field.scale, 0)
             column.limit = 10**field.precision if 0 < field.precision <= 18 else 0
@@ -844,6 +807,11 @@ cdef class Engine:
     cdef uint64_t commit_lsn
     cdef int64_t commit_time
     cdef int64_t row
+    # What the rows of the transaction have in common.
+    cdef uint8_t row_flags
+    cdef uint32_t row_xid
+    cdef uint64_t row_commit_lsn
+    cdef int64_t row_commit_time
     # Relations: at hand by the low bits of their OIDs, by plan, and those that have rows.
     cdef Cached[CACHED] cached
     cdef dict known
@@ -995,7 +963,25 @@ cdef class Engine:
         self.commit_lsn = state.commit_lsn or 0
         self.commit_time = state.commit_time or 0
         self.row = state.row
+        self.settle()
         memset(self.cached, 0, sizeof(self.cached))
+
+    # What the rows to come have in common.
+    cdef void settle(self) noexcept nogil:
+        self.row_flags = 0
+        self.row_xid = 0
+        self.row_commit_lsn = 0
+        self.row_commit_time = 0
+        if self.in_stream:
+            self.row_flags = IN_STREAM | HAS_XID
+            self.row_xid = self.open_xid
+        elif self.in_transaction:
+            self.row_flags = HAS_XID
+            self.row_xid = self.xid
+            if self.has_commit:
+                self.row_flags = HAS_XID | HAS_COMMIT
+                self.row_commit_lsn = self.commit_lsn
+                self.row_commit_time = self.commit_time + SHIFT
 
     def sync(self):
         """Bring the state up to date."""
@@ -1064,6 +1050,7 @@ cdef class Engine:
                 self.in_transaction = True
                 self.has_commit = True
                 self.row = 0
+                self.settle()
             elif tag == c'C':
                 if frame.length != 26 or self.in_stream:
                     return FAULT
@@ -1075,6 +1062,7 @@ cdef class Engine:
                 self.in_transaction = False
                 self.has_commit = False
                 self.row = 0
+                self.settle()
             else:
                 return RARE
         self.at = stop
@@ -1143,26 +1131,18 @@ cdef class Engine:
     # What stands beside the tuples of a row, which counts from now on.
     cdef inline void beside(self, Rows *rows, uint8_t flags, uint32_t subxid) noexcept nogil:
         cdef int64_t row = rows.count
-        cdef uint32_t xid = self.xid
-        if self.in_stream:
-            xid = self.open_xid
-            flags |= IN_STREAM | HAS_XID
-        elif self.in_transaction:
-            flags |= HAS_XID
-            if self.has_commit:
-                flags |= HAS_COMMIT
         if self.wide:
-            (<int64_t *> rows.xids)[row] = xid if flags & HAS_XID else 0
+            (<int64_t *> rows.xids)[row] = self.row_xid
             (<int64_t *> rows.subxids)[row] = subxid
         else:
-            (<uint32_t *> rows.xids)[row] = xid if flags & HAS_XID else 0
+            (<uint32_t *> rows.xids)[row] = self.row_xid
             (<uint32_t *> rows.subxids)[row] = subxid
         if self.lsns != NULL:
             rows.lsns[row] = self.lsns[self.before + self.at]
-        rows.commit_lsns[row] = self.commit_lsn if flags & HAS_COMMIT else 0
-        rows.commit_times[row] = self.commit_time + SHIFT if flags & HAS_COMMIT else 0
+        rows.commit_lsns[row] = self.row_commit_lsn
+        rows.commit_times[row] = self.row_commit_time
         rows.seqs[row] = self.row
-        rows.flags[row] = flags
+        rows.flags[row] = flags | self.row_flags
         rows.count = row + 1
         self.row += 1
 
@@ -1204,10 +1184,12 @@ cdef class Engine:
         cdef Py_ssize_t end = frame.length
         cdef int64_t row = rows.count
         cdef Column *column
+        cdef const uint8_t *value
         cdef uint32_t length
-        cdef uint8_t kind
-        cdef int32_t c
-        cdef bint binary
+        cdef uint8_t kind, code
+        cdef int32_t c, days, used
+        cdef int64_t number
+        cdef double real
         cdef Status status
         if end - position < 2 or <int32_t> load_uint16(data + position) != rows.width:
             return FAULT
@@ -1227,12 +1209,86 @@ cdef class Engine:
                 # Unsigned: a negative length is longer than any frame.
                 if length > <size_t> (end - position):
                     return FAULT
-                binary = kind == c'b'
-                if column.text_code != SKIP:
-                    status = self.value(rows, column, c, data + position, length, binary, frame)
-                    if status != DONE:
-                        return status
+                value = data + position
                 position += length
+                code = column.binary_code if kind == c'b' else column.text_code
+                # What rows are full of; store_other() has the rest.
+                if code == INT4_TEXT:
+                    if pgf_integer(
+                        value, length, value - frame.floor, -0x80000000, 0x7FFFFFFF, &number
+                    ):
+                        (<int32_t *> column.data)[row] = <int32_t> number
+                        continue
+                elif code == UTF8:
+                    used = column.offsets[row]
+                    if length <= 16 and frame.ceiling - value >= 16 and used + 32 <= column.room:
+                        if pgf_copy_short(column.data + used, value, length):
+                            column.offsets[row + 1] = used + <int32_t> length
+                            rows.bytes += length
+                            continue
+                elif code == SAME4:
+                    if length == 4:
+                        (<uint32_t *> column.data)[row] = load_uint32(value)
+                        continue
+                elif code == SAME8:
+                    if length == 8:
+                        (<uint64_t *> column.data)[row] = load_uint64(value)
+                        continue
+                elif code == INT8_TEXT:
+                    if pgf_integer(
+                        value, length, value - frame.floor, INT64_MIN, INT64_MAX, &number
+                    ):
+                        (<int64_t *> column.data)[row] = number
+                        continue
+                elif code == DECIMAL_TEXT:
+                    if pgf_decimal(
+                        value, length, value - frame.floor, column.scale, &number
+                    ) and fits(column, number):
+                        put_decimal(column, row, number)
+                        continue
+                elif code == DECIMAL_BINARY:
+                    if pgf_binary_decimal(value, length, column.scale, &number) and fits(
+                        column, number
+                    ):
+                        put_decimal(column, row, number)
+                        continue
+                elif code == TIMESTAMPTZ_TEXT or code == TIMESTAMP_TEXT:
+                    if pgf_timestamp(value, length, code == TIMESTAMPTZ_TEXT, &number):
+                        (<int64_t *> column.data)[row] = number
+                        continue
+                elif code == TIMESTAMP_BINARY:
+                    if length == 8:
+                        number = <int64_t> load_uint64(value)
+                        if LEAST_TIME <= number <= GREATEST_TIME:
+                            (<int64_t *> column.data)[row] = number + SHIFT
+                            continue
+                elif code == DATE_TEXT:
+                    if length == 10 and pgf_date(value, &days):
+                        (<int32_t *> column.data)[row] = days
+                        continue
+                elif code == DATE_BINARY:
+                    if length == 4:
+                        days = <int32_t> load_uint32(value)
+                        if LEAST_DAY <= days <= GREATEST_DAY:
+                            (<int32_t *> column.data)[row] = days + SHIFT_DAYS
+                            continue
+                elif code == BOOL_TEXT:
+                    if length == 1 and (value[0] == c't' or value[0] == c'f'):
+                        set_bit(column.data, row, value[0] == c't')
+                        continue
+                elif code == BOOL_BINARY:
+                    if length == 1 and value[0] <= 1:
+                        set_bit(column.data, row, value[0])
+                        continue
+                elif code == FLOAT8_TEXT:
+                    if pgf_float(value, length, POWERS_OF_FIVE, &real):
+                        (<double *> column.data)[row] = real
+                        continue
+                elif code == SKIP:
+                    continue
+                status = self.value(rows, column, c, value, length, kind == c'b', frame)
+                if status != DONE:
+                    return status
             elif kind == c'n':
                 position += 1
                 if column.text_code != SKIP and not set_null(column, side, row):
@@ -1248,21 +1304,24 @@ cdef class Engine:
         at[0] = position
         return DONE
 
-    cdef inline Status value(
+    # A value of any type.
+    cdef Status value(
         self, Rows *rows, Column *column, int32_t c, const uint8_t *at, uint32_t length,
         bint binary, const Frame *frame,
     ) noexcept nogil:
         cdef int64_t row = rows.count
         cdef uint8_t *form
+        cdef uint8_t code = column.binary_code if binary else column.text_code
         cdef Status status
-        if column.by_format:
+        if code == FORM:
+            code = BYTES if binary else column.utf8_code
             # One form for the old and the new row, as they have one type.
             form = &rows.after.columns[c].form
             if form[0] != (AS_BINARY if binary else AS_TEXT):
                 if form[0] != UNDECIDED:
                     return self.other_form(rows, c, at - frame.at)
                 form[0] = AS_BINARY if binary else AS_TEXT
-        status = store(column, row, at, length, binary, frame)
+        status = store_other(column, code, row, at, length, frame)
         if status == FAULT:
             status = self.store_slowly(rows, column, c, at, length, binary, frame)
         if status == DONE and column.width < 0:
@@ -1500,11 +1559,15 @@ cdef class Engine:
         batch.wide = self.wide
         batch.num_rows = rows.count
         binary = []
-        for i, field in enumerate(relation.layout.columns):
-            column = &rows.after.columns[field.position]
-            if column.form == AS_BINARY:
+        for i, position in enumerate(relation.positions):
+            c = position
+            if rows.after.columns[c].form == AS_BINARY:
                 binary.append(i)
         batch.binary = tuple(binary)
+        batch.schema = relation.schemas.get(batch.binary)
+        if batch.schema is None:
+            batch.schema = schema_of(batch.layout.schema(batch.binary))
+            relation.schemas[batch.binary] = batch.schema
         rows.usual = rows.count
         for c in range(rows.width):
             column = &rows.after.columns[c]
@@ -2002,13 +2065,17 @@ cdef void release_schema(ArrowSchema *schema) noexcept nogil:
     schema.release = NULL
 
 
-cdef char *copied(bytes text) except NULL:
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(text) + 1
-    cdef char *copy = <char *> malloc(size)
+cdef char *copied(const char *text, Py_ssize_t size) except NULL:
+    cdef char *copy = <char *> malloc(size + 1)
     if copy == NULL:
         raise MemoryError
-    memcpy(copy, PyBytes_AS_STRING(text), size)
+    memcpy(copy, text, size)
+    copy[size] = 0
     return copy
+
+
+cdef char *copied_bytes(bytes text) except NULL:
+    return copied(PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
 
 
 cdef int export_schema(object field, ArrowSchema *schema) except -1:
@@ -2016,10 +2083,10 @@ cdef int export_schema(object field, ArrowSchema *schema) except -1:
     schema.release = release_schema
     cdef Py_ssize_t count = len(field.children)
     try:
-        schema.format = copied(field.format.encode())
-        schema.name = copied(field.name.encode())
+        schema.format = copied_bytes(field.format.encode())
+        schema.name = copied_bytes(field.name.encode())
         if field.metadata:
-            schema.metadata = copied(metadata_bytes(field.metadata))
+            schema.metadata = copied_bytes(metadata_bytes(field.metadata))
         schema.flags = ARROW_FLAG_NULLABLE
         schema.children = <ArrowSchema **> calloc(count + 1, sizeof(ArrowSchema *))
         if schema.children == NULL:
@@ -2050,12 +2117,65 @@ cdef void free_array_capsule(object capsule) noexcept:
     free(array)
 
 
-cdef object schema_capsule(object field):
+@cython.final
+cdef class _Schema:
+    """A schema that is copied for whoever asks: far quicker than to make it anew."""
+
+    cdef ArrowSchema schema
+
+    def __dealloc__(self):
+        if self.schema.release != NULL:
+            self.schema.release(&self.schema)
+
+
+cdef _Schema schema_of(object field):
+    cdef _Schema made = _Schema.__new__(_Schema)
+    export_schema(field, &made.schema)
+    return made
+
+
+cdef int copy_schema(const ArrowSchema *schema, ArrowSchema *to) except -1:
+    cdef int64_t i
+    memset(to, 0, sizeof(ArrowSchema))
+    to.release = release_schema
+    try:
+        to.format = copied(schema.format, strlen(schema.format))
+        to.name = copied(schema.name, strlen(schema.name))
+        if schema.metadata != NULL:
+            to.metadata = copied(schema.metadata, metadata_size(schema.metadata))
+        to.flags = schema.flags
+        to.children = <ArrowSchema **> calloc(schema.n_children + 1, sizeof(ArrowSchema *))
+        if to.children == NULL:
+            raise MemoryError
+        for i in range(schema.n_children):
+            to.children[i] = <ArrowSchema *> calloc(1, sizeof(ArrowSchema))
+            if to.children[i] == NULL:
+                raise MemoryError
+            to.n_children = i + 1
+            copy_schema(schema.children[i], to.children[i])
+    except BaseException:
+        to.release(to)
+        raise
+    return 0
+
+
+cdef int64_t metadata_size(const char *metadata) noexcept nogil:
+    cdef int32_t pairs, length
+    cdef int64_t at = 4
+    cdef int32_t i
+    memcpy(&pairs, metadata, 4)
+    for i in range(2 * pairs):
+        memcpy(&length, metadata + at, 4)
+        at += 4 + length
+    return at
+
+
+cdef object schema_capsule(_Schema known):
     cdef ArrowSchema *schema = <ArrowSchema *> calloc(1, sizeof(ArrowSchema))
     if schema == NULL:
         raise MemoryError
     try:
-        export_schema(field, schema)
+        copy_schema(&known.schema, schema)
         return PyCapsule_New(schema, "arrow_schema", free_schema_capsule)
     except BaseException:
         free(schema)
@@ -2073,6 +2193,7 @@ cdef class ChangeBatch:
     cdef Arena *arena
     cdef Arena *commit_arena  # of with_commit()
     cdef Node root
+    cdef _Schema schema
     cdef readonly object layout
     cdef readonly tuple binary
     cdef bint wide
@@ -2104,7 +2225,7 @@ cdef class ChangeBatch:
 
     def __arrow_c_schema__(self):
         """The schema, as a capsule of the Arrow C data interface."""
-        return schema_capsule(self.layout.schema(self.binary))
+        return schema_capsule(self.schema)
 
     def __arrow_c_array__(self, requested_schema=None):
         """Schema and batch as capsules; `requested_schema` is not looked at, as it may be."""
@@ -2141,6 +2262,7 @@ cdef class ChangeBatch:
             raise OverflowError(f"the LSN {commit_lsn} does not fit into Spark's long")
         time += SHIFT
         made.layout = self.layout
+        made.schema = self.schema
         made.binary = self.binary
         made.wide = self.wide
         made.num_rows = self.num_rows
@@ -2191,7 +2313,7 @@ def export(field: Field, column: Column) -> tuple[object, object]:
         raise MemoryError
     try:
         copy_column(column, &root, arena)
-        schema = schema_capsule(field)
+        schema = schema_capsule(schema_of(field))
         array = <ArrowArray *> calloc(1, sizeof(ArrowArray))
         if array == NULL or not export_array(&root, array):
             free(array)
@@ -2250,7 +2372,7 @@ cdef int stream_schema(ArrowArrayStream *stream, ArrowSchema *schema) noexcept w
     cdef ChangeBatch batch
     try:
         batch = (<list> streamed.batches)[0]
-        export_schema(batch.layout.schema(batch.binary), schema)
+        copy_schema(&batch.schema.schema, schema)
     except MemoryError:
         return ENOMEM
     except Exception:

@@ -583,15 +583,27 @@ static inline void pgf_uuid_text(const uint8_t *bytes, uint8_t *text)
 
 /* --- text ------------------------------------------------------------------------------------- */
 
+/* Copies up to 16 bytes from and to where 16 are; whether they are ASCII. */
+static inline int pgf_copy_short(uint8_t *to, const uint8_t *at, size_t length)
+{
+#if PGF_SSE2
+    __m128i text = _mm_loadu_si128((const __m128i *)at);
+    _mm_storeu_si128((__m128i *)to, text);
+    return !((uint32_t)_mm_movemask_epi8(text) & ((1u << length) - 1));
+#else
+    uint8_t seen = 0;
+    for (size_t i = 0; i < length; i++)
+        seen |= to[i] = at[i];
+    return seen < 0x80;
+#endif
+}
+
 /* Copies a value to where 16 bytes more may be written than it has; whether it is ASCII. */
 static inline int pgf_copy_text(uint8_t *to, const uint8_t *at, size_t length, size_t after)
 {
 #if PGF_SSE2
-    if (length <= 16 && length + after >= 16) {
-        __m128i text = _mm_loadu_si128((const __m128i *)at);
-        _mm_storeu_si128((__m128i *)to, text);
-        return !((uint32_t)_mm_movemask_epi8(text) & ((1u << length) - 1));
-    }
+    if (length <= 16 && length + after >= 16)
+        return pgf_copy_short(to, at, length);
     if (length >= 16) {
         __m128i seen = _mm_setzero_si128();
         size_t i = 0;

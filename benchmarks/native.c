@@ -1,0 +1,217 @@
+/* What plain C does on the same frames: the limits that the engine is held against.
+ *
+ * Three loops over frames that lie one behind the other: a copy, a walk that notes every header and
+ * every column, and the columns of one relation as typed Arrow buffers. They know one relation, no
+ * old tuple, no value that is unusual, and check the bounds of nothing but columns; buffers are the
+ * caller's and used again and again.
+ */
+#include "_convert.h"
+
+typedef struct {
+    uint32_t offset, length_and_kind;
+} slice;
+
+typedef struct {
+    uint8_t tag, old_kind;
+    uint16_t columns;
+    uint32_t relation_id;
+} header;
+
+int64_t copy(const uint8_t *data, const int64_t *offsets, int64_t count, uint8_t *to)
+{
+    for (int64_t i = 0; i < count; i++)
+        memcpy(to + offsets[i], data + offsets[i], (size_t)(offsets[i + 1] - offsets[i]));
+    return offsets[count];
+}
+
+/* The number of slices. */
+int64_t walk(
+    const uint8_t *data, const int64_t *offsets, int64_t count, header *headers, slice *slices)
+{
+    slice *first = slices;
+    for (int64_t i = 0; i < count; i++) {
+        const uint8_t *frame = data + offsets[i];
+        const uint8_t *end = data + offsets[i + 1];
+        uint8_t tag = frame[0];
+        headers[i].tag = tag;
+        headers[i].old_kind = 0;
+        headers[i].columns = 0;
+        headers[i].relation_id = 0;
+        if (tag != 'I' && tag != 'U')
+            continue;
+        if (end - frame < 8)
+            return -1;
+        headers[i].relation_id = pgf_load4(frame + 1);
+        if (frame[5] != 'N')
+            return -1;
+        uint32_t columns = pgf_load2(frame + 6);
+        headers[i].columns = (uint16_t)columns;
+        const uint8_t *at = frame + 8;
+        for (uint32_t c = 0; c < columns; c++) {
+            if (at >= end)
+                return -1;
+            uint8_t kind = *at++;
+            if (kind == 't' || kind == 'b') {
+                if (end - at < 4)
+                    return -1;
+                uint32_t length = pgf_load4(at);
+                at += 4;
+                if (length > (size_t)(end - at))
+                    return -1;
+                slices->offset = (uint32_t)(at - frame);
+                slices->length_and_kind = length << 2 | (kind == 't' ? 2 : 3);
+                at += length;
+            } else if (kind == 'n' || kind == 'u') {
+                slices->offset = (uint32_t)(at - frame);
+                slices->length_and_kind = kind == 'u';
+            } else {
+                return -1;
+            }
+            slices++;
+        }
+        if (at != end)
+            return -1;
+    }
+    return slices - first;
+}
+
+/* Types of columns, as benchmarks/native.py numbers them. */
+enum { BOOL, INT4, INT8, FLOAT8, NUMERIC_12_2, TEXT, UUID, DATE, TIMESTAMPTZ, JSONB };
+
+typedef struct {
+    int32_t type;
+    uint8_t *validity;
+    uint8_t *data;
+    int32_t *offsets;
+} column;
+
+static pgf_power powers[PGF_GREATEST_POWER - PGF_LEAST_POWER + 1];
+
+void set_power(int32_t power, uint64_t high, uint64_t low)
+{
+    powers[power - PGF_LEAST_POWER].high = high;
+    powers[power - PGF_LEAST_POWER].low = low;
+}
+
+static inline int convert(
+    column *to, int64_t row, const uint8_t *at, uint32_t length, int binary, const uint8_t *floor,
+    const uint8_t *ceiling)
+{
+    int64_t number;
+    int32_t days;
+    double real;
+    int32_t used;
+    size_t before = (size_t)(at - floor), after = (size_t)(ceiling - at - length);
+    switch (to->type) {
+    case BOOL:
+        if (binary ? at[0] : at[0] == 't')
+            to->data[row >> 3] |= (uint8_t)(1 << (row & 7));
+        else
+            to->data[row >> 3] &= (uint8_t) ~(1 << (row & 7));
+        return 1;
+    case INT4:
+        if (binary)
+            number = (int32_t)pgf_load4(at);
+        else if (!pgf_integer(at, length, before, INT32_MIN, INT32_MAX, &number))
+            return 0;
+        ((int32_t *)to->data)[row] = (int32_t)number;
+        return 1;
+    case INT8:
+        if (binary)
+            number = (int64_t)pgf_load8(at);
+        else if (!pgf_integer(at, length, before, INT64_MIN, INT64_MAX, &number))
+            return 0;
+        ((int64_t *)to->data)[row] = number;
+        return 1;
+    case FLOAT8:
+        if (binary) {
+            ((uint64_t *)to->data)[row] = pgf_load8(at);
+            return 1;
+        }
+        if (!pgf_float(at, length, powers, &real))
+            return 0;
+        ((double *)to->data)[row] = real;
+        return 1;
+    case NUMERIC_12_2:
+        if (!(binary ? pgf_binary_decimal(at, length, 2, &number)
+                     : pgf_decimal(at, length, before, 2, &number)))
+            return 0;
+        ((int64_t *)to->data)[2 * row] = number;
+        ((int64_t *)to->data)[2 * row + 1] = number >> 63;
+        return 1;
+    case JSONB:
+        if (binary) {
+            at++;
+            length--;
+        } /* fall through */
+    case TEXT:
+        used = to->offsets[row];
+        if (length <= 16 && after >= 16)
+            memcpy(to->data + used, at, 16);
+        else
+            memcpy(to->data + used, at, length);
+        to->offsets[row + 1] = used + (int32_t)length;
+        return 1;
+    case UUID:
+        if (binary) {
+            memcpy(to->data + 16 * row, at, 16);
+            return 1;
+        }
+        return pgf_uuid(at, length, to->data + 16 * row);
+    case DATE:
+        if (binary)
+            days = (int32_t)pgf_load4(at) + 10957;
+        else if (!pgf_date(at, &days))
+            return 0;
+        ((int32_t *)to->data)[row] = days;
+        return 1;
+    case TIMESTAMPTZ:
+        if (binary)
+            number = (int64_t)pgf_load8(at) + 946684800000000;
+        else if (!pgf_timestamp(at, length, 1, &number))
+            return 0;
+        ((int64_t *)to->data)[row] = number;
+        return 1;
+    }
+    return 0;
+}
+
+/* The number of rows; the columns' buffers are large enough, and their validity bits are set. */
+int64_t layout(
+    const uint8_t *data, const int64_t *offsets, int64_t count, column *columns, int32_t width)
+{
+    int64_t row = 0;
+    const uint8_t *ceiling = data + offsets[count];
+    for (int64_t i = 0; i < count; i++) {
+        const uint8_t *frame = data + offsets[i];
+        const uint8_t *end = data + offsets[i + 1];
+        if (frame[0] != 'I' && frame[0] != 'U')
+            continue;
+        if (end - frame < 8 || frame[5] != 'N' || (int32_t)pgf_load2(frame + 6) != width)
+            return -1;
+        const uint8_t *at = frame + 8;
+        for (int32_t c = 0; c < width; c++) {
+            if (at >= end)
+                return -1;
+            uint8_t kind = *at++;
+            column *to = &columns[c];
+            if (kind == 't' || kind == 'b') {
+                if (end - at < 4)
+                    return -1;
+                uint32_t length = pgf_load4(at);
+                at += 4;
+                if (length > (size_t)(end - at))
+                    return -1;
+                if (!convert(to, row, at, length, kind == 'b', data, ceiling))
+                    return -1;
+                at += length;
+            } else {
+                to->validity[row >> 3] &= (uint8_t) ~(1 << (row & 7));
+                if (to->offsets)
+                    to->offsets[row + 1] = to->offsets[row];
+            }
+        }
+        row++;
+    }
+    return row;
+}
