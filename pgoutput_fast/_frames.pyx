@@ -405,27 +405,29 @@ cdef class _Walk:
         if room(&self.heads, source.count) < 0:
             self.no_memory = True
             return 0
+        head = <FrameHead *> self.heads.at + self.heads.count
         for i in range(source.count):
             take_frame(source, i, &frame)
             if frame.length == 0 or frame.length > MAX_FRAME:
                 return i
             tag = frame.at[0]
-            head = <FrameHead *> self.heads.at + self.heads.count
             head.tag = tag
             head.old_kind = 0
             head.old_columns = 0
             head.new_columns = 0
             head.unused = 0
-            head.relation_id = 0
             head.xid = 0
             head.first_slice = self.slices.count
             if tag == c'I' or tag == c'U' or tag == c'D':
                 if not self.row(&frame, head):
+                    self.slices.count = head.first_slice
                     return i
             elif tag == c'B' or tag == c'C':
+                head.relation_id = 0
                 if not self.bound(&frame, head):
                     return i
             else:
+                head.relation_id = 0
                 if room(&self.rare, 1) < 0:
                     self.no_memory = True
                     return i
@@ -436,85 +438,81 @@ cdef class _Walk:
                     return i
                 self.rare.count += 1
             self.heads.count += 1
+            head += 1
         return source.count
 
-    cdef bint row(self, const Frame *frame, FrameHead *head) noexcept nogil:
+    cdef inline bint row(self, const Frame *frame, FrameHead *head) noexcept nogil:
         cdef const uint8_t *data = frame.at
-        cdef Py_ssize_t end = frame.length
-        cdef Py_ssize_t position = 1
+        cdef const uint8_t *end = data + frame.length
+        cdef const uint8_t *at = data + 1
         cdef uint8_t marker
-        cdef uint64_t first = self.slices.count
         if self.in_stream:
-            position = 5
-            if end < 10:
+            if frame.length < 10:
                 return False
-            head.xid = load_uint32(data + 1)
-        if end < position + 5:
+            head.xid = load_uint32(at)
+            at += 4
+        if end - at < 5:
             return False
-        head.relation_id = load_uint32(data + position)
-        marker = data[position + 4]
-        position += 5
+        head.relation_id = load_uint32(at)
+        marker = at[4]
+        at += 5
         if marker != c'N':
             if (marker != c'K' and marker != c'O') or head.tag == c'I':
                 return False
             head.old_kind = marker
-            position = self.tuple(data, position, end, &head.old_columns)
-            if position < 0:
+            at = self.columns(data, at, end, &head.old_columns)
+            if head.tag == c'D' or at == NULL:
+                return at == end
+            if at == end or at[0] != c'N':
                 return False
-            if head.tag == c'D':
-                return position == end or self.forget(first)
-            if position >= end or data[position] != c'N':
-                return self.forget(first)
-            position += 1
+            at += 1
         elif head.tag == c'D':
             return False
-        position = self.tuple(data, position, end, &head.new_columns)
-        return position == end or self.forget(first)
+        return self.columns(data, at, end, &head.new_columns) == end
 
-    cdef bint forget(self, uint64_t first) noexcept nogil:
-        self.slices.count = first
-        return False
-
-    # Slices of a tuple's columns; where it ends, -1 if it is malformed.
-    cdef Py_ssize_t tuple(
-        self, const uint8_t *data, Py_ssize_t position, Py_ssize_t end, uint16_t *columns
+    # Slices of a tuple's columns; where it ends, NULL if it is malformed.
+    cdef inline const uint8_t *columns(
+        self, const uint8_t *frame, const uint8_t *at, const uint8_t *end, uint16_t *columns
     ) noexcept nogil:
         cdef ColumnSlice *slices
-        cdef uint32_t count, i, length
+        cdef ColumnSlice *last
+        cdef uint32_t count, length
         cdef uint8_t kind
-        if end - position < 2:
-            return -1
-        count = load_uint16(data + position)
-        position += 2
-        if count > 0x7FFF or count > <size_t> (end - position):
-            return -1
-        if room(&self.slices, count) < 0:
+        if end - at < 2:
+            return NULL
+        count = load_uint16(at)
+        at += 2
+        if count > 0x7FFF or count > <size_t> (end - at):
+            return NULL
+        if self.slices.count + count > self.slices.capacity and room(&self.slices, count) < 0:
             self.no_memory = True
-            return -1
+            return NULL
         slices = <ColumnSlice *> self.slices.at + self.slices.count
-        for i in range(count):
-            if position >= end:
-                return -1
-            kind = data[position]
+        last = slices + count
+        while slices < last:
+            if at >= end:
+                return NULL
+            kind = at[0]
             if kind == c't' or kind == c'b':
-                if end - position < 5:
-                    return -1
-                length = load_uint32(data + position + 1)
-                position += 5
-                if length > <size_t> (end - position):
-                    return -1
-                slices[i].offset = <uint32_t> position
-                slices[i].length_and_kind = length << 2 | (2 if kind == c't' else 3)
-                position += length
+                if end - at < 5:
+                    return NULL
+                length = load_uint32(at + 1)
+                at += 5
+                if length > <size_t> (end - at):
+                    return NULL
+                slices.offset = <uint32_t> (at - frame)
+                slices.length_and_kind = length << 2 | (2 if kind == c't' else 3)
+                at += length
             elif kind == c'n' or kind == c'u':
-                position += 1
-                slices[i].offset = <uint32_t> position
-                slices[i].length_and_kind = 0 if kind == c'n' else 1
+                at += 1
+                slices.offset = <uint32_t> (at - frame)
+                slices.length_and_kind = 0 if kind == c'n' else 1
             else:
-                return -1
+                return NULL
+            slices += 1
         columns[0] = <uint16_t> count
         self.slices.count += count
-        return position
+        return at
 
     cdef bint bound(self, const Frame *frame, FrameHead *head) noexcept nogil:
         cdef const uint8_t *data = frame.at
@@ -601,7 +599,7 @@ def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) 
     cdef list pieces = pieces_of(data, offsets)
     cdef Piece piece
     cdef _Walk walk = _Walk.__new__(_Walk)
-    cdef Py_ssize_t at, before = 0
+    cdef Py_ssize_t at = 0, before = 0
     walk.in_stream = in_stream is not False
     walk.open_xid = in_stream
     cdef bint sound = True

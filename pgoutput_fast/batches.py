@@ -5,6 +5,7 @@ NumPy is imported here when the first array is made.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -47,8 +48,14 @@ def array_of(name: str, memory: object) -> np.ndarray[Any, Any]:
     """The bytes in `memory` as an array of the items called `name`."""
     import numpy as np
 
-    dtype = np.dtype(_DTYPES[name])
-    return np.frombuffer(memory, dtype)  # type: ignore[call-overload, no-any-return]
+    return np.frombuffer(memory, _dtype(name))  # type: ignore[call-overload, no-any-return]
+
+
+@functools.cache
+def _dtype(name: str) -> np.dtype[Any]:
+    import numpy as np
+
+    return np.dtype(_DTYPES[name])
 
 
 class FrameBatch:
