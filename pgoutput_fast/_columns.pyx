@@ -908,7 +908,7 @@ cdef class Engine:
                 continue
             stop = min(self.at + CHECKED, self.piece.source.count)
             with nogil:
-                status = self.rows(&self.piece.source, stop)
+                status = read_rows(self, &self.piece.source, stop)
             if status == DONE:
                 PyErr_CheckSignals()
             elif status == RARE:
@@ -963,25 +963,8 @@ cdef class Engine:
         self.commit_lsn = state.commit_lsn or 0
         self.commit_time = state.commit_time or 0
         self.row = state.row
-        self.settle()
+        settle(self)
         memset(self.cached, 0, sizeof(self.cached))
-
-    # What the rows to come have in common.
-    cdef void settle(self) noexcept nogil:
-        self.row_flags = 0
-        self.row_xid = 0
-        self.row_commit_lsn = 0
-        self.row_commit_time = 0
-        if self.in_stream:
-            self.row_flags = IN_STREAM | HAS_XID
-            self.row_xid = self.open_xid
-        elif self.in_transaction:
-            self.row_flags = HAS_XID
-            self.row_xid = self.xid
-            if self.has_commit:
-                self.row_flags = HAS_XID | HAS_COMMIT
-                self.row_commit_lsn = self.commit_lsn
-                self.row_commit_time = self.commit_time + SHIFT
 
     def sync(self):
         """Bring the state up to date."""
@@ -1003,434 +986,7 @@ cdef class Engine:
             self.piece = None
         return 0
 
-    # Rows of frames up to `stop`, or to one that is for Python.
-    cdef Status rows(self, const Source *source, Py_ssize_t stop) noexcept nogil:
-        cdef Frame frame
-        cdef Py_ssize_t i = self.at
-        cdef uint8_t tag
-        cdef uint32_t relation_id
-        cdef int32_t xid_size
-        cdef Rows *rows
-        cdef Status status
-        for i in range(self.at, stop):
-            self.at = i
-            take_frame(source, i, &frame)
-            if frame.length == 0 or frame.length > MAX_FRAME:
-                return FAULT
-            tag = frame.at[0]
-            if tag == c'I' or tag == c'U' or tag == c'D':
-                xid_size = 4 if self.in_stream else 0
-                if frame.length < 6 + xid_size:
-                    return FAULT
-                relation_id = load_uint32(frame.at + 1 + xid_size)
-                rows = self.cached[relation_id & (CACHED - 1)].rows
-                if (
-                    rows == NULL
-                    or self.cached[relation_id & (CACHED - 1)].relation_id != relation_id
-                ):
-                    self.wanted_id = relation_id
-                    return UNKNOWN
-                if self.wide and self.lsns != NULL and self.lsns[self.before + i] >> 63:
-                    return FAULT
-                status = self.change(rows, &frame, tag, 5 + xid_size)
-                if status != DONE:
-                    self.stopped = rows
-                    return status
-            elif tag == c'B':
-                if frame.length != 21 or self.in_stream:
-                    return FAULT
-                # Neither may leave what their columns hold.
-                if self.wide and frame.at[1] >= 0x80:
-                    return FAULT
-                if <int64_t> load_uint64(frame.at + 9) > INT64_MAX - SHIFT:
-                    return FAULT
-                self.commit_lsn = load_uint64(frame.at + 1)
-                self.commit_time = <int64_t> load_uint64(frame.at + 9)
-                self.xid = load_uint32(frame.at + 17)
-                self.in_transaction = True
-                self.has_commit = True
-                self.row = 0
-                self.settle()
-            elif tag == c'C':
-                if frame.length != 26 or self.in_stream:
-                    return FAULT
-                if not self.event(
-                    c'C', self.xid, 0, load_uint64(frame.at + 2), load_uint64(frame.at + 10),
-                    <int64_t> load_uint64(frame.at + 18),
-                ):
-                    return NO_MEMORY
-                self.in_transaction = False
-                self.has_commit = False
-                self.row = 0
-                self.settle()
-            else:
-                return RARE
-        self.at = stop
-        return DONE
-
-    # An Insert, Update or Delete; `position` is its first tuple's marker.
-    cdef Status change(
-        self, Rows *rows, const Frame *frame, uint8_t tag, Py_ssize_t position
-    ) noexcept nogil:
-        cdef const uint8_t *data = frame.at
-        cdef Py_ssize_t end = frame.length
-        cdef Py_ssize_t old = 0
-        cdef uint8_t marker = data[position]
-        cdef uint8_t flags
-        cdef int64_t bytes_before = rows.bytes
-        cdef int64_t unchanged_before = rows.unchanged_count
-        cdef int64_t row = rows.count
-        cdef Status status = DONE
-        position += 1
-        if not rows.wanted:
-            return self.pass_over(rows, frame, tag, marker, position)
-        if row == rows.capacity and not grow_rows(rows):
-            return NO_MEMORY
-        if row == self.max_rows:
-            return FULL_ROWS
-        if tag == c'I':
-            flags = INSERT
-        else:
-            flags = UPDATE if tag == c'U' else DELETE
-            if marker == c'K' or marker == c'O':
-                flags |= OLD_KEY if marker == c'K' else OLD_ROW
-                old = position
-                status = self.tuple(rows, &rows.before, frame, &position, 0)
-                if status != DONE:
-                    return self.give_up(rows, status, bytes_before, unchanged_before)
-                if tag == c'U':
-                    if position >= end:
-                        return self.give_up(rows, FAULT, bytes_before, unchanged_before)
-                    marker = data[position]
-                    position += 1
-            elif tag == c'D':
-                return FAULT
-        if tag != c'D':
-            if marker != c'N':
-                return self.give_up(rows, FAULT, bytes_before, unchanged_before)
-            if not self.fill_unchanged or not flags & OLD_ROW:
-                old = 0
-            status = self.tuple(rows, &rows.after, frame, &position, old)
-            if status != DONE:
-                return self.give_up(rows, status, bytes_before, unchanged_before)
-        if position != end:
-            return self.give_up(rows, FAULT, bytes_before, unchanged_before)
-        if self.held + rows.bytes - bytes_before + rows.fixed > self.max_bytes and self.held > 0:
-            return self.give_up(rows, FULL, bytes_before, unchanged_before)
-        self.held += rows.bytes - bytes_before + rows.fixed
-        if flags & (OLD_KEY | OLD_ROW):
-            rows.before.filled = row + 1
-        if tag != c'D':
-            rows.after.filled = row + 1
-        if rows.unchanged_count > unchanged_before:
-            rows.unchanged_ends[row + 1] = <int32_t> rows.unchanged_count
-            rows.unchanged_filled = row + 1
-        self.beside(rows, flags, load_uint32(data + 1) if self.in_stream else 0)
-        return DONE
-
-    # What stands beside the tuples of a row, which counts from now on.
-    cdef inline void beside(self, Rows *rows, uint8_t flags, uint32_t subxid) noexcept nogil:
-        cdef int64_t row = rows.count
-        if self.wide:
-            (<int64_t *> rows.xids)[row] = self.row_xid
-            (<int64_t *> rows.subxids)[row] = subxid
-        else:
-            (<uint32_t *> rows.xids)[row] = self.row_xid
-            (<uint32_t *> rows.subxids)[row] = subxid
-        if self.lsns != NULL:
-            rows.lsns[row] = self.lsns[self.before + self.at]
-        rows.commit_lsns[row] = self.row_commit_lsn
-        rows.commit_times[row] = self.row_commit_time
-        rows.seqs[row] = self.row
-        rows.flags[row] = flags | self.row_flags
-        rows.count = row + 1
-        self.row += 1
-
-    # Undo what a row has left behind.
-    cdef Status give_up(
-        self, Rows *rows, Status status, int64_t bytes_before, int64_t unchanged_before
-    ) noexcept nogil:
-        rows.bytes = bytes_before
-        rows.unchanged_count = unchanged_before
-        undo(rows, &rows.before)
-        undo(rows, &rows.after)
-        return status
-
-    # A row of a table that is not wanted: it must be sound all the same, and is counted.
-    cdef Status pass_over(
-        self, Rows *rows, const Frame *frame, uint8_t tag, uint8_t marker, Py_ssize_t position
-    ) noexcept nogil:
-        cdef const uint8_t *data = frame.at
-        cdef Py_ssize_t end = frame.length
-        position = walk_tuple(data, position, end, rows.width)
-        if tag != c'I' and (marker == c'K' or marker == c'O'):
-            if tag == c'U':
-                if position < 0 or position >= end or data[position] != c'N':
-                    return FAULT
-                position = walk_tuple(data, position + 1, end, rows.width)
-        elif marker != c'N' or tag == c'D':
-            return FAULT
-        if position != end:
-            return FAULT
-        self.row += 1
-        return DONE
-
-    # The columns of a tuple; `old` is where the old row is whose values stand for those not sent.
-    cdef Status tuple(
-        self, Rows *rows, Side *side, const Frame *frame, Py_ssize_t *at, Py_ssize_t old
-    ) noexcept nogil:
-        cdef const uint8_t *data = frame.at
-        cdef Py_ssize_t position = at[0]
-        cdef Py_ssize_t end = frame.length
-        cdef int64_t row = rows.count
-        cdef Column *column
-        cdef const uint8_t *value
-        cdef uint32_t length
-        cdef uint8_t kind, code
-        cdef int32_t c, days, used
-        cdef int64_t number
-        cdef double real
-        cdef Status status
-        if end - position < 2 or <int32_t> load_uint16(data + position) != rows.width:
-            return FAULT
-        position += 2
-        if (side.filled < row or side.capacity <= row) and not pad(rows, side, row):
-            return NO_MEMORY
-        for c in range(rows.width):
-            if position >= end:
-                return FAULT
-            kind = data[position]
-            column = &side.columns[c]
-            if kind == c't' or kind == c'b':
-                if end - position < 5:
-                    return FAULT
-                length = load_uint32(data + position + 1)
-                position += 5
-                # Unsigned: a negative length is longer than any frame.
-                if length > <size_t> (end - position):
-                    return FAULT
-                value = data + position
-                position += length
-                code = column.binary_code if kind == c'b' else column.text_code
-                # What rows are full of; store_other() has the rest.
-                if code == INT4_TEXT:
-                    if pgf_integer(
-                        value, length, value - frame.floor, -0x80000000, 0x7FFFFFFF, &number
-                    ):
-                        (<int32_t *> column.data)[row] = <int32_t> number
-                        continue
-                elif code == UTF8:
-                    used = column.offsets[row]
-                    if length <= 16 and frame.ceiling - value >= 16 and used + 32 <= column.room:
-                        if pgf_copy_short(column.data + used, value, length):
-                            column.offsets[row + 1] = used + <int32_t> length
-                            rows.bytes += length
-                            continue
-                elif code == SAME4:
-                    if length == 4:
-                        (<uint32_t *> column.data)[row] = load_uint32(value)
-                        continue
-                elif code == SAME8:
-                    if length == 8:
-                        (<uint64_t *> column.data)[row] = load_uint64(value)
-                        continue
-                elif code == INT8_TEXT:
-                    if pgf_integer(
-                        value, length, value - frame.floor, INT64_MIN, INT64_MAX, &number
-                    ):
-                        (<int64_t *> column.data)[row] = number
-                        continue
-                elif code == DECIMAL_TEXT:
-                    if pgf_decimal(
-                        value, length, value - frame.floor, column.scale, &number
-                    ) and fits(column, number):
-                        put_decimal(column, row, number)
-                        continue
-                elif code == DECIMAL_BINARY:
-                    if pgf_binary_decimal(value, length, column.scale, &number) and fits(
-                        column, number
-                    ):
-                        put_decimal(column, row, number)
-                        continue
-                elif code == TIMESTAMPTZ_TEXT or code == TIMESTAMP_TEXT:
-                    if pgf_timestamp(value, length, code == TIMESTAMPTZ_TEXT, &number):
-                        (<int64_t *> column.data)[row] = number
-                        continue
-                elif code == TIMESTAMP_BINARY:
-                    if length == 8:
-                        number = <int64_t> load_uint64(value)
-                        if LEAST_TIME <= number <= GREATEST_TIME:
-                            (<int64_t *> column.data)[row] = number + SHIFT
-                            continue
-                elif code == DATE_TEXT:
-                    if length == 10 and pgf_date(value, &days):
-                        (<int32_t *> column.data)[row] = days
-                        continue
-                elif code == DATE_BINARY:
-                    if length == 4:
-                        days = <int32_t> load_uint32(value)
-                        if LEAST_DAY <= days <= GREATEST_DAY:
-                            (<int32_t *> column.data)[row] = days + SHIFT_DAYS
-                            continue
-                elif code == BOOL_TEXT:
-                    if length == 1 and (value[0] == c't' or value[0] == c'f'):
-                        set_bit(column.data, row, value[0] == c't')
-                        continue
-                elif code == BOOL_BINARY:
-                    if length == 1 and value[0] <= 1:
-                        set_bit(column.data, row, value[0])
-                        continue
-                elif code == FLOAT8_TEXT:
-                    if pgf_float(value, length, POWERS_OF_FIVE, &real):
-                        (<double *> column.data)[row] = real
-                        continue
-                elif code == SKIP:
-                    continue
-                status = self.value(rows, column, c, value, length, kind == c'b', frame)
-                if status != DONE:
-                    return status
-            elif kind == c'n':
-                position += 1
-                if column.text_code != SKIP and not set_null(column, side, row):
-                    return NO_MEMORY
-            elif kind == c'u':
-                position += 1
-                if column.text_code != SKIP:
-                    status = self.unsent(rows, side, c, frame, position, old)
-                    if status != DONE:
-                        return status
-            else:
-                return FAULT
-        at[0] = position
-        return DONE
-
-    # A value of any type.
-    cdef Status value(
-        self, Rows *rows, Column *column, int32_t c, const uint8_t *at, uint32_t length,
-        bint binary, const Frame *frame,
-    ) noexcept nogil:
-        cdef int64_t row = rows.count
-        cdef uint8_t *form
-        cdef uint8_t code = column.binary_code if binary else column.text_code
-        cdef Status status
-        if code == FORM:
-            code = BYTES if binary else column.utf8_code
-            # One form for the old and the new row, as they have one type.
-            form = &rows.after.columns[c].form
-            if form[0] != (AS_BINARY if binary else AS_TEXT):
-                if form[0] != UNDECIDED:
-                    return self.other_form(rows, c, at - frame.at)
-                form[0] = AS_BINARY if binary else AS_TEXT
-        status = store_other(column, code, row, at, length, frame)
-        if status == FAULT:
-            status = self.store_slowly(rows, column, c, at, length, binary, frame)
-        if status == DONE and column.width < 0:
-            rows.bytes += column.offsets[row + 1] - column.offsets[row]
-        return status
-
-    # A column that was not sent.
-    cdef Status unsent(
-        self, Rows *rows, Side *side, int32_t c, const Frame *frame, Py_ssize_t at, Py_ssize_t old
-    ) noexcept nogil:
-        cdef const uint8_t *data = frame.at
-        cdef Py_ssize_t position = old + 2
-        cdef uint32_t length
-        cdef int32_t i
-        if side == &rows.before:
-            return self.unsent_before(c, at)
-        if old > 0:
-            # The old row was found sound a moment ago.
-            for i in range(c):
-                if data[position] == c't' or data[position] == c'b':
-                    position += 5 + load_uint32(data + position + 1)
-                else:
-                    position += 1
-            if data[position] == c't' or data[position] == c'b':
-                length = load_uint32(data + position + 1)
-                return self.value(
-                    rows, &side.columns[c], c, data + position + 5, length,
-                    data[position] == c'b', frame,
-                )
-        if not note_unchanged(rows, c) or not set_null(&side.columns[c], side, rows.count):
-            return NO_MEMORY
-        return DONE
-
-    cdef Status other_form(self, Rows *rows, int32_t c, int64_t offset) noexcept with gil:
-        if rows.count > 0:
-            return OTHER_FORM
-        self.error = ValueError("the old row and the new one have it in different formats")
-        self.error_column = c
-        self.error_offset = offset
-        return FAULT
-
-    cdef Status unsent_before(self, int32_t c, int64_t offset) noexcept with gil:
-        self.error = ValueError("an old row is sent whole, and this value of it was not")
-        self.error_column = c
-        self.error_offset = offset
-        return FAULT
-
-    # A value that no converter takes, or for which there is none.
-    cdef Status store_slowly(
-        self, Rows *rows, Column *column, int32_t c, const uint8_t *at, uint32_t length,
-        bint binary, const Frame *frame,
-    ) noexcept with gil:
-        cdef bytes stored
-        cdef uint8_t *to
-        cdef int64_t row = rows.count
-        cdef Status status = DONE
-        cdef Side *side = &rows.after
-        if column == &rows.before.columns[c]:
-            side = &rows.before
-        try:
-            field = <object> column.field
-            raw = PyBytes_FromStringAndSize(<const char *> at, length)
-            stored = field.binary(raw) if binary else field.text(raw)
-        except BaseException as error:
-            self.error = error
-            self.error_column = c
-            self.error_offset = at - frame.at
-            return FAULT
-        if stored is None:
-            return DONE if set_null(column, side, row) else NO_MEMORY
-        if column.width == 0:
-            if PyBytes_AS_STRING(stored)[0]:
-                column.data[row >> 3] |= 1 << (row & 7)
-            else:
-                column.data[row >> 3] &= ~(1 << (row & 7))
-        elif column.width > 0:
-            memcpy(column.data + row * column.width, PyBytes_AS_STRING(stored), column.width)
-        else:
-            to = variable(column, row, PyBytes_GET_SIZE(stored), &status)
-            if to != NULL:
-                memcpy(to, PyBytes_AS_STRING(stored), PyBytes_GET_SIZE(stored))
-                column.offsets[row + 1] = column.offsets[row] + <int32_t> PyBytes_GET_SIZE(stored)
-        return status
-
     # --- what is not for C
-
-    # Note an event of the frame that comes next.
-    cdef bint event(
-        self, uint8_t tag, uint32_t xid, uint32_t subxid, uint64_t commit_lsn, uint64_t end_lsn,
-        int64_t commit_time,
-    ) noexcept nogil:
-        cdef Event *event
-        cdef int64_t room
-        if self.events.count == self.events.room:
-            room = self.events.room * 2 + 64
-            if not grow(<void **> &self.events.at, room * sizeof(Event)):
-                return False
-            self.events.room = room
-        event = self.events.at + self.events.count
-        event.frame = self.before + self.at
-        event.commit_lsn = commit_lsn
-        event.end_lsn = end_lsn
-        event.commit_time = commit_time
-        event.xid = xid
-        event.subxid = subxid
-        event.tag = tag
-        memset(event.unused, 0, 7)
-        self.events.count += 1
-        return True
 
     # A frame that the Python decoder reads.
     cdef int rare(self) except -1:
@@ -1463,8 +1019,8 @@ cdef class Engine:
             subxid, xid = xid, top
         else:
             subxid = getattr(message, "subxid", None)
-        if not self.event(
-            tag, xid or 0, subxid or 0, getattr(message, "commit_lsn", None) or 0,
+        if not event(
+            self, tag, xid or 0, subxid or 0, getattr(message, "commit_lsn", None) or 0,
             getattr(message, "end_lsn", None) or 0, getattr(message, "commit_time", None) or 0,
         ):
             raise MemoryError
@@ -1500,8 +1056,8 @@ cdef class Engine:
             if rows.count == rows.capacity and not grow_rows(rows):
                 raise MemoryError
             self.held += rows.fixed
-            self.beside(
-                rows, TRUNCATE, message.xid if message.in_stream else 0
+            beside(
+                self, rows, TRUNCATE, message.xid if message.in_stream else 0
             )
         return 0
 
@@ -1609,6 +1165,478 @@ cdef class Engine:
         except DecodeError as refused:
             refused.frame = index
             raise
+
+
+# --- frames to rows -------------------------------------------------------------------------------
+
+
+# What the rows to come have in common.
+cdef void settle(Engine self) noexcept nogil:
+    self.row_flags = 0
+    self.row_xid = 0
+    self.row_commit_lsn = 0
+    self.row_commit_time = 0
+    if self.in_stream:
+        self.row_flags = IN_STREAM | HAS_XID
+        self.row_xid = self.open_xid
+    elif self.in_transaction:
+        self.row_flags = HAS_XID
+        self.row_xid = self.xid
+        if self.has_commit:
+            self.row_flags = HAS_XID | HAS_COMMIT
+            self.row_commit_lsn = self.commit_lsn
+            self.row_commit_time = self.commit_time + SHIFT
+
+
+# Rows of frames up to `stop`, or to one that is for Python.
+cdef Status read_rows(Engine self, const Source *source, Py_ssize_t stop) noexcept nogil:
+    cdef Frame frame
+    cdef Py_ssize_t i = self.at
+    cdef uint8_t tag
+    cdef uint32_t relation_id
+    cdef int32_t xid_size
+    cdef Rows *rows
+    cdef Status status
+    for i in range(self.at, stop):
+        self.at = i
+        take_frame(source, i, &frame)
+        if frame.length == 0 or frame.length > MAX_FRAME:
+            return FAULT
+        tag = frame.at[0]
+        if tag == c'I' or tag == c'U' or tag == c'D':
+            xid_size = 4 if self.in_stream else 0
+            if frame.length < 6 + xid_size:
+                return FAULT
+            relation_id = load_uint32(frame.at + 1 + xid_size)
+            rows = self.cached[relation_id & (CACHED - 1)].rows
+            if (
+                rows == NULL
+                or self.cached[relation_id & (CACHED - 1)].relation_id != relation_id
+            ):
+                self.wanted_id = relation_id
+                return UNKNOWN
+            if self.wide and self.lsns != NULL and self.lsns[self.before + i] >> 63:
+                return FAULT
+            status = read_change(self, rows, &frame, tag, 5 + xid_size)
+            if status != DONE:
+                self.stopped = rows
+                return status
+            continue
+        # Not an elif: rows are most of all frames, and need no jump through a table.
+        if tag == c'B':
+            if not begin(self, &frame):
+                return FAULT
+        elif tag == c'C':
+            if frame.length != 26 or self.in_stream:
+                return FAULT
+            if not commit(self, &frame):
+                return NO_MEMORY
+        else:
+            return RARE
+    self.at = stop
+    return DONE
+
+
+cdef bint begin(Engine self, const Frame *frame) noexcept nogil:
+    if frame.length != 21 or self.in_stream:
+        return False
+    # Neither may leave what their columns hold.
+    if self.wide and frame.at[1] >= 0x80:
+        return False
+    if <int64_t> load_uint64(frame.at + 9) > INT64_MAX - SHIFT:
+        return False
+    self.commit_lsn = load_uint64(frame.at + 1)
+    self.commit_time = <int64_t> load_uint64(frame.at + 9)
+    self.xid = load_uint32(frame.at + 17)
+    self.in_transaction = True
+    self.has_commit = True
+    self.row = 0
+    settle(self)
+    return True
+
+
+cdef bint commit(Engine self, const Frame *frame) noexcept nogil:
+    if not event(
+        self, c'C', self.xid, 0, load_uint64(frame.at + 2), load_uint64(frame.at + 10),
+        <int64_t> load_uint64(frame.at + 18),
+    ):
+        return False
+    self.in_transaction = False
+    self.has_commit = False
+    self.row = 0
+    settle(self)
+    return True
+
+
+# An Insert, Update or Delete; `position` is its first tuple's marker.
+cdef inline Status read_change(
+    Engine self, Rows *rows, const Frame *frame, uint8_t tag, Py_ssize_t position
+) noexcept nogil:
+    cdef const uint8_t *data = frame.at
+    cdef Py_ssize_t end = frame.length
+    cdef Py_ssize_t old = 0
+    cdef Py_ssize_t filler = 0
+    cdef Side *side = &rows.after
+    cdef uint8_t marker = data[position]
+    cdef uint8_t flags
+    cdef int64_t bytes_before = rows.bytes
+    cdef int64_t unchanged_before = rows.unchanged_count
+    cdef int64_t row = rows.count
+    cdef Status status = DONE
+    position += 1
+    if not rows.wanted:
+        return pass_over(self, rows, frame, tag, marker, position)
+    if row == rows.capacity and not grow_rows(rows):
+        return NO_MEMORY
+    if row == self.max_rows:
+        return FULL_ROWS
+    flags = INSERT if tag == c'I' else UPDATE if tag == c'U' else DELETE
+    if tag != c'I' and (marker == c'K' or marker == c'O'):
+        flags |= OLD_KEY if marker == c'K' else OLD_ROW
+        old = position
+        side = &rows.before
+    # The old tuple, if there is one, then the new one.
+    while True:
+        if side == &rows.after and (marker != c'N' or tag == c'D'):
+            return give_up(self, rows, FAULT, bytes_before, unchanged_before)
+        status = read_tuple(self, rows, side, frame, &position, filler)
+        if status != DONE:
+            return give_up(self, rows, status, bytes_before, unchanged_before)
+        if side == &rows.after or tag == c'D':
+            break
+        if position >= end:
+            return give_up(self, rows, FAULT, bytes_before, unchanged_before)
+        marker = data[position]
+        position += 1
+        side = &rows.after
+        if self.fill_unchanged and flags & OLD_ROW:
+            filler = old
+    if position != end:
+        return give_up(self, rows, FAULT, bytes_before, unchanged_before)
+    if self.held + rows.bytes - bytes_before + rows.fixed > self.max_bytes and self.held > 0:
+        return give_up(self, rows, FULL, bytes_before, unchanged_before)
+    self.held += rows.bytes - bytes_before + rows.fixed
+    if flags & (OLD_KEY | OLD_ROW):
+        rows.before.filled = row + 1
+    if tag != c'D':
+        rows.after.filled = row + 1
+    if rows.unchanged_count > unchanged_before:
+        rows.unchanged_ends[row + 1] = <int32_t> rows.unchanged_count
+        rows.unchanged_filled = row + 1
+    beside(self, rows, flags, load_uint32(data + 1) if self.in_stream else 0)
+    return DONE
+
+
+# What stands beside the tuples of a row, which counts from now on.
+cdef inline void beside(Engine self, Rows *rows, uint8_t flags, uint32_t subxid) noexcept nogil:
+    cdef int64_t row = rows.count
+    if self.wide:
+        (<int64_t *> rows.xids)[row] = self.row_xid
+        (<int64_t *> rows.subxids)[row] = subxid
+    else:
+        (<uint32_t *> rows.xids)[row] = self.row_xid
+        (<uint32_t *> rows.subxids)[row] = subxid
+    if self.lsns != NULL:
+        rows.lsns[row] = self.lsns[self.before + self.at]
+    rows.commit_lsns[row] = self.row_commit_lsn
+    rows.commit_times[row] = self.row_commit_time
+    rows.seqs[row] = self.row
+    rows.flags[row] = flags | self.row_flags
+    rows.count = row + 1
+    self.row += 1
+
+
+# Undo what a row has left behind.
+cdef Status give_up(
+    Engine self, Rows *rows, Status status, int64_t bytes_before, int64_t unchanged_before
+) noexcept nogil:
+    rows.bytes = bytes_before
+    rows.unchanged_count = unchanged_before
+    undo(rows, &rows.before)
+    undo(rows, &rows.after)
+    return status
+
+
+# A row of a table that is not wanted: it must be sound all the same, and is counted.
+cdef Status pass_over(
+    Engine self, Rows *rows, const Frame *frame, uint8_t tag, uint8_t marker, Py_ssize_t position
+) noexcept nogil:
+    cdef const uint8_t *data = frame.at
+    cdef Py_ssize_t end = frame.length
+    position = walk_tuple(data, position, end, rows.width)
+    if tag != c'I' and (marker == c'K' or marker == c'O'):
+        if tag == c'U':
+            if position < 0 or position >= end or data[position] != c'N':
+                return FAULT
+            position = walk_tuple(data, position + 1, end, rows.width)
+    elif marker != c'N' or tag == c'D':
+        return FAULT
+    if position != end:
+        return FAULT
+    self.row += 1
+    return DONE
+
+
+# The columns of a tuple; `old` is where the old row is whose values stand for those not sent.
+cdef inline Status read_tuple(
+    Engine self, Rows *rows, Side *side, const Frame *frame, Py_ssize_t *at, Py_ssize_t old
+) noexcept nogil:
+    cdef const uint8_t *data = frame.at
+    cdef Py_ssize_t position = at[0]
+    cdef Py_ssize_t end = frame.length
+    cdef int64_t row = rows.count
+    cdef Column *column
+    cdef const uint8_t *value
+    cdef uint32_t length
+    cdef uint8_t kind, code
+    cdef int32_t c, days, used
+    cdef int64_t number
+    cdef double real
+    cdef Status status
+    if end - position < 2 or <int32_t> load_uint16(data + position) != rows.width:
+        return FAULT
+    position += 2
+    if (side.filled < row or side.capacity <= row) and not pad(rows, side, row):
+        return NO_MEMORY
+    for c in range(rows.width):
+        if position >= end:
+            return FAULT
+        kind = data[position]
+        column = &side.columns[c]
+        if kind == c't' or kind == c'b':
+            if end - position < 5:
+                return FAULT
+            length = load_uint32(data + position + 1)
+            position += 5
+            # Unsigned: a negative length is longer than any frame.
+            if length > <size_t> (end - position):
+                return FAULT
+            value = data + position
+            position += length
+            code = column.binary_code if kind == c'b' else column.text_code
+            # What rows are full of; store_other() has the rest.
+            if code == INT4_TEXT:
+                if pgf_integer(
+                    value, length, value - frame.floor, -0x80000000, 0x7FFFFFFF, &number
+                ):
+                    (<int32_t *> column.data)[row] = <int32_t> number
+                    continue
+            elif code == UTF8:
+                used = column.offsets[row]
+                if length <= 16 and frame.ceiling - value >= 16 and used + 32 <= column.room:
+                    if pgf_copy_short(column.data + used, value, length):
+                        column.offsets[row + 1] = used + <int32_t> length
+                        rows.bytes += length
+                        continue
+            elif code == SAME4:
+                if length == 4:
+                    (<uint32_t *> column.data)[row] = load_uint32(value)
+                    continue
+            elif code == SAME8:
+                if length == 8:
+                    (<uint64_t *> column.data)[row] = load_uint64(value)
+                    continue
+            elif code == INT8_TEXT:
+                if pgf_integer(
+                    value, length, value - frame.floor, INT64_MIN, INT64_MAX, &number
+                ):
+                    (<int64_t *> column.data)[row] = number
+                    continue
+            elif code == DECIMAL_TEXT:
+                if pgf_decimal(
+                    value, length, value - frame.floor, column.scale, &number
+                ) and fits(column, number):
+                    put_decimal(column, row, number)
+                    continue
+            elif code == DECIMAL_BINARY:
+                if pgf_binary_decimal(value, length, column.scale, &number) and fits(
+                    column, number
+                ):
+                    put_decimal(column, row, number)
+                    continue
+            elif code == TIMESTAMPTZ_TEXT or code == TIMESTAMP_TEXT:
+                if pgf_timestamp(value, length, code == TIMESTAMPTZ_TEXT, &number):
+                    (<int64_t *> column.data)[row] = number
+                    continue
+            elif code == TIMESTAMP_BINARY:
+                if length == 8:
+                    number = <int64_t> load_uint64(value)
+                    if LEAST_TIME <= number <= GREATEST_TIME:
+                        (<int64_t *> column.data)[row] = number + SHIFT
+                        continue
+            elif code == DATE_TEXT:
+                if length == 10 and pgf_date(value, &days):
+                    (<int32_t *> column.data)[row] = days
+                    continue
+            elif code == DATE_BINARY:
+                if length == 4:
+                    days = <int32_t> load_uint32(value)
+                    if LEAST_DAY <= days <= GREATEST_DAY:
+                        (<int32_t *> column.data)[row] = days + SHIFT_DAYS
+                        continue
+            elif code == BOOL_TEXT:
+                if length == 1 and (value[0] == c't' or value[0] == c'f'):
+                    set_bit(column.data, row, value[0] == c't')
+                    continue
+            elif code == BOOL_BINARY:
+                if length == 1 and value[0] <= 1:
+                    set_bit(column.data, row, value[0])
+                    continue
+            elif code == FLOAT8_TEXT:
+                if pgf_float(value, length, POWERS_OF_FIVE, &real):
+                    (<double *> column.data)[row] = real
+                    continue
+            elif code == SKIP:
+                continue
+            status = store_value(self, rows, column, c, value, length, kind == c'b', frame)
+            if status != DONE:
+                return status
+        elif kind == c'n':
+            position += 1
+            if column.text_code != SKIP and not set_null(column, side, row):
+                return NO_MEMORY
+        elif kind == c'u':
+            position += 1
+            if column.text_code != SKIP:
+                status = unsent(self, rows, side, c, frame, position, old)
+                if status != DONE:
+                    return status
+        else:
+            return FAULT
+    at[0] = position
+    return DONE
+
+
+# A value of any type.
+cdef Status store_value(
+    Engine self, Rows *rows, Column *column, int32_t c, const uint8_t *at, uint32_t length,
+    bint binary, const Frame *frame,
+) noexcept nogil:
+    cdef int64_t row = rows.count
+    cdef uint8_t *form
+    cdef uint8_t code = column.binary_code if binary else column.text_code
+    cdef Status status
+    if code == FORM:
+        code = BYTES if binary else column.utf8_code
+        # One form for the old and the new row, as they have one type.
+        form = &rows.after.columns[c].form
+        if form[0] != (AS_BINARY if binary else AS_TEXT):
+            if form[0] != UNDECIDED:
+                return other_form(self, rows, c, at - frame.at)
+            form[0] = AS_BINARY if binary else AS_TEXT
+    status = store_other(column, code, row, at, length, frame)
+    if status == FAULT:
+        status = store_slowly(self, rows, column, c, at, length, binary, frame)
+    if status == DONE and column.width < 0:
+        rows.bytes += column.offsets[row + 1] - column.offsets[row]
+    return status
+
+
+# A column that was not sent.
+cdef Status unsent(
+    Engine self, Rows *rows, Side *side, int32_t c, const Frame *frame, Py_ssize_t at, Py_ssize_t old
+) noexcept nogil:
+    cdef const uint8_t *data = frame.at
+    cdef Py_ssize_t position = old + 2
+    cdef uint32_t length
+    cdef int32_t i
+    if side == &rows.before:
+        return unsent_before(self, c, at)
+    if old > 0:
+        # The old row was found sound a moment ago.
+        for i in range(c):
+            if data[position] == c't' or data[position] == c'b':
+                position += 5 + load_uint32(data + position + 1)
+            else:
+                position += 1
+        if data[position] == c't' or data[position] == c'b':
+            length = load_uint32(data + position + 1)
+            return store_value(
+                self, rows, &side.columns[c], c, data + position + 5, length,
+                data[position] == c'b', frame,
+            )
+    if not note_unchanged(rows, c) or not set_null(&side.columns[c], side, rows.count):
+        return NO_MEMORY
+    return DONE
+
+
+cdef Status other_form(Engine self, Rows *rows, int32_t c, int64_t offset) noexcept with gil:
+    if rows.count > 0:
+        return OTHER_FORM
+    self.error = ValueError("the old row and the new one have it in different formats")
+    self.error_column = c
+    self.error_offset = offset
+    return FAULT
+
+
+cdef Status unsent_before(Engine self, int32_t c, int64_t offset) noexcept with gil:
+    self.error = ValueError("an old row is sent whole, and this value of it was not")
+    self.error_column = c
+    self.error_offset = offset
+    return FAULT
+
+
+# A value that no converter takes, or for which there is none.
+cdef Status store_slowly(
+    Engine self, Rows *rows, Column *column, int32_t c, const uint8_t *at, uint32_t length,
+    bint binary, const Frame *frame,
+) noexcept with gil:
+    cdef bytes stored
+    cdef uint8_t *to
+    cdef int64_t row = rows.count
+    cdef Status status = DONE
+    cdef Side *side = &rows.after
+    if column == &rows.before.columns[c]:
+        side = &rows.before
+    try:
+        field = <object> column.field
+        raw = PyBytes_FromStringAndSize(<const char *> at, length)
+        stored = field.binary(raw) if binary else field.text(raw)
+    except BaseException as error:
+        self.error = error
+        self.error_column = c
+        self.error_offset = at - frame.at
+        return FAULT
+    if stored is None:
+        return DONE if set_null(column, side, row) else NO_MEMORY
+    if column.width == 0:
+        if PyBytes_AS_STRING(stored)[0]:
+            column.data[row >> 3] |= 1 << (row & 7)
+        else:
+            column.data[row >> 3] &= ~(1 << (row & 7))
+    elif column.width > 0:
+        memcpy(column.data + row * column.width, PyBytes_AS_STRING(stored), column.width)
+    else:
+        to = variable(column, row, PyBytes_GET_SIZE(stored), &status)
+        if to != NULL:
+            memcpy(to, PyBytes_AS_STRING(stored), PyBytes_GET_SIZE(stored))
+            column.offsets[row + 1] = column.offsets[row] + <int32_t> PyBytes_GET_SIZE(stored)
+    return status
+
+
+# Note an event of the frame that comes next.
+cdef bint event(
+    Engine self, uint8_t tag, uint32_t xid, uint32_t subxid, uint64_t commit_lsn, uint64_t end_lsn,
+    int64_t commit_time,
+) noexcept nogil:
+    cdef Event *event
+    cdef int64_t room
+    if self.events.count == self.events.room:
+        room = self.events.room * 2 + 64
+        if not grow(<void **> &self.events.at, room * sizeof(Event)):
+            return False
+        self.events.room = room
+    event = self.events.at + self.events.count
+    event.frame = self.before + self.at
+    event.commit_lsn = commit_lsn
+    event.end_lsn = end_lsn
+    event.commit_time = commit_time
+    event.xid = xid
+    event.subxid = subxid
+    event.tag = tag
+    memset(event.unused, 0, 7)
+    self.events.count += 1
+    return True
 
 
 # --- batches -------------------------------------------------------------------------------------
