@@ -106,58 +106,6 @@ def test_text_equals_binary(
     assert (from_text.raw(0), from_binary.raw(0)) == (text, binary)
 
 
-# values that Python cannot hold: type, text, binary, policy, clamped
-LIMITS: list[tuple[str, bytes, bytes, str, Any]] = [
-    ("date", b"infinity", b"\x7f\xff\xff\xff", "infinity", datetime.date.max),
-    ("date", b"-infinity", b"\x80\0\0\0", "infinity", datetime.date.min),
-    ("date", b"4714-11-24 BC", struct.pack(">i", -2451545), "out_of_range", datetime.date.min),
-    ("date", b"5874897-12-31", struct.pack(">i", 2145031948), "out_of_range", datetime.date.max),
-    ("time", b"24:00:00", us(86_400_000_000), "out_of_range", datetime.time.max),
-    ("timestamp", b"infinity", us(2**63 - 1), "infinity", datetime.datetime.max),
-    ("timestamptz", b"-infinity", us(-(2**63)), "infinity",
-     datetime.datetime.min.replace(tzinfo=UTC)),
-    ("timestamp", b"0044-03-15 12:00:00 BC", us(-64_464_465_600_000_000), "out_of_range",
-     datetime.datetime.min),
-    ("timestamptz", b"294276-12-31 23:59:59.999999+00", us(9_223_371_331_199_999_999),
-     "out_of_range", datetime.datetime.max.replace(tzinfo=UTC)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("type_name", "text", "binary", "policy", "clamped"), LIMITS, ids=lambda v: str(v)[:24]
-)
-@pytest.mark.parametrize("kind", [b"t", b"b"], ids=["text", "binary"])
-def test_policies(
-    impl: ModuleType,
-    type_name: str,
-    text: bytes,
-    binary: bytes,
-    policy: str,
-    clamped: Any,
-    kind: bytes,
-) -> None:
-    value = text if kind == b"t" else binary
-
-    def decoded(choice: str) -> Any:
-        return row_of(impl, type_name, value, kind, pf.Policies(**{policy: choice}))[0]
-
-    assert decoded("null") is None
-    assert decoded("text") == text.decode()
-    assert same(decoded("clamp"), clamped)
-    row = row_of(impl, type_name, value, kind)
-    with pytest.raises(pf.DecodeError) as caught:
-        row["c"]
-    assert (caught.value.code, caught.value.offset) == ("out_of_range", 13)
-    for part in ("'c'", "public.t", type_name, text.decode(), f"Policies({policy}="):
-        assert part in str(caught.value)
-    # The other policy does not apply, and the bytes are always there.
-    other = {"infinity": "out_of_range", "out_of_range": "infinity"}[policy]
-    with pytest.raises(pf.DecodeError):
-        row_of(impl, type_name, value, kind, pf.Policies(**{other: "null"})).values()
-    assert row.raw(0) == value
-    assert row.texts() == (text.decode(),)
-
-
 def test_time_zones_are_converted(impl: ModuleType) -> None:
     noon = datetime.datetime(2024, 6, 1, 12, tzinfo=UTC)
     for text in (
