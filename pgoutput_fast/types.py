@@ -370,8 +370,9 @@ class TypeRegistry:
     ) -> None:
         """Decode values of `type` by `text` and `binary`, each a function from bytes to a value.
 
-        It counts for arrays, composites, ranges and domains of the type too. Register a built-in
-        type before its values are decoded: a relation's decoders of those are found once.
+        It counts for domains over the type too, and for arrays, composites and ranges of it where
+        the catalogue tells of them. Register a built-in type before its values are decoded: a
+        relation's decoders of those are found once.
 
         Parameters
         ----------
