@@ -72,6 +72,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("group", parameters)
 
 
+def label(root: Path, instance: str, scenario: str) -> str:
+    return f"{'extract' if root == DATA else 'corpus'} {instance}/{scenario}"
+
+
 class Comparison:
     """The final rows of one capture, beside the server's."""
 
@@ -394,7 +398,7 @@ def test_final_values_are_what_the_server_copied(
         refused = {name for name, reason in listed[guc_set] if reason.startswith("refused")}
         assert not names - seen - refused, f"never compared ({guc_set}): {names - seen - refused}"
         total = sum(by_set[guc_set].values())
-        say(f"{instance}/{scenario}, {impl.__name__}, {guc_set}: {used[guc_set]} captures, "
+        say(f"{label(*group)}, {impl.__name__}, {guc_set}: {used[guc_set]} captures, "
             f"{total} values of {len(seen)} types")  # fmt: skip
         counts = ", ".join(
             f"{name} {number}" for (name, _), number in sorted(by_set[guc_set].items())
@@ -522,7 +526,7 @@ def test_text_is_binary(
     assert bool(counts) is bool(pairs)
     if not pairs:
         return
-    say(f"{instance}/{scenario}, {impl.__name__}: {sum(counts.values())} values of {len(counts)} "
+    say(f"{label(*group)}, {impl.__name__}: {sum(counts.values())} values of {len(counts)} "
         "types are equal from text and binary")  # fmt: skip
     for line in by_reason(listed):
         say(f"  not compared, {line}")
