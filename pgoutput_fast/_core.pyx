@@ -659,7 +659,7 @@ cdef _Fixed make_fixed(bytes frame, bint in_stream):
     cdef bint is_begin = PyBytes_AS_STRING(frame)[0] == c'B'
     if PyBytes_GET_SIZE(frame) != (BEGIN_LENGTH if is_begin else COMMIT_LENGTH):
         diagnose(frame, in_stream, None)
-    message = Begin.__new__(Begin) if is_begin else Commit.__new__(Commit)
+    message = <_Fixed> (Begin.__new__(Begin) if is_begin else Commit.__new__(Commit))
     message._frame = frame
     message._in_stream = in_stream
     return message
@@ -870,9 +870,10 @@ cdef class Decoder:
         cdef uint32_t relation_id, slot
         cdef _Plan plan
         cdef object found
-        cdef _Row row = self._usual_row(data)
-        if row is not None:
-            return row
+        cdef _Row row = None
+        message = decode_usual(self, data)
+        if message is not None:
+            return message
         if tag == c'I' or tag == c'U' or tag == c'D':
             at = 5 if self._in_stream else 1
             if length >= at + 4:
@@ -889,40 +890,15 @@ cdef class Decoder:
             self._rows += 1
             return row
         if tag == c'B' or tag == c'C':
-            if self._in_stream:
-                self._state.check_order(data)
-            message = make_fixed(data, False)
-            self._begin = message if tag == c'B' else None
-            self._pending = BEGUN if tag == c'B' else ENDED
-            self._rows = 0
-            return message
+            # It can't come here, or has another length than these have.
+            self._state.check_order(data)
+            diagnose(data, False, None)
         self._sync()
         result = self._state.receive(data)
         # A relation may have changed, or a segment begun or ended.
         if tag != c'T' and tag != c'M' and tag != c'O':
             self._adopt(self._state)
         return result
-
-    # The Insert, Update or Delete of a relation in traffic; None if the frame is something else.
-    cdef _Row _usual_row(self, bytes data):
-        cdef const uint8_t *start = <const uint8_t *> PyBytes_AS_STRING(data)
-        cdef Py_ssize_t length = PyBytes_GET_SIZE(data)
-        cdef uint8_t tag = start[0]
-        cdef Py_ssize_t at = 5 if self._in_stream else 1
-        cdef uint32_t relation_id, slot
-        cdef _Plan plan
-        cdef _Row row
-        if (tag != c'I' and tag != c'U' and tag != c'D') or length < at + 4:
-            return None
-        relation_id = load_uint32(start + at)
-        slot = relation_id & (CACHED - 1)
-        plan = <_Plan> self._cached_plans[slot]
-        if plan is None or self._cached_ids[slot] != relation_id:
-            return None
-        row = make_row(data, start, length, self._in_stream, plan)
-        if row is not None:
-            self._rows += 1
-        return row
 
     # Take over a state, all of what it says.
     cdef int _adopt(self, object state) except -1:
@@ -950,6 +926,40 @@ cdef class Decoder:
         return 0
 
 
+# The message in a usual frame: a row of a relation in traffic, Begin or Commit; None if it is
+# something else.
+cdef inline object decode_usual(Decoder decoder, bytes data):
+    cdef const uint8_t *start = <const uint8_t *> PyBytes_AS_STRING(data)
+    cdef Py_ssize_t length = PyBytes_GET_SIZE(data)
+    cdef uint8_t tag = start[0]
+    cdef Py_ssize_t at = 5 if decoder._in_stream else 1
+    cdef uint32_t relation_id, slot
+    cdef _Plan plan
+    cdef _Row row
+    cdef _Fixed message
+    if tag == c'I' or tag == c'U' or tag == c'D':
+        if length < at + 4:
+            return None
+        relation_id = load_uint32(start + at)
+        slot = relation_id & (CACHED - 1)
+        plan = <_Plan> decoder._cached_plans[slot]
+        if plan is None or decoder._cached_ids[slot] != relation_id:
+            return None
+        row = make_row(data, start, length, decoder._in_stream, plan)
+        if row is not None:
+            decoder._rows += 1
+        return row
+    if (tag == c'B' or tag == c'C') and not decoder._in_stream:
+        if length != (BEGIN_LENGTH if tag == c'B' else COMMIT_LENGTH):
+            return None
+        message = make_fixed(data, False)
+        decoder._begin = message if tag == c'B' else None
+        decoder._pending = BEGUN if tag == c'B' else ENDED
+        decoder._rows = 0
+        return message
+    return None
+
+
 @cython.final
 cdef class _Messages:
     """The iterator of :meth:`Decoder.decode_many`."""
@@ -970,7 +980,7 @@ cdef class _Messages:
         frame = next(frames)
         message = None
         if self._is_exact and PyBytes_CheckExact(frame):
-            message = self._decoder._usual_row(<bytes> frame)
+            message = decode_usual(self._decoder, <bytes> frame)
         if message is None:
             message = self._decode(frame)
         self._frames = frames

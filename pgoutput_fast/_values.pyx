@@ -74,18 +74,21 @@ cdef object utf8_text(const char *text, Py_ssize_t length):
 
 
 cdef inline bint is_ascii(const uint8_t *text, Py_ssize_t length) noexcept nogil:
+    cdef const uint8_t *last = text + length - 8
     cdef uint64_t word
     cdef uint64_t seen = 0
-    while length >= 8:
-        memcpy(&word, text, 8)
-        seen |= word
-        text += 8
-        length -= 8
+    if length >= 8:
+        while text < last:
+            memcpy(&word, text, 8)
+            seen |= word
+            text += 8
+        # The last eight, some of them again.
+        memcpy(&word, last, 8)
+        return not (seen | word) & 0x8080808080808080u
     while length > 0:
-        seen |= text[0]
-        text += 1
         length -= 1
-    return not seen & 0x8080808080808080u
+        seen |= text[length]
+    return seen < 0x80
 
 
 # ASCII that the caller has looked at.
@@ -114,13 +117,15 @@ cdef inline int32_t four_digits(const uint8_t *at) noexcept nogil:
     return high * 100 + low
 
 
-# The number of the `length` digits, 1 to 8, that end at `end`; False if they are none. They are read
-# at once, with what is in front of them, which is taken out: the time of a loop goes into guessing
-# where it ends. A value in a frame has 13 bytes in front of it at least.
+# The number of the last `length` of eight bytes, 1 to 8; False if they are no digits. They are read
+# at once, and what is in front of them is taken out: the time of a loop goes into guessing where it
+# ends.
 cdef inline bint eight_digits(
-    const uint8_t *end, Py_ssize_t length, uint64_t *value
+    const uint8_t *at, Py_ssize_t length, uint64_t *value
 ) noexcept nogil:
-    cdef uint64_t word = load_uint64(end - 8) ^ 0x3030303030303030u
+    cdef uint64_t word = load_uint64(at)
+    # What a byte below "0" borrows from those before it does no harm: it is above 9 itself.
+    word -= 0x3030303030303030u
     word &= 0xFFFFFFFFFFFFFFFFu >> (64 - 8 * length)
     if (word | (word + 0x7676767676767676u)) & 0x8080808080808080u:
         return False  # a byte is above 9
@@ -131,19 +136,20 @@ cdef inline bint eight_digits(
     return True
 
 
-# The number of `length` digits; False if they are none, or more than 19.
+# The number of `length` digits; False if they are none, or more than 19. A value in a frame has 13
+# bytes in front of it at least, so that eight can be read that end in it.
 cdef inline bint all_digits(
     const uint8_t *at, Py_ssize_t length, uint64_t *value
 ) noexcept nogil:
-    cdef const uint8_t *end = at + length
+    cdef const uint8_t *last = at + length - 8
     cdef uint64_t eight
     if not 0 < length <= 19:
         return False
     length = ((length - 1) & 7) + 1
-    at += length
+    at += length - 8
     if not eight_digits(at, length, value):
         return False
-    while at < end:
+    while at < last:
         at += 8
         if not eight_digits(at, 8, &eight):
             return False
@@ -425,11 +431,11 @@ cdef inline object decimal_of_text(const uint8_t *at, Py_ssize_t length):
         else:
             return None
         i += 1
-    # A digit is in front of the point, if there is any, and one behind it.
+    # No digit at all, or none behind the point.
     if length == negative or point == length - 1:
         return None
-    # Neither has the number wrapped with so few characters.
-    if _DECIMALS_ARE_KNOWN and length <= 19:
+    # The number has wrapped if it has more digits.
+    if _DECIMALS_ARE_KNOWN and length - negative - (point < length) <= 19:
         return make_decimal(negative, number, length - point - (point < length))
     return PyObject_CallOneArg(_decimal_of_text, ascii_text(<const char *> at, length))
 
@@ -572,6 +578,12 @@ cdef inline Py_ssize_t four_characters(char *text, uint32_t digit) noexcept nogi
 
 # --- values --------------------------------------------------------------------------------------
 
+# The range of each integer, by its code; of int8 what decimal_integer reads.
+cdef int64_t[6] LEAST, GREATEST
+LEAST[:] = [0, 0, -2 ** 15, -2 ** 31, -10 ** 18, 0]
+GREATEST[:] = [0, 0, 2 ** 15 - 1, 2 ** 31 - 1, 10 ** 18, 2 ** 32 - 1]
+
+
 cdef object from_text(uint8_t code, const char *text, Py_ssize_t length, object slowly):
     cdef const uint8_t *at = <const uint8_t *> text
     cdef int32_t year, month, day, hour, minute, second, microsecond
@@ -582,14 +594,8 @@ cdef object from_text(uint8_t code, const char *text, Py_ssize_t length, object 
     cdef object value
     if code == TEXT or code == JSONB or code == OTHER:
         return utf8_text(text, length)
-    elif code == INT4:
-        if decimal_integer(at, length, &number) and -0x80000000LL <= number <= 0x7FFFFFFFLL:
-            return number
-    elif code == INT8:
-        if decimal_integer(at, length, &number):
-            return number
-    elif code == INT2:
-        if decimal_integer(at, length, &number) and -0x8000 <= number <= 0x7FFF:
+    elif INT2 <= code <= UINT4:
+        if decimal_integer(at, length, &number) and LEAST[code] <= number <= GREATEST[code]:
             return number
     elif code == NUMERIC:
         value = decimal_of_text(at, length)
@@ -626,9 +632,6 @@ cdef object from_text(uint8_t code, const char *text, Py_ssize_t length, object 
         i = parse_time(at, length, &hour, &minute, &second, &microsecond)
         if i > 0 and i == length:
             return time_new(hour, minute, second, microsecond, None)
-    elif code == UINT4:
-        if decimal_integer(at, length, &number) and 0 <= number <= 0xFFFFFFFFLL:
-            return number
     return PyObject_CallOneArg(slowly, PyBytes_FromStringAndSize(text, length))
 
 
