@@ -26,7 +26,9 @@ cdef inline uint32_t load_uint32(const uint8_t *at) noexcept nogil:
 
 
 cdef inline uint64_t load_uint64(const uint8_t *at) noexcept nogil:
-    return <uint64_t> load_uint32(at) << 32 | load_uint32(at + 4)
+    return (<uint64_t> at[0] << 56 | <uint64_t> at[1] << 48 | <uint64_t> at[2] << 40
+            | <uint64_t> at[3] << 32 | <uint64_t> at[4] << 24 | <uint64_t> at[5] << 16
+            | <uint64_t> at[6] << 8 | <uint64_t> at[7])
 
 
 # Where the tuple at `position` ends; -1 if it is malformed, or has not `width` columns (where that

@@ -155,7 +155,7 @@ class Insert(_Row):
     @property
     def new(self) -> TupleData:
         """The row."""
-        return make_tuple(self, self._new, "new")
+        return make_tuple(self, self._new)
 
 
 class Update(_Row):
@@ -173,12 +173,12 @@ class Update(_Row):
     @property
     def old(self) -> TupleData | None:
         """The row as it was, or its key: see `old_kind`."""
-        return None if self._old is None else make_tuple(self, self._old, "old")
+        return None if self._old is None else make_tuple(self, self._old)
 
     @property
     def new(self) -> TupleData:
         """The row as it is."""
-        return make_tuple(self, self._new, "new")
+        return make_tuple(self, self._new)
 
 
 class Delete(_Row):
@@ -196,18 +196,17 @@ class Delete(_Row):
     @property
     def old(self) -> TupleData:
         """The row as it was, or its key: see `old_kind`."""
-        return make_tuple(self, self._old, "old")
+        return make_tuple(self, self._old)
 
 
 def marker_of(row: _Row) -> int:
     return row._frame[9 if row._in_stream else 5]
 
 
-def make_tuple(row: _Row, positions: Any, which: str) -> TupleData:
+def make_tuple(row: _Row, positions: Any) -> TupleData:
     data: TupleData = _new(TupleData)
     data._row = row
     data._positions = positions
-    data._which = which
     return data
 
 
@@ -218,10 +217,9 @@ class TupleData:
     identity mean anything: nothing is known of the others, and :meth:`as_dict` leaves them out.
     """
 
-    __slots__ = ("_positions", "_row", "_which")
+    __slots__ = ("_positions", "_row")
     _row: _Row
     _positions: list[int]
-    _which: str
 
     def __init__(self) -> None:
         raise TypeError("TupleData is made by decoding a frame")
@@ -268,18 +266,18 @@ class TupleData:
         texts: list[str | Unchanged | None] = []
         append = texts.append
         start = self._positions[0]
-        for end in self._positions[1:]:
-            kind = frame[start]
-            if kind == _TEXT:
-                try:
+        try:
+            for end in self._positions[1:]:
+                kind = frame[start]
+                if kind == _TEXT:
                     append(frame[start + 5 : end].decode())
-                except UnicodeDecodeError as error:
-                    refuse_value(frame, start + 5, len(texts), error, plan)
-            elif kind == _NULL:
-                append(None)
-            else:
-                append(self._text(len(texts)))
-            start = end
+                elif kind == _NULL:
+                    append(None)
+                else:
+                    append(self._text(len(texts)))
+                start = end
+        except UnicodeDecodeError as error:
+            refuse_value(frame, start + 5, len(texts), error, plan)
         return tuple(texts)
 
     def values(self) -> tuple[Any, ...]:
@@ -290,28 +288,28 @@ class TupleData:
         DecodeError
             A value is refused, or ``unknown_relation``: the frame was decoded alone.
         """
-        plan = self._row._plan
+        row = self._row
+        plan = row._plan
         if plan is None:
-            fail_stateless(self._row)
-        frame = self._row._frame
-        binary = plan.binary
+            fail_stateless(row)
+        frame, binary = row._frame, plan.binary
         values: list[Any] = []
         append = values.append
-        start, *ends = self._positions
-        for end, from_text in zip(ends, plan.text):
-            kind = frame[start]
-            try:
+        start = self._positions[0]
+        try:
+            for end, from_text in zip(self._positions[1:], plan.text):
+                kind = frame[start]
                 if kind == _TEXT:
                     append(from_text(frame[start + 5 : end]))
-                elif kind == _NULL:
-                    append(None)
                 elif kind == _BINARY:
                     append(binary[len(values)](frame[start + 5 : end]))
+                elif kind == _NULL:
+                    append(None)
                 else:
                     append(UNCHANGED)
-            except Exception as error:
-                refuse_value(frame, start + 5, len(values), error, plan)
-            start = end
+                start = end
+        except Exception as error:
+            refuse_value(frame, start + 5, len(values), error, plan)
         return tuple(values)
 
     def as_dict(self, columns: Iterable[str] | None = None) -> dict[str, Any]:
@@ -390,7 +388,8 @@ class TupleData:
 
     def __reduce__(self) -> tuple[object, ...]:
         row = self._row
-        return restore_tuple, (row._frame, row._in_stream, row._plan, self._which)
+        which = "old" if self._is_old() else "new"
+        return restore_tuple, (row._frame, row._in_stream, row._plan, which)
 
     def __copy__(self) -> TupleData:
         return self
@@ -401,8 +400,11 @@ class TupleData:
     def __repr__(self) -> str:
         return describe_tuple(self, self._row._plan)
 
+    def _is_old(self) -> bool:
+        return not isinstance(self._row, Insert) and self._positions is self._row._old
+
     def _is_key(self) -> bool:
-        return self._which == "old" and marker_of(self._row) == _K
+        return self._is_old() and marker_of(self._row) == _K
 
     def _wire(self) -> bytes:
         """The columns as they stand in the frame."""

@@ -132,17 +132,22 @@ class RelationPlan:
 
     __slots__ = (
         "_column_types",
-        "_converters",
         "_version",
+        "binary",
         "compiled",
         "is_key",
         "names",
         "positions",
         "relation",
         "settings",
+        "text",
+        "text_form",
         "types",
         "width",
     )
+    text: tuple[Converter, ...]
+    binary: tuple[Converter, ...]
+    text_form: tuple[Converter, ...]
 
     def __init__(self, relation: Relation, types: dict[int, Type], settings: Settings) -> None:
         columns = relation.columns
@@ -156,7 +161,6 @@ class RelationPlan:
         self.is_key = tuple(column.is_key for column in columns)
         self._column_types: tuple[ColumnType, ...] | None = None
         self._version = 0  # of the registry, when the column types were found
-        self._converters: tuple[tuple[Converter, ...], ...] | None = None
         self.compiled: object = None
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -189,25 +193,17 @@ class RelationPlan:
         """For each column the code of :data:`CODES`, 0 where its functions above must be called."""
         return bytes([self._code(position) for position in range(self.width)])
 
-    @property
-    def text(self) -> tuple[Converter, ...]:
-        """From text values."""
-        return (self._converters or self._resolve())[0]
-
-    @property
-    def binary(self) -> tuple[Converter, ...]:
-        """From binary values."""
-        return (self._converters or self._resolve())[1]
-
-    @property
-    def text_form(self) -> tuple[Converter, ...]:
-        """From binary values to text."""
-        return (self._converters or self._resolve())[2]
-
-    def _resolve(self) -> tuple[tuple[Converter, ...], ...]:
+    def __getattr__(self, name: str) -> tuple[Converter, ...]:
+        # The functions are slots that are empty so far: a row asks for them without a detour then.
+        if name not in Codec._fields:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         codecs = [self._codec(position) for position in range(self.width)]
-        self._converters = tuple(zip(*codecs, strict=True)) if codecs else ((), (), ())
-        return self._converters
+        for field_name, functions in zip(
+            Codec._fields, zip(*codecs, strict=True) if codecs else ((), (), ()), strict=True
+        ):
+            setattr(self, field_name, functions)
+        found: tuple[Converter, ...] = object.__getattribute__(self, name)
+        return found
 
     def _codec(self, position: int) -> Codec:
         found = self.column_types[position]

@@ -325,16 +325,20 @@ class TypeRegistry:
     The catalogue is as of one moment. A stream never tells that a type was altered, so what is
     found then depends on what was done:
 
-    - a label that was added to an enum is the str that it is;
+    - a label that was added to an enum, or renamed, is the str that it is;
+    - a domain keeps its base type; what was altered of it says nothing of how values are read;
     - a composite that has another number of fields, and in binary format any field or element of
       another type, is an error that says to look the types up again (:meth:`update_from`);
-    - a type that the stream calls by another name than the catalogue may be another type, of which
-      only the name is known: without more, its values are str from text and bytes from binary. A
-      type that was renamed is such a one, as the stream goes on with its old name.
+    - a type that the stream calls by another name than the catalogue, or whose OID it does not know
+      (one that was dropped and made again), may be another type, of which only the name is known:
+      without more, its values are str from text and bytes from binary. A type that was renamed is
+      such a one, as the stream goes on with its old name.
 
-    In *text* format nothing shows that a composite lost a field and got another one instead. Look
-    the types up again after such an ALTER TYPE, and before its values arrive, or use the binary
-    format.
+    One thing nothing shows: a field of a composite that was renamed, or that was dropped while
+    another one was added (in binary format, another one of the same type). The values are then
+    those of the fields in their order, under names of before. Whoever alters composites so should
+    call :meth:`update_from` after it, and before values of the new form are read; it says which
+    types were altered. Or leave the catalogue away: without one, composites are text.
     """
 
     def __init__(self) -> None:
@@ -366,8 +370,9 @@ class TypeRegistry:
     ) -> None:
         """Decode values of `type` by `text` and `binary`, each a function from bytes to a value.
 
-        It counts for arrays, composites, ranges and domains of the type too. Register a built-in
-        type before its values are decoded: a relation's decoders of those are found once.
+        It counts for domains over the type too, and for arrays, composites and ranges of it where
+        the catalogue tells of them. Register a built-in type before its values are decoded: a
+        relation's decoders of those are found once.
 
         Parameters
         ----------
@@ -376,8 +381,9 @@ class TypeRegistry:
             ``schema.name``. An OID goes before a qualified name, that before a bare one.
         text, binary : callable, optional
             A ValueError that one raises becomes a :class:`DecodeError` that names the column.
-        arrow : optional
-            The Arrow type that values have in columns.
+        arrow : str or pyarrow.DataType, optional
+            The type that values have in columns, as Arrow writes it; without, what values of
+            unknown types have.
 
         Raises
         ------
@@ -446,13 +452,27 @@ class TypeRegistry:
         _check_nesting(registry._catalog)
         return registry
 
-    def update_from(self, connection: Any) -> None:
+    def update_from(self, connection: Any) -> tuple[CatalogType, ...]:
         """Look the catalogue up again; decoders that use this registry see it at once.
 
         Types that are no more are kept: frames from before they were dropped may still come. For
         parameters and errors see :meth:`from_connection`.
+
+        Returns
+        -------
+        tuple of CatalogType
+            The types that were altered since, as they are now, without those that are new. What was
+            read of them before, with the names of before, may want another look.
         """
+        before = self._catalog
         self.merge(type(self).from_connection(connection))
+        return tuple(
+            [
+                found
+                for oid, found in sorted(self._catalog.items())
+                if before.get(oid, found) != found
+            ]
+        )
 
     def merge(self, other: TypeRegistry) -> TypeRegistry:
         """Take in what `other` has; where both know a type, `other` counts. Returns self.

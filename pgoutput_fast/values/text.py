@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 from ..policies import Policies
@@ -56,7 +55,16 @@ def _xml(encoding: str) -> Codec:
 def _json(policies: Policies, encoding: str, binary_prefix: bytes) -> Codec:
     decode = _text(encoding).text
     skipped = len(binary_prefix)
-    parse: Callable[[str], Any] = json.loads if policies.json == "parse" else str
+
+    def parse(text: str) -> Any:
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            shown = show_bytes(text.encode(encoding))
+            raise ValueError(
+                f"{shown} is refused by Python's parser ({error}); Policies(json='text') keeps it "
+                "as str"
+            ) from error
 
     def form(raw: bytes) -> str:
         if not raw.startswith(binary_prefix):
@@ -64,7 +72,7 @@ def _json(policies: Policies, encoding: str, binary_prefix: bytes) -> Codec:
         text: str = decode(raw[skipped:])
         return text
 
-    if parse is str:
+    if policies.json == "text":
         return Codec(decode, form, form)
     return Codec(lambda raw: parse(decode(raw)), lambda raw: parse(form(raw)), form)
 

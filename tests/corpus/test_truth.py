@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from catalog_types import registry_of
+from catalog_types import FIRST_UNPINNED_OID, registry_of
 from corpus_files import Capture, captures
 from final_rows import Cell, Copy, Row, Tables, committed, copies
 from render import DATES, FLOATS, PRINTED_FLOATS, Renderer
@@ -27,8 +27,9 @@ pytest.importorskip("pyarrow", reason="captures are Arrow files")
 DATA = Path(__file__).parents[1] / "data" / "final"
 SCENARIOS = re.compile(r"all_types|dml|schema_evolution|fuzz_.*|encoding_.*")
 PARTS_OF_TABLES = {"v1_text_upd_only", "v1_text_del_only", "v1_text_pub2", "v1_bin_error"}
-"""Captures without rows that could be compared: of a publication that leaves out kinds of changes
-or changes on the way, or that the server ended with an error."""
+"""Captures whose final rows are not the tables': of a publication that leaves out kinds of changes
+or changes on the way, or that the server ended with an error. Their values are compared with what
+was sent."""
 NEVER_SENT = {("schema_evolution", "ul"): "rows of an UNLOGGED table, which became LOGGED later"}
 """Tables some of whose rows no stream brings."""
 
@@ -69,6 +70,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for group in found
         ]
     metafunc.parametrize("group", parameters)
+
+
+def label(root: Path, instance: str, scenario: str) -> str:
+    return f"{'extract' if root == DATA else 'corpus'} {instance}/{scenario}"
 
 
 class Comparison:
@@ -361,8 +366,10 @@ def test_final_values_are_what_the_server_copied(
     failures: list[str] = []
     used = collections.Counter[str]()
     present: dict[str, set[str]] = collections.defaultdict(set)
+    parts: list[str] = []
     for capture in captures(root, instance=instance, scenario=scenario):
         if capture.entry["optionset"] in PARTS_OF_TABLES:
+            parts.append(f"{capture.name}: {printed_as_sent(impl, capture)}")
             continue
         comparison = Comparison(impl, capture)
         failures += comparison.failures
@@ -384,12 +391,14 @@ def test_final_values_are_what_the_server_copied(
         ) + len([line for line in comparison.failures if " the server has " in line])  # fmt: skip
     assert not failures, f"{len(failures)} differ:\n" + "\n".join(failures[:20])
     assert used
+    for line in parts:
+        say(f"{line} values are printed as they were sent ({impl.__name__})")
     for guc_set, names in present.items():
         seen = {name for name, _ in by_set[guc_set]}
         refused = {name for name, reason in listed[guc_set] if reason.startswith("refused")}
         assert not names - seen - refused, f"never compared ({guc_set}): {names - seen - refused}"
         total = sum(by_set[guc_set].values())
-        say(f"{instance}/{scenario}, {impl.__name__}, {guc_set}: {used[guc_set]} captures, "
+        say(f"{label(*group)}, {impl.__name__}, {guc_set}: {used[guc_set]} captures, "
             f"{total} values of {len(seen)} types")  # fmt: skip
         counts = ", ".join(
             f"{name} {number}" for (name, _), number in sorted(by_set[guc_set].items())
@@ -399,6 +408,32 @@ def test_final_values_are_what_the_server_copied(
         for word, found in (("not compared", listed), ("compared otherwise", as_bytes)):
             for line in by_reason(found[guc_set]):
                 say(f"  {word}, {line}")
+
+
+def printed_as_sent(impl: ModuleType, capture: Capture) -> int:
+    """How many values there are in the capture's rows; each, printed again, is the text sent."""
+    assert capture.truth is not None
+    types = {int(row["oid"]): row for part in capture.truth.catalog() for row in part["types"]}
+    render = Renderer(types.values())
+    decoder = impl.Decoder(encoding=capture.entry["client_encoding"])
+    found = 0
+    for message in decoder.decode_many(frame for _, frame in capture.rows()):
+        if message.tag not in "IUD":
+            continue
+        for row in (getattr(message, "old", None), getattr(message, "new", None)):
+            if row is None:
+                continue
+            assert "b" not in map(row.kind, range(len(row)))
+            for at, column in enumerate(message.relation.columns):
+                if row.kind(at) == "t":
+                    value = row[at]
+                    # Without a catalogue users' types are text, and so is varchar, which no column
+                    # had any more when the catalogue was recorded.
+                    known = column.type_id in types and column.type_id < FIRST_UNPINNED_OID
+                    text = render(value, column.type_id) if known else value
+                    assert text == row.raw(at).decode(capture.encoding), (capture.name, column)
+                    found += 1
+    return found
 
 
 def by_reason(counts: Counts) -> Iterator[str]:
@@ -491,7 +526,7 @@ def test_text_is_binary(
     assert bool(counts) is bool(pairs)
     if not pairs:
         return
-    say(f"{instance}/{scenario}, {impl.__name__}: {sum(counts.values())} values of {len(counts)} "
+    say(f"{label(*group)}, {impl.__name__}: {sum(counts.values())} values of {len(counts)} "
         "types are equal from text and binary")  # fmt: skip
     for line in by_reason(listed):
         say(f"  not compared, {line}")

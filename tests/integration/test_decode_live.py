@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import random
+import re
 import uuid
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +26,8 @@ from pgoutput_fast.replication.connection import SESSION_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from pgoutput_fast.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.integration
 
@@ -58,8 +61,6 @@ COLUMNS = {
     "bits": "varbit",
     "range": "int4range",
 }
-# Types without typed values yet: str from text, bytes from binary.
-UNTYPED = {"span", "list", "words", "mood", "address", "bits", "range"}
 KEYS = {"plain": ["id"], "pair": ["part", "id"], "whole": ["id"]}
 
 
@@ -209,6 +210,7 @@ class Recorded(NamedTuple):
     log: dict[int, list[tuple[str, str, list[str | None] | None, list[str | None] | None]]]
     copies: dict[str, list[tuple[str | None, ...]]]
     catalog: Catalog
+    registry: pf.TypeRegistry
 
 
 def receive(dsn: str, slot: str, end: int, *, binary: bool) -> list[bytes]:
@@ -275,6 +277,7 @@ def recorded(request: pytest.FixtureRequest) -> Iterator[Recorded]:
             dict(log),
             copies,
             read_catalog(dsn, ["p"]),
+            pf.TypeRegistry.from_connection(first.connection),
         )
         for slot in ("live_text", "live_binary"):
             first.run(f"SELECT pg_drop_replication_slot('{slot}')")
@@ -283,9 +286,11 @@ def recorded(request: pytest.FixtureRequest) -> Iterator[Recorded]:
         admin.execute("DROP DATABASE live")
 
 
-def transactions(impl: ModuleType, frames: list[bytes]) -> Iterator[tuple[int, list[Any]]]:
+def transactions(
+    impl: ModuleType, frames: list[bytes], registry: pf.TypeRegistry
+) -> Iterator[tuple[int, list[Any]]]:
     """Xid and row messages of each transaction."""
-    decoder = impl.Decoder()
+    decoder = impl.Decoder(registry=registry)
     xid, rows = 0, []
     for message in decoder.decode_many(frames):
         if isinstance(message, impl.Begin):
@@ -296,23 +301,9 @@ def transactions(impl: ModuleType, frames: list[bytes]) -> Iterator[tuple[int, l
             rows.append(message)
 
 
-def texts_of(found: Any, columns: Any, expected: list[str | None]) -> list[Any]:
-    """All texts; what is expected instead of those that the decoder does not know yet."""
-    assert len(found) == len(columns)
-    texts = []
-    for position, column in enumerate(columns):
-        try:
-            texts.append(found.text(position))
-        except pf.DecodeError as error:
-            assert error.code == "no_text_form"  # noqa: PT017
-            assert column.name in UNTYPED
-            assert found.kind(position) == "b"
-            texts.append(expected[position])
-    return texts
-
-
 def check_tuple(found: Any, columns: Any, expected: list[str | None], *, key: bool) -> None:
-    for position, text in enumerate(texts_of(found, columns, expected)):
+    assert len(found) == len(columns)
+    for position, text in enumerate(found.texts()):
         if key and not columns[position].is_key:
             assert found.kind(position) == "n"
         else:
@@ -326,7 +317,7 @@ def test_decoded_is_the_log_and_makes_the_tables(
     tables: dict[str, dict[tuple[Any, ...], list[Any]]] = {name: {} for name in KEYS}
     counts: collections.Counter[str] = collections.Counter()
     seen = []
-    for xid, rows in transactions(impl, recorded.frames[binary]):
+    for xid, rows in transactions(impl, recorded.frames[binary], recorded.registry):
         if not rows:
             continue  # 14 sends them empty, and DDL may
         seen.append(xid)
@@ -354,7 +345,7 @@ def test_decoded_is_the_log_and_makes_the_tables(
             if op == "DELETE":
                 del table[moved]
                 continue
-            texts = texts_of(message.new, columns, new)
+            texts = list(message.new.texts())
             key_before = moved or tuple(texts[key] for key in keys)
             before = table.pop(key_before) if op == "UPDATE" else []
             for position, text in enumerate(texts):
@@ -384,15 +375,66 @@ def test_decoded_is_the_log_and_makes_the_tables(
 
 def test_values_are_equal_from_text_and_binary(recorded: Recorded, impl: ModuleType) -> None:
     policies = pf.Policies(infinity="text", out_of_range="text")
-    decoders = {binary: impl.Decoder(policies=policies) for binary in (False, True)}
+    decoders = {
+        binary: impl.Decoder(policies, registry=recorded.registry) for binary in (False, True)
+    }
     compared = 0
     for frames in zip(recorded.frames[False], recorded.frames[True], strict=True):
         text, other = (decoders[binary].decode(frames[binary]) for binary in (False, True))
         if isinstance(text, (impl.Insert, impl.Update)):
             names = [column.name for column in text.relation.columns]
             for name, one, two in zip(names, text.new, other.new, strict=True):
-                if name not in UNTYPED:
-                    # By repr: NaN is not equal to itself.
-                    assert repr(one) == repr(two), name
-                    compared += 1
-    assert compared > 5000
+                # By repr: NaN is not equal to itself.
+                assert (type(one), repr(one)) == (type(two), repr(two)), name
+                compared += 1
+    assert compared > 6000
+
+
+@pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
+def test_text_that_is_none_costs_its_value_alone(
+    impl: ModuleType, pg18: EmbeddedServer, binary: bool
+) -> None:
+    """A database of SQL_ASCII holds any bytes, and sends them as they are."""
+    with psycopg.connect(pg18.dsn(), autocommit=True) as admin:
+        admin.execute("CREATE DATABASE anything ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+        try:
+            with psycopg.connect(pg18.dsn("anything"), autocommit=True) as connection:
+                for statement in (
+                    b"CREATE TYPE mood AS ENUM ('caf\xe9', 'ok')",
+                    b'CREATE TABLE t (id int PRIMARY KEY, a text, b text[], "\xe9" mood, c "char")',
+                    b"CREATE PUBLICATION p FOR TABLE t",
+                    b"SELECT pg_create_logical_replication_slot('s', 'pgoutput')",
+                    b"INSERT INTO t VALUES (1, 'caf\xe9', '{ok,\xe9}', 'caf\xe9', '\xe9')",
+                    b"INSERT INTO t VALUES (2, 'ok', '{ok}', 'ok', 'k')",
+                ):
+                    connection.execute(statement)
+                registry = pf.TypeRegistry.from_connection(connection)
+                frames = [
+                    row[0]
+                    for row in connection.execute(
+                        "SELECT data FROM pg_logical_slot_get_binary_changes('s', NULL, NULL, "
+                        "'proto_version', '1', 'publication_names', 'p', 'binary', %s)",
+                        [str(binary)],
+                    )
+                ]
+                connection.execute("SELECT pg_drop_replication_slot('s')")
+        finally:
+            admin.execute("DROP DATABASE anything WITH (FORCE)")
+    for encoding in ("SQL_ASCII", "UTF8"):
+        messages = impl.Decoder(None, encoding, registry).decode_many(frames)
+        bad, good = [message.new for message in messages if isinstance(message, impl.Insert)]
+        assert good.values() == (2, "ok", ["ok"], "ok", b"k")
+        assert (bad["id"], bad["c"], bad.raw(1)) == (1, b"\xe9", b"caf\xe9")
+        for name in ("a", "b", "\udce9"):
+            with pytest.raises(
+                pf.DecodeError, match=rf"{re.escape(repr(name))} of public\.t"
+            ) as caught:
+                bad[name]
+            assert caught.value.code == "bad_encoding"
+        for attempt in (bad.values, bad.as_dict):
+            with pytest.raises(pf.DecodeError, match="column 'a' "):
+                attempt()
+        assert bad.raws()[3] == b"caf\xe9"
+    latin1 = impl.Decoder(None, "LATIN1", registry).decode_many(frames)
+    bad = next(message.new for message in latin1 if isinstance(message, impl.Insert))
+    assert bad.values() == (1, "café", ["ok", "é"], "café", b"\xe9")

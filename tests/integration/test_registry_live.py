@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -277,6 +278,62 @@ def test_types_that_are_altered_while_frames_arrive(impl: ModuleType, database18
         registry.update_from(connection)
     for binary, expected in ((False, "happy"), (True, b"happy")):
         assert inserts(impl, frames_of(database18, binary=binary), registry)[2]["m"] == expected
+
+
+def test_types_that_are_altered_and_nothing_shows_it(
+    impl: ModuleType, database18: Database
+) -> None:
+    """What the documentation of TypeRegistry says of each way to alter a type."""
+    database18.execute(
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "CREATE DOMAIN price AS numeric(10,2)",
+        "CREATE TYPE span AS RANGE (subtype = int4)",
+        "CREATE TYPE pair AS (x int, y int)",
+        "CREATE TYPE mixed AS (x int, y int)",
+        "CREATE TYPE less AS (x int, y int)",
+        "CREATE TABLE t (m mood, d price, s span, p pair, q mixed, l less)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "SELECT pg_create_logical_replication_slot('s', 'pgoutput')",
+        "INSERT INTO t VALUES ('sad', 1, '[1,2)', '(1,2)', '(1,2)', '(1,2)')",
+    )
+    registry = look_up(database18)
+    with database18.connect() as connection:
+        assert registry.update_from(connection) == ()
+    database18.execute(
+        "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",
+        "ALTER DOMAIN price ADD CHECK (VALUE > 0)",
+        "ALTER TABLE t DROP COLUMN s",
+        "DROP TYPE span",
+        "CREATE TYPE span AS RANGE (subtype = text)",
+        "ALTER TABLE t ADD COLUMN s span",
+        "ALTER TYPE pair DROP ATTRIBUTE y, ADD ATTRIBUTE z int",
+        "ALTER TYPE mixed DROP ATTRIBUTE y, ADD ATTRIBUTE z text",
+        "ALTER TYPE less DROP ATTRIBUTE y",
+        "INSERT INTO t VALUES ('blue', 1.5, '(3,4)', '(3,4)', '(3)', '[a,b)')",
+    )
+    stale = pf.TypeRegistry.from_json(registry.to_json())
+    with database18.connect() as connection:
+        altered = registry.update_from(connection)
+    assert [found.name for found in altered] == ["mood", "pair", "mixed", "less"]
+    for binary in (False, True):
+        frames = frames_of(database18, binary=binary)
+        new = inserts(impl, frames, stale)[1]
+        assert (new["m"], new["d"]) == ("blue", Decimal("1.50"))
+        # Another OID, of which the catalogue does not know.
+        assert new["s"] == (new.raw(5) if binary else "[a,b)")
+        assert new["p"] == (3, 4)
+        assert new["p"]._fields == ("x", "y")  # which it is not, and nothing says so
+        with pytest.raises(pf.DecodeError, match=r"1 fields, public\.less had 2.*update_from"):
+            new["l"]
+        if binary:
+            with pytest.raises(pf.DecodeError, match=r"'y' of public\.mixed .*update_from"):
+                new["q"]
+        else:
+            assert new["q"]._fields == ("x", "y")
+        new = inserts(impl, frames, registry)[1]
+        assert (new["s"], new["p"], new["l"]) == (pf.Range("a", "b"), (3, 4), (3,))
+        assert (new["p"]._fields, new["q"]._fields) == (("x", "z"), ("x", "z"))
+        assert new["q"].z == "4"
 
 
 def test_other_servers(pg16: EmbeddedServer, make_database: Callable[..., Database]) -> None:

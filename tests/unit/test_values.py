@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import math
 import pickle
 import struct
+import sys
 import uuid
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -55,6 +57,14 @@ VALUES: list[tuple[str, bytes, bytes, Any]] = [
      Decimal("-12345.678")),
     ("numeric", b"0.00010", struct.pack(">hhHHh", 1, -1, 0, 5, 1), Decimal("0.00010")),
     ("numeric", b"120000000", struct.pack(">hhHH2h", 2, 2, 0, 0, 1, 2000), Decimal(120000000)),
+    ("numeric", b"9999999999999999999", struct.pack(">hhHH5h", 5, 4, 0, 0, 999, *[9999] * 4),
+     Decimal(10**19 - 1)),
+    ("numeric", b"-10000000000000000000", struct.pack(">hhHHh", 1, 4, 0x4000, 0, 1000),
+     Decimal(-(10**19))),
+    ("numeric", b"3.3333333333333333", struct.pack(">hhHH5h", 5, 0, 0, 16, 3, *[3333] * 4),
+     Decimal("3.3333333333333333")),
+    ("numeric", b"1234567890123456.7", struct.pack(">hhHH5h", 5, 3, 0, 1, 1234, 5678, 9012, 3456,
+                                                   7000), Decimal("1234567890123456.7")),
     ("numeric", b"NaN", struct.pack(">hhHH", 0, 0, 0xC000, 0), Decimal("NaN")),
     ("numeric", b"Infinity", struct.pack(">hhHH", 0, 0, 0xD000, 0), Decimal("Infinity")),
     ("numeric", b"-Infinity", struct.pack(">hhHH", 0, 0, 0xF000, 0), Decimal("-Infinity")),
@@ -104,58 +114,6 @@ def test_text_equals_binary(
     assert from_binary.text(0) == text.decode()
     assert from_binary.texts() == (text.decode(),)
     assert (from_text.raw(0), from_binary.raw(0)) == (text, binary)
-
-
-# values that Python cannot hold: type, text, binary, policy, clamped
-LIMITS: list[tuple[str, bytes, bytes, str, Any]] = [
-    ("date", b"infinity", b"\x7f\xff\xff\xff", "infinity", datetime.date.max),
-    ("date", b"-infinity", b"\x80\0\0\0", "infinity", datetime.date.min),
-    ("date", b"4714-11-24 BC", struct.pack(">i", -2451545), "out_of_range", datetime.date.min),
-    ("date", b"5874897-12-31", struct.pack(">i", 2145031948), "out_of_range", datetime.date.max),
-    ("time", b"24:00:00", us(86_400_000_000), "out_of_range", datetime.time.max),
-    ("timestamp", b"infinity", us(2**63 - 1), "infinity", datetime.datetime.max),
-    ("timestamptz", b"-infinity", us(-(2**63)), "infinity",
-     datetime.datetime.min.replace(tzinfo=UTC)),
-    ("timestamp", b"0044-03-15 12:00:00 BC", us(-64_464_465_600_000_000), "out_of_range",
-     datetime.datetime.min),
-    ("timestamptz", b"294276-12-31 23:59:59.999999+00", us(9_223_371_331_199_999_999),
-     "out_of_range", datetime.datetime.max.replace(tzinfo=UTC)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("type_name", "text", "binary", "policy", "clamped"), LIMITS, ids=lambda v: str(v)[:24]
-)
-@pytest.mark.parametrize("kind", [b"t", b"b"], ids=["text", "binary"])
-def test_policies(
-    impl: ModuleType,
-    type_name: str,
-    text: bytes,
-    binary: bytes,
-    policy: str,
-    clamped: Any,
-    kind: bytes,
-) -> None:
-    value = text if kind == b"t" else binary
-
-    def decoded(choice: str) -> Any:
-        return row_of(impl, type_name, value, kind, pf.Policies(**{policy: choice}))[0]
-
-    assert decoded("null") is None
-    assert decoded("text") == text.decode()
-    assert same(decoded("clamp"), clamped)
-    row = row_of(impl, type_name, value, kind)
-    with pytest.raises(pf.DecodeError) as caught:
-        row["c"]
-    assert (caught.value.code, caught.value.offset) == ("out_of_range", 13)
-    for part in ("'c'", "public.t", type_name, text.decode(), f"Policies({policy}="):
-        assert part in str(caught.value)
-    # The other policy does not apply, and the bytes are always there.
-    other = {"infinity": "out_of_range", "out_of_range": "infinity"}[policy]
-    with pytest.raises(pf.DecodeError):
-        row_of(impl, type_name, value, kind, pf.Policies(**{other: "null"})).values()
-    assert row.raw(0) == value
-    assert row.texts() == (text.decode(),)
 
 
 def test_time_zones_are_converted(impl: ModuleType) -> None:
@@ -220,6 +178,44 @@ def test_malformed_values(impl: ModuleType, type_name: str, value: bytes, kind: 
         assert "'c' of public.t" in str(caught.value)
         assert len(str(caught.value)) < 400
     assert row.raw(0) == value
+
+
+@pytest.mark.parametrize("digits", range(1, 25))
+@pytest.mark.parametrize("scale", [0, 1, 2, 18])
+def test_numerics_are_whole_decimals(impl: ModuleType, digits: int, scale: int) -> None:
+    for sign in (0, 1):
+        expected = Decimal(
+            (sign, (9, *range(8, 0, -1), 0, *range(10), *range(1, 9))[:digits], -scale)
+        )
+        value = row_of(impl, "numeric", f"{expected:f}".encode()).values()[0]
+        assert value.as_tuple() == expected.as_tuple()
+        assert (repr(value), f"{value:.3f}") == (repr(expected), f"{expected:.3f}")
+        assert hash(value) == hash(expected)
+        assert sys.getsizeof(value) == sys.getsizeof(Decimal(repr(expected)[9:-2]))
+        for other in (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+            assert other.as_tuple() == expected.as_tuple()
+        assert value * value - value / 3 == expected * expected - expected / 3
+        assert (-value, abs(value), value + 0) == (-expected, abs(expected), expected + 0)
+        assert value.scaleb(30).as_tuple() == expected.scaleb(30).as_tuple()
+
+
+@pytest.mark.parametrize("digits", range(1, 21))
+def test_integers_of_every_length(impl: ModuleType, digits: int) -> None:
+    for value in (10 ** (digits - 1), 10**digits - 1, int("1234567890" * 2) // 10 ** (20 - digits)):
+        for number in (value, -value):
+            text = str(number).encode()
+            for type_name, limit in (("int2", 2**15), ("int4", 2**31), ("int8", 2**63)):
+                row = row_of(impl, type_name, text)
+                if -limit <= number < limit:
+                    assert row.values() == (number,)
+                else:
+                    with pytest.raises(pf.DecodeError, match=r"does not fit into|is no"):
+                        row.values()
+            # the bytes beside those of digits, at every place
+            for at in range(number < 0, len(text)):
+                for wrong in (b"/", b":", b"\xb0", b" ", b"\0"):
+                    with pytest.raises(pf.DecodeError, match="is no int8"):
+                        row_of(impl, "int8", text[:at] + wrong + text[at + 1 :]).values()
 
 
 def test_text_that_is_none(impl: ModuleType) -> None:

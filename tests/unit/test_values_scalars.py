@@ -339,51 +339,6 @@ def test_the_days_beside_pythons_calendar(impl: ModuleType) -> None:
         assert row_of(impl, "timestamptz", text, policies=null)[0] is None
 
 
-# values that Python cannot hold: type, text, binary, policy, clamped
-LIMITS: list[tuple[str, bytes, bytes, str, Any]] = [
-    ("interval", b"infinity", interval(INT4_MAX, INT4_MAX, INT8_MAX), "infinity",
-     Interval(INT4_MAX, INT4_MAX, INT8_MAX)),
-    ("interval", b"-infinity", interval(INT4_MIN, INT4_MIN, INT8_MIN), "infinity",
-     Interval(INT4_MIN, INT4_MIN, INT8_MIN)),
-    ("timetz", b"24:00:00-15:59:59", timetz(86_400_000_000, 57_599), "out_of_range",
-     datetime.time.max.replace(tzinfo=offset(-57_599))),
-    ("date", b"31.12.0001 BC", struct.pack(">i", -730120), "out_of_range", datetime.date.min),
-    ("timestamptz", b"Sat Jan 01 00:00:00 10000 GMT", struct.pack(">q", 252455616000000000),
-     "out_of_range", datetime.datetime.max.replace(tzinfo=UTC)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("type_name", "text", "binary", "policy", "clamped"), LIMITS, ids=lambda v: str(v)[:24]
-)
-@pytest.mark.parametrize("kind", [b"t", b"b"], ids=["text", "binary"])
-def test_policies(
-    impl: ModuleType,
-    type_name: str,
-    text: bytes,
-    binary: bytes,
-    policy: str,
-    clamped: Any,
-    kind: bytes,
-) -> None:
-    value = text if kind == b"t" else binary
-
-    def decoded(choice: str) -> Any:
-        return row_of(impl, type_name, value, kind, pf.Policies(**{policy: choice}))[0]
-
-    assert decoded("null") is None
-    assert same(decoded("clamp"), clamped)
-    row = row_of(impl, type_name, value, kind)
-    # Of a binary value it is the text in the style ISO, whatever the text's was.
-    assert decoded("text") == row.text(0)
-    with pytest.raises(pf.DecodeError) as caught:
-        row["c"]
-    assert (caught.value.code, caught.value.offset) == ("out_of_range", 13)
-    for part in ("'c'", "public.t", type_name, f"Policies({policy}="):
-        assert part in str(caught.value)
-    assert row.raw(0) == value
-
-
 MALFORMED: list[tuple[str, bytes, bytes]] = [
     ("interval", b"", b"t"), ("interval", b" 1 day", b"t"), ("interval", b"1 year1 mon", b"t"),
     ("interval", b"1 days 1 year", b"t"), ("interval", b"P", b"t"), ("interval", b"P1DT", b"t"),
