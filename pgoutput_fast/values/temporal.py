@@ -40,6 +40,9 @@ _MONTHS = {
     name: number + 1
     for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())
 }
+# The style SQL, and dates in the style Postgres: day and month, or the other way round.
+_SQL_DATE = re.compile(rb"(\d\d)([-/])(\d\d)\2(\d{4,7})( BC)?")
+_SQL_TIMESTAMP = re.compile(rb"(\d\d)/(\d\d)/(\d{4,6}) " + _CLOCK + _ZONE)
 _DAY_OR_MONTH_FIRST = re.compile(rb"\d\d([-/])\d\d\1\d{4,7}(?: .*)?")
 _FIRST_UNKNOWN = (
     "; whether its day or its month comes first is known to the session's DateStyle alone, "
@@ -66,6 +69,9 @@ def _date(policies: Policies) -> Codec:
             year, month, day, era = match.groups()
         elif (match := _GERMAN_DATE.fullmatch(raw)) is not None:
             day, month, year, era = match.groups()
+        elif (match := _SQL_DATE.fullmatch(raw)) is not None:
+            first, _, second, year, era = match.groups()
+            day, month = _day_and_month(first, second, raw, "date")
         if match is not None:
             if era is None and len(year) == 4:
                 return datetime.date(int(year), int(month), int(day))
@@ -208,19 +214,33 @@ def _no_value(raw: bytes, name: str) -> ValueError:
     return ValueError(f"{show_bytes(raw)} is no {name}{reason}")
 
 
+def _day_and_month(first: bytes, second: bytes, raw: bytes, name: str) -> tuple[bytes, bytes]:
+    """Which of two numbers is the day, where the other one can't be: 31/12, 12/31 and 5/5."""
+    if second > b"12" or first == second:
+        return second, first
+    if first > b"12":
+        return first, second
+    raise _no_value(raw, name)
+
+
 def _timestamp_fields(
     raw: bytes, name: str
 ) -> tuple[int, int, int, tuple[int, int, int, int], datetime.timedelta | None, bool]:
     """Year, month, day, the time of day, the offset from UTC if there is one, and whether it is BC.
 
-    In the styles ISO and German, and Postgres, which names the month. The style SQL does not tell
-    day and month apart.
+    In the styles ISO and German, in Postgres, which names the month, and in SQL where the numbers
+    tell day and month apart.
     """
     abbreviation: bytes | None = None
     if (match := _TIMESTAMP.fullmatch(raw)) is not None:
         year, month, day, *clock, sign, hours, minutes, seconds, era = match.groups()
     elif (match := _GERMAN_TIMESTAMP.fullmatch(raw)) is not None:
         day, month, year, *clock, sign, hours, minutes, seconds, abbreviation, era = match.groups()
+    elif (match := _SQL_TIMESTAMP.fullmatch(raw)) is not None:
+        first, second, year, *clock, sign, hours, minutes, seconds, abbreviation, era = (
+            match.groups()
+        )
+        day, month = _day_and_month(first, second, raw, name)
     elif (match := _POSTGRES_TIMESTAMP.fullmatch(raw)) is not None:
         day, month, month2, day2, *clock, year, sign, hours, minutes, seconds, abbreviation, era = (
             match.groups()
