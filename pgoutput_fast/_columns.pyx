@@ -253,8 +253,7 @@ cdef enum Form:
     AS_BINARY
 
 cdef struct Column:
-    uint8_t text_code
-    uint8_t binary_code
+    uint8_t[2] codes  # the converters of binary values and of text
     uint8_t utf8_code  # of a column by format: how its text is stored
     uint8_t form  # of a column by format: what came first
     int32_t width  # bytes of a value; 0 a bit, -1 variable
@@ -363,7 +362,7 @@ cdef bint grow_side(Rows *rows, Side *side, int64_t capacity) noexcept nogil:
     cdef int32_t c
     for c in range(rows.width):
         column = &side.columns[c]
-        if column.text_code == SKIP:
+        if column.codes[1] == SKIP:
             continue
         if column.width < 0:
             if not grow(<void **> &column.offsets, (capacity + 1) * 4):
@@ -420,7 +419,7 @@ cdef bint pad(Rows *rows, Side *side, int64_t row) noexcept nogil:
     if side.capacity <= row and not grow_side(rows, side, rows.capacity):
         return False
     for c in range(rows.width):
-        if side.columns[c].text_code != SKIP:
+        if side.columns[c].codes[1] != SKIP:
             for i in range(side.filled, row):
                 if not set_null(&side.columns[c], side, i):
                     return False
@@ -734,14 +733,14 @@ cdef _Relation make_relation(object plan, object layout):
         made.rows.names[c] = PyBytes_AS_STRING(made.names[c])
     made.rows.wanted = layout is not None
     for c in range(width):
-        made.rows.after.columns[c].text_code = SKIP
-        made.rows.after.columns[c].binary_code = SKIP
+        made.rows.after.columns[c].codes[1] = SKIP
+        made.rows.after.columns[c].codes[0] = SKIP
     made.rows.fixed = 60  # what stands beside the tuples
     if layout is not None:
         for field in layout.columns:
             column = &made.rows.after.columns[field.position]
-            column.text_code = FORM if field.by_format else field.text_code
-            column.binary_code = FORM if field.by_format else field.binary_code
+            column.codes[1] = FORM if field.by_format else field.text_code
+            column.codes[0] = FORM if field.by_format else field.binary_code
             column.utf8_code = field.text_code
             column.width = field.width
             column.scale = max(field.scale, 0)
@@ -1379,41 +1378,42 @@ cdef Status pass_over(
 
 # The columns of a tuple; `old` is where the old row is whose values stand for those not sent.
 cdef inline Status read_tuple(
-    Engine self, Rows *rows, Side *side, const Frame *frame, Py_ssize_t *at, Py_ssize_t old
+    Engine self, Rows *rows, Side *side, const Frame *frame, Py_ssize_t *position, Py_ssize_t old
 ) noexcept nogil:
-    cdef const uint8_t *data = frame.at
-    cdef Py_ssize_t position = at[0]
-    cdef Py_ssize_t end = frame.length
+    cdef const uint8_t *at = frame.at + position[0]
+    cdef const uint8_t *end = frame.at + frame.length
+    cdef const uint8_t *value
     cdef int64_t row = rows.count
     cdef Column *column
-    cdef const uint8_t *value
+    cdef Column *following = side.columns
+    cdef Column *last = following + rows.width
     cdef uint32_t length
     cdef uint8_t kind, code
-    cdef int32_t c, days, used
+    cdef int32_t days, used
     cdef int64_t number
     cdef double real
     cdef Status status
-    if end - position < 2 or <int32_t> load_uint16(data + position) != rows.width:
+    if end - at < 2 or <int32_t> load_uint16(at) != rows.width:
         return FAULT
-    position += 2
+    at += 2
     if (side.filled < row or side.capacity <= row) and not pad(rows, side, row):
         return NO_MEMORY
-    for c in range(rows.width):
-        if position >= end:
+    while following < last:
+        column = following
+        following += 1
+        if at >= end:
             return FAULT
-        kind = data[position]
-        column = &side.columns[c]
+        kind = at[0]
         if kind == c't' or kind == c'b':
-            if end - position < 5:
+            if end - at < 5:
                 return FAULT
-            length = load_uint32(data + position + 1)
-            position += 5
+            length = load_uint32(at + 1)
+            value = at + 5
             # Unsigned: a negative length is longer than any frame.
-            if length > <size_t> (end - position):
+            if length > <size_t> (end - value):
                 return FAULT
-            value = data + position
-            position += length
-            code = column.binary_code if kind == c'b' else column.text_code
+            at = value + length
+            code = column.codes[kind == c't']
             # What rows are full of; store_other() has the rest.
             if code == INT4_TEXT:
                 if pgf_integer(
@@ -1488,22 +1488,26 @@ cdef inline Status read_tuple(
                     continue
             elif code == SKIP:
                 continue
-            status = store_value(self, rows, column, c, value, length, kind == c'b', frame)
+            status = store_value(
+                self, rows, column, column - side.columns, value, length, kind == c'b', frame
+            )
             if status != DONE:
                 return status
         elif kind == c'n':
-            position += 1
-            if column.text_code != SKIP and not set_null(column, side, row):
+            at += 1
+            if column.codes[1] != SKIP and not set_null(column, side, row):
                 return NO_MEMORY
         elif kind == c'u':
-            position += 1
-            if column.text_code != SKIP:
-                status = unsent(self, rows, side, c, frame, position, old)
+            at += 1
+            if column.codes[1] != SKIP:
+                status = unsent(
+                    self, rows, side, column - side.columns, frame, at - frame.at, old
+                )
                 if status != DONE:
                     return status
         else:
             return FAULT
-    at[0] = position
+    position[0] = at - frame.at
     return DONE
 
 
@@ -1514,7 +1518,7 @@ cdef Status store_value(
 ) noexcept nogil:
     cdef int64_t row = rows.count
     cdef uint8_t *form
-    cdef uint8_t code = column.binary_code if binary else column.text_code
+    cdef uint8_t code = column.codes[0 if binary else 1]
     cdef Status status
     if code == FORM:
         code = BYTES if binary else column.utf8_code
@@ -1839,7 +1843,7 @@ cdef bint side_column(Finish *f, Node *node, Side *side, bint is_before) noexcep
     if used and not pad_to(rows, side, f.length):
         return False
     for c in range(rows.width):
-        n += side.columns[c].text_code != SKIP
+        n += side.columns[c].codes[1] != SKIP
     plain(f, node, present, NULL, nulls_of(f, present))
     node.n_buffers = 1
     node.n_children = n
@@ -1849,7 +1853,7 @@ cdef bint side_column(Finish *f, Node *node, Side *side, bint is_before) noexcep
     n = 0
     for c in range(rows.width):
         column = &side.columns[c]
-        if column.text_code == SKIP:
+        if column.codes[1] == SKIP:
             continue
         child = &node.children[n]
         n += 1
@@ -1881,7 +1885,7 @@ cdef bint pad_to(Rows *rows, Side *side, int64_t length) noexcept nogil:
     if side.capacity < length and not grow_side(rows, side, length):
         return False
     for c in range(rows.width):
-        if side.columns[c].text_code != SKIP:
+        if side.columns[c].codes[1] != SKIP:
             for i in range(side.filled, length):
                 if not set_null(&side.columns[c], side, i):
                     return False
