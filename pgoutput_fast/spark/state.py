@@ -26,6 +26,7 @@ from __future__ import annotations
 import datetime
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -35,22 +36,30 @@ from pyspark.sql.window import Window
 
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.plan import Settings
-from pgoutput_fast.spark._decode import flat_type
+from pgoutput_fast.policies import Policies
 from pgoutput_fast.types import column_type
-from pgoutput_fast.values import codec_of
+
+from ._columns import column_codec, is_text, policies_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pyspark.sql import Column, DataFrame
 
-    from pgoutput_fast.catalog import CatalogTable
+    from pgoutput_fast.catalog import CatalogColumn, CatalogTable
+    from pgoutput_fast.types import TypeRegistry
 
 _UNSENT = "no change of this row brings it: the row was written before the stream began, or its \
 column was added with a value that neither stream nor catalogue holds; take a new snapshot"
 
 
-def current_state(changes: DataFrame, table: CatalogTable) -> DataFrame:
+def current_state(
+    changes: DataFrame,
+    table: CatalogTable,
+    *,
+    registry: TypeRegistry | None = None,
+    policies: Policies | None = None,
+) -> DataFrame:
     """The rows that a table holds after all of its changes, by what the catalogue knows of it.
 
     Parameters
@@ -60,26 +69,55 @@ def current_state(changes: DataFrame, table: CatalogTable) -> DataFrame:
         It is read several times: give one that is stored, a Parquet change table say.
     table : CatalogTable
         ``catalog.table("public.accounts")``, read from the server after the last of the changes.
+    registry, policies : optional
+        As for the changes: by them the defaults of columns that were added are read.
 
     Returns
     -------
     DataFrame
         The table's columns. Evaluating it raises an error that names table, row and column where a
         value, a key or a commit position is unknown.
+
+    Raises
+    ------
+    PgOutputError
+        The changes are not of the table, or a default does not fit into its column.
     """
+    name = f"{table.namespace}.{table.name}"
     row_type = changes.schema["after"].dataType
-    known = row_type.fieldNames() if isinstance(row_type, T.StructType) else []
     columns = {column.name: column for column in table.columns}
+    settings = Settings(policies or Policies(), registry=registry)
     added: dict[str, Any] = {}
-    for name, text in table.added_values.items():
-        if name not in known:
-            continue
-        type_ = column_type(columns[name].type_id, columns[name].type_modifier)
-        if text is None or flat_type(type_, binary=False) == "string":
-            added[name] = text  # Spark reads the text of a domain over a built-in type
-        else:
-            added[name] = codec_of(type_, Settings()).text(text.encode())
-    return rows_after(changes, table=f"{table.namespace}.{table.name}", key=table.key, added=added)
+    for field in row_type.fields if isinstance(row_type, T.StructType) else ():
+        if field.name in table.added_values:
+            text = table.added_values[field.name]
+            where = f"{name}, default of the column {field.name}"
+            added[field.name] = (
+                None
+                if text is None
+                else _default(text, columns[field.name], field, settings, where)
+            )
+    return rows_after(changes, table=name, key=table.key, added=added)
+
+
+def _default(
+    text: str, column: CatalogColumn, field: T.StructField, settings: Settings, where: str
+) -> Any:
+    """A value that the catalogue has as text, as Spark's type of its column takes it."""
+    wanted = field.dataType.simpleString()
+    type_ = column_type(column.type_id, column.type_modifier, registry=settings.registry)
+    fitting = policies_for(type_, wanted, settings.policies)
+    if fitting is None:
+        if isinstance(field.dataType, T.AtomicType):
+            return text  # of a domain, or from before the type was altered: Spark reads it
+        raise PgOutputError(f"{where}: its type is not known to be {wanted}; give registry=")
+    if is_text(type_, wanted):
+        return text
+    used = replace(settings, policies=fitting[0])
+    try:
+        return column_codec(type_, used, wanted, binary=fitting[1]).text(text.encode())
+    except ValueError as error:
+        raise PgOutputError(f"{where}: {error}") from error
 
 
 def rows_after(
@@ -101,7 +139,8 @@ def rows_after(
         a table without: its rows are a multiset.
     added : mapping of str to value
         Columns that rows older than the column may lack, with the value that they then have: a
-        Python value, or None. A column that is missing here must have been sent for every row.
+        Python value, of nested types a tuple, or None. A column that is missing here must have been
+        sent for every row.
     """
     row_type = changes.schema["after"].dataType
     if not isinstance(row_type, T.StructType):
@@ -412,14 +451,11 @@ def _multiset(
             .otherwise(F.array(removed, added))
         ).alias("change"),
     ).select("position", "change.*")
-    # Spark's grouping takes -0.0 for 0.0, PostgreSQL stores them apart: group floats by their text.
     steps = steps.withColumn(
         "like",
         F.struct(
             *(
-                _field("row", field.name).cast("string").alias(f"c{i}")
-                if isinstance(field.dataType, (T.FloatType, T.DoubleType))
-                else _field("row", field.name).alias(f"c{i}")
+                exact(_field("row", field.name), field.dataType).alias(f"c{i}")
                 for i, field in enumerate(row_type.fields)
             )
         ),
@@ -442,15 +478,54 @@ def _multiset(
     )
 
 
+def exact(value: Column, data_type: T.DataType) -> Column:
+    """What is equal in Spark if and only if the values are the same in PostgreSQL.
+
+    Spark takes -0.0 for 0.0, which PostgreSQL stores apart; their texts differ.
+    """
+    if isinstance(data_type, (T.FloatType, T.DoubleType, T.VariantType)):
+        return value.cast("string")
+    if isinstance(data_type, T.ArrayType):
+        return F.transform(value, lambda item: exact(item, data_type.elementType))
+    if isinstance(data_type, T.StructType):
+        fields = [
+            exact(value.getItem(f.name), f.dataType).alias(f"c{i}")
+            for i, f in enumerate(data_type.fields)
+        ]
+        return F.when(value.isNotNull(), F.struct(*fields))
+    if isinstance(data_type, T.MapType):
+        entries = F.array_sort(F.map_entries(value))
+        return exact(entries, T.ArrayType(_entry(data_type)))
+    return value
+
+
+def _entry(data_type: T.MapType) -> T.StructType:
+    fields = [("key", data_type.keyType), ("value", data_type.valueType)]
+    return T.StructType([T.StructField(name, part) for name, part in fields])
+
+
 # --- values of the catalogue ---------------------------------------------------------------------
 
 
 def _literal(value: Any, data_type: T.DataType) -> Column:
-    """A Python value of the decoder's as a constant of a column's type."""
+    """A Python value, as pyarrow would take it, as a constant of a column's type."""
+    return _constant(value, data_type).cast(data_type)
+
+
+def _constant(value: Any, data_type: T.DataType) -> Column:
+    if value is None:
+        return F.lit(None)
+    if isinstance(data_type, T.ArrayType):
+        return F.array(*(_literal(item, data_type.elementType) for item in value))
+    if isinstance(data_type, T.StructType):
+        parts = zip(data_type.fields, value, strict=True)
+        return F.struct(*(_literal(part, f.dataType).alias(f.name) for f, part in parts))
+    if isinstance(data_type, T.MapType):
+        return F.map_from_entries(_constant(value, T.ArrayType(_entry(data_type))))
     if isinstance(value, datetime.datetime):
         value = value.isoformat(" ")
     elif isinstance(value, (datetime.date, datetime.time)):
         value = value.isoformat()
     elif isinstance(value, (uuid.UUID, Decimal)):
         value = str(value)
-    return F.lit(value).cast(data_type)
+    return F.lit(value)
