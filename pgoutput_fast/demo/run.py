@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pgoutput_fast as pf
 from pgoutput_fast.errors import PgOutputError
 
-from .workload import PUBLICATION, SCHEMA, SLOT, TABLES, steps
+from .workload import PUBLICATION, SCHEMA, SLOT, SPARK_TYPES, TABLES, steps
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -53,6 +53,21 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 
 
 @dataclass
+class Family:
+    """What was compared of one family of types.
+
+    Attributes
+    ----------
+    columns, values, nulls : int
+        Of the values those that are not NULL.
+    """
+
+    columns: int = 0
+    values: int = 0
+    nulls: int = 0
+
+
+@dataclass
 class TableResult:
     """What was done with one table."""
 
@@ -69,6 +84,7 @@ class TableResult:
     differing: int = 0
     difference: Difference | None = None
     operations: dict[str, int] = field(default_factory=dict)
+    families: dict[str, Family] = field(default_factory=dict)
 
 
 @dataclass
@@ -111,6 +127,18 @@ class Result:
     tables: list[TableResult] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+
+    @property
+    def families(self) -> dict[str, Family]:
+        """What was compared of each family of types, in all tables."""
+        found: dict[str, Family] = {}
+        for table in self.tables:
+            for name, family in table.families.items():
+                total = found.setdefault(name, Family())
+                total.columns += family.columns
+                total.values += family.values
+                total.nulls += family.nulls
+        return dict(sorted(found.items()))
 
     @property
     def difference(self) -> Difference | None:
@@ -265,6 +293,8 @@ class _Run:
         self.directory = directory
         self.progress = progress
         self.tamper = tamper
+        self.family_of: dict[str, dict[str, str]] = {}
+        """Table → column → family of its type."""
         self.begun = time.perf_counter()
         self.result = Result(
             implementation=pf.IMPLEMENTATION,
@@ -321,6 +351,8 @@ class _Run:
                 self.capture(dsn, segments, until)
                 self.catalog = read_catalog(dsn, [PUBLICATION])
                 self.catalog.save(segments / "catalog.json")
+                self.registry = pf.TypeRegistry.from_connection(connection)
+                (segments / "types.json").write_text(self.registry.to_json())
                 self.copy(connection)
         except psycopg.Error as error:
             raise PgOutputError(f"the embedded server refused: {error}") from error
@@ -385,7 +417,8 @@ class _Run:
         copies.mkdir()
         with self.phase("COPY", len(self.result.tables)):
             for n, table in enumerate(self.result.tables, 1):
-                table.rows = copy_table(connection, table.name, copies / f"{table.name}.csv")
+                copy = copies / f"{table.name}.csv"
+                table.rows, self.family_of[table.name] = copy_table(connection, table.name, copy)
                 self.progress.advance(n, table.name)
 
     # Spark's part
@@ -429,10 +462,28 @@ class _Run:
                 self.progress.advance(n, table.name)
 
     def write_changes(self, spark: SparkSession, table: TableResult) -> int:
+        from pyspark.sql import types as T  # noqa: N812 - its usual name
+
         from pgoutput_fast.spark import read_segments
 
         path = self.directory / "changes" / table.name
-        read_segments(spark, self.directory / "segments", table.name).write.parquet(str(path))
+        segments = self.directory / "segments"
+        changes = read_segments(spark, segments, table.name, registry=self.registry)
+        if wanted := SPARK_TYPES.get(table.name):
+            row = cast("T.StructType", changes.schema["after"].dataType)
+            schema = T.StructType(
+                [
+                    T.StructField(
+                        field.name,
+                        T.DataType.fromDDL(wanted[field.name])
+                        if field.name in wanted
+                        else field.dataType,
+                    )
+                    for field in row
+                ]
+            )
+            changes = read_segments(spark, segments, table.name, schema, registry=self.registry)
+        changes.write.parquet(str(path))
         table.change_bytes = _size(path)
         counts = spark.read.parquet(str(path)).groupBy("op").count().collect()
         table.operations = {row.op: row["count"] for row in counts}
@@ -444,7 +495,8 @@ class _Run:
 
         changes = spark.read.parquet(str(self.directory / "changes" / table.name))
         path = self.directory / "state" / table.name
-        current_state(changes, self.catalog.table(table.name)).write.parquet(str(path))
+        state = current_state(changes, self.catalog.table(table.name), registry=self.registry)
+        state.write.parquet(str(path))
         table.state_bytes = _size(path)
         return table.changes
 
@@ -463,6 +515,11 @@ class _Run:
             )
         table.checks, table.differing = comparison.checks, comparison.differing
         table.difference = comparison.first
+        for column, family in self.family_of[table.name].items():
+            entry = table.families.setdefault(family, Family())
+            entry.columns += 1
+            entry.values += comparison.values[column]
+            entry.nulls += comparison.checks // len(comparison.values) - comparison.values[column]
         return table.rows
 
 

@@ -148,7 +148,10 @@ def rows_after(
     for name in (*key, *added):
         if name not in row_type.fieldNames():
             raise PgOutputError(f"{table} has no column {name!r} in its changes")
-    defaults = {name: _literal(value, row_type[name].dataType) for name, value in added.items()}
+    defaults = {
+        name: None if value is None else _literal(value, row_type[name].dataType)
+        for name, value in added.items()
+    }
     positioned = changes.withColumn(
         "position",
         F.struct(
@@ -175,7 +178,17 @@ def _required(name: str, sentence: str) -> Column:
 
 def _unsent(name: str) -> Column:
     """Whether the change says nothing of a column's new value."""
-    return F.coalesce(F.array_contains("unchanged", F.lit(name)), F.lit(False))
+    return F.expr(_unsent_sql(name))
+
+
+def _quoted(text: str) -> str:
+    """A literal of Spark SQL; in place of ${…} Spark would put a setting."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024")
+    return f"'{escaped}'"
+
+
+def _unsent_sql(name: str) -> str:
+    return f"coalesce(array_contains(unchanged, {_quoted(name)}), false)"
 
 
 def _field(tuple_: str, name: str) -> Column:
@@ -191,28 +204,32 @@ def _keyed(
     table: str,
     row_type: T.StructType,
     key: list[str],
-    defaults: Mapping[str, Column],
+    defaults: Mapping[str, Column | None],
 ) -> DataFrame:
     touches = _occupations(_touches(_filled(rows, row_type), table, key))
 
-    def columns(value: Callable[[int, str, Column], Column]) -> list[Column]:
+    row_key = _shown_key(key)
+
+    def columns(known: Callable[[int, str], str], value: Callable[[int, str], str]) -> list[Column]:
+        """Of each column the value, where the condition says that it is known."""
         result = []
-        for i, field in enumerate(row_type.fields):
-            name = field.name
+        for i, name in enumerate(row_type.fieldNames()):
             if name in key:
                 column = _field("key", f"k{key.index(name)}")
             else:
-                missing = F.raise_error(
-                    F.concat(
-                        F.lit(f"{table}, row "),
-                        _shown_key(key),
-                        F.lit(f", column {name}: {_UNSENT}"),
+                lost = f"concat({_quoted(f'{table}, row ')}, {row_key}, "
+                lost = f"raise_error({lost}{_quoted(f', column {name}: {_UNSENT}')}))"
+                case = f"CASE WHEN {known(i, name)} THEN {value(i, name)}"
+                if name not in defaults:
+                    column = F.expr(f"{case} ELSE {lost} END")
+                # A row whose insert was seen lacks only what its table had not yet then.
+                elif defaults[name] is None:
+                    column = F.expr(f"{case} WHEN born THEN NULL ELSE {lost} END")
+                else:
+                    column = F.when(F.expr(known(i, name)), F.expr(value(i, name))).when(
+                        F.col("born"), defaults[name]
                     )
-                ).cast(field.dataType)
-                if name in defaults:
-                    # A row whose insert was seen lacks only what its table had not yet then.
-                    missing = F.when(F.col("born"), defaults[name]).otherwise(missing)
-                column = value(i, name, missing)
+                    column = column.otherwise(F.expr(lost))
             result.append(column.alias(name))
         return result
 
@@ -224,7 +241,7 @@ def _keyed(
         touches = touches.localCheckpoint()
     current = touches.filter(settled).select(
         *columns(
-            lambda _, name, missing: F.when(_unsent(name), missing).otherwise(_field("after", name))
+            lambda _, name: f"NOT {_unsent_sql(name)}", lambda _, name: f"after[{_quoted(name)}]"
         )
     )
     if not followed:
@@ -242,13 +259,13 @@ def _keyed(
     )
     unsettled = histories.filter(f"final and not ({settled})").select("row_id")
     latest = [
-        F.max_by(
-            F.struct(_field("after", field.name).alias("value")),
-            # max_by passes over rows that have no position
-            F.when(F.col("after").isNotNull() & ~_unsent(field.name), F.col("position")),
-        ).alias(f"v{i}")
-        for i, field in enumerate(row_type.fields)
-        if field.name not in key
+        # max_by passes over rows that have no position
+        F.expr(
+            f"max_by(named_struct('value', after[{_quoted(name)}]), "
+            f"CASE WHEN after IS NOT NULL AND NOT {_unsent_sql(name)} THEN position END) AS v{i}"
+        )
+        for i, name in enumerate(row_type.fieldNames())
+        if name not in key
     ]
     completed = (
         histories.join(unsettled, "row_id", "left_semi")
@@ -258,27 +275,24 @@ def _keyed(
             F.bool_or("born").alias("born"),
             *latest,
         )
-        .select(
-            *columns(
-                lambda i, _, missing: F.when(
-                    F.col(f"v{i}").isNotNull(), F.col(f"v{i}").getItem("value")
-                ).otherwise(missing)
-            )
-        )
+        .select(*columns(lambda i, _: f"v{i} IS NOT NULL", lambda i, _: f"v{i}.value"))
     )
     return current.unionByName(completed)
 
 
-def _shown_key(key: list[str]) -> Column:
-    parts: list[Column] = []
+def _shown_key(key: list[str]) -> str:
+    """The expression for a row's key as errors show it."""
+    parts = []
     for i, name in enumerate(key):
-        parts += [F.lit(f"{', ' if i else ''}{name}="), _field("key", f"k{i}").cast("string")]
-    return F.concat(*parts)
+        parts += [_quoted(f"{', ' if i else ''}{name}="), f"cast(key.k{i} AS string)"]
+    return f"concat({', '.join(parts)})"
 
 
 def _filled(rows: DataFrame, row_type: T.StructType) -> DataFrame:
     """Takes what an update did not send from its old row, where that is whole."""
     whole = (F.col("old_kind") == "O") & F.col("unchanged").isNotNull() & F.col("after").isNotNull()
+    if rows.filter(whole).isEmpty():
+        return rows  # Spark would put the expression below into each of as many columns
     names = row_type.fieldNames()
     after = F.struct(
         *(
@@ -409,7 +423,7 @@ def _origins(moves: DataFrame) -> DataFrame:
 
 
 def _multiset(
-    rows: DataFrame, table: str, row_type: T.StructType, defaults: Mapping[str, Column]
+    rows: DataFrame, table: str, row_type: T.StructType, defaults: Mapping[str, Column | None]
 ) -> DataFrame:
     def at(text: str) -> Column:
         return F.concat(
@@ -419,7 +433,8 @@ def _multiset(
 
     def lacking(field: T.StructField) -> Column:
         if field.name in defaults:
-            return defaults[field.name]
+            default = defaults[field.name]
+            return F.lit(None) if default is None else default
         return F.raise_error(at(f", column {field.name}: {_UNSENT}")).cast(field.dataType)
 
     def whole(new: bool) -> Column:
