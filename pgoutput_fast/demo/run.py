@@ -249,7 +249,6 @@ def run(
     directory: Path,
     seed: int = 1,
     progress: Progress | None = None,
-    tamper: Callable[[Path], None] | None = None,
 ) -> Result:
     """Run the demonstration.
 
@@ -263,9 +262,6 @@ def run(
         Of the workload.
     progress : Progress, optional
         Is told what goes on.
-    tamper : callable, optional
-        Is given the directory of the state tables before they are compared, so that a test can put
-        something wrong into them.
 
     Returns
     -------
@@ -277,7 +273,7 @@ def run(
     PgOutputError
         Something else went wrong. Whatever was started has ended.
     """
-    return _Run(changes, directory, seed, progress or Progress(), tamper).run()
+    return _Run(changes, directory, seed, progress or Progress()).run()
 
 
 class _Run:
@@ -287,12 +283,10 @@ class _Run:
         directory: Path,
         seed: int,
         progress: Progress,
-        tamper: Callable[[Path], None] | None,
     ) -> None:
         self.changes = changes
         self.directory = directory
         self.progress = progress
-        self.tamper = tamper
         self.family_of: dict[str, dict[str, str]] = {}
         """Table → column → family of its type."""
         self.begun = time.perf_counter()
@@ -436,8 +430,6 @@ class _Run:
                     "server was to make"
                 )
             self.each_table("make current-state tables", "state", spark, self.write_state)
-            if self.tamper is not None:
-                self.tamper(self.directory / "state")
             self.each_table("compare with the server", "compare", spark, self.compare)
         except (PySparkException, Py4JError) as error:
             raise PgOutputError(

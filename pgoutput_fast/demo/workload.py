@@ -505,7 +505,7 @@ def steps(changes: int, seed: int) -> Iterator[Step]:
     """
     unit = max(changes, 5000) // 100 + 1
     accounts, orders, documents, events = 32 * unit, 14 * unit, 2 * unit, 8 * unit
-    measurements, baskets, wide = 4 * unit, 3 * unit, unit
+    measurements, baskets, wide = 4 * unit, 3 * unit, max(unit // 4, 50)
     yield Step("seed", (f"SELECT setseed({(seed % 2001 - 1000) / 1000})",))
     yield Step(
         "first rows",

@@ -237,8 +237,9 @@ def _array(dimensions: int) -> Callable[[Any], Any]:
             inner = inner[0]
         if found != dimensions or isinstance(value, Array):
             lowers = f" counted from {value.lower_bounds}" if isinstance(value, Array) else ""
+            plural = "s" * (found > 1)
             raise OutOfRange(
-                f"an array of {found} dimensions{lowers} does not fit where all have "
+                f"an array of {found} dimension{plural}{lowers} does not fit where all have "
                 f"{dimensions}, counted from 1; Policies(arrays=...) can make it text, or have "
                 "another number of dimensions, and so can schema= for a column"
             )
