@@ -81,6 +81,9 @@ def spark() -> Iterator[Any]:
             "spark.driver.memory": "1g",
             # Of a JVM that lives for a minute, most of the time would go into its second compiler.
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            # Tables of a few rows: to compile expressions takes longer than to interpret them.
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.log.level": "ERROR",
         },
     )

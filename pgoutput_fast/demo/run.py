@@ -39,6 +39,9 @@ _SPARK = {
 _MAX_CORES = 4
 """Each core takes a Python worker of some 200 MB."""
 
+_FEW_CHANGES = 5_000
+"""Below, to interpret Spark's expressions takes less time than to compile them first."""
+
 _SAMPLE_SECONDS = 0.25
 
 _LOG4J = """\
@@ -447,6 +450,11 @@ class _Run:
         with self.phase(title, len(tables)):
             for n, table in enumerate(tables, 1):
                 start = self.now()
+                compiled = table.changes >= _FEW_CHANGES
+                spark.conf.set("spark.sql.codegen.wholeStage", str(compiled).lower())
+                spark.conf.set(
+                    "spark.sql.codegen.factoryMode", "FALLBACK" if compiled else "NO_CODEGEN"
+                )
                 amount = work(spark, table)
                 span = Span(stage, table.name, start, self.now(), amount)
                 self.result.spans.append(span)

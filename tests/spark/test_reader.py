@@ -565,6 +565,7 @@ REGISTRY = pf.TypeRegistry.from_json(
     )
 )  # fmt: skip
 RANGE = "lower_inc:boolean,upper_inc:boolean,empty:boolean"
+DAYS = f"struct<lower:date,upper:date,{RANGE}>"
 PLACES_TEXT = r'{"(x,\"so, so\",\"[2024-01-01,2024-01-02)\",\"{a,\"\"b c\"\"}\")",NULL,"(,,,)"}'
 NESTED = [
     # type OID, text, Spark's type, value
