@@ -6,8 +6,10 @@ import importlib
 import importlib.metadata
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -64,3 +66,26 @@ def impl(request: pytest.FixtureRequest) -> ModuleType:
 def both() -> tuple[ModuleType, ModuleType]:
     """Both implementations' modules, the compiled one first."""
     return implementation("cython"), implementation("python")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """One Spark for all tests: its start costs seconds."""
+    from pgoutput_fast.spark import session
+
+    running = session(
+        "local[2]",
+        "pgoutput_fast tests",
+        {
+            "spark.sql.shuffle.partitions": "2",
+            "spark.driver.memory": "1g",
+            # Of a JVM that lives for a minute, most of the time would go into its second compiler.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            # Tables of a few rows: to compile expressions takes longer than to interpret them.
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+            "spark.log.level": "ERROR",
+        },
+    )
+    yield running
+    running.stop()

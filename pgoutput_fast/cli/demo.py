@@ -177,6 +177,11 @@ def command(changes: int, out: Path | None, keep: bool, seed: int, report: Path)
         write_report(result, report)
         console.print(_table(result))
         console.print(
+            "compared, NULLs aside: "
+            + " · ".join(f"{name} {family.values:,}" for name, family in result.families.items()),
+            highlight=False,
+        )
+        console.print(
             f"PostgreSQL {result.server_version}, Spark {result.spark_version}, decoder "
             f"[bold]{result.implementation}[/bold]"
             + (f" ({result.fallback_reason})" if result.fallback_reason else "")

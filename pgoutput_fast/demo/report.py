@@ -119,6 +119,11 @@ td small {{ display: block; color: var(--soft); white-space: normal; min-width: 
 <p>A check is one value of one row that was compared with what the server's COPY says.</p>
 <div class="scroll">{table}</div>
 </section>
+<section>
+<h2>Types</h2>
+<p>The values of all tables, by the families of PostgreSQL's types.</p>
+<div class="scroll">{families}</div>
+</section>
 </main>
 </body>
 </html>
@@ -163,6 +168,7 @@ def make_report(result: Result) -> str:
         seconds=result.seconds,
         phases="".join(_phase_bars(result)),
         table=_table(result),
+        families=_families(result),
     )
 
 
@@ -306,3 +312,13 @@ def _table(result: Result) -> str:
         )
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + equal + "</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _families(result: Result) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td><td>{family.columns:,}</td><td>{family.values:,}</td>"
+        f"<td>{family.nulls:,}</td></tr>"
+        for name, family in result.families.items()
+    )
+    head = "<th>family</th><th>columns</th><th>values compared</th><th>and NULLs</th>"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pgoutput_fast as pf
 from pgoutput_fast.errors import PgOutputError
 
-from .workload import PUBLICATION, SCHEMA, SLOT, TABLES, steps
+from .workload import PUBLICATION, SCHEMA, SLOT, SPARK_TYPES, TABLES, steps
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -39,6 +39,9 @@ _SPARK = {
 _MAX_CORES = 4
 """Each core takes a Python worker of some 200 MB."""
 
+_FEW_CHANGES = 5_000
+"""Below, to interpret Spark's expressions takes less time than to compile them first."""
+
 _SAMPLE_SECONDS = 0.25
 
 _LOG4J = """\
@@ -50,6 +53,21 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
+
+
+@dataclass
+class Family:
+    """What was compared of one family of types.
+
+    Attributes
+    ----------
+    columns, values, nulls : int
+        Of the values those that are not NULL.
+    """
+
+    columns: int = 0
+    values: int = 0
+    nulls: int = 0
 
 
 @dataclass
@@ -69,6 +87,7 @@ class TableResult:
     differing: int = 0
     difference: Difference | None = None
     operations: dict[str, int] = field(default_factory=dict)
+    families: dict[str, Family] = field(default_factory=dict)
 
 
 @dataclass
@@ -111,6 +130,18 @@ class Result:
     tables: list[TableResult] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+
+    @property
+    def families(self) -> dict[str, Family]:
+        """What was compared of each family of types, in all tables."""
+        found: dict[str, Family] = {}
+        for table in self.tables:
+            for name, family in table.families.items():
+                total = found.setdefault(name, Family())
+                total.columns += family.columns
+                total.values += family.values
+                total.nulls += family.nulls
+        return dict(sorted(found.items()))
 
     @property
     def difference(self) -> Difference | None:
@@ -221,7 +252,6 @@ def run(
     directory: Path,
     seed: int = 1,
     progress: Progress | None = None,
-    tamper: Callable[[Path], None] | None = None,
 ) -> Result:
     """Run the demonstration.
 
@@ -235,9 +265,6 @@ def run(
         Of the workload.
     progress : Progress, optional
         Is told what goes on.
-    tamper : callable, optional
-        Is given the directory of the state tables before they are compared, so that a test can put
-        something wrong into them.
 
     Returns
     -------
@@ -249,7 +276,7 @@ def run(
     PgOutputError
         Something else went wrong. Whatever was started has ended.
     """
-    return _Run(changes, directory, seed, progress or Progress(), tamper).run()
+    return _Run(changes, directory, seed, progress or Progress()).run()
 
 
 class _Run:
@@ -259,12 +286,12 @@ class _Run:
         directory: Path,
         seed: int,
         progress: Progress,
-        tamper: Callable[[Path], None] | None,
     ) -> None:
         self.changes = changes
         self.directory = directory
         self.progress = progress
-        self.tamper = tamper
+        self.family_of: dict[str, dict[str, str]] = {}
+        """Table → column → family of its type."""
         self.begun = time.perf_counter()
         self.result = Result(
             implementation=pf.IMPLEMENTATION,
@@ -321,6 +348,8 @@ class _Run:
                 self.capture(dsn, segments, until)
                 self.catalog = read_catalog(dsn, [PUBLICATION])
                 self.catalog.save(segments / "catalog.json")
+                self.registry = pf.TypeRegistry.from_connection(connection)
+                (segments / "types.json").write_text(self.registry.to_json())
                 self.copy(connection)
         except psycopg.Error as error:
             raise PgOutputError(f"the embedded server refused: {error}") from error
@@ -385,7 +414,8 @@ class _Run:
         copies.mkdir()
         with self.phase("COPY", len(self.result.tables)):
             for n, table in enumerate(self.result.tables, 1):
-                table.rows = copy_table(connection, table.name, copies / f"{table.name}.csv")
+                copy = copies / f"{table.name}.csv"
+                table.rows, self.family_of[table.name] = copy_table(connection, table.name, copy)
                 self.progress.advance(n, table.name)
 
     # Spark's part
@@ -403,8 +433,6 @@ class _Run:
                     "server was to make"
                 )
             self.each_table("make current-state tables", "state", spark, self.write_state)
-            if self.tamper is not None:
-                self.tamper(self.directory / "state")
             self.each_table("compare with the server", "compare", spark, self.compare)
         except (PySparkException, Py4JError) as error:
             raise PgOutputError(
@@ -422,6 +450,11 @@ class _Run:
         with self.phase(title, len(tables)):
             for n, table in enumerate(tables, 1):
                 start = self.now()
+                compiled = table.changes >= _FEW_CHANGES
+                spark.conf.set("spark.sql.codegen.wholeStage", str(compiled).lower())
+                spark.conf.set(
+                    "spark.sql.codegen.factoryMode", "FALLBACK" if compiled else "NO_CODEGEN"
+                )
                 amount = work(spark, table)
                 span = Span(stage, table.name, start, self.now(), amount)
                 self.result.spans.append(span)
@@ -429,10 +462,28 @@ class _Run:
                 self.progress.advance(n, table.name)
 
     def write_changes(self, spark: SparkSession, table: TableResult) -> int:
+        from pyspark.sql import types as T  # noqa: N812 - its usual name
+
         from pgoutput_fast.spark import read_segments
 
         path = self.directory / "changes" / table.name
-        read_segments(spark, self.directory / "segments", table.name).write.parquet(str(path))
+        segments = self.directory / "segments"
+        changes = read_segments(spark, segments, table.name, registry=self.registry)
+        if wanted := SPARK_TYPES.get(table.name):
+            row = cast("T.StructType", changes.schema["after"].dataType)
+            schema = T.StructType(
+                [
+                    T.StructField(
+                        field.name,
+                        T.DataType.fromDDL(wanted[field.name])
+                        if field.name in wanted
+                        else field.dataType,
+                    )
+                    for field in row
+                ]
+            )
+            changes = read_segments(spark, segments, table.name, schema, registry=self.registry)
+        changes.write.parquet(str(path))
         table.change_bytes = _size(path)
         counts = spark.read.parquet(str(path)).groupBy("op").count().collect()
         table.operations = {row.op: row["count"] for row in counts}
@@ -444,7 +495,8 @@ class _Run:
 
         changes = spark.read.parquet(str(self.directory / "changes" / table.name))
         path = self.directory / "state" / table.name
-        current_state(changes, self.catalog.table(table.name)).write.parquet(str(path))
+        state = current_state(changes, self.catalog.table(table.name), registry=self.registry)
+        state.write.parquet(str(path))
         table.state_bytes = _size(path)
         return table.changes
 
@@ -463,6 +515,11 @@ class _Run:
             )
         table.checks, table.differing = comparison.checks, comparison.differing
         table.difference = comparison.first
+        for column, family in self.family_of[table.name].items():
+            entry = table.families.setdefault(family, Family())
+            entry.columns += 1
+            entry.values += comparison.values[column]
+            entry.nulls += comparison.checks // len(comparison.values) - comparison.values[column]
         return table.rows
 
 

@@ -6,7 +6,7 @@ changes leave the same tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 PUBLICATION = "demo"
@@ -23,11 +23,257 @@ class Table(NamedTuple):
 TABLES = (
     Table("demo.accounts", "many small transactions, keys swapped and moved on"),
     Table("demo.orders", "30 columns of mixed types, more are added on the way"),
+    Table("demo.wide", "a column of each family of types, their edge cases, NULLs, large values"),
     Table("demo.documents", "large TOASTed values, a key that may be TOASTed too"),
     Table("demo.events", "REPLICA IDENTITY FULL without a key: a multiset"),
     Table("demo.measurements", "partitioned, published by its root"),
     Table("demo.baskets", "truncated"),
 )
+
+
+class Wide(NamedTuple):
+    """A column of ``demo.wide``, and the expression that makes the value of row `g`."""
+
+    name: str
+    type: str
+    value: str
+
+
+def _choice(*values: str) -> str:
+    """One of some expressions after the other."""
+    whens = " ".join(f"WHEN {n} THEN {value}" for n, value in enumerate(values[1:], 1))
+    return f"CASE g % {len(values)} {whens} ELSE {values[0]} END"
+
+
+WIDE = (
+    Wide("flag", "bool", "random() < 0.5"),
+    Wide("small", "int2", _choice("32767", "-32768", "(random() * 30000)::int")),
+    Wide("number", "int4", _choice("2147483647", "-2147483648", "(random() * 1e9)::int")),
+    Wide(
+        "big",
+        "int8",
+        _choice("9223372036854775807", "-9223372036854775808", "(random() * 9e18)::int8"),
+    ),
+    Wide("object", "oid", "4294967295 - g"),
+    Wide("transaction", "xid", "(4294967295 - g)::text::xid"),
+    Wide("command", "cid", "g::text::cid"),
+    Wide("full_transaction", "xid8", _choice("'18446744073709551615'::xid8", "g::text::xid8")),
+    Wide(
+        "real4",
+        "float4",
+        _choice("'NaN'", "'Infinity'", "'-Infinity'", "'-0'", "'1e-45'", "random()::float4"),
+    ),
+    Wide(
+        "real8",
+        "float8",
+        _choice("'NaN'", "'Infinity'", "'-Infinity'", "'-0'", "'5e-324'", "random() * 1e200"),
+    ),
+    Wide("amount", "numeric(12,2)", "random() * 1e9"),
+    Wide("thousands", "numeric(6,-3)", "random() * 1e8"),
+    Wide("tiny", "numeric(3,6)", "random() * 9e-4"),
+    Wide(
+        "widest",
+        "numeric(38,10)",
+        _choice("(repeat('9', 28) || '.9999999999')::numeric", "-random()::numeric"),
+    ),
+    Wide("wider_still", "numeric(60,20)", "repeat('7', 40)::numeric + random()::numeric"),
+    Wide(
+        "exact",
+        "numeric",
+        _choice("'NaN'", "'Infinity'", "'-Infinity'", "1e-40", "1e60 + g", "1.500", "0.00", "-g"),
+    ),
+    Wide("not_always", "numeric(8,2)", _choice("'NaN'", "random() * 1e5")),
+    Wide(
+        "words",
+        "text",
+        _choice(
+            "''",
+            "'plain'",
+            "'quote \" and '' and \\ '",
+            "E'tab\\tnew\\nline\\r\\n'",
+            "'Ünï 🐘'",
+            "'\\N'",
+        ),
+    ),
+    Wide("short", "varchar(12)", "left(md5(g::text), g % 13)"),
+    Wide("padded", "char(5)", _choice("'ab'", "''", "' x '")),
+    Wide("called", "name", "'name ' || g"),
+    Wide("byte", '"char"', _choice("'a'", "''", "'\\200'", "'\"'")),
+    Wide("bytes", "bytea", _choice("''", "decode(md5(g::text), 'hex')", "'\\x00ff'")),
+    Wide("day", "date", _choice("'0001-01-01'", "'9999-12-31'", "date '1600-02-29' + g * 31")),
+    Wide(
+        "any_day",
+        "date",
+        _choice("'infinity'", "'0044-03-15 BC'", "'5874897-12-31'", "'2024-02-29'"),
+    ),
+    Wide(
+        "local",
+        "timestamp",
+        _choice(
+            "'0001-01-01 00:00:00'",
+            "'9999-12-31 23:59:59.999999'",
+            "timestamp '2000-01-01' - g * interval '17 minutes 0.000001 seconds'",
+        ),
+    ),
+    Wide(
+        "at",
+        "timestamptz",
+        _choice(
+            "'1970-01-01 00:00:00-12'",
+            "'9999-12-31 23:59:59.999999+00'",
+            "timestamptz '1890-06-01 12:00:00.5+00' + random() * interval '200 years'",
+        ),
+    ),
+    Wide(
+        "any_time",
+        "timestamptz",
+        _choice(
+            "'-infinity'",
+            "'4713-01-01 00:00:00+00 BC'",
+            "'294276-12-31 00:00+00'",
+            "'1999-12-31 23:59:59.5+14'",
+        ),
+    ),
+    Wide(
+        "clock",
+        "time",
+        _choice("'00:00'", "'23:59:59.999999'", "time '00:00' + random() * interval '23 hours'"),
+    ),
+    Wide("any_clock", "time", _choice("'24:00:00'", "'12:30'")),
+    Wide("zoned", "timetz", _choice("'12:30:00.25+05:30'", "'24:00:00-15:59:59'", "'00:00:00+00'")),
+    Wide(
+        "span",
+        "interval",
+        _choice(
+            "'infinity'",
+            "'1 year -2 mons 3 days -04:05:06.000007'",
+            "'0'",
+            "'-1 mon'",
+            "make_interval(days => g, secs => -random() * 1e7)",
+        ),
+    ),
+    Wide("uid", "uuid", "md5('w' || g)::uuid"),
+    Wide(
+        "as_written",
+        "json",
+        _choice("""'{"b": 1,  "a": [1,2,  3], "a": null}'""", "'  1e400 '", "'\"\\u00e9\"'"),
+    ),
+    Wide(
+        "document",
+        "jsonb",
+        "jsonb_build_object('n', g, 'x', random()::numeric(6,2), 'q', 'a \"b\" ü')",
+    ),
+    Wide("path_in_json", "jsonpath", "'$.\"a b\"[*] ? (@ > ' || g || ')'"),
+    Wide("lexemes", "tsvector", "to_tsvector('english', 'the fat cats ate ' || g || ' rats')"),
+    Wide("query", "tsquery", "(g || ':A & (!cat:* | fat <2> rat)')::tsquery"),
+    Wide("position_in_log", "pg_lsn", "('16/' || to_hex(g))::pg_lsn"),
+    Wide("snapshot", "pg_snapshot", "(g || ':' || g + 9 || ':' || g + 2)::pg_snapshot"),
+    Wide("row_place", "tid", "('(' || g || ',1)')::tid"),
+    Wide("cash", "money", "(random() * 1e6 - 5e5)::numeric::money"),
+    Wide(
+        "host", "inet", _choice("('10.0.' || g % 256 || '.1/24')::inet", "'::1'", "'192.168.0.1'")
+    ),
+    Wide("net", "cidr", _choice("'10.0.0.0/8'", "'2001:db8::/32'")),
+    Wide("mac", "macaddr", "lpad(to_hex(g), 12, '0')::macaddr"),
+    Wide("mac8", "macaddr8", "lpad(to_hex(g), 16, '0')::macaddr8"),
+    Wide(
+        "spot", "point", _choice("point(random(), -random())", "'(NaN,-0)'", "'(Infinity,1e-300)'")
+    ),
+    Wide("straight", "line", "line(point(0, g), point(1, random()))"),
+    Wide("segment", "lseg", "lseg(point(g, 0), point(0, random()))"),
+    Wide("frame", "box", "box(point(g, 0), point(0, random()))"),
+    Wide("way", "path", _choice("'[(0,0),(1,2.5)]'", "'((0,0),(1,2),(3,4))'")),
+    Wide("shape", "polygon", "polygon(box(point(g, 0), point(0, random())))"),
+    Wide("disc", "circle", "circle(point(random(), 0), g)"),
+    Wide("bits", "bit(4)", "(g % 16)::bit(4)"),
+    Wide("any_bits", "varbit", _choice("''", "(g % 512)::bit(9)")),
+    Wide("class", "regclass", _choice("'pg_class'", "'demo.accounts'")),
+    Wide("kind", "regtype", _choice("'int4'", "'demo.mood[]'")),
+    Wide("shorts", "int2vector", _choice("'1 -2 3'", "''")),
+    Wide("oids", "oidvector", "('23 ' || g)::oidvector"),
+    Wide("numbers", "int4[]", _choice("'{}'", "'{NULL}'", "ARRAY[g, NULL, -g]")),
+    Wide(
+        "texts",
+        "text[]",
+        _choice("""'{"",NULL,"NULL","a,b","q\\"q","b\\\\s","{x}"," ü "}'""", "ARRAY[md5(g::text)]"),
+    ),
+    Wide("amounts", "numeric(8,2)[]", "ARRAY[random() * 1e5, NULL, -0.5]::numeric(8,2)[]"),
+    Wide("reals", "float8[]", "'{NaN,-0,0,Infinity,NULL,1e-300}'"),
+    Wide(
+        "moments",
+        "timestamptz[]",
+        "ARRAY[timestamptz '2024-01-01 00:00+00' + g * interval '1 h', NULL]",
+    ),
+    Wide("blobs", "bytea[]", "ARRAY[decode(md5(g::text), 'hex'), '', NULL]"),
+    Wide("spans", "interval[]", "'{1 day,-3 mons}'"),
+    Wide("boxes", "box[]", "ARRAY[box(point(g, 0), point(0, 1)), NULL]"),
+    Wide("grid", "int4[]", _choice("'{}'", "'{{1,NULL},{3,4},{5,6}}'", "ARRAY[[g, -g]]")),
+    Wide("mood", "demo.mood", "(enum_range(NULL::demo.mood))[1 + g % 4]"),
+    Wide("moods", "demo.mood[]", "enum_range(NULL::demo.mood)"),
+    Wide("fee", "demo.price", "random() * 1e6"),
+    Wide("tags", "demo.tags", _choice("'{a,b}'", "'{}'")),
+    Wide(
+        "place",
+        "demo.place",
+        _choice(
+            """ROW('quote " , ( \\', ROW('NaN', '-0', g), '{"a b",NULL}',
+                '[2024-01-01 00:00+00,)', 'glad, very', 1.5)::demo.place""",
+            "ROW(NULL, NULL, NULL, NULL, NULL, NULL)::demo.place",
+            "ROW('', ROW(NULL, 1e300, g), '{}', 'empty', 'o''k \"x\"', g)::demo.place",
+        ),
+    ),
+    Wide(
+        "places",
+        "demo.place[]",
+        "ARRAY[ROW('a', ROW(g, 2, 3), '{x}', NULL, NULL, 0)::demo.place, NULL]",
+    ),
+    Wide("ints", "int4range", _choice("'[1,5)'", "'empty'", "'(,)'", "int4range(-g, g, '[]')")),
+    Wide("numerics", "numrange", _choice("'(1.50,]'", "'[-2.0,1e20]'")),
+    Wide(
+        "open",
+        "tstzrange",
+        _choice("'[2024-01-01 00:00+00,2024-06-01 12:00:00.5+00)'", "'(,2024-01-01 00:00+00]'"),
+    ),
+    Wide("days", "daterange", "daterange(date '2024-01-01', date '2024-01-02' + g)"),
+    Wide("doubles", "demo.floatrange", _choice("'[-0,NaN]'", "'(1e-5,Infinity)'", "'empty'")),
+    Wide("ranges", "int4range[]", """'{"[1,2)",NULL,empty,"(,7)"}'"""),
+    Wide("many_ints", "int4multirange", _choice("'{}'", "'{[1,3),[7,)}'", "'{(,)}'")),
+    Wide("many_doubles", "demo.floatmultirange", "'{[-1.5,2],(3,4.25]}'"),
+    Wide("embedding", "demo.vector(3)", "ARRAY[random(), -1.5, g]::float4[]::demo.vector"),
+    Wide("half", "demo.halfvec(2)", "ARRAY[0.5, -2]::float4[]::demo.halfvec"),
+    Wide("sparse", "demo.sparsevec(9)", _choice("'{1:1.5,9:-2}/9'", "'{}/9'")),
+    Wide("large_text", "text", "repeat(md5('l' || g), CASE WHEN g % 4 = 0 THEN 100 ELSE 1 END)"),
+    Wide(
+        "large_array",
+        "int4[]",
+        "(SELECT array_agg(i * g) "
+        "FROM generate_series(1, CASE WHEN g % 4 = 1 THEN 700 ELSE 2 END) AS i)",
+    ),
+)
+"""NULL is put among the values of each."""
+
+SPARK_TYPES: Mapping[str, Mapping[str, str]] = {
+    "demo.wide": {
+        "grid": "array<array<int>>",
+        # Values that Spark's own type can't hold.
+        "not_always": "string",
+        "any_day": "string",
+        "any_time": "string",
+        "any_clock": "string",
+    }
+}
+"""Where the demonstration wants a column as another type than the one it would have."""
+
+_WIDE = "INSERT INTO demo.wide SELECT g, {values} FROM generate_series({first}, {last}) AS g"
+
+
+def _wide_rows(first: int, last: int, more: tuple[str, ...] = ()) -> str:
+    values = [
+        f"CASE WHEN (g + {n}) % 23 <> 0 THEN ({column.value})::{column.type} END"
+        for n, column in enumerate(WIDE)
+    ]
+    return _WIDE.format(values=", ".join([*values, *more]), first=first, last=last)
+
 
 SCHEMA = """
 CREATE SCHEMA demo;
@@ -71,6 +317,23 @@ CREATE TABLE demo.orders (
     region oid,
     comment text
 );
+
+CREATE EXTENSION vector SCHEMA demo;
+CREATE TYPE demo.mood AS ENUM ('sad', 'so so', 'glad, very', 'o''k "x"');
+CREATE DOMAIN demo.price AS numeric(10,2) CHECK (VALUE >= 0);
+CREATE DOMAIN demo.tags AS text[];
+CREATE TYPE demo.point3 AS (x float8, y float8, z float8);
+CREATE TYPE demo.place AS (
+    name text, at demo.point3, tags demo.tags, open tstzrange, mood demo.mood, fee demo.price
+);
+CREATE TYPE demo.floatrange AS RANGE (
+    subtype = float8, subtype_diff = float8mi, multirange_type_name = demo.floatmultirange
+);
+CREATE TABLE demo.wide (
+    id int PRIMARY KEY,
+    {wide}
+);
+ALTER TABLE demo.wide ALTER large_text SET STORAGE EXTERNAL, ALTER large_array SET STORAGE EXTERNAL;
 
 CREATE TABLE demo.documents (
     id int,
@@ -117,9 +380,10 @@ CREATE TABLE demo.baskets (
 );
 
 CREATE PUBLICATION demo FOR TABLE
-    demo.accounts, demo.orders, demo.documents, demo.events, demo.measurements, demo.baskets
+    demo.accounts, demo.orders, demo.wide, demo.documents, demo.events, demo.measurements,
+    demo.baskets
     WITH (publish_via_partition_root = true);
-"""
+""".format(wide=",\n    ".join(f"{column.name} {column.type}" for column in WIDE))
 
 # A value now and then is NULL, empty, or hard on whoever splits lines and fields.
 _ORDERS = """
@@ -241,7 +505,7 @@ def steps(changes: int, seed: int) -> Iterator[Step]:
     """
     unit = max(changes, 5000) // 100 + 1
     accounts, orders, documents, events = 32 * unit, 14 * unit, 2 * unit, 8 * unit
-    measurements, baskets = 4 * unit, 3 * unit
+    measurements, baskets, wide = 4 * unit, 3 * unit, max(unit // 4, 50)
     yield Step("seed", (f"SELECT setseed({(seed % 2001 - 1000) / 1000})",))
     yield Step(
         "first rows",
@@ -252,6 +516,7 @@ def steps(changes: int, seed: int) -> Iterator[Step]:
                 f"FROM generate_series(1, {accounts}) AS g"
             ),
             _ORDERS.format(first=1, last=orders // 2, seed=seed, added=""),
+            _wide_rows(1, wide),
             _DOCUMENTS.format(first=1, last=documents, seed=seed),
             _EVENTS.format(rows=events // 4),
             _MEASUREMENTS.format(first=1, last=measurements),
@@ -307,6 +572,10 @@ def steps(changes: int, seed: int) -> Iterator[Step]:
                 "ELSE repeat(md5('app' || id), 90) END WHERE id % 9 = 0"
             ),
             "DELETE FROM demo.documents WHERE id % 29 = 0",
+            "UPDATE demo.wide SET flag = NOT flag WHERE id % 3 = 0",
+            "UPDATE demo.wide SET id = -id, texts = texts || '{more}' WHERE id % 5 = 0",
+            "UPDATE demo.wide SET place.name = 'moved', ints = '[7,9)' WHERE id % 7 = 0",
+            "DELETE FROM demo.wide WHERE id % 13 = 0",
             # Two rows swap their keys, and a new row comes under a key that another one has left.
             "BEGIN",
             "UPDATE demo.documents SET id = -1 WHERE id = 1",
@@ -360,6 +629,14 @@ def steps(changes: int, seed: int) -> Iterator[Step]:
                 "ADD rate numeric(6,3) DEFAULT 1.5, "
                 "ADD label text DEFAULT 'a ''quoted'', {braced} \\'"
             ),
+            (
+                "ALTER TABLE demo.wide ADD added_array int[] DEFAULT '{1,NULL}', "
+                "ADD added_range numrange DEFAULT '[1.50,)', "
+                "ADD added_mood demo.mood DEFAULT 'sad', "
+                "ADD added_place demo.place DEFAULT "
+                "ROW('x', ROW(1, '-0', 'NaN'), '{a}', 'empty', NULL, 1)::demo.place, "
+                "ADD added_span interval DEFAULT '1 day'"
+            ),
             "ALTER TABLE demo.documents ADD language text DEFAULT 'en', ADD reviewer text",
             "ALTER TABLE demo.events ADD origin text DEFAULT 'before', ADD extra int",
             "ALTER TABLE demo.measurements ADD quality numeric(5,2) DEFAULT 99.5, ADD flag boolean",
@@ -383,6 +660,10 @@ def steps(changes: int, seed: int) -> Iterator[Step]:
             "DELETE FROM demo.orders WHERE id % 10 = 9",
             "UPDATE demo.documents SET reviewer = 'someone' WHERE id % 4 = 0",
             "UPDATE demo.documents SET id = id + 10000000 WHERE id % 11 = 0",
+            _wide_rows(
+                wide + 1, wide + wide // 2, ("NULL", "'(,2]'", "'so so'", "NULL", "'1 mon'")
+            ),
+            "UPDATE demo.wide SET added_array = NULL, added_mood = 'glad, very' WHERE id % 11 = 0",
             # Of rows that are alike some go and some stay.
             (
                 "DELETE FROM demo.events WHERE ctid IN "

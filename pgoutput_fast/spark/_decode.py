@@ -7,7 +7,8 @@ Python object per value.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,9 +17,20 @@ import pgoutput_fast as pf
 from pgoutput_fast.diagnose import UNKNOWN_HINT
 from pgoutput_fast.errors import DecodeError, PgOutputError, fail
 from pgoutput_fast.messages import UNCHANGED, Relation
-from pgoutput_fast.types import ColumnType, spark_type
+from pgoutput_fast.plan import Settings
+
+from ._columns import (
+    column_codec,
+    column_ddl,
+    decimal_check,
+    is_plain,
+    is_text,
+    policies_for,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pgoutput_fast.plan import RelationPlan
     from pgoutput_fast.state import StreamState
 
@@ -36,10 +48,6 @@ _MISREAD = frozenset(
     ("bad_column_kind", "bad_count", "bad_length", "bad_marker", "trailing_bytes", "truncated",
      "unknown_relation", "unterminated_string")
 )  # fmt: skip
-
-# Spark's types, each of which holds all values of those before it.
-_INTEGERS = ("smallint", "int", "bigint")
-_FLOATS = ("float", "double")
 
 
 @dataclass(frozen=True)
@@ -79,8 +87,8 @@ class Target:
         Of the record batches.
     relations : tuple of bytes
         Frames of Relation and Type messages to begin with.
-    encoding : str
-        The session's client_encoding.
+    settings : Settings
+        The session's client_encoding, the user's policies and types.
     version : Version, optional
         Other versions of the table are compared with it, for columns that were renamed.
     """
@@ -89,7 +97,7 @@ class Target:
     columns: tuple[tuple[str, str], ...]
     schema: pa.Schema
     relations: tuple[bytes, ...] = ()
-    encoding: str = "utf-8"
+    settings: Settings = field(default_factory=Settings)
     version: Version | None = None
 
 
@@ -103,16 +111,16 @@ def shown_name(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
+def decoder_of(settings: Settings) -> pf.Decoder:
+    """A decoder with these settings."""
+    return pf.Decoder(settings.policies, encoding=settings.encoding, registry=settings.registry)
+
+
 def column_types(plan: RelationPlan, *, binary: bool) -> Iterator[tuple[str, str]]:
-    """Name and Spark's type of each column of a relation."""
+    """Name and Spark's type, as DDL, of each column of a relation."""
+    policies = plan.settings.policies
     for column, type_ in zip(plan.relation.columns, plan.column_types, strict=True):
-        yield shown_name(column.name), flat_type(type_, binary=binary)
-
-
-def flat_type(type_: ColumnType, *, binary: bool) -> str:
-    """Spark's type of a column; what is made of other values comes as the server's text."""
-    found = spark_type(type_, binary=binary)
-    return "string" if "<" in found else found
+        yield shown_name(column.name), column_ddl(type_, policies, binary=binary)
 
 
 def change_batches(
@@ -145,35 +153,75 @@ def change_batches(
     yield from reader.flush()
 
 
+class Refused(PgOutputError):
+    """A value that Spark's type of its column does not take."""
+
+
 class _Mapping:
     """How the columns of one version of the table become those of the target."""
 
     def __init__(self, plan: RelationPlan, target: Target) -> None:
         _check_names(plan.relation, target)
-        self.plan = plan
+        self.plan, self.target = plan, target
         found = {shown_name(name): i for i, name in reversed(list(enumerate(plan.names)))}
-        types = dict(column_types(plan, binary=True))
         self.lacking = [name for name, _ in target.columns if name not in found]
         self.positions: list[int | None] = [found.get(name) for name, _ in target.columns]
-        # A value becomes a string as the server wrote it, not as Python shows an object.
-        self.getters = [
-            (i, wanted == "string" and not _is_str(plan.column_types[i]))
-            for i, (_, wanted) in zip(self.positions, target.columns, strict=True)
-            if i is not None
-        ]
         self.found = [name for name, _ in target.columns if name in found]
-        for name, wanted in target.columns:
-            if name in found and not _fits(types[name], wanted):
-                raise PgOutputError(
-                    f"{target.table}: older changes have the column {name} as {types[name]}, the "
-                    f"schema has it as {wanted}; give schema= with {name} as string, which takes "
-                    "the text of both, or begin after the change with a new snapshot"
-                )
+        self.getters = [
+            self.getter(found[name], name, wanted)
+            for name, wanted in target.columns
+            if name in found
+        ]
+
+    def getter(self, position: int, name: str, wanted: str) -> Callable[[Any], Any]:
+        """The function that takes a column's value from a tuple."""
+        plan, table = self.plan, self.target.table
+        type_ = plan.column_types[position]
+        fitting = policies_for(type_, wanted, plan.settings.policies)
+        if fitting is None:
+            found = column_ddl(type_, plan.settings.policies, binary=True)
+            raise PgOutputError(
+                f"{table}: older changes have the column {name} as {found}, the schema has it as "
+                f"{wanted}; give schema= with {name} as string, which takes the text of both, or "
+                "begin after the change with a new snapshot"
+            )
+        if is_text(type_, wanted):
+            return lambda tuple_: tuple_.text(position)
+        shown = f"column {name!r} of {table} ({type_.name or type_.oid})"
+        policies, binary = fitting
+        if wanted != "string" and is_plain(type_):
+            if not wanted.startswith("decimal("):
+                return lambda tuple_: tuple_[position]
+            check = decimal_check(wanted, policies.special_values)
+
+            def checked(tuple_: Any) -> Any:
+                value = tuple_[position]
+                if not isinstance(value, Decimal) or value.is_finite():
+                    return value
+                try:
+                    return check(value)
+                except ValueError as error:
+                    raise Refused(f"{shown}: {error}") from error
+
+            return checked
+        codec = column_codec(
+            type_, replace(plan.settings, policies=policies), wanted, binary=binary
+        )
+
+        def converted(tuple_: Any) -> Any:
+            raw = tuple_.raw(position)
+            if raw is None or raw is UNCHANGED:
+                return raw
+            try:
+                return (codec.binary if tuple_.kind(position) == "b" else codec.text)(raw)
+            except Exception as error:
+                raise Refused(f"{shown}: {error}") from error
+
+        return converted
 
     def row(self, tuple_: Any) -> list[Any]:
         """The values of the columns that are not lacking."""
-        text = tuple_.text
-        return [text(i) if as_text else tuple_[i] for i, as_text in self.getters]
+        return [get(tuple_) for get in self.getters]
 
 
 def _check_names(relation: Relation, target: Target) -> None:
@@ -239,25 +287,6 @@ def _gaps(columns: Iterable[str], others: Container[str]) -> dict[str | None, li
     return gaps
 
 
-def _is_str(type: ColumnType) -> bool:
-    return type.entry is not None and type.entry.codec in ("text", "json", "jsonb")
-
-
-def _fits(type_: str, wanted: str) -> bool:
-    """Whether a column of Spark's type `wanted` holds every value of one of `type_` as it is."""
-    if type_ == wanted or wanted == "string" or (type_, wanted) == ("time", "time(6)"):
-        return True
-    for family in (_INTEGERS, _FLOATS):
-        if type_ in family and wanted in family:
-            return family.index(type_) <= family.index(wanted)
-    if type_.startswith("decimal(") and wanted.startswith("decimal("):
-        (precision, scale), (wanted_precision, wanted_scale) = (
-            [int(number) for number in name[8:-1].split(",")] for name in (type_, wanted)
-        )
-        return scale <= wanted_scale and precision - scale <= wanted_precision - wanted_scale
-    return False
-
-
 def explained(place: str, error: DecodeError, state: StreamState) -> PgOutputError:
     """What to do about a frame that can't be read where it is."""
     advice = []
@@ -285,7 +314,7 @@ class _Reader:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.decoder = pf.Decoder(encoding=target.encoding)
+        self.decoder = decoder_of(target.settings)
         for frame in target.relations:
             self.decoder.decode(frame)
         self.mappings: dict[int, tuple[RelationPlan, _Mapping | None]] = {}
@@ -331,8 +360,10 @@ class _Reader:
                 else:
                     self.follow(message)
                     continue
-            except DecodeError as error:
+            except (DecodeError, Refused) as error:
                 place = f"{self.target.table}: {where}, frame {n}"
+                if isinstance(error, Refused):
+                    raise PgOutputError(f"{place}: {error}") from error
                 raise explained(place, error, self.decoder.state) from error
             self.bytes += len(frame)
             if len(self.heads) >= _BATCH_ROWS or self.bytes >= _BATCH_BYTES:

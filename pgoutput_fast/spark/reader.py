@@ -14,15 +14,26 @@ from pyspark.sql import types as T  # noqa: N812
 import pgoutput_fast as pf
 from pgoutput_fast.errors import DecodeError, PgOutputError
 from pgoutput_fast.messages import Relation, Type, published
+from pgoutput_fast.plan import Settings, python_encoding
+from pgoutput_fast.policies import Policies
 from pgoutput_fast.segments import Segment, SegmentReader, list_segments
 
-from ._decode import Target, Version, change_batches, column_types, explained, table_name
+from ._decode import (
+    Target,
+    Version,
+    change_batches,
+    column_types,
+    decoder_of,
+    explained,
+    table_name,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from pgoutput_fast.plan import RelationPlan
+    from pgoutput_fast.types import TypeRegistry
 
 Relations = Mapping[int, Relation] | Iterable["Relation | Type | bytes"]
 Paths = str | os.PathLike[str] | Iterable["str | os.PathLike[str]"]
@@ -35,6 +46,9 @@ def read_segments(
     schema: T.StructType | str | None = None,
     *,
     partitions: int | None = None,
+    registry: TypeRegistry | None = None,
+    policies: Policies | None = None,
+    encoding: str | None = None,
 ) -> DataFrame:
     """The changes of one table in segments.
 
@@ -49,9 +63,20 @@ def read_segments(
         ``namespace.name``, as the server has them.
     schema : StructType or str, optional
         The table's columns and their types; without, those of its newest Relation in the segments.
-        Any column may be string: it has the server's text then.
+        Any column may be string: it has the server's text then. An array may have as many
+        dimensions as are wanted.
     partitions : int, optional
         How many tasks; the default is Spark's ``defaultParallelism``.
+    registry : TypeRegistry, optional
+        Users' types: with it their enums, arrays, composites, ranges and the types of extensions
+        come as Spark's types, without as strings (from binary format as binary). A type that was
+        registered with `arrow` comes as that; functions without are not used here.
+    policies : Policies, optional
+        What becomes of values that Spark's types can't hold. "text" makes columns string whose
+        type has such values, `json` "parse" makes JSON a variant, with numbers as a variant holds
+        them.
+    encoding : str, optional
+        The client_encoding of the session; the default is what the segments say.
 
     Returns
     -------
@@ -81,9 +106,9 @@ def read_segments(
     if not segments:
         raise PgOutputError(f"there are no segments in {path}")
     with SegmentReader(segments[-1].path) as newest:
-        encoding = newest.metadata.encoding
+        settings = _settings(registry, policies, encoding or newest.metadata.encoding)
         binary = newest.metadata.options.get("binary", "false") in ("true", "on", "1")
-    plan = _newest_relation(segments, table, encoding)
+    plan = _newest_relation(segments, table, settings)
     if schema is None:
         if plan is None:
             raise PgOutputError(
@@ -93,7 +118,7 @@ def read_segments(
             )
         schema = _struct(column_types(plan, binary=binary))
     version = Version.of(plan.relation, newest=True) if plan is not None else None
-    changes, target = _target(table, schema, encoding=encoding, version=version)
+    changes, target = _target(table, schema, settings=settings, version=version)
     groups = _groups(
         [str(segment.path) for segment in segments],
         partitions or spark.sparkContext.defaultParallelism,
@@ -117,6 +142,8 @@ def decode_frames(
     schema: T.StructType | str | None = None,
     *,
     encoding: str = "utf-8",
+    registry: TypeRegistry | None = None,
+    policies: Policies | None = None,
 ) -> DataFrame:
     """The changes of one table in a DataFrame of frames.
 
@@ -143,6 +170,8 @@ def decode_frames(
         in the frames (partitions being in order), which are read an extra time for it.
     encoding : str
         The client_encoding of the session that sent the frames.
+    registry, policies : optional
+        As of :func:`read_segments`.
 
     Returns
     -------
@@ -164,12 +193,13 @@ def decode_frames(
                 f"{field.name} ({field.dataType.simpleString()})" for field in frames.schema
             )
         )
+    settings = _settings(registry, policies, encoding)
     known = _relation_frames(relations)
-    plan = _announced(known, table, encoding)
+    plan = _announced(known, table, settings)
     newest = plan is None
     if schema is None:
         if plan is None:
-            plan = _announced(_frames_of_relations(frames, table, encoding), table, encoding)
+            plan = _announced(_frames_of_relations(frames, table, encoding), table, settings)
         if plan is None:
             raise PgOutputError(
                 f"no Relation of {table} is in relations= nor in the frames; give relations= or "
@@ -177,7 +207,7 @@ def decode_frames(
             )
         schema = _struct(column_types(plan, binary=False))
     version = Version.of(plan.relation, newest=newest) if plan is not None else None
-    changes, target = _target(table, schema, encoding=encoding, relations=known, version=version)
+    changes, target = _target(table, schema, settings=settings, relations=known, version=version)
     names = [
         name
         for name in ("data", "lsn", "commit_lsn", "commit_time", "xid", "seq")
@@ -195,6 +225,10 @@ def decode_frames(
 # --- schema --------------------------------------------------------------------------------------
 
 
+def _settings(registry: TypeRegistry | None, policies: Policies | None, encoding: str) -> Settings:
+    return Settings(policies or Policies(), python_encoding(encoding), registry)
+
+
 def _struct(columns: Iterable[tuple[str, str]]) -> T.StructType:
     return T.StructType([T.StructField(name, T.DataType.fromDDL(type_)) for name, type_ in columns])
 
@@ -203,7 +237,7 @@ def _target(
     table: str,
     schema: T.StructType | str,
     *,
-    encoding: str,
+    settings: Settings,
     version: Version | None,
     relations: tuple[bytes, ...] = (),
 ) -> tuple[T.StructType, Target]:
@@ -229,14 +263,14 @@ def _target(
             T.StructField("unchanged", T.ArrayType(T.StringType())),
         ]
     )
-    if any(isinstance(field.dataType, T.TimeType) for field in columns):
+    if any("time(" in field.dataType.simpleString() for field in columns):
         _check_time(table)
     target = Target(
         table=table,
         columns=tuple((field.name, field.dataType.simpleString()) for field in columns),
         schema=to_arrow_schema(changes, timezone="UTC"),
         relations=relations,
-        encoding=encoding,
+        settings=settings,
         version=version,
     )
     return changes, target
@@ -284,7 +318,9 @@ def _groups(paths: list[str], count: int) -> list[list[str]]:
     return groups
 
 
-def _newest_relation(segments: list[Segment], table: str, encoding: str) -> RelationPlan | None:
+def _newest_relation(
+    segments: list[Segment], table: str, settings: Settings
+) -> RelationPlan | None:
     """The plan of the table's newest Relation, None if there is none.
 
     Each segment begins with the relations in force: in all but rare cases the newest one says it,
@@ -292,7 +328,7 @@ def _newest_relation(segments: list[Segment], table: str, encoding: str) -> Rela
     """
     for segment in reversed(segments):
         with SegmentReader(segment.path) as reader:
-            plan = _announced(_relations_in(reader), table, encoding)
+            plan = _announced(_relations_in(reader), table, settings)
         if plan is not None:
             return plan
     return None
@@ -307,9 +343,9 @@ def _relations_in(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
         yield from (frame for frame in data.to_pylist() if frame[:1] in (b"R", b"Y"))
 
 
-def _announced(frames: Iterable[bytes], table: str, encoding: str) -> RelationPlan | None:
+def _announced(frames: Iterable[bytes], table: str, settings: Settings) -> RelationPlan | None:
     """The plan of the table's last Relation among frames of Types and Relations."""
-    decoder = pf.Decoder(encoding=encoding)
+    decoder = decoder_of(settings)
     plan = None
     for frame in frames:
         message = decoder.decode(frame)

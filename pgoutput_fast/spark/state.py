@@ -26,6 +26,7 @@ from __future__ import annotations
 import datetime
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -35,22 +36,30 @@ from pyspark.sql.window import Window
 
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.plan import Settings
-from pgoutput_fast.spark._decode import flat_type
+from pgoutput_fast.policies import Policies
 from pgoutput_fast.types import column_type
-from pgoutput_fast.values import codec_of
+
+from ._columns import column_codec, is_text, policies_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pyspark.sql import Column, DataFrame
 
-    from pgoutput_fast.catalog import CatalogTable
+    from pgoutput_fast.catalog import CatalogColumn, CatalogTable
+    from pgoutput_fast.types import TypeRegistry
 
 _UNSENT = "no change of this row brings it: the row was written before the stream began, or its \
 column was added with a value that neither stream nor catalogue holds; take a new snapshot"
 
 
-def current_state(changes: DataFrame, table: CatalogTable) -> DataFrame:
+def current_state(
+    changes: DataFrame,
+    table: CatalogTable,
+    *,
+    registry: TypeRegistry | None = None,
+    policies: Policies | None = None,
+) -> DataFrame:
     """The rows that a table holds after all of its changes, by what the catalogue knows of it.
 
     Parameters
@@ -60,26 +69,55 @@ def current_state(changes: DataFrame, table: CatalogTable) -> DataFrame:
         It is read several times: give one that is stored, a Parquet change table say.
     table : CatalogTable
         ``catalog.table("public.accounts")``, read from the server after the last of the changes.
+    registry, policies : optional
+        As for the changes: by them the defaults of columns that were added are read.
 
     Returns
     -------
     DataFrame
         The table's columns. Evaluating it raises an error that names table, row and column where a
         value, a key or a commit position is unknown.
+
+    Raises
+    ------
+    PgOutputError
+        The changes are not of the table, or a default does not fit into its column.
     """
+    name = f"{table.namespace}.{table.name}"
     row_type = changes.schema["after"].dataType
-    known = row_type.fieldNames() if isinstance(row_type, T.StructType) else []
     columns = {column.name: column for column in table.columns}
+    settings = Settings(policies or Policies(), registry=registry)
     added: dict[str, Any] = {}
-    for name, text in table.added_values.items():
-        if name not in known:
-            continue
-        type_ = column_type(columns[name].type_id, columns[name].type_modifier)
-        if text is None or flat_type(type_, binary=False) == "string":
-            added[name] = text  # Spark reads the text of a domain over a built-in type
-        else:
-            added[name] = codec_of(type_, Settings()).text(text.encode())
-    return rows_after(changes, table=f"{table.namespace}.{table.name}", key=table.key, added=added)
+    for field in row_type.fields if isinstance(row_type, T.StructType) else ():
+        if field.name in table.added_values:
+            text = table.added_values[field.name]
+            where = f"{name}, default of the column {field.name}"
+            added[field.name] = (
+                None
+                if text is None
+                else _default(text, columns[field.name], field, settings, where)
+            )
+    return rows_after(changes, table=name, key=table.key, added=added)
+
+
+def _default(
+    text: str, column: CatalogColumn, field: T.StructField, settings: Settings, where: str
+) -> Any:
+    """A value that the catalogue has as text, as Spark's type of its column takes it."""
+    wanted = field.dataType.simpleString()
+    type_ = column_type(column.type_id, column.type_modifier, registry=settings.registry)
+    fitting = policies_for(type_, wanted, settings.policies)
+    if fitting is None:
+        if isinstance(field.dataType, T.AtomicType):
+            return text  # of a domain, or from before the type was altered: Spark reads it
+        raise PgOutputError(f"{where}: its type is not known to be {wanted}; give registry=")
+    if is_text(type_, wanted):
+        return text
+    used = replace(settings, policies=fitting[0])
+    try:
+        return column_codec(type_, used, wanted, binary=fitting[1]).text(text.encode())
+    except ValueError as error:
+        raise PgOutputError(f"{where}: {error}") from error
 
 
 def rows_after(
@@ -101,7 +139,8 @@ def rows_after(
         a table without: its rows are a multiset.
     added : mapping of str to value
         Columns that rows older than the column may lack, with the value that they then have: a
-        Python value, or None. A column that is missing here must have been sent for every row.
+        Python value, of nested types a tuple, or None. A column that is missing here must have been
+        sent for every row.
     """
     row_type = changes.schema["after"].dataType
     if not isinstance(row_type, T.StructType):
@@ -109,7 +148,10 @@ def rows_after(
     for name in (*key, *added):
         if name not in row_type.fieldNames():
             raise PgOutputError(f"{table} has no column {name!r} in its changes")
-    defaults = {name: _literal(value, row_type[name].dataType) for name, value in added.items()}
+    defaults = {
+        name: None if value is None else _literal(value, row_type[name].dataType)
+        for name, value in added.items()
+    }
     positioned = changes.withColumn(
         "position",
         F.struct(
@@ -136,7 +178,17 @@ def _required(name: str, sentence: str) -> Column:
 
 def _unsent(name: str) -> Column:
     """Whether the change says nothing of a column's new value."""
-    return F.coalesce(F.array_contains("unchanged", F.lit(name)), F.lit(False))
+    return F.expr(_unsent_sql(name))
+
+
+def _quoted(text: str) -> str:
+    """A literal of Spark SQL; in place of ${…} Spark would put a setting."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024")
+    return f"'{escaped}'"
+
+
+def _unsent_sql(name: str) -> str:
+    return f"coalesce(array_contains(unchanged, {_quoted(name)}), false)"
 
 
 def _field(tuple_: str, name: str) -> Column:
@@ -152,28 +204,32 @@ def _keyed(
     table: str,
     row_type: T.StructType,
     key: list[str],
-    defaults: Mapping[str, Column],
+    defaults: Mapping[str, Column | None],
 ) -> DataFrame:
     touches = _occupations(_touches(_filled(rows, row_type), table, key))
 
-    def columns(value: Callable[[int, str, Column], Column]) -> list[Column]:
+    row_key = _shown_key(key)
+
+    def columns(known: Callable[[int, str], str], value: Callable[[int, str], str]) -> list[Column]:
+        """Of each column the value, where the condition says that it is known."""
         result = []
-        for i, field in enumerate(row_type.fields):
-            name = field.name
+        for i, name in enumerate(row_type.fieldNames()):
             if name in key:
                 column = _field("key", f"k{key.index(name)}")
             else:
-                missing = F.raise_error(
-                    F.concat(
-                        F.lit(f"{table}, row "),
-                        _shown_key(key),
-                        F.lit(f", column {name}: {_UNSENT}"),
+                lost = f"concat({_quoted(f'{table}, row ')}, {row_key}, "
+                lost = f"raise_error({lost}{_quoted(f', column {name}: {_UNSENT}')}))"
+                case = f"CASE WHEN {known(i, name)} THEN {value(i, name)}"
+                if name not in defaults:
+                    column = F.expr(f"{case} ELSE {lost} END")
+                # A row whose insert was seen lacks only what its table had not yet then.
+                elif defaults[name] is None:
+                    column = F.expr(f"{case} WHEN born THEN NULL ELSE {lost} END")
+                else:
+                    column = F.when(F.expr(known(i, name)), F.expr(value(i, name))).when(
+                        F.col("born"), defaults[name]
                     )
-                ).cast(field.dataType)
-                if name in defaults:
-                    # A row whose insert was seen lacks only what its table had not yet then.
-                    missing = F.when(F.col("born"), defaults[name]).otherwise(missing)
-                column = value(i, name, missing)
+                    column = column.otherwise(F.expr(lost))
             result.append(column.alias(name))
         return result
 
@@ -185,7 +241,7 @@ def _keyed(
         touches = touches.localCheckpoint()
     current = touches.filter(settled).select(
         *columns(
-            lambda _, name, missing: F.when(_unsent(name), missing).otherwise(_field("after", name))
+            lambda _, name: f"NOT {_unsent_sql(name)}", lambda _, name: f"after[{_quoted(name)}]"
         )
     )
     if not followed:
@@ -203,13 +259,13 @@ def _keyed(
     )
     unsettled = histories.filter(f"final and not ({settled})").select("row_id")
     latest = [
-        F.max_by(
-            F.struct(_field("after", field.name).alias("value")),
-            # max_by passes over rows that have no position
-            F.when(F.col("after").isNotNull() & ~_unsent(field.name), F.col("position")),
-        ).alias(f"v{i}")
-        for i, field in enumerate(row_type.fields)
-        if field.name not in key
+        # max_by passes over rows that have no position
+        F.expr(
+            f"max_by(named_struct('value', after[{_quoted(name)}]), "
+            f"CASE WHEN after IS NOT NULL AND NOT {_unsent_sql(name)} THEN position END) AS v{i}"
+        )
+        for i, name in enumerate(row_type.fieldNames())
+        if name not in key
     ]
     completed = (
         histories.join(unsettled, "row_id", "left_semi")
@@ -219,27 +275,24 @@ def _keyed(
             F.bool_or("born").alias("born"),
             *latest,
         )
-        .select(
-            *columns(
-                lambda i, _, missing: F.when(
-                    F.col(f"v{i}").isNotNull(), F.col(f"v{i}").getItem("value")
-                ).otherwise(missing)
-            )
-        )
+        .select(*columns(lambda i, _: f"v{i} IS NOT NULL", lambda i, _: f"v{i}.value"))
     )
     return current.unionByName(completed)
 
 
-def _shown_key(key: list[str]) -> Column:
-    parts: list[Column] = []
+def _shown_key(key: list[str]) -> str:
+    """The expression for a row's key as errors show it."""
+    parts = []
     for i, name in enumerate(key):
-        parts += [F.lit(f"{', ' if i else ''}{name}="), _field("key", f"k{i}").cast("string")]
-    return F.concat(*parts)
+        parts += [_quoted(f"{', ' if i else ''}{name}="), f"cast(key.k{i} AS string)"]
+    return f"concat({', '.join(parts)})"
 
 
 def _filled(rows: DataFrame, row_type: T.StructType) -> DataFrame:
     """Takes what an update did not send from its old row, where that is whole."""
     whole = (F.col("old_kind") == "O") & F.col("unchanged").isNotNull() & F.col("after").isNotNull()
+    if rows.filter(whole).isEmpty():
+        return rows  # Spark would put the expression below into each of as many columns
     names = row_type.fieldNames()
     after = F.struct(
         *(
@@ -370,7 +423,7 @@ def _origins(moves: DataFrame) -> DataFrame:
 
 
 def _multiset(
-    rows: DataFrame, table: str, row_type: T.StructType, defaults: Mapping[str, Column]
+    rows: DataFrame, table: str, row_type: T.StructType, defaults: Mapping[str, Column | None]
 ) -> DataFrame:
     def at(text: str) -> Column:
         return F.concat(
@@ -380,7 +433,8 @@ def _multiset(
 
     def lacking(field: T.StructField) -> Column:
         if field.name in defaults:
-            return defaults[field.name]
+            default = defaults[field.name]
+            return F.lit(None) if default is None else default
         return F.raise_error(at(f", column {field.name}: {_UNSENT}")).cast(field.dataType)
 
     def whole(new: bool) -> Column:
@@ -412,14 +466,11 @@ def _multiset(
             .otherwise(F.array(removed, added))
         ).alias("change"),
     ).select("position", "change.*")
-    # Spark's grouping takes -0.0 for 0.0, PostgreSQL stores them apart: group floats by their text.
     steps = steps.withColumn(
         "like",
         F.struct(
             *(
-                _field("row", field.name).cast("string").alias(f"c{i}")
-                if isinstance(field.dataType, (T.FloatType, T.DoubleType))
-                else _field("row", field.name).alias(f"c{i}")
+                exact(_field("row", field.name), field.dataType).alias(f"c{i}")
                 for i, field in enumerate(row_type.fields)
             )
         ),
@@ -442,15 +493,54 @@ def _multiset(
     )
 
 
+def exact(value: Column, data_type: T.DataType) -> Column:
+    """What is equal in Spark if and only if the values are the same in PostgreSQL.
+
+    Spark takes -0.0 for 0.0, which PostgreSQL stores apart; their texts differ.
+    """
+    if isinstance(data_type, (T.FloatType, T.DoubleType, T.VariantType)):
+        return value.cast("string")
+    if isinstance(data_type, T.ArrayType):
+        return F.transform(value, lambda item: exact(item, data_type.elementType))
+    if isinstance(data_type, T.StructType):
+        fields = [
+            exact(value.getItem(f.name), f.dataType).alias(f"c{i}")
+            for i, f in enumerate(data_type.fields)
+        ]
+        return F.when(value.isNotNull(), F.struct(*fields))
+    if isinstance(data_type, T.MapType):
+        entries = F.array_sort(F.map_entries(value))
+        return exact(entries, T.ArrayType(_entry(data_type)))
+    return value
+
+
+def _entry(data_type: T.MapType) -> T.StructType:
+    fields = [("key", data_type.keyType), ("value", data_type.valueType)]
+    return T.StructType([T.StructField(name, part) for name, part in fields])
+
+
 # --- values of the catalogue ---------------------------------------------------------------------
 
 
 def _literal(value: Any, data_type: T.DataType) -> Column:
-    """A Python value of the decoder's as a constant of a column's type."""
+    """A Python value, as pyarrow would take it, as a constant of a column's type."""
+    return _constant(value, data_type).cast(data_type)
+
+
+def _constant(value: Any, data_type: T.DataType) -> Column:
+    if value is None:
+        return F.lit(None)
+    if isinstance(data_type, T.ArrayType):
+        return F.array(*(_literal(item, data_type.elementType) for item in value))
+    if isinstance(data_type, T.StructType):
+        parts = zip(data_type.fields, value, strict=True)
+        return F.struct(*(_literal(part, f.dataType).alias(f.name) for f, part in parts))
+    if isinstance(data_type, T.MapType):
+        return F.map_from_entries(_constant(value, T.ArrayType(_entry(data_type))))
     if isinstance(value, datetime.datetime):
         value = value.isoformat(" ")
     elif isinstance(value, (datetime.date, datetime.time)):
         value = value.isoformat()
     elif isinstance(value, (uuid.UUID, Decimal)):
         value = str(value)
-    return F.lit(value).cast(data_type)
+    return F.lit(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -18,6 +19,14 @@ import pytest
 
 pytest.importorskip("pyspark")
 pytest.importorskip("psycopg")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from click.testing import CliRunner
+
+from pgoutput_fast.cli.demo import command
+from pgoutput_fast.demo import verify
+from pgoutput_fast.demo.run import Result, TableResult
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.slow]
 
@@ -53,8 +62,8 @@ class Place:
         assert [path.name for path in self.directory.iterdir()] == []
 
 
-@pytest.fixture
-def place():
+@contextlib.contextmanager
+def made_place():
     # Not tmp_path: the server's user must get in, and a socket's path must be short.
     directory = Path(tempfile.mkdtemp(prefix="pf", dir="/tmp"))
     directory.chmod(0o755)
@@ -62,21 +71,36 @@ def place():
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def test_the_command_proves_all_tables_and_leaves_nothing(place, tmp_path):
-    report = tmp_path / "report.html"
-    run = subprocess.run(
-        [
-            *(sys.executable, "-m", "pgoutput_fast", "demo", "--changes", "5000", "--seed", "3"),
-            *("--out", str(tmp_path / "out"), "--report", str(report)),
-        ],
-        capture_output=True,
-        text=True,
-        env={**place.environment, "PGOUTPUT_FAST_IMPL": "python", "COLUMNS": "120"},
-        timeout=280,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+@pytest.fixture
+def place():
+    with made_place() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """A run of the command, which takes most of a minute: its output, its files, its report."""
+    directory = tmp_path_factory.mktemp("demo")
+    with made_place() as place:
+        run = subprocess.run(
+            [
+                *(sys.executable, "-m", "pgoutput_fast", "demo", "--changes", "5000"),
+                *("--seed", "3", "--out", str(directory / "out")),
+                *("--report", str(directory / "report.html")),
+            ],
+            capture_output=True,
+            text=True,
+            env={**place.environment, "PGOUTPUT_FAST_IMPL": "python", "COLUMNS": "120"},
+            timeout=280,
+        )
+        assert run.returncode == 0, run.stdout + run.stderr
+        place.assert_nothing_is_left()
+    return run, directory / "out", (directory / "report.html").read_text()
+
+
+def test_the_command_proves_all_tables_and_leaves_nothing(demo):
+    run, directory, report = demo
     assert run.stderr == ""
-    place.assert_nothing_is_left()
     assert "decoder python" in run.stdout
     rows = re.findall(
         r"^ *(demo\.\w+) +([\d,]+) +([\d,]+) +([\d,]+) .*✓ *$", run.stdout, re.MULTILINE
@@ -84,6 +108,7 @@ def test_the_command_proves_all_tables_and_leaves_nothing(place, tmp_path):
     assert [row[0] for row in rows] == [
         "demo.accounts",
         "demo.orders",
+        "demo.wide",
         "demo.documents",
         "demo.events",
         "demo.measurements",
@@ -92,11 +117,39 @@ def test_the_command_proves_all_tables_and_leaves_nothing(place, tmp_path):
     numbers = [[int(number.replace(",", "")) for number in row[1:]] for row in rows]
     assert sum(changes for _, changes, _ in numbers) >= 5000
     assert all(rows > 0 and changes > 0 and checks >= 3 * rows for rows, changes, checks in numbers)
-    out = sorted(path.name for path in (tmp_path / "out").iterdir())
+    out = sorted(path.name for path in directory.iterdir())
     assert out == ["changes", "copies", "segments", "spark.log", "state"]
-    html = unescape(report.read_text())
-    assert "All 6 tables equal the server's" in html
+    html = unescape(report)
+    assert "All 7 tables equal the server's" in html
     assert not re.search(r"(?:src|href)=|url\(|@import|<script", html)
+    families = re.findall(r"<tr><td>([^<]+)</td><td>(\d+)</td><td>([\d,]+)</td>", html)
+    assert [name for name, _, _ in families] == FAMILIES
+    assert all(int(values.replace(",", "")) >= 30 for _, _, values in families)
+
+
+FAMILIES = [
+    '"char"', "arrays", "bit, varbit", "bool", "bytea", "composites", "date", "domains", "enums",
+    "float4, float8", "geometric", "int2, int4, int8", "interval", "json, jsonb", "jsonpath",
+    "money", "multiranges", "network addresses", "numeric without precision", "numeric(p,s)",
+    "oid, xid, cid, xid8", "pg_lsn, pg_snapshot, tid", "pgvector", "ranges", "reg*",
+    "text, varchar, char, name", "time, timetz", "timestamp, timestamptz", "tsvector, tsquery",
+    "uuid",
+]  # fmt: skip
+
+
+def test_the_wide_table_has_sparks_types(demo):
+    _, directory, _ = demo
+    schema = pq.read_table(directory / "state" / "demo.wide").schema
+    found = {field.name: str(field.type) for field in schema}
+    assert found["grid"].count("list<") == 2
+    assert found["numbers"].startswith("list<element: int32>")
+    assert found["full_transaction"] == "decimal128(20, 0)"
+    assert found["ints"].startswith("struct<lower: int32, upper: int32, lower_inc: bool")
+    assert found["many_ints"].startswith("list<element: struct<lower: int32")
+    assert found["place"].startswith("struct<name: string, at: struct<x: double")
+    assert found["embedding"] == "list<element: float>"
+    assert found["span"] == found["mood"] == found["uid"] == "string"
+    assert found["fee"] == "decimal128(10, 2)"
 
 
 def test_an_existing_directory_is_left_alone(tmp_path):
@@ -121,25 +174,9 @@ class Loud(Progress):
     def phase(self, name, total=None):
         print("phase", name, flush=True)
 
-def tamper(state):
-    import pyarrow as pa, pyarrow.parquet as pq
-    path = next(path for path in sorted((state / "demo.orders").glob("*.parquet")))
-    table = pq.read_table(path)
-    ids = table["id"].to_pylist()
-    row = ids.index(min(ids))
-    comments = table["comment"].to_pylist()
-    comments[row] = "tampered"
-    at = table.schema.names.index("comment")
-    pq.write_table(table.set_column(at, "comment", pa.array(comments, pa.string())), path)
-    for crc in path.parent.glob(".*.crc"):
-        crc.unlink()
-    print("tampered with", min(ids), flush=True)
-
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        result = run(5000, directory=Path(directory), progress=Loud(), tamper=tamper)
-    print(result.difference, flush=True)
-    print([(t.name, t.differing) for t in result.tables if t.differing], flush=True)
+        run(5000, directory=Path(directory), progress=Loud())
 """
 
 
@@ -156,16 +193,58 @@ def start(place, tmp_path):
     )
 
 
-def test_a_wrong_value_is_found_and_named(place, tmp_path):
-    demo = start(place, tmp_path)
-    out, err = demo.communicate(timeout=280)
-    assert demo.returncode == 0, err
-    number = re.search(r"^tampered with (\d+)$", out, re.MULTILINE)[1]
-    first, differing = out.splitlines()[-2:]
-    assert first.startswith(f"demo.orders, row id={number}, column comment: the server has ")
-    assert first.endswith(", the state table 'tampered'")
-    assert differing == "[('demo.orders', 1)]"
-    place.assert_nothing_is_left()
+def compared(spark, demo, tmp_path, table, column, value):
+    """What comes of the proof if a value of the state table's least id is another one."""
+    _, directory, _ = demo
+    wrong = tmp_path / "state.parquet"
+    rows = pq.read_table(directory / "state" / table)
+    ids = rows["id"].to_pylist()
+    values = rows[column].to_pylist()
+    row = ids.index(min(ids))
+    values[row] = value(values[row])
+    field = rows.schema.field(column)
+    at = rows.schema.names.index(column)
+    pq.write_table(rows.set_column(at, field, pa.array(values, field.type)), wrong)
+    state = spark.read.parquet(str(wrong))
+    copy = directory / "copies" / f"{table}.csv"
+    server = verify.server_rows(spark, copy, tmp_path / "copy.parquet", state.schema)
+    return min(ids), rows.num_rows, verify.compare(table, server, state, ["id"])
+
+
+def test_a_wrong_value_is_found_and_named(spark, demo, tmp_path):
+    number, rows, found = compared(
+        spark, demo, tmp_path, "demo.orders", "comment", lambda _: "tampered"
+    )
+    assert (found.rows, found.differing) == (rows, 1)
+    assert re.fullmatch(
+        rf"demo\.orders, row id={number}, column comment: the server has .*, the state table "
+        "'tampered'",
+        str(found.first),
+        re.DOTALL,
+    )
+
+
+def test_a_wrong_part_of_a_nested_value_is_found(spark, demo, tmp_path):
+    def without_sign(values):
+        assert str(values[1]) == "-0.0"
+        return [abs(values[1]) if i == 1 else value for i, value in enumerate(values)]
+
+    number, _, found = compared(spark, demo, tmp_path, "demo.wide", "reals", without_sign)
+    assert found.differing == 1
+    assert str(found.first).startswith(f"demo.wide, row id={number}, column reals: ")
+
+
+def test_the_command_fails_where_a_table_differs(monkeypatch, tmp_path):
+    result = Result("python", None, "18", "4", 1, tables=[TableResult("demo.t", "")])
+    result.tables[0].difference = verify.Difference("demo.t", "id=1", "a", "1", "2")
+    result.tables[0].differing = 1
+    monkeypatch.setattr("pgoutput_fast.cli.demo.run", lambda *_, **__: result)
+    report = tmp_path / "report.html"
+    found = CliRunner().invoke(command, ["--report", str(report)], standalone_mode=False)
+    assert found.return_value == 1, found.output
+    named = "demo.t, row id=1, column a: the server has 1, the state table 2"
+    assert named in found.output
+    assert named in unescape(report.read_text())
 
 
 @pytest.mark.parametrize(

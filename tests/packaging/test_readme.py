@@ -31,7 +31,7 @@ def test_decoding_prints_what_its_comments_say(impl: str, number: int, tmp_path:
 @pytest.mark.slow
 @pytest.mark.spark
 def test_capture_and_spark(tmp_path: Path) -> None:
-    _, _, capture, spark = python_blocks(ROOT / "README.md")
+    _, _, capture, spark, typed = python_blocks(ROOT / "README.md")
     with EmbeddedServer(18) as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
         for statement in (
             "CREATE TABLE accounts (id int PRIMARY KEY, balance numeric(12,2), note text)",
@@ -46,9 +46,12 @@ def test_capture_and_spark(tmp_path: Path) -> None:
         ran = run_python("-c", capture, cwd=tmp_path)
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
-    ran = run_python("-c", spark, cwd=tmp_path)
+        assert '"postgresql:///shop"' in typed
+        typed = typed.replace('"postgresql:///shop"', repr(server.dsn()))
+        ran = run_python("-c", spark + typed, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    changes, rows = ran.stdout.strip().split("\n\n")
+    changes, rows, schema = ran.stdout.strip().split("\n\n")
+    assert schema.count("|-- balance: decimal(12,2)") == 2  # before and after
     assert re.findall(r"^\| *(\w+)\| *(\d)\| *([\d.]+)\| *(\w+)\|$", changes, re.MULTILINE) == [
         ("insert", "1", "99.50", "NULL"),
         ("insert", "2", "1.00", "x"),
