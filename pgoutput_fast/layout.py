@@ -310,9 +310,21 @@ def field_of(type: ColumnType, settings: Settings, target: str) -> Field:
             return _server_text(type, codec, settings)
     elif type.registered is None and type.kind == "enum":
         return _plain_text(codec, settings)
-    elif type.registered is None and type.kind != "unknown":
+    elif _has_text(type):
         return _server_text(type, codec, settings)
     return _unknown(settings)
+
+
+def _has_text(type: ColumnType) -> bool:
+    """Whether the server's text of every binary value of a type that is made of others is known."""
+    if type.registered is not None or type.kind == "unknown":
+        return False
+    if type.entry is not None and type.entry.codec in ("money", "reg", "other"):
+        return False
+    parts = [field for _, field in type.fields]
+    if type.element is not None:
+        parts.append(type.element)
+    return all(map(_has_text, parts))
 
 
 def _as_text(type: ColumnType, policies: Policies) -> bool:
@@ -386,10 +398,7 @@ def _server_text(type: ColumnType, codec: Codec, settings: Settings) -> Field:
         try:
             form: str = codec.text_form(raw)
         except NoTextForm:
-            # money, whose text depends on lc_monetary: the amount; a composite of money: its bytes.
-            if not isinstance(value, (int, str)):
-                raise
-            form = str(value)
+            form = str(value)  # money, whose text depends on lc_monetary, and names of OIDs
         return form.encode()
 
     return Field("", "u", text=text, binary=binary)
