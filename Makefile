@@ -17,17 +17,18 @@ CORPUS ?=
 bin := $(VENV)/bin
 python := $(bin)/python
 pip := $(python) -m pip --disable-pip-version-check --quiet
-extension_sources := setup.py $(wildcard pgoutput_fast/*.pyx pgoutput_fast/*.pxd)
+extension_sources := setup.py $(wildcard pgoutput_fast/*.pyx pgoutput_fast/*.pxd pgoutput_fast/*.h)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-pythons test-corpus lint format bench clean
+.PHONY: help demo test test-pythons test-corpus sanitize lint format bench clean
 
 help:
 	@echo 'make demo                    a real PostgreSQL server -> capture -> Spark tables, proved equal'
 	@echo 'make test                    all tests, both implementations'
 	@echo 'make test-pythons            the same with each Python 3.10 to 3.14 that is found'
 	@echo 'make test-corpus CORPUS=DIR  decode recorded captures of real servers'
+	@echo 'make sanitize                unit and mutation tests under AddressSanitizer and UBSan (gcc)'
 	@echo 'make lint                    ruff, mypy, cython-lint, codespell, workflow schemas'
 	@echo 'make format                  let ruff format the code'
 	@echo 'make bench                   benchmarks, as ratios in one run'
@@ -88,6 +89,19 @@ test-pythons:
 test-corpus: $(VENV)/.extension
 	@[ -d "$(CORPUS)" ] || { echo 'make test-corpus CORPUS=DIR: a directory of captures' >&2; exit 2; }
 	@PGOUTPUT_FAST_CORPUS="$(CORPUS)" $(python) -m pytest tests/corpus $(PYTEST_ARGS)
+
+# Python itself is not instrumented, so that the runtime has to be there before it, and Python has to
+# take its memory from malloc, whose ends are watched. It frees little of it when it ends: leaks are
+# what tests count. "pytest" rather than "python -m pytest", which would import from here.
+sanitized := build/sanitize
+sanitize: $(VENV)/.dependencies
+	@PGOUTPUT_FAST_SANITIZE=1 PGOUTPUT_FAST_REQUIRE_EXT=1 \
+	    $(python) setup.py --quiet build --build-base $(sanitized) --build-lib $(sanitized)/lib
+	@runtime="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"; \
+	export LD_PRELOAD="$$runtime" PYTHONMALLOC=malloc PYTHONPATH="$(abspath $(sanitized)/lib)" \
+	    PGOUTPUT_FAST_IMPL=cython ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1; \
+	$(python) -c 'import pgoutput_fast._columns as c; print("Testing", c.__file__)' && \
+	$(bin)/pytest tests/unit tests/differential -p no:cacheprovider $(PYTEST_ARGS)
 
 lint: $(VENV)/.dependencies
 	@# cython-lint looks for pycodestyle on PATH.

@@ -1,11 +1,12 @@
 """Build of the compiled core; all metadata is in pyproject.toml.
 
-Four environment variables, each 1, or 0 or unset:
+Five environment variables, each 1, or 0 or unset:
 
 PGOUTPUT_FAST_NO_EXT       build without extensions: a pure Python wheel
 PGOUTPUT_FAST_REQUIRE_EXT  a failed build of an extension is an error (else the Python twin serves)
 PGOUTPUT_FAST_DEBUG        no optimisation, debug symbols, C assertions, Cython's own bound checks
 PGOUTPUT_FAST_LINE_TRACE   line tracing for coverage and profilers; slow
+PGOUTPUT_FAST_SANITIZE     AddressSanitizer and UndefinedBehaviorSanitizer; see `make sanitize`
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import os
 from setuptools import Extension, setup
 
 EXTENSIONS = ("_columns", "_core", "_frames", "_values")
+
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
 
 
 def switch(name: str) -> bool:
@@ -28,6 +31,7 @@ def switch(name: str) -> bool:
 def extensions() -> list[Extension]:
     """The extensions as generated C, or none when switched off."""
     required, debug, line_trace = switch("REQUIRE_EXT"), switch("DEBUG"), switch("LINE_TRACE")
+    sanitize = SANITIZE if switch("SANITIZE") else []
     if switch("NO_EXT"):
         if required:
             raise SystemExit("PGOUTPUT_FAST_NO_EXT and PGOUTPUT_FAST_REQUIRE_EXT: set only one")
@@ -44,7 +48,9 @@ def extensions() -> list[Extension]:
                 # setup.py holds compiler flags and directives: a change of it rebuilds.
                 depends=["setup.py", "pgoutput_fast/_arrow.h", "pgoutput_fast/_convert.h"],
                 include_dirs=["pgoutput_fast"],
-                extra_compile_args=["-O0", "-g", "-UNDEBUG"] if debug else ["-O3", "-g0"],
+                extra_compile_args=(["-O0", "-g", "-UNDEBUG"] if debug else ["-O3", "-g0"])
+                + sanitize,
+                extra_link_args=sanitize,
                 define_macros=[("CYTHON_TRACE_NOGIL", "1")] if line_trace else [],
             )
             for name in EXTENSIONS
