@@ -16,7 +16,7 @@ def python_blocks(document: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("impl", ["cython", "python"])
 def test_decoding_prints_what_its_comments_say(impl: str, number: int, tmp_path: Path) -> None:
     example = python_blocks(ROOT / "README.md")[number]
@@ -31,7 +31,7 @@ def test_decoding_prints_what_its_comments_say(impl: str, number: int, tmp_path:
 @pytest.mark.slow
 @pytest.mark.spark
 def test_capture_and_spark(tmp_path: Path) -> None:
-    _, _, capture, spark, typed = python_blocks(ROOT / "README.md")
+    *_, capture, spark, typed = python_blocks(ROOT / "README.md")
     with EmbeddedServer(18) as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
         for statement in (
             "CREATE TABLE accounts (id int PRIMARY KEY, balance numeric(12,2), note text)",
