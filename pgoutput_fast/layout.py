@@ -512,7 +512,7 @@ def _numeric(type: ColumnType, codec: Codec, settings: Settings, target: str) ->
         if not value.is_finite():
             if choice == "clamp" and value.is_nan():
                 raise OutOfRange(f"NaN does not fit into {name}, nor is it near to any value of it")
-            clamped = 1 - limit if value < 0 else limit - 1
+            clamped = 1 - limit if value.is_signed() else limit - 1
             kept = _limited_to(choice, "special_values", _numeric_word(value), clamped, name)
             return None if kept is None else kept.to_bytes(width, _ORDER, signed=True)
         sign, digits, exponent = value.as_tuple()
@@ -549,7 +549,7 @@ def _limited_to(choice: str, policy: str, shown: str, clamp: Any, name: str) -> 
 
 
 def _numeric_word(value: Decimal) -> str:
-    return "NaN" if value.is_nan() else "-Infinity" if value < 0 else "Infinity"
+    return "NaN" if value.is_nan() else "-Infinity" if value.is_signed() else "Infinity"
 
 
 def _abridged(value: Decimal) -> str:
