@@ -125,6 +125,12 @@ class Layout:
     head: tuple[Field, ...]
     metadata: Mapping[bytes, bytes]
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that count of a row, beside its values of varying length."""
+        widths = [field.width if field.width >= 0 else 4 for field in self.columns]
+        return 60 + len(widths) + sum(widths)
+
     def schema(self, binary: Iterable[int]) -> Field:
         """The schema of a batch, as a struct of its columns.
 
@@ -148,6 +154,20 @@ class Layout:
                 Field("unchanged", "+l", children=(Field("item", "u"),)),
             ),
         )
+
+
+def version_of(plan: RelationPlan) -> tuple[object, ...]:
+    """What makes a relation's rows go into one batch: all that was announced of it."""
+    relation, registry = plan.relation, plan.settings.registry
+    return (
+        relation.relation_id,
+        relation.namespace,
+        relation.name,
+        relation.replica_identity,
+        relation.columns,
+        tuple([(oid, type.namespace, type.name) for oid, type in sorted(plan.types.items())]),
+        None if registry is None else registry.version,
+    )
 
 
 def head_fields(target: str) -> tuple[Field, ...]:
