@@ -962,8 +962,8 @@ cdef class Engine:
 
     def flush(self):
         """The batches of all relations that have rows, in the order of their first rows."""
-        relations = list(self.open.values())
-        return [self.close(<_Relation> relation) for relation in relations]
+        batches = [self.close(<_Relation> relation) for relation in list(self.open.values())]
+        return [batch for batch in batches if batch is not None]
 
     def drop(self):
         """Forget rows that were not given out."""
