@@ -1068,8 +1068,8 @@ cdef class Engine:
                 if frame.length != 26 or self.in_stream:
                     return FAULT
                 if not self.event(
-                    c'C', self.xid, 0, load_uint64(frame.at + 2), load_uint64(frame.at + 10),
-                    <int64_t> load_uint64(frame.at + 18),
+                    c'C', self.xid if self.in_transaction else 0, 0, load_uint64(frame.at + 2),
+                    load_uint64(frame.at + 10), <int64_t> load_uint64(frame.at + 18),
                 ):
                     return NO_MEMORY
                 self.in_transaction = False
