@@ -1435,8 +1435,11 @@ cdef class Engine:
             if not rows.wanted:
                 self.row += 1
                 continue
-            if rows.count == self.max_rows or self.held + rows.fixed > self.max_bytes:
+            if rows.count == self.max_rows:
                 self.ready.append(self.close(<_Relation> rows.owner))
+                self.relation_of(plan)
+            elif self.held > 0 and self.held + rows.fixed > self.max_bytes:
+                self.ready += self.flush()
                 self.relation_of(plan)
             if rows.count == rows.capacity and not grow_rows(rows):
                 raise MemoryError
