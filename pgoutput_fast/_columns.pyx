@@ -255,6 +255,7 @@ cdef struct Column:
     uint8_t binary_code
     bint by_format
     uint8_t form  # of a column that is by_format: what came first
+    int64_t form_row  # and in which row
     int32_t width  # bytes of a value; 0 a bit, -1 variable
     uint32_t scale
     uint64_t limit  # of a decimal of up to 18 digits: 10**precision; else 0
@@ -422,13 +423,14 @@ cdef bint pad(Rows *rows, Side *side, int64_t row) noexcept nogil:
     return True
 
 
-# A row that was not finished leaves no trace: its bits of validity are as before.
+# A row that was not finished leaves no trace: bits of validity and forms are as before.
 cdef void undo(Rows *rows, Side *side) noexcept nogil:
     cdef int32_t c
-    if side.filled < side.capacity:
-        for c in range(rows.width):
-            if side.columns[c].validity != NULL:
-                side.columns[c].validity[side.filled >> 3] |= 1 << (side.filled & 7)
+    for c in range(rows.width):
+        if side.columns[c].validity != NULL and side.filled < side.capacity:
+            side.columns[c].validity[side.filled >> 3] |= 1 << (side.filled & 7)
+        if side.columns[c].form_row == rows.count:
+            side.columns[c].form = UNDECIDED
 
 
 cdef bint grow_rows(Rows *rows) noexcept nogil:
@@ -950,6 +952,8 @@ cdef class Engine:
             elif status == FULL:
                 return self.flush()
             elif status == FULL_ROWS or status == OTHER_FORM:
+                if status == OTHER_FORM:
+                    self.check()
                 return [self.close(<_Relation> self.stopped.owner)]
             elif status == NO_MEMORY:
                 raise MemoryError
@@ -1262,6 +1266,7 @@ cdef class Engine:
                 if form[0] != UNDECIDED:
                     return self.other_form(rows, c, at - frame.at)
                 form[0] = AS_BINARY if binary else AS_TEXT
+                rows.after.columns[c].form_row = row
         status = store(column, row, at, length, binary, frame)
         if status == FAULT:
             status = self.store_slowly(rows, column, c, at, length, binary, frame)
@@ -1521,11 +1526,23 @@ cdef class Engine:
 
     # Raise the error of the frame that comes next.
     cdef int refuse(self) except -1:
-        cdef bytes frame = self.piece.frame(self.at)
-        cdef Py_ssize_t index = self.before + self.at
         error, self.error = self.error, None
         if error is not None and not isinstance(error, Exception):
             raise error
+        plan = self.check()
+        frame = self.frame()
+        try:
+            if error is not None:
+                refuse_value(frame, self.error_offset, self.error_column, error, plan)
+            refuse_time(frame, 0, "lsn", self.lsn())
+        except DecodeError as refused:
+            refused.frame = self.position
+            raise
+
+    # Raise the error of the frame that comes next if it is malformed; else it is a row, and this is
+    # its relation's plan.
+    cdef object check(self):
+        cdef bytes frame = self.piece.frame(self.at)
         self.sync()
         state = self.state
         in_stream = state.open_xid is not None
@@ -1543,12 +1560,10 @@ cdef class Engine:
             if plan is None:
                 diagnose(frame, in_stream, state.plan)
             restore(frame, in_stream, plan)
-            if error is not None:
-                refuse_value(frame, self.error_offset, self.error_column, error, plan)
-            refuse_time(frame, 0, "lsn", self.lsn())
         except DecodeError as refused:
-            refused.frame = index
+            refused.frame = self.position
             raise
+        return plan
 
 
 # --- batches -------------------------------------------------------------------------------------
