@@ -31,10 +31,12 @@ from pgoutput_fast._core cimport load_uint16, load_uint32, load_uint64, walk_tup
 from pgoutput_fast._frames cimport Frame, Memory, Piece, Source, pieces_of, take_frame
 
 from ._core import decode, restore
-from .batches import ITEM_SIZES, array_of, lsns_of, metadata_bytes, refuse_time
+from .batches import (
+    ITEM_SIZES, TWO_FORMS, UNSENT_BEFORE, array_of, commit_of, lsns_of, metadata_bytes, refuse_time,
+)
 from .diagnose import UNKNOWN_HINT, diagnose
 from .errors import DecodeError, fail
-from .layout import CONVERTERS, EPOCH_SHIFT, shown_name
+from .layout import CONVERTERS, EPOCH_SHIFT, shown_name, version_of
 from .plan import refuse_value
 
 cdef extern from "_arrow.h" nogil:
@@ -775,8 +777,8 @@ cdef _Relation make_relation(object plan, object layout):
     for c in range(width):
         made.rows.after.columns[c].text_code = SKIP
         made.rows.after.columns[c].binary_code = SKIP
-    made.rows.fixed = 60  # what stands beside the tuples
     if layout is not None:
+        made.rows.fixed = layout.row_bytes
         for field in layout.columns:
             column = &made.rows.after.columns[field.position]
             column.text_code = field.text_code
@@ -786,7 +788,6 @@ cdef _Relation make_relation(object plan, object layout):
             column.scale = max(field.scale, 0)
             column.limit = 10**field.precision if 0 < field.precision <= 18 else 0
             column.field = <void *> field
-            made.rows.fixed += 1 + (field.width if field.width >= 0 else 4)
     memcpy(made.rows.before.columns, made.rows.after.columns, width * sizeof(Column))
     return made
 
@@ -1304,13 +1305,13 @@ cdef class Engine:
     cdef Status other_form(self, Rows *rows, int32_t c, int64_t offset) noexcept with gil:
         if rows.count > 0:
             return OTHER_FORM
-        self.error = ValueError("the old row and the new one have it in different formats")
+        self.error = ValueError(TWO_FORMS)
         self.error_column = c
         self.error_offset = offset
         return FAULT
 
     cdef Status unsent_before(self, int32_t c, int64_t offset) noexcept with gil:
-        self.error = ValueError("an old row is sent whole, and this value of it was not")
+        self.error = ValueError(UNSENT_BEFORE)
         self.error_column = c
         self.error_offset = offset
         return FAULT
@@ -1469,25 +1470,19 @@ cdef class Engine:
     # version end: they come first.
     cdef _Relation relation_of(self, plan):
         cdef _Relation relation, other
-        described = plan.relation
-        registry = plan.settings.registry
-        key = (
-            described.relation_id, described.namespace, described.name,
-            described.replica_identity, described.columns,
-            tuple([(oid, type.namespace, type.name) for oid, type in sorted(plan.types.items())]),
-            None if registry is None else registry.version,
-        )
+        relation_id = plan.relation.relation_id
+        key = version_of(plan)
         relation = self.known.get(key)
         if relation is None:
             relation = make_relation(plan, self.options.layout(plan))
             self.known[key] = relation
-        other = self.open.get(described.relation_id)
+        other = self.open.get(relation_id)
         if other is not relation:
             if other is not None:
                 batch = self.close(other)
                 if batch is not None:
                     self.ready.append(batch)
-            self.open[described.relation_id] = relation
+            self.open[relation_id] = relation
         return relation
 
     # The rows of a relation as a batch; None if it has none.
@@ -2146,6 +2141,11 @@ cdef class ChangeBatch:
         commit_lsn : int
         commit_time : int
             In microseconds since 2000-01-01.
+
+        Raises
+        ------
+        OverflowError
+            One does not fit into its column.
         """
         cdef ChangeBatch made = ChangeBatch.__new__(ChangeBatch)
         cdef int64_t i
@@ -2153,11 +2153,9 @@ cdef class ChangeBatch:
         cdef uint64_t *lsns
         cdef int64_t *times
         cdef const uint8_t *validity
-        cdef uint64_t lsn = commit_lsn
-        cdef int64_t time = commit_time
-        if lsn >> 63 and self.wide:
-            raise OverflowError(f"the LSN {commit_lsn} does not fit into Spark's long")
-        time += SHIFT
+        cdef uint64_t lsn
+        cdef int64_t time
+        lsn, time = commit_of(commit_lsn, commit_time, "spark" if self.wide else "arrow")
         made.layout = self.layout
         made.binary = self.binary
         made.wide = self.wide

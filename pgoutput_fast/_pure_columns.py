@@ -15,7 +15,7 @@ import numpy as np
 
 from ._pure import Begin, Commit, _Stumble, make_fixed, make_row
 from .batches import (
-    OTHER_FORM,
+    TWO_FORMS,
     UNSENT_BEFORE,
     Column,
     array_of,
@@ -534,7 +534,7 @@ class _Taken:
             elif form != binary:
                 if self._relation.heads:
                     raise _OtherForm
-                self._refuse(start, field, ValueError(OTHER_FORM))
+                self._refuse(start, field, ValueError(TWO_FORMS))
         store = field.binary if binary else field.text
         assert store is not None
         try:

@@ -203,7 +203,7 @@ def metadata_bytes(metadata: Mapping[bytes, bytes]) -> bytes:
 
 
 UNSENT_BEFORE = "an old row is sent whole, and this value of it was not"
-OTHER_FORM = "the old row and the new one have it in different formats"
+TWO_FORMS = "the old row and the new one have it in different formats"
 
 
 def commit_of(commit_lsn: int, commit_time: int, target: str) -> tuple[int, int]:
