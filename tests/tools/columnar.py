@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,15 @@ def told(batch: Any) -> tuple[Any, ...]:
     return repr(batch), len(batch), batch.num_rows, batch.binary, repr(batch.relation), schema, columns
 
 
+def pickled(value: Any) -> bytes:
+    """What equal values have in common, whether or not their parts are the same objects."""
+    to = io.BytesIO()
+    pickler = pickle.Pickler(to)
+    pickler.fast = True
+    pickler.dump(value)
+    return to.getvalue()
+
+
 def observe_call(decoder: Any, data: Any, lsns: Any = None) -> dict[str, Any]:
     """What comes of a call to the end, or to its error."""
     seen: dict[str, Any] = {"batches": [], "error": None}
@@ -80,19 +90,20 @@ def observe_call(decoder: Any, data: Any, lsns: Any = None) -> dict[str, Any]:
     seen["messages"] = [repr(event) for event in decoder.events]
     seen["bad"] = [(bad.frame, bad.lsn, refused(bad.error), bad.data) for bad in decoder.errors]
     seen["error batch"] = exact(pa.array(pa.record_batch(decoder.errors).to_struct_array()))
-    seen["state"] = pickle.dumps(decoder.state)
+    state = decoder.state
+    seen["state"] = [(name, pickled(getattr(state, name))) for name in state.__slots__]
     return seen
 
 
 def observe(
-    implementation: str, calls: Iterable[Any], lsns: Iterable[Any] | None = None, **options: Any
+    implementation: str, calls: Iterable[Any], lsns: Sequence[Any] | None = None, **options: Any
 ) -> list[dict[str, Any]]:
     """What comes of several calls of one decoder, which goes on where one is refused."""
     seen = []
     with chosen(implementation):
         decoder = pf.ColumnarDecoder(**options)
         for i, data in enumerate(calls):
-            seen.append(observe_call(decoder, data, None if lsns is None else list(lsns)[i]))
+            seen.append(observe_call(decoder, data, None if lsns is None else lsns[i]))
             if isinstance(seen[-1]["error"], str):
                 decoder.reset()
     return seen
@@ -101,9 +112,12 @@ def observe(
 def differences(calls: Any, **options: Any) -> list[str]:
     """Where the two implementations differ, one sentence each; empty if nowhere."""
     first, second = (observe(name, calls, **options) for name in IMPLEMENTATIONS)
-    return [
-        f"call {i}, {name}: {one[name]!r:.600} against {other[name]!r:.600}"
-        for i, (one, other) in enumerate(zip(first, second, strict=True))
-        for name in one
-        if one[name] != other[name]
-    ]
+    found = []
+    for i, (one, other) in enumerate(zip(first, second, strict=True)):
+        for name in one:
+            if one[name] != other[name]:
+                pairs = [(one[name], other[name])]
+                if isinstance(one[name], list) and len(one[name]) == len(other[name]):
+                    pairs = [pair for pair in zip(one[name], other[name]) if pair[0] != pair[1]]
+                found += [f"call {i}, {name}: {a!r:.900} against {b!r:.900}" for a, b in pairs[:3]]
+    return found
