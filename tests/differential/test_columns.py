@@ -195,7 +195,7 @@ def test_rows_by_columns_are_rows_by_messages(implementation: str, capture: Capt
     seen: dict[int, list[Any]] = {}
     with chosen(implementation):
         decoder = pf.ColumnarDecoder(
-            LENIENT, encoding=capture.encoding, max_rows=50, on_error="collect"
+            LENIENT, encoding=capture.encoding, max_rows=500, on_error="collect"
         )
         for batch in decoder.decode(frames, lsns=lsns):
             read = pa.record_batch(batch)
@@ -339,9 +339,9 @@ def test_frames_of_captures(capture: Capture) -> None:
                 tags += batch.tags.tobytes()
             assert (tags, in_stream) == (whole.tags.tobytes(), whole.in_stream)
             # What a batch of frames came from is decoded as that is.
-            decoder = pf.ColumnarDecoder(LENIENT, encoding=capture.encoding)
+            decoder = pf.ColumnarDecoder(LENIENT, encoding=capture.encoding, on_error="collect")
             again = [exact(pa.record_batch(b).to_struct_array()) for b in decoder.decode(whole)]
-            decoder = pf.ColumnarDecoder(LENIENT, encoding=capture.encoding)
+            decoder = pf.ColumnarDecoder(LENIENT, encoding=capture.encoding, on_error="collect")
             first = [exact(pa.record_batch(b).to_struct_array()) for b in decoder.decode(frames)]
             assert again == first
 
