@@ -9,11 +9,12 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from ._pure import Begin, Commit, _Stumble, make_fixed, make_row
+from ._pure import Begin, Delete, Insert, _Stumble, make_fixed, make_row
+from ._pure_frames import Piece, pieces_of
 from .batches import (
     TWO_FORMS,
     UNSENT_BEFORE,
@@ -28,10 +29,9 @@ from .batches import (
     validity,
     variable_column,
 )
-from ._pure_frames import Piece, pieces_of
 from .diagnose import UNKNOWN_HINT, diagnose
 from .errors import DecodeError, fail
-from .layout import EPOCH_SHIFT, Field, Layout, shown_name, version_of
+from .layout import EPOCH_SHIFT, Field, Layout, version_of
 from .messages import Truncate, decode_rare
 from .plan import RelationPlan, refuse_value
 
@@ -128,14 +128,13 @@ class _Relation:
 
     def __init__(self, plan: RelationPlan, layout: Layout | None) -> None:
         self.plan = plan
-        self.layout = layout  # None: its rows are not wanted
-        if layout is not None:
-            self.row_bytes = layout.row_bytes
-            self.names = [shown_name(field.name).encode() for field in layout.columns]
-            self.clear()
+        self.wanted = layout is not None
+        self.layout = layout or Layout(plan, (), (), {})
+        self.row_bytes = self.layout.row_bytes
+        self.names = [field.name.encode() for field in self.layout.columns]
+        self.clear()
 
     def clear(self) -> None:
-        assert self.layout is not None
         self.heads: list[tuple[Any, ...]] = []
         self.before, self.after = _Side(self.layout), _Side(self.layout)
         self.unchanged: dict[int, list[bytes]] = {}  # row → names
@@ -144,7 +143,7 @@ class _Relation:
 
     def unchanged_column(self) -> Column:
         count = len(self.heads)
-        ends, names = array("i", [0]), []
+        ends, names = array("i", [0]), list[bytes]()
         for row in range(count):
             names += self.unchanged.get(row, ())
             ends.append(len(names))
@@ -249,8 +248,7 @@ class Engine:
     def drop(self) -> None:
         """Forget rows that were not given out."""
         for relation in self._open.values():
-            if relation.layout is not None:
-                relation.clear()
+            relation.clear()
         self._open = {}
         self._ready = []
         self._held = 0
@@ -312,8 +310,7 @@ class Engine:
             if self._ready:
                 return
         lsn_is_sound = self._lsn_is_sound()
-        wanted = relation.layout is not None
-        if wanted and lsn_is_sound and len(relation.heads) == options.max_rows:
+        if relation.wanted and lsn_is_sound and len(relation.heads) == options.max_rows:
             self._give(relation)
             return
         known = relation.plan
@@ -323,17 +320,17 @@ class Engine:
             diagnose(frame, in_stream, state.plan)
         if not lsn_is_sound:
             refuse_time(frame, 0, "lsn", self.lsn() or 0)
-        if not wanted:
+        if not relation.wanted:
             state.row += 1
             self._at += 1
             return
         taken = _Taken(relation, frame)
-        old_kind = None if row.tag == "I" else row.old_kind
+        old_kind = None if isinstance(row, Insert) else row.old_kind
         before = after = None
         try:
             if old_kind is not None:
                 before = taken.values(row._old or (), None, True)
-            if row.tag != "D":
+            if not isinstance(row, Delete):
                 filled = old_kind == "O" and options.fill_unchanged
                 after = taken.values(row._new or (), row._old if filled else None, False)
         except _OtherForm:
@@ -427,7 +424,7 @@ class Engine:
             refuse_time(message.frame, 0, "lsn", self.lsn() or 0)
         for plan in plans:
             relation = self._relation_of(plan)
-            if relation.layout is None:
+            if not relation.wanted:
                 self.state.row += 1
                 continue
             size = relation.row_bytes
@@ -478,10 +475,10 @@ class Engine:
         """The rows of a relation as a batch; None if it has none."""
         self._open.pop(relation.plan.relation.relation_id, None)
         self._cached = {}
-        if relation.layout is None or not relation.heads:
+        if not relation.heads:
             return None
         self._held -= relation.bytes
-        batch = _batch_of(relation, relation.layout, self._options.target)
+        batch = _batch_of(relation, self._options.target)
         relation.clear()
         return batch
 
@@ -503,7 +500,6 @@ class _Taken:
     def values(self, positions: Any, old: Any, is_before: bool) -> Stored:
         """What the columns store of a tuple; `old` is the one that has what was not sent."""
         relation, frame = self._relation, self._frame
-        assert relation.layout is not None
         taken: Stored = []
         for i, field in enumerate(relation.layout.columns):
             start, end = positions[field.position], positions[field.position + 1]
@@ -535,14 +531,14 @@ class _Taken:
                 if self._relation.heads:
                     raise _OtherForm
                 self._refuse(start, field, ValueError(TWO_FORMS))
-        store = field.binary if binary else field.text
-        assert store is not None
+        store: Any = field.binary if binary else field.text
         try:
-            return store(self._frame[start:end])
+            stored: bytes | None = store(self._frame[start:end])
         except Exception as error:
             self._refuse(start, field, error)
+        return stored
 
-    def _refuse(self, offset: int, field: Field, error: Exception) -> Any:
+    def _refuse(self, offset: int, field: Field, error: Exception) -> NoReturn:
         refuse_value(self._frame, offset, field.position, error, self._relation.plan)
 
 
@@ -620,7 +616,7 @@ class ChangeBatch:
         return _made(self.layout, self.binary, self._target, tuple(columns))
 
 
-def _batch_of(relation: _Relation, layout: Layout, target: str) -> ChangeBatch:
+def _batch_of(relation: _Relation, target: str) -> ChangeBatch:
     head = list(zip(*relation.heads, strict=True))
     unsigned4, unsigned8 = ("q", "q") if target == "spark" else ("I", "Q")
     columns = (
@@ -637,7 +633,7 @@ def _batch_of(relation: _Relation, layout: Layout, target: str) -> ChangeBatch:
         relation.unchanged_column(),
     )
     binary = tuple(sorted(i for i, is_binary in relation.forms.items() if is_binary))
-    return _made(layout, binary, target, columns)
+    return _made(relation.layout, binary, target, columns)
 
 
 def _made(

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import operator
 import struct
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +22,8 @@ from .batches import (
     refuse_offset,
 )
 from .errors import DecodeError, frame_bytes
+from .messages import Message, Relation
 from .state import StreamState, make_settings
-
-if TYPE_CHECKING:
-    from .messages import Message
 
 _head = struct.Struct("=BBHHHIIQ").pack
 _slice = struct.Struct("=II").pack
@@ -150,7 +147,7 @@ def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) 
                 state.xid = None
             else:
                 messages[index] = message
-                if tag == "R":
+                if isinstance(message, Relation):
                     relation_id = message.relation_id
                 elif tag == "S":
                     state.open_xid = opened = xid
@@ -182,9 +179,8 @@ def _xid(in_stream: int) -> int:
     return xid
 
 
-def _add_slices(slices: bytearray, frame: bytes, positions: Sequence[int] | None) -> int:
+def _add_slices(slices: bytearray, frame: bytes, positions: Any) -> int:
     """Append the slices of a tuple, as the walk found them; the number of its columns."""
-    assert positions is not None
     start, *ends = positions
     for end in ends:
         kind = _KINDS[frame[start]]

@@ -37,10 +37,7 @@ _DTYPES: dict[str, list[tuple[str, str]]] = {
     ],
 }  # fmt: skip
 
-ITEM_SIZES = {
-    name: sum(int(kind[1:]) for _, kind in fields)
-    for name, fields in _DTYPES.items()
-}
+ITEM_SIZES = {name: sum(int(kind[1:]) for _, kind in fields) for name, fields in _DTYPES.items()}
 """Bytes in an item of each array."""
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import operator
 import struct
 import sys
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -165,7 +165,7 @@ def version_of(plan: RelationPlan) -> tuple[object, ...]:
         relation.name,
         relation.replica_identity,
         relation.columns,
-        tuple([(oid, type.namespace, type.name) for oid, type in sorted(plan.types.items())]),
+        tuple([(oid, one.namespace, one.name) for oid, one in sorted(plan.types.items())]),
         None if registry is None else registry.version,
     )
 
@@ -183,7 +183,7 @@ def head_fields(target: str) -> tuple[Field, ...]:
         "seq": "l",
         "old_kind": "u",
     }
-    return tuple(Field(name, format) for name, format in formats.items())
+    return tuple(Field(name, of) for name, of in formats.items())
 
 
 class Selection:
@@ -526,8 +526,8 @@ def _numeric(type: ColumnType, codec: Codec, settings: Settings, target: str) ->
             clamped = 1 - limit if value < 0 else limit - 1
             kept = _limited_to(choice, "special_values", _numeric_word(value), clamped, name)
             return None if kept is None else kept.to_bytes(width, _ORDER, signed=True)
-        sign, digits, exponent = value.as_tuple()
-        assert isinstance(exponent, int)
+        sign, digits, _ = value.as_tuple()
+        exponent = int(value.as_tuple().exponent)
         # A numeric has up to 131,072 digits: compare before any power is made of them.
         if len(digits) + exponent > precision - scale and any(digits):
             raise OutOfRange(f"{_abridged(value)} does not fit into {name}")
@@ -656,7 +656,13 @@ def interval_iso(value: Interval) -> str:
 def _uuid(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
     if target == "arrow":
         return _stored(
-            codec, uuid.UUID.bytes.fget, "w:16", 16, "uuid_text", "bytes", _UUID  # type: ignore[attr-defined]
+            codec,
+            operator.attrgetter("bytes"),
+            "w:16",
+            16,
+            "uuid_text",
+            "bytes",
+            _UUID,
         )
     return _stored(
         codec, lambda value: str(value).encode(), "u", -1, "uuid_utf8_text", "uuid_utf8_binary"
@@ -664,7 +670,6 @@ def _uuid(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Fi
 
 
 def _json(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
-    assert type.entry is not None
     transcoded = _transcoded(settings)
 
     def binary(raw: bytes) -> bytes:
@@ -673,7 +678,7 @@ def _json(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Fi
 
     code = _text_code(settings)
     binary_code = code
-    if type.entry.codec == "jsonb":
+    if type.entry is not None and type.entry.codec == "jsonb":
         utf8 = settings.encoding == "utf-8"
         binary_code = CONVERTERS["jsonb_binary"] if utf8 else CONVERTERS["slow"]
     return Field(

@@ -43,7 +43,11 @@ def exact(array: Any) -> tuple[Any, ...]:
         return (*head, *(exact(child) for child in children))
     buffers = array.buffers()
     if pa.types.is_list(kind):
-        return (*head, np.frombuffer(buffers[1], np.int32)[: length + 1].tolist(), exact(array.values))
+        return (
+            *head,
+            np.frombuffer(buffers[1], np.int32)[: length + 1].tolist(),
+            exact(array.values),
+        )
     if kind in (pa.utf8(), pa.binary()):
         ends = np.frombuffer(buffers[1], np.int32)[: length + 1].tolist()
         return (*head, ends, buffers[2].to_pybytes()[: ends[-1]] if buffers[2] else b"")
@@ -61,7 +65,15 @@ def told(batch: Any) -> tuple[Any, ...]:
     schema = read.schema.to_string(truncate_metadata=False, show_field_metadata=True)
     assert pa.schema(batch).equals(read.schema, check_metadata=True)
     columns = [exact(column) for column in read.columns]
-    return repr(batch), len(batch), batch.num_rows, batch.binary, repr(batch.relation), schema, columns
+    return (
+        repr(batch),
+        len(batch),
+        batch.num_rows,
+        batch.binary,
+        repr(batch.relation),
+        schema,
+        columns,
+    )
 
 
 def pickled(value: Any) -> bytes:
@@ -118,6 +130,8 @@ def differences(calls: Any, **options: Any) -> list[str]:
             if one[name] != other[name]:
                 pairs = [(one[name], other[name])]
                 if isinstance(one[name], list) and len(one[name]) == len(other[name]):
-                    pairs = [pair for pair in zip(one[name], other[name]) if pair[0] != pair[1]]
-                found += [f"call {i}, {name}: {a!r:.900} against {b!r:.900}" for a, b in pairs[:3]]
+                    pairs = list(zip(one[name], other[name], strict=True))
+                found += [
+                    f"call {i}, {name}: {a!r:.900} against {b!r:.900}" for a, b in pairs if a != b
+                ]
     return found

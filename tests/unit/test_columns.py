@@ -429,11 +429,10 @@ def test_events() -> None:
 
 def test_what_was_decoded_before_a_bad_frame_is_given_out() -> None:
     decoder = pf.ColumnarDecoder()
-    found = []
+    found: list[Any] = []
     bad = insert(text("x"), NULL)
     with pytest.raises(pf.DecodeError, match="frame 2: ") as caught:
-        for batch in decoder.decode([R, i(1), bad, i(2)]):
-            found.append(batch)  # noqa: PERF402
+        found.extend(decoder.decode([R, i(1), bad, i(2)]))
     assert (caught.value.code, caught.value.frame, decoder.next_frame) == ("bad_value", 2, 2)
     assert column(found, "seq") == [0]
     assert column(list(decoder.decode([i(2)])), "seq") == [1]
@@ -507,7 +506,9 @@ def test_bounds_of_transactions_are_never_collected(before: list[bytes], bad: by
 def test_lsns_past_a_long_are_out_of_sparks_range(
     frames: list[bytes], lsns: Any, frame: int, offset: int, found: str
 ) -> None:
-    with pytest.raises(pf.DecodeError, match=f"{found}: 9223372036854775808 does not fit") as caught:
+    with pytest.raises(
+        pf.DecodeError, match=f"{found}: 9223372036854775808 does not fit"
+    ) as caught:
         batches_of(frames, lsns=lsns, target="spark")
     error = caught.value
     assert (error.code, error.frame, error.offset) == ("out_of_range", frame, offset)
