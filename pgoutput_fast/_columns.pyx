@@ -2101,6 +2101,11 @@ cdef class ChangeBatch:
     def __len__(self):
         return self.num_rows
 
+    def __reduce__(self):
+        raise TypeError(
+            "a ChangeBatch is not pickled; what pyarrow.record_batch() makes of it can be"
+        )
+
     def __repr__(self):
         relation = self.relation
         return f"<ChangeBatch: {self.num_rows} rows of {relation.namespace}.{relation.name}>"

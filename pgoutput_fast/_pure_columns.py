@@ -264,7 +264,7 @@ class Engine:
         self._cached = {}
 
     def sync(self) -> None:
-        """Bring the state up to date, which it always is."""
+        """Bring the state up to date."""  # it always is
 
     # --- frames
 
@@ -552,6 +552,7 @@ class ChangeBatch:
     ``pyarrow.record_batch(changes)``, ``polars.DataFrame(changes)``. It outlives its decoder.
     """
 
+    __slots__ = ("_columns", "_target", "binary", "layout", "num_rows")
     layout: Layout
     binary: tuple[int, ...]
     num_rows: int
@@ -563,6 +564,11 @@ class ChangeBatch:
 
     def __len__(self) -> int:
         return self.num_rows
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a ChangeBatch is not pickled; what pyarrow.record_batch() makes of it can be"
+        )
 
     def __repr__(self) -> str:
         relation = self.relation

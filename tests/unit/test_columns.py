@@ -107,6 +107,10 @@ def test_every_column() -> None:
     assert (batch.num_rows, len(batch), batch.relation.name) == (4, 4, "t")
     assert repr(batch) == "<ChangeBatch: 4 rows of public.t>"
     assert batch.nbytes > 0
+    with pytest.raises(TypeError, match=r"pyarrow\.record_batch"):
+        pickle.dumps(batch)
+    with pytest.raises(TypeError, match="made by decoding"):
+        type(batch)()
 
 
 def test_spark_takes_longs() -> None:
