@@ -137,6 +137,9 @@ def test_values_not_sent() -> None:
     batches = batches_of(frames)
     assert column(batches, "unchanged") == [["name"], ["name"], ["name"], ["id", "name"], None]
     assert [after["name"] for after in column(batches, "after")] == [None, None, None, None, "a"]
+    # A NULL is no value that was left out, so it does not stand for one.
+    null = row("U", b"O" + tuple_data(text("1"), NULL) + b"N" + tuple_data(text("2"), SAME))
+    assert column(batches_of([R, null], fill_unchanged=True), "unchanged") == [["name"]]
     batches = batches_of(frames, fill_unchanged=True)
     assert column(batches, "unchanged") == [["name"], ["name"], None, ["id", "name"], None]
     assert [after["name"] for after in column(batches, "after")] == [None, None, "old", None, "a"]
