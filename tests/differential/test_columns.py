@@ -143,7 +143,7 @@ def test_streams_in_any_order(seed: int) -> None:
         assert not found, ([[frame.hex() for frame in call] for call in calls], options, found)
         collected = observe("python", calls, **{**options, "on_error": "collect"})
         rows += sum(batch[2] for call in collected for batch in call["batches"])
-    assert rows > 50
+    assert rows > 20
 
 
 @each_capture
