@@ -31,10 +31,12 @@ from pgoutput_fast._core cimport load_uint16, load_uint32, load_uint64, walk_tup
 from pgoutput_fast._frames cimport Frame, Memory, Piece, Source, pieces_of, take_frame
 
 from ._core import decode, restore
-from .batches import ITEM_SIZES, array_of, lsns_of, metadata_bytes, refuse_time
+from .batches import (
+    ITEM_SIZES, TWO_FORMS, UNSENT_BEFORE, array_of, commit_of, lsns_of, metadata_bytes, refuse_time,
+)
 from .diagnose import UNKNOWN_HINT, diagnose
 from .errors import DecodeError, fail
-from .layout import CONVERTERS, EPOCH_SHIFT, shown_name
+from .layout import CONVERTERS, EPOCH_SHIFT, shown_name, version_of
 from .plan import refuse_value
 
 cdef extern from "_arrow.h" nogil:
@@ -256,6 +258,7 @@ cdef struct Column:
     uint8_t[2] codes  # the converters of binary values and of text
     uint8_t utf8_code  # of a column by format: how its text is stored
     uint8_t form  # of a column by format: what came first
+    int64_t form_row  # and in which row
     int32_t width  # bytes of a value; 0 a bit, -1 variable
     uint32_t scale
     uint64_t limit  # of a decimal of up to 18 digits: 10**precision; else 0
@@ -427,13 +430,14 @@ cdef bint pad(Rows *rows, Side *side, int64_t row) noexcept nogil:
     return True
 
 
-# A row that was not finished leaves no trace: its bits of validity are as before.
+# A row that was not finished leaves no trace: bits of validity and forms are as before.
 cdef void undo(Rows *rows, Side *side) noexcept nogil:
     cdef int32_t c
-    if side.filled < side.capacity:
-        for c in range(rows.width):
-            if side.columns[c].validity != NULL:
-                side.columns[c].validity[side.filled >> 3] |= 1 << (side.filled & 7)
+    for c in range(rows.width):
+        if side.columns[c].validity != NULL and side.filled < side.capacity:
+            side.columns[c].validity[side.filled >> 3] |= 1 << (side.filled & 7)
+        if side.columns[c].form_row == rows.count:
+            side.columns[c].form = UNDECIDED
 
 
 cdef bint grow_rows(Rows *rows) noexcept nogil:
@@ -735,8 +739,8 @@ cdef _Relation make_relation(object plan, object layout):
     for c in range(width):
         made.rows.after.columns[c].codes[1] = SKIP
         made.rows.after.columns[c].codes[0] = SKIP
-    made.rows.fixed = 60  # what stands beside the tuples
     if layout is not None:
+        made.rows.fixed = layout.row_bytes
         for field in layout.columns:
             column = &made.rows.after.columns[field.position]
             column.codes[1] = FORM if field.by_format else field.text_code
@@ -746,7 +750,6 @@ cdef _Relation make_relation(object plan, object layout):
             column.scale = max(field.scale, 0)
             column.limit = 10**field.precision if 0 < field.precision <= 18 else 0
             column.field = <void *> field
-            made.rows.fixed += 1 + (field.width if field.width >= 0 else 4)
     memcpy(made.rows.before.columns, made.rows.after.columns, width * sizeof(Column))
     return made
 
@@ -917,6 +920,8 @@ cdef class Engine:
             elif status == FULL:
                 return self.flush()
             elif status == FULL_ROWS or status == OTHER_FORM:
+                if status == OTHER_FORM:
+                    self.check()
                 return [self.close(<_Relation> self.stopped.owner)]
             elif status == NO_MEMORY:
                 raise MemoryError
@@ -1049,8 +1054,11 @@ cdef class Engine:
             if not rows.wanted:
                 self.row += 1
                 continue
-            if rows.count == self.max_rows or self.held + rows.fixed > self.max_bytes:
+            if rows.count == self.max_rows:
                 self.ready.append(self.close(<_Relation> rows.owner))
+                self.relation_of(plan)
+            elif self.held > 0 and self.held + rows.fixed > self.max_bytes:
+                self.ready += self.flush()
                 self.relation_of(plan)
             if rows.count == rows.capacity and not grow_rows(rows):
                 raise MemoryError
@@ -1075,25 +1083,19 @@ cdef class Engine:
     # version end: they come first.
     cdef _Relation relation_of(self, plan):
         cdef _Relation relation, other
-        described = plan.relation
-        registry = plan.settings.registry
-        key = (
-            described.relation_id, described.namespace, described.name,
-            described.replica_identity, described.columns,
-            tuple([(oid, type.namespace, type.name) for oid, type in sorted(plan.types.items())]),
-            None if registry is None else registry.version,
-        )
+        relation_id = plan.relation.relation_id
+        key = version_of(plan)
         relation = self.known.get(key)
         if relation is None:
             relation = make_relation(plan, self.options.layout(plan))
             self.known[key] = relation
-        other = self.open.get(described.relation_id)
+        other = self.open.get(relation_id)
         if other is not relation:
             if other is not None:
                 batch = self.close(other)
                 if batch is not None:
                     self.ready.append(batch)
-            self.open[described.relation_id] = relation
+            self.open[relation_id] = relation
         return relation
 
     # The rows of a relation as a batch; None if it has none.
@@ -1136,11 +1138,23 @@ cdef class Engine:
 
     # Raise the error of the frame that comes next.
     cdef int refuse(self) except -1:
-        cdef bytes frame = self.piece.frame(self.at)
-        cdef Py_ssize_t index = self.before + self.at
         error, self.error = self.error, None
         if error is not None and not isinstance(error, Exception):
             raise error
+        plan = self.check()
+        frame = self.frame()
+        try:
+            if error is not None:
+                refuse_value(frame, self.error_offset, self.error_column, error, plan)
+            refuse_time(frame, 0, "lsn", self.lsn())
+        except DecodeError as refused:
+            refused.frame = self.position
+            raise
+
+    # Raise the error of the frame that comes next if it is malformed; else it is a row, and this is
+    # its relation's plan.
+    cdef object check(self):
+        cdef bytes frame = self.piece.frame(self.at)
         self.sync()
         state = self.state
         in_stream = state.open_xid is not None
@@ -1158,12 +1172,10 @@ cdef class Engine:
             if plan is None:
                 diagnose(frame, in_stream, state.plan)
             restore(frame, in_stream, plan)
-            if error is not None:
-                refuse_value(frame, self.error_offset, self.error_column, error, plan)
-            refuse_time(frame, 0, "lsn", self.lsn())
         except DecodeError as refused:
-            refused.frame = index
+            refused.frame = self.position
             raise
+        return plan
 
 
 # --- frames to rows -------------------------------------------------------------------------------
@@ -1256,8 +1268,8 @@ cdef bint begin(Engine self, const Frame *frame) noexcept nogil:
 
 cdef bint commit(Engine self, const Frame *frame) noexcept nogil:
     if not event(
-        self, c'C', self.xid, 0, load_uint64(frame.at + 2), load_uint64(frame.at + 10),
-        <int64_t> load_uint64(frame.at + 18),
+        self, c'C', self.xid if self.in_transaction else 0, 0, load_uint64(frame.at + 2),
+        load_uint64(frame.at + 10), <int64_t> load_uint64(frame.at + 18),
     ):
         return False
     self.in_transaction = False
@@ -1528,6 +1540,7 @@ cdef Status store_value(
             if form[0] != UNDECIDED:
                 return other_form(self, rows, c, at - frame.at)
             form[0] = AS_BINARY if binary else AS_TEXT
+            rows.after.columns[c].form_row = row
     status = store_other(column, code, row, at, length, frame)
     if status == FAULT:
         status = store_slowly(self, rows, column, c, at, length, binary, frame)
@@ -1567,14 +1580,14 @@ cdef Status unsent(
 cdef Status other_form(Engine self, Rows *rows, int32_t c, int64_t offset) noexcept with gil:
     if rows.count > 0:
         return OTHER_FORM
-    self.error = ValueError("the old row and the new one have it in different formats")
+    self.error = ValueError(TWO_FORMS)
     self.error_column = c
     self.error_offset = offset
     return FAULT
 
 
 cdef Status unsent_before(Engine self, int32_t c, int64_t offset) noexcept with gil:
-    self.error = ValueError("an old row is sent whole, and this value of it was not")
+    self.error = ValueError(UNSENT_BEFORE)
     self.error_column = c
     self.error_offset = offset
     return FAULT
@@ -2241,6 +2254,11 @@ cdef class ChangeBatch:
     def __len__(self):
         return self.num_rows
 
+    def __reduce__(self):
+        raise TypeError(
+            "a ChangeBatch is not pickled; what pyarrow.record_batch() makes of it can be"
+        )
+
     def __repr__(self):
         relation = self.relation
         return f"<ChangeBatch: {self.num_rows} rows of {relation.namespace}.{relation.name}>"
@@ -2281,6 +2299,11 @@ cdef class ChangeBatch:
         commit_lsn : int
         commit_time : int
             In microseconds since 2000-01-01.
+
+        Raises
+        ------
+        OverflowError
+            One does not fit into its column.
         """
         cdef ChangeBatch made = ChangeBatch.__new__(ChangeBatch)
         cdef int64_t i
@@ -2288,11 +2311,9 @@ cdef class ChangeBatch:
         cdef uint64_t *lsns
         cdef int64_t *times
         cdef const uint8_t *validity
-        cdef uint64_t lsn = commit_lsn
-        cdef int64_t time = commit_time
-        if lsn >> 63 and self.wide:
-            raise OverflowError(f"the LSN {commit_lsn} does not fit into Spark's long")
-        time += SHIFT
+        cdef uint64_t lsn
+        cdef int64_t time
+        lsn, time = commit_of(commit_lsn, commit_time, "spark" if self.wide else "arrow")
         made.layout = self.layout
         made.schema = self.schema
         made.binary = self.binary

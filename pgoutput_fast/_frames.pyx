@@ -17,7 +17,9 @@ from libc.string cimport memcmp, memcpy
 from pgoutput_fast._core cimport ColumnSlice, load_uint16, load_uint32, load_uint64
 
 from ._core import decode
-from .batches import ITEM_SIZES, FrameBatch, array_of, check_offsets, null_frame, refuse_input
+from .batches import (
+    ITEM_SIZES, FrameBatch, array_of, check_offsets, null_frame, refuse_input, refuse_offset,
+)
 from .errors import DecodeError, frame_bytes
 from .messages import decode_rare
 from .state import StreamState, make_settings
@@ -145,10 +147,7 @@ cdef int check_rising(const Source *source, int64_t size) except -1:
         last = 0
         for i in range(source.count + 1):
             if source.offsets[i] < last or source.offsets[i] > size:
-                raise ValueError(
-                    f"offset {i} is {source.offsets[i]}; expected {last} to {size}, the buffer's "
-                    "size: offsets begin at 0 or later and never fall"
-                )
+                refuse_offset(i, source.offsets[i], last, size)
             last = source.offsets[i]
     return 0
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from .errors import PgOutputError, fail
+from .layout import EPOCH_SHIFT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,10 +38,7 @@ _DTYPES: dict[str, list[tuple[str, str]]] = {
     ],
 }  # fmt: skip
 
-ITEM_SIZES = {
-    name: sum(int(kind[1:]) for _, kind in fields)
-    for name, fields in _DTYPES.items()
-}
+ITEM_SIZES = {name: sum(int(kind[1:]) for _, kind in fields) for name, fields in _DTYPES.items()}
 """Bytes in an item of each array."""
 
 
@@ -163,6 +161,14 @@ def null_frame(index: int) -> NoReturn:
                         "what was lost")  # fmt: skip
 
 
+def refuse_offset(index: int, offset: int, least: int, size: int) -> NoReturn:
+    """Refuse an offset that falls, or leaves the buffer."""
+    raise ValueError(
+        f"offset {index} is {offset}; expected {least} to {size}, the buffer's size: offsets begin "
+        "at 0 or later and never fall"
+    )
+
+
 def lsns_of(lsns: object, count: int) -> np.ndarray[Any, Any]:
     """LSNs as contiguous uint64, one for each of `count` frames.
 
@@ -200,6 +206,44 @@ def metadata_bytes(metadata: Mapping[bytes, bytes]) -> bytes:
     return b"".join(parts)
 
 
+UNSENT_BEFORE = "an old row is sent whole, and this value of it was not"
+TWO_FORMS = "the old row and the new one have it in different formats"
+
+
+def commit_of(commit_lsn: int, commit_time: int, target: str) -> tuple[int, int]:
+    """What the columns commit_lsn and commit_time hold of a commit.
+
+    Raises
+    ------
+    OverflowError
+        One does not fit into its column.
+    """
+    if not 0 <= commit_lsn < 1 << (63 if target == "spark" else 64):
+        kind = "Spark's long" if target == "spark" else "64 bits"
+        raise OverflowError(f"the LSN {commit_lsn} does not fit into {kind}")
+    time = commit_time + EPOCH_SHIFT
+    if not -1 << 63 <= time - EPOCH_SHIFT <= time < 1 << 63:
+        raise OverflowError(f"the time {commit_time} does not fit into Arrow's timestamp")
+    return commit_lsn, time
+
+
+def pyarrow() -> Any:
+    """The module, which the twins leave to speak Arrow.
+
+    Raises
+    ------
+    PgOutputError
+        It is not installed.
+    """
+    try:
+        import pyarrow as module
+    except ImportError:
+        raise PgOutputError(
+            "without the compiled extension Arrow data need pyarrow; install pgoutput-fast[arrow]"
+        ) from None
+    return module
+
+
 class Column(NamedTuple):
     """An Arrow array as its buffers, and those of its children.
 
@@ -212,17 +256,19 @@ class Column(NamedTuple):
     children: tuple[Column, ...] = ()
 
 
-def validity(present: list[bool]) -> bytes | None:
+def bits_of(flags: Iterable[int]) -> bytes:
+    """A bit for each flag."""
+    import numpy as np
+
+    return np.packbits(np.frombuffer(bytes(flags), np.uint8), bitorder="little").tobytes()
+
+
+def validity(present: Sequence[int]) -> bytes | None:
     """Bits of what is there; None if all is."""
-    if all(present):
-        return None
-    bits = bytearray((len(present) + 7) // 8)
-    for i, one in enumerate(present):
-        bits[i >> 3] |= one << (i & 7)
-    return bytes(bits)
+    return None if all(present) else bits_of(present)
 
 
-def fixed_column(letter: str, values: list[Any]) -> Column:
+def fixed_column(letter: str, values: Sequence[Any]) -> Column:
     """Numbers of a :mod:`struct` letter, None for null."""
     null_count = values.count(None)
     packed = struct.pack(f"={len(values)}{letter}", *(value or 0 for value in values))
@@ -230,7 +276,7 @@ def fixed_column(letter: str, values: list[Any]) -> Column:
     return Column(len(values), null_count, (validity(present), packed))
 
 
-def variable_column(values: list[bytes | None]) -> Column:
+def variable_column(values: Sequence[bytes | None]) -> Column:
     """Bytes of any length, None for null."""
     ends = [0]
     for value in values:

@@ -163,7 +163,7 @@ class ErrorBatch(Sequence[BadFrame]):
         columns = (
             fixed_column("q", [one.frame for one in bad]),
             fixed_column("Q", [one.lsn for one in bad]),
-            variable_column([one.error.tag and one.error.tag.encode() for one in bad]),
+            variable_column([one.error.tag.encode() if one.error.tag else None for one in bad]),
             variable_column([one.error.code.encode() for one in bad]),
             fixed_column("q", [one.error.offset for one in bad]),
             variable_column([str(one.error).encode("utf-8", "backslashreplace") for one in bad]),
@@ -181,8 +181,8 @@ _ERRORS = Field(
     "",
     "+s",
     children=tuple(
-        Field(name, format)
-        for name, format in (
+        Field(name, of)
+        for name, of in (
             ("frame", "l"), ("lsn", "L"), ("tag", "u"), ("code", "u"), ("offset", "l"),
             ("message", "u"), ("data", "z"),
         )
@@ -341,7 +341,8 @@ class ColumnarDecoder:
         self._start(*state)
 
     def __repr__(self) -> str:
-        return f"<ColumnarDecoder: target {self._options.target}, {len(self.state.relations)} relations>"
+        known = len(self.state.relations)
+        return f"<ColumnarDecoder: target {self._options.target}, {known} relations>"
 
     def decode(self, data: Any, offsets: Any = None, lsns: Any = None) -> Iterator[ChangeBatch]:
         """Decode the stream's next frames.
@@ -431,7 +432,9 @@ class ColumnarDecoder:
     def _forget_announced(self, state: StreamState, frame: bytes) -> None:
         """After a Relation or a Type that is refused, what it told of is unknown."""
         start = 5 if state.open_xid is not None else 1
-        number = int.from_bytes(frame[start : start + 4], "big") if len(frame) >= start + 4 else None
+        number = (
+            int.from_bytes(frame[start : start + 4], "big") if len(frame) >= start + 4 else None
+        )
         if frame[:1] == b"R":
             state.forget_relation(number)
         else:

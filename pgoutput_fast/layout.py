@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import operator
 import struct
 import sys
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -125,6 +125,12 @@ class Layout:
     head: tuple[Field, ...]
     metadata: Mapping[bytes, bytes]
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that count of a row, beside its values of varying length."""
+        widths = [field.width if field.width >= 0 else 4 for field in self.columns]
+        return 60 + len(widths) + sum(widths)
+
     def schema(self, binary: Iterable[int]) -> Field:
         """The schema of a batch, as a struct of its columns.
 
@@ -150,6 +156,20 @@ class Layout:
         )
 
 
+def version_of(plan: RelationPlan) -> tuple[object, ...]:
+    """What makes a relation's rows go into one batch: all that was announced of it."""
+    relation, registry = plan.relation, plan.settings.registry
+    return (
+        relation.relation_id,
+        relation.namespace,
+        relation.name,
+        relation.replica_identity,
+        relation.columns,
+        tuple([(oid, one.namespace, one.name) for oid, one in sorted(plan.types.items())]),
+        None if registry is None else registry.version,
+    )
+
+
 def head_fields(target: str) -> tuple[Field, ...]:
     """The columns op to old_kind."""
     unsigned4, unsigned8 = ("l", "l") if target == "spark" else ("I", "L")
@@ -163,7 +183,7 @@ def head_fields(target: str) -> tuple[Field, ...]:
         "seq": "l",
         "old_kind": "u",
     }
-    return tuple(Field(name, format) for name, format in formats.items())
+    return tuple(Field(name, of) for name, of in formats.items())
 
 
 class Selection:
@@ -515,8 +535,8 @@ def _numeric(type: ColumnType, codec: Codec, settings: Settings, target: str) ->
             clamped = 1 - limit if value.is_signed() else limit - 1
             kept = _limited_to(choice, "special_values", _numeric_word(value), clamped, name)
             return None if kept is None else kept.to_bytes(width, _ORDER, signed=True)
-        sign, digits, exponent = value.as_tuple()
-        assert isinstance(exponent, int)
+        sign, digits, _ = value.as_tuple()
+        exponent = int(value.as_tuple().exponent)
         # A numeric has up to 131,072 digits: compare before any power is made of them.
         if len(digits) + exponent > precision - scale and any(digits):
             raise OutOfRange(f"{_abridged(value)} does not fit into {name}")
@@ -645,7 +665,13 @@ def interval_iso(value: Interval) -> str:
 def _uuid(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
     if target == "arrow":
         return _stored(
-            codec, uuid.UUID.bytes.fget, "w:16", 16, "uuid_text", "bytes", _UUID  # type: ignore[attr-defined]
+            codec,
+            operator.attrgetter("bytes"),
+            "w:16",
+            16,
+            "uuid_text",
+            "bytes",
+            _UUID,
         )
     return _stored(
         codec, lambda value: str(value).encode(), "u", -1, "uuid_utf8_text", "uuid_utf8_binary"
@@ -653,7 +679,6 @@ def _uuid(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Fi
 
 
 def _json(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
-    assert type.entry is not None
     transcoded = _transcoded(settings)
 
     def binary(raw: bytes) -> bytes:
@@ -662,7 +687,7 @@ def _json(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Fi
 
     code = _text_code(settings)
     binary_code = code
-    if type.entry.codec == "jsonb":
+    if type.entry is not None and type.entry.codec == "jsonb":
         utf8 = settings.encoding == "utf-8"
         binary_code = CONVERTERS["jsonb_binary"] if utf8 else CONVERTERS["slow"]
     return Field(

@@ -27,7 +27,11 @@ def test_sdist_has_sources_and_tests_and_nothing_generated(sdist: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     expected = {"pgoutput_fast/_core.pyx", "pgoutput_fast/py.typed", "setup.py", "pyproject.toml"}
     expected |= {"LICENSE", "README.md", "Makefile", "tools/find-python", "tests/conftest.py"}
-    expected |= {str(path.relative_to(ROOT)) for path in ROOT.glob("pgoutput_fast/*.pxd")}
+    expected |= {
+        str(path.relative_to(ROOT))
+        for pattern in ("*.pyx", "*.pxd", "*.h")
+        for path in ROOT.glob(f"pgoutput_fast/{pattern}")
+    }
     assert expected <= names
     assert not [name for name in names if name.endswith((".c", ".so", ".pyc"))]
 

@@ -6,6 +6,7 @@ The class table is written down in class_table.py, and nowhere derived from the 
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import operator
 import os
@@ -64,8 +65,9 @@ each_class = pytest.mark.parametrize("name", FIELDS)
 
 PUBLIC = {
     *FIELDS,
-    "Column", "DecodeError", "Decoder", "FALLBACK_REASON", "IMPLEMENTATION", "PgOutputError",
-    "Policies", "TupleData", "UNCHANGED", "decode", "format_lsn", "parse_lsn", "__version__",
+    "ChangeStream", "Column", "ColumnarDecoder", "DecodeError", "Decoder", "FALLBACK_REASON",
+    "IMPLEMENTATION", "PgOutputError", "Policies", "TupleData", "UNCHANGED", "decode",
+    "decode_batch", "format_lsn", "parse_lsn", "__version__",
 }  # fmt: skip
 
 
@@ -132,6 +134,44 @@ def test_twins_are_alike(both: tuple[ModuleType, ModuleType], name: str) -> None
         assert is_property == (isinstance(one, property) or inspect.isgetsetdescriptor(one)), member
         if not is_property:
             check_signatures(getattr(compiled, member), getattr(plain, member))
+
+
+COLUMNAR = {
+    "frames": ("decode_batch",),
+    "columns": ("ChangeBatch", "Engine", "export", "export_stream"),
+}
+FIELDS_OF_C = {"binary", "layout", "messages", "num_rows", "state"}  # they have no docstrings
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module in COLUMNAR for name in COLUMNAR[module]]
+)
+def test_columnar_twins_are_alike(module: str, name: str) -> None:
+    compiled, plain = (
+        getattr(importlib.import_module(f"pgoutput_fast.{prefix}{module}"), name)
+        for prefix in ("_", "_pure_")
+    )
+    assert compiled is not plain
+    assert inspect.getdoc(compiled) == inspect.getdoc(plain)
+    assert inspect.getdoc(compiled)
+    if not inspect.isclass(plain):
+        check_signatures(compiled, plain)
+        return
+    members = public_names(plain) - FIELDS_OF_C
+    assert public_names(compiled) - FIELDS_OF_C == members
+    members |= {member for member in dir(plain) if member.startswith("__arrow")}
+    if name == "ChangeBatch":
+        assert special_names(compiled) == special_names(plain)
+    for member in members:
+        one, other = inspect.getattr_static(compiled, member), inspect.getattr_static(plain, member)
+        assert inspect.getdoc(getattr(compiled, member)) == inspect.getdoc(getattr(plain, member))
+        assert inspect.getdoc(getattr(plain, member)) or name == "Engine", member
+        if inspect.isroutine(other):
+            arguments = [
+                [(p.name, p.default) for p in inspect.signature(method).parameters.values()]
+                for method in (one, other)
+            ]
+            assert arguments[0] == arguments[1], member
 
 
 OPERATORS = (

@@ -1,0 +1,760 @@
+"""Columns of frames made by hand: what each has in it, where batches end, what is refused."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import json
+import pickle
+import struct
+import sys
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="reads the batches, and the twin makes them with it")
+
+import numpy as np
+import pyarrow as pa
+from columnar import IMPLEMENTATIONS, chosen
+from made_vectors import NULL, SAME, TWO, binary, insert, relation, row, text, tuple_data
+from make_frames import (
+    STREAM_STOP,
+    begin,
+    commit,
+    stream_abort,
+    stream_commit,
+    stream_start,
+    truncate,
+    type_frame,
+)
+
+import pgoutput_fast as pf
+from pgoutput_fast._impl import columnar
+
+OID, OTHER = 16385, 16386
+R = relation(TWO)
+SHIFT = 946_684_800_000_000
+
+
+@pytest.fixture(autouse=True, params=IMPLEMENTATIONS)
+def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
+    with chosen(request.param):
+        yield request.param
+
+
+def batches_of(frames: list[bytes], lsns: Any = None, **options: Any) -> list[Any]:
+    return list(pf.ColumnarDecoder(**options).decode(frames, lsns=lsns))
+
+
+def rows(batch: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pa.record_batch(batch).to_pylist()
+    return found
+
+
+def column(batches: list[Any], name: str) -> list[Any]:
+    return [one[name] for batch in batches for one in rows(batch)]
+
+
+def i(number: int, name: str = "a", **where: Any) -> bytes:
+    return insert(text(str(number)), text(name), **where)
+
+
+# --- columns -------------------------------------------------------------------------------------
+
+
+def test_every_column() -> None:
+    frames = [
+        begin(7, 0x100, 5),
+        R,
+        i(1),
+        row("U", b"K" + tuple_data(text("1"), NULL) + b"N" + tuple_data(text("2"), text("b"))),
+        row("D", b"O" + tuple_data(text("2"), text("b"))),
+        truncate(OID),
+        commit(0x100),
+    ]
+    (batch,) = batches_of(frames, lsns=range(10, 17))
+    read = pa.record_batch(batch)
+    side = pa.struct([("id", pa.int32()), ("name", pa.utf8())])
+    assert read.schema == pa.schema(
+        [
+            ("op", pa.utf8()),
+            ("xid", pa.uint32()),
+            ("subxid", pa.uint32()),
+            ("lsn", pa.uint64()),
+            ("commit_lsn", pa.uint64()),
+            ("commit_time", pa.timestamp("us", "UTC")),
+            ("seq", pa.int64()),
+            ("old_kind", pa.utf8()),
+            ("before", side),
+            ("after", side),
+            ("unchanged", pa.list_(pa.utf8())),
+        ]
+    )
+    time = datetime.datetime(2000, 1, 1, 0, 0, 0, 5, tzinfo=datetime.timezone.utc)
+    common = {"xid": 7, "subxid": None, "commit_lsn": 0x100, "commit_time": time, "unchanged": None}
+    one, two = {"id": 1, "name": "a"}, {"id": 2, "name": "b"}
+    key = {"id": 1, "name": None}
+    expected = [
+        {"op": "insert", "lsn": 12, "seq": 0, "old_kind": None, "before": None, "after": one},
+        {"op": "update", "lsn": 13, "seq": 1, "old_kind": "K", "before": key, "after": two},
+        {"op": "delete", "lsn": 14, "seq": 2, "old_kind": "O", "before": two, "after": None},
+        {"op": "truncate", "lsn": 15, "seq": 3, "old_kind": None, "before": None, "after": None},
+    ]
+    assert read.to_pylist() == [{**common, **told} for told in expected]
+    assert (batch.num_rows, len(batch), batch.relation.name) == (4, 4, "t")
+    assert repr(batch) == "<ChangeBatch: 4 rows of public.t>"
+    assert batch.nbytes > 0
+    with pytest.raises(TypeError, match=r"pyarrow\.record_batch"):
+        pickle.dumps(batch)
+    with pytest.raises(TypeError, match="made by decoding"):
+        type(batch)()
+
+
+def test_spark_takes_longs() -> None:
+    frames = [stream_start(9), relation(TWO, xid=9), i(1, xid=10), STREAM_STOP]
+    (batch,) = batches_of(frames, lsns=[1, 2, 3, 4], target="spark")
+    schema = pa.schema(batch)
+    assert [schema.field(name).type for name in ("xid", "subxid", "lsn", "commit_lsn")] == [
+        pa.int64()
+    ] * 4
+    assert [rows(batch)[0][name] for name in ("xid", "subxid", "lsn", "commit_lsn")] == [
+        9, 10, 3, None,
+    ]  # fmt: skip
+
+
+def test_values_not_sent() -> None:
+    frames = [
+        R,
+        row("U", b"N" + tuple_data(text("1"), SAME)),
+        row("U", b"K" + tuple_data(text("1"), text("old")) + b"N" + tuple_data(text("2"), SAME)),
+        row("U", b"O" + tuple_data(text("1"), text("old")) + b"N" + tuple_data(text("2"), SAME)),
+        row("U", b"N" + tuple_data(SAME, SAME)),
+        i(3),
+    ]
+    batches = batches_of(frames)
+    assert column(batches, "unchanged") == [["name"], ["name"], ["name"], ["id", "name"], None]
+    assert [after["name"] for after in column(batches, "after")] == [None, None, None, None, "a"]
+    # A NULL is no value that was left out, so it does not stand for one.
+    null = row("U", b"O" + tuple_data(text("1"), NULL) + b"N" + tuple_data(text("2"), SAME))
+    assert column(batches_of([R, null], fill_unchanged=True), "unchanged") == [["name"]]
+    batches = batches_of(frames, fill_unchanged=True)
+    assert column(batches, "unchanged") == [["name"], ["name"], None, ["id", "name"], None]
+    assert [after["name"] for after in column(batches, "after")] == [None, None, "old", None, "a"]
+
+
+def test_an_old_row_is_whole() -> None:
+    with pytest.raises(pf.DecodeError, match="an old row is sent whole") as caught:
+        batches_of([R, row("D", b"O" + tuple_data(text("1"), SAME))])
+    assert (caught.value.code, caught.value.frame, caught.value.offset) == ("bad_value", 1, 15)
+    # Of a column that is not wanted nothing is asked.
+    (batch,) = batches_of([R, row("D", b"O" + tuple_data(text("1"), SAME))], columns="id")
+    assert rows(batch)[0]["before"] == {"id": 1}
+
+
+def test_rows_of_all_tables_are_counted() -> None:
+    frames = [
+        begin(7),
+        R,
+        relation(TWO, OTHER, "u"),
+        i(1),
+        i(2, relation_id=OTHER),
+        truncate(OTHER, OID),
+        i(3),
+        commit(),
+        begin(8),
+        i(4, relation_id=OTHER),
+        commit(),
+    ]
+    t, u = batches_of(frames)
+    assert (t.relation.name, u.relation.name) == ("t", "u")
+    assert column([t], "seq") == [0, 3, 4]
+    assert column([u], "seq") == [1, 2, 0]
+    assert column([u], "op") == ["insert", "truncate", "insert"]
+    (only,) = batches_of(frames, tables="public.t")
+    assert column([only], "seq") == [0, 3, 4]
+
+
+def test_streamed_rows_have_both_xids_and_no_commit() -> None:
+    first = [stream_start(9), relation(TWO, xid=9), i(1, xid=9), i(2, xid=10), STREAM_STOP]
+    second = [stream_start(9, 0), i(3, xid=11), truncate(OID, xid=11), STREAM_STOP]
+    decoder = pf.ColumnarDecoder()
+    batches = [*decoder.decode(first), *decoder.decode([begin(5), R, i(0), commit()])]
+    batches += [*decoder.decode(second), *decoder.decode([stream_abort(9, 10), stream_commit(9)])]
+    assert column(batches, "xid") == [9, 9, 5, 9, 9]
+    assert column(batches, "subxid") == [9, 10, None, 11, 11]
+    assert column(batches, "seq") == [0, 1, 0, 2, 3]
+    assert column(batches, "commit_lsn") == [None, None, 0x100, None, None]
+    assert [event[:4] for event in decoder.events] == [(0, "A", 9, 10), (1, "c", 9, None)]
+
+
+def test_with_commit_fills_in_what_is_not_known() -> None:
+    frames = [
+        begin(5, 0x50, 6), R, i(0), commit(), stream_start(9), relation(TWO, xid=9), i(1, xid=9),
+    ]  # fmt: skip
+    (batch,) = batches_of(frames, max_bytes=1 << 30)
+    filled = batch.with_commit(0x200, 8)
+    assert column([filled], "commit_lsn") == [0x50, 0x200]
+    times = pa.record_batch(filled).column("commit_time").cast(pa.int64()).to_pylist()
+    assert times == [6 + SHIFT, 8 + SHIFT]
+    assert column([batch], "commit_lsn") == [0x50, None]
+    before, after = pa.record_batch(batch), pa.record_batch(filled)
+    for name in before.schema.names:
+        addresses = [
+            [buffer and buffer.address for buffer in read.column(name).buffers()]
+            for read in (before, after)
+        ]
+        shared = addresses[0] == addresses[1]
+        assert shared == (name not in ("commit_lsn", "commit_time")), name
+    for lsn, time in ((1 << 64, 0), (-1, 0), (0, 1 << 63), (0, (1 << 63) - SHIFT)):
+        with pytest.raises(OverflowError):
+            batch.with_commit(lsn, time)
+    (spark,) = batches_of(frames, target="spark")
+    with pytest.raises(OverflowError, match="Spark's long"):
+        spark.with_commit(1 << 63, 0)
+
+
+def test_metadata() -> None:
+    frames = [
+        type_frame(16400, "app", "mood"),
+        relation([("id", 23), ("m", 16400)], identity="f"),
+        insert(text("1"), text("sad")),
+    ]
+    metadata = pa.schema(batches_of(frames)[0]).metadata
+    told = {key.decode().removeprefix("pgoutput."): value for key, value in metadata.items()}
+    columns = json.loads(told.pop("columns"))
+    assert told == {
+        "namespace": b"public",
+        "relation": b"t",
+        "relation_id": b"16385",
+        "replica_identity": b"f",
+        "key_columns": b'["id"]',
+    }
+    assert columns == [
+        {"name": "id", "type_id": 23, "type_modifier": -1, "type": "int4", "key": True},
+        {"name": "m", "type_id": 16400, "type_modifier": -1, "type": "app.mood", "key": False},
+    ]
+
+
+def test_names_that_are_no_text() -> None:
+    odd = R.replace(b"name\0", b"caf\xe9\0")
+    (batch,) = batches_of([odd, row("U", b"N" + tuple_data(text("1"), SAME))])
+    (told,) = rows(batch)
+    assert told["after"] == {"id": 1, "caf\\xe9": None}
+    assert told["unchanged"] == ["caf\\xe9"]
+    columns = json.loads(pa.schema(batch).metadata[b"pgoutput.columns"])
+    assert columns[1]["name"] == "caf\\xe9"
+    assert columns[1]["name_bytes"] == "636166e9"
+    (again,) = batches_of([odd, i(1)], columns=["caf\\xe9"])
+    assert rows(again)[0]["after"] == {"caf\\xe9": "a"}
+
+
+def test_a_table_without_columns() -> None:
+    (batch,) = batches_of([relation([]), insert(), insert()])
+    assert column([batch], "after") == [{}, {}]
+    assert column([batch], "before") == [None, None]
+
+
+def test_1600_columns() -> None:
+    many = relation([(f"c{n}", 23) for n in range(1600)])
+    values = [text(str(n)) for n in range(1600)]
+    (batch,) = batches_of([many, insert(*values), insert(*[NULL] * 1600)])
+    after = pa.record_batch(batch).column("after")
+    assert [after.field(n).to_pylist() for n in (0, 1599)] == [[0, None], [1599, None]]
+    assert after.type.num_fields == 1600
+
+
+def test_columns_of_unknown_types_have_the_form_of_their_values() -> None:
+    unknown = relation([("id", 23), ("x", 99_999)])
+    frames = [
+        unknown,
+        insert(text("1"), NULL),
+        insert(text("2"), text("a")),
+        insert(text("3"), binary(b"\xff")),
+        insert(text("4"), NULL),
+        insert(text("5"), text("b")),
+    ]
+    batches = batches_of(frames)
+    assert [column([b], "after") for b in batches] == [
+        [{"id": 1, "x": None}, {"id": 2, "x": "a"}],
+        [{"id": 3, "x": b"\xff"}, {"id": 4, "x": None}],
+        [{"id": 5, "x": "b"}],
+    ]
+    kinds = [pa.schema(batch).field("after").type.field("x").type for batch in batches]
+    assert kinds == [pa.utf8(), pa.binary(), pa.utf8()]
+    # The old row and the new one have one type.
+    both = b"O" + tuple_data(text("1"), text("a")) + b"N" + tuple_data(text("1"), binary(b"b"))
+    with pytest.raises(pf.DecodeError, match="in different formats"):
+        batches_of([unknown, row("U", both)])
+
+
+def test_a_row_that_is_refused_decides_nothing() -> None:
+    unknown = relation([("x", 99_999), ("id", 23)])
+    frames = [
+        unknown,
+        insert(NULL, text("0")),
+        insert(text("a"), text("no number")),
+        insert(binary(b"\1"), text("1")),
+        insert(text("b"), text("2"))[:-1],
+        insert(binary(b"\2"), text("3")),
+    ]
+    decoder = pf.ColumnarDecoder(on_error="collect")
+    (batch,) = decoder.decode(frames)
+    assert [after["x"] for after in column([batch], "after")] == [None, b"\1", b"\2"]
+    assert [(bad.frame, bad.error.code) for bad in decoder.errors] == [
+        (2, "bad_value"),
+        (4, "bad_length"),
+    ]
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
+def test_a_change_of_the_schema_starts_a_batch() -> None:
+    wider = relation([*TWO, ("more", 16)])
+    frames = [R, i(1), R, i(2), wider, insert(text("3"), NULL, text("t")), R, i(4)]
+    batches = batches_of(frames)
+    assert [[after["id"] for after in column([b], "after")] for b in batches] == [[1, 2], [3], [4]]
+    assert [batch.relation.columns[-1].name for batch in batches] == ["name", "more", "name"]
+    assert batches[0].layout is batches[2].layout
+
+
+def test_batches_are_one_per_table_in_the_order_of_their_rows() -> None:
+    other = relation(TWO, OTHER, "u")
+    frames = [R, other, i(1, relation_id=OTHER), i(2), i(3, relation_id=OTHER), i(4)]
+    batches = batches_of(frames)
+    assert [b.relation.name for b in batches] == ["u", "t"]
+    assert [after["id"] for after in column(batches, "after")] == [1, 3, 2, 4]
+
+
+def test_max_rows() -> None:
+    batches = batches_of([R, *[i(n) for n in range(5)], truncate(OID)], max_rows=2)
+    assert [len(batch) for batch in batches] == [2, 2, 2]
+    assert column(batches, "op") == ["insert"] * 5 + ["truncate"]
+
+
+def test_max_bytes_counts_what_comes_out() -> None:
+    # A row of int4 and utf8 takes 60 + 2 + 4 + 4 bytes, and its text.
+    frames = [R, *[i(n, "x" * 30) for n in range(6)]]
+    assert [len(b) for b in batches_of(frames, max_bytes=300)] == [3, 3]
+    assert [len(b) for b in batches_of(frames, max_bytes=299)] == [2, 2, 2]
+    assert [len(b) for b in batches_of(frames, max_bytes=1)] == [1] * 6
+    # 8 bytes of binary numeric are 131,072 digits of text.
+    numeric = relation([("n", 1700)])
+    huge = binary(struct.pack(">HhHHH", 1, 32767, 0, 0, 1))
+    batches = batches_of([numeric, *[insert(huge)] * 3], max_bytes=300_000)
+    assert [len(b) for b in batches] == [2, 1]
+    assert [len(after["n"]) for after in column(batches, "after")] == [131_069] * 3
+
+
+def test_what_is_full_is_given_out_of_all_tables() -> None:
+    other = relation(TWO, OTHER, "u")
+    frames = [R, other, i(1), i(2, relation_id=OTHER), truncate(OTHER), i(3)]
+    batches = batches_of(frames, max_bytes=150)
+    assert [(b.relation.name, len(b)) for b in batches] == [("t", 1), ("u", 1), ("u", 1), ("t", 1)]
+    assert column(batches, "seq") == [0, 1, 2, 3]
+
+
+def test_tables_without_rows_give_nothing() -> None:
+    frames = [R, i(1), insert(text("x"), NULL), truncate(OID)]
+    assert batches_of(frames[:2], tables="public.u") == []
+    decoder = pf.ColumnarDecoder(on_error="collect")
+    assert list(decoder.decode([R, frames[2]])) == []
+    assert len(decoder.errors) == 1
+
+
+def test_selected_columns() -> None:
+    frames = [R, i(1), relation(TWO, OTHER, "u"), i(2, relation_id=OTHER)]
+    batches = batches_of(frames, columns={"*.u": ["name"]})
+    assert column(batches, "after") == [{"id": 1, "name": "a"}, {"name": "a"}]
+    # What is not wanted is not looked at.
+    assert column(batches_of([R, insert(text("x"), text("y"))], columns="name"), "after") == [
+        {"name": "y"}
+    ]
+    with pytest.raises(pf.PgOutputError, match=r"public\.t has none of the columns nope"):
+        batches_of(frames, columns=["nope"])
+
+
+def test_streams_of_batches() -> None:
+    batches = batches_of([R, *[i(n) for n in range(3)]], max_rows=2)
+    table = pa.table(pf.ChangeStream(batches))
+    assert table.num_rows == 3
+    assert table.schema.metadata[b"pgoutput.relation"] == b"t"
+    assert table.column("after").num_chunks == 2
+    assert pa.table(batches[0]).num_rows == 2
+    other = batches_of([R, i(1)])
+    with pytest.raises(pf.PgOutputError, match="different schemas"):
+        pf.ChangeStream([*batches, *other])
+    with pytest.raises(pf.PgOutputError, match="needs a batch"):
+        pf.ChangeStream([])
+
+
+def test_batches_outlive_their_decoder_and_are_freed(implementation: str) -> None:
+    compiled = implementation == "cython"  # the twin's memory is Python's
+    live_arenas = columnar().live_arenas if compiled else lambda: 0
+    gc.collect()
+    before = live_arenas()
+    (batch,) = batches_of([R, i(1), row("U", b"N" + tuple_data(text("2"), SAME))])
+    filled = batch.with_commit(1, 2)
+    read, child = pa.record_batch(batch), pa.record_batch(filled).column("after").field(1)
+    stream = pf.ChangeStream([batch]).__arrow_c_stream__()
+    batch.__arrow_c_array__()  # capsules that nobody reads
+    assert live_arenas() == before + 2 * compiled
+    del batch, filled, stream
+    assert read.column("after").to_pylist()[0] == {"id": 1, "name": "a"}
+    assert child.to_pylist() == ["a", None]
+    del read, child
+    gc.collect()
+    assert live_arenas() == before
+
+
+# --- what is no row ------------------------------------------------------------------------------
+
+
+def test_events() -> None:
+    message = b"M" + struct.pack(">BQ", 1, 0x90) + b"p\0" + struct.pack(">I", 2) + b"hi"
+    decoder = pf.ColumnarDecoder()
+    frames = [begin(7, 0x100, 5), R, message, i(1), truncate(OID), commit(0x100, 0x130, 5)]
+    assert len(list(decoder.decode(frames))) == 1
+    told = [(e.frame, e.tag, e.xid, e.subxid) for e in decoder.events]
+    assert told == [(1, "R", 7, None), (2, "M", 7, None), (4, "T", 7, None), (5, "C", 7, None)]
+    assert decoder.events[1].message.content == b"hi"
+    last = decoder.events[3]
+    assert (last.message, last.commit_lsn, last.end_lsn, last.commit_time) == (
+        None, 0x100, 0x130, 5,
+    )  # fmt: skip
+    assert decoder.events.array["xid"].tolist() == [7] * 4
+    list(decoder.decode([commit()]))
+    assert decoder.events[0].xid is None
+    assert repr(decoder.events) == "<Events: 1>"
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def test_what_was_decoded_before_a_bad_frame_is_given_out() -> None:
+    decoder = pf.ColumnarDecoder()
+    found: list[Any] = []
+    bad = insert(text("x"), NULL)
+    with pytest.raises(pf.DecodeError, match="frame 2: ") as caught:
+        found.extend(decoder.decode([R, i(1), bad, i(2)]))
+    assert (caught.value.code, caught.value.frame, decoder.next_frame) == ("bad_value", 2, 2)
+    assert column(found, "seq") == [0]
+    assert column(list(decoder.decode([i(2)])), "seq") == [1]
+
+
+def test_collected_frames() -> None:
+    decoder = pf.ColumnarDecoder(on_error="collect")
+    bad = insert(text("x"), NULL)
+    (batch,) = decoder.decode([R, i(1), bad, b"", i(2)], lsns=[1, 2, 3, 4, 5])
+    assert column([batch], "seq") == [0, 2]
+    assert decoder.next_frame == 5
+    first, second = decoder.errors
+    assert (first.frame, first.lsn, first.error.code, first.data) == (2, 3, "bad_value", bad)
+    read = pa.record_batch(decoder.errors)
+    assert read.drop_columns(["message"]).to_pylist() == [
+        {"frame": 2, "lsn": 3, "tag": "I", "code": "bad_value", "offset": 13, "data": bad},
+        {"frame": 3, "lsn": 4, "tag": None, "code": "empty_frame", "offset": 0, "data": b""},
+    ]
+    assert read.column("message")[0].as_py() == str(first.error)
+    assert decoder.errors[1:] == [second]
+    list(decoder.decode([]))
+    assert len(decoder.errors) == 0
+
+
+def test_after_a_bad_relation_it_is_unknown_until_the_next() -> None:
+    decoder = pf.ColumnarDecoder(on_error="collect")
+    frames = [R, i(1), R[:-1], i(2), R, i(3)]
+    batches = list(decoder.decode(frames))
+    assert [after["id"] for after in column(batches, "after")] == [1, 3]
+    assert column(batches, "seq") == [0, 2]
+    assert [(bad.frame, bad.error.code) for bad in decoder.errors] == [
+        (2, "truncated"),
+        (3, "unknown_relation"),
+    ]
+
+
+def test_after_a_bad_type_relations_that_use_it_are_unknown() -> None:
+    decoder = pf.ColumnarDecoder(on_error="collect")
+    mood = type_frame(16400, "app", "mood")
+    uses = relation([("id", 23), ("m", 16400)])
+    frames = [mood[:-1], uses, i(1), mood, uses, i(2)]
+    batches = list(decoder.decode(frames))
+    assert [after["id"] for after in column(batches, "after")] == [2]
+    assert [bad.frame for bad in decoder.errors] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("before", "bad"),
+    [
+        ([], stream_start(9)[:-1]),
+        ([], STREAM_STOP),
+        ([stream_start(9)], STREAM_STOP + b"\0"),
+        ([], begin(7)[:-1]),
+    ],
+)
+def test_bounds_of_transactions_are_never_collected(before: list[bytes], bad: bytes) -> None:
+    decoder = pf.ColumnarDecoder(on_error="collect")
+    with pytest.raises(pf.DecodeError):
+        list(decoder.decode([*before, bad]))
+    assert decoder.next_frame == len(before)
+
+
+@pytest.mark.parametrize(
+    ("frames", "lsns", "frame", "offset", "found"),
+    [
+        ([begin(7, 1 << 63)], None, 0, 1, "commit_lsn"),
+        ([R, i(1)], np.array([0, 1 << 63], np.uint64), 1, 0, "lsn"),
+        ([R, truncate(OID)], np.array([0, 1 << 63], np.uint64), 1, 0, "lsn"),
+    ],
+)
+def test_lsns_past_a_long_are_out_of_sparks_range(
+    frames: list[bytes], lsns: Any, frame: int, offset: int, found: str
+) -> None:
+    with pytest.raises(
+        pf.DecodeError, match=f"{found}: 9223372036854775808 does not fit"
+    ) as caught:
+        batches_of(frames, lsns=lsns, target="spark")
+    error = caught.value
+    assert (error.code, error.frame, error.offset) == ("out_of_range", frame, offset)
+    batches_of(frames, lsns=lsns)
+
+
+def test_times_that_no_timestamp_holds() -> None:
+    most = (1 << 63) - 1 - SHIFT
+    (batch,) = batches_of([begin(7, 1, most), R, i(1)])
+    times = pa.record_batch(batch).column("commit_time").cast(pa.int64()).to_pylist()
+    assert times == [(1 << 63) - 1]
+    with pytest.raises(pf.DecodeError, match="commit_time: ") as caught:
+        batches_of([begin(7, 1, most + 1)])
+    assert (caught.value.code, caught.value.offset) == ("out_of_range", 9)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"target": "polars"}, pf.PgOutputError, "target='polars'"),
+        ({"on_error": "skip"}, pf.PgOutputError, "on_error='skip'"),
+        ({"max_rows": 0}, pf.PgOutputError, "max_rows=0"),
+        ({"max_bytes": -1}, pf.PgOutputError, "max_bytes=-1"),
+        ({"max_rows": 1.5}, TypeError, "max_rows must be an int"),
+        ({"tables": [1]}, TypeError, "tables= takes names, not 1"),
+        ({"columns": {"*": [b"id"]}}, TypeError, "takes names, not b'id'"),
+        ({"policies": {}}, TypeError, "policies must be"),
+        ({"encoding": "nope"}, pf.PgOutputError, "'nope'"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        pf.ColumnarDecoder(**options)
+
+
+@pytest.mark.parametrize(
+    ("lsns", "error"),
+    [([1], ValueError), ([1, -1], ValueError), ([1.5, 2], TypeError), (["a", "b"], TypeError)],
+)
+def test_lsns_are_checked(lsns: list[Any], error: type[Exception]) -> None:
+    decoder = pf.ColumnarDecoder()
+    with pytest.raises(error):
+        decoder.decode([R, i(1)], lsns=lsns)
+    assert column(list(decoder.decode([R, i(1)])), "lsn") == [None]
+
+
+# --- what a decoder knows ------------------------------------------------------------------------
+
+
+def test_batches_that_were_not_taken_stop_a_decoder() -> None:
+    decoder = pf.ColumnarDecoder(max_rows=1)
+    taken = decoder.decode([R, i(1), i(2)])
+    next(taken)
+    taken.close()
+    with pytest.raises(pf.PgOutputError, match="not all taken"):
+        decoder.decode([i(3)])
+    decoder.reset()
+    assert [len(batch) for batch in decoder.decode([R, i(3)])] == [1]
+
+
+def test_reset_drops_what_was_open() -> None:
+    decoder = pf.ColumnarDecoder()
+    list(decoder.decode([begin(7), R, i(1)]))
+    decoder.reset()
+    assert column(list(decoder.decode([i(2)])), "xid") == [None]
+    list(decoder.decode([stream_start(9)]))
+    decoder.reset()
+    assert decoder.state.open_xid is None
+
+
+def test_a_decoder_goes_on_from_another() -> None:
+    messages = pf.Decoder(pf.Policies(numeric=(6, 2)), "latin1")
+    for frame in (begin(7, 0x70, 1), relation([("n", 1700)]), insert(text("1"))):
+        messages.decode(frame)
+    decoder = pf.ColumnarDecoder(decoder=messages)
+    (batch,) = decoder.decode([insert(text("2"))])
+    told = rows(batch)[0]
+    assert (told["xid"], told["commit_lsn"], told["seq"]) == (7, 0x70, 1)
+    assert told["after"] == {"n": Decimal("2.00")}
+    assert messages.state.row == 1
+    (other,) = pf.ColumnarDecoder(pf.Policies(), messages).decode([insert(text("2"))])
+    assert rows(other)[0]["after"] == {"n": "2"}
+
+
+@pytest.mark.parametrize("unpickling", IMPLEMENTATIONS)
+def test_pickled(unpickling: str) -> None:
+    decoder = pf.ColumnarDecoder(target="spark", max_rows=1, tables="public.t")
+    list(decoder.decode([begin(7, 0x70, 1), R, i(1)]))
+    with chosen(unpickling):
+        again = pickle.loads(pickle.dumps(decoder))
+        assert type(again._engine).__module__.endswith(
+            {"cython": "._columns", "python": "._pure_columns"}[unpickling]
+        )
+        batches = list(again.decode([i(2), i(3), commit()]))
+        assert column(batches, "seq") == [1, 2]
+        assert column(batches, "xid") == [7, 7]
+        assert pa.schema(batches[0]).field("xid").type == pa.int64()
+        assert [e.xid for e in again.events] == [7]
+    assert repr(again) == "<ColumnarDecoder: target spark, 1 relations>"
+
+
+# --- what frames come in -------------------------------------------------------------------------
+
+FRAMES = [begin(7), R, i(1, "a" * 20), i(2), commit()]
+PACKED = b"".join(FRAMES)
+OFFSETS = [0, *np.cumsum([len(frame) for frame in FRAMES]).tolist()]
+
+
+class Foreign:
+    """An Arrow array that is not pyarrow's own, as an array or as a stream."""
+
+    def __init__(self, array: Any) -> None:
+        name = "__arrow_c_stream__" if hasattr(array, "__arrow_c_stream__") else "__arrow_c_array__"
+        setattr(type(self), name, lambda self, requested=None: getattr(array, name)())
+
+
+def foreign(array: Any) -> Any:
+    return type("Foreign", (Foreign,), {})(array)
+
+
+INPUTS: dict[str, Any] = {
+    "list": lambda: (FRAMES, None),
+    "buffers": lambda: ([bytearray(FRAMES[0]), *map(memoryview, FRAMES[1:])], None),
+    "generator": lambda: (iter(FRAMES), None),
+    "packed": lambda: (PACKED, OFFSETS),
+    "packed array": lambda: (
+        np.frombuffer(b"??" + PACKED, np.uint8),
+        np.array(OFFSETS, np.uint32) + 2,
+    ),
+    "binary": lambda: (pa.array(FRAMES), None),
+    "large": lambda: (pa.array(FRAMES, pa.large_binary()), None),
+    "view": lambda: (pa.array(FRAMES, pa.binary_view()), None),
+    "sliced": lambda: (pa.array([b"?", None, *FRAMES, b"?"]).slice(2, 5), None),
+    "sliced large": lambda: (pa.array([b"?", *FRAMES], pa.large_binary()).slice(1), None),
+    "sliced view": lambda: (pa.array([b"?", *FRAMES], pa.binary_view()).slice(1), None),
+    "chunked": lambda: (pa.chunked_array([FRAMES[:1], [], FRAMES[1:]], pa.binary()), None),
+    "foreign": lambda: (foreign(pa.array(FRAMES)), None),
+    "foreign stream": lambda: (foreign(pa.chunked_array([FRAMES[:2], FRAMES[2:]])), None),
+    "batch": lambda: (pf.decode_batch(FRAMES), None),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_frames_come_in_many_ways(name: str) -> None:
+    (batch,) = pf.ColumnarDecoder().decode(*INPUTS[name]())
+    assert column([batch], "after") == [{"id": 1, "name": "a" * 20}, {"id": 2, "name": "a"}]
+    if name == "generator":
+        return
+    assert pf.decode_batch(*INPUTS[name]()).tags.tobytes() == b"BRIIC" or name == "batch"
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
+def test_a_null_is_no_frame(kind: Any) -> None:
+    for data, index in (
+        (pa.array([FRAMES[0], None], kind), 1),
+        (pa.array([None, FRAMES[0], None], kind).slice(1), 1),
+        (pa.chunked_array([pa.array(FRAMES, kind), pa.array([b"", None], kind)]), 6),
+    ):
+        with pytest.raises(pf.PgOutputError, match=f"frame {index} is null"):
+            pf.decode_batch(data)
+        with pytest.raises(pf.PgOutputError, match=f"frame {index} is null"):
+            pf.ColumnarDecoder().decode(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "offsets", "error", "match"),
+    [
+        (PACKED, [0, 5, 4], ValueError, "offset 2 is 4; expected 5 to 149, the buffer's size"),
+        (PACKED, [-1, 5], ValueError, "offset 0 is -1; expected 0 to 149"),
+        (PACKED, [0, 150], ValueError, "offset 1 is 150; expected 0 to 149"),
+        (PACKED, [], ValueError, "n \\+ 1 integers"),
+        (PACKED, [0.5, 2], ValueError, "n \\+ 1 integers"),
+        (PACKED, np.zeros((2, 2), int), ValueError, "n \\+ 1 integers"),
+        (PACKED, np.array([1 << 63], np.uint64), ValueError, "beyond any buffer"),
+        (memoryview(PACKED)[::2], [0], TypeError, "contiguous"),
+        (5, [0], TypeError, "bytes-like"),
+        (PACKED, None, TypeError, "needs offsets="),
+        ([5], None, TypeError, "not int"),
+        (5, None, TypeError, "not iterable"),
+        (pa.array(["a"]), None, TypeError, "binary, large_binary or binary_view"),
+        (pa.array([1]), None, TypeError, "binary, large_binary or binary_view"),
+    ],
+)
+def test_unsound_input(data: Any, offsets: Any, error: type[Exception], match: str) -> None:
+    for decode in (pf.decode_batch, pf.ColumnarDecoder().decode):
+        with pytest.raises(error, match=match):
+            decode(data, offsets)
+
+
+def test_arrow_offsets_that_fall() -> None:
+    offsets, values = (pa.py_buffer(b) for b in (struct.pack("=3i", 0, 5, 2), PACKED))
+    unsound = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, values])
+    with pytest.raises(ValueError, match=r"offset"):
+        pf.decode_batch(unsound)
+
+
+def test_without_pyarrow_the_twin_says_so(
+    implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (batch,) = batches_of([R, i(1)])
+    data = foreign(pa.array(FRAMES))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    if implementation == "cython":
+        assert len(batch.__arrow_c_array__()) == 2
+        assert len(pf.decode_batch(data)) == 5
+        return
+    for call in (batch.__arrow_c_array__, lambda: pf.decode_batch(data)):
+        with pytest.raises(pf.PgOutputError, match=r"pgoutput-fast\[arrow\]"):
+            call()
+    assert len(pf.decode_batch(FRAMES)) == 5
+
+
+def test_headers_and_slices() -> None:
+    old = b"O" + tuple_data(text("1"), NULL) + b"N" + tuple_data(SAME, binary(b"abc"))
+    frames = pf.decode_batch([begin(7, 0x70, 6), R, row("U", old), commit(0x70, 0x90, 6)])
+    assert frames.tags.tolist() == list(b"BRUC")
+    assert frames.xids.tolist() == [7, 0, 0, 0]
+    assert frames.relation_ids.tolist() == [0, OID, OID, 0]
+    assert frames.old_kinds.tolist() == [0, 0, ord("O"), 0]
+    assert (frames.old_columns.tolist(), frames.new_columns.tolist()) == ([0, 0, 2, 0],) * 2
+    assert frames.first_slices.tolist() == [0, 0, 0, 4]
+    offsets, lengths = frames.slices["offset"], frames.slices["length_and_kind"]
+    assert offsets.tolist() == [13, 15, 19, 24]
+    assert [(int(n) >> 2, int(n) & 3) for n in lengths] == [(1, 2), (0, 0), (0, 1), (3, 3)]
+    assert frames.begins.tolist() == [(0, 0x70, 6, 7, 0)]
+    assert frames.commits.tolist()[0][:5] == (3, 0x70, 0x90, 6, 0)
+    assert list(frames.messages) == [1]
+    assert frames.messages[1].name == "t"
+    assert (len(frames), repr(frames)) == (4, "<FrameBatch: 4 frames, 4 columns>")
+
+
+def test_the_open_segment_is_handed_on() -> None:
+    first = pf.decode_batch([stream_start(9), i(1, xid=10)])
+    assert (first.in_stream, first.xids.tolist()) == (9, [9, 10])
+    assert pf.decode_batch([i(2, xid=10)], None, first.in_stream).in_stream == 9
+    assert pf.decode_batch([i(2, xid=10)], None, True).in_stream is True
+    assert pf.decode_batch([STREAM_STOP], None, True).in_stream is False
+    with pytest.raises(pf.DecodeError, match="segment of xid 9 is still open") as caught:
+        pf.decode_batch([i(2, xid=10), begin(7)], None, 9)
+    assert (caught.value.frame, caught.value.code) == (1, "stream_order")
+    with pytest.raises(OverflowError):
+        pf.decode_batch([], None, 1 << 32)
