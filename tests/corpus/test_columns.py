@@ -8,6 +8,7 @@ that is the twin's way, which the compiled engine does not go for usual values.
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,10 @@ from final_rows import Tables, committed, copies
 
 import pgoutput_fast as pf
 
+PARTS_OF_TABLES = {"v1_text_upd_only", "v1_text_del_only", "v1_text_pub2", "v1_bin_error"}
+"""Captures of a publication that leaves out changes."""
+NO_WHOLE_TABLE = ("_emptypub", "_origin_none", "_both", "_cl", "_gen_none")
+"""Captures of publications that leave out tables, columns, or what came from elsewhere."""
 DATA = Path(__file__).parents[1] / "data" / "final"
 # The greatest dates are nothing that columns hold.
 POLICIES = pf.Policies(infinity="text", out_of_range="text", special_values="text")
@@ -52,7 +57,7 @@ def stored(column: Any) -> list[bytes | None]:
     elif kind in (pa.utf8(), pa.binary()):
         ends = np.frombuffer(buffers[1], np.int32)[: len(column) + 1].tolist()
         data = buffers[2].to_pybytes() if buffers[2] else b""
-        values = [data[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+        values = [data[start:end] for start, end in itertools.pairwise(ends)]
     else:
         width = kind.bit_width // 8
         data = buffers[1].to_pybytes()
@@ -130,7 +135,7 @@ def scenarios(root: Path) -> list[Capture]:
         if capture.truth is not None
         and capture.entry["guc_set"] == "default"
         and capture.entry["client_encoding"] == "UTF8"
-        and capture.entry["optionset"] not in ("upd_only", "del_only", "pub2", "bin_error")
+        and capture.entry["optionset"] not in PARTS_OF_TABLES
         and not capture.entry["performance"]
     ]
 
@@ -202,7 +207,7 @@ def test_final_rows_are_what_the_server_copied(
         counts["tables"] += 1
         counts["values"] += len(rows) * len(names)
     say(f"columns of {capture.name}, {implementation}: {dict(counts)}")
-    assert counts["tables"] > 0
+    assert counts["tables"] > 0 or capture.name.endswith(NO_WHOLE_TABLE)
 
 
 def is_by_format(relation: Any) -> bool:
