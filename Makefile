@@ -21,7 +21,7 @@ extension_sources := setup.py $(wildcard pgoutput_fast/*.pyx pgoutput_fast/*.pxd
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-pythons test-corpus sanitize lint format bench clean
+.PHONY: help demo test test-pythons test-corpus sanitize lint format bench bench-engine clean
 
 help:
 	@echo 'make demo                    a real PostgreSQL server -> capture -> Spark tables, proved equal'
@@ -32,6 +32,7 @@ help:
 	@echo 'make lint                    ruff, mypy, cython-lint, codespell, workflow schemas'
 	@echo 'make format                  let ruff format the code'
 	@echo 'make bench                   benchmarks, as ratios in one run'
+	@echo 'make bench-engine            the columnar engine beside plain C and CSV readers'
 	@echo 'make clean                   remove everything that make has made, the environment too'
 
 # The environment with all dependencies, and the project as an editable install. It changes when
@@ -121,6 +122,9 @@ format: $(VENV)/.dependencies
 
 bench: $(VENV)/.extension
 	@$(python) -m benchmarks $(BENCH_ARGS)
+
+bench-engine: $(VENV)/.extension
+	@$(python) -m benchmarks.engine $(BENCH_ARGS)
 
 clean:
 	rm -rf .venv .venv-3.* build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
