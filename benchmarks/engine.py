@@ -1,4 +1,4 @@
-"""Measure the columnar engine beside plain C on the same frames, and CSV readers on the same values.
+"""Measure the columnar engine beside plain C on the same frames, and CSV readers on its values.
 
 As in run.py all cases are interleaved, figures are medians of CPU time per frame, and results are
 checked before anything is timed. ``python -m benchmarks.engine``.
@@ -29,7 +29,7 @@ import pgoutput_fast as pf
 from . import baseline, native, workloads
 from .run import describe, optional_module, times
 
-# Frames of a call: 4 to 16 thousand; of fat ones few, as they are read from where a socket put them.
+# Rows of a call: 4 to 16 thousand frames; of fat ones few.
 ROWS = {"narrow": 8_000, "wide": 8_000, "fat": 1_000}
 
 # Competitor → what of it is asked for: at least (or for "most" at most) this many times.
