@@ -15,6 +15,7 @@ import os
 from setuptools import Extension, setup
 
 EXTENSIONS = ("_columns", "_core", "_frames", "_values")
+HEADERS = ("_arrow", "_convert", "_rows")
 
 
 def switch(name: str) -> bool:
@@ -42,7 +43,7 @@ def extensions() -> list[Extension]:
                 f"pgoutput_fast.{name}",
                 [f"pgoutput_fast/{name}.pyx"],
                 # setup.py holds compiler flags and directives: a change of it rebuilds.
-                depends=["setup.py", "pgoutput_fast/_arrow.h", "pgoutput_fast/_convert.h"],
+                depends=["setup.py", *(f"pgoutput_fast/{name}.h" for name in HEADERS)],
                 include_dirs=["pgoutput_fast"],
                 extra_compile_args=["-O0", "-g", "-UNDEBUG"] if debug else ["-O3", "-g0"],
                 define_macros=[("CYTHON_TRACE_NOGIL", "1")] if line_trace else [],

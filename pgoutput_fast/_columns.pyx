@@ -82,67 +82,46 @@ cdef extern from "_convert.h" nogil:
         const uint8_t *at, size_t length, size_t before, int64_t least, int64_t greatest,
         int64_t *value,
     ) noexcept
-    bint pgf_decimal(
-        const uint8_t *at, size_t length, size_t before, uint32_t scale, int64_t *value
-    ) noexcept
-    bint pgf_binary_decimal(
-        const uint8_t *at, size_t length, uint32_t scale, int64_t *value
-    ) noexcept
     bint pgf_is_numeric(const uint8_t *at, size_t length) noexcept
     size_t pgf_numeric_text(const uint8_t *at, size_t length, char *text) noexcept
     bint pgf_float(
         const uint8_t *at, size_t length, const pgf_power *powers, double *value
     ) noexcept
-    bint pgf_date(const uint8_t *at, int32_t *days) noexcept
     size_t pgf_time(const uint8_t *at, size_t length, int64_t *microseconds) noexcept
-    bint pgf_timestamp(const uint8_t *at, size_t length, bint zoned, int64_t *value) noexcept
     bint pgf_hexadecimal(const uint8_t *at, size_t count, uint8_t *bytes) noexcept
     bint pgf_uuid(const uint8_t *at, size_t length, uint8_t *bytes) noexcept
     void pgf_uuid_text(const uint8_t *bytes, uint8_t *text) noexcept
+    bint pgf_copy_utf8(uint8_t *to, const uint8_t *at, size_t length, size_t after) noexcept
     bint pgf_copy_text(uint8_t *to, const uint8_t *at, size_t length, size_t after) noexcept
-    bint pgf_copy_short(uint8_t *to, const uint8_t *at, size_t length) noexcept
-    bint pgf_is_utf8(const uint8_t *at, size_t length) noexcept
 
-cdef enum Converter:
-    SLOW
-    SKIP
-    BOOL_TEXT
-    BOOL_BINARY
-    INT2_TEXT
-    INT4_TEXT
-    INT8_TEXT
-    UINT4_TEXT
-    UINT4_WIDE_TEXT
-    SAME2
-    SAME4
-    SAME8
-    UINT4_WIDE
-    FLOAT4_TEXT
-    FLOAT8_TEXT
-    DECIMAL_TEXT
-    DECIMAL_BINARY
-    NUMERIC_TEXT
-    NUMERIC_BINARY
-    UTF8
-    ASCII
-    JSONB_BINARY
-    BYTES
-    BYTEA_TEXT
-    UUID_TEXT
-    UUID_UTF8_TEXT
-    UUID_UTF8_BINARY
-    DATE_TEXT
-    DATE_BINARY
-    TIME_TEXT
-    TIME_BINARY
-    TIME_NS_TEXT
-    TIME_NS_BINARY
-    TIMESTAMP_TEXT
-    TIMESTAMPTZ_TEXT
-    TIMESTAMP_BINARY
-    INTERVAL_BINARY
-    CONVERTER_COUNT
-    FORM  # by the format of the value: utf8 or binary
+cdef extern from "_rows.h" nogil:
+    enum:
+        SLACK
+        CONVERTER_COUNT, SKIP, UTF8, ASCII, BYTES, FORM
+        INT2_TEXT, UINT4_TEXT, UINT4_WIDE_TEXT, SAME2, UINT4_WIDE, FLOAT4_TEXT
+        NUMERIC_TEXT, NUMERIC_BINARY, JSONB_BINARY, BYTEA_TEXT
+        UUID_UTF8_TEXT, UUID_UTF8_BINARY
+        TIME_TEXT, TIME_BINARY, TIME_NS_TEXT, TIME_NS_BINARY, INTERVAL_BINARY
+    ctypedef struct Column "pgf_column":
+        uint8_t kind
+        uint8_t code
+        uint8_t[2] codes
+        uint8_t utf8_code
+        uint8_t form
+        int32_t width
+        uint32_t scale
+        uint8_t *validity
+        uint8_t *data
+        int32_t *offsets
+        int64_t room
+        uint64_t limit
+        void *field
+    pgf_power[651] POWERS_OF_FIVE "PGF_POWERS_OF_FIVE"
+    void put_null "pgf_set_null"(Column *column, int64_t row) noexcept
+    const uint8_t *take_values "pgf_take_values"(
+        Column **next, Column *last, int64_t row, const uint8_t *at, const uint8_t *end,
+        const uint8_t *floor, const uint8_t *ceiling, int64_t *bytes
+    ) noexcept
 
 if [CONVERTERS["skip"], CONVERTERS["utf8"], CONVERTERS["interval_binary"], len(CONVERTERS)] != [
     SKIP, UTF8, INTERVAL_BINARY, CONVERTER_COUNT,
@@ -156,20 +135,11 @@ cdef int64_t DAY = 86_400_000_000
 cdef int64_t MOST_MICROSECONDS = 9_223_372_036_854_775  # of an interval, whose column has ns
 
 cdef enum:
-    SHIFT_DAYS = 10_957
-    SLACK = 16  # bytes behind a value that a copy of 16 may write
     MAX_FRAME = 0x3FFFFFFF
     CACHED = 256  # relations at hand without a look into a dict; a power of two
     FIRST_ROWS = 64
     CHECKED = 65_536  # frames between two looks for Ctrl-C
-
-# What Python's dates can hold, in days and microseconds from 2000: policies have a say in others.
-cdef int64_t LEAST_DAY = -730_119
-cdef int64_t GREATEST_DAY = 2_921_939
-cdef int64_t LEAST_TIME = -730_119 * 86_400_000_000
-cdef int64_t GREATEST_TIME = 2_921_940 * 86_400_000_000 - 1
-
-cdef pgf_power[651] POWERS_OF_FIVE
+    MOST_EXPECTED = 20 << 20  # bytes; glibc learns nothing from blocks of more than 32 MiB
 
 
 # 128 bits of 10**power from its first one on, the rest cut off.
@@ -251,20 +221,6 @@ cdef enum Form:
     UNDECIDED
     AS_TEXT
     AS_BINARY
-
-cdef struct Column:
-    uint8_t[2] codes  # the converters of binary values and of text
-    uint8_t utf8_code  # of a column by format: how its text is stored
-    uint8_t form  # of a column by format: what came first
-    int32_t width  # bytes of a value; 0 a bit, -1 variable
-    uint32_t scale
-    uint64_t limit  # of a decimal of up to 18 digits: 10**precision; else 0
-    int32_t position  # in the relation
-    void *field  # borrowed from the layout
-    uint8_t *validity  # NULL for as long as nothing is null
-    uint8_t *data
-    int32_t *offsets
-    int64_t room  # bytes in `data` of a variable column
 
 # An event as pgoutput_fast.batches describes it to NumPy.
 cdef struct Event:
@@ -393,20 +349,10 @@ cdef bint grow_validity(Column *column, int64_t before, int64_t capacity) noexce
     return True
 
 
-cdef inline bint set_null(Column *column, Side *side, int64_t row) noexcept nogil:
+cdef bint set_null(Column *column, Side *side, int64_t row) noexcept nogil:
     if column.validity == NULL and not grow_validity(column, 0, side.capacity):
         return False
-    column.validity[row >> 3] &= ~(1 << (row & 7))
-    if column.width == 8:
-        (<uint64_t *> column.data)[row] = 0
-    elif column.width == 4:
-        (<uint32_t *> column.data)[row] = 0
-    elif column.width > 0:
-        memset(column.data + row * column.width, 0, column.width)
-    elif column.width == 0:
-        column.data[row >> 3] &= ~(1 << (row & 7))
-    else:
-        column.offsets[row + 1] = column.offsets[row]
+    put_null(column, row)
     return True
 
 
@@ -473,6 +419,8 @@ cdef void empty_side(Rows *rows, Side *side) noexcept nogil:
         side.columns[c].offsets = NULL
         side.columns[c].room = 0
         side.columns[c].form = UNDECIDED
+        # By format, the code is of this batch alone.
+        side.columns[c].kind = 0
     side.filled = 0
     side.capacity = 0
 
@@ -502,26 +450,6 @@ cdef Status make_room(Column *column, int64_t size) noexcept nogil:
     return DONE
 
 
-cdef inline void put_decimal(Column *column, int64_t row, int64_t value) noexcept nogil:
-    cdef int64_t *at = <int64_t *> (column.data + row * column.width)
-    cdef int64_t sign = value >> 63
-    at[0] = value
-    at[1] = sign
-    if column.width == 32:
-        at[2] = sign
-        at[3] = sign
-
-
-cdef inline void set_bit(uint8_t *bits, int64_t row, bint value) noexcept nogil:
-    cdef uint8_t mask = <uint8_t> (1 << (row & 7))
-    bits[row >> 3] = bits[row >> 3] | mask if value else bits[row >> 3] & ~mask
-
-
-cdef inline bint fits(Column *column, int64_t value) noexcept nogil:
-    cdef uint64_t size = <uint64_t> value if value >= 0 else 0 - <uint64_t> value
-    return column.limit == 0 or size < column.limit
-
-
 # Store a value of the types that rows are not full of; DONE, or what stands in its way. FAULT leaves
 # it to the layout's functions.
 cdef Status store_other(
@@ -541,11 +469,8 @@ cdef Status store_other(
         to = variable(column, row, length, &status)
         if to == NULL:
             return status
-        if pgf_copy_text(to, at, length, after) or pgf_is_utf8(at, length):
+        if pgf_copy_utf8(to, at, length, after):
             column.offsets[row + 1] = column.offsets[row] + <int32_t> length
-            return DONE
-    elif code == UUID_TEXT:
-        if pgf_uuid(at, length, column.data + row * 16):
             return DONE
     elif code == BYTES:
         if column.width < 0:
@@ -568,7 +493,7 @@ cdef Status store_other(
             to = variable(column, row, length - 1, &status)
             if to == NULL:
                 return status
-            if pgf_copy_text(to, at + 1, length - 1, after) or pgf_is_utf8(at + 1, length - 1):
+            if pgf_copy_utf8(to, at + 1, length - 1, after):
                 column.offsets[row + 1] = column.offsets[row] + <int32_t> (length - 1)
                 return DONE
     elif code == INT2_TEXT:
@@ -1382,122 +1307,47 @@ cdef inline Status read_tuple(
 ) noexcept nogil:
     cdef const uint8_t *at = frame.at + position[0]
     cdef const uint8_t *end = frame.at + frame.length
-    cdef const uint8_t *value
     cdef int64_t row = rows.count
-    cdef Column *column
-    cdef Column *following = side.columns
-    cdef Column *last = following + rows.width
+    cdef Column *column = side.columns
+    cdef Column *last = column + rows.width
     cdef uint32_t length
-    cdef uint8_t kind, code
-    cdef int32_t days, used
-    cdef int64_t number
-    cdef double real
     cdef Status status
     if end - at < 2 or <int32_t> load_uint16(at) != rows.width:
         return FAULT
     at += 2
     if (side.filled < row or side.capacity <= row) and not pad(rows, side, row):
         return NO_MEMORY
-    while following < last:
-        column = following
-        following += 1
+    while True:
+        at = take_values(
+            &column, last, row, at, end, frame.floor, frame.ceiling, &rows.bytes
+        )
+        if column == last:
+            break
+        # Malformed, or nothing that rows are full of.
         if at >= end:
             return FAULT
-        kind = at[0]
-        if kind == c't' or kind == c'b':
+        if at[0] == c't' or at[0] == c'b':
+            if at[0] != column.kind:
+                column.kind = at[0]
+                column.code = column.codes[at[0] == c't']
+                continue
             if end - at < 5:
                 return FAULT
             length = load_uint32(at + 1)
-            value = at + 5
             # Unsigned: a negative length is longer than any frame.
-            if length > <size_t> (end - value):
+            if length > <size_t> (end - at - 5):
                 return FAULT
-            at = value + length
-            code = column.codes[kind == c't']
-            # What rows are full of; store_other() has the rest.
-            if code == INT4_TEXT:
-                if pgf_integer(
-                    value, length, value - frame.floor, -0x80000000, 0x7FFFFFFF, &number
-                ):
-                    (<int32_t *> column.data)[row] = <int32_t> number
-                    continue
-            elif code == UTF8:
-                used = column.offsets[row]
-                if length <= 16 and frame.ceiling - value >= 16 and used + 32 <= column.room:
-                    if pgf_copy_short(column.data + used, value, length):
-                        column.offsets[row + 1] = used + <int32_t> length
-                        rows.bytes += length
-                        continue
-            elif code == SAME4:
-                if length == 4:
-                    (<uint32_t *> column.data)[row] = load_uint32(value)
-                    continue
-            elif code == SAME8:
-                if length == 8:
-                    (<uint64_t *> column.data)[row] = load_uint64(value)
-                    continue
-            elif code == INT8_TEXT:
-                if pgf_integer(
-                    value, length, value - frame.floor, INT64_MIN, INT64_MAX, &number
-                ):
-                    (<int64_t *> column.data)[row] = number
-                    continue
-            elif code == DECIMAL_TEXT:
-                if pgf_decimal(
-                    value, length, value - frame.floor, column.scale, &number
-                ) and fits(column, number):
-                    put_decimal(column, row, number)
-                    continue
-            elif code == DECIMAL_BINARY:
-                if pgf_binary_decimal(value, length, column.scale, &number) and fits(
-                    column, number
-                ):
-                    put_decimal(column, row, number)
-                    continue
-            elif code == TIMESTAMPTZ_TEXT or code == TIMESTAMP_TEXT:
-                if pgf_timestamp(value, length, code == TIMESTAMPTZ_TEXT, &number):
-                    (<int64_t *> column.data)[row] = number
-                    continue
-            elif code == TIMESTAMP_BINARY:
-                if length == 8:
-                    number = <int64_t> load_uint64(value)
-                    if LEAST_TIME <= number <= GREATEST_TIME:
-                        (<int64_t *> column.data)[row] = number + SHIFT
-                        continue
-            elif code == DATE_TEXT:
-                if length == 10 and pgf_date(value, &days):
-                    (<int32_t *> column.data)[row] = days
-                    continue
-            elif code == DATE_BINARY:
-                if length == 4:
-                    days = <int32_t> load_uint32(value)
-                    if LEAST_DAY <= days <= GREATEST_DAY:
-                        (<int32_t *> column.data)[row] = days + SHIFT_DAYS
-                        continue
-            elif code == BOOL_TEXT:
-                if length == 1 and (value[0] == c't' or value[0] == c'f'):
-                    set_bit(column.data, row, value[0] == c't')
-                    continue
-            elif code == BOOL_BINARY:
-                if length == 1 and value[0] <= 1:
-                    set_bit(column.data, row, value[0])
-                    continue
-            elif code == FLOAT8_TEXT:
-                if pgf_float(value, length, POWERS_OF_FIVE, &real):
-                    (<double *> column.data)[row] = real
-                    continue
-            elif code == SKIP:
-                continue
             status = store_value(
-                self, rows, column, column - side.columns, value, length, kind == c'b', frame
+                self, rows, column, column - side.columns, at + 5, length, at[0] == c'b', frame
             )
             if status != DONE:
                 return status
-        elif kind == c'n':
+            at += 5 + length
+        elif at[0] == c'n':
             at += 1
             if column.codes[1] != SKIP and not set_null(column, side, row):
                 return NO_MEMORY
-        elif kind == c'u':
+        elif at[0] == c'u':
             at += 1
             if column.codes[1] != SKIP:
                 status = unsent(
@@ -1507,6 +1357,7 @@ cdef inline Status read_tuple(
                     return status
         else:
             return FAULT
+        column += 1
     position[0] = at - frame.at
     return DONE
 
@@ -1528,6 +1379,7 @@ cdef Status store_value(
             if form[0] != UNDECIDED:
                 return other_form(self, rows, c, at - frame.at)
             form[0] = AS_BINARY if binary else AS_TEXT
+        column.code = code
     status = store_other(column, code, row, at, length, frame)
     if status == FAULT:
         status = store_slowly(self, rows, column, c, at, length, binary, frame)
@@ -2026,7 +1878,23 @@ cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
     batch.root.n_children = COLUMNS
     batch.root.children = nodes
     batch.root.arena = f.arena
+    expect(f.arena.size)
     return True
+
+
+cdef int64_t _expected = 0
+
+
+# As much memory will be freed, and asked for again by the next batch. glibc gives back what lies
+# idle beyond twice the largest block that it saw freed, while a batch is many blocks; and to fault
+# pages in anew takes longer than to fill them.
+cdef void expect(int64_t size) noexcept nogil:
+    global _expected
+    if size > MOST_EXPECTED:
+        size = MOST_EXPECTED
+    if size > _expected:
+        _expected = size + (size >> 1)
+        free(malloc(_expected))
 
 
 # --- export --------------------------------------------------------------------------------------

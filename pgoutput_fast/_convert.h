@@ -676,4 +676,10 @@ static inline int pgf_is_utf8(const uint8_t *at, size_t length)
     return 1;
 }
 
+/* Copies a value as pgf_copy_text does; whether it is UTF-8. */
+static inline int pgf_copy_utf8(uint8_t *to, const uint8_t *at, size_t length, size_t after)
+{
+    return pgf_copy_text(to, at, length, after) || pgf_is_utf8(at, length);
+}
+
 #endif
