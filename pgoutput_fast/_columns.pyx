@@ -94,6 +94,10 @@ cdef extern from "_convert.h" nogil:
     bint pgf_copy_utf8(uint8_t *to, const uint8_t *at, size_t length, size_t after) noexcept
     bint pgf_copy_text(uint8_t *to, const uint8_t *at, size_t length, size_t after) noexcept
 
+cdef extern from *:
+    bint likely(bint condition) noexcept nogil
+    bint unlikely(bint condition) noexcept nogil
+
 cdef extern from "_rows.h" nogil:
     enum:
         SLACK
@@ -268,6 +272,7 @@ cdef struct Rows:
     bint wanted
     int32_t width  # of the relation
     int64_t count
+    int64_t limit  # rows of which a new tuple can be stored without more ado
     int64_t capacity
     int64_t bytes  # of variable values
     int64_t fixed  # bytes of a row beside those
@@ -629,7 +634,7 @@ cdef void forget_rows(Rows *rows) noexcept nogil:
     rows.lsns = rows.commit_lsns = NULL
     rows.commit_times = rows.seqs = NULL
     rows.unchanged_ends = rows.unchanged = NULL
-    rows.count = rows.capacity = rows.bytes = 0
+    rows.count = rows.limit = rows.capacity = rows.bytes = 0
     rows.unchanged_count = rows.unchanged_room = rows.unchanged_filled = 0
 
 
@@ -980,6 +985,7 @@ cdef class Engine:
             if rows.count == rows.capacity and not grow_rows(rows):
                 raise MemoryError
             self.held += rows.fixed
+            rows.limit = 0  # the columns of `after` are behind from now on
             beside(
                 self, rows, TRUNCATE, message.xid if message.in_stream else 0
             )
@@ -1115,35 +1121,32 @@ cdef void settle(Engine self) noexcept nogil:
 # Rows of frames up to `stop`, or to one that is for Python.
 cdef Status read_rows(Engine self, const Source *source, Py_ssize_t stop) noexcept nogil:
     cdef Frame frame
-    cdef Py_ssize_t i = self.at
+    cdef Py_ssize_t i
     cdef uint8_t tag
     cdef uint32_t relation_id
-    cdef int32_t xid_size
-    cdef Rows *rows
+    # Nothing here opens or closes a stream.
+    cdef int32_t xid_size = 4 if self.in_stream else 0
+    cdef Cached *cached
     cdef Status status
     for i in range(self.at, stop):
         self.at = i
         take_frame(source, i, &frame)
-        if frame.length == 0 or frame.length > MAX_FRAME:
+        if unlikely(frame.length == 0 or frame.length > MAX_FRAME):
             return FAULT
         tag = frame.at[0]
-        if tag == c'I' or tag == c'U' or tag == c'D':
-            xid_size = 4 if self.in_stream else 0
-            if frame.length < 6 + xid_size:
+        if likely(tag == c'I' or tag == c'U' or tag == c'D'):
+            if unlikely(frame.length < 6 + xid_size):
                 return FAULT
             relation_id = load_uint32(frame.at + 1 + xid_size)
-            rows = self.cached[relation_id & (CACHED - 1)].rows
-            if (
-                rows == NULL
-                or self.cached[relation_id & (CACHED - 1)].relation_id != relation_id
-            ):
+            cached = &self.cached[relation_id & (CACHED - 1)]
+            if unlikely(cached.rows == NULL or cached.relation_id != relation_id):
                 self.wanted_id = relation_id
                 return UNKNOWN
-            if self.wide and self.lsns != NULL and self.lsns[self.before + i] >> 63:
+            if unlikely(self.wide and self.lsns != NULL and self.lsns[self.before + i] >> 63):
                 return FAULT
-            status = read_change(self, rows, &frame, tag, 5 + xid_size)
-            if status != DONE:
-                self.stopped = rows
+            status = read_change(self, cached.rows, &frame, tag, 5 + xid_size)
+            if unlikely(status != DONE):
+                self.stopped = cached.rows
                 return status
             continue
         # Not an elif: rows are most of all frames, and need no jump through a table.
@@ -1196,6 +1199,28 @@ cdef bint commit(Engine self, const Frame *frame) noexcept nogil:
 cdef inline Status read_change(
     Engine self, Rows *rows, const Frame *frame, uint8_t tag, Py_ssize_t position
 ) noexcept nogil:
+    cdef int64_t bytes_before = rows.bytes
+    cdef int64_t row = rows.count
+    cdef Status status
+    if unlikely(frame.at[position] != c'N' or tag == c'D' or row >= rows.limit):
+        return read_any_change(self, rows, frame, tag, position)
+    # A new tuple and nothing else, as most rows are.
+    cdef int64_t unchanged_before = rows.unchanged_count
+    position += 1
+    status = read_tuple(self, rows, &rows.after, frame, &position, 0)
+    if unlikely(status != DONE or position != frame.length):
+        return give_up(
+            self, rows, FAULT if status == DONE else status, bytes_before, unchanged_before
+        )
+    return finish_row(
+        self, rows, frame, INSERT if tag == c'I' else UPDATE, bytes_before, unchanged_before
+    )
+
+
+# The same where there may be an old tuple, or where the rows need a look first.
+cdef Status read_any_change(
+    Engine self, Rows *rows, const Frame *frame, uint8_t tag, Py_ssize_t position
+) noexcept nogil:
     cdef const uint8_t *data = frame.at
     cdef Py_ssize_t end = frame.length
     cdef Py_ssize_t old = 0
@@ -1223,6 +1248,8 @@ cdef inline Status read_change(
     while True:
         if side == &rows.after and (marker != c'N' or tag == c'D'):
             return give_up(self, rows, FAULT, bytes_before, unchanged_before)
+        if (side.filled < row or side.capacity <= row) and not pad(rows, side, row):
+            return give_up(self, rows, NO_MEMORY, bytes_before, unchanged_before)
         status = read_tuple(self, rows, side, frame, &position, filler)
         if status != DONE:
             return give_up(self, rows, status, bytes_before, unchanged_before)
@@ -1237,17 +1264,32 @@ cdef inline Status read_change(
             filler = old
     if position != end:
         return give_up(self, rows, FAULT, bytes_before, unchanged_before)
-    if self.held + rows.bytes - bytes_before + rows.fixed > self.max_bytes and self.held > 0:
+    status = finish_row(self, rows, frame, flags, bytes_before, unchanged_before)
+    # As long as every row has a new tuple, the columns need no look until they are full.
+    rows.limit = 0
+    if rows.after.filled == rows.count:
+        rows.limit = min(rows.capacity, rows.after.capacity, self.max_rows)
+    return status
+
+
+# A row that was read to its end counts from now on, if there is room for it.
+cdef inline Status finish_row(
+    Engine self, Rows *rows, const Frame *frame, uint8_t flags, int64_t bytes_before,
+    int64_t unchanged_before,
+) noexcept nogil:
+    cdef int64_t row = rows.count
+    cdef int64_t held = self.held + rows.bytes - bytes_before + rows.fixed
+    if unlikely(held > self.max_bytes and self.held > 0):
         return give_up(self, rows, FULL, bytes_before, unchanged_before)
-    self.held += rows.bytes - bytes_before + rows.fixed
+    self.held = held
     if flags & (OLD_KEY | OLD_ROW):
         rows.before.filled = row + 1
-    if tag != c'D':
+    if flags & OP != DELETE:
         rows.after.filled = row + 1
-    if rows.unchanged_count > unchanged_before:
+    if unlikely(rows.unchanged_count > unchanged_before):
         rows.unchanged_ends[row + 1] = <int32_t> rows.unchanged_count
         rows.unchanged_filled = row + 1
-    beside(self, rows, flags, load_uint32(data + 1) if self.in_stream else 0)
+    beside(self, rows, flags, load_uint32(frame.at + 1) if self.in_stream else 0)
     return DONE
 
 
@@ -1307,46 +1349,55 @@ cdef inline Status read_tuple(
 ) noexcept nogil:
     cdef const uint8_t *at = frame.at + position[0]
     cdef const uint8_t *end = frame.at + frame.length
-    cdef int64_t row = rows.count
     cdef Column *column = side.columns
     cdef Column *last = column + rows.width
+    if unlikely(end - at < 2 or <int32_t> load_uint16(at) != rows.width):
+        return FAULT
+    at = take_values(
+        &column, last, rows.count, at + 2, end, frame.floor, frame.ceiling, &rows.bytes
+    )
+    position[0] = at - frame.at
+    if likely(column == last):
+        return DONE
+    return read_rest(self, rows, side, frame, position, column, old)
+
+
+# The columns of a tuple from one on that is malformed, or nothing that rows are full of.
+cdef Status read_rest(
+    Engine self, Rows *rows, Side *side, const Frame *frame, Py_ssize_t *position, Column *column,
+    Py_ssize_t old,
+) noexcept nogil:
+    cdef const uint8_t *at = frame.at + position[0]
+    cdef const uint8_t *end = frame.at + frame.length
+    cdef Column *last = side.columns + rows.width
     cdef uint32_t length
     cdef Status status
-    if end - at < 2 or <int32_t> load_uint16(at) != rows.width:
-        return FAULT
-    at += 2
-    if (side.filled < row or side.capacity <= row) and not pad(rows, side, row):
-        return NO_MEMORY
-    while True:
-        at = take_values(
-            &column, last, row, at, end, frame.floor, frame.ceiling, &rows.bytes
-        )
-        if column == last:
-            break
-        # Malformed, or nothing that rows are full of.
+    while column < last:
         if at >= end:
             return FAULT
         if at[0] == c't' or at[0] == c'b':
-            if at[0] != column.kind:
-                column.kind = at[0]
-                column.code = column.codes[at[0] == c't']
-                continue
             if end - at < 5:
                 return FAULT
             length = load_uint32(at + 1)
             # Unsigned: a negative length is longer than any frame.
             if length > <size_t> (end - at - 5):
                 return FAULT
-            status = store_value(
-                self, rows, column, column - side.columns, at + 5, length, at[0] == c'b', frame
-            )
-            if status != DONE:
-                return status
-            at += 5 + length
+            if at[0] != column.kind:
+                column.kind = at[0]
+                column.code = column.codes[at[0] == c't']
+            else:
+                status = store_value(
+                    self, rows, column, column - side.columns, at + 5, length, at[0] == c'b', frame
+                )
+                if status != DONE:
+                    return status
+                at += 5 + length
+                column += 1
         elif at[0] == c'n':
-            at += 1
-            if column.codes[1] != SKIP and not set_null(column, side, row):
+            if column.codes[1] != SKIP and not set_null(column, side, rows.count):
                 return NO_MEMORY
+            at += 1
+            column += 1
         elif at[0] == c'u':
             at += 1
             if column.codes[1] != SKIP:
@@ -1355,9 +1406,12 @@ cdef inline Status read_tuple(
                 )
                 if status != DONE:
                     return status
+            column += 1
         else:
             return FAULT
-        column += 1
+        at = take_values(
+            &column, last, rows.count, at, end, frame.floor, frame.ceiling, &rows.bytes
+        )
     position[0] = at - frame.at
     return DONE
 
@@ -1812,6 +1866,18 @@ cdef bint unchanged_column(Finish *f, Node *node) noexcept nogil:
     return True
 
 
+cdef void gather_flags(
+    const uint8_t *flags, int64_t count, uint8_t *any, uint8_t *all
+) noexcept nogil:
+    cdef uint8_t one = 0, each = 0xFF  # not by their pointers: compilers then take many at a time
+    cdef int64_t i
+    for i in range(count):
+        one |= flags[i]
+        each &= flags[i]
+    any[0] = one
+    all[0] = each
+
+
 # Hand the rows over to a batch. False: no memory, and the rows are lost with it.
 cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
     cdef Finish f
@@ -1834,11 +1900,7 @@ cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
     nodes = <Node *> own(f.arena, calloc(COLUMNS, sizeof(Node)), COLUMNS * sizeof(Node))
     if f.zeros == NULL or nodes == NULL:
         return False
-    f.any = 0
-    f.all = 0xFF
-    for i in range(f.length):
-        f.any |= rows.flags[i]
-        f.all &= rows.flags[i]
+    gather_flags(rows.flags, f.length, &f.any, &f.all)
     size = 8 if batch.wide else 4
     sound = (
         op_column(&f, nodes)
@@ -1890,11 +1952,14 @@ cdef int64_t _expected = 0
 # pages in anew takes longer than to fill them.
 cdef void expect(int64_t size) noexcept nogil:
     global _expected
+    cdef void *block = NULL
     if size > MOST_EXPECTED:
         size = MOST_EXPECTED
     if size > _expected:
         _expected = size + (size >> 1)
-        free(malloc(_expected))
+        # Not malloc(), which compilers take away together with its free().
+        grow(&block, _expected)
+        free(block)
 
 
 # --- export --------------------------------------------------------------------------------------
