@@ -28,7 +28,9 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset, strlen
 
 from pgoutput_fast._core cimport load_uint16, load_uint32, load_uint64, walk_tuple
-from pgoutput_fast._frames cimport Frame, Memory, Piece, Source, pieces_of, take_frame
+from pgoutput_fast._frames cimport (
+    Frame, Memory, Piece, Source, expect_memory, pieces_of, take_frame,
+)
 
 from ._core import decode, restore
 from .batches import ITEM_SIZES, array_of, lsns_of, metadata_bytes, refuse_time
@@ -143,7 +145,6 @@ cdef enum:
     CACHED = 256  # relations at hand without a look into a dict; a power of two
     FIRST_ROWS = 64
     CHECKED = 65_536  # frames between two looks for Ctrl-C
-    MOST_EXPECTED = 20 << 20  # bytes; glibc learns nothing from blocks of more than 32 MiB
 
 
 # 128 bits of 10**power from its first one on, the rest cut off.
@@ -860,7 +861,9 @@ cdef class Engine:
     def flush(self):
         """The batches of all relations that have rows, in the order of their first rows."""
         relations = list(self.open.values())
-        return [self.close(<_Relation> relation) for relation in relations]
+        batches = [self.close(<_Relation> relation) for relation in relations]
+        # Of a table that is not wanted, or whose only row was refused, there is none.
+        return [batch for batch in batches if batch is not None]
 
     def drop(self):
         """Forget rows that were not given out."""
@@ -980,7 +983,9 @@ cdef class Engine:
                 self.row += 1
                 continue
             if rows.count == self.max_rows or self.held + rows.fixed > self.max_bytes:
-                self.ready.append(self.close(<_Relation> rows.owner))
+                batch = self.close(<_Relation> rows.owner)
+                if batch is not None:
+                    self.ready.append(batch)
                 self.relation_of(plan)
             if rows.count == rows.capacity and not grow_rows(rows):
                 raise MemoryError
@@ -1940,26 +1945,8 @@ cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
     batch.root.n_children = COLUMNS
     batch.root.children = nodes
     batch.root.arena = f.arena
-    expect(f.arena.size)
+    expect_memory(f.arena.size)
     return True
-
-
-cdef int64_t _expected = 0
-
-
-# As much memory will be freed, and asked for again by the next batch. glibc gives back what lies
-# idle beyond twice the largest block that it saw freed, while a batch is many blocks; and to fault
-# pages in anew takes longer than to fill them.
-cdef void expect(int64_t size) noexcept nogil:
-    global _expected
-    cdef void *block = NULL
-    if size > MOST_EXPECTED:
-        size = MOST_EXPECTED
-    if size > _expected:
-        _expected = size + (size >> 1)
-        # Not malloc(), which compilers take away together with its free().
-        grow(&block, _expected)
-        free(block)
 
 
 # --- export --------------------------------------------------------------------------------------
