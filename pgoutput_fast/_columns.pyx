@@ -21,8 +21,7 @@ from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EINVAL, ENOMEM
 from libc.stdint cimport (
-    INT32_MAX, INT64_MAX, INT64_MIN, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
-    uint64_t,
+    INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
 )
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset, strlen
@@ -456,8 +455,8 @@ cdef Status make_room(Column *column, int64_t size) noexcept nogil:
     return DONE
 
 
-# Store a value of the types that rows are not full of; DONE, or what stands in its way. FAULT leaves
-# it to the layout's functions.
+# Store a value of the types that rows are not full of; DONE, or what stands in its way. FAULT
+# leaves it to the layout's functions.
 cdef Status store_other(
     Column *column, uint8_t code, int64_t row, const uint8_t *at, uint32_t length,
     const Frame *frame,
@@ -1449,7 +1448,8 @@ cdef Status store_value(
 
 # A column that was not sent.
 cdef Status unsent(
-    Engine self, Rows *rows, Side *side, int32_t c, const Frame *frame, Py_ssize_t at, Py_ssize_t old
+    Engine self, Rows *rows, Side *side, int32_t c, const Frame *frame, Py_ssize_t at,
+    Py_ssize_t old,
 ) noexcept nogil:
     cdef const uint8_t *data = frame.at
     cdef Py_ssize_t position = old + 2

@@ -685,9 +685,9 @@ static inline int pgf_is_utf8(const uint8_t *at, size_t length)
 }
 
 #if PGF_AVX2
-/* What may be wrong with two bytes, by the halves of the first and the upper half of the second: it
- * is wrong where all three say so. Keiser and Lemire, "Validating UTF-8 in less than one instruction
- * per byte", 2020. */
+/* What may be wrong with two bytes, by the halves of the first and the upper half of the second:
+ * it is wrong where all three say so. Keiser and Lemire, "Validating UTF-8 in less than one
+ * instruction per byte", 2020. */
 enum {
     PGF_TOO_SHORT = 1, /* a lead byte or ASCII where a continuation must be */
     PGF_TOO_LONG = 2, /* a continuation behind ASCII */

@@ -313,9 +313,9 @@ cdef int fill_views(Piece piece, ArrowArray *array) except -1:
 cdef int64_t _expected = 0
 
 
-# As many bytes will be freed, and asked for again by the next batch. glibc gives back what lies idle
-# beyond twice the largest block that it saw freed, while a batch is many blocks; and to fault pages
-# in anew takes longer than to fill them.
+# As many bytes will be freed, and asked for again by the next batch. glibc gives back what lies
+# idle beyond twice the largest block that it saw freed, while a batch is many blocks; and to fault
+# pages in anew takes longer than to fill them.
 cdef void expect_memory(int64_t size) noexcept nogil:
     global _expected
     if size > MOST_EXPECTED:
