@@ -16,6 +16,7 @@ import os
 from setuptools import Extension, setup
 
 EXTENSIONS = ("_columns", "_core", "_frames", "_values")
+HEADERS = ("_arrow", "_convert", "_rows")
 
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
 
@@ -46,7 +47,7 @@ def extensions() -> list[Extension]:
                 f"pgoutput_fast.{name}",
                 [f"pgoutput_fast/{name}.pyx"],
                 # setup.py holds compiler flags and directives: a change of it rebuilds.
-                depends=["setup.py", "pgoutput_fast/_arrow.h", "pgoutput_fast/_convert.h"],
+                depends=["setup.py", *(f"pgoutput_fast/{name}.h" for name in HEADERS)],
                 include_dirs=["pgoutput_fast"],
                 extra_compile_args=(["-O0", "-g", "-UNDEBUG"] if debug else ["-O3", "-g0"])
                 + sanitize,

@@ -15,7 +15,16 @@ typedef struct {
     uint8_t tag, old_kind;
     uint16_t columns;
     uint32_t relation_id;
+    uint32_t xid;
+    uint32_t first_slice;
 } header;
+
+/* Of Begin and Commit. */
+typedef struct {
+    int64_t frame;
+    uint64_t lsn, end_lsn;
+    int64_t time;
+} bound;
 
 int64_t copy(const uint8_t *data, const int64_t *offsets, int64_t count, uint8_t *to)
 {
@@ -26,7 +35,8 @@ int64_t copy(const uint8_t *data, const int64_t *offsets, int64_t count, uint8_t
 
 /* The number of slices. */
 int64_t walk(
-    const uint8_t *data, const int64_t *offsets, int64_t count, header *headers, slice *slices)
+    const uint8_t *data, const int64_t *offsets, int64_t count, header *headers, slice *slices,
+    bound *bounds)
 {
     slice *first = slices;
     for (int64_t i = 0; i < count; i++) {
@@ -37,8 +47,25 @@ int64_t walk(
         headers[i].old_kind = 0;
         headers[i].columns = 0;
         headers[i].relation_id = 0;
-        if (tag != 'I' && tag != 'U')
+        headers[i].xid = 0;
+        headers[i].first_slice = (uint32_t)(slices - first);
+        if (tag != 'I' && tag != 'U') {
+            if (tag == 'B' && end - frame == 21) {
+                bounds->frame = i;
+                bounds->lsn = pgf_load8(frame + 1);
+                bounds->end_lsn = 0;
+                bounds->time = (int64_t)pgf_load8(frame + 9);
+                headers[i].xid = pgf_load4(frame + 17);
+                bounds++;
+            } else if (tag == 'C' && end - frame == 26) {
+                bounds->frame = i;
+                bounds->lsn = pgf_load8(frame + 2);
+                bounds->end_lsn = pgf_load8(frame + 10);
+                bounds->time = (int64_t)pgf_load8(frame + 18);
+                bounds++;
+            }
             continue;
+        }
         if (end - frame < 8)
             return -1;
         headers[i].relation_id = pgf_load4(frame + 1);

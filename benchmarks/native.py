@@ -95,12 +95,13 @@ def loops(workload: workloads.Workload) -> dict[str, Callable[[], int]]:
     count = ctypes.c_int64(len(offsets) - 1)
     frames = (_address(data), _address(offsets), count)
     copied = np.empty(len(data), np.uint8)
-    headers = np.empty((len(offsets) - 1) * 8, np.uint8)
+    headers = np.empty((len(offsets) - 1) * 16, np.uint8)
     slices = np.empty(len(data) * 8, np.uint8)
     rows = len(workload.rows)
     types = [column.type.oid for column in workload.table.columns]
     columns = (_Column * len(types))()
-    kept: list[NDArray[Any]] = [data, offsets, copied, headers, slices]
+    bounds = np.empty((len(offsets) - 1) * 32, np.uint8)
+    kept: list[NDArray[Any]] = [data, offsets, copied, headers, slices, bounds]
     for column, type_id in zip(columns, types, strict=True):
         column.type, width = _TYPES[type_id]
         validity = np.full(rows // 8 + 1, 0xFF, np.uint8)
@@ -117,7 +118,7 @@ def loops(workload: workloads.Workload) -> dict[str, Callable[[], int]]:
         return int(library.copy(*frames, _address(kept[2])))
 
     def walk() -> int:
-        return int(library.walk(*frames, _address(kept[3]), _address(kept[4])))
+        return int(library.walk(*frames, *map(_address, kept[3:6])))
 
     def layout() -> int:
         return int(library.layout(*frames, columns, ctypes.c_int32(len(columns))))

@@ -15,20 +15,20 @@ from __future__ import annotations
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EINVAL, ENOMEM
 from libc.stdint cimport (
-    INT32_MAX, INT64_MAX, INT64_MIN, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
-    uint64_t,
+    INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
 )
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset, strlen
 
 from pgoutput_fast._core cimport load_uint16, load_uint32, load_uint64, walk_tuple
-from pgoutput_fast._frames cimport Frame, Memory, Piece, Source, pieces_of, take_frame
+from pgoutput_fast._frames cimport (
+    Frame, Memory, Piece, Source, expect_memory, pieces_of, take_frame,
+)
 
 from ._core import decode, restore
 from .batches import (
@@ -84,67 +84,50 @@ cdef extern from "_convert.h" nogil:
         const uint8_t *at, size_t length, size_t before, int64_t least, int64_t greatest,
         int64_t *value,
     ) noexcept
-    bint pgf_decimal(
-        const uint8_t *at, size_t length, size_t before, uint32_t scale, int64_t *value
-    ) noexcept
-    bint pgf_binary_decimal(
-        const uint8_t *at, size_t length, uint32_t scale, int64_t *value
-    ) noexcept
     bint pgf_is_numeric(const uint8_t *at, size_t length) noexcept
     size_t pgf_numeric_text(const uint8_t *at, size_t length, char *text) noexcept
     bint pgf_float(
         const uint8_t *at, size_t length, const pgf_power *powers, double *value
     ) noexcept
-    bint pgf_date(const uint8_t *at, int32_t *days) noexcept
     size_t pgf_time(const uint8_t *at, size_t length, int64_t *microseconds) noexcept
-    bint pgf_timestamp(const uint8_t *at, size_t length, bint zoned, int64_t *value) noexcept
     bint pgf_hexadecimal(const uint8_t *at, size_t count, uint8_t *bytes) noexcept
     bint pgf_uuid(const uint8_t *at, size_t length, uint8_t *bytes) noexcept
     void pgf_uuid_text(const uint8_t *bytes, uint8_t *text) noexcept
+    bint pgf_copy_utf8(uint8_t *to, const uint8_t *at, size_t length, size_t after) noexcept
     bint pgf_copy_text(uint8_t *to, const uint8_t *at, size_t length, size_t after) noexcept
-    bint pgf_copy_short(uint8_t *to, const uint8_t *at, size_t length) noexcept
-    bint pgf_is_utf8(const uint8_t *at, size_t length) noexcept
 
-cdef enum Converter:
-    SLOW
-    SKIP
-    BOOL_TEXT
-    BOOL_BINARY
-    INT2_TEXT
-    INT4_TEXT
-    INT8_TEXT
-    UINT4_TEXT
-    UINT4_WIDE_TEXT
-    SAME2
-    SAME4
-    SAME8
-    UINT4_WIDE
-    FLOAT4_TEXT
-    FLOAT8_TEXT
-    DECIMAL_TEXT
-    DECIMAL_BINARY
-    NUMERIC_TEXT
-    NUMERIC_BINARY
-    UTF8
-    ASCII
-    JSONB_BINARY
-    BYTES
-    BYTEA_TEXT
-    UUID_TEXT
-    UUID_UTF8_TEXT
-    UUID_UTF8_BINARY
-    DATE_TEXT
-    DATE_BINARY
-    TIME_TEXT
-    TIME_BINARY
-    TIME_NS_TEXT
-    TIME_NS_BINARY
-    TIMESTAMP_TEXT
-    TIMESTAMPTZ_TEXT
-    TIMESTAMP_BINARY
-    INTERVAL_BINARY
-    CONVERTER_COUNT
-    FORM  # by the format of the value: utf8 or binary
+cdef extern from *:
+    bint likely(bint condition) noexcept nogil
+    bint unlikely(bint condition) noexcept nogil
+
+cdef extern from "_rows.h" nogil:
+    enum:
+        SLACK
+        CONVERTER_COUNT, SKIP, UTF8, ASCII, BYTES, FORM
+        INT2_TEXT, UINT4_TEXT, UINT4_WIDE_TEXT, SAME2, UINT4_WIDE, FLOAT4_TEXT
+        NUMERIC_TEXT, NUMERIC_BINARY, JSONB_BINARY, BYTEA_TEXT
+        UUID_UTF8_TEXT, UUID_UTF8_BINARY
+        TIME_TEXT, TIME_BINARY, TIME_NS_TEXT, TIME_NS_BINARY, INTERVAL_BINARY
+    ctypedef struct Column "pgf_column":
+        uint8_t kind
+        uint8_t code
+        uint8_t[2] codes
+        uint8_t utf8_code
+        uint8_t form
+        int32_t width
+        uint32_t scale
+        uint8_t *validity
+        uint8_t *data
+        int32_t *offsets
+        int64_t room
+        uint64_t limit
+        void *field
+    pgf_power[651] POWERS_OF_FIVE "PGF_POWERS_OF_FIVE"
+    void put_null "pgf_set_null"(Column *column, int64_t row) noexcept
+    const uint8_t *take_values "pgf_take_values"(
+        Column **next, Column *last, int64_t row, const uint8_t *at, const uint8_t *end,
+        const uint8_t *floor, const uint8_t *ceiling, int64_t *bytes
+    ) noexcept
 
 if [CONVERTERS["skip"], CONVERTERS["utf8"], CONVERTERS["interval_binary"], len(CONVERTERS)] != [
     SKIP, UTF8, INTERVAL_BINARY, CONVERTER_COUNT,
@@ -158,20 +141,10 @@ cdef int64_t DAY = 86_400_000_000
 cdef int64_t MOST_MICROSECONDS = 9_223_372_036_854_775  # of an interval, whose column has ns
 
 cdef enum:
-    SHIFT_DAYS = 10_957
-    SLACK = 16  # bytes behind a value that a copy of 16 may write
     MAX_FRAME = 0x3FFFFFFF
     CACHED = 256  # relations at hand without a look into a dict; a power of two
     FIRST_ROWS = 64
     CHECKED = 65_536  # frames between two looks for Ctrl-C
-
-# What Python's dates can hold, in days and microseconds from 2000: policies have a say in others.
-cdef int64_t LEAST_DAY = -730_119
-cdef int64_t GREATEST_DAY = 2_921_939
-cdef int64_t LEAST_TIME = -730_119 * 86_400_000_000
-cdef int64_t GREATEST_TIME = 2_921_940 * 86_400_000_000 - 1
-
-cdef pgf_power[651] POWERS_OF_FIVE
 
 
 # 128 bits of 10**power from its first one on, the rest cut off.
@@ -254,21 +227,6 @@ cdef enum Form:
     AS_TEXT
     AS_BINARY
 
-cdef struct Column:
-    uint8_t[2] codes  # the converters of binary values and of text
-    uint8_t utf8_code  # of a column by format: how its text is stored
-    uint8_t form  # of a column by format: what came first
-    int64_t form_row  # and in which row
-    int32_t width  # bytes of a value; 0 a bit, -1 variable
-    uint32_t scale
-    uint64_t limit  # of a decimal of up to 18 digits: 10**precision; else 0
-    int32_t position  # in the relation
-    void *field  # borrowed from the layout
-    uint8_t *validity  # NULL for as long as nothing is null
-    uint8_t *data
-    int32_t *offsets
-    int64_t room  # bytes in `data` of a variable column
-
 # An event as pgoutput_fast.batches describes it to NumPy.
 cdef struct Event:
     int64_t frame
@@ -315,6 +273,7 @@ cdef struct Rows:
     bint wanted
     int32_t width  # of the relation
     int64_t count
+    int64_t limit  # rows of which a new tuple can be stored without more ado
     int64_t capacity
     int64_t bytes  # of variable values
     int64_t fixed  # bytes of a row beside those
@@ -338,6 +297,7 @@ cdef struct Rows:
     # The last batch, as the next one will be like it.
     int64_t usual
     int64_t *usual_bytes  # per column
+    int64_t *form_rows  # per column: the row by which its form was decided
 
 
 cdef enum Status:
@@ -396,20 +356,10 @@ cdef bint grow_validity(Column *column, int64_t before, int64_t capacity) noexce
     return True
 
 
-cdef inline bint set_null(Column *column, Side *side, int64_t row) noexcept nogil:
+cdef bint set_null(Column *column, Side *side, int64_t row) noexcept nogil:
     if column.validity == NULL and not grow_validity(column, 0, side.capacity):
         return False
-    column.validity[row >> 3] &= ~(1 << (row & 7))
-    if column.width == 8:
-        (<uint64_t *> column.data)[row] = 0
-    elif column.width == 4:
-        (<uint32_t *> column.data)[row] = 0
-    elif column.width > 0:
-        memset(column.data + row * column.width, 0, column.width)
-    elif column.width == 0:
-        column.data[row >> 3] &= ~(1 << (row & 7))
-    else:
-        column.offsets[row + 1] = column.offsets[row]
+    put_null(column, row)
     return True
 
 
@@ -436,8 +386,9 @@ cdef void undo(Rows *rows, Side *side) noexcept nogil:
     for c in range(rows.width):
         if side.columns[c].validity != NULL and side.filled < side.capacity:
             side.columns[c].validity[side.filled >> 3] |= 1 << (side.filled & 7)
-        if side.columns[c].form_row == rows.count:
+        if rows.form_rows[c] == rows.count:
             side.columns[c].form = UNDECIDED
+            side.columns[c].kind = 0
 
 
 cdef bint grow_rows(Rows *rows) noexcept nogil:
@@ -477,6 +428,8 @@ cdef void empty_side(Rows *rows, Side *side) noexcept nogil:
         side.columns[c].offsets = NULL
         side.columns[c].room = 0
         side.columns[c].form = UNDECIDED
+        # By format, the code is of this batch alone.
+        side.columns[c].kind = 0
     side.filled = 0
     side.capacity = 0
 
@@ -506,28 +459,8 @@ cdef Status make_room(Column *column, int64_t size) noexcept nogil:
     return DONE
 
 
-cdef inline void put_decimal(Column *column, int64_t row, int64_t value) noexcept nogil:
-    cdef int64_t *at = <int64_t *> (column.data + row * column.width)
-    cdef int64_t sign = value >> 63
-    at[0] = value
-    at[1] = sign
-    if column.width == 32:
-        at[2] = sign
-        at[3] = sign
-
-
-cdef inline void set_bit(uint8_t *bits, int64_t row, bint value) noexcept nogil:
-    cdef uint8_t mask = <uint8_t> (1 << (row & 7))
-    bits[row >> 3] = bits[row >> 3] | mask if value else bits[row >> 3] & ~mask
-
-
-cdef inline bint fits(Column *column, int64_t value) noexcept nogil:
-    cdef uint64_t size = <uint64_t> value if value >= 0 else 0 - <uint64_t> value
-    return column.limit == 0 or size < column.limit
-
-
-# Store a value of the types that rows are not full of; DONE, or what stands in its way. FAULT leaves
-# it to the layout's functions.
+# Store a value of the types that rows are not full of; DONE, or what stands in its way. FAULT
+# leaves it to the layout's functions.
 cdef Status store_other(
     Column *column, uint8_t code, int64_t row, const uint8_t *at, uint32_t length,
     const Frame *frame,
@@ -545,11 +478,8 @@ cdef Status store_other(
         to = variable(column, row, length, &status)
         if to == NULL:
             return status
-        if pgf_copy_text(to, at, length, after) or pgf_is_utf8(at, length):
+        if pgf_copy_utf8(to, at, length, after):
             column.offsets[row + 1] = column.offsets[row] + <int32_t> length
-            return DONE
-    elif code == UUID_TEXT:
-        if pgf_uuid(at, length, column.data + row * 16):
             return DONE
     elif code == BYTES:
         if column.width < 0:
@@ -572,7 +502,7 @@ cdef Status store_other(
             to = variable(column, row, length - 1, &status)
             if to == NULL:
                 return status
-            if pgf_copy_text(to, at + 1, length - 1, after) or pgf_is_utf8(at + 1, length - 1):
+            if pgf_copy_utf8(to, at + 1, length - 1, after):
                 column.offsets[row + 1] = column.offsets[row] + <int32_t> (length - 1)
                 return DONE
     elif code == INT2_TEXT:
@@ -683,6 +613,7 @@ cdef class _Relation:
         free(self.rows.before.columns)
         free(self.rows.after.columns)
         free(self.rows.usual_bytes)
+        free(self.rows.form_rows)
         free(<void *> self.rows.names)
 
     cdef void clear(self) noexcept:
@@ -708,7 +639,7 @@ cdef void forget_rows(Rows *rows) noexcept nogil:
     rows.lsns = rows.commit_lsns = NULL
     rows.commit_times = rows.seqs = NULL
     rows.unchanged_ends = rows.unchanged = NULL
-    rows.count = rows.capacity = rows.bytes = 0
+    rows.count = rows.limit = rows.capacity = rows.bytes = 0
     rows.unchanged_count = rows.unchanged_room = rows.unchanged_filled = 0
 
 
@@ -722,10 +653,11 @@ cdef _Relation make_relation(object plan, object layout):
     made.rows.before.columns = <Column *> calloc(width + 1, sizeof(Column))
     made.rows.after.columns = <Column *> calloc(width + 1, sizeof(Column))
     made.rows.usual_bytes = <int64_t *> calloc(width + 1, sizeof(int64_t))
+    made.rows.form_rows = <int64_t *> calloc(width + 1, sizeof(int64_t))
     made.rows.names = <const char **> calloc(width + 1, sizeof(char *))
     if (
         made.rows.before.columns == NULL or made.rows.after.columns == NULL
-        or made.rows.usual_bytes == NULL or made.rows.names == NULL
+        or made.rows.usual_bytes == NULL or made.rows.form_rows == NULL or made.rows.names == NULL
     ):
         raise MemoryError
     made.rows.width = width
@@ -902,7 +834,6 @@ cdef class Engine:
             The frame that comes next is refused; everything is as it was before it.
         """
         cdef Status status
-        cdef Rows *rows
         cdef Py_ssize_t stop
         while self.piece is not None:
             if self.at == self.piece.source.count:
@@ -935,6 +866,7 @@ cdef class Engine:
     def flush(self):
         """The batches of all relations that have rows, in the order of their first rows."""
         batches = [self.close(<_Relation> relation) for relation in list(self.open.values())]
+        # Of a table that is not wanted, or whose only row was refused, there is none.
         return [batch for batch in batches if batch is not None]
 
     def drop(self):
@@ -1063,6 +995,7 @@ cdef class Engine:
             if rows.count == rows.capacity and not grow_rows(rows):
                 raise MemoryError
             self.held += rows.fixed
+            rows.limit = 0  # the columns of `after` are behind from now on
             beside(
                 self, rows, TRUNCATE, message.xid if message.in_stream else 0
             )
@@ -1202,35 +1135,32 @@ cdef void settle(Engine self) noexcept nogil:
 # Rows of frames up to `stop`, or to one that is for Python.
 cdef Status read_rows(Engine self, const Source *source, Py_ssize_t stop) noexcept nogil:
     cdef Frame frame
-    cdef Py_ssize_t i = self.at
+    cdef Py_ssize_t i
     cdef uint8_t tag
     cdef uint32_t relation_id
-    cdef int32_t xid_size
-    cdef Rows *rows
+    # Nothing here opens or closes a stream.
+    cdef int32_t xid_size = 4 if self.in_stream else 0
+    cdef Cached *cached
     cdef Status status
     for i in range(self.at, stop):
         self.at = i
         take_frame(source, i, &frame)
-        if frame.length == 0 or frame.length > MAX_FRAME:
+        if unlikely(frame.length == 0 or frame.length > MAX_FRAME):
             return FAULT
         tag = frame.at[0]
-        if tag == c'I' or tag == c'U' or tag == c'D':
-            xid_size = 4 if self.in_stream else 0
-            if frame.length < 6 + xid_size:
+        if likely(tag == c'I' or tag == c'U' or tag == c'D'):
+            if unlikely(frame.length < 6 + xid_size):
                 return FAULT
             relation_id = load_uint32(frame.at + 1 + xid_size)
-            rows = self.cached[relation_id & (CACHED - 1)].rows
-            if (
-                rows == NULL
-                or self.cached[relation_id & (CACHED - 1)].relation_id != relation_id
-            ):
+            cached = &self.cached[relation_id & (CACHED - 1)]
+            if unlikely(cached.rows == NULL or cached.relation_id != relation_id):
                 self.wanted_id = relation_id
                 return UNKNOWN
-            if self.wide and self.lsns != NULL and self.lsns[self.before + i] >> 63:
+            if unlikely(self.wide and self.lsns != NULL and self.lsns[self.before + i] >> 63):
                 return FAULT
-            status = read_change(self, rows, &frame, tag, 5 + xid_size)
-            if status != DONE:
-                self.stopped = rows
+            status = read_change(self, cached.rows, &frame, tag, 5 + xid_size)
+            if unlikely(status != DONE):
+                self.stopped = cached.rows
                 return status
             continue
         # Not an elif: rows are most of all frames, and need no jump through a table.
@@ -1283,6 +1213,28 @@ cdef bint commit(Engine self, const Frame *frame) noexcept nogil:
 cdef inline Status read_change(
     Engine self, Rows *rows, const Frame *frame, uint8_t tag, Py_ssize_t position
 ) noexcept nogil:
+    cdef int64_t bytes_before = rows.bytes
+    cdef int64_t row = rows.count
+    cdef Status status
+    if unlikely(frame.at[position] != c'N' or tag == c'D' or row >= rows.limit):
+        return read_any_change(self, rows, frame, tag, position)
+    # A new tuple and nothing else, as most rows are.
+    cdef int64_t unchanged_before = rows.unchanged_count
+    position += 1
+    status = read_tuple(self, rows, &rows.after, frame, &position, 0)
+    if unlikely(status != DONE or position != frame.length):
+        return give_up(
+            self, rows, FAULT if status == DONE else status, bytes_before, unchanged_before
+        )
+    return finish_row(
+        self, rows, frame, INSERT if tag == c'I' else UPDATE, bytes_before, unchanged_before
+    )
+
+
+# The same where there may be an old tuple, or where the rows need a look first.
+cdef Status read_any_change(
+    Engine self, Rows *rows, const Frame *frame, uint8_t tag, Py_ssize_t position
+) noexcept nogil:
     cdef const uint8_t *data = frame.at
     cdef Py_ssize_t end = frame.length
     cdef Py_ssize_t old = 0
@@ -1310,6 +1262,8 @@ cdef inline Status read_change(
     while True:
         if side == &rows.after and (marker != c'N' or tag == c'D'):
             return give_up(self, rows, FAULT, bytes_before, unchanged_before)
+        if (side.filled < row or side.capacity <= row) and not pad(rows, side, row):
+            return give_up(self, rows, NO_MEMORY, bytes_before, unchanged_before)
         status = read_tuple(self, rows, side, frame, &position, filler)
         if status != DONE:
             return give_up(self, rows, status, bytes_before, unchanged_before)
@@ -1324,17 +1278,32 @@ cdef inline Status read_change(
             filler = old
     if position != end:
         return give_up(self, rows, FAULT, bytes_before, unchanged_before)
-    if self.held + rows.bytes - bytes_before + rows.fixed > self.max_bytes and self.held > 0:
+    status = finish_row(self, rows, frame, flags, bytes_before, unchanged_before)
+    # As long as every row has a new tuple, the columns need no look until they are full.
+    rows.limit = 0
+    if rows.after.filled == rows.count:
+        rows.limit = min(rows.capacity, rows.after.capacity, self.max_rows)
+    return status
+
+
+# A row that was read to its end counts from now on, if there is room for it.
+cdef inline Status finish_row(
+    Engine self, Rows *rows, const Frame *frame, uint8_t flags, int64_t bytes_before,
+    int64_t unchanged_before,
+) noexcept nogil:
+    cdef int64_t row = rows.count
+    cdef int64_t held = self.held + rows.bytes - bytes_before + rows.fixed
+    if unlikely(held > self.max_bytes and self.held > 0):
         return give_up(self, rows, FULL, bytes_before, unchanged_before)
-    self.held += rows.bytes - bytes_before + rows.fixed
+    self.held = held
     if flags & (OLD_KEY | OLD_ROW):
         rows.before.filled = row + 1
-    if tag != c'D':
+    if flags & OP != DELETE:
         rows.after.filled = row + 1
-    if rows.unchanged_count > unchanged_before:
+    if unlikely(rows.unchanged_count > unchanged_before):
         rows.unchanged_ends[row + 1] = <int32_t> rows.unchanged_count
         rows.unchanged_filled = row + 1
-    beside(self, rows, flags, load_uint32(data + 1) if self.in_stream else 0)
+    beside(self, rows, flags, load_uint32(frame.at + 1) if self.in_stream else 0)
     return DONE
 
 
@@ -1394,122 +1363,56 @@ cdef inline Status read_tuple(
 ) noexcept nogil:
     cdef const uint8_t *at = frame.at + position[0]
     cdef const uint8_t *end = frame.at + frame.length
-    cdef const uint8_t *value
-    cdef int64_t row = rows.count
-    cdef Column *column
-    cdef Column *following = side.columns
-    cdef Column *last = following + rows.width
-    cdef uint32_t length
-    cdef uint8_t kind, code
-    cdef int32_t days, used
-    cdef int64_t number
-    cdef double real
-    cdef Status status
-    if end - at < 2 or <int32_t> load_uint16(at) != rows.width:
+    cdef Column *column = side.columns
+    cdef Column *last = column + rows.width
+    if unlikely(end - at < 2 or <int32_t> load_uint16(at) != rows.width):
         return FAULT
-    at += 2
-    if (side.filled < row or side.capacity <= row) and not pad(rows, side, row):
-        return NO_MEMORY
-    while following < last:
-        column = following
-        following += 1
+    at = take_values(
+        &column, last, rows.count, at + 2, end, frame.floor, frame.ceiling, &rows.bytes
+    )
+    position[0] = at - frame.at
+    if likely(column == last):
+        return DONE
+    return read_rest(self, rows, side, frame, position, column, old)
+
+
+# The columns of a tuple from one on that is malformed, or nothing that rows are full of.
+cdef Status read_rest(
+    Engine self, Rows *rows, Side *side, const Frame *frame, Py_ssize_t *position, Column *column,
+    Py_ssize_t old,
+) noexcept nogil:
+    cdef const uint8_t *at = frame.at + position[0]
+    cdef const uint8_t *end = frame.at + frame.length
+    cdef Column *last = side.columns + rows.width
+    cdef uint32_t length
+    cdef Status status
+    while column < last:
         if at >= end:
             return FAULT
-        kind = at[0]
-        if kind == c't' or kind == c'b':
+        if at[0] == c't' or at[0] == c'b':
             if end - at < 5:
                 return FAULT
             length = load_uint32(at + 1)
-            value = at + 5
             # Unsigned: a negative length is longer than any frame.
-            if length > <size_t> (end - value):
+            if length > <size_t> (end - at - 5):
                 return FAULT
-            at = value + length
-            code = column.codes[kind == c't']
-            # What rows are full of; store_other() has the rest.
-            if code == INT4_TEXT:
-                if pgf_integer(
-                    value, length, value - frame.floor, -0x80000000, 0x7FFFFFFF, &number
-                ):
-                    (<int32_t *> column.data)[row] = <int32_t> number
-                    continue
-            elif code == UTF8:
-                used = column.offsets[row]
-                if length <= 16 and frame.ceiling - value >= 16 and used + 32 <= column.room:
-                    if pgf_copy_short(column.data + used, value, length):
-                        column.offsets[row + 1] = used + <int32_t> length
-                        rows.bytes += length
-                        continue
-            elif code == SAME4:
-                if length == 4:
-                    (<uint32_t *> column.data)[row] = load_uint32(value)
-                    continue
-            elif code == SAME8:
-                if length == 8:
-                    (<uint64_t *> column.data)[row] = load_uint64(value)
-                    continue
-            elif code == INT8_TEXT:
-                if pgf_integer(
-                    value, length, value - frame.floor, INT64_MIN, INT64_MAX, &number
-                ):
-                    (<int64_t *> column.data)[row] = number
-                    continue
-            elif code == DECIMAL_TEXT:
-                if pgf_decimal(
-                    value, length, value - frame.floor, column.scale, &number
-                ) and fits(column, number):
-                    put_decimal(column, row, number)
-                    continue
-            elif code == DECIMAL_BINARY:
-                if pgf_binary_decimal(value, length, column.scale, &number) and fits(
-                    column, number
-                ):
-                    put_decimal(column, row, number)
-                    continue
-            elif code == TIMESTAMPTZ_TEXT or code == TIMESTAMP_TEXT:
-                if pgf_timestamp(value, length, code == TIMESTAMPTZ_TEXT, &number):
-                    (<int64_t *> column.data)[row] = number
-                    continue
-            elif code == TIMESTAMP_BINARY:
-                if length == 8:
-                    number = <int64_t> load_uint64(value)
-                    if LEAST_TIME <= number <= GREATEST_TIME:
-                        (<int64_t *> column.data)[row] = number + SHIFT
-                        continue
-            elif code == DATE_TEXT:
-                if length == 10 and pgf_date(value, &days):
-                    (<int32_t *> column.data)[row] = days
-                    continue
-            elif code == DATE_BINARY:
-                if length == 4:
-                    days = <int32_t> load_uint32(value)
-                    if LEAST_DAY <= days <= GREATEST_DAY:
-                        (<int32_t *> column.data)[row] = days + SHIFT_DAYS
-                        continue
-            elif code == BOOL_TEXT:
-                if length == 1 and (value[0] == c't' or value[0] == c'f'):
-                    set_bit(column.data, row, value[0] == c't')
-                    continue
-            elif code == BOOL_BINARY:
-                if length == 1 and value[0] <= 1:
-                    set_bit(column.data, row, value[0])
-                    continue
-            elif code == FLOAT8_TEXT:
-                if pgf_float(value, length, POWERS_OF_FIVE, &real):
-                    (<double *> column.data)[row] = real
-                    continue
-            elif code == SKIP:
-                continue
-            status = store_value(
-                self, rows, column, column - side.columns, value, length, kind == c'b', frame
-            )
-            if status != DONE:
-                return status
-        elif kind == c'n':
-            at += 1
-            if column.codes[1] != SKIP and not set_null(column, side, row):
+            if at[0] != column.kind:
+                column.kind = at[0]
+                column.code = column.codes[at[0] == c't']
+            else:
+                status = store_value(
+                    self, rows, column, column - side.columns, at + 5, length, at[0] == c'b', frame
+                )
+                if status != DONE:
+                    return status
+                at += 5 + length
+                column += 1
+        elif at[0] == c'n':
+            if column.codes[1] != SKIP and not set_null(column, side, rows.count):
                 return NO_MEMORY
-        elif kind == c'u':
+            at += 1
+            column += 1
+        elif at[0] == c'u':
             at += 1
             if column.codes[1] != SKIP:
                 status = unsent(
@@ -1517,8 +1420,12 @@ cdef inline Status read_tuple(
                 )
                 if status != DONE:
                     return status
+            column += 1
         else:
             return FAULT
+        at = take_values(
+            &column, last, rows.count, at, end, frame.floor, frame.ceiling, &rows.bytes
+        )
     position[0] = at - frame.at
     return DONE
 
@@ -1540,7 +1447,8 @@ cdef Status store_value(
             if form[0] != UNDECIDED:
                 return other_form(self, rows, c, at - frame.at)
             form[0] = AS_BINARY if binary else AS_TEXT
-            rows.after.columns[c].form_row = row
+            rows.form_rows[c] = row
+        column.code = code
     status = store_other(column, code, row, at, length, frame)
     if status == FAULT:
         status = store_slowly(self, rows, column, c, at, length, binary, frame)
@@ -1551,17 +1459,18 @@ cdef Status store_value(
 
 # A column that was not sent.
 cdef Status unsent(
-    Engine self, Rows *rows, Side *side, int32_t c, const Frame *frame, Py_ssize_t at, Py_ssize_t old
+    Engine self, Rows *rows, Side *side, int32_t c, const Frame *frame, Py_ssize_t at,
+    Py_ssize_t old,
 ) noexcept nogil:
     cdef const uint8_t *data = frame.at
     cdef Py_ssize_t position = old + 2
     cdef uint32_t length
-    cdef int32_t i
+    cdef int32_t _i
     if side == &rows.before:
         return unsent_before(self, c, at)
     if old > 0:
         # The old row was found sound a moment ago.
-        for i in range(c):
+        for _i in range(c):
             if data[position] == c't' or data[position] == c'b':
                 position += 5 + load_uint32(data + position + 1)
             else:
@@ -1838,7 +1747,6 @@ cdef bint side_column(Finish *f, Node *node, Side *side, bint is_before) noexcep
     cdef Node *child
     cdef int32_t c, n = 0
     cdef const uint8_t *present = NULL
-    cdef int64_t i
     cdef bint used = side.filled > 0
     if is_before:
         if not f.any & (OLD_KEY | OLD_ROW):
@@ -1973,11 +1881,23 @@ cdef bint unchanged_column(Finish *f, Node *node) noexcept nogil:
     return True
 
 
+cdef void gather_flags(
+    const uint8_t *flags, int64_t count, uint8_t *any, uint8_t *all
+) noexcept nogil:
+    cdef uint8_t one = 0, each = 0xFF  # not by their pointers: compilers then take many at a time
+    cdef int64_t i
+    for i in range(count):
+        one |= flags[i]
+        each &= flags[i]
+    any[0] = one
+    all[0] = each
+
+
 # Hand the rows over to a batch. False: no memory, and the rows are lost with it.
 cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
     cdef Finish f
     cdef Node *nodes
-    cdef int64_t i, widest = 8, size
+    cdef int64_t widest = 8, size
     cdef int32_t c
     cdef bint sound
     f.rows = rows
@@ -1995,11 +1915,7 @@ cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
     nodes = <Node *> own(f.arena, calloc(COLUMNS, sizeof(Node)), COLUMNS * sizeof(Node))
     if f.zeros == NULL or nodes == NULL:
         return False
-    f.any = 0
-    f.all = 0xFF
-    for i in range(f.length):
-        f.any |= rows.flags[i]
-        f.all &= rows.flags[i]
+    gather_flags(rows.flags, f.length, &f.any, &f.all)
     size = 8 if batch.wide else 4
     sound = (
         op_column(&f, nodes)
@@ -2039,6 +1955,7 @@ cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
     batch.root.n_children = COLUMNS
     batch.root.children = nodes
     batch.root.arena = f.arena
+    expect_memory(f.arena.size)
     return True
 
 
@@ -2207,9 +2124,9 @@ cdef int copy_schema(const ArrowSchema *schema, ArrowSchema *to) except -1:
 cdef int64_t metadata_size(const char *metadata) noexcept nogil:
     cdef int32_t pairs, length
     cdef int64_t at = 4
-    cdef int32_t i
+    cdef int32_t _i
     memcpy(&pairs, metadata, 4)
-    for i in range(2 * pairs):
+    for _i in range(2 * pairs):
         memcpy(&length, metadata + at, 4)
         at += 4 + length
     return at

@@ -45,3 +45,4 @@ cdef class Memory:
     cdef Py_ssize_t size
 
 cdef list pieces_of(object data, object offsets)
+cdef void expect_memory(int64_t size) noexcept nogil

@@ -9,6 +9,7 @@ from __future__ import annotations
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
@@ -44,8 +45,22 @@ cdef extern from "_arrow.h":
         const char *(*get_last_error)(ArrowArrayStream *) noexcept
         void (*release)(ArrowArrayStream *) noexcept
 
+cdef extern from *:
+    """
+    #if defined(__GNUC__) || defined(__clang__)
+    #define PGF_PREFETCH(address) __builtin_prefetch(address)
+    #else
+    #define PGF_PREFETCH(address) ((void)0)
+    #endif
+    """
+    void prefetch "PGF_PREFETCH"(const void *address) noexcept nogil
+    bint likely(bint condition) noexcept nogil
+    bint unlikely(bint condition) noexcept nogil
+
 cdef enum:
     MAX_FRAME = 0x3FFFFFFF
+    EXPECTED_SLICES = 1 << 22
+    MOST_EXPECTED = 20 << 20  # bytes; glibc learns nothing from blocks of more than 32 MiB
 
 
 # --- where frames come from ----------------------------------------------------------------------
@@ -292,6 +307,24 @@ cdef int fill_views(Piece piece, ArrowArray *array) except -1:
     return 0
 
 
+# --- memory --------------------------------------------------------------------------------------
+
+cdef int64_t _expected = 0
+
+
+# As many bytes will be freed, and asked for again by the next batch. glibc gives back what lies
+# idle beyond twice the largest block that it saw freed, while a batch is many blocks; and to fault
+# pages in anew takes longer than to fill them.
+cdef void expect_memory(int64_t size) noexcept nogil:
+    global _expected
+    if size > MOST_EXPECTED:
+        size = MOST_EXPECTED
+    if size > _expected:
+        _expected = size + (size >> 1)
+        # malloc(), but by a way that compilers do not see through: they would take it away.
+        PyMem_RawFree(PyMem_RawMalloc(_expected))
+
+
 # --- headers and slices --------------------------------------------------------------------------
 
 # As pgoutput_fast.batches describes them to NumPy.
@@ -369,6 +402,46 @@ cdef object numpy_of(Growing *array, str name):
     return array_of(name, memory)
 
 
+# Slices of columns; where the last one ends, NULL if one is malformed.
+cdef inline const uint8_t *take_slices(
+    const uint8_t *frame, const uint8_t *at, const uint8_t *end, ColumnSlice *slice, uint32_t count
+) noexcept nogil:
+    cdef ColumnSlice *last = slice + count
+    cdef uint32_t length
+    cdef uint8_t kind
+    while slice < last:
+        if unlikely(at >= end):
+            return NULL
+        kind = at[0]
+        if kind == c't' or kind == c'b':
+            if unlikely(end - at < 5):
+                return NULL
+            length = load_uint32(at + 1)
+            at += 5
+            if unlikely(length > <size_t> (end - at)):
+                return NULL
+            slice.offset = <uint32_t> (at - frame)
+            slice.length_and_kind = length << 2 | (2 if kind == c't' else 3)
+            at += length
+        elif kind == c'n' or kind == c'u':
+            at += 1
+            slice.offset = <uint32_t> (at - frame)
+            slice.length_and_kind = 0 if kind == c'n' else 1
+        else:
+            return NULL
+        slice += 1
+    return at
+
+
+# Fetch the head of a frame: where frames are large, or lie anywhere, no processor foresees it.
+cdef inline void prefetch_frame(const Source *source, Py_ssize_t i) noexcept nogil:
+    if i < source.count:
+        if source.offsets != NULL:
+            prefetch(source.base + source.offsets[i])
+        else:
+            prefetch(source.pointers[i])
+
+
 @cython.final
 cdef class _Walk:
     """The walk through all frames, and what it has found."""
@@ -399,48 +472,96 @@ cdef class _Walk:
         cdef Frame frame
         cdef FrameHead *head
         cdef Rare *rare
+        cdef ColumnSlice *slice
+        cdef ColumnSlice *limit
+        cdef const uint8_t *at
+        cdef const uint8_t *end
         cdef Py_ssize_t i
+        cdef uint32_t columns
         cdef uint8_t tag
-        if room(&self.heads, source.count) < 0:
+        if room(&self.heads, source.count) < 0 or self.expect_slices(source) < 0:
             self.no_memory = True
             return 0
         head = <FrameHead *> self.heads.at + self.heads.count
+        slice = <ColumnSlice *> self.slices.at + self.slices.count
+        limit = <ColumnSlice *> self.slices.at + self.slices.capacity
         for i in range(source.count):
             take_frame(source, i, &frame)
-            if frame.length == 0 or frame.length > MAX_FRAME:
-                return i
+            if unlikely(frame.length == 0 or frame.length > MAX_FRAME):
+                break
+            prefetch_frame(source, i + 8)
             tag = frame.at[0]
             head.tag = tag
             head.old_kind = 0
             head.old_columns = 0
             head.new_columns = 0
             head.unused = 0
+            head.relation_id = 0
             head.xid = 0
-            head.first_slice = self.slices.count
-            if tag == c'I' or tag == c'U' or tag == c'D':
+            head.first_slice = slice - <ColumnSlice *> self.slices.at
+            if likely(tag == c'I' or tag == c'U' or tag == c'D'):
+                at = frame.at
+                end = at + frame.length
+                # A new tuple and nothing else, as most rows are.
+                if likely(
+                    not self.in_stream and frame.length >= 8 and at[5] == c'N' and tag != c'D'
+                ):
+                    columns = load_uint16(at + 6)
+                    if likely(columns <= <size_t> (limit - slice)):
+                        head.relation_id = load_uint32(at + 1)
+                        head.new_columns = <uint16_t> columns
+                        if unlikely(
+                            columns > 0x7FFF
+                            or take_slices(at, at + 8, end, slice, columns) != end
+                        ):
+                            break
+                        slice += columns
+                        head += 1
+                        continue
+                self.slices.count = head.first_slice
                 if not self.row(&frame, head):
                     self.slices.count = head.first_slice
-                    return i
-            elif tag == c'B' or tag == c'C':
-                head.relation_id = 0
-                if not self.bound(&frame, head):
-                    return i
+                    break
+                slice = <ColumnSlice *> self.slices.at + self.slices.count
+                limit = <ColumnSlice *> self.slices.at + self.slices.capacity
             else:
-                head.relation_id = 0
-                if room(&self.rare, 1) < 0:
-                    self.no_memory = True
-                    return i
-                rare = <Rare *> self.rare.at + self.rare.count
-                rare.frame = self.heads.count
-                rare.in_stream = self.in_stream
-                if not self.other(&frame, head):
-                    return i
-                self.rare.count += 1
-            self.heads.count += 1
+                self.heads.count = head - <FrameHead *> self.heads.at
+                if tag == c'B' or tag == c'C':
+                    if not self.bound(&frame, head):
+                        break
+                else:
+                    if room(&self.rare, 1) < 0:
+                        self.no_memory = True
+                        break
+                    rare = <Rare *> self.rare.at + self.rare.count
+                    rare.frame = self.heads.count
+                    rare.in_stream = self.in_stream
+                    if not self.other(&frame, head):
+                        break
+                    self.rare.count += 1
             head += 1
-        return source.count
+        else:
+            i = source.count
+        self.heads.count = head - <FrameHead *> self.heads.at
+        self.slices.count = slice - <ColumnSlice *> self.slices.at
+        return i
 
-    cdef inline bint row(self, const Frame *frame, FrameHead *head) noexcept nogil:
+    # Room for as many slices as there are likely to be: to move them costs more than memory that
+    # nobody writes to.
+    cdef int expect_slices(self, const Source *source) noexcept nogil:
+        cdef size_t bytes = 0
+        cdef Py_ssize_t i
+        if source.offsets != NULL:
+            bytes = source.offsets[source.count] - source.offsets[0]
+        else:
+            for i in range(source.count):
+                bytes += source.lengths[i]
+        if bytes // 8 > EXPECTED_SLICES:
+            bytes = EXPECTED_SLICES * 8
+        expect_memory(bytes + source.count * sizeof(FrameHead))
+        return room(&self.slices, bytes // 8)
+
+    cdef bint row(self, const Frame *frame, FrameHead *head) noexcept nogil:
         cdef const uint8_t *data = frame.at
         cdef const uint8_t *end = data + frame.length
         cdef const uint8_t *at = data + 1
@@ -470,47 +591,25 @@ cdef class _Walk:
         return self.columns(data, at, end, &head.new_columns) == end
 
     # Slices of a tuple's columns; where it ends, NULL if it is malformed.
-    cdef inline const uint8_t *columns(
+    cdef const uint8_t *columns(
         self, const uint8_t *frame, const uint8_t *at, const uint8_t *end, uint16_t *columns
     ) noexcept nogil:
-        cdef ColumnSlice *slices
-        cdef ColumnSlice *last
-        cdef uint32_t count, length
-        cdef uint8_t kind
+        cdef uint32_t count
         if end - at < 2:
             return NULL
         count = load_uint16(at)
         at += 2
         if count > 0x7FFF or count > <size_t> (end - at):
             return NULL
-        if self.slices.count + count > self.slices.capacity and room(&self.slices, count) < 0:
+        if room(&self.slices, count) < 0:
             self.no_memory = True
             return NULL
-        slices = <ColumnSlice *> self.slices.at + self.slices.count
-        last = slices + count
-        while slices < last:
-            if at >= end:
-                return NULL
-            kind = at[0]
-            if kind == c't' or kind == c'b':
-                if end - at < 5:
-                    return NULL
-                length = load_uint32(at + 1)
-                at += 5
-                if length > <size_t> (end - at):
-                    return NULL
-                slices.offset = <uint32_t> (at - frame)
-                slices.length_and_kind = length << 2 | (2 if kind == c't' else 3)
-                at += length
-            elif kind == c'n' or kind == c'u':
-                at += 1
-                slices.offset = <uint32_t> (at - frame)
-                slices.length_and_kind = 0 if kind == c'n' else 1
-            else:
-                return NULL
-            slices += 1
-        columns[0] = <uint16_t> count
-        self.slices.count += count
+        at = take_slices(
+            frame, at, end, <ColumnSlice *> self.slices.at + self.slices.count, count
+        )
+        if at != NULL:
+            columns[0] = <uint16_t> count
+            self.slices.count += count
         return at
 
     cdef bint bound(self, const Frame *frame, FrameHead *head) noexcept nogil:
