@@ -165,6 +165,13 @@ def _timestamp(policies: Policies, zoned: bool) -> Codec:
         year, month, day, clock, shift, bc = _timestamp_fields(raw, name)
         if zoned is (shift is None):
             raise _no_value(raw, name)
+        if not bc and year <= 9999:
+            # The way of nearly all values; the one below goes without Python's calendar.
+            try:
+                usual = datetime.datetime(year, month, day, *clock, zone)
+                return usual - timedelta(0, shift) if shift else usual
+            except (ValueError, OverflowError):
+                pass
         days = _days(year, month, day, bc, raw, name)
         value = days * _DAY + _clock_of(clock, raw, name) - (shift or 0) * 1_000_000
         if not _LEAST_TIMESTAMP <= value < _TIMESTAMP_END:
@@ -286,7 +293,7 @@ def _timetz(policies: Policies) -> Codec:
         if clock == (24, 0, 0, 0):
             clamp = datetime.time.max.replace(tzinfo=zone)
             return limited(policies.out_of_range, "out_of_range", shown, clamp, "time")
-        return _time_of(*clock, shown.encode(), "timetz").replace(tzinfo=zone)
+        return _time_of(*clock, shown.encode(), "timetz", zone)
 
     def text(raw: bytes) -> Any:
         match = _TIMETZ.fullmatch(raw)
@@ -502,11 +509,17 @@ def _clock_of(clock: tuple[int, int, int, int], raw: bytes, name: str) -> int:
 
 
 def _time_of(
-    hour: int, minute: int, second: int, fraction: int, raw: bytes, name: str
+    hour: int,
+    minute: int,
+    second: int,
+    fraction: int,
+    raw: bytes,
+    name: str,
+    zone: datetime.timezone | None = None,
 ) -> datetime.time:
     """The time of the text `raw`, if it is one."""
     try:
-        return datetime.time(hour, minute, second, fraction)
+        return datetime.time(hour, minute, second, fraction, zone)
     except ValueError as error:
         raise _no_such(raw, name, error) from None
 
