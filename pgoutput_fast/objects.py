@@ -5,6 +5,7 @@ They are small, do not change, compare, hash and pickle. Names follow psycopg's 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
@@ -27,15 +28,21 @@ class Interval:
     microseconds: int = 0
 
 
+@functools.total_ordering
 class Range(Generic[T]):
     """A range of values, or the empty one.
+
+    It is as psycopg's: the empty one is false, ``value in range`` looks between the ends, and
+    ranges are ordered by their lower end, then their upper end, then `bounds`, an end that is not
+    there before all others. (The server has a missing upper end after all others.)
 
     Attributes
     ----------
     lower, upper : object
         The ends; None where there is none (of an empty range both).
     bounds : str
-        "[)", "[]", "(]" or "()": whether the ends belong to it.
+        "[)", "[]", "(]" or "()": whether the ends belong to it, which one that is not there never
+        does. Of an empty range "".
     empty : bool
     """
 
@@ -56,7 +63,9 @@ class Range(Generic[T]):
             raise ValueError(f"bounds must be one of '[)', '[]', '(]', '()', not {bounds!r}")
         if empty:
             lower = upper = None
-            bounds = "[)"
+            bounds = ""
+        else:
+            bounds = ("(" if lower is None else bounds[0]) + (")" if upper is None else bounds[1])
         put = object.__setattr__
         put(self, "lower", lower)
         put(self, "upper", upper)
@@ -71,12 +80,12 @@ class Range(Generic[T]):
     @property
     def lower_inc(self) -> bool:
         """Whether `lower` belongs to the range."""
-        return not self.empty and self.lower is not None and self.bounds[0] == "["
+        return self.bounds[:1] == "["
 
     @property
     def upper_inc(self) -> bool:
         """Whether `upper` belongs to the range."""
-        return not self.empty and self.upper is not None and self.bounds[1] == "]"
+        return self.bounds[1:] == "]"
 
     @property
     def lower_inf(self) -> bool:
@@ -96,22 +105,44 @@ class Range(Generic[T]):
             return NotImplemented
         return self._key() == other._key()
 
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, Range):
+            return NotImplemented
+        for mine, others in zip(self._key(), other._key(), strict=True):
+            if mine != others:
+                return mine is None or (others is not None and bool(mine < others))
+        return False
+
+    def __bool__(self) -> bool:
+        return not self.empty
+
+    def __contains__(self, value: Any) -> bool:
+        if self.empty:
+            return False
+        lower: Any = self.lower
+        upper: Any = self.upper
+        if lower is not None and not (lower <= value if self.lower_inc else lower < value):
+            return False
+        return upper is None or bool(value <= upper if self.upper_inc else value < upper)
+
     def __hash__(self) -> int:
         return hash(self._key())
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Range, (self.lower, self.upper, self.bounds, self.empty)
+        return Range, (self.lower, self.upper, self.bounds or "[)", self.empty)
 
     def __repr__(self) -> str:
         if self.empty:
             return "Range(empty=True)"
         return f"Range({self.lower!r}, {self.upper!r}, {self.bounds!r})"
 
-    def _key(self) -> tuple[Any, ...]:
+    def __str__(self) -> str:
         if self.empty:
-            return (True,)
-        # An end that is not there belongs to nothing, whatever the bracket says.
-        return self.lower, self.upper, self.lower_inc, self.upper_inc
+            return "empty"
+        return f"{self.bounds[0]}{self.lower}, {self.upper}{self.bounds[1]}"
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.lower, self.upper, self.bounds
 
 
 class Array(list[Any]):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from .errors import DecodeError, PgOutputError, fail, printable
 from .policies import Policies
-from .types import ColumnType, Converter, TypeRegistry, column_type
-from .values import Codec, NoTextForm, OutOfRange, codec_of
+from .types import ColumnType, Converter, TypeRegistry, column_type, extension_by_name
+from .values import Codec, NoTextForm, OutOfRange, codec_of, fields_of
 
 if TYPE_CHECKING:
     from .messages import Relation, Type
@@ -22,12 +22,14 @@ _POSTGRESQL_ENCODINGS = {
     "unicode": "utf-8",
     "sqlascii": "ascii",
     # The codepages of Windows: Python's own names mean the narrower standards.
-    "sjis": "cp932",
-    "shiftjis": "cp932",
-    "big5": "cp950",
-    "uhc": "cp949",
-    "win866": "cp866",
-    "win874": "cp874",
+    **dict.fromkeys(("sjis", "shiftjis", "mskanji", "win932", "windows932"), "cp932"),
+    **dict.fromkeys(("uhc", "win949", "windows949"), "cp949"),
+    **dict.fromkeys(("win936", "windows936"), "gbk"),
+    **dict.fromkeys(("win950", "windows950"), "big5"),
+    "alt": "cp866",
+    "win": "cp1251",
+    **dict.fromkeys(("abc", "tcvn", "tcvn5712", "vscii"), "cp1258"),
+    "koi8": "koi8-r",
     "koi8r": "koi8-r",
     "koi8u": "koi8-u",
     "euccn": "gb2312",
@@ -41,12 +43,21 @@ _POSTGRESQL_ENCODINGS = {
     "latin8": "iso8859-14",
     "latin9": "iso8859-15",
     "latin10": "iso8859-16",
+    **{f"iso8859{part}": f"iso8859-{part}" for part in (*range(1, 10), 10, 13, 14, 15, 16)},
     **{
-        f"win{page}": f"cp{page}" for page in (1250, 1251, 1252, 1253, 1254, 1255, 1256, 1257, 1258)
+        f"{prefix}{page}": f"cp{page}"
+        for prefix in ("win", "windows")
+        for page in (866, 874, *range(1250, 1259))
     },
 }
 """PostgreSQL's names of encodings, without punctuation, that Python knows by another name, or knows
 for something else."""
+
+_OTHER_MAPS = frozenset(
+    {"big5", "big5hkscs", "cp950", "euc_jp", "euc_jis_2004", "euc_jisx0213"}
+    | {"shift_jis_2004", "shift_jisx0213"}
+)
+"""Codecs of Python that make other characters of some bytes than a server means by them."""
 
 
 CODES = {
@@ -80,7 +91,8 @@ def python_encoding(name: str) -> str:
     Raises
     ------
     PgOutputError
-        Python has no such text encoding, or ASCII means something else in it.
+        Python has no such text encoding, ASCII means something else in it, or Python's and the
+        server's differ in some characters.
     TypeError
         `name` is no str.
     """
@@ -96,6 +108,12 @@ def python_encoding(name: str) -> str:
         raise PgOutputError(
             f"encoding {name[:40]!r} is unknown; expected the client_encoding of the session, "
             "such as 'UTF8' or 'LATIN1'"
+        )
+    if found in _OTHER_MAPS:
+        raise PgOutputError(
+            f"encoding {name[:40]!r}: Python's codec of that name makes other characters of some "
+            "bytes than the server means; set the session's client_encoding to UTF8, to which the "
+            "server converts exactly"
         )
     return found
 
@@ -265,6 +283,8 @@ def refuse_value(
         column = f"{plan.names[position]!r} of {column}"
         found_type = plan.column_types[position]
         column += f" ({printable(found_type.name) or f'type {found_type.oid}'})"
+        for name in fields_of(error):
+            column += f", field {printable(name)!r}"
         encoding = plan.settings.encoding
     if isinstance(error, UnicodeDecodeError):
         code = "bad_encoding"
@@ -276,6 +296,13 @@ def refuse_value(
     else:
         code = "bad_value"
     found = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    if code == "bad_value" and plan is not None:
+        extension = extension_by_name(found_type, plan.settings.registry)
+        if extension:
+            found += (
+                f"; the type was taken for the one of the extension {extension} by its name alone: "
+                "TypeRegistry.from_connection tells whether it is"
+            )
     try:
         fail(code, frame, offset, column=column, found=found, encoding=encoding)
     except DecodeError as refused:

@@ -34,7 +34,8 @@ class Policies:
         "clamp" makes ±Infinity the column's greatest or least value, and refuses NaN, which is
         near to none.
     json : {"text", "parse"}
-        json and jsonb as str, or parsed by :func:`json.loads`.
+        json and jsonb as str, or parsed as by :func:`json.loads`: numbers with a point or an
+        exponent are floats. One too great for a float is refused, and so is NaN, which is no JSON.
     numeric : (int, int), optional
         Precision, from 1 to 38, and scale, from 0 to the precision, of columns of numerics that
         have none; without, they are text. What does not fit is refused, never rounded.

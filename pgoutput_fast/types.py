@@ -10,6 +10,7 @@ from text and bytes from binary.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -210,8 +211,28 @@ EXTENSION_TYPES: tuple[PgType, ...] = (
         "struct<dim:int,indices:array<int>,values:array<float>>",
         extension="vector",
     ),
-    PgType(0, "geometry", 0, "U", "ewkb", "geoarrow.wkb", "binary", extension="postgis"),
-    PgType(0, "geography", 0, "U", "ewkb", "geoarrow.wkb", "binary", extension="postgis"),
+    PgType(
+        0,
+        "geometry",
+        0,
+        "U",
+        "ewkb",
+        "geoarrow.wkb",
+        "binary",
+        delimiter=":",
+        extension="postgis",
+    ),
+    PgType(
+        0,
+        "geography",
+        0,
+        "U",
+        "ewkb",
+        "geoarrow.wkb",
+        "binary",
+        delimiter=":",
+        extension="postgis",
+    ),
 )
 """Types of extensions, found by name: their OIDs differ from database to database."""
 
@@ -349,6 +370,7 @@ class TypeRegistry:
     def _changed(self) -> None:
         self._version = getattr(self, "_version", 0) + 1
         self._known: dict[tuple[int, int], ColumnType] = {}
+        self._too_deep = _too_deep(self._catalog)
 
     @property
     def version(self) -> int:
@@ -388,12 +410,14 @@ class TypeRegistry:
         Raises
         ------
         PgOutputError
-            Neither function is given.
+            Neither function is given, the name is empty, or the number is no OID.
         TypeError
             `type` is neither int nor str, or a function is not callable.
         """
-        if not isinstance(type, (int, str)):
+        if isinstance(type, bool) or not isinstance(type, (int, str)):
             raise TypeError(f"a type is registered by OID or name, not {type!r}")
+        if type == "" or (isinstance(type, int) and not 0 < type < 1 << 32):
+            raise PgOutputError(f"register({type!r}): no type has that OID or name")
         if text is None and binary is None:
             raise PgOutputError(f"register({type!r}) needs text= or binary=")
         for function in (text, binary):
@@ -429,11 +453,13 @@ class TypeRegistry:
         psycopg.Error
             As the connection raises it.
         TypeError
-            `connection` is something else.
+            `connection` is something else, a psycopg.AsyncConnection too.
         """
-        if not hasattr(connection, "transaction"):
+        if not hasattr(connection, "transaction") or inspect.iscoroutinefunction(
+            getattr(connection, "execute", None)
+        ):
             raise TypeError(
-                f"from_connection needs a psycopg connection, not {type(connection).__name__}"
+                f"from_connection needs a psycopg.Connection, not {type(connection).__name__}"
             )
         with connection.transaction():
             cursor = connection.cursor(row_factory=lambda cursor: tuple)
@@ -449,7 +475,7 @@ class TypeRegistry:
     def _of(cls, types: Iterable[CatalogType]) -> TypeRegistry:
         registry = cls()
         registry._catalog = {found.oid: found for found in types}
-        _check_nesting(registry._catalog)
+        registry._changed()
         return registry
 
     def update_from(self, connection: Any) -> tuple[CatalogType, ...]:
@@ -475,16 +501,8 @@ class TypeRegistry:
         )
 
     def merge(self, other: TypeRegistry) -> TypeRegistry:
-        """Take in what `other` has; where both know a type, `other` counts. Returns self.
-
-        Raises
-        ------
-        PgOutputError
-            Together they nest types too deep.
-        """
-        catalog = {**self._catalog, **other._catalog}
-        _check_nesting(catalog)
-        self._catalog = catalog
+        """Take in what `other` has; where both know a type, `other` counts. Returns self."""
+        self._catalog = {**self._catalog, **other._catalog}
         self._registered.update(other._registered)
         self._changed()
         return self
@@ -506,7 +524,7 @@ class TypeRegistry:
         try:
             content = json.loads(text)
             version = content["format_version"]
-            if version == FORMAT_VERSION:
+            if type(version) is int and version == FORMAT_VERSION:
                 return cls._of(map(_catalog_type, content["types"]))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise PgOutputError(
@@ -533,12 +551,14 @@ class TypeRegistry:
         if entry is None:
             return ColumnType("unknown", oid, modifier=modifier, registered=self.find(oid, "", ""))
         registered = self.find(oid, entry.namespace, entry.name)
-        if entry.kind == "d":
-            base = self.known(entry.element, modifier if entry.modifier < 0 else entry.modifier)
-            return replace(base, oid=oid, registered=registered or base.registered)
         named = ColumnType(
             "unknown", oid, entry.namespace, entry.name, modifier=modifier, registered=registered
         )
+        if oid in self._too_deep:
+            return named
+        if entry.kind == "d":
+            base = self.known(entry.element, modifier if entry.modifier < 0 else entry.modifier)
+            return replace(base, oid=oid, registered=registered or base.registered)
         if entry.kind == "e":
             return replace(named, kind="enum", labels=entry.labels)
         if entry.kind == "c":
@@ -568,7 +588,7 @@ class TypeRegistry:
     def base_name(self, oid: int) -> tuple[str, str] | None:
         """Namespace and name that a Type message has by the catalogue: a domain's base type's."""
         entry = self._catalog.get(oid)
-        while entry is not None and entry.kind == "d":
+        while entry is not None and entry.kind == "d" and oid not in self._too_deep:
             oid = entry.element
             entry = self._catalog.get(oid)
         if entry is not None:
@@ -600,10 +620,10 @@ class TypeRegistry:
 FORMAT_VERSION = 1
 
 MOST_NESTED = 32
-"""Levels of a type within a type, domains included; a catalogue that has more is refused."""
+"""Levels of a type within a type, domains included; a type that has more is unknown."""
 
 MOST_PARTS = 100_000
-"""Types that one type is made of at all its levels; a catalogue that has more is refused."""
+"""Types that one type is made of at all its levels; a type that has more is unknown."""
 
 _ELEMENT_KINDS = {"r": "range", "m": "multirange"}
 
@@ -676,6 +696,8 @@ WHERE t.typtype IN ('b', 'c', 'd', 'e', 'r', 'm') AND t.typisdefined
 
 def _catalog_type(fields: Any) -> CatalogType:
     """A type as JSON has it, checked; ValueError, KeyError or TypeError if it is none."""
+    if not isinstance(fields["labels"], list) or not isinstance(fields["fields"], list):
+        raise TypeError("labels and fields are lists")
     made = CatalogType(
         **{
             **fields,
@@ -699,33 +721,37 @@ def _catalog_type(fields: Any) -> CatalogType:
     return made
 
 
-def _check_nesting(catalog: Mapping[int, CatalogType]) -> None:
-    """Refuse a catalogue whose types nest without end, or past all use."""
+def _too_deep(catalog: Mapping[int, CatalogType]) -> frozenset[int]:
+    """OIDs of the types that nest without end or past all use, and of what is made of them.
+
+    Without them the work for a type has bounds, whoever wrote the catalogue.
+    """
+    endless = MOST_NESTED + 1, 0
     measured: dict[int, tuple[int, int]] = {}  # levels and parts of a type
     for first in catalog:
         waiting = [first]
         entered: set[int] = set()
         while waiting:
-            entry = catalog[waiting[-1]]
+            oid = waiting[-1]
+            entry = catalog[oid]
             parts = [
-                oid for oid in (entry.element, *(f[1] for f in entry.fields)) if oid in catalog
+                part for part in (entry.element, *(f[1] for f in entry.fields)) if part in catalog
             ]
-            missing = [oid for oid in parts if oid not in measured]
-            if not missing:
-                below = [measured[oid] for oid in parts]
-                levels = 1 + max((levels for levels, _ in below), default=0)
-                count = 1 + len(entry.fields) + sum(count for _, count in below)
-                measured[waiting.pop()] = levels, count
-                if levels <= MOST_NESTED and count <= MOST_PARTS:
-                    continue
-            elif entry.oid not in entered:
-                entered.add(entry.oid)
+            missing = [part for part in parts if part not in measured]
+            if missing and oid not in entered:
+                entered.add(oid)
                 waiting += missing
                 continue
-            raise PgOutputError(
-                f"the catalogue nests the type {entry.namespace}.{entry.name} (OID {entry.oid}) in "
-                f"itself, deeper than {MOST_NESTED} levels, or in more than {MOST_PARTS} parts"
-            )
+            waiting.pop()
+            if missing:  # it is a part of itself
+                measured[oid] = endless
+                continue
+            below = [measured[part] for part in parts]
+            levels = 1 + max((levels for levels, _ in below), default=0)
+            count = 1 + len(entry.fields) + sum(count for _, count in below)
+            fits = levels <= MOST_NESTED and count <= MOST_PARTS
+            measured[oid] = (levels, count) if fits else endless
+    return frozenset(oid for oid, size in measured.items() if size == endless)
 
 
 def column_type(
@@ -820,9 +846,23 @@ def _named(namespace: str, name: str, modifier: int, registry: TypeRegistry | No
             registered=registry.find(0, namespace, name) if registry is not None else None,
         )
     if name[:1] == "_" and name[1:] in _EXTENSION:
-        element = _named(namespace, name[1:], modifier, registry)
-        return ColumnType("array", 0, namespace, name, modifier=modifier, element=element)
+        return ColumnType(
+            "array",
+            0,
+            namespace,
+            name,
+            modifier=modifier,
+            element=_named(namespace, name[1:], modifier, registry),
+            delimiter=_EXTENSION[name[1:]].delimiter,
+        )
     return ColumnType("unknown", 0, namespace, name, modifier=modifier)
+
+
+def extension_by_name(type: ColumnType, registry: TypeRegistry | None) -> str:
+    """The extension for whose type a column's was taken by its name alone, "" if for none."""
+    entry = (type.element or type).entry
+    told = registry is not None and registry.base_name(type.oid) == (type.namespace, type.name)
+    return "" if entry is None or told else entry.extension
 
 
 def numeric_modifier(type_modifier: int) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..types import ColumnType
 from . import extensions, geometry, nested, network, numbers, raw, search, temporal, text
-from .base import Codec, CodecOf, NoTextForm, OutOfRange
+from .base import Codec, CodecOf, NoTextForm, OutOfRange, fields_of
 from .temporal import EPOCH_UTC, timestamp_form
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ __all__ = [
     "NoTextForm",
     "OutOfRange",
     "codec_of",
+    "fields_of",
     "timestamp_form",
 ]
 
@@ -45,10 +46,7 @@ CODECS: dict[str, CodecOf] = {
 """Codec → its functions for given policies and a Python encoding."""
 
 
-_NO_ASCII = frozenset(
-    {"big5", "big5hkscs", "cp932", "cp949", "cp950", "gb18030", "gbk", "johab"}
-    | {"shift_jis", "shift_jis_2004", "shift_jisx0213"}
-)
+_NO_ASCII = frozenset({"cp932", "cp949", "gb18030", "gbk", "johab"})
 """Encodings, as Python names them, in which what looks like ASCII can be half of a character."""
 
 

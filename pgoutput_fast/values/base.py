@@ -29,7 +29,7 @@ CodecOf = Callable[[Policies, str], Codec]
 """Makes the functions of a codec for given policies and a Python encoding."""
 
 
-def limited(choice: str, policy: str, shown: str, clamp: Any, name: str) -> Any:
+def limited(choice: str, policy: str, shown: str, clamp: Any, name: str, note: str = "") -> Any:
     """What the policy makes of a value that Python's type cannot hold."""
     if choice == "null":
         return None
@@ -39,8 +39,19 @@ def limited(choice: str, policy: str, shown: str, clamp: Any, name: str) -> Any:
         return shown
     raise OutOfRange(
         f"{shown} does not fit into Python's {name}; Policies({policy}=...) can make it None, "
-        "the nearest value or text"
+        f"the nearest value or text{note}"
     )
+
+
+def in_field(error: Exception, name: str) -> None:
+    """Note on `error` that it came out of the field `name` of a composite."""
+    error.__dict__["pgoutput_fields"] = (name, *fields_of(error))
+
+
+def fields_of(error: Exception) -> tuple[str, ...]:
+    """The fields that :func:`in_field` noted, the outermost first."""
+    found: tuple[str, ...] = error.__dict__.get("pgoutput_fields", ())
+    return found
 
 
 def wrong_size(raw: bytes, size: int, name: str) -> ValueError:

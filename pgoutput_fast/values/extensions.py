@@ -17,6 +17,13 @@ _ESCAPE = re.compile(r"\\(.)")
 _int32 = struct.Struct(">i").unpack_from
 
 
+# pq_sendtext converts what hstore_send has counted.
+_HSTORE_LENGTHS = (
+    "its lengths are those of text in the database's encoding, so that the session's "
+    "client_encoding must be the same, or the format text"
+)
+
+
 def _hstore(encoding: str) -> Codec:
     def text(raw: bytes) -> dict[str, str | None]:
         shown = raw.decode(encoding)
@@ -40,6 +47,14 @@ def _hstore(encoding: str) -> Codec:
         return value
 
     def binary(raw: bytes) -> dict[str, str | None]:
+        try:
+            return pairs_of(raw)
+        except UnicodeDecodeError:
+            raise
+        except ValueError as error:
+            raise ValueError(f"{error}; {_HSTORE_LENGTHS}") from None
+
+    def pairs_of(raw: bytes) -> dict[str, str | None]:
         """int32 number of pairs; each: int32 length and bytes of the key and of the value.
 
         A length of -1 is a NULL.

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from ..objects import Array, Range
 from ..policies import MOST_DIMENSIONS
 from ..types import ColumnType, Converter
-from .base import Codec, show_bytes
+from .base import Codec, in_field, show_bytes
 
 LOOK_UP = "look the types up again: TypeRegistry.update_from(connection)"
 
@@ -470,12 +470,14 @@ def composite(type: ColumnType, fields: list[Codec]) -> Codec:
             _refuse(raw, f"composite {shown}")
         if len(words) != width:
             raise wrong_width(len(words))
-        return make(
-            [
-                None if word is None else convert(word)
-                for word, convert in zip(words, texts, strict=True)
-            ]
-        )
+        values: list[Any] = []
+        for name, word, convert in zip(names, words, texts, strict=True):
+            try:
+                values.append(None if word is None else convert(word))
+            except Exception as error:
+                in_field(error, name)
+                raise
+        return make(values)
 
     def read(raw: bytes, converters: list[Converter]) -> list[Any]:
         if len(raw) < 4:
@@ -495,7 +497,11 @@ def composite(type: ColumnType, fields: list[Codec]) -> Codec:
                     f"{oids[position]} when it was looked up; {LOOK_UP}"
                 )
             part, at = _part(raw, at + 4, "a field")
-            values.append(None if part is None else converters[position](part))
+            try:
+                values.append(None if part is None else converters[position](part))
+            except Exception as error:
+                in_field(error, names[position])
+                raise
         _expect_end(raw, at, "composite")
         return values
 

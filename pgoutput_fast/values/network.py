@@ -37,6 +37,13 @@ def _text(raw: bytes, name: str) -> tuple[bool, str, int | None]:
 
 def _inet_text(raw: bytes) -> Inet:
     ipv6, address, prefix = _text(raw, "inet")
+    try:
+        return _inet(ipv6, address, prefix)
+    except ValueError as error:
+        raise ValueError(f"{show_bytes(raw)} is no inet: {error}") from None
+
+
+def _inet(ipv6: bool, address: str, prefix: int | None) -> Inet:
     # The server leaves a whole address' prefix out; only its function text() does not.
     if prefix is None or prefix == (128 if ipv6 else 32):
         return IPv6Address(address) if ipv6 else IPv4Address(address)
@@ -47,7 +54,10 @@ def _cidr_text(raw: bytes) -> Cidr:
     ipv6, address, prefix = _text(raw, "cidr")
     if prefix is None:
         raise ValueError(f"{show_bytes(raw)} is no cidr: it has no prefix")
-    return IPv6Network((address, prefix)) if ipv6 else IPv4Network((address, prefix))
+    try:
+        return IPv6Network((address, prefix)) if ipv6 else IPv4Network((address, prefix))
+    except ValueError as error:
+        raise ValueError(f"{show_bytes(raw)} is no cidr: {error}") from None
 
 
 def _parts(raw: bytes, name: str, is_cidr: int) -> tuple[bool, int, bytes]:

@@ -6,7 +6,7 @@ import math
 import re
 import struct
 from collections.abc import Callable
-from decimal import Decimal, InvalidOperation
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, InvalidOperation
 from fractions import Fraction
 
 from .base import Codec, CodecOf, NoTextForm, expect_size, show_bytes, wrong_size
@@ -76,7 +76,10 @@ def _float8_text(raw: bytes) -> float:
         if raw in _FLOAT_NAMES:
             return _FLOAT_NAMES[raw]
         raise ValueError(f"{show_bytes(raw)} is no float8")
-    value = float(raw)
+    try:
+        value = float(raw)
+    except ValueError:
+        raise ValueError(f"{show_bytes(raw)} is no float8") from None
     if math.isinf(value):
         raise ValueError(f"{show_bytes(raw)} does not fit into float8{_ROUNDED}")
     return value
@@ -215,13 +218,19 @@ def _float4_form(raw: bytes) -> str:
 
 _NUMERIC_SPECIAL = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 _NUMERIC_NAMES = frozenset({b"NaN", b"Infinity", b"-Infinity"})
+# A context that rounds nothing. With the thread's own, Decimal() makes NaN of what is no number
+# where someone has switched its trap off.
+_decimal = Context(
+    prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, capitals=1, clamp=0, flags=[],
+    traps=[InvalidOperation],
+).create_decimal  # fmt: skip
 
 
 def _numeric_text(raw: bytes) -> Decimal:
     if raw.strip(b"0123456789.-") and raw not in _NUMERIC_NAMES:
         raise ValueError(f"{show_bytes(raw)} is no numeric")
     try:
-        return Decimal(raw.decode())
+        return _decimal(raw.decode())
     except InvalidOperation:
         raise ValueError(f"{show_bytes(raw)} is no numeric") from None
 
@@ -285,7 +294,11 @@ def _numeric_binary(raw: bytes) -> Decimal:
 
 
 def _money(encoding: str) -> Codec:
-    """Text as lc_monetary makes it. The binary form has the amount in the smallest unit alone."""
+    """Text as lc_monetary makes it. The binary form has the amount in the smallest unit alone.
+
+    A locale can put any letters and signs before, after and between the digits, so that no more can
+    be asked of a text than that it has a digit.
+    """
 
     def text(raw: bytes) -> str:
         if not _DIGIT(raw):

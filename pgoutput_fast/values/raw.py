@@ -15,11 +15,9 @@ from .base import Codec, CodecOf, expect_size, show_bytes, wrong_size
 def _bytea_text(raw: bytes) -> bytes:
     if raw[:2] == b"\\x":
         try:
-            if len(raw) % 2 == 0:
-                return bytes.fromhex(raw[2:].decode("latin-1"))
+            return _unhexlify(raw[2:])
         except ValueError:
-            pass
-        raise ValueError(f"{show_bytes(raw)} is no bytea in hex format")
+            raise ValueError(f"{show_bytes(raw)} is no bytea in hex format") from None
     if b"\\" not in raw:
         return raw
     if _ESCAPED.fullmatch(raw) is None:

@@ -8,10 +8,10 @@ import struct
 from .base import Codec, CodecOf, show_bytes
 
 _QUOTED = r"'[^'\\]*(?:(?:''|\\\\)[^'\\]*)*'"
-_LEXEME = rf"{_QUOTED}(?::\d{{1,5}}[ABC]?(?:,\d{{1,5}}[ABC]?)*)?"
+_LEXEME = rf"{_QUOTED}(?::[0-9]{{1,5}}[ABC]?(?:,[0-9]{{1,5}}[ABC]?)*)?"
 _VECTOR = re.compile(rf"(?:{_LEXEME}(?: {_LEXEME})*)?")
 _OPERAND = rf"(?:!|\( )*{_QUOTED}(?::(?=[*A-D])\*?A?B?C?D?)?(?: \))*"
-_OPERATOR = r" (?:[&|]|<(?:-|\d{1,5})>) "
+_OPERATOR = r" (?:[&|]|<(?:-|[0-9]{1,5})>) "
 _QUERY = re.compile(rf"(?:{_OPERAND}(?:{_OPERATOR}{_OPERAND})*)?")
 _PARENTHESES = re.compile(rf"{_QUOTED}|([()])")
 

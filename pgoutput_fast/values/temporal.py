@@ -27,7 +27,7 @@ _GERMAN_DATE = re.compile(rb"(\d\d)\.(\d\d)\.(\d{4,7})( BC)?")
 _TIME = re.compile(_CLOCK)
 _TIMETZ = re.compile(_CLOCK + rb"([+-])(\d\d)(?::(\d\d)(?::(\d\d))?)?")
 _TIMESTAMP = re.compile(
-    rb"(\d{4,6})-(\d\d)-(\d\d) " + _CLOCK + rb"(?:([+-])(\d\d)(?::(\d\d)(?::(\d\d))?)?)?( BC)?"
+    rb"(\d{4,6})-(\d\d)-(\d\d) " + _CLOCK + rb"(?:([+-])(\d{2,3})(?::(\d\d)(?::(\d\d))?)?)?( BC)?"
 )
 # In these styles a zone is a numeric offset or an abbreviation, which can be numeric: +0545.
 _ZONE = rb"(?: ?(?:([+-])(\d\d)(?::?(\d\d)(?::?(\d\d))?)?|([A-Za-z]{3,})))?( BC)?"
@@ -73,9 +73,11 @@ def _date(policies: Policies) -> Codec:
             first, _, second, year, era = match.groups()
             day, month = _day_and_month(first, second, raw, "date")
         if match is not None:
-            if era is None and len(year) == 4:
-                return datetime.date(int(year), int(month), int(day))
-            _civil_check(int(month), int(day))
+            days = _days(int(year), int(month), int(day), era is not None, raw, "date")
+            if not _LEAST_DAY <= days < _DATE_END:
+                raise _no_such(raw, "date", _BEYOND_SERVER)
+            if 1 <= _EPOCH_ORDINAL + days <= _LAST_ORDINAL:
+                return datetime.date.fromordinal(_EPOCH_ORDINAL + days)
             clamp = least if era else greatest
             return limited(policies.out_of_range, "out_of_range", raw.decode(), clamp, "date")
         if raw in _INFINITE:
@@ -88,7 +90,7 @@ def _date(policies: Policies) -> Codec:
         days = _int32(raw)[0]
         if days in (0x7FFFFFFF, -0x80000000):
             return "infinity" if days > 0 else "-infinity"
-        if not -2_451_545 <= days < 2_145_031_949:  # IS_VALID_DATE
+        if not _LEAST_DAY <= days < _DATE_END:
             raise ValueError(f"a binary date {days} days from 2000-01-01, which no date is")
         return "{}-{:02d}-{:02d}{}".format(*_civil(days))
 
@@ -97,7 +99,7 @@ def _date(policies: Policies) -> Codec:
             ordinal = _EPOCH_ORDINAL + _int32(raw)[0]
         except struct.error:
             raise wrong_size(raw, 4, "date") from None
-        if 1 <= ordinal <= 3_652_059:
+        if 1 <= ordinal <= _LAST_ORDINAL:
             return datetime.date.fromordinal(ordinal)
         return text(form(raw).encode())
 
@@ -115,7 +117,7 @@ def _time(policies: Policies) -> Codec:
         hour, minute, second, fraction = match.groups()
         if hour == b"24" and not int(minute) and not int(second) and not int(fraction or 0):
             return midnight(raw.decode())
-        return datetime.time(int(hour), int(minute), int(second), _microseconds(fraction))
+        return _time_of(int(hour), int(minute), int(second), _microseconds(fraction), raw, "time")
 
     def form(raw: bytes) -> str:
         expect_size(raw, 8, "time")
@@ -163,33 +165,29 @@ def _timestamp(policies: Policies, zoned: bool) -> Codec:
         year, month, day, clock, shift, bc = _timestamp_fields(raw, name)
         if zoned is (shift is None):
             raise _no_value(raw, name)
-        clamp = least if bc else greatest
-        shown = raw.decode()
-        if bc or year > 9999:
-            _civil_check(month, day)
-            datetime.time(*clock)
-            if shift and (bc, year) in _BEYOND:
-                # The day beside Python's calendar can lie within it in UTC. 400 years are a cycle.
-                stand_in, within = _BEYOND[bc, year]
-                utc = datetime.datetime(stand_in, month, day, *clock, zone) - shift
-                if utc.year != stand_in:
-                    return utc.replace(year=within)
-            return limited(policies.out_of_range, "out_of_range", shown, clamp, "datetime")
-        value = datetime.datetime(year, month, day, *clock, zone)
-        if shift is not None:
+        if not bc and year <= 9999:
+            # The way of nearly all values; the one below goes without Python's calendar.
             try:
-                return value - shift
-            except OverflowError:
-                clamp = least if shift > _NOTHING else greatest
-                return limited(policies.out_of_range, "out_of_range", shown, clamp, "datetime")
-        return value
+                usual = datetime.datetime(year, month, day, *clock, zone)
+                return usual - timedelta(0, shift) if shift else usual
+            except (ValueError, OverflowError):
+                pass
+        days = _days(year, month, day, bc, raw, name)
+        value = days * _DAY + _clock_of(clock, raw, name) - (shift or 0) * 1_000_000
+        if not _LEAST_TIMESTAMP <= value < _TIMESTAMP_END:
+            raise _no_such(raw, name, _BEYOND_SERVER)
+        try:
+            return epoch + timedelta(0, 0, value)
+        except OverflowError:
+            clamp = least if value < 0 else greatest
+            return limited(policies.out_of_range, "out_of_range", raw.decode(), clamp, "datetime")
 
     def form(raw: bytes) -> str:
         expect_size(raw, 8, name)
         value = _int64(raw)[0]
         if value in (0x7FFFFFFFFFFFFFFF, -0x8000000000000000):
             return "infinity" if value > 0 else "-infinity"
-        if not -211_813_488_000_000_000 <= value < 9_223_371_331_200_000_000:  # IS_VALID_TIMESTAMP
+        if not _LEAST_TIMESTAMP <= value < _TIMESTAMP_END:
             raise ValueError(f"a binary {name} {value} microseconds from 2000, which none is")
         return timestamp_form(value, "+00" if zoned else "")
 
@@ -204,8 +202,16 @@ def _timestamp(policies: Policies, zoned: bool) -> Codec:
     return Codec(text if _FAST_ISO else slow, binary, form)
 
 
-_NOTHING = datetime.timedelta()
-_BEYOND = {(True, 1): (400, 1), (False, 10_000): (9600, 9999)}
+_LAST_ORDINAL = datetime.date.max.toordinal()
+# IS_VALID_DATE and IS_VALID_TIMESTAMP: from 4714-11-24 BC to 5874897-12-31, and to 294276-12-31.
+_LEAST_DAY, _DATE_END = -2_451_545, 2_145_031_949
+_LEAST_TIMESTAMP, _TIMESTAMP_END = _LEAST_DAY * _DAY, 9_223_371_331_200_000_000
+_BEYOND_SERVER = "beyond the server's calendar"
+
+
+def _no_such(raw: bytes, name: str, reason: object) -> ValueError:
+    """Make the error of a text that looks like a value and is none."""
+    return ValueError(f"{show_bytes(raw)} is no {name}: {reason}")
 
 
 def _no_value(raw: bytes, name: str) -> ValueError:
@@ -225,8 +231,8 @@ def _day_and_month(first: bytes, second: bytes, raw: bytes, name: str) -> tuple[
 
 def _timestamp_fields(
     raw: bytes, name: str
-) -> tuple[int, int, int, tuple[int, int, int, int], datetime.timedelta | None, bool]:
-    """Year, month, day, the time of day, the offset from UTC if there is one, and whether it is BC.
+) -> tuple[int, int, int, tuple[int, int, int, int], int | None, bool]:
+    """Year, month, day, the time of day, the seconds east of UTC if told, and whether it is BC.
 
     In the styles ISO and German, in Postgres, which names the month, and in SQL where the numbers
     tell day and month apart.
@@ -250,9 +256,9 @@ def _timestamp_fields(
         raise _no_value(raw, name)
     shift = None
     if sign is not None:
-        shift = _offset(sign, hours, minutes, seconds)
+        shift = _offset(sign, hours, minutes, seconds, raw, name)
     elif abbreviation in (b"UTC", b"GMT"):  # the server itself reads them so
-        shift = _NOTHING
+        shift = 0
     elif abbreviation is not None:
         raise ValueError(
             f"{show_bytes(raw)} has the abbreviation of a time zone, which several zones share; "
@@ -263,31 +269,40 @@ def _timestamp_fields(
     return int(year), int(month), int(day), time, shift, era is not None
 
 
+# What the server takes for TimeZone at most, a week, as in UTC+167. It prints the offset, though it
+# reads none of 16 hours or more.
+_MOST_HOURS = 167
+
+
 def _offset(
-    sign: bytes, hours: bytes, minutes: bytes | None, seconds: bytes | None
-) -> datetime.timedelta:
-    """The offset from UTC that a text has; east is positive."""
-    size = (int(hours) * 60 + int(minutes or 0)) * 60 + int(seconds or 0)
-    return datetime.timedelta(seconds=-size if sign == b"-" else size)
+    sign: bytes, hours: bytes, minutes: bytes | None, seconds: bytes | None, raw: bytes, name: str
+) -> int:
+    """The seconds east of UTC that a text has."""
+    parts = int(hours), int(minutes or 0), int(seconds or 0)
+    if parts[0] > _MOST_HOURS or parts[1] > 59 or parts[2] > 59:
+        raise _no_such(raw, name, "its offset from UTC is none")
+    size = (parts[0] * 60 + parts[1]) * 60 + parts[2]
+    return -size if sign == b"-" else size
 
 
 def _timetz(policies: Policies) -> Codec:
-    def make(clock: tuple[int, int, int, int], shift: datetime.timedelta, shown: str) -> Any:
-        if not -_WIDEST <= shift <= _WIDEST:
+    def make(clock: tuple[int, int, int, int], shift: int, shown: str) -> Any:
+        if abs(shift) >= _WIDEST:
             raise ValueError(f"{shown!r} is 16 hours or more off UTC, which no timetz is")
-        zone = datetime.timezone(shift)
+        zone = datetime.timezone(datetime.timedelta(seconds=shift))
         if clock == (24, 0, 0, 0):
             clamp = datetime.time.max.replace(tzinfo=zone)
             return limited(policies.out_of_range, "out_of_range", shown, clamp, "time")
-        return datetime.time(*clock, zone)
+        return _time_of(*clock, shown.encode(), "timetz", zone)
 
     def text(raw: bytes) -> Any:
         match = _TIMETZ.fullmatch(raw)
         if match is None:
             raise ValueError(f"{show_bytes(raw)} is no timetz")
-        hour, minute, second, fraction, *offset = match.groups()
+        hour, minute, second, fraction, sign, hours, minutes, seconds = match.groups()
         clock = int(hour), int(minute), int(second), _microseconds(fraction)
-        return make(clock, _offset(*offset), raw.decode())
+        shift = _offset(sign, hours, minutes, seconds, raw, "timetz")
+        return make(clock, shift, raw.decode())
 
     def parts(raw: bytes) -> tuple[int, int]:
         """Microseconds of the day and seconds west of UTC."""
@@ -295,7 +310,7 @@ def _timetz(policies: Policies) -> Codec:
         value, west = _timetz_parts(raw)
         if not 0 <= value <= _DAY:
             raise ValueError(f"a binary timetz of {value} microseconds; a day has {_DAY}")
-        if not -57_600 < west < 57_600:
+        if abs(west) >= _WIDEST:
             raise ValueError(f"a binary timetz {west} seconds west of UTC; expected under 16 hours")
         return value, west
 
@@ -314,13 +329,13 @@ def _timetz(policies: Policies) -> Codec:
         value, west = parts(raw)
         seconds, fraction = divmod(value, 1_000_000)
         clock = seconds // 3600, seconds // 60 % 60, seconds % 60, fraction
-        return make(clock, datetime.timedelta(seconds=-west), form(raw))
+        return make(clock, -west, form(raw))
 
     return Codec(text, binary, form)
 
 
 _timetz_parts = struct.Struct(">qi").unpack
-_WIDEST = datetime.timedelta(hours=15, minutes=59, seconds=59)
+_WIDEST = 16 * 3600  # seconds off UTC, which no timetz reaches
 
 # Each style of IntervalStyle is told from the others by its form. Every part has a space before it.
 _INTERVAL_CLOCK = rb"([+-]?)(\d{1,10}):([0-5]\d):([0-5]\d)(?:\.(\d{1,6}))?"
@@ -406,9 +421,9 @@ def _interval_fields(raw: bytes) -> tuple[int, int, int]:
 
 
 def _interval(policies: Policies) -> Codec:
-    def infinite(name: bytes) -> Any:
+    def infinite(name: bytes, note: str = "") -> Any:
         clamp = _INFINITE_PARTS[name]
-        return limited(policies.infinity, "infinity", name.decode(), clamp, "Interval")
+        return limited(policies.infinity, "infinity", name.decode(), clamp, "Interval", note)
 
     def text(raw: bytes) -> Any:
         if raw in _INFINITE_PARTS:
@@ -423,7 +438,8 @@ def _interval(policies: Policies) -> Codec:
     def parts(raw: bytes) -> Interval | bytes:
         expect_size(raw, 16, "interval")
         microseconds, days, months = _interval_parts(raw)
-        # Infinite from PostgreSQL 17 on; before, no interval was that far.
+        # Infinite from PostgreSQL 17 on; before, a finite interval, the last one. Nothing in a
+        # frame tells the versions apart.
         if months in (0x7FFFFFFF, -0x80000000):
             for name, extreme in _INFINITE_PARTS.items():
                 if (months, days, microseconds) == (
@@ -438,12 +454,16 @@ def _interval(policies: Policies) -> Codec:
 
     def binary(raw: bytes) -> Any:
         value = parts(raw)
-        return infinite(value) if isinstance(value, bytes) else value
+        return infinite(value, _BEFORE_17) if isinstance(value, bytes) else value
 
     return Codec(text, binary, form)
 
 
 _interval_pack = struct.Struct(">qii").pack
+_BEFORE_17 = (
+    "; before PostgreSQL 17, which has no infinite intervals, these bytes are the finite one whose "
+    "months, days and microseconds are all the extremes, which 'clamp' makes of them"
+)
 
 
 def interval_form(value: Interval) -> str:
@@ -481,9 +501,40 @@ def _clock(microseconds: int) -> str:
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}{tail}"
 
 
-def _civil_check(month: int, day: int) -> None:
-    """Refuse what is no month and day; in a year that Python cannot hold, 29 February passes."""
-    datetime.date(2000, month, day)
+def _clock_of(clock: tuple[int, int, int, int], raw: bytes, name: str) -> int:
+    """Microseconds of a day until the time of the text `raw`, if it is one."""
+    hour, minute, second, fraction = clock
+    _time_of(*clock, raw, name)
+    return ((hour * 60 + minute) * 60 + second) * 1_000_000 + fraction
+
+
+def _time_of(
+    hour: int,
+    minute: int,
+    second: int,
+    fraction: int,
+    raw: bytes,
+    name: str,
+    zone: datetime.timezone | None = None,
+) -> datetime.time:
+    """The time of the text `raw`, if it is one."""
+    try:
+        return datetime.time(hour, minute, second, fraction, zone)
+    except ValueError as error:
+        raise _no_such(raw, name, error) from None
+
+
+def _days(year: int, month: int, day: int, bc: bool, raw: bytes, name: str) -> int:
+    """Days from 2000-01-01 until the date of the text `raw`, in any year, if it is a date."""
+    if not year:
+        raise _no_such(raw, name, "there is no year 0")
+    # As in _civil: years of the cycle that begins in 2000 stand in for all others.
+    cycles, of_cycle = divmod(1 - year if bc else year, 400)
+    try:
+        stand_in = datetime.date(2000 + of_cycle, month, day)
+    except ValueError as error:
+        raise _no_such(raw, name, error) from None
+    return stand_in.toordinal() - _EPOCH_ORDINAL + 146_097 * (cycles - 5)
 
 
 def _civil(days: int) -> tuple[str, int, int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -52,13 +53,28 @@ def _xml(encoding: str) -> Codec:
     return Codec(decode, form, form)
 
 
+def _no_json_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _json_float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError("a number is too great for a float")
+    return value
+
+
+# Python's parser takes NaN and Infinity, which json_in refuses, and makes infinity of 1e999.
+_parse_json = json.JSONDecoder(parse_constant=_no_json_constant, parse_float=_json_float).decode
+
+
 def _json(policies: Policies, encoding: str, binary_prefix: bytes) -> Codec:
     decode = _text(encoding).text
     skipped = len(binary_prefix)
 
     def parse(text: str) -> Any:
         try:
-            return json.loads(text)
+            return _parse_json(text)
         except (ValueError, RecursionError) as error:
             shown = show_bytes(text.encode(encoding))
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -334,6 +335,34 @@ def test_types_that_are_altered_and_nothing_shows_it(
         assert (new["s"], new["p"], new["l"]) == (pf.Range("a", "b"), (3, 4), (3,))
         assert (new["p"]._fields, new["q"]._fields) == (("x", "z"), ("x", "z"))
         assert new["q"].z == "4"
+
+
+def test_one_type_that_nests_too_deep_costs_no_other(
+    impl: ModuleType, database18: Database
+) -> None:
+    database18.execute(
+        "CREATE TYPE c0 AS (x int)",
+        *[f"CREATE TYPE c{i} AS (x c{i - 1})" for i in range(1, 33)],
+        "CREATE TYPE pair AS (x int, y int)",
+        "CREATE TABLE t (deep c32, low c1, p pair)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "SELECT pg_create_logical_replication_slot('s', 'pgoutput')",
+        "INSERT INTO t VALUES (ROW(NULL), ROW(ROW(1)), ROW(1, 2))",
+    )
+    registry = look_up(database18)
+    for binary in (False, True):
+        (new,) = inserts(impl, frames_of(database18, binary=binary), registry)
+        assert (new["low"], new["p"]) == (((1,),), (1, 2))
+        assert new["deep"] == (new.raw(0) if binary else "()")
+
+
+def test_an_asynchronous_connection_is_refused(database18: Database) -> None:
+    async def look_up_there() -> None:
+        async with await psycopg.AsyncConnection.connect(database18.dsn) as connection:
+            with pytest.raises(TypeError, match=r"a psycopg\.Connection, not AsyncConnection"):
+                pf.TypeRegistry.from_connection(connection)
+
+    asyncio.run(look_up_there())
 
 
 def test_other_servers(pg16: EmbeddedServer, make_database: Callable[..., Database]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 import pickle
 import struct
 import time
@@ -425,3 +426,58 @@ def test_registered_parts(impl: ModuleType) -> None:
     assert row_of(impl, 1007, b"{1,2}", registry=registry)[0] == [-1, -2]
     assert row_of(impl, 3904, b"[1,2)", registry=registry)[0] == Range(-1, -2)
     assert row_of(impl, 1007, array(23, [(1, 1)], i32(5)), b"b", registry=registry)[0] == [5]
+
+
+RANGES = [
+    {"empty": True}, {"lower": 1, "upper": 3}, {"lower": 1, "upper": 3, "bounds": "[]"},
+    {"lower": 1, "upper": 3, "bounds": "(]"}, {"upper": 3}, {"lower": 1}, {},
+    {"upper": 3, "bounds": "[]"}, {"lower": 1, "bounds": "(]"}, {"lower": 2, "upper": 5},
+    {"lower": 5, "upper": 2}, {"lower": 2, "upper": 2, "bounds": "()"},
+]  # fmt: skip
+
+
+def test_ranges_are_as_psycopgs() -> None:
+    theirs = pytest.importorskip("psycopg.types.range").Range
+    operators = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
+    for one in RANGES:
+        mine, other = Range(**one), theirs(**one)
+        for part_name in (
+            "lower", "upper", "bounds", "isempty", "lower_inc", "upper_inc", "lower_inf",
+            "upper_inf", "__str__", "__bool__", "__repr__",
+        ):  # fmt: skip
+            found, expected = getattr(mine, part_name), getattr(other, part_name)
+            assert (found() if callable(found) else found) == (
+                expected() if callable(expected) else expected
+            ), (one, part_name)
+        assert [n in mine for n in range(7)] == [n in other for n in range(7)], one
+        assert pickle.loads(pickle.dumps(mine)) == copy.deepcopy(mine) == mine
+        assert hash(pickle.loads(pickle.dumps(mine))) == hash(mine)
+        for two in RANGES:
+            for compare in operators:
+                assert compare(mine, Range(**two)) == compare(other, theirs(**two)), (one, two)
+    for compare in operators[:4]:
+        with pytest.raises(TypeError, match="not supported between"):
+            compare(Range(1, 2), 3)
+    assert sorted([Range(2, 3), Range(empty=True), Range(1, None)]) == [
+        Range(empty=True), Range(1, None), Range(2, 3),
+    ]  # fmt: skip
+    assert Range(empty=True) != Range()
+
+
+def test_an_error_within_a_composite_names_the_field(impl: ModuleType) -> None:
+    deep = record((ADDR, record((25, b"a"), (23, i32(1, 2)), (1009, None))), (MOOD, None),
+                  (ADDRS, None), (DNUM, None))  # fmt: skip
+    for type_id, kind, value, code, path in (
+        (ADDR, b"t", b"(a,x,)", "bad_value", "of public.t (addr), field 'num': 'x' is no int4"),
+        (ADDR, b"t", b"(\xff,1,)", "bad_encoding", "of public.t (addr), field 'street': "),
+        (NEST, b"t", b'("(a,x,)",,,)', "bad_value", "(nest), field 'a', field 'num': 'x' is no"),
+        (NEST, b"t", b'(,,"{""(a,x,)""}",)', "bad_value", "field 'many', field 'num': 'x' is no"),
+        (ADDR, b"b", record((25, b"a"), (23, b"\1"), (1009, None)), "bad_value", ", field 'num': "),
+        (NEST, b"b", deep, "bad_value", "(nest), field 'a', field 'num': "),
+    ):
+        row = row_of(impl, type_id, value, kind)
+        for attempt in (lambda row=row: row[0], row.values):
+            with pytest.raises(pf.DecodeError) as caught:
+                attempt()
+            assert caught.value.code == code
+            assert path in str(caught.value)

@@ -118,8 +118,9 @@ def test_merging_takes_the_newer() -> None:
     found = registry.find(0, "s", "b")
     assert found is not None
     assert found.text is int
-    with pytest.raises(pf.PgOutputError, match="in itself"):
-        registry_of(entry(16500, "a", "d", 16501)).merge(registry_of(entry(16501, "b", "d", 16500)))
+    loop = registry_of(entry(16500, "a", "d", 16501))
+    loop.merge(registry_of(entry(16501, "b", "d", 16500)))
+    assert loop.known(16500).kind == loop.known(16501).kind == "unknown"
 
 
 BAD_JSON: list[Any] = [
@@ -133,7 +134,8 @@ BAD_JSON: list[Any] = [
         {**MOOD, "kind": []}, {**MOOD, "delimiter": ""}, {**MOOD, "delimiter": "{"},
         {**MOOD, "delimiter": "é"}, {**MOOD, "extra": 1}, {**POINT, "fields": [["x", 23]]},
         {**POINT, "fields": [["x", "23", -1]]}, {**POINT, "fields": [[1, 23, -1]]},
-        {**POINT, "fields": [1]}, {**MOOD, "element": -5}, {**MOOD, "modifier": None},
+        {**POINT, "fields": [1]}, {**MOOD, "labels": "sad"}, {**POINT, "fields": ""},
+        {**MOOD, "element": -5}, {**MOOD, "modifier": None},
     )],
 ]  # fmt: skip
 
@@ -147,6 +149,8 @@ def test_json_that_is_no_catalogue(text: str | bytes) -> None:
 def test_a_newer_format() -> None:
     with pytest.raises(pf.PgOutputError, match=r"format version of .* is 2, .* reads 1; update"):
         pf.TypeRegistry.from_json('{"format_version": 2, "types": []}')
+    with pytest.raises(pf.PgOutputError, match=r"format version of .* is True"):
+        pf.TypeRegistry.from_json('{"format_version": true, "types": []}')
 
 
 def chain(length: int) -> list[dict[str, Any]]:
@@ -166,14 +170,40 @@ def test_nesting_has_an_end() -> None:
         [composite(20_000 + i, f"c{i}", *[("f", 20_001 + i)] * 10) for i in range(20)],
     ]
     for types in loops:
-        for order in (types, types[::-1]):
-            with pytest.raises(pf.PgOutputError, match="the catalogue nests the type public"):
-                registry_of(*order)
+        first = types[0]["oid"]
+        array = entry(17_000, "_a", element=first)
+        around = composite(17_001, "around", ("x", 23), ("y", 17_000))
+        plain = entry(17_002, "plain", "e", labels=["x"])
+        for order in ([*types, array, around, plain], [plain, around, array, *types[::-1]]):
+            registry = registry_of(*order)
+            # The type, and what is made of it, is unknown; all the others are as they were.
+            for oid in (first, 17_000, 17_001):
+                name = registry.catalog[oid].name
+                found = column_type(oid, announced=("public", name), registry=registry)
+                assert (found.kind, found.name) == ("unknown", name)
+            assert registry.known(17_002).kind == "enum"
+            assert pickle.loads(pickle.dumps(registry)).known(first).kind == "unknown"
+    # Whatever is not too deep itself stays known.
+    assert registry_of(*deepest).known(20_001).name == "int4"
+
+
+def test_values_of_a_type_that_nests_too_deep(impl: ModuleType) -> None:
+    types = [composite(20_000 + i, f"c{i}", ("x", 20_001 + i)) for i in range(MOST_NESTED)]
+    last = composite(20_000 + MOST_NESTED, "last", ("x", 23))
+    registry = registry_of(*types, last)
+    deep = decoder_of(impl, registry, types[0])
+    assert send(deep, b"((1))")[0] == "((1))"
+    assert send(deep, b"\0\1", b"b")[0] == b"\0\1"
+    assert send(decoder_of(impl, registry, types[-1]), b'("(1)")')[0] == ((1,),)
 
 
 def test_from_connection_wants_a_connection() -> None:
-    with pytest.raises(TypeError, match="needs a psycopg connection, not str"):
+    with pytest.raises(TypeError, match=r"needs a psycopg\.Connection, not str"):
         pf.TypeRegistry.from_connection("dbname=postgres")
+    psycopg = pytest.importorskip("psycopg")
+    connection = object.__new__(psycopg.AsyncConnection)
+    with pytest.raises(TypeError, match=r"needs a psycopg\.Connection, not AsyncConnection"):
+        pf.TypeRegistry.from_connection(connection)
 
 
 def send(decoder: Any, value: bytes, kind: bytes = b"t") -> Any:
@@ -280,3 +310,43 @@ def test_registered_types_go_first() -> None:
     assert again is not None
     assert again.text is negative
     assert column_type(16999, announced=("", "numeric"), registry=registry).registered == found
+
+
+@pytest.mark.parametrize("type_", ["", 0, -1, 1 << 32])
+def test_what_no_type_has_is_not_registered(type_: int | str) -> None:
+    with pytest.raises(pf.PgOutputError, match="no type has that OID or name"):
+        pf.TypeRegistry().register(type_, text=negative)
+
+
+def test_a_bool_is_no_oid() -> None:
+    with pytest.raises(TypeError, match="by OID or name, not True"):
+        pf.TypeRegistry().register(True, text=negative)
+
+
+def test_a_types_name_is_all_that_makes_it_an_extensions(impl: ModuleType) -> None:
+    """A user's own type that bears the name of an extension's: the error says what to do."""
+    hint = r"the one of the extension cube by its name alone: TypeRegistry\.from_connection tells"
+    for name, value in (("cube", b"(1,two)"), ("_cube", b'{"(1,two)"}')):
+        for registry in (None, pf.TypeRegistry(), registry_of(*ALL)):
+            decoder = impl.Decoder(registry=registry)
+            decoder.decode(type_frame(17_000, "app", name))
+            decoder.decode(relation("c", type_id=17_000))
+            with pytest.raises(pf.DecodeError, match=hint) as caught:
+                send(decoder, value).values()
+            assert caught.value.code == "bad_value"
+        own = composite(17_001, "cube", ("x", 23), ("y", 25))
+        array = entry(17_000, "_cube", element=17_001)
+        types = [array, own] if name == "_cube" else [{**own, "oid": 17_000}]
+        decoder = decoder_of(impl, registry_of(*types), types[0])
+        assert send(decoder, value)[0] == ((1, "two") if name == "cube" else [(1, "two")])
+    # Where the catalogue says that it is the extension's, nothing is in doubt.
+    cube = entry(17_000, "cube", extension="cube")
+    with pytest.raises(pf.DecodeError) as caught:
+        send(decoder_of(impl, registry_of(cube), cube), b"(1,two)").values()
+    assert "by its name" not in str(caught.value)
+    # Nor of a built-in type.
+    decoder = impl.Decoder()
+    decoder.decode(relation("c", type_id=23))
+    with pytest.raises(pf.DecodeError) as caught:
+        send(decoder, b"x").values()
+    assert "by its name" not in str(caught.value)

@@ -334,6 +334,21 @@ def test_encodings(impl: ModuleType) -> None:
     assert decoder.decode(insert(b"\x87\x40")).new.texts() == ("①",)
     with pytest.raises(pf.PgOutputError, match="encoding 'klingon' is unknown"):
         impl.Decoder(encoding="klingon")
+    # Names that are the server's alone.
+    for name, sent, text in (
+        ("WIN", b"\xc0", "А"), ("ALT", b"\x80", "А"), ("KOI8", b"\xe1", "А"),
+        ("TCVN", b"\xd0", "Đ"),
+        ("iso885915", b"\xa4", "€"), ("ISO88595", b"\xb0", "А"), ("Windows949", b"\x81\x41", "갂"),
+        ("WIN936", b"\x81\x40", "丂"), ("mskanji", b"\x87\x40", "①"), ("windows_866", b"\x80", "А"),
+    ):  # fmt: skip
+        decoder = impl.Decoder(encoding=name)
+        decode_all(decoder, relation("a"))
+        assert decoder.decode(insert(sent)).new.texts() == (text,)
+    for name in (
+        "BIG5", "WIN950", "cp950", "EUC_JP", "euc-jp", "EUC_JIS_2004", "SHIFT_JIS_2004",
+    ):  # fmt: skip
+        with pytest.raises(pf.PgOutputError, match=f"encoding '{name}': Python's.*to UTF8, "):
+            impl.Decoder(encoding=name)
     with pytest.raises(pf.PgOutputError, match="utf-16"):
         impl.Decoder(encoding="utf-16")
     with pytest.raises(pf.PgOutputError, match="base64"):

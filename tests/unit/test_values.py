@@ -233,7 +233,13 @@ def test_json_can_be_parsed(impl: ModuleType) -> None:
     assert row_of(impl, "json", b'{"a": [1, null]}', policies=parse)[0] == {"a": [1, None]}
     assert row_of(impl, "jsonb", b"\1[1.5]", b"b", policies=parse)[0] == [1.5]
     assert row_of(impl, "jsonb", b"\1[1.5]", b"b", policies=parse).text(0) == "[1.5]"
-    for bad in (b"[" * 200_000, b"1" * 5000, b"{"):
+    numbers = b"[1e308, -1.0, 0.1, 1e-400, 12345678901234567890]"
+    parsed = row_of(impl, "json", numbers, policies=parse)[0]
+    assert repr(parsed) == "[1e+308, -1.0, 0.1, 0.0, 12345678901234567890]"
+    for bad in (
+        b"[" * 200_000, b"1" * 5000, b"{", b"NaN", b"[Infinity]", b'{"a": -Infinity}', b"1e309",
+        b"-1e999",
+    ):  # fmt: skip
         with pytest.raises(pf.DecodeError) as caught:
             row_of(impl, "json", bad, policies=parse)["c"]
         assert caught.value.code == "bad_value"
