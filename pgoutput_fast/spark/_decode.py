@@ -445,6 +445,7 @@ class _Reader:
             raise PgOutputError(f"{place}: {error}") from error
         except DecodeError as error:
             place = f"{self.target.table}: {where}, frame {error.frame}"
+            error.frame = None  # it is said already
             raise explained(place, error, self.decoder.state) from error
         *_, self.counted = self.segments(self.streamed)[1]
         if count < len(frames):
