@@ -335,6 +335,24 @@ def field_of(type: ColumnType, settings: Settings, target: str) -> Field:
     return _unknown(settings)
 
 
+def text_field(type: ColumnType, settings: Settings) -> Field:
+    """The column for the server's text of a type's values, whatever they are; its name is empty."""
+    codec = codec_of(type, settings)
+    natural = field_of(type, settings, "spark")
+    binary_code = 0
+    if natural.format == "u" and not natural.by_format:
+        binary_code = natural.binary_code
+
+    def binary(raw: bytes) -> bytes:
+        form: str = codec.text_form(raw)
+        return form.encode()
+
+    return Field(
+        "", "u", text=_transcoded(settings), binary=binary,
+        text_code=_text_code(settings), binary_code=binary_code,
+    )  # fmt: skip
+
+
 def _has_text(type: ColumnType) -> bool:
     """Whether the server's text of every binary value of a type that is made of others is known."""
     if type.registered is not None or type.kind == "unknown":
@@ -526,7 +544,8 @@ def _numeric(type: ColumnType, codec: Codec, settings: Settings, target: str) ->
     width = 16 if precision <= 38 else 32
     limit = 10**precision
     choice = settings.policies.special_values
-    name = f"decimal({precision}, {scale})"
+    separator = "," if target == "spark" else ", "
+    name = f"decimal({precision}{separator}{scale})"
 
     def store(value: Decimal) -> bytes | None:
         if not value.is_finite():

@@ -7,11 +7,12 @@ map's pairs. A list is only ever the dimension of an array that is not checked y
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+from pgoutput_fast.layout import CONVERTERS, Field, field_of, interval_iso, text_field
 from pgoutput_fast.objects import Array, Interval, Range, SparseVector
 from pgoutput_fast.plan import Settings
 from pgoutput_fast.policies import MOST_DIMENSIONS, Policies
@@ -136,6 +137,39 @@ def is_text(type_: ColumnType, ddl: str) -> bool:
     return ddl == "string" and not (made and column_ddl(type_, Policies(), binary=False) == ddl)
 
 
+def column_field(
+    type_: ColumnType, settings: Settings, ddl: str, *, binary: bool
+) -> tuple[Field, Codec | None]:
+    """How the columnar engine stores a column, and what makes Spark's values of it.
+
+    Parameters
+    ----------
+    type_, settings, ddl, binary
+        As of :func:`column_codec`.
+
+    Returns
+    -------
+    field : Field
+    codec : Codec or None
+        The field has the raw bytes of the values, of which these functions make what pyarrow takes.
+        None: the field has the values as they are to be.
+    """
+    if is_text(type_, ddl):
+        return text_field(type_, settings), None
+    plain = _without_functions(type_)
+    if is_plain(plain) and plain.entry is not None:
+        if plain.entry.codec == "interval":
+            return _interval_field(plain, settings), None
+        if plain.entry.codec == "numeric":
+            # The decimal that is wanted holds more than the column's own, or as much.
+            precision, scale = _precision_and_scale(ddl)
+            plain = replace(plain, modifier=(precision << 16 | scale) + 4)
+        return field_of(plain, settings, "spark"), None
+    code = CONVERTERS["bytes"]
+    raw = Field("", "z", text=bytes, binary=bytes, text_code=code, binary_code=code, by_format=True)
+    return raw, column_codec(type_, settings, ddl, binary=binary)
+
+
 def column_codec(type_: ColumnType, settings: Settings, ddl: str, *, binary: bool) -> Codec:
     """The functions from a value's bytes to what pyarrow takes for Spark's type.
 
@@ -250,7 +284,7 @@ def _array(dimensions: int) -> Callable[[Any], Any]:
 
 def decimal_check(ddl: str, choice: str) -> Callable[[Decimal], Decimal | None]:
     """What makes of NaN and ±Infinity, which Spark's decimals have not, what the policy says."""
-    precision, scale = (int(number) for number in ddl[8:-1].split(","))
+    precision, scale = _precision_and_scale(ddl)
     greatest = Decimal((0, (9,) * precision, -scale))
 
     def check(value: Decimal) -> Decimal | None:
@@ -269,6 +303,11 @@ def decimal_check(ddl: str, choice: str) -> Callable[[Decimal], Decimal | None]:
     return check
 
 
+def _precision_and_scale(ddl: str) -> tuple[int, int]:
+    precision, scale = ddl.removeprefix("decimal(").removesuffix(")").split(",")
+    return int(precision), int(scale)
+
+
 def _variant(value: str) -> dict[str, bytes]:
     from pyspark.sql.types import VariantVal
 
@@ -281,21 +320,14 @@ def _variant(value: str) -> dict[str, bytes]:
 
 def _iso_interval(value: Interval | str) -> str:
     """An interval as the server writes it with IntervalStyle iso_8601."""
-    return value if isinstance(value, str) else "".join(_iso_parts(value)) or "PT0S"
+    return value if isinstance(value, str) else interval_iso(value)
 
 
-def _iso_parts(value: Interval) -> Iterator[str]:
-    sign = -1 if value.months < 0 else 1
-    years, months = (sign * number for number in divmod(abs(value.months), 12))
-    days = [(years, "Y"), (months, "M"), (value.days, "D")]
-    seconds, fraction = divmod(abs(value.microseconds), 1_000_000)
-    minus = "-" if value.microseconds < 0 else ""
-    clock = [(seconds // 3600, "H"), (seconds // 60 % 60, "M")]
-    if any(number for number, _ in days) or value.microseconds:
-        yield "P"
-    yield from (f"{number}{unit}" for number, unit in days if number)
-    if value.microseconds:
-        yield "T"
-        yield from (f"{minus}{number}{unit}" for number, unit in clock if number)
-        if seconds % 60 or fraction:
-            yield minus + f"{seconds % 60}.{fraction:06d}".rstrip("0").rstrip(".") + "S"
+def _interval_field(type_: ColumnType, settings: Settings) -> Field:
+    exact = codec_of(type_, replace(settings, policies=_KEEPS_ALL))
+    return Field(
+        "",
+        "u",
+        text=lambda raw: _iso_interval(exact.text(raw)).encode(),
+        binary=lambda raw: _iso_interval(exact.binary(raw)).encode(),
+    )

@@ -1,47 +1,51 @@
 """On the executors: frames in, record batches of one table's changes out.
 
-:func:`change_batches` is all that the readers know of decoding. What is behind it builds rows, one
-Python object per value.
+:func:`change_batches` is all that the readers know of decoding. The columns come from the columnar
+engine as Spark wants them; what is done here is done to whole columns, but for values of nested
+types, of which Python objects are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import pgoutput_fast as pf
-from pgoutput_fast.diagnose import UNKNOWN_HINT
+from pgoutput_fast.columns import ColumnarDecoder, Options
 from pgoutput_fast.errors import DecodeError, PgOutputError, fail
-from pgoutput_fast.messages import UNCHANGED, Relation
+from pgoutput_fast.layout import (
+    EPOCH_SHIFT,
+    Layout,
+    Selection,
+    head_fields,
+    shown_name,
+    shown_table,
+)
+from pgoutput_fast.messages import (
+    Relation,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    Truncate,
+)
 from pgoutput_fast.plan import Settings
 
-from ._columns import (
-    column_codec,
-    column_ddl,
-    decimal_check,
-    is_plain,
-    is_text,
-    policies_for,
-)
+from ._columns import column_ddl, column_field, policies_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from pgoutput_fast.messages import Message
     from pgoutput_fast.plan import RelationPlan
     from pgoutput_fast.state import StreamState
 
-# A record batch is given out when one of them is reached. Bytes count the frames.
-_BATCH_ROWS = 16384
+# A record batch is given out when one of them is reached, and at the end of each batch of frames.
+_BATCH_ROWS = 65_536
 _BATCH_BYTES = 8 << 20
-
-EPOCH_SHIFT = 946_684_800_000_000
-"""Microseconds from 1970, where Arrow's timestamps begin, to 2000, where PostgreSQL's do."""
-
-_OPS = {pf.Insert: "insert", pf.Update: "update", pf.Delete: "delete"}
 
 # What a frame from inside a stream, which has an xid more, looks like if it is read as another.
 _MISREAD = frozenset(
@@ -101,16 +105,6 @@ class Target:
     version: Version | None = None
 
 
-def table_name(relation: Relation) -> str:
-    """What `table=` must be for a relation."""
-    return f"{shown_name(relation.namespace)}.{shown_name(relation.name)}"
-
-
-def shown_name(name: str) -> str:
-    r"""A name as Spark can take it: bytes that are no text in the encoding as ``\xNN``."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
 def decoder_of(settings: Settings) -> pf.Decoder:
     """A decoder with these settings."""
     return pf.Decoder(settings.policies, encoding=settings.encoding, registry=settings.registry)
@@ -150,78 +144,6 @@ def change_batches(
     reader = _Reader(target)
     for where, batch in batches:
         yield from reader.read(where, batch)
-    yield from reader.flush()
-
-
-class Refused(PgOutputError):
-    """A value that Spark's type of its column does not take."""
-
-
-class _Mapping:
-    """How the columns of one version of the table become those of the target."""
-
-    def __init__(self, plan: RelationPlan, target: Target) -> None:
-        _check_names(plan.relation, target)
-        self.plan, self.target = plan, target
-        found = {shown_name(name): i for i, name in reversed(list(enumerate(plan.names)))}
-        self.lacking = [name for name, _ in target.columns if name not in found]
-        self.positions: list[int | None] = [found.get(name) for name, _ in target.columns]
-        self.found = [name for name, _ in target.columns if name in found]
-        self.getters = [
-            self.getter(found[name], name, wanted)
-            for name, wanted in target.columns
-            if name in found
-        ]
-
-    def getter(self, position: int, name: str, wanted: str) -> Callable[[Any], Any]:
-        """The function that takes a column's value from a tuple."""
-        plan, table = self.plan, self.target.table
-        type_ = plan.column_types[position]
-        fitting = policies_for(type_, wanted, plan.settings.policies)
-        if fitting is None:
-            found = column_ddl(type_, plan.settings.policies, binary=True)
-            raise PgOutputError(
-                f"{table}: older changes have the column {name} as {found}, the schema has it as "
-                f"{wanted}; give schema= with {name} as string, which takes the text of both, or "
-                "begin after the change with a new snapshot"
-            )
-        if is_text(type_, wanted):
-            return lambda tuple_: tuple_.text(position)
-        shown = f"column {name!r} of {table} ({type_.name or type_.oid})"
-        policies, binary = fitting
-        if wanted != "string" and is_plain(type_):
-            if not wanted.startswith("decimal("):
-                return lambda tuple_: tuple_[position]
-            check = decimal_check(wanted, policies.special_values)
-
-            def checked(tuple_: Any) -> Any:
-                value = tuple_[position]
-                if not isinstance(value, Decimal) or value.is_finite():
-                    return value
-                try:
-                    return check(value)
-                except ValueError as error:
-                    raise Refused(f"{shown}: {error}") from error
-
-            return checked
-        codec = column_codec(
-            type_, replace(plan.settings, policies=policies), wanted, binary=binary
-        )
-
-        def converted(tuple_: Any) -> Any:
-            raw = tuple_.raw(position)
-            if raw is None or raw is UNCHANGED:
-                return raw
-            try:
-                return (codec.binary if tuple_.kind(position) == "b" else codec.text)(raw)
-            except Exception as error:
-                raise Refused(f"{shown}: {error}") from error
-
-        return converted
-
-    def row(self, tuple_: Any) -> list[Any]:
-        """The values of the columns that are not lacking."""
-        return [get(tuple_) for get in self.getters]
 
 
 def _check_names(relation: Relation, target: Target) -> None:
@@ -306,217 +228,361 @@ def explained(place: str, error: DecodeError, state: StreamState) -> PgOutputErr
             "frames of a partition need the relations of all tables among them: give relations=, "
             "those of the stream's decoder for example, or partitions that begin with the stream"
         )
+    if error.code == "out_of_range" and error.tag not in ("B", "b"):
+        advice.append(_AS_STRING)
     return PgOutputError("; ".join([f"{place}: {error}", *advice]))
 
 
-class _Reader:
-    """Reads frames with a decoder, and collects rows until they make a record batch."""
+class _Mapping:
+    """How the columns of one version of the table become those of the target.
 
-    def __init__(self, target: Target) -> None:
+    Attributes
+    ----------
+    layout : Layout
+        The columns that the target wants, those that it has.
+    lacking : list of str
+        Those that it has not.
+    codecs : dict of str to Codec
+        By name: the functions that make values of those columns that the engine gives as raw bytes.
+    shown : dict of str to str
+        How errors name these.
+    """
+
+    def __init__(self, plan: RelationPlan, target: Target) -> None:
+        _check_names(plan.relation, target)
         self.target = target
-        self.decoder = decoder_of(target.settings)
-        for frame in target.relations:
-            self.decoder.decode(frame)
-        self.mappings: dict[int, tuple[RelationPlan, _Mapping | None]] = {}
-        self.mapping: _Mapping | None = None  # of the rows collected
-        # Streamed transactions in progress whose rows are counted from the first one on.
-        self.streamed: set[int] = set()
-        self.clear()
-
-    def clear(self) -> None:
-        self.heads: list[tuple[Any, ...]] = []
-        self.before: list[list[Any] | None] = []
-        self.after: list[list[Any] | None] = []
-        self.unchanged: list[list[str] | None] = []
-        self.bytes = 0
-
-    def read(self, where: str, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        names = batch.schema.names
-        frames = batch.column(names.index("data")).to_pylist()
-        nothing = [None] * len(frames)
-        context = zip(
-            *(
-                batch.column(names.index(name)).to_pylist() if name in names else nothing
-                for name in ("lsn", "xid", "commit_lsn", "commit_time", "seq")
-            ),
-            strict=True,
-        )
-        decode = self.decoder.decode
-        for n, (frame, given) in enumerate(zip(frames, context, strict=True)):
-            if frame is None:
-                raise PgOutputError(f"{self.target.table}: {where}, frame {n}: it is null")
-            try:
-                message = decode(frame)
-                if isinstance(message, (pf.Insert, pf.Update, pf.Delete)):
-                    mapping = self.mapping_of(message.relation_id)
-                    if mapping is None:
-                        continue
-                    if mapping is not self.mapping:
-                        yield from self.flush()
-                        self.mapping = mapping
-                    self.add_row(mapping, message, given)
-                elif isinstance(message, pf.Truncate):
-                    self.add_truncate(message, given)
-                else:
-                    self.follow(message)
-                    continue
-            except (DecodeError, Refused) as error:
-                place = f"{self.target.table}: {where}, frame {n}"
-                if isinstance(error, Refused):
-                    raise PgOutputError(f"{place}: {error}") from error
-                raise explained(place, error, self.decoder.state) from error
-            self.bytes += len(frame)
-            if len(self.heads) >= _BATCH_ROWS or self.bytes >= _BATCH_BYTES:
-                yield from self.flush()
-
-    def follow(self, message: Any) -> None:
-        """Take note of where streamed transactions begin and end."""
-        if isinstance(message, pf.StreamStart):
-            if message.first_segment:
-                self.streamed.add(message.xid)
-        elif isinstance(message, (pf.StreamCommit, pf.StreamPrepare)) or (
-            isinstance(message, pf.StreamAbort) and message.subxid == message.xid
-        ):
-            self.streamed.discard(message.xid)
-
-    def mapping_of(self, relation_id: int) -> _Mapping | None:
-        """How to read a relation's rows; None if it is another table, or unknown."""
-        plan = self.decoder.state.plan(relation_id)
-        if plan is None:
-            return None
-        known = self.mappings.get(relation_id)
-        if known is None or known[0] is not plan:
-            wanted = table_name(plan.relation) == self.target.table
-            known = (plan, _Mapping(plan, self.target) if wanted else None)
-            self.mappings[relation_id] = known
-        return known[1]
-
-    def add_row(self, mapping: _Mapping, message: Any, given: tuple[Any, ...]) -> None:
-        old_kind = None
-        before = after = None
-        unchanged = mapping.lacking
-        if not isinstance(message, pf.Insert):
-            old_kind = message.old_kind
-            if old_kind is not None:
-                before = mapping.row(message.old)
-        if not isinstance(message, pf.Delete):
-            after = mapping.row(message.new)
-            if any(value is UNCHANGED for value in after):
-                unchanged = list(mapping.lacking)
-                for i, name in enumerate(mapping.found):
-                    if after[i] is UNCHANGED:
-                        after[i] = None
-                        unchanged.append(name)
-        self.add_head(_OPS[type(message)], message, old_kind, given)
-        self.before.append(before)
-        self.after.append(after)
-        self.unchanged.append(unchanged or None)
-
-    def add_truncate(self, message: pf.Truncate, given: tuple[Any, ...]) -> None:
-        """A row for each time that a TRUNCATE names the table, which is once or not at all."""
-        count = len(message.relation_ids)
-        for step, relation_id in enumerate(message.relation_ids):
-            if self.decoder.state.plan(relation_id) is None:
-                fail(
-                    "unknown_relation", message.frame, 0, relation_id=relation_id, hint=UNKNOWN_HINT
+        positions = {shown_name(name): i for i, name in reversed(list(enumerate(plan.names)))}
+        self.lacking = [name for name, _ in target.columns if name not in positions]
+        self.codecs = {}
+        self.shown = {}
+        fields = {}
+        for name, wanted in target.columns:
+            if name not in positions:
+                continue
+            position = positions[name]
+            type_ = plan.column_types[position]
+            fitting = policies_for(type_, wanted, plan.settings.policies)
+            if fitting is None:
+                found = column_ddl(type_, plan.settings.policies, binary=True)
+                raise PgOutputError(
+                    f"{target.table}: older changes have the column {name} as {found}, the schema "
+                    f"has it as {wanted}; give schema= with {name} as string, which takes the text "
+                    "of both, or begin after the change with a new snapshot"
                 )
-            if self.mapping_of(relation_id) is not None:
-                self.add_head("truncate", message, None, given, step=step, count=count)
-                self.before.append(None)
-                self.after.append(None)
-                self.unchanged.append(None)
+            policies, binary = fitting
+            settings = replace(plan.settings, policies=policies)
+            made, codec = column_field(type_, settings, wanted, binary=binary)
+            fields[position] = replace(made, name=name, position=position)
+            if codec is not None:
+                self.codecs[name] = codec
+                self.shown[name] = f"column {name!r} of {target.table} ({type_.name or type_.oid})"
+        columns = tuple(fields[position] for position in sorted(fields))
+        self.layout = Layout(plan, columns, head_fields("spark"), {})
 
-    def add_head(
-        self,
-        op: str,
-        message: Any,
-        old_kind: str | None,
-        given: tuple[Any, ...],
-        *,
-        step: int = 0,
-        count: int = 1,
-    ) -> None:
-        """What stands beside the tuples: row `step` of the `count` that the frame makes."""
-        state = self.decoder.state
-        lsn, xid, commit_lsn, commit_time, seq = given
-        subxid = None
-        if state.open_xid is not None:
-            xid, subxid = state.open_xid, message.xid
-        elif state.xid is not None:
-            xid = state.xid if xid is None else xid
-            commit_lsn = state.commit_lsn if commit_lsn is None else commit_lsn
-            commit_time = state.commit_time if commit_time is None else commit_time
-        if seq is not None:
-            seq += step
-        elif state.open_xid is not None or state.xid is not None:
-            if state.open_xid is not None and state.open_xid not in self.streamed:
-                found = (
-                    f"the stream of xid {state.open_xid} did not begin in this partition, so that "
-                    "the change's seq is not known"
-                )
-                fail("stream_order", message.frame, 0, found=found)
-            # The frame is counted already.
-            seq = state.row - count + step
-        self.heads.append((op, xid, subxid, lsn, commit_lsn, commit_time, seq, old_kind))
+    def tuples(
+        self, found: pa.StructArray, type_: pa.StructType, frames: pa.Array, binary: Container[int]
+    ) -> pa.StructArray:
+        """The target's struct of a batch's `before` or `after`.
 
-    def flush(self) -> Iterator[pa.RecordBatch]:
-        if not self.heads:
-            return
-        schema = self.target.schema
-        heads = zip(*self.heads, strict=True)
-        columns = [
-            self.commit_times(list(values), field.type)
-            if field.name == "commit_time"
-            else self.array(f"{field.name} of a change", list(values), field.type)
-            for field, values in zip(list(schema)[:8], heads, strict=True)
-        ]
-        columns.append(self.tuples(self.before, schema.field("before").type))
-        columns.append(self.tuples(self.after, schema.field("after").type))
-        columns.append(pa.array(self.unchanged, schema.field("unchanged").type))
-        self.clear()
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        Parameters
+        ----------
+        found, type_
+        frames : pyarrow.Array
+            The index of each row's frame.
+        binary : container of int
+            Positions of the columns whose raw bytes are of binary values.
 
-    def commit_times(self, times: list[Any], type_: pa.DataType) -> pa.Array:
-        """Microseconds since 2000, or timestamps already, as timestamps."""
-        if not any(isinstance(time, int) for time in times):
-            return self.array("commit_time of a change", times, type_)
-        moved = [None if time is None else time + EPOCH_SHIFT for time in times]
-        return self.array("commit_time of a change", moved, pa.int64()).cast(type_)
-
-    def tuples(self, rows: list[list[Any] | None], type_: pa.DataType) -> pa.Array:
-        """The struct column of rows, None where there is none."""
-        mapping = self.mapping
-        if mapping is None or all(row is None for row in rows):
-            return pa.nulls(len(rows), type_)
-        if not type_.num_fields:
-            return pa.array([None if row is None else {} for row in rows], type_)
-        blank = [None] * len(mapping.found)
-        mask = pa.array([row is None for row in rows], pa.bool_())
-        found = zip(*(blank if row is None else row for row in rows), strict=True)
-        children = [
-            pa.nulls(len(rows), field.type)
-            if position is None
-            else self.array(f"column {field.name}", list(next(found)), field.type)
-            for field, position in zip(type_, mapping.positions, strict=True)
-        ]
+        Raises
+        ------
+        _Refused
+            A value that its type does not take.
+        """
+        if found.type == type_ and not self.codecs:
+            return found
+        children = []
+        for wanted in type_:
+            position = found.type.get_field_index(wanted.name)
+            if position < 0:
+                children.append(pa.nulls(len(found), wanted.type))
+                continue
+            child = found.field(position)
+            if wanted.name in self.codecs:
+                child = self.converted(wanted, child, frames, binary=position in binary)
+            elif child.type != wanted.type:
+                child = child.cast(wanted.type)  # an older version's, which holds less
+            children.append(child)
+        mask = found.is_null() if found.null_count else None
         return pa.StructArray.from_arrays(children, fields=list(type_), mask=mask)
 
-    def array(self, name: str, values: list[Any], type_: pa.DataType) -> pa.Array:
+    def converted(
+        self, wanted: pa.Field, raws: pa.BinaryArray, frames: pa.Array, *, binary: bool
+    ) -> pa.Array:
+        """A column of which Python objects are made."""
+        codec = self.codecs[wanted.name]
+        convert = codec.binary if binary else codec.text
+        values = []
+        for row, raw in enumerate(raws.to_pylist()):
+            try:
+                values.append(None if raw is None else convert(raw))
+            except Exception as error:
+                raise _Refused(
+                    frames[row].as_py(), f"{self.shown[wanted.name]}: {error}"
+                ) from error
         try:
-            return pa.array(values, type_)
-        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            return pa.array(values, wanted.type)
+        except _UNFIT:
             # Which one it was Arrow does not say.
-            for value in values:
+            for row, value in enumerate(values):
                 try:
-                    pa.array([value], type_)
-                except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-                    raise PgOutputError(
-                        f"{self.target.table}, {name}: {_abridged(value)} does not fit into "
-                        f"{type_} ({error}); schema= with the column as string takes its text"
+                    pa.array([value], wanted.type)
+                except _UNFIT as error:
+                    raise _Refused(
+                        frames[row].as_py(),
+                        f"{self.shown[wanted.name]}: {_abridged(value)} does not fit into "
+                        f"{wanted.type} ({error}); {_AS_STRING}",
                     ) from error
             raise
 
+    def unchanged(self, found: pa.ListArray, ops: pa.StringArray) -> pa.ListArray:
+        """`unchanged` with the names of what is lacking, which come first."""
+        count = len(self.lacking)
+        if not count:
+            return found
+        counts = pc.fill_null(found.value_lengths(), 0).to_numpy()
+        known = pc.not_equal(ops, "truncate").to_numpy(zero_copy_only=False)
+        offsets = np.zeros(len(found) + 1, np.int32)
+        offsets[1:] = np.cumsum(counts + known * count)
+        # Indices into the names that are lacking, followed by the values that are there.
+        indices = np.empty(offsets[-1], np.int64)
+        free = np.ones(offsets[-1], bool)
+        for i in range(count):
+            indices[offsets[:-1][known] + i] = i
+            free[offsets[:-1][known] + i] = False
+        values = found.flatten()
+        indices[free] = np.arange(len(values)) + count
+        names = pa.concat_arrays([pa.array(self.lacking, pa.string()), values])
+        return pa.ListArray.from_arrays(
+            pa.array(offsets),
+            names.take(pa.array(indices)),
+            mask=pa.array(offsets[1:] == offsets[:-1]),
+        )
+
+
+_UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
+_AS_STRING = "schema= with the column as string takes its text"
+
+
+class _Refused(Exception):
+    """A value that Spark's type of its column does not take, and the index of its frame."""
+
+    def __init__(self, frame: int, what: str) -> None:
+        super().__init__(what)
+        self.frame = frame
+
+
+@dataclass(frozen=True, slots=True)
+class _Options(Options):
+    """What the engine is told: rows of the target's table, in the columns that it wants."""
+
+    wanted: Target
+    mappings: dict[Layout, _Mapping] = field(default_factory=dict)
+
+    def layout(self, plan: RelationPlan) -> Layout | None:
+        """The record batches of a version of the table, None of another table."""
+        if shown_table(plan.relation) != self.wanted.table:
+            return None
+        mapping = _Mapping(plan, self.wanted)
+        self.mappings[mapping.layout] = mapping
+        return mapping.layout
+
+
+class _Decoder(ColumnarDecoder):
+    """The columnar decoder of one target."""
+
+    def __init__(self, target: Target) -> None:
+        decoder = decoder_of(target.settings)
+        for frame in target.relations:
+            decoder.decode(frame)
+        options = _Options("spark", Selection(), False, _BATCH_ROWS, _BATCH_BYTES, "raise", target)
+        self._start(decoder.state, options)
+        self.mappings = options.mappings
+
+    @property
+    def messages(self) -> Mapping[int, Message]:
+        """Of the frames so far of this call: what is neither a row, nor Begin, nor Commit."""
+        found: Mapping[int, Message] = self._engine.messages
+        return found
+
+
+class _Reader:
+    """Decodes batches of frames, and gives the rows what stands beside the frames."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.decoder = _Decoder(target)
+        # Streamed transactions in progress whose rows are counted from the first one on, and
+        # whether that of the segment that is open is one.
+        self.streamed: set[int] = set()
+        self.counted = False
+
+    def read(self, where: str, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        names = batch.schema.names
+        frames = batch.column(names.index("data"))
+        given = {name: batch.column(names.index(name)) for name in _GIVEN if name in names}
+        count = len(frames)
+        if frames.null_count:
+            count = pc.index(frames.is_null(), True).as_py()
+        self.first_rows: dict[int, int] = {}
+        # Each row's "LSN" is the index of its frame.
+        changes = self.decoder.decode(
+            frames.slice(0, count), lsns=np.arange(count, dtype=np.uint64)
+        )
+        try:
+            for change in changes:
+                yield self.finished(change, frames, given)
+        except _Refused as error:
+            place = f"{self.target.table}: {where}, frame {error.frame}"
+            raise PgOutputError(f"{place}: {error}") from error
+        except DecodeError as error:
+            place = f"{self.target.table}: {where}, frame {error.frame}"
+            error.frame = None  # it is said already
+            raise explained(place, error, self.decoder.state) from error
+        *_, self.counted = self.segments(self.streamed)[1]
+        if count < len(frames):
+            raise PgOutputError(f"{self.target.table}: {where}, frame {count}: it is null")
+
+    def segments(self, streamed: set[int]) -> tuple[list[int], list[bool]]:
+        """The frames of this call where stream segments begin, and if their rows can be counted.
+
+        Parameters
+        ----------
+        streamed : set of int
+            It is brought up to date.
+        """
+        starts, counted = [-1], [self.counted]
+        for frame, message in self.decoder.messages.items():
+            if isinstance(message, StreamStart):
+                if message.first_segment:
+                    streamed.add(message.xid)
+                starts.append(frame)
+                counted.append(message.xid in streamed)
+            elif isinstance(message, (StreamCommit, StreamPrepare)) or (
+                isinstance(message, StreamAbort) and message.subxid == message.xid
+            ):
+                streamed.discard(message.xid)
+        return starts, counted
+
+    def finished(self, change: Any, frames: pa.Array, given: dict[str, pa.Array]) -> pa.RecordBatch:
+        """A batch of the engine's as the target wants it."""
+        found = pa.record_batch(change)
+        columns = dict(zip(found.schema.names, found.columns, strict=True))
+        schema = self.target.schema
+        indices = columns["lsn"]
+        mapping = self.decoder.mappings[change.layout]
+        for name in ("before", "after"):
+            columns[name] = mapping.tuples(
+                columns[name], schema.field(name).type, indices, change.binary
+            )
+        columns["unchanged"] = mapping.unchanged(columns["unchanged"], columns["op"])
+        self.fill(columns, change, frames, given)
+        arrays = [columns[field.name] for field in schema]
+        for array, expected in zip(arrays, schema, strict=True):
+            if array.type != expected.type:
+                raise PgOutputError(
+                    f"{self.target.table}: the column {expected.name} came as {array.type}, Spark "
+                    f"was told {expected.type}"
+                )
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def fill(
+        self,
+        columns: dict[str, pa.Array],
+        change: Any,
+        frames: pa.Array,
+        given: dict[str, pa.Array],
+    ) -> None:
+        """Put what is given beside the frames into the columns."""
+        indices = columns["lsn"]
+        beside = {
+            name: self.as_type(name, values.take(indices), self.target.schema.field(name).type)
+            for name, values in given.items()
+            if values.null_count < len(values)
+        }
+        columns["lsn"] = pa.nulls(len(indices), pa.int64())
+        if "seq" in beside:
+            beside["seq"] = self.stepped(beside["seq"], columns["seq"], indices, change)
+        if columns["xid"].null_count:
+            # Outside of any transaction there is nothing to count from.
+            columns["seq"] = pc.if_else(columns["xid"].is_valid(), columns["seq"], None)
+        if columns["subxid"].null_count < len(indices):
+            in_stream = columns["subxid"].is_valid()
+            unknown = in_stream
+            if "seq" in beside:
+                unknown = pc.and_(in_stream, beside["seq"].is_null())
+            self.check_counted(unknown, indices, columns["xid"], frames)
+            if "xid" in beside:
+                # Of a streamed transaction the frames say it.
+                beside["xid"] = pc.if_else(in_stream, None, beside["xid"])
+        for name, values in beside.items():
+            columns[name] = pc.coalesce(values, columns[name]) if values.null_count else values
+
+    def as_type(self, name: str, values: pa.Array, type_: pa.DataType) -> pa.Array:
+        """Integers, or timestamps, as the column has them."""
+        try:
+            if name == "commit_time" and pa.types.is_integer(values.type):
+                values = pc.add_checked(values.cast(pa.int64()), EPOCH_SHIFT)
+            return values.cast(type_)
+        except pa.ArrowException as error:
+            raise PgOutputError(
+                f"{self.target.table}, {name} of a change: a value does not fit into {type_} "
+                f"({error})"
+            ) from error
+
+    def stepped(self, seqs: pa.Array, rows: pa.Array, indices: pa.Array, change: Any) -> pa.Array:
+        """The seqs given, which are those of a frame's first row, with what a TRUNCATE adds."""
+        truncates = {
+            frame: message
+            for frame, message in self.decoder.messages.items()
+            if isinstance(message, Truncate)
+        }
+        if not truncates or seqs.null_count == len(seqs):
+            return seqs
+        steps = np.zeros(len(seqs), np.int64)
+        for row in np.flatnonzero(np.isin(indices.to_numpy(), list(truncates))):
+            frame = indices[row].as_py()
+            first = self.first_rows.get(frame)
+            if first is None:
+                place = truncates[frame].relation_ids.index(change.relation.relation_id)
+                first = self.first_rows[frame] = rows[row].as_py() - place
+            steps[row] = rows[row].as_py() - first
+        return pc.add_checked(seqs, pa.array(steps))
+
+    def check_counted(
+        self, unknown: pa.Array, indices: pa.Array, xids: pa.Array, frames: pa.Array
+    ) -> None:
+        """Refuse rows of a stream that did not begin here, which could not be counted."""
+        starts, counted = self.segments(set(self.streamed))
+        rows = np.flatnonzero(unknown.to_numpy(zero_copy_only=False))
+        segments = np.searchsorted(starts, indices.to_numpy()[rows], "right") - 1
+        refused = rows[~np.array(counted)[segments]]
+        if not len(refused):
+            return
+        frame = indices[refused[0]].as_py()
+        xid = xids[refused[0]].as_py()
+        found = (
+            f"the stream of xid {xid} did not begin in this partition, so that the change's seq is "
+            "not known"
+        )
+        try:
+            fail("stream_order", frames[frame].as_py(), 0, found=found)
+        except DecodeError as error:
+            error.frame = frame
+            raise
+
+
+_GIVEN = ("lsn", "commit_lsn", "commit_time", "xid", "seq")
+
 
 def _abridged(value: Any) -> str:
-    shown = repr(value) if value is not UNCHANGED else "a value that the server did not send"
+    shown = repr(value)
     return shown if len(shown) <= 100 else f"{shown[:100]}…"

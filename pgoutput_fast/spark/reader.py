@@ -13,6 +13,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 import pgoutput_fast as pf
 from pgoutput_fast.errors import DecodeError, PgOutputError
+from pgoutput_fast.layout import shown_table
 from pgoutput_fast.messages import Relation, Type, published
 from pgoutput_fast.plan import Settings, python_encoding
 from pgoutput_fast.policies import Policies
@@ -25,7 +26,6 @@ from ._decode import (
     column_types,
     decoder_of,
     explained,
-    table_name,
 )
 
 if TYPE_CHECKING:
@@ -129,7 +129,9 @@ def read_segments(
             for number in batch.column(0).to_pylist():
                 for name in groups[number]:
                     with SegmentReader(name) as reader:
-                        frames = ((f"segment {name}", frames) for frames in reader)
+                        # Each part has its Begin, which tells the rest.
+                        given = (frames.select(["data", "lsn", "seq"]) for frames in reader)
+                        frames = ((f"segment {name}", batch) for batch in given)
                         yield from change_batches(frames, target)
 
     return spark.range(0, len(groups), 1, len(groups)).mapInArrow(decode, changes)
@@ -349,7 +351,7 @@ def _announced(frames: Iterable[bytes], table: str, settings: Settings) -> Relat
     plan = None
     for frame in frames:
         message = decoder.decode(frame)
-        if isinstance(message, Relation) and table_name(message) == table:
+        if isinstance(message, Relation) and shown_table(message) == table:
             plan = decoder.state.plan(message.relation_id)
     return plan
 
@@ -393,7 +395,7 @@ def _frames_of_relations(frames: DataFrame, table: str, encoding: str) -> list[b
                 except DecodeError as error:
                     raise explained(f"{table}: {_partition()}", error, decoder.state) from error
                 if isinstance(message, Type) or (
-                    isinstance(message, Relation) and table_name(message) == table
+                    isinstance(message, Relation) and shown_table(message) == table
                 ):
                     outside = published(message) if message.in_stream else message
                     found[outside.frame] = place
