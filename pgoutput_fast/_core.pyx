@@ -475,7 +475,8 @@ cdef class TupleData:
             i = operator.index(key)
         except TypeError:
             raise TypeError(
-                f"columns are found by int, slice or name, not {type(key).__name__}"
+                f"a column's position must be an int, not {type(key).__name__}; names and "
+                "slices are for row[…] alone"
             ) from None
         width = self._width
         if not -width <= i < width:

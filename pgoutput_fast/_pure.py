@@ -415,7 +415,8 @@ class TupleData:
             i = operator.index(key)  # type: ignore[arg-type]
         except TypeError:
             raise TypeError(
-                f"columns are found by int, slice or name, not {type(key).__name__}"
+                f"a column's position must be an int, not {type(key).__name__}; names and "
+                "slices are for row[…] alone"
             ) from None
         width = len(self)
         if not -width <= i < width:

@@ -59,7 +59,7 @@ from .errors import PgOutputError, printable
 from .lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import BinaryIO
 
     import pyarrow as pa
@@ -429,19 +429,36 @@ class _Group(NamedTuple):
         return ", ".join(str(segment.part) for segment in self.parts)
 
 
-def _groups(directory: Path) -> Iterator[_Group]:
-    for _, grouped in itertools.groupby(_listed(directory), lambda s: (s.first_lsn, s.end_lsn)):
+def _check_pair(before: SegmentReader, reader: SegmentReader) -> None:
+    """Refuse two files of which the second can't follow the first."""
+    differences = before.metadata.differences(reader.metadata)
+    if differences:
+        raise PgOutputError(
+            f"{reader.path} does not go together with {before.path}: {'; '.join(differences)}"
+        )
+    if reader.path.name == before.path.name:
+        once = f", once as {before.path}" if before.path != reader.path else ""
+        raise PgOutputError(f"{reader.path} is given twice{once}")
+
+
+def _groups(segments: list[Segment]) -> Iterator[_Group]:
+    """The segments of sorted files that are of one slot."""
+    before: SegmentReader | None = None
+    for _, grouped in itertools.groupby(segments, lambda s: (s.first_lsn, s.end_lsn)):
         parts = list(grouped)
         last = []
         for segment in parts:
             with SegmentReader(segment.path) as reader:
                 last.append(reader.is_last_part)
+            if before is not None:
+                _check_pair(before, reader)
+            before = reader
         numbers = [segment.part for segment in parts]
         complete = numbers == list(range(len(parts))) and sum(last) == last[-1]
         yield _Group(parts, complete, any(last), reader.metadata)
 
 
-def _chain(directory: Path) -> tuple[list[_Group], _Group | None]:
+def _chain(segments: list[Segment]) -> tuple[list[_Group], _Group | None]:
     """The complete segments, and what is there of one at the end without its last part.
 
     Raises
@@ -449,25 +466,19 @@ def _chain(directory: Path) -> tuple[list[_Group], _Group | None]:
     PgOutputError
         As `list_segments` says.
     """
-    groups = list(_groups(directory))
+    groups = list(_groups(segments))
     for before, group in itertools.pairwise(groups):
-        differences = before.metadata.differences(group.metadata)
-        if differences:
-            raise PgOutputError(
-                f"{group.parts[0].path} does not belong to the other segments in its directory: "
-                f"{'; '.join(differences)}"
-            )
         end = before.parts[0].end_lsn
         if group.parts[0].first_lsn < end or group.metadata.start_lsn < end:
             raise PgOutputError(
-                f"{group.name} overlaps with {before.parts[0].path}: two captures wrote into one "
-                f"directory; move the files of one away"
+                f"{group.name} overlaps with {before.parts[0].path}: they are of two captures, "
+                f"which can't be read as one; move the files of one away"
             )
         if group.metadata.start_lsn > end:
             raise PgOutputError(
                 f"a segment is missing between {before.parts[0].path} and {group.parts[0].path}: "
                 f"from {format_lsn(end)} to {format_lsn(group.metadata.start_lsn)}; restore it, "
-                f"or move the segments before it away"
+                f"or leave out the segments before it"
             )
     unfinished = groups.pop() if groups and not groups[-1].has_last else None
     for group in groups:
@@ -479,7 +490,7 @@ def _chain(directory: Path) -> tuple[list[_Group], _Group | None]:
 def _incomplete(group: _Group) -> PgOutputError:
     return PgOutputError(
         f"{group.name} is not complete: there are its parts {group.numbers}, and the last or one "
-        f"before it is missing; {_RESTORE}"
+        f"before it is missing; a list of files needs all of them; if it is gone, {_RESTORE}"
     )
 
 
@@ -489,27 +500,66 @@ def _is_last_part_unnamed(group: _Group) -> bool:
     return any(match and match[1] and int(match[1]) > group.parts[-1].part for match in found)
 
 
-def list_segments(directory: str | os.PathLike[str]) -> list[Segment]:
-    """All complete segments of a directory, with all their parts, in commit order.
+def list_segments(
+    path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+) -> list[Segment]:
+    """Complete segments, with all their parts, in commit order: a stretch of one slot's stream.
 
-    A segment whose parts a capture is just publishing, at the end, is left out: one whose last part
-    has its temporary name still.
+    Parameters
+    ----------
+    path : path or iterable of paths
+        A directory, of which all are listed; or files, one or several, in any order and from any
+        directories. A segment in a directory whose parts a capture is just publishing, at the end,
+        is left out: one whose last part has its temporary name still.
 
     Raises
     ------
     PgOutputError
-        The directory can't be read, a file in it has another name or is damaged, segments overlap,
-        or one is missing between two others, or a part.
+        The directory can't be read, a file has another name or is damaged, files are of different
+        slots, segments overlap, or one is missing between two others, or a part; among several
+        paths, one is given twice, or is a directory.
     """
-    directory = Path(directory)
-    groups, unfinished = _chain(directory)
+    if not isinstance(path, (str, os.PathLike)):
+        return _list_files([Path(one) for one in path])
+    directory = Path(path)
+    if directory.is_file():
+        return _list_files([directory])
+    groups, unfinished = _chain(_listed(directory))
     while unfinished is not None and not _is_last_part_unnamed(unfinished):
         # The last part may have got its name since the directory was listed.
         before = unfinished
-        groups, unfinished = _chain(directory)
+        groups, unfinished = _chain(_listed(directory))
         if unfinished == before:
             raise _incomplete(unfinished)
     return [segment for group in groups for segment in group.parts]
+
+
+def _list_files(paths: list[Path]) -> list[Segment]:
+    for path in paths:
+        if path.is_dir():
+            raise PgOutputError(
+                f"{path} is a directory, and a list may hold files of segments only; give one "
+                f"directory by itself, or the files of several that follow each other"
+            )
+    segments = sorted(Segment.from_path(path) for path in paths)
+    _, unfinished = _chain(segments)
+    if unfinished is not None:
+        raise _incomplete(unfinished)
+    return segments
+
+
+def has_begun(directory: str | os.PathLike[str]) -> bool:
+    """Whether a capture has begun in a directory: it has a position, or segments.
+
+    Raises
+    ------
+    PgOutputError
+        It is there and can't be read.
+    """
+    directory = Path(directory)
+    return directory.exists() and any(
+        path.name == _POSITION_NAME or path.suffix == ".arrow" for path in _files(directory)
+    )
 
 
 def _fsync_directory(directory: Path) -> None:
@@ -654,7 +704,7 @@ class SegmentWriter:
 
         Nothing is deleted before it is sure that the server sends it again.
         """
-        groups, unfinished = _chain(self.directory)
+        groups, unfinished = _chain(_listed(self.directory))
         if groups or unfinished is not None:
             newest = unfinished or groups[-1]
             differences = self._metadata.differences(newest.metadata)
@@ -679,9 +729,10 @@ class SegmentWriter:
         if confirmed_flush_lsn > self.position:
             raise PgOutputError(
                 f"{slot}, beyond the end {format_lsn(self.position)} of what is in "
-                f"{self.directory}: the changes between them are lost to it, someone else has read "
-                f"the slot, or segments were deleted; restore them, or begin with a new snapshot "
-                f"and an empty directory"
+                f"{self.directory}: the changes between them are not in it: a capture into another "
+                f"directory may have them, someone else has read the slot, or segments were "
+                f"deleted; bring the segments from there, or begin with a new snapshot and an "
+                f"empty directory"
             )
         self._clean_up(unfinished)
         if not known:

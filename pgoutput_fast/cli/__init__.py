@@ -1,7 +1,8 @@
 """The command `pgoutput-fast`. Each subcommand is imported when it is called.
 
-Exit codes: 0 success, 1 an error, told in one line on standard error, 2 wrong usage, 130 Ctrl-C (0
-for `tail`, which is meant to end so), 141 nobody reads standard output any more.
+Exit codes: 0 success, 1 an error, or nothing found of what was asked for, told in one line on
+standard error, 2 wrong usage, 130 Ctrl-C (0 for `tail`, which is meant to end so), 141 nobody reads
+standard output any more.
 """
 
 from __future__ import annotations

@@ -78,6 +78,10 @@ def _directory(out: Path | None, keep: bool) -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="pgoutput-fast-demo-"))
     try:
         yield path
+    except BaseException:
+        if keep:
+            print(f"kept, as far as it came: {path}", file=sys.stderr)
+        raise
     finally:
         if not keep:
             shutil.rmtree(path, ignore_errors=True)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _XLOG_DATA = struct.Struct(">xQQq")
 _KEEPALIVE = struct.Struct(">xQqB")
+_NAMED = 20  # tables in an error
 
 
 class _Frame(NamedTuple):
@@ -158,8 +159,16 @@ class _Filter:
         self._xids = set(xids)
         self._tags = set(tags)
         self.is_empty = not (self._tables or self._xids or self._tags)
+        self.matches = 0
+        self._seen: set[str] = set()
 
     def __call__(self, shown: Shown) -> bool:
+        self._seen.update(shown.tables)
+        matches = self._holds(shown)
+        self.matches += matches
+        return matches
+
+    def _holds(self, shown: Shown) -> bool:
         names = {name for table in shown.tables for name in (table, table.partition(".")[2])}
         xids = {shown.xid, getattr(shown.message, "xid", None)}
         return (
@@ -167,6 +176,13 @@ class _Filter:
             and (not self._xids or bool(self._xids & xids))
             and (not self._tags or shown.tag in self._tags)
         )
+
+    def nothing(self) -> str:
+        """Sentence for when no message was as asked for."""
+        tables = [printable(table) for table in sorted(self._seen)]
+        more = f" and {len(tables) - _NAMED} more" if len(tables) > _NAMED else ""
+        found = f"of the tables {', '.join(tables[:_NAMED])}{more}" if tables else "of no table"
+        return f"no message matches; there are messages {found}"
 
 
 def _widened(span: tuple[int, int] | None, value: int) -> tuple[int, int]:
@@ -271,7 +287,8 @@ def command(
 ) -> int:
     """Print the messages of segments, directories of segments, or recorded streams.
 
-    A frame that can't be decoded is printed with its error, and the exit code is 1.
+    A frame that can't be decoded is printed with its error, and the exit code is 1. It is 1 too
+    where no message has the table, transaction and tag that were asked for.
     """
     wanted = _Filter(tables, xids, tags)
     counts = _Stats()
@@ -294,6 +311,8 @@ def command(
         print(json.dumps(counts.as_dict()) if as_objects else "\n".join(counts.lines()))
     if errors:
         raise PgOutputError(f"{errors} frames could not be decoded")
+    if not wanted.is_empty and not wanted.matches:
+        raise PgOutputError(wanted.nothing())
     return 0
 
 

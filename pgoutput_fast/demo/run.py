@@ -397,6 +397,7 @@ class _Run:
                 slot=SLOT,
                 publications=[PUBLICATION],
                 directory=segments,
+                adopt_slot=True,
                 until_lsn=until,
                 progress=sample,
             )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..segments import SegmentMetadata, SegmentWriter
+from .. import Begin, LogicalMessage, decode
+from ..errors import PgOutputError
+from ..lsn import format_lsn
+from ..segments import SegmentMetadata, SegmentWriter, has_begun
 from .connection import ReplicationConnection
 from .stream import ReplicationStream, confirmed_flush_lsn, start_options
 
 if TYPE_CHECKING:
-    import os
     import threading
     from collections.abc import Callable, Sequence
 
@@ -24,13 +27,13 @@ class CaptureProgress(NamedTuple):
     """How far a capture is."""
 
     frames: int
-    """Received in this run."""
+    """Taken in this run."""
     transactions: int
-    """Whole ones, received in this run."""
+    """Whole ones, taken in this run."""
     bytes: int
-    """Of frames received in this run."""
+    """Of frames taken in this run."""
     received_lsn: int
-    """Start LSN of what came last."""
+    """Start LSN of what was taken last, or how far the server has told that nothing more comes."""
     durable_lsn: int
     """Everything before it is in segments, and acknowledged."""
 
@@ -42,6 +45,7 @@ def capture(
     publications: Sequence[str],
     directory: str | os.PathLike[str],
     create_slot: bool = False,
+    adopt_slot: bool = False,
     until_lsn: int | None = None,
     binary: bool = False,
     messages: bool = False,
@@ -51,9 +55,9 @@ def capture(
 ) -> CaptureProgress:
     """Land a slot's changes in segments, from where the directory ends.
 
-    It goes on until `until_lsn`, or `stop`, or an error. A segment ends at a commit after
-    `segment_bytes`, or when nothing comes for a tenth of a second. After any end, also a kill, the
-    next call goes on without loss and without doubling.
+    It goes on until `until_lsn`, or `stop`, or Ctrl-C, or an error. A segment ends at a commit
+    after `segment_bytes`, or when nothing comes for a tenth of a second. After any end, also a
+    kill, the next call goes on without loss and without doubling.
 
     Parameters
     ----------
@@ -65,8 +69,14 @@ def capture(
         See `pgoutput_fast.segments`. Made if it is not there.
     create_slot : bool
         Make the slot if it is not there.
+    adopt_slot : bool
+        Let a slot that is there already, as one that was made with SQL, begin a directory in which
+        there is nothing yet. Refused without it: if another directory has what the slot brought so
+        far, whatever came into this one would be missing there.
     until_lsn : int
-        End when all that was committed before this LSN is durable; e.g. pg_current_wal_lsn().
+        Land exactly what was committed before this LSN, which is what `pg_current_wal_lsn()` was
+        asked for, or any other; then end. A transaction counts by the start of its commit record, a
+        non-transactional message by the end of its record. What comes after stays in the slot.
     binary, messages : bool
         As for `connect`.
     segment_bytes : int
@@ -82,11 +92,38 @@ def capture(
     PgOutputError
         The server can't be reached or refuses, the slot is beyond the end of the directory, the
         directory is another slot's or another capture's, or the disk refuses.
+    TypeError
+        An argument is of another type. Nothing was made.
+    KeyboardInterrupt
+        Ctrl-C. What was acknowledged is durable, the slot has the rest: call again to go on.
     """
+    _check_types(
+        directory=(directory, (str, os.PathLike), "a path"),
+        create_slot=(create_slot, bool, "a bool"),
+        adopt_slot=(adopt_slot, bool, "a bool"),
+        binary=(binary, bool, "a bool"),
+        messages=(messages, bool, "a bool"),
+        segment_bytes=(segment_bytes, int, "an int, of bytes"),
+    )
+    if until_lsn is not None:
+        what = "an int, as pgoutput_fast.parse_lsn makes it of '16/B374D848'"
+        _check_types(until_lsn=(until_lsn, int, what))
+        format_lsn(until_lsn)  # refuses what is out of range
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be callable, not {type(progress).__name__}")
+    if stop is not None and not callable(getattr(stop, "is_set", None)):
+        raise TypeError(f"stop must be a threading.Event, not {type(stop).__name__}")
     with ReplicationConnection(dsn) as connection:
         connection.check_publications(publications)
         options = start_options(connection, publications, binary=binary, messages=messages)
         state = connection.slot(slot)
+        if state is not None and not adopt_slot and not has_begun(directory):
+            raise PgOutputError(
+                f"slot {slot!r} is there already, and no capture has begun in "
+                f"{os.fspath(directory)}: give the directory that has what the slot brought so "
+                f"far, or, if there is none, adopt_slot=True to begin where the slot stands, "
+                f"{format_lsn(state.confirmed_flush_lsn)}"
+            )
         confirmed = confirmed_flush_lsn(connection, slot, create=create_slot)
         metadata = SegmentMetadata(
             system_identifier=connection.system_identifier,
@@ -112,6 +149,34 @@ def capture(
                 return _land(stream, writer, until_lsn, progress, stop)
 
 
+def _check_types(**arguments: tuple[object, type | tuple[type, ...], str]) -> None:
+    for name, (value, types, what) in arguments.items():
+        # A bool is an int, and meant as none.
+        if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
+            raise TypeError(f"{name} must be {what}, not {type(value).__name__}")
+
+
+def _before(
+    frames: list[tuple[int, int, int, bytes]], until_lsn: int
+) -> list[tuple[int, int, int, bytes]]:
+    """The frames up to the first of what was committed at an LSN or later."""
+    for index, (_, _, _, frame) in enumerate(frames):
+        if frame[:1] in (b"B", b"M"):
+            message = decode(frame)
+            if isinstance(message, Begin):
+                beyond = message.final_lsn >= until_lsn
+            else:
+                # Its LSN is the end of its record.
+                beyond = (
+                    isinstance(message, LogicalMessage)
+                    and not message.transactional
+                    and message.lsn > until_lsn
+                )
+            if beyond:
+                return frames[:index]
+    return frames
+
+
 def _land(
     stream: ReplicationStream,
     writer: SegmentWriter,
@@ -132,17 +197,22 @@ def _land(
         batch = stream.receive(_SILENCE)
         if batch is None:  # the server shuts down
             break
-        for lsn, _, _, frame in batch.frames:
+        landed = batch.frames if until_lsn is None else _before(batch.frames, until_lsn)
+        for lsn, _, _, frame in landed:
             size += len(frame)
             if frame[:1] == b"C":
                 transactions += 1
             position = write(lsn, frame)
             if position is not None:
                 stream.acknowledge(position)
-        if batch.frames:
-            frames += len(batch.frames)
-            received = max(received, batch.frames[-1][0])
-        elif batch.keepalive_lsn is None:
+        if landed:
+            frames += len(landed)
+            received = max(received, landed[-1][0])
+            if progress is not None:
+                progress(CaptureProgress(frames, transactions, size, received, writer.position))
+        if len(landed) < len(batch.frames):
+            break
+        if not landed and batch.keepalive_lsn is None:
             acknowledge(writer.flush())
             if until_lsn is not None:
                 stream.ask_for_keepalive()
@@ -154,8 +224,6 @@ def _land(
             ):
                 acknowledge(writer.advance(server_lsn))
                 last_advance = time.monotonic()
-        if progress is not None and batch.frames:
-            progress(CaptureProgress(frames, transactions, size, received, writer.position))
         reached = max(writer.end_lsn, server_lsn)
         if until_lsn is not None and reached >= until_lsn and not writer.in_transaction:
             break

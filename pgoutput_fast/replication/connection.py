@@ -114,6 +114,8 @@ def _conninfo(dsn: str, *, replication: bool) -> tuple[str, list[str]]:
     A password with characters that are not escaped ends up in the host or port, which libpq's
     messages show: so these are looked at first.
     """
+    if not isinstance(dsn, str):
+        raise TypeError(f"the connection string must be a str, not {type(dsn).__name__}")
     try:
         parameters = conninfo.conninfo_to_dict(dsn)
     except psycopg.Error:
@@ -351,8 +353,12 @@ def check_publications(
     connection: psycopg.Connection[tuple[object, ...]], publications: Sequence[str]
 ) -> None:
     """Refuse publications that are not there: 18 and later would silently wait for them."""
-    if not publications or isinstance(publications, str):
-        raise PgOutputError("publications must be a list of one name or more")
+    if (
+        not isinstance(publications, (list, tuple))
+        or not publications
+        or not all(isinstance(name, str) for name in publications)
+    ):
+        raise PgOutputError("publications must be a list of one name or more, each a str")
     query = sql.SQL("SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({})").format(
         sql.SQL(", ").join(sql.Literal(name) for name in publications)
     )
@@ -367,6 +373,8 @@ def check_publications(
 
 def check_slot_name(name: str) -> None:
     """Refuse what can't be the name of a slot."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a slot must be a str, not {type(name).__name__}")
     if not _SLOT_NAME.fullmatch(name):
         raise PgOutputError(
             f"{name!r} is no name of a slot: 1 to 63 lower-case letters, digits and underscores"

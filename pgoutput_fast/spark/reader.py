@@ -58,7 +58,9 @@ def read_segments(
     ----------
     spark : SparkSession
     path : path or iterable of paths
-        A directory of segments, or single segments. The executors must reach it by the same name.
+        A directory of segments, or files that follow each other: see
+        :func:`~pgoutput_fast.segments.list_segments`. The executors must reach them by the same
+        names.
     table : str
         ``namespace.name``, as the server has them.
     schema : StructType or str, optional
@@ -99,10 +101,10 @@ def read_segments(
     Raises
     ------
     PgOutputError
-        Segments are missing or damaged, or the table is in none of them.
+        Segments are missing, damaged or don't go together, or the table is in none of them.
     """
     _check(spark)
-    segments = _segments(path)
+    segments = list_segments(path)
     if not segments:
         raise PgOutputError(f"there are no segments in {path}")
     with SegmentReader(segments[-1].path) as newest:
@@ -299,14 +301,6 @@ def _check_time(table: str) -> None:
 
 
 # --- segments ------------------------------------------------------------------------------------
-
-
-def _segments(path: Paths) -> list[Segment]:
-    if isinstance(path, (str, os.PathLike)):
-        if Path(path).is_file():
-            return [Segment.from_path(path)]
-        return list_segments(path)
-    return sorted(Segment.from_path(name) for name in path)
 
 
 def _groups(paths: list[str], count: int) -> list[list[str]]:

@@ -75,9 +75,15 @@ def confirmed(database: Any) -> int:
 
 
 def run(database: Any, directory: Path, **options: Any) -> Any:
-    options = {"until_lsn": now(database), "publications": ["p"], **options}
+    """A capture of the database's slot, up to now."""
+    options = {
+        "until_lsn": now(database),
+        "publications": ["p"],
+        "adopt_slot": True,  # most are made with SQL
+        **options,
+    }
     dsn = options.pop("dsn", database.dsn)
-    return capture(dsn, slot=slot_of(database), directory=directory, **options)
+    return capture(dsn, directory=directory, **{"slot": slot_of(database), **options})
 
 
 def receive(stream: Any) -> Iterator[Any]:
@@ -226,7 +232,8 @@ from pgoutput_fast.replication import capture, stream
 stream._ACKNOWLEDGE_INTERVAL = 0.0
 sys.modules[capture.__module__]._SILENCE = float(sys.argv[4])
 capture(sys.argv[1], slot=sys.argv[2], publications=["p"], directory=sys.argv[3],
-        segment_bytes=50_000, progress=lambda progress: print("progress", flush=True))
+        adopt_slot=True, segment_bytes=50_000,
+        progress=lambda progress: print("progress", flush=True))
 """
 
 
@@ -334,7 +341,7 @@ def test_slot_beyond_the_directory_is_refused(prepared: Any, tmp_path: Path) -> 
         "INSERT INTO t VALUES (2, 'x')",
         f"SELECT pg_replication_slot_advance('{slot_of(prepared)}', pg_current_wal_lsn())",
     )
-    with pytest.raises(pf.PgOutputError, match="the changes between them are lost"):
+    with pytest.raises(pf.PgOutputError, match="a capture into another directory may have them"):
         run(prepared, tmp_path)
     with pytest.raises(pf.PgOutputError, match="the changes between them are lost"):
         connect(
@@ -342,6 +349,66 @@ def test_slot_beyond_the_directory_is_refused(prepared: Any, tmp_path: Path) -> 
             start_lsn=list_segments(tmp_path)[-1].end_lsn,
         )  # fmt: skip
     assert prepared.slots() == {slot_of(prepared): False}
+
+
+def test_slot_that_was_there_does_not_begin_another_directory(
+    prepared: Any, tmp_path: Path
+) -> None:
+    """A mistyped directory: what came into it would be missing in the right one."""
+    prepared.execute("INSERT INTO t VALUES (1, 'x')")
+    before = confirmed(prepared)
+    mistyped = tmp_path / "segmets"
+    for directory in (mistyped, tmp_path):  # an empty one neither
+        for create in (False, True):
+            with pytest.raises(
+                pf.PgOutputError,
+                match=rf"no capture has begun in {directory}: .*adopt_slot=True .*"
+                + pf.format_lsn(before),
+            ):
+                run(prepared, directory, adopt_slot=False, create_slot=create)
+    assert list(tmp_path.iterdir()) == []
+    assert confirmed(prepared) == before
+    run(prepared, tmp_path / "segments")
+    # Begun, it needs no word any more.
+    prepared.execute("INSERT INTO t VALUES (2, 'x')")
+    run(prepared, tmp_path / "segments", adopt_slot=False)
+    assert inserted(tmp_path / "segments") == [1, 2]
+
+
+def test_until_lsn_is_exact(prepared: Any, tmp_path: Path) -> None:
+    """All that was committed before it, and nothing of what came after."""
+    prepared.execute("INSERT INTO t VALUES (1, 'x')", "INSERT INTO t VALUES (2, 'x')")
+    until = now(prepared)
+    prepared.execute(
+        "INSERT INTO t VALUES (3, 'x')",
+        "SELECT pg_logical_emit_message(false, 'outside', 'one')",
+        "INSERT INTO t VALUES (4, 'x')",
+    )
+    first = run(prepared, tmp_path, until_lsn=until, messages=True)
+    assert inserted(tmp_path) == [1, 2]
+    assert (first.transactions, first.frames) == (2, 7)  # twice B I C, and R
+    assert first.durable_lsn == confirmed(prepared) <= until
+    assert first.received_lsn <= until
+    # The same once more, and an earlier one, bring nothing.
+    for lsn in (until, 0):
+        assert run(prepared, tmp_path, until_lsn=lsn, messages=True).frames == 0
+    commits = [m for m in messages(tmp_path) if isinstance(m, pf.Commit)]
+    assert commits[-1].end_lsn <= until
+    # A transaction counts by the start of its commit record, a message by the end of its record.
+    with connect(prepared.dsn, slot=slot_of(prepared), publications=["p"], messages=True) as stream:
+        found = receive(stream)
+        third = next(m.final_lsn for m in found if isinstance(m, pf.Begin))
+        message = next(m.lsn for m in found if isinstance(m, pf.LogicalMessage))
+    run(prepared, tmp_path, until_lsn=third, messages=True)
+    assert inserted(tmp_path) == [1, 2]
+    run(prepared, tmp_path, until_lsn=third + 1, messages=True)
+    assert inserted(tmp_path) == [1, 2, 3]
+    for lsn, count in ((message - 1, 0), (message, 1)):
+        run(prepared, tmp_path, until_lsn=lsn, messages=True)
+        kinds = [m for m in messages(tmp_path) if isinstance(m, pf.LogicalMessage)]
+        assert len(kinds) == count
+    run(prepared, tmp_path, messages=True)
+    assert inserted(tmp_path) == [1, 2, 3, 4]
 
 
 def test_slot_in_use(prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,6 +433,8 @@ def test_slot_in_use(prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"slot": "physical"}, "is of plugin None and database None"),
         ({"publications": ["p", "q"]}, "no publication 'q' in database"),
         ({"publications": "p"}, "must be a list"),
+        ({"publications": ["p", None]}, "must be a list"),
+        ({"publications": None}, "must be a list"),
         ({"publications": []}, "must be a list"),
     ],
 )
@@ -385,6 +454,44 @@ def test_what_is_not_there(
             f" WHERE slot_name = 'physical_{prepared18.name}'"
         )
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"slot": None}, "the name of a slot must be a str, not NoneType"),
+        ({"until_lsn": "0/1"}, r"until_lsn must be an int, as pgoutput_fast\.parse_lsn .* not str"),
+        ({"until_lsn": 1.0}, "not float"),
+        ({"until_lsn": True}, "not bool"),
+        ({"until_lsn": -1}, "-1 is no LSN"),
+        ({"until_lsn": 1 << 64}, "is no LSN"),
+        ({"stop": lambda: True}, r"stop must be a threading\.Event, not function"),
+        ({"progress": 1}, "progress must be callable, not int"),
+        ({"directory": None}, "directory must be a path, not NoneType"),
+        ({"directory": b"x"}, "directory must be a path, not bytes"),
+        ({"segment_bytes": "1"}, "segment_bytes must be an int, of bytes, not str"),
+        ({"segment_bytes": 0}, "segment_bytes must be 1 at least"),
+        ({"binary": "false"}, "binary must be a bool, not str"),
+        ({"messages": 1}, "messages must be a bool, not int"),
+        ({"create_slot": "yes"}, "create_slot must be a bool, not str"),
+        ({"adopt_slot": None}, "adopt_slot must be a bool, not NoneType"),
+        *[
+            ({"dsn": dsn}, f"the connection string must be a str, not {type(dsn).__name__}")
+            for dsn in (None, 1.5, ["s3cret"], b"password=s3cret", {"password": "s3cret"})
+        ],
+    ],
+    ids=str,
+)
+def test_wrong_arguments_leave_nothing_behind(
+    database18: Any, tmp_path: Path, options: dict[str, Any], match: str
+) -> None:
+    database18.execute(*SETUP)
+    given = {"create_slot": True, "directory": tmp_path / "new", **options}
+    with pytest.raises((TypeError, pf.PgOutputError), match=match) as caught:
+        run(database18, given.pop("directory"), **given)
+    assert "s3cret" not in str(caught.value)
+    assert database18.slots() == {}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_slot_is_made_on_request(database: Any, tmp_path: Path) -> None:
@@ -420,7 +527,7 @@ def test_end_of_the_server_is_an_error_and_harms_nothing(tmp_path: Path) -> None
             connection.execute("BEGIN")
         threading.Timer(1.0, server.stop).start()
         with pytest.raises(pf.PgOutputError, match=r"ended the stream|the connection is lost"):
-            capture(server.dsn(), slot="s", publications=["p"], directory=tmp_path)
+            capture(server.dsn(), slot="s", publications=["p"], directory=tmp_path, adopt_slot=True)
     assert inserted(tmp_path) == [1]
 
 
@@ -488,7 +595,10 @@ def test_tcp_and_reprs(tcp_server: EmbeddedServer, tmp_path: Path) -> None:
     password = psycopg.conninfo.conninfo_to_dict(dsn)["password"]
     with ReplicationConnection(dsn) as replication:
         assert str(password) not in repr(replication)
-    capture(dsn, slot="s", publications=["p"], directory=tmp_path, until_lsn=pf.parse_lsn(row[0]))
+    capture(
+        dsn, slot="s", publications=["p"], directory=tmp_path, adopt_slot=True,
+        until_lsn=pf.parse_lsn(row[0]),
+    )  # fmt: skip
     assert inserted(tmp_path) == list(range(1, 20001))
     assert all(str(password).encode() not in path.read_bytes() for path in tmp_path.iterdir())
 

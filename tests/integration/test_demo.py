@@ -24,6 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from click.testing import CliRunner
 
+import pgoutput_fast as pf
+from pgoutput_fast.cli import main
 from pgoutput_fast.cli.demo import command
 from pgoutput_fast.demo import verify
 from pgoutput_fast.demo.run import Result, TableResult
@@ -245,6 +247,22 @@ def test_the_command_fails_where_a_table_differs(monkeypatch, tmp_path):
     named = "demo.t, row id=1, column a: the server has 1, the state table 2"
     assert named in found.output
     assert named in unescape(report.read_text())
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (pf.PgOutputError, 1)])
+def test_a_directory_to_keep_is_named_however_it_ends(monkeypatch, tmp_path, capsys, error, code):
+    def run(*_, **__):
+        raise error
+
+    monkeypatch.setattr("pgoutput_fast.cli.demo.run", run)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    report = tmp_path / "report.html"
+    for options in (["--keep"], []):
+        assert main(["demo", *options, "--report", str(report)]) == code
+        (kept,) = tmp_path.iterdir()
+        named = f"kept, as far as it came: {kept}\n"
+        assert (named in capsys.readouterr().err) == bool(options)
+    assert kept.is_dir()
 
 
 @pytest.mark.parametrize(

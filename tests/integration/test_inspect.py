@@ -196,12 +196,39 @@ def test_json(run: Run, directory: Path) -> None:
         (["--table", "other.t", "--tag", "I"], "I"),
         (["--xid", "41"], "BRIUDC"),
         (["--xid", "41", "--xid", "42", "--tag", "BC"], "BCBC"),
-        (["--xid", "99"], ""),
-        (["--tag", "c P,K"], ""),
     ],
 )
 def test_filters(run: Run, directory: Path, options: list[str], expected: str) -> None:
     assert "".join(shown["tag"] for shown in run.objects(*options, directory)) == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--table", "nope"],
+        ["--table", "public.nope", "--table", "T"],
+        ["--xid", "99"],
+        ["--tag", "c P,K"],
+        ["--table", "other.t", "--tag", "D"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("as_objects", [False, True])
+def test_nothing_found_is_said(
+    run: Run, directory: Path, options: list[str], as_objects: bool
+) -> None:
+    assert run("inspect", *["--json"] * as_objects, *options, directory, code=1) == []
+    assert run.error == (
+        "pgoutput-fast: no message matches; there are messages of the tables other.t, public.t\n"
+    )
+
+
+def test_nothing_found_among_many_tables_or_none(run: Run, tmp_path: Path) -> None:
+    frames = [relation(n, b"s", b"t%02d" % n) for n in range(22)]
+    run("inspect", "--table", "t", recording(tmp_path / "a.arrow", frames), code=1)
+    assert run.error.endswith(f"tables {', '.join(f's.t{n:02}' for n in range(20))} and 2 more\n")
+    run("inspect", "--tag", "I", recording(tmp_path / "b.arrow", [begin(1, 1)]), code=1)
+    assert run.error.endswith("no message matches; there are messages of no table\n")
 
 
 def test_stats(run: Run, directory: Path) -> None:
@@ -226,8 +253,9 @@ def test_stats(run: Run, directory: Path) -> None:
         ["frames", "13"],
         ["public.t", "1", "1", "1", "1"],
     ]
-    (empty,) = run.objects("--stats", "--tag", "K", directory)
+    (empty,) = run.objects("--stats", "--tag", "K", directory, code=1)
     assert (empty["frames"], empty["lsns"], empty["tables"]) == (0, [], {})
+    assert "no message matches" in run.error
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: "/".join(path.parts[-3:]))

@@ -291,7 +291,9 @@ def test_resume_goes_on_at_the_end(tmp_path: Path) -> None:
         write(out, transaction(200, insert()))
         out.flush()
     assert [segment.end_lsn for segment in list_segments(tmp_path)] == [110, 210]
-    with pytest.raises(PgOutputError, match=r"at 0/D3, beyond the end 0/D2 .* are lost"):
+    with pytest.raises(
+        PgOutputError, match=r"at 0/D3, beyond the end 0/D2 .* another directory may have"
+    ):
         writer(tmp_path, confirmed=211)
 
 
@@ -347,6 +349,47 @@ def test_gap_and_overlap_are_found(tmp_path: Path) -> None:
     overlapping.rename(tmp_path / "segment.arrow")
     with pytest.raises(PgOutputError, match=r"segment\.arrow is no name of a segment"):
         list_segments(tmp_path)
+
+
+def test_list_of_files_is_checked_as_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "_BATCH_FRAMES", 4)
+    with writer(tmp_path / "a", segment_bytes=100) as out:
+        for lsn in (100, 200):
+            write(out, transaction(lsn, insert()))
+            out.flush()
+        write(out, transaction(300, *(insert(value=b"%030d" % n) for n in range(30))))
+    with SegmentWriter(
+        tmp_path / "b", dataclasses.replace(METADATA, slot="other"), confirmed_flush_lsn=110
+    ) as out:
+        write(out, transaction(200, insert()))
+        out.flush()
+    (other,) = list_segments(tmp_path / "b")
+    found = list_segments(tmp_path / "a")
+    first, second, *parts = [segment.path for segment in found]
+    assert len(parts) > 2
+    # In any order, from any directories, as strings; one alone; none.
+    assert list_segments([*parts[::-1], str(second), first]) == found
+    copy = tmp_path / second.name
+    copy.write_bytes(second.read_bytes())
+    assert [segment.path for segment in list_segments([first, copy])] == [first, copy]
+    assert list_segments(second) == list_segments([second]) == [found[1]]
+    assert list_segments([]) == []
+    for paths, match in [
+        ([first, second, first], f"{first} is given twice"),
+        ([second, copy], f"{second} is given twice, once as {copy}"),
+        ([first, *parts], "is missing between .* from 0/6E to 0/D2; restore it, or leave out"),
+        ([first, other.path], "does not go together with .*: slot 'other' is not 's'"),
+        ([second, other.path], "does not go together with .*: slot"),
+        (parts[:-1], "is not complete: .* a list of files needs all of them"),
+        (parts[1:], "is not complete: .* a list of files needs all of them"),
+        (parts[0], "is not complete: there are its parts 0, "),
+        ([first, tmp_path / "b"], "b is a directory, and a list may hold files of segments only"),
+        ([tmp_path / "gone"], "is no name of a segment"),
+    ]:
+        with pytest.raises(PgOutputError, match=match):
+            list_segments(paths)  # type: ignore[arg-type]
 
 
 def test_directory_is_one_slots_and_one_writers(tmp_path: Path) -> None:

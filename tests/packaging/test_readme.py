@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -12,8 +17,14 @@ from builds import ROOT, run_python
 from pgoutput_fast.embedded import EmbeddedServer
 
 
+def blocks(language: str, document: Path = ROOT / "README.md") -> list[str]:
+    """What stands in the document's fences of a language; "" for those without."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
+    return [text for named, text in found if named == language]
+
+
 def python_blocks(document: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
+    return blocks("python", document)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -27,27 +38,74 @@ def test_decoding_prints_what_its_comments_say(impl: str, number: int, tmp_path:
     assert ran.stdout.splitlines() == expected
 
 
+@contextlib.contextmanager
+def fresh_server() -> Iterator[EmbeddedServer]:
+    """A server on which only the README's SQL was run."""
+    (setup,) = blocks("sql")
+    with EmbeddedServer(18) as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute(setup)
+        yield server
+
+
+def on(server: EmbeddedServer, example: str) -> str:
+    """The example, with that server's DSN."""
+    assert '"postgresql:///shop"' in example
+    return example.replace('"postgresql:///shop"', repr(server.dsn()))
+
+
+def without_numbers(line: str) -> str:
+    """A line with 0 for what differs from run to run: LSNs, xids, OIDs and times."""
+    line = re.sub(r"\d{4}-\d\d-\d\d [\d:.]+\+00", "TIME", line)
+    return re.sub(r"^\S+ \d+|[0-9A-F]+/[0-9A-F]+|(?<=_id=|xid=)\d+", "0", line)
+
+
+@pytest.mark.integration
+def test_capture_inspect_segments_and_live(tmp_path: Path) -> None:
+    *_, capture, _, _, decode, live = python_blocks(ROOT / "README.md")
+    *_, printed = blocks("")
+    with fresh_server() as server:
+        reading = subprocess.Popen(
+            [sys.executable, "-u", "-c", on(server, live)], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            with psycopg.connect(server.dsn(), autocommit=True) as connection:
+                active = "SELECT FROM pg_replication_slots WHERE slot_name = 'live' AND active"
+                while connection.execute(active).fetchone() is None:
+                    assert reading.poll() is None
+                    time.sleep(0.05)
+            ran = run_python("-W", "error", "-c", on(server, capture), cwd=tmp_path)
+            assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+            assert reading.stdout is not None
+            lines = [reading.stdout.readline() for _ in range(8)]
+        finally:
+            reading.kill()
+            reading.communicate()
+    assert [line.split("(")[0].split()[1] for line in lines] == [
+        *("Begin", "Relation", "Insert", "Insert", "Commit"),
+        *("Begin", "Update", "Commit"),
+    ]
+    shown = run_python("-m", "pgoutput_fast", "inspect", "segments/", cwd=tmp_path)
+    assert list(map(without_numbers, shown.stdout.splitlines())) == list(
+        map(without_numbers, printed.splitlines())
+    )
+    ran = run_python("-W", "error", "-c", decode, cwd=tmp_path)
+    assert ran.stdout.splitlines() == [
+        "accounts {'id': 1, 'balance': Decimal('99.50'), 'note': None}",
+        "accounts {'id': 2, 'balance': Decimal('1.00'), 'note': 'x'}",
+        "accounts {'id': 2, 'balance': Decimal('7.00'), 'note': 'x'}",
+    ]
+
+
 @pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.spark
 def test_capture_and_spark(tmp_path: Path) -> None:
-    *_, capture, spark, typed = python_blocks(ROOT / "README.md")
-    with EmbeddedServer(18) as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
-        for statement in (
-            "CREATE TABLE accounts (id int PRIMARY KEY, balance numeric(12,2), note text)",
-            "CREATE PUBLICATION shop FOR TABLE accounts",
-            "SELECT pg_create_logical_replication_slot('shop', 'pgoutput')",
-            "INSERT INTO accounts VALUES (1, 99.5, NULL), (2, 1, 'x')",
-            "UPDATE accounts SET balance = 7 WHERE id = 2",
-        ):
-            connection.execute(statement)
-        assert '"postgresql:///shop"' in capture
-        capture = capture.replace('"postgresql:///shop"', repr(server.dsn()))
-        ran = run_python("-c", capture, cwd=tmp_path)
+    _, _, _, capture, spark, typed, _, _ = python_blocks(ROOT / "README.md")
+    with fresh_server() as server:
+        ran = run_python("-c", on(server, capture), cwd=tmp_path)
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
-
-        assert '"postgresql:///shop"' in typed
-        typed = typed.replace('"postgresql:///shop"', repr(server.dsn()))
+        typed = on(server, typed)
         ran = run_python("-c", spark + typed, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     changes, rows, schema = ran.stdout.strip().split("\n\n")

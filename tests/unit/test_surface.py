@@ -381,6 +381,10 @@ def test_tuple_is_a_sequence(impl: ModuleType) -> None:
     for wrong in (1.0, None, b"id"):
         with pytest.raises(TypeError):
             data[wrong]
+    for by_position in (data.raw, data.kind, data.text):
+        for wrong in ("id", slice(1), 1.0):
+            with pytest.raises(TypeError, match=r"position must be an int, not .*row.*alone"):
+                by_position(wrong)
     with pytest.raises(KeyError):
         data["nowhere"]
     with pytest.raises(TypeError):
