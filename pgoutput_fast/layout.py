@@ -343,14 +343,22 @@ def text_field(type: ColumnType, settings: Settings) -> Field:
     if natural.format == "u" and not natural.by_format:
         binary_code = natural.binary_code
 
-    def binary(raw: bytes) -> bytes:
-        form: str = codec.text_form(raw)
-        return form.encode()
-
     return Field(
-        "", "u", text=_transcoded(settings), binary=binary,
+        "", "u", text=_transcoded(settings), binary=lambda raw: _binary_text(codec, raw),
         text_code=_text_code(settings), binary_code=binary_code,
     )  # fmt: skip
+
+
+def _binary_text(codec: Codec, raw: bytes) -> bytes:
+    """The text of a binary value; digits where its server alone knows it: money, names of OIDs."""
+    try:
+        form: str = codec.text_form(raw)
+    except NoTextForm:
+        value = codec.binary(raw)
+        if not isinstance(value, (int, str)):
+            raise
+        form = str(value)
+    return form.encode()
 
 
 def _has_text(type: ColumnType) -> bool:
@@ -433,11 +441,7 @@ def _server_text(type: ColumnType, codec: Codec, settings: Settings) -> Field:
             return None
         if clamped is not None:
             return (value if isinstance(value, str) else clamped(value)).encode()
-        try:
-            form: str = codec.text_form(raw)
-        except NoTextForm:
-            form = str(value)  # money, whose text depends on lc_monetary, and names of OIDs
-        return form.encode()
+        return _binary_text(codec, raw)
 
     return Field("", "u", text=text, binary=binary)
 

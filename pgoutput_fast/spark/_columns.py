@@ -12,6 +12,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.layout import CONVERTERS, Field, field_of, interval_iso, text_field
 from pgoutput_fast.objects import Array, Interval, Range, SparseVector
 from pgoutput_fast.plan import Settings
@@ -70,10 +71,17 @@ def column_ddl(type_: ColumnType, policies: Policies, *, binary: bool) -> str:
 def _registered_ddl(arrow: Any) -> str:
     """Spark's type of the Arrow type that a user registered."""
     import pyarrow as pa
+    from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import from_arrow_type
 
-    found = pa.type_for_alias(arrow) if isinstance(arrow, str) else arrow
-    return from_arrow_type(found).simpleString()
+    try:
+        found = pa.type_for_alias(arrow) if isinstance(arrow, str) else arrow
+        return from_arrow_type(found).simpleString()
+    except (ValueError, TypeError, PySparkException) as error:
+        raise PgOutputError(
+            f"a type was registered with arrow={arrow!r}, which is no Arrow type that Spark has: "
+            f"{error}"
+        ) from error
 
 
 def _dimensions(type_: ColumnType, policies: Policies) -> int:

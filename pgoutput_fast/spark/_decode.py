@@ -264,6 +264,13 @@ class _Mapping:
             fitting = policies_for(type_, wanted, plan.settings.policies)
             if fitting is None:
                 found = column_ddl(type_, plan.settings.policies, binary=True)
+                if target.version is not None and target.version == Version.of(
+                    plan.relation, newest=target.version.newest
+                ):
+                    raise PgOutputError(
+                        f"{target.table} has the column {name} as {found}, not every value of "
+                        f"which is one of {wanted} as schema= has it; string takes the text"
+                    )
                 raise PgOutputError(
                     f"{target.table}: older changes have the column {name} as {found}, the schema "
                     f"has it as {wanted}; give schema= with {name} as string, which takes the text "

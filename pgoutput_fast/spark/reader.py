@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 import pgoutput_fast as pf
 from pgoutput_fast.errors import DecodeError, PgOutputError
-from pgoutput_fast.layout import shown_table
+from pgoutput_fast.layout import shown_name, shown_table
 from pgoutput_fast.messages import Relation, Type, published
 from pgoutput_fast.plan import Settings, python_encoding
 from pgoutput_fast.policies import Policies
@@ -121,6 +122,7 @@ def read_segments(
         schema = _struct(column_types(plan, binary=binary))
     version = Version.of(plan.relation, newest=True) if plan is not None else None
     changes, target = _target(table, schema, settings=settings, version=version)
+    _check_known(target, segments)
     groups = _groups(
         [str(segment.path) for segment in segments],
         partitions or spark.sparkContext.defaultParallelism,
@@ -252,6 +254,9 @@ def _target(
     if not isinstance(columns, T.StructType):
         raise PgOutputError(f"schema= must be a StructType or its DDL, not {schema!r}")
     columns = T.StructType([T.StructField(field.name, field.dataType) for field in columns])
+    for name, count in Counter(columns.fieldNames()).items():
+        if count > 1:
+            raise PgOutputError(f"schema= has the column {name} {count} times")
     changes = T.StructType(
         [
             T.StructField("op", T.StringType()),
@@ -328,6 +333,27 @@ def _newest_relation(
         if plan is not None:
             return plan
     return None
+
+
+def _check_known(target: Target, segments: list[Segment]) -> None:
+    """Refuse columns that no version of the table has: they would be null in every row."""
+    known = set() if target.version is None else set(target.version.columns)
+    missing = {name for name, _ in target.columns} - known
+    for segment in segments:
+        if not missing:
+            return
+        decoder = decoder_of(target.settings)
+        with SegmentReader(segment.path) as reader:
+            for message in decoder.decode_many(_relations_in(reader)):
+                if isinstance(message, Relation) and shown_table(message) == target.table:
+                    found = {shown_name(column.name) for column in message.columns}
+                    missing -= found
+                    known |= found
+    if missing:
+        raise PgOutputError(
+            f"{target.table} never had the columns {', '.join(sorted(missing))} that schema= has, "
+            f"in the segments; it had {', '.join(sorted(known))} (case counts)"
+        )
 
 
 def _relations_in(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:

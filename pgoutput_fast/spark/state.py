@@ -86,6 +86,7 @@ def current_state(
     name = f"{table.namespace}.{table.name}"
     row_type = changes.schema["after"].dataType
     columns = {column.name: column for column in table.columns}
+    _check_table(name, changes, columns)
     settings = Settings(policies or Policies(), registry=registry)
     added: dict[str, Any] = {}
     for field in row_type.fields if isinstance(row_type, T.StructType) else ():
@@ -98,6 +99,22 @@ def current_state(
                 else _default(text, columns[field.name], field, settings, where)
             )
     return rows_after(changes, table=name, key=table.key, added=added)
+
+
+def _check_table(name: str, changes: DataFrame, columns: Mapping[str, CatalogColumn]) -> None:
+    """Refuse changes that are another table's, as far as its columns tell.
+
+    The table may have got columns since its last change, or lost some.
+    """
+    row_type = changes.schema["after"].dataType
+    sent = set(row_type.fieldNames()) if isinstance(row_type, T.StructType) else set()
+    published = {shown for shown, column in columns.items() if not column.generated}
+    if sent - set(columns) and published - sent:
+        raise PgOutputError(
+            f"the changes have the columns {', '.join(sorted(sent - set(columns)))}, which {name} "
+            f"has not, and lack its {', '.join(sorted(published - sent))}: they are not of {name}, "
+            "or the catalogue is not of the time after them"
+        )
 
 
 def _default(

@@ -250,6 +250,28 @@ def test_a_table_that_is_not_there(spark, tmp_path):
         read_segments(spark, tmp_path / "empty", "public.t")
 
 
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ("ID int, a string, Balance string", "never had the columns Balance, ID"),
+        ("id int, id int", "has the column id 2 times"),
+    ],
+)
+def test_columns_that_the_table_never_had_are_no_nulls(spark, tmp_path, schema, named):
+    directory = land(tmp_path / "s", STREAM)
+    with pytest.raises(PgOutputError, match=named):
+        read_segments(spark, directory, "public.t", schema)
+
+
+def test_binary_values_whose_text_is_the_servers_secret_are_digits(spark, tmp_path):
+    frames = [
+        relation(1, "t", {"m": (790, -1), "r": (2205, -1)}, key=()),
+        *transaction(100, 7, binary_insert(1, struct.pack(">q", 1234), struct.pack(">I", 16433))),
+    ]
+    changes = read_segments(spark, land(tmp_path / "s", frames), "public.t")
+    assert changes.first().after == ("1234", "16433")
+
+
 def landed(spark, tmp_path, frames, **columns):
     """A Parquet table of frames, in as many files as there are frames."""
     names = ["n", "data", *columns]
@@ -709,7 +731,9 @@ def test_schema_chooses_the_dimensions_of_a_column(spark, tmp_path):
     schema = "a array<int>, b array<array<int>>, r string"
     changes = read_segments(spark, directory, "public.t", schema)
     assert changes.first().after == ([1], [[1], [2]], "[1,2)")
-    with pytest.raises(PySparkException, match=r"column r as struct.*the schema has it as int"):
+    with pytest.raises(
+        PySparkException, match=r"column r as struct.*is one of int as schema= has it"
+    ):
         read_segments(spark, directory, "public.t", "r int").collect()
 
 
@@ -724,6 +748,9 @@ def test_registered_types_come_as_their_arrow_type(spark, tmp_path):
     changes = read_segments(spark, land(tmp_path / "s", frames), "public.t", registry=registry)
     assert changes.schema["after"].dataType.simpleString() == "struct<m:int,i:int>"
     assert changes.first().after == (6, 5)
+    registry.register("mood", text=len, arrow="floaty")
+    with pytest.raises(PgOutputError, match="arrow='floaty', which is no Arrow type"):
+        read_segments(spark, tmp_path / "s", "public.t", registry=registry)
 
 
 # --- columns -------------------------------------------------------------------------------------

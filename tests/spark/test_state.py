@@ -316,6 +316,23 @@ def test_what_the_catalogue_knows_of_added_columns(spark):
     )  # fmt: skip
 
 
+def test_changes_of_another_table_are_refused(spark):
+    def table(*names):
+        columns = tuple(CatalogColumn(n, 23, "", -1, False, False, "", False, None) for n in names)
+        return CatalogTable(1, "s", "t", "r", "d", None, (), ("id",), (), columns)
+
+    changes = spark.createDataFrame(
+        [("insert", 100, 0, None, None, (1, 2), None)],
+        "op string, commit_lsn bigint, seq bigint, old_kind string, before struct<id:int,v:int>, "
+        "after struct<id:int,v:int>, unchanged array<string>",
+    )
+    with pytest.raises(PgOutputError, match=r"have the columns v, which s\.t has not"):
+        current_state(changes, table("id", "other"))
+    # A column that was dropped since, or added, is no other table's.
+    for names in (("id",), ("id", "v", "later")):
+        assert current_state(changes, table(*names)).first()[:2] == (1, 2)
+
+
 def test_random_histories_of_a_multiset(spark):
     server = Server(5, full=True, keyed=False).run(200)
     assert state(spark, server.changes, key=[]) == server.result()
