@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -292,6 +293,7 @@ class EmbeddedServer:
         self._keeper: subprocess.Popen[bytes] | None = None
         # A file without a name leaves nothing behind.
         self._log: IO[bytes] | None = None
+        self._stopping = threading.RLock()  # a signal may stop it while it is being stopped
         self._last_log = ""
 
     def __repr__(self) -> str:
@@ -411,10 +413,15 @@ class EmbeddedServer:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """End the server and remove its directory. Does nothing if it does not run."""
-        keeper = self._keeper
-        if keeper is None:
-            return
+        """End the server and remove its directory. Does nothing if it does not run.
+
+        Any thread may call it; who comes second waits for the first.
+        """
+        with self._stopping:
+            if self._keeper is not None:
+                self._stop(self._keeper)
+
+    def _stop(self, keeper: subprocess.Popen[bytes]) -> None:
         try:
             cast("IO[bytes]", keeper.stdin).close()
         except BrokenPipeError:

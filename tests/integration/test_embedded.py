@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -283,3 +284,13 @@ def test_server_does_not_outlive_its_keeper(wait_until: WaitUntil) -> None:
     owner.send_signal(signal.SIGINT)
     owner.communicate(timeout=60)
     assert not Path(directory).exists()
+
+
+def test_several_threads_may_stop_it_at_once() -> None:
+    server = EmbeddedServer(18)
+    server.start()
+    with ThreadPoolExecutor(8) as threads:
+        for ended in [threads.submit(server.stop) for _ in range(8)]:
+            assert ended.result(60) is None
+    assert not server.directory.exists()
+    assert "database system is shut down" in server.log()
