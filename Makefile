@@ -101,7 +101,6 @@ sanitize: $(VENV)/.dependencies
 	@runtime="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"; \
 	export LD_PRELOAD="$$runtime" PYTHONMALLOC=malloc PYTHONPATH="$(abspath $(sanitized)/lib)" \
 	    PGOUTPUT_FAST_IMPL=cython ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1; \
-	$(python) -c 'import pgoutput_fast._columns as c; print("Testing", c.__file__)' && \
 	$(bin)/pytest tests/unit tests/differential -p no:cacheprovider $(PYTEST_ARGS)
 
 lint: $(VENV)/.dependencies

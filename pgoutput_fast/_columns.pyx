@@ -885,7 +885,8 @@ cdef class Engine:
         memory.at = malloc(memory.size + 1)
         if memory.at == NULL:
             raise MemoryError
-        memcpy(memory.at, self.events.at, memory.size)
+        if memory.size > 0:
+            memcpy(memory.at, self.events.at, memory.size)
         return array_of("events", memory)
 
     def adopt(self, state):
