@@ -758,3 +758,30 @@ def test_the_open_segment_is_handed_on() -> None:
     assert (caught.value.frame, caught.value.code) == (1, "stream_order")
     with pytest.raises(OverflowError):
         pf.decode_batch([], None, 1 << 32)
+
+
+@pytest.mark.parametrize(
+    ("choice", "value", "expected"),
+    [
+        ("clamp", "Infinity", Decimal("999.99")),
+        ("clamp", "-Infinity", Decimal("-999.99")),
+        ("null", "NaN", None),
+        ("null", "-Infinity", None),
+        ("clamp", "NaN", "NaN does not fit into decimal"),
+        ("error", "-Infinity", "-Infinity does not fit into decimal"),
+        ("text", "NaN", "NaN"),
+    ],
+)
+def test_what_a_decimal_does_not_hold(choice: str, value: str, expected: Any) -> None:
+    numeric = relation([("n", 1700)])
+    specials = {"NaN": 0xC000, "Infinity": 0xD000, "-Infinity": 0xF000}
+    in_binary = struct.pack(">HhHH", 0, 0, specials[value], 0)
+    for sent in (text(value), binary(in_binary)):
+        frames = [numeric, insert(sent)]
+        policies = pf.Policies(special_values=choice, numeric=(5, 2))
+        if isinstance(expected, str) and choice != "text":
+            with pytest.raises(pf.DecodeError, match=expected) as caught:
+                batches_of(frames, policies=policies)
+            assert (caught.value.code, caught.value.frame) == ("out_of_range", 1)
+        else:
+            assert column(batches_of(frames, policies=policies), "after") == [{"n": expected}]
