@@ -103,7 +103,7 @@ cdef extern from *:
 cdef extern from "_rows.h" nogil:
     enum:
         SLACK
-        CONVERTER_COUNT, SKIP, UTF8, ASCII, BYTES, FORM
+        CONVERTER_COUNT, SLOW, SKIP, UTF8, ASCII, BYTES, FORM
         INT2_TEXT, UINT4_TEXT, UINT4_WIDE_TEXT, SAME2, UINT4_WIDE, FLOAT4_TEXT
         NUMERIC_TEXT, NUMERIC_BINARY, JSONB_BINARY, BYTEA_TEXT
         UUID_UTF8_TEXT, UUID_UTF8_BINARY
@@ -122,6 +122,8 @@ cdef extern from "_rows.h" nogil:
         int64_t room
         uint64_t limit
         void *field
+    uint64_t load_header "pgf_load_header"(const uint8_t *at) noexcept
+    uint64_t header_of "pgf_header"(uint32_t relation_id, int32_t width) noexcept
     pgf_power[651] POWERS_OF_FIVE "PGF_POWERS_OF_FIVE"
     void put_null "pgf_set_null"(Column *column, int64_t row) noexcept
     const uint8_t *take_values "pgf_take_values"(
@@ -142,7 +144,7 @@ cdef int64_t MOST_MICROSECONDS = 9_223_372_036_854_775  # of an interval, whose 
 
 cdef enum:
     MAX_FRAME = 0x3FFFFFFF
-    CACHED = 256  # relations at hand without a look into a dict; a power of two
+    CACHED = 256  # relations at hand without a look into a dict, by the last byte of their OIDs
     FIRST_ROWS = 64
     CHECKED = 65_536  # frames between two looks for Ctrl-C
 
@@ -261,6 +263,7 @@ cdef enum Flag:
     IN_STREAM = 16
     HAS_XID = 32
     HAS_COMMIT = 64
+    HAS_AFTER = 128
 
 cdef enum Op:
     INSERT
@@ -277,6 +280,7 @@ cdef struct Rows:
     int64_t capacity
     int64_t bytes  # of variable values
     int64_t fixed  # bytes of a row beside those
+    bint truncated  # whether there is a TRUNCATE among them
     # What stands beside the tuples.
     uint8_t *flags
     uint8_t *xids  # of 4 or 8 bytes, by the target
@@ -363,21 +367,36 @@ cdef bint set_null(Column *column, Side *side, int64_t row) noexcept nogil:
     return True
 
 
-# Rows without a tuple on this side, up to `row`.
-cdef bint pad(Rows *rows, Side *side, int64_t row) noexcept nogil:
+# Room for a row on this side, and nulls for the rows before it that have no tuple here.
+cdef bint make_ready(Rows *rows, Side *side, int64_t row) noexcept nogil:
+    if side.capacity <= row and not grow_side(rows, side, rows.capacity):
+        return False
+    return pad(rows, side, row)
+
+
+# Nulls for the rows up to `count` that have no tuple on this side.
+cdef bint pad(Rows *rows, Side *side, int64_t count) noexcept nogil:
     cdef int64_t i
     cdef int32_t c
-    if side.filled == row and side.capacity > row:
+    if side.filled == count:
         return True
-    if side.capacity <= row and not grow_side(rows, side, rows.capacity):
+    if side.capacity < count and not grow_side(rows, side, count):
         return False
     for c in range(rows.width):
         if side.columns[c].codes[1] != SKIP:
-            for i in range(side.filled, row):
+            for i in range(side.filled, count):
                 if not set_null(&side.columns[c], side, i):
                     return False
-    side.filled = row
+    side.filled = count
     return True
+
+
+# The converter of a column by format is of one batch.
+cdef inline void forget_form(Column *column) noexcept nogil:
+    if column.codes[1] == FORM:
+        column.form = UNDECIDED
+        column.kind = 0
+        column.code = SLOW
 
 
 # A row that was not finished leaves no trace: bits of validity and forms are as before.
@@ -387,8 +406,7 @@ cdef void undo(Rows *rows, Side *side) noexcept nogil:
         if side.columns[c].validity != NULL and side.filled < side.capacity:
             side.columns[c].validity[side.filled >> 3] |= 1 << (side.filled & 7)
         if rows.form_rows[c] == rows.count:
-            side.columns[c].form = UNDECIDED
-            side.columns[c].kind = 0
+            forget_form(&side.columns[c])
 
 
 cdef bint grow_rows(Rows *rows) noexcept nogil:
@@ -427,9 +445,7 @@ cdef void empty_side(Rows *rows, Side *side) noexcept nogil:
         side.columns[c].data = NULL
         side.columns[c].offsets = NULL
         side.columns[c].room = 0
-        side.columns[c].form = UNDECIDED
-        # By format, the code is of this batch alone.
-        side.columns[c].kind = 0
+        forget_form(&side.columns[c])
     side.filled = 0
     side.capacity = 0
 
@@ -641,6 +657,7 @@ cdef void forget_rows(Rows *rows) noexcept nogil:
     rows.unchanged_ends = rows.unchanged = NULL
     rows.count = rows.limit = rows.capacity = rows.bytes = 0
     rows.unchanged_count = rows.unchanged_room = rows.unchanged_filled = 0
+    rows.truncated = False
 
 
 cdef _Relation make_relation(object plan, object layout):
@@ -709,8 +726,9 @@ cdef bint note_unchanged(Rows *rows, int32_t column) noexcept nogil:
 
 # --- the engine ----------------------------------------------------------------------------------
 
+# A relation at hand, and the header of those of its rows that are a new tuple and nothing else.
 cdef struct Cached:
-    uint32_t relation_id
+    uint64_t header
     Rows *rows
 
 
@@ -996,6 +1014,7 @@ cdef class Engine:
             if rows.count == rows.capacity and not grow_rows(rows):
                 raise MemoryError
             self.held += rows.fixed
+            rows.truncated = True
             rows.limit = 0  # the columns of `after` are behind from now on
             beside(
                 self, rows, TRUNCATE, message.xid if message.in_stream else 0
@@ -1010,7 +1029,9 @@ cdef class Engine:
             self.refuse()
         relation = self.relation_of(plan)
         self.cached[self.wanted_id & (CACHED - 1)].rows = &relation.rows
-        self.cached[self.wanted_id & (CACHED - 1)].relation_id = self.wanted_id
+        self.cached[self.wanted_id & (CACHED - 1)].header = header_of(
+            self.wanted_id, relation.rows.width
+        )
         return 0
 
     # The rows of a plan's version of its relation, which are open from now on. Those of another
@@ -1138,7 +1159,6 @@ cdef Status read_rows(Engine self, const Source *source, Py_ssize_t stop) noexce
     cdef Frame frame
     cdef Py_ssize_t i
     cdef uint8_t tag
-    cdef uint32_t relation_id
     # Nothing here opens or closes a stream.
     cdef int32_t xid_size = 4 if self.in_stream else 0
     cdef Cached *cached
@@ -1150,16 +1170,22 @@ cdef Status read_rows(Engine self, const Source *source, Py_ssize_t stop) noexce
             return FAULT
         tag = frame.at[0]
         if likely(tag == c'I' or tag == c'U' or tag == c'D'):
-            if unlikely(frame.length < 6 + xid_size):
+            if unlikely(frame.length < 8 + xid_size):
                 return FAULT
-            relation_id = load_uint32(frame.at + 1 + xid_size)
-            cached = &self.cached[relation_id & (CACHED - 1)]
-            if unlikely(cached.rows == NULL or cached.relation_id != relation_id):
-                self.wanted_id = relation_id
+            cached = &self.cached[frame.at[4 + xid_size]]
+            if likely(
+                load_header(frame.at + xid_size) == cached.header and tag != c'D'
+                and cached.rows.count < cached.rows.limit
+            ):
+                status = read_new(self, cached.rows, &frame, tag, 8 + xid_size)
+            elif likely(
+                cached.rows != NULL
+                and load_uint32(frame.at + 1 + xid_size) == <uint32_t> (cached.header >> 24)
+            ):
+                status = read_change(self, cached.rows, &frame, tag, 5 + xid_size)
+            else:
+                self.wanted_id = load_uint32(frame.at + 1 + xid_size)
                 return UNKNOWN
-            if unlikely(self.wide and self.lsns != NULL and self.lsns[self.before + i] >> 63):
-                return FAULT
-            status = read_change(self, cached.rows, &frame, tag, 5 + xid_size)
             if unlikely(status != DONE):
                 self.stopped = cached.rows
                 return status
@@ -1210,30 +1236,36 @@ cdef bint commit(Engine self, const Frame *frame) noexcept nogil:
     return True
 
 
-# An Insert, Update or Delete; `position` is its first tuple's marker.
-cdef inline Status read_change(
+# An Insert or Update that is a new tuple and nothing else, as most rows are, where the columns of
+# its relation have room; `position` is behind its header.
+cdef inline Status read_new(
     Engine self, Rows *rows, const Frame *frame, uint8_t tag, Py_ssize_t position
 ) noexcept nogil:
+    cdef const uint8_t *at = frame.at + position
+    cdef const uint8_t *end = frame.at + frame.length
+    cdef Column *column = rows.after.columns
+    cdef Column *last = column + rows.width
     cdef int64_t bytes_before = rows.bytes
-    cdef int64_t row = rows.count
-    cdef Status status
-    if unlikely(frame.at[position] != c'N' or tag == c'D' or row >= rows.limit):
-        return read_any_change(self, rows, frame, tag, position)
-    # A new tuple and nothing else, as most rows are.
     cdef int64_t unchanged_before = rows.unchanged_count
-    position += 1
-    status = read_tuple(self, rows, &rows.after, frame, &position, 0)
-    if unlikely(status != DONE or position != frame.length):
-        return give_up(
-            self, rows, FAULT if status == DONE else status, bytes_before, unchanged_before
-        )
+    cdef Status status = DONE
+    if unlikely(self.wide and self.lsns != NULL and self.lsns[self.before + self.at] >> 63):
+        return FAULT
+    at = take_values(&column, last, rows.count, at, end, frame.floor, frame.ceiling, &rows.bytes)
+    if unlikely(column != last or at != end):
+        position = at - frame.at
+        status = read_rest(self, rows, &rows.after, frame, &position, column, 0)
+        if status != DONE or position != frame.length:
+            return give_up(
+                self, rows, FAULT if status == DONE else status, bytes_before, unchanged_before
+            )
     return finish_row(
-        self, rows, frame, INSERT if tag == c'I' else UPDATE, bytes_before, unchanged_before
+        self, rows, frame, (INSERT if tag == c'I' else UPDATE) | HAS_AFTER, bytes_before,
+        unchanged_before,
     )
 
 
-# The same where there may be an old tuple, or where the rows need a look first.
-cdef Status read_any_change(
+# Any Insert, Update or Delete; `position` is its first tuple's marker.
+cdef Status read_change(
     Engine self, Rows *rows, const Frame *frame, uint8_t tag, Py_ssize_t position
 ) noexcept nogil:
     cdef const uint8_t *data = frame.at
@@ -1247,6 +1279,8 @@ cdef Status read_any_change(
     cdef int64_t unchanged_before = rows.unchanged_count
     cdef int64_t row = rows.count
     cdef Status status = DONE
+    if self.wide and self.lsns != NULL and self.lsns[self.before + self.at] >> 63:
+        return FAULT
     position += 1
     if not rows.wanted:
         return pass_over(self, rows, frame, tag, marker, position)
@@ -1254,7 +1288,7 @@ cdef Status read_any_change(
         return NO_MEMORY
     if row == self.max_rows:
         return FULL_ROWS
-    flags = INSERT if tag == c'I' else UPDATE if tag == c'U' else DELETE
+    flags = DELETE if tag == c'D' else (INSERT if tag == c'I' else UPDATE) | HAS_AFTER
     if tag != c'I' and (marker == c'K' or marker == c'O'):
         flags |= OLD_KEY if marker == c'K' else OLD_ROW
         old = position
@@ -1263,7 +1297,7 @@ cdef Status read_any_change(
     while True:
         if side == &rows.after and (marker != c'N' or tag == c'D'):
             return give_up(self, rows, FAULT, bytes_before, unchanged_before)
-        if (side.filled < row or side.capacity <= row) and not pad(rows, side, row):
+        if not make_ready(rows, side, row):
             return give_up(self, rows, NO_MEMORY, bytes_before, unchanged_before)
         status = read_tuple(self, rows, side, frame, &position, filler)
         if status != DONE:
@@ -1299,7 +1333,7 @@ cdef inline Status finish_row(
     self.held = held
     if flags & (OLD_KEY | OLD_ROW):
         rows.before.filled = row + 1
-    if flags & OP != DELETE:
+    if flags & HAS_AFTER:
         rows.after.filled = row + 1
     if unlikely(rows.unchanged_count > unchanged_before):
         rows.unchanged_ends[row + 1] = <int32_t> rows.unchanged_count
@@ -1313,10 +1347,14 @@ cdef inline void beside(Engine self, Rows *rows, uint8_t flags, uint32_t subxid)
     cdef int64_t row = rows.count
     if self.wide:
         (<int64_t *> rows.xids)[row] = self.row_xid
-        (<int64_t *> rows.subxids)[row] = subxid
     else:
         (<uint32_t *> rows.xids)[row] = self.row_xid
-        (<uint32_t *> rows.subxids)[row] = subxid
+    # The others stay as they came from memory; finish() sees to it.
+    if self.in_stream:
+        if self.wide:
+            (<int64_t *> rows.subxids)[row] = subxid
+        else:
+            (<uint32_t *> rows.subxids)[row] = subxid
     if self.lsns != NULL:
         rows.lsns[row] = self.lsns[self.before + self.at]
     rows.commit_lsns[row] = self.row_commit_lsn
@@ -1548,6 +1586,7 @@ cdef bint event(
 ) noexcept nogil:
     cdef Event *event
     cdef int64_t room
+    cdef int i
     if self.events.count == self.events.room:
         room = self.events.room * 2 + 64
         if not grow(<void **> &self.events.at, room * sizeof(Event)):
@@ -1561,7 +1600,8 @@ cdef bint event(
     event.xid = xid
     event.subxid = subxid
     event.tag = tag
-    memset(event.unused, 0, 7)
+    for i in range(7):
+        event.unused[i] = 0
     self.events.count += 1
     return True
 
@@ -1611,19 +1651,22 @@ cdef struct Finish:
     uint8_t all
 
 
-# Bits of the rows that have one of `mask` in their flags; NULL if all do, zeros if none does.
-cdef const uint8_t *bits_of(Finish *f, uint8_t mask) noexcept nogil:
+# Bits of the rows that have one of `mask` in their flags: NULL if all do, zeros if none does.
+# False: no memory.
+cdef bint bits_of(Finish *f, uint8_t mask, const uint8_t **found) noexcept nogil:
     cdef uint8_t *bits
     cdef int64_t i
+    found[0] = NULL
     if not f.any & mask:
-        return f.zeros
-    if f.all & mask:
-        return NULL
-    bits = <uint8_t *> own(f.arena, calloc(f.length // 8 + 1, 1), f.length // 8 + 1)
-    if bits != NULL:
+        found[0] = f.zeros
+    elif not f.all & mask:
+        bits = <uint8_t *> own(f.arena, calloc(f.length // 8 + 1, 1), f.length // 8 + 1)
+        if bits == NULL:
+            return False
         for i in range(f.length):
             bits[i >> 3] |= (f.rows.flags[i] & mask != 0) << (i & 7)
-    return bits
+        found[0] = bits
+    return True
 
 
 cdef void plain(
@@ -1645,7 +1688,7 @@ cdef int64_t nulls_of(Finish *f, const uint8_t *validity) noexcept nogil:
     return count_null(validity, f.length)
 
 
-# A column of eight bytes or four per row that is null where `mask` says.
+# A column of eight bytes or four per row that is null but where `mask` says.
 cdef bint head(Finish *f, Node *node, uint8_t mask, void *data, int64_t size) noexcept nogil:
     cdef const uint8_t *validity = NULL
     if mask:
@@ -1653,14 +1696,21 @@ cdef bint head(Finish *f, Node *node, uint8_t mask, void *data, int64_t size) no
             free(data)
             plain(f, node, f.zeros, f.zeros, f.length)
             return True
-        if not f.all & mask:
-            validity = bits_of(f, mask)
-            if validity == NULL:
-                free(data)
-                return False
+        if not bits_of(f, mask, &validity):
+            free(data)
+            return False
     own(f.arena, data, f.length * size)
     plain(f, node, validity, data, nulls_of(f, validity))
     return True
+
+
+# Zeros where a row is in no stream.
+cdef void fill_subxids(Finish *f, int64_t size) noexcept nogil:
+    cdef int64_t i
+    if f.any & IN_STREAM and not f.all & IN_STREAM:
+        for i in range(f.length):
+            if not f.rows.flags[i] & IN_STREAM:
+                memset(f.rows.subxids + i * size, 0, size)
 
 
 # op: what names the rows' kinds, all of six letters but truncate.
@@ -1673,12 +1723,18 @@ cdef bint op_column(Finish *f, Node *node) noexcept nogil:
     cdef uint8_t op
     if ends == NULL or text == NULL:
         return False
-    for i in range(f.length):
-        op = f.rows.flags[i] & OP
-        ends[i] = <int32_t> at
-        memcpy(text + at, OPS[op], 8)
-        at += 8 if op == TRUNCATE else 6
-    ends[f.length] = <int32_t> at
+    if not f.rows.truncated:
+        for i in range(f.length):
+            memcpy(text + 6 * i, OPS[f.rows.flags[i] & OP], 8)
+        for i in range(f.length + 1):
+            ends[i] = <int32_t> (6 * i)
+    else:
+        for i in range(f.length):
+            op = f.rows.flags[i] & OP
+            ends[i] = <int32_t> at
+            memcpy(text + at, OPS[op], 8)
+            at += 8 if op == TRUNCATE else 6
+        ends[f.length] = <int32_t> at
     plain(f, node, NULL, ends, 0)
     node.n_buffers = 3
     node.buffers[2] = text
@@ -1694,7 +1750,7 @@ cdef bint old_kind_column(Finish *f, Node *node) noexcept nogil:
     cdef int32_t at = 0
     cdef int32_t *ends
     cdef char *text
-    cdef const uint8_t *validity
+    cdef const uint8_t *validity = NULL
     cdef uint8_t flags
     if not f.any & (OLD_KEY | OLD_ROW):
         plain(f, node, f.zeros, f.zeros, f.length)
@@ -1703,8 +1759,7 @@ cdef bint old_kind_column(Finish *f, Node *node) noexcept nogil:
         return True
     ends = <int32_t *> own(f.arena, malloc((f.length + 1) * 4), (f.length + 1) * 4)
     text = <char *> own(f.arena, malloc(f.length + 1), f.length + 1)
-    validity = old_bits(f)
-    if ends == NULL or text == NULL or validity == NULL:
+    if ends == NULL or text == NULL or not bits_of(f, OLD_KEY | OLD_ROW, &validity):
         return False
     for i in range(f.length):
         flags = f.rows.flags[i]
@@ -1719,50 +1774,18 @@ cdef bint old_kind_column(Finish *f, Node *node) noexcept nogil:
     return True
 
 
-cdef const uint8_t *old_bits(Finish *f) noexcept nogil:
-    cdef uint8_t *bits = <uint8_t *> own(
-        f.arena, calloc(f.length // 8 + 1, 1), f.length // 8 + 1
-    )
-    cdef int64_t i
-    if bits != NULL:
-        for i in range(f.length):
-            bits[i >> 3] |= (f.rows.flags[i] & (OLD_KEY | OLD_ROW) != 0) << (i & 7)
-    return bits
-
-
-cdef const uint8_t *after_bits(Finish *f) noexcept nogil:
-    cdef uint8_t *bits = <uint8_t *> own(
-        f.arena, calloc(f.length // 8 + 1, 1), f.length // 8 + 1
-    )
-    cdef int64_t i
-    if bits != NULL:
-        for i in range(f.length):
-            bits[i >> 3] |= (f.rows.flags[i] & OP < DELETE) << (i & 7)
-    return bits
-
-
-# The struct of a side. The columns' memory goes over to the arena.
-cdef bint side_column(Finish *f, Node *node, Side *side, bint is_before) noexcept nogil:
+# The struct of a side, which the rows with one of `mask` have. The columns' memory goes over to the
+# arena.
+cdef bint side_column(Finish *f, Node *node, Side *side, uint8_t mask) noexcept nogil:
     cdef Rows *rows = f.rows
     cdef Column *column
     cdef Node *child
     cdef int32_t c, n = 0
     cdef const uint8_t *present = NULL
     cdef bint used = side.filled > 0
-    if is_before:
-        if not f.any & (OLD_KEY | OLD_ROW):
-            present = f.zeros
-        elif not used or rows.before.filled < f.length or not all_old(f):
-            present = old_bits(f)
-            if present == NULL:
-                return False
-    elif not used:
-        present = f.zeros
-    elif some_without_after(f):
-        present = after_bits(f)
-        if present == NULL:
-            return False
-    if used and not pad_to(rows, side, f.length):
+    if not bits_of(f, mask, &present):
+        return False
+    if used and not pad(rows, side, f.length):
         return False
     for c in range(rows.width):
         n += side.columns[c].codes[1] != SKIP
@@ -1799,36 +1822,6 @@ cdef bint side_column(Finish *f, Node *node, Side *side, bint is_before) noexcep
         else:
             f.arena.size += f.length * column.width
     return True
-
-
-cdef bint pad_to(Rows *rows, Side *side, int64_t length) noexcept nogil:
-    cdef int64_t i
-    cdef int32_t c
-    if side.capacity < length and not grow_side(rows, side, length):
-        return False
-    for c in range(rows.width):
-        if side.columns[c].codes[1] != SKIP:
-            for i in range(side.filled, length):
-                if not set_null(&side.columns[c], side, i):
-                    return False
-    side.filled = length
-    return True
-
-
-cdef bint all_old(Finish *f) noexcept nogil:
-    cdef int64_t i
-    for i in range(f.length):
-        if not f.rows.flags[i] & (OLD_KEY | OLD_ROW):
-            return False
-    return True
-
-
-cdef bint some_without_after(Finish *f) noexcept nogil:
-    cdef int64_t i
-    for i in range(f.length):
-        if f.rows.flags[i] & OP >= DELETE:
-            return True
-    return False
 
 
 cdef bint unchanged_column(Finish *f, Node *node) noexcept nogil:
@@ -1918,6 +1911,7 @@ cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
         return False
     gather_flags(rows.flags, f.length, &f.any, &f.all)
     size = 8 if batch.wide else 4
+    fill_subxids(&f, size)
     sound = (
         op_column(&f, nodes)
         and head(&f, nodes + 1, HAS_XID, rows.xids, size)
@@ -1936,8 +1930,8 @@ cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
         and head(&f, nodes + 5, HAS_COMMIT, rows.commit_times, 8)
         and head(&f, nodes + 6, 0, rows.seqs, 8)
         and old_kind_column(&f, nodes + 7)
-        and side_column(&f, nodes + 8, &rows.before, True)
-        and side_column(&f, nodes + 9, &rows.after, False)
+        and side_column(&f, nodes + 8, &rows.before, OLD_KEY | OLD_ROW)
+        and side_column(&f, nodes + 9, &rows.after, HAS_AFTER)
         and unchanged_column(&f, nodes + 10)
     )
     free(rows.flags)

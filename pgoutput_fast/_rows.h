@@ -28,8 +28,8 @@ enum {
 enum { SLACK = 16 /* bytes behind a value that a copy of 16 may write */ };
 
 typedef struct {
-    uint8_t kind; /* of the values that come: 't' or 'b', as of the last one */
-    uint8_t code; /* the converter of such */
+    uint8_t kind; /* of the values that come: 't' or 'b', as of the last one; 0 before it */
+    uint8_t code; /* the converter of such; SLOW before the first */
     uint8_t codes[2]; /* the converters of binary values and of text */
     uint8_t utf8_code; /* of a column by format: how its text is stored */
     uint8_t form; /* of a column by format: what came first */
@@ -137,6 +137,34 @@ static PGF_OUTLINE int pgf_take_text(
     return 1;
 }
 
+/* The header of a row that is a new tuple and nothing else: its relation's OID, the tuple's marker
+ * and how many columns it has. The byte before them, the tag or the last one of an xid, is set, so
+ * that zeros are no header of any frame.
+ */
+static inline uint64_t pgf_header(uint32_t relation_id, int32_t width)
+{
+    return UINT64_C(0xFF) << 56 | (uint64_t)relation_id << 24 | (uint64_t)'N' << 16
+        | (uint64_t)width;
+}
+
+static inline uint64_t pgf_load_header(const uint8_t *at)
+{
+    return UINT64_C(0xFF) << 56 | pgf_load8(at);
+}
+
+/* Before a binary value of so many bytes: its kind and its length, in one look. */
+#define PGF_IS_BINARY(size) \
+    (end - at >= 5 + (size) && pgf_load8(at) >> 24 == ((uint64_t)'b' << 32 | (size)))
+
+/* A value of any length. Unsigned: a negative length is longer than any frame. */
+#define PGF_TAKE_LENGTH(of_kind) \
+    if (end - at < 5 || at[0] != (of_kind)) \
+        goto other; \
+    length = pgf_load4(at + 1); \
+    value = at + 5; \
+    if (length > (size_t)(end - value)) \
+        goto unusual
+
 /* Values from `at` on, into `row` of the columns from *next on and up to `last`. It stops before
  * what is unusual or malformed, and says where: in *next the column, the place as its result. What
  * is read lies between `at` and `end`, but for loads of 16 bytes, which keep to `floor` and
@@ -147,124 +175,143 @@ static PGF_OUTLINE const uint8_t *pgf_take_values(
     const uint8_t *floor, const uint8_t *ceiling, int64_t *bytes)
 {
     pgf_column *column = *next;
+    int64_t taken = 0;
     for (; column < last; column++) {
-        if (end - at < 5 || at[0] != column->kind) {
-            if (at == end || at[0] != 'n' || !column->validity)
-                break;
-            pgf_set_null(column, row);
-            at++;
-            continue;
-        }
-        uint32_t length = pgf_load4(at + 1);
-        const uint8_t *value = at + 5;
+        const uint8_t *value;
+        uint32_t length;
         int64_t number;
         int32_t used, days;
-        /* Unsigned: a negative length is longer than any frame. */
-        if (length > (size_t)(end - value))
-            break;
         switch (column->code) {
-        case SKIP:
-            break;
+        case SAME4:
+            if (!PGF_IS_BINARY(4))
+                goto other;
+            ((uint32_t *)column->data)[row] = pgf_load4(at + 5);
+            at += 9;
+            continue;
+        case SAME8:
+            if (!PGF_IS_BINARY(8))
+                goto other;
+            ((uint64_t *)column->data)[row] = pgf_load8(at + 5);
+            at += 13;
+            continue;
+        case DATE_BINARY:
+            if (!PGF_IS_BINARY(4))
+                goto other;
+            days = (int32_t)pgf_load4(at + 5);
+            if (days < PGF_LEAST_DAY || days > PGF_GREATEST_DAY)
+                goto unusual;
+            ((int32_t *)column->data)[row] = days + PGF_SHIFT_DAYS;
+            at += 9;
+            continue;
+        case TIMESTAMP_BINARY:
+            if (!PGF_IS_BINARY(8))
+                goto other;
+            number = (int64_t)pgf_load8(at + 5);
+            if (number < PGF_LEAST_DAY * PGF_DAY || number >= (PGF_GREATEST_DAY + 1) * PGF_DAY)
+                goto unusual;
+            ((int64_t *)column->data)[row] = number + PGF_SHIFT_DAYS * PGF_DAY;
+            at += 13;
+            continue;
         case INT4_TEXT:
+            PGF_TAKE_LENGTH('t');
             if (!pgf_integer(
                     value, length, (size_t)(value - floor), INT32_MIN, INT32_MAX, &number))
                 goto unusual;
             ((int32_t *)column->data)[row] = (int32_t)number;
             break;
         case INT8_TEXT:
+            PGF_TAKE_LENGTH('t');
             if (!pgf_integer(
                     value, length, (size_t)(value - floor), INT64_MIN, INT64_MAX, &number))
                 goto unusual;
             ((int64_t *)column->data)[row] = number;
             break;
-        case SAME4:
-            if (length != 4)
-                goto unusual;
-            ((uint32_t *)column->data)[row] = pgf_load4(value);
-            break;
-        case SAME8:
-            if (length != 8)
-                goto unusual;
-            ((uint64_t *)column->data)[row] = pgf_load8(value);
-            break;
         case UTF8:
+            PGF_TAKE_LENGTH(column->kind);
             used = column->offsets[row];
             if (length <= 16 && ceiling - value >= 16 && used + 16 <= column->room
                 && pgf_copy_short(column->data + used, value, length))
                 column->offsets[row + 1] = used + (int32_t)length;
             else if (!pgf_take_text(column, row, value, length, ceiling))
                 goto unusual;
-            *bytes += length;
+            taken += length;
             break;
         case JSONB_BINARY:
+            PGF_TAKE_LENGTH('b');
             if (length == 0 || value[0] != 1
                 || !pgf_take_text(column, row, value + 1, length - 1, ceiling))
                 goto unusual;
-            *bytes += length - 1;
+            taken += length - 1;
             break;
         case BOOL_TEXT:
+            PGF_TAKE_LENGTH('t');
             if (length != 1 || (value[0] != 't' && value[0] != 'f'))
                 goto unusual;
             pgf_set_bit(column->data, row, value[0] == 't');
             break;
         case BOOL_BINARY:
+            PGF_TAKE_LENGTH('b');
             if (length != 1 || value[0] > 1)
                 goto unusual;
             pgf_set_bit(column->data, row, value[0]);
             break;
-        case DATE_BINARY:
-            if (length != 4)
-                goto unusual;
-            days = (int32_t)pgf_load4(value);
-            if (days < PGF_LEAST_DAY || days > PGF_GREATEST_DAY)
-                goto unusual;
-            ((int32_t *)column->data)[row] = days + PGF_SHIFT_DAYS;
-            break;
-        case TIMESTAMP_BINARY:
-            if (length != 8)
-                goto unusual;
-            number = (int64_t)pgf_load8(value);
-            if (number < PGF_LEAST_DAY * PGF_DAY || number >= (PGF_GREATEST_DAY + 1) * PGF_DAY)
-                goto unusual;
-            ((int64_t *)column->data)[row] = number + PGF_SHIFT_DAYS * PGF_DAY;
-            break;
         case BYTES:
+            PGF_TAKE_LENGTH(column->kind);
             if (column->width != 16 || length != 16)
                 goto unusual;
             memcpy(column->data + 16 * row, value, 16);
             break;
         case DECIMAL_TEXT:
+            PGF_TAKE_LENGTH('t');
             if (!pgf_take_decimal(column, row, value, length, floor))
                 goto unusual;
             break;
         case DECIMAL_BINARY:
+            PGF_TAKE_LENGTH('b');
             if (!pgf_take_binary_decimal(column, row, value, length))
                 goto unusual;
             break;
         case TIMESTAMP_TEXT:
         case TIMESTAMPTZ_TEXT:
+            PGF_TAKE_LENGTH('t');
             if (!pgf_take_timestamp(column, row, value, length, column->code == TIMESTAMPTZ_TEXT))
                 goto unusual;
             break;
         case DATE_TEXT:
+            PGF_TAKE_LENGTH('t');
             if (!pgf_take_date(column, row, value, length))
                 goto unusual;
             break;
         case FLOAT8_TEXT:
+            PGF_TAKE_LENGTH('t');
             if (!pgf_take_float(column, row, value, length))
                 goto unusual;
             break;
         case UUID_TEXT:
+            PGF_TAKE_LENGTH('t');
             if (!pgf_take_uuid(column, row, value, length))
                 goto unusual;
             break;
+        case SKIP:
+            PGF_TAKE_LENGTH(column->kind);
+            break;
         default:
-            goto unusual;
+            goto other;
         }
         at = value + length;
+        continue;
+    other:
+        if (at == end || at[0] != 'n')
+            goto unusual;
+        if (column->validity)
+            pgf_set_null(column, row);
+        else if (column->code != SKIP)
+            goto unusual;
+        at++;
     }
 unusual:
     *next = column;
+    *bytes += taken;
     return at;
 }
 
