@@ -27,7 +27,7 @@ from libc.string cimport memcpy, memset, strlen
 
 from pgoutput_fast._core cimport load_uint16, load_uint32, load_uint64, walk_tuple
 from pgoutput_fast._frames cimport (
-    Frame, Memory, Piece, Source, expect_memory, pieces_of, take_frame,
+    MAX_FRAME, Frame, Memory, Piece, Source, expect_memory, pieces_of, take_frame,
 )
 
 from ._core import decode, restore
@@ -106,7 +106,7 @@ cdef extern from "_rows.h" nogil:
         CONVERTER_COUNT, SLOW, SKIP, UTF8, ASCII, BYTES, FORM
         INT2_TEXT, UINT4_TEXT, UINT4_WIDE_TEXT, SAME2, UINT4_WIDE, FLOAT4_TEXT
         NUMERIC_TEXT, NUMERIC_BINARY, JSONB_BINARY, BYTEA_TEXT
-        UUID_UTF8_TEXT, UUID_UTF8_BINARY
+        UUID_UTF8_TEXT, UUID_UTF8_BINARY, END
         TIME_TEXT, TIME_BINARY, TIME_NS_TEXT, TIME_NS_BINARY, INTERVAL_BINARY
     ctypedef struct Column "pgf_column":
         uint8_t kind
@@ -122,13 +122,76 @@ cdef extern from "_rows.h" nogil:
         int64_t room
         uint64_t limit
         void *field
-    uint64_t load_header "pgf_load_header"(const uint8_t *at) noexcept
-    uint64_t header_of "pgf_header"(uint32_t relation_id, int32_t width) noexcept
     pgf_power[651] POWERS_OF_FIVE "PGF_POWERS_OF_FIVE"
     void put_null "pgf_set_null"(Column *column, int64_t row) noexcept
-    const uint8_t *take_values "pgf_take_values"(
-        Column **next, Column *last, int64_t row, const uint8_t *at, const uint8_t *end,
-        const uint8_t *floor, const uint8_t *ceiling, int64_t *bytes
+    enum:
+        INSERT "PGF_INSERT"
+        UPDATE "PGF_UPDATE"
+        DELETE "PGF_DELETE"
+        TRUNCATE "PGF_TRUNCATE"
+        OP "PGF_OP"
+        OLD_KEY "PGF_OLD_KEY"
+        OLD_ROW "PGF_OLD_ROW"
+        IN_STREAM "PGF_IN_STREAM"
+        HAS_XID "PGF_HAS_XID"
+        HAS_COMMIT "PGF_HAS_COMMIT"
+        HAS_AFTER "PGF_HAS_AFTER"
+        CACHED "PGF_CACHED"
+    const int64_t SHIFT "PGF_SHIFT"
+    ctypedef struct Side "pgf_side":
+        Column *columns
+        int64_t filled
+        int64_t capacity
+    ctypedef struct Rows "pgf_rows":
+        void *owner
+        bint wanted
+        int32_t width
+        int64_t count, limit, capacity
+        int64_t bytes, fixed, side_fixed
+        bint truncated, has_before
+        uint8_t *flags
+        uint8_t *xids
+        uint8_t *subxids
+        uint64_t *lsns
+        uint64_t *commit_lsns
+        int64_t *commit_times
+        int64_t *seqs
+        Side before, after
+        int32_t *unchanged_ends
+        int64_t unchanged_filled
+        int32_t *unchanged
+        int64_t unchanged_count
+        int64_t unchanged_room
+        const char **names
+        int64_t usual
+        int64_t *usual_bytes
+        int64_t *form_rows
+    ctypedef struct Cached "pgf_cached":
+        uint64_t header
+        Rows *rows
+    ctypedef struct Stream "pgf_stream":
+        bint wide, in_stream, in_transaction, has_commit
+        uint32_t open_xid, xid
+        uint64_t commit_lsn
+        int64_t commit_time, seq, held, max_bytes
+        Cached[256] cached
+    ctypedef struct Stop "pgf_stop":
+        Rows *rows
+        Column *column
+        const uint8_t *at
+        int64_t bytes
+    uint64_t header_of "pgf_header"(uint32_t relation_id, int32_t width) noexcept
+    const uint8_t *take_values "pgf_take_more"(
+        Column **next, int64_t row, const uint8_t *at, const uint8_t *end, const uint8_t *floor,
+        const uint8_t *ceiling, int64_t *bytes
+    ) noexcept
+    void settle "pgf_settle"(Stream *stream) noexcept
+    void put_beside "pgf_put_beside"(
+        const Stream *stream, Rows *rows, uint8_t flags, const uint8_t *at, const uint64_t *lsn
+    ) noexcept
+    int64_t take_rows "pgf_take_rows"(
+        Stream *stream, const Source *source, int64_t i, int64_t end, const uint64_t *lsns,
+        Stop *stop
     ) noexcept
 
 if [CONVERTERS["skip"], CONVERTERS["utf8"], CONVERTERS["interval_binary"], len(CONVERTERS)] != [
@@ -137,14 +200,13 @@ if [CONVERTERS["skip"], CONVERTERS["utf8"], CONVERTERS["interval_binary"], len(C
     raise ImportError(
         "the converters of pgoutput_fast.layout are not those of this extension; rebuild it"
     )
+if SHIFT != EPOCH_SHIFT:
+    raise ImportError("the epoch of this extension is not that of pgoutput_fast.layout")
 
-cdef int64_t SHIFT = EPOCH_SHIFT
 cdef int64_t DAY = 86_400_000_000
 cdef int64_t MOST_MICROSECONDS = 9_223_372_036_854_775  # of an interval, whose column has ns
 
 cdef enum:
-    MAX_FRAME = 0x3FFFFFFF
-    CACHED = 256  # relations at hand without a look into a dict, by the last byte of their OIDs
     FIRST_ROWS = 64
     CHECKED = 65_536  # frames between two looks for Ctrl-C
 
@@ -249,60 +311,6 @@ if ITEM_SIZES["events"] != sizeof(Event):
     raise ImportError(
         "the layouts of pgoutput_fast.batches are not those of this extension; rebuild it"
     )
-
-# The columns of `before` or of `after`.
-cdef struct Side:
-    Column *columns
-    int64_t filled  # rows that the columns have; the rows of the batch catch up
-    int64_t capacity  # rows
-
-cdef enum Flag:
-    OP = 3  # the bits of an Op
-    OLD_KEY = 4
-    OLD_ROW = 8
-    IN_STREAM = 16
-    HAS_XID = 32
-    HAS_COMMIT = 64
-    HAS_AFTER = 128
-
-cdef enum Op:
-    INSERT
-    UPDATE
-    DELETE
-    TRUNCATE
-
-cdef struct Rows:
-    void *owner  # the _Relation
-    bint wanted
-    int32_t width  # of the relation
-    int64_t count
-    int64_t limit  # rows of which a new tuple can be stored without more ado
-    int64_t capacity
-    int64_t bytes  # of variable values
-    int64_t fixed  # bytes of a row beside those
-    bint truncated  # whether there is a TRUNCATE among them
-    # What stands beside the tuples.
-    uint8_t *flags
-    uint8_t *xids  # of 4 or 8 bytes, by the target
-    uint8_t *subxids
-    uint64_t *lsns
-    uint64_t *commit_lsns
-    int64_t *commit_times
-    int64_t *seqs
-    Side before
-    Side after
-    # Columns of `after` that were not sent: per row where they end, and which they are.
-    int32_t *unchanged_ends
-    int64_t unchanged_filled
-    int32_t *unchanged
-    int64_t unchanged_count
-    int64_t unchanged_room
-    const char **names  # of the relation's columns
-    # The last batch, as the next one will be like it.
-    int64_t usual
-    int64_t *usual_bytes  # per column
-    int64_t *form_rows  # per column: the row by which its form was decided
-
 
 cdef enum Status:
     DONE
@@ -658,6 +666,9 @@ cdef void forget_rows(Rows *rows) noexcept nogil:
     rows.count = rows.limit = rows.capacity = rows.bytes = 0
     rows.unchanged_count = rows.unchanged_room = rows.unchanged_filled = 0
     rows.truncated = False
+    if rows.has_before:
+        rows.has_before = False
+        rows.fixed -= rows.side_fixed
 
 
 cdef _Relation make_relation(object plan, object layout):
@@ -690,6 +701,7 @@ cdef _Relation make_relation(object plan, object layout):
         made.rows.after.columns[c].codes[0] = SKIP
     if layout is not None:
         made.rows.fixed = layout.row_bytes
+        made.rows.side_fixed = layout.side_bytes
         for field in layout.columns:
             column = &made.rows.after.columns[field.position]
             column.codes[1] = FORM if field.by_format else field.text_code
@@ -699,7 +711,8 @@ cdef _Relation make_relation(object plan, object layout):
             column.scale = max(field.scale, 0)
             column.limit = 10**field.precision if 0 < field.precision <= 18 else 0
             column.field = <void *> field
-    memcpy(made.rows.before.columns, made.rows.after.columns, width * sizeof(Column))
+    made.rows.after.columns[width].code = END
+    memcpy(made.rows.before.columns, made.rows.after.columns, (width + 1) * sizeof(Column))
     return made
 
 
@@ -726,12 +739,6 @@ cdef bint note_unchanged(Rows *rows, int32_t column) noexcept nogil:
 
 # --- the engine ----------------------------------------------------------------------------------
 
-# A relation at hand, and the header of those of its rows that are a new tuple and nothing else.
-cdef struct Cached:
-    uint64_t header
-    Rows *rows
-
-
 @cython.final
 cdef class Engine:
     """Turns frames into rows of columns; :class:`pgoutput_fast.columns.ColumnarDecoder` leads it.
@@ -744,31 +751,18 @@ cdef class Engine:
 
     cdef readonly object state
     cdef object options
-    cdef bint wide  # xids and LSNs are Spark's longs
     cdef bint fill_unchanged
-    cdef int64_t max_rows, max_bytes
+    cdef int64_t max_rows
     # The frames of this call, and the one that comes next.
     cdef list pieces
     cdef Py_ssize_t piece_index, at, before
     cdef Piece piece
     cdef object lsns_owner
     cdef const uint64_t *lsns
-    # The state, as far as rows need it.
-    cdef bint in_stream, in_transaction, has_commit
-    cdef uint32_t open_xid, xid
-    cdef uint64_t commit_lsn
-    cdef int64_t commit_time
-    cdef int64_t row
-    # What the rows of the transaction have in common.
-    cdef uint8_t row_flags
-    cdef uint32_t row_xid
-    cdef uint64_t row_commit_lsn
-    cdef int64_t row_commit_time
-    # Relations: at hand by the low bits of their OIDs, by plan, and those that have rows.
-    cdef Cached[CACHED] cached
+    cdef Stream stream
+    # Relations by plan, and those that have rows.
     cdef dict known
     cdef dict open
-    cdef int64_t held  # bytes of the rows of all relations
     # What a run leaves behind when it stops.
     cdef uint32_t wanted_id
     cdef Rows *stopped
@@ -781,10 +775,10 @@ cdef class Engine:
 
     def __init__(self, state, options):
         self.options = options
-        self.wide = options.target == "spark"
+        self.stream.wide = options.target == "spark"
         self.fill_unchanged = options.fill_unchanged
         self.max_rows = options.max_rows
-        self.max_bytes = options.max_bytes
+        self.stream.max_bytes = options.max_bytes
         self.known = {}
         self.open = {}
         self.pieces = []
@@ -840,7 +834,7 @@ cdef class Engine:
     def skip(self):
         """Pass over the frame that comes next, which is refused."""
         if self.piece.frame(self.at)[:1] in (b"I", b"U", b"D"):
-            self.row += 1
+            self.stream.seq += 1
         self.at += 1
 
     def run(self):
@@ -893,8 +887,8 @@ cdef class Engine:
             (<_Relation> relation).clear()
         self.open = {}
         self.ready = []
-        self.held = 0
-        memset(self.cached, 0, sizeof(self.cached))
+        self.stream.held = 0
+        memset(self.stream.cached, 0, sizeof(self.stream.cached))
 
     def take_events(self):
         """What came that is no row, as an array."""
@@ -910,24 +904,24 @@ cdef class Engine:
     def adopt(self, state):
         """Take over a state, all of what it says."""
         self.state = state
-        self.in_stream = state.open_xid is not None
-        self.open_xid = state.open_xid or 0
-        self.in_transaction = state.xid is not None
-        self.xid = state.xid or 0
-        self.has_commit = state.commit_lsn is not None
-        self.commit_lsn = state.commit_lsn or 0
-        self.commit_time = state.commit_time or 0
-        self.row = state.row
-        settle(self)
-        memset(self.cached, 0, sizeof(self.cached))
+        self.stream.in_stream = state.open_xid is not None
+        self.stream.open_xid = state.open_xid or 0
+        self.stream.in_transaction = state.xid is not None
+        self.stream.xid = state.xid or 0
+        self.stream.has_commit = state.commit_lsn is not None
+        self.stream.commit_lsn = state.commit_lsn or 0
+        self.stream.commit_time = state.commit_time or 0
+        self.stream.seq = state.row
+        settle(&self.stream)
+        memset(self.stream.cached, 0, sizeof(self.stream.cached))
 
     def sync(self):
         """Bring the state up to date."""
         state = self.state
-        state.xid = self.xid if self.in_transaction else None
-        state.commit_lsn = self.commit_lsn if self.has_commit else None
-        state.commit_time = self.commit_time if self.has_commit else None
-        state.row = self.row
+        state.xid = self.stream.xid if self.stream.in_transaction else None
+        state.commit_lsn = self.stream.commit_lsn if self.stream.has_commit else None
+        state.commit_time = self.stream.commit_time if self.stream.has_commit else None
+        state.row = self.stream.seq
 
     # --- frames
 
@@ -948,7 +942,7 @@ cdef class Engine:
         cdef bytes frame = self.piece.frame(self.at)
         cdef Py_ssize_t index = self.before + self.at
         cdef uint8_t tag = PyBytes_AS_STRING(frame)[0]
-        cdef int64_t row = self.row
+        cdef int64_t row = self.stream.seq
         self.sync()
         state = self.state
         open_xid = state.open_xid
@@ -961,11 +955,11 @@ cdef class Engine:
             else:
                 message = state.receive(frame)
         except DecodeError as error:
-            self.row = row
+            self.stream.seq = row
             error.frame = index
             raise
         if tag == c'R' or tag == c'Y':
-            memset(self.cached, 0, sizeof(self.cached))
+            memset(self.stream.cached, 0, sizeof(self.stream.cached))
         elif tag != c'M' and tag != c'O' and tag != c'T':
             self.adopt(state)
         top = open_xid if open_xid is not None else in_transaction
@@ -986,6 +980,7 @@ cdef class Engine:
     # A row for each table that a TRUNCATE names. All of them must be known.
     cdef int truncate(self, message) except -1:
         cdef Rows *rows
+        cdef Frame given
         state = self.state
         frame = message.frame
         start = 10 if message.in_stream else 6
@@ -998,27 +993,26 @@ cdef class Engine:
                     "unknown_relation", frame, start + 4 * i, relation_id=relation_id,
                     hint=UNKNOWN_HINT,
                 )
-        if self.wide and self.lsns != NULL and self.lsns[self.before + self.at] >> 63:
+        if self.stream.wide and self.lsns != NULL and self.lsns[self.before + self.at] >> 63:
             refuse_time(frame, 0, "lsn", self.lsns[self.before + self.at])
+        take_frame(&self.piece.source, self.at, &given)
         for plan in plans:
             rows = &(self.relation_of(plan)).rows
             if not rows.wanted:
-                self.row += 1
+                self.stream.seq += 1
                 continue
             if rows.count == self.max_rows:
                 self.ready.append(self.close(<_Relation> rows.owner))
                 self.relation_of(plan)
-            elif self.held > 0 and self.held + rows.fixed > self.max_bytes:
+            elif self.stream.held > 0 and self.stream.held + rows.fixed > self.stream.max_bytes:
                 self.ready += self.flush()
                 self.relation_of(plan)
             if rows.count == rows.capacity and not grow_rows(rows):
                 raise MemoryError
-            self.held += rows.fixed
+            self.stream.held += rows.fixed
             rows.truncated = True
             rows.limit = 0  # the columns of `after` are behind from now on
-            beside(
-                self, rows, TRUNCATE, message.xid if message.in_stream else 0
-            )
+            put_row(self, rows, TRUNCATE, &given)
         return 0
 
     # The relation of the row that comes next.
@@ -1028,8 +1022,8 @@ cdef class Engine:
         if plan is None:
             self.refuse()
         relation = self.relation_of(plan)
-        self.cached[self.wanted_id & (CACHED - 1)].rows = &relation.rows
-        self.cached[self.wanted_id & (CACHED - 1)].header = header_of(
+        self.stream.cached[self.wanted_id & (CACHED - 1)].rows = &relation.rows
+        self.stream.cached[self.wanted_id & (CACHED - 1)].header = header_of(
             self.wanted_id, relation.rows.width
         )
         return 0
@@ -1061,14 +1055,14 @@ cdef class Engine:
         cdef int32_t c
         cdef bint made
         self.open.pop(relation.plan.relation.relation_id, None)
-        memset(self.cached, 0, sizeof(self.cached))
-        self.held -= rows.bytes + rows.count * rows.fixed
+        memset(self.stream.cached, 0, sizeof(self.stream.cached))
+        self.stream.held -= rows.bytes + rows.count * rows.fixed
         if rows.count == 0:
             relation.clear()
             return None
         batch = ChangeBatch.__new__(ChangeBatch)
         batch.layout = relation.layout
-        batch.wide = self.wide
+        batch.wide = self.stream.wide
         batch.num_rows = rows.count
         binary = []
         for i, position in enumerate(relation.positions):
@@ -1117,7 +1111,7 @@ cdef class Engine:
             state.check_order(frame)
             if frame[:1] not in (b"I", b"U", b"D"):
                 message = decode(frame, in_stream)
-                if self.wide and message.final_lsn >> 63:
+                if self.stream.wide and message.final_lsn >> 63:
                     refuse_time(frame, 1, "commit_lsn", message.final_lsn)
                 refuse_time(frame, 9, "commit_time", message.commit_time)
             start = 5 if in_stream else 1
@@ -1136,130 +1130,84 @@ cdef class Engine:
 # --- frames to rows -------------------------------------------------------------------------------
 
 
-# What the rows to come have in common.
-cdef void settle(Engine self) noexcept nogil:
-    self.row_flags = 0
-    self.row_xid = 0
-    self.row_commit_lsn = 0
-    self.row_commit_time = 0
-    if self.in_stream:
-        self.row_flags = IN_STREAM | HAS_XID
-        self.row_xid = self.open_xid
-    elif self.in_transaction:
-        self.row_flags = HAS_XID
-        self.row_xid = self.xid
-        if self.has_commit:
-            self.row_flags = HAS_XID | HAS_COMMIT
-            self.row_commit_lsn = self.commit_lsn
-            self.row_commit_time = self.commit_time + SHIFT
-
-
-# Rows of frames up to `stop`, or to one that is for Python.
-cdef Status read_rows(Engine self, const Source *source, Py_ssize_t stop) noexcept nogil:
+# Rows of frames up to `end`, or to one that is for Python.
+cdef Status read_rows(Engine self, const Source *source, Py_ssize_t end) noexcept nogil:
     cdef Frame frame
-    cdef Py_ssize_t i
-    cdef uint8_t tag
-    # Nothing here opens or closes a stream.
-    cdef int32_t xid_size = 4 if self.in_stream else 0
-    cdef Cached *cached
+    cdef Stop stop
     cdef Status status
-    for i in range(self.at, stop):
-        self.at = i
-        take_frame(source, i, &frame)
-        if unlikely(frame.length == 0 or frame.length > MAX_FRAME):
-            return FAULT
-        tag = frame.at[0]
-        if likely(tag == c'I' or tag == c'U' or tag == c'D'):
-            if unlikely(frame.length < 8 + xid_size):
-                return FAULT
-            cached = &self.cached[frame.at[4 + xid_size]]
-            if likely(
-                load_header(frame.at + xid_size) == cached.header and tag != c'D'
-                and cached.rows.count < cached.rows.limit
-            ):
-                status = read_new(self, cached.rows, &frame, tag, 8 + xid_size)
-            elif likely(
-                cached.rows != NULL
-                and load_uint32(frame.at + 1 + xid_size) == <uint32_t> (cached.header >> 24)
-            ):
-                status = read_change(self, cached.rows, &frame, tag, 5 + xid_size)
-            else:
-                self.wanted_id = load_uint32(frame.at + 1 + xid_size)
-                return UNKNOWN
-            if unlikely(status != DONE):
-                self.stopped = cached.rows
-                return status
-            continue
-        # Not an elif: rows are most of all frames, and need no jump through a table.
-        if tag == c'B':
-            if not begin(self, &frame):
-                return FAULT
-        elif tag == c'C':
-            if frame.length != 26 or self.in_stream:
-                return FAULT
-            if not commit(self, &frame):
-                return NO_MEMORY
+    cdef const uint64_t *lsns = NULL
+    if self.lsns != NULL:
+        lsns = self.lsns + self.before
+    while True:
+        self.at = take_rows(&self.stream, source, self.at, end, lsns, &stop)
+        if self.at == end:
+            return DONE
+        take_frame(source, self.at, &frame)
+        if stop.rows != NULL:
+            self.stopped = stop.rows
+            status = go_on(self, &stop, &frame)
         else:
-            return RARE
-    self.at = stop
+            status = read_frame(self, &frame)
+        if status != DONE:
+            return status
+        self.at += 1
+
+
+# The frame that the loop over rows has left.
+cdef Status read_frame(Engine self, const Frame *frame) noexcept nogil:
+    cdef int32_t xid_size = 4 if self.stream.in_stream else 0
+    cdef Cached *cached
+    cdef uint8_t tag
+    if frame.length == 0 or frame.length > MAX_FRAME:
+        return FAULT
+    tag = frame.at[0]
+    if tag == c'I' or tag == c'U' or tag == c'D':
+        if frame.length < 8 + xid_size:
+            return FAULT
+        cached = &self.stream.cached[frame.at[4 + xid_size]]
+        self.wanted_id = load_uint32(frame.at + 1 + xid_size)
+        if cached.rows == NULL or self.wanted_id != <uint32_t> (cached.header >> 24):
+            return UNKNOWN
+        self.stopped = cached.rows
+        return read_change(self, cached.rows, frame, tag, 5 + xid_size)
+    if tag == c'B':
+        return FAULT
+    if tag == c'C':
+        if frame.length != 26 or self.stream.in_stream:
+            return FAULT
+        return commit(self, frame)
+    return RARE
+
+
+cdef Status commit(Engine self, const Frame *frame) noexcept nogil:
+    if not event(
+        self, c'C', self.stream.xid if self.stream.in_transaction else 0, 0,
+        load_uint64(frame.at + 2), load_uint64(frame.at + 10),
+        <int64_t> load_uint64(frame.at + 18),
+    ):
+        return NO_MEMORY
+    self.stream.in_transaction = False
+    self.stream.has_commit = False
+    self.stream.seq = 0
+    settle(&self.stream)
     return DONE
 
 
-cdef bint begin(Engine self, const Frame *frame) noexcept nogil:
-    if frame.length != 21 or self.in_stream:
-        return False
-    # Neither may leave what their columns hold.
-    if self.wide and frame.at[1] >= 0x80:
-        return False
-    if <int64_t> load_uint64(frame.at + 9) > INT64_MAX - SHIFT:
-        return False
-    self.commit_lsn = load_uint64(frame.at + 1)
-    self.commit_time = <int64_t> load_uint64(frame.at + 9)
-    self.xid = load_uint32(frame.at + 17)
-    self.in_transaction = True
-    self.has_commit = True
-    self.row = 0
-    settle(self)
-    return True
-
-
-cdef bint commit(Engine self, const Frame *frame) noexcept nogil:
-    if not event(
-        self, c'C', self.xid if self.in_transaction else 0, 0, load_uint64(frame.at + 2),
-        load_uint64(frame.at + 10), <int64_t> load_uint64(frame.at + 18),
-    ):
-        return False
-    self.in_transaction = False
-    self.has_commit = False
-    self.row = 0
-    settle(self)
-    return True
-
-
-# An Insert or Update that is a new tuple and nothing else, as most rows are, where the columns of
-# its relation have room; `position` is behind its header.
-cdef inline Status read_new(
-    Engine self, Rows *rows, const Frame *frame, uint8_t tag, Py_ssize_t position
-) noexcept nogil:
-    cdef const uint8_t *at = frame.at + position
-    cdef const uint8_t *end = frame.at + frame.length
-    cdef Column *column = rows.after.columns
-    cdef Column *last = column + rows.width
+# A row that is a new tuple and nothing else, from where the loop has stopped.
+cdef Status go_on(Engine self, const Stop *stop, const Frame *frame) noexcept nogil:
+    cdef Rows *rows = stop.rows
     cdef int64_t bytes_before = rows.bytes
     cdef int64_t unchanged_before = rows.unchanged_count
-    cdef Status status = DONE
-    if unlikely(self.wide and self.lsns != NULL and self.lsns[self.before + self.at] >> 63):
-        return FAULT
-    at = take_values(&column, last, rows.count, at, end, frame.floor, frame.ceiling, &rows.bytes)
-    if unlikely(column != last or at != end):
-        position = at - frame.at
-        status = read_rest(self, rows, &rows.after, frame, &position, column, 0)
-        if status != DONE or position != frame.length:
-            return give_up(
-                self, rows, FAULT if status == DONE else status, bytes_before, unchanged_before
-            )
+    cdef Py_ssize_t position = stop.at - frame.at
+    cdef Status status
+    rows.bytes += stop.bytes
+    status = read_rest(self, rows, &rows.after, frame, &position, stop.column, 0)
+    if status == DONE and position != frame.length:
+        status = FAULT
+    if status != DONE:
+        return give_up(self, rows, status, bytes_before, unchanged_before)
     return finish_row(
-        self, rows, frame, (INSERT if tag == c'I' else UPDATE) | HAS_AFTER, bytes_before,
+        self, rows, frame, (INSERT if frame.at[0] == c'I' else UPDATE) | HAS_AFTER, bytes_before,
         unchanged_before,
     )
 
@@ -1279,7 +1227,7 @@ cdef Status read_change(
     cdef int64_t unchanged_before = rows.unchanged_count
     cdef int64_t row = rows.count
     cdef Status status = DONE
-    if self.wide and self.lsns != NULL and self.lsns[self.before + self.at] >> 63:
+    if self.stream.wide and self.lsns != NULL and self.lsns[self.before + self.at] >> 63:
         return FAULT
     position += 1
     if not rows.wanted:
@@ -1322,47 +1270,40 @@ cdef Status read_change(
 
 
 # A row that was read to its end counts from now on, if there is room for it.
-cdef inline Status finish_row(
+cdef Status finish_row(
     Engine self, Rows *rows, const Frame *frame, uint8_t flags, int64_t bytes_before,
     int64_t unchanged_before,
 ) noexcept nogil:
     cdef int64_t row = rows.count
-    cdef int64_t held = self.held + rows.bytes - bytes_before + rows.fixed
-    if unlikely(held > self.max_bytes and self.held > 0):
+    cdef int64_t held = self.stream.held + rows.bytes - bytes_before + rows.fixed
+    cdef bint is_first_old = flags & (OLD_KEY | OLD_ROW) and not rows.has_before
+    # From the first old tuple on, all rows have their place in the columns of `before`.
+    if is_first_old:
+        held += rows.side_fixed * (row + 1)
+    if held > self.stream.max_bytes and self.stream.held > 0:
         return give_up(self, rows, FULL, bytes_before, unchanged_before)
-    self.held = held
+    self.stream.held = held
+    if is_first_old:
+        rows.has_before = True
+        rows.fixed += rows.side_fixed
     if flags & (OLD_KEY | OLD_ROW):
         rows.before.filled = row + 1
     if flags & HAS_AFTER:
         rows.after.filled = row + 1
-    if unlikely(rows.unchanged_count > unchanged_before):
+    if rows.unchanged_count > unchanged_before:
         rows.unchanged_ends[row + 1] = <int32_t> rows.unchanged_count
         rows.unchanged_filled = row + 1
-    beside(self, rows, flags, load_uint32(frame.at + 1) if self.in_stream else 0)
+    put_row(self, rows, flags, frame)
     return DONE
 
 
 # What stands beside the tuples of a row, which counts from now on.
-cdef inline void beside(Engine self, Rows *rows, uint8_t flags, uint32_t subxid) noexcept nogil:
-    cdef int64_t row = rows.count
-    if self.wide:
-        (<int64_t *> rows.xids)[row] = self.row_xid
-    else:
-        (<uint32_t *> rows.xids)[row] = self.row_xid
-    # The others stay as they came from memory; finish() sees to it.
-    if self.in_stream:
-        if self.wide:
-            (<int64_t *> rows.subxids)[row] = subxid
-        else:
-            (<uint32_t *> rows.subxids)[row] = subxid
+cdef void put_row(Engine self, Rows *rows, uint8_t flags, const Frame *frame) noexcept nogil:
+    cdef const uint64_t *lsn = NULL
     if self.lsns != NULL:
-        rows.lsns[row] = self.lsns[self.before + self.at]
-    rows.commit_lsns[row] = self.row_commit_lsn
-    rows.commit_times[row] = self.row_commit_time
-    rows.seqs[row] = self.row
-    rows.flags[row] = flags | self.row_flags
-    rows.count = row + 1
-    self.row += 1
+        lsn = self.lsns + self.before + self.at
+    put_beside(&self.stream, rows, flags, frame.at, lsn)
+    self.stream.seq += 1
 
 
 # Undo what a row has left behind.
@@ -1392,7 +1333,7 @@ cdef Status pass_over(
         return FAULT
     if position != end:
         return FAULT
-    self.row += 1
+    self.stream.seq += 1
     return DONE
 
 
@@ -1406,9 +1347,7 @@ cdef inline Status read_tuple(
     cdef Column *last = column + rows.width
     if unlikely(end - at < 2 or <int32_t> load_uint16(at) != rows.width):
         return FAULT
-    at = take_values(
-        &column, last, rows.count, at + 2, end, frame.floor, frame.ceiling, &rows.bytes
-    )
+    at = take_values(&column, rows.count, at + 2, end, frame.floor, frame.ceiling, &rows.bytes)
     position[0] = at - frame.at
     if likely(column == last):
         return DONE
@@ -1462,9 +1401,7 @@ cdef Status read_rest(
             column += 1
         else:
             return FAULT
-        at = take_values(
-            &column, last, rows.count, at, end, frame.floor, frame.ceiling, &rows.bytes
-        )
+        at = take_values(&column, rows.count, at, end, frame.floor, frame.ceiling, &rows.bytes)
     position[0] = at - frame.at
     return DONE
 

@@ -2,34 +2,22 @@
 
 from libc.stdint cimport int64_t, uint8_t
 
-# Frames in one piece of memory, between offsets, or each at a place of its own.
-cdef struct Source:
-    Py_ssize_t count
-    const int64_t *offsets  # count + 1; NULL where pointers are
-    const uint8_t *base
-    const uint8_t *end
-    const uint8_t **pointers
-    const int64_t *lengths
-
-# A frame, and the bytes around it that may be read.
-cdef struct Frame:
-    const uint8_t *at
-    int64_t length
-    const uint8_t *floor
-    const uint8_t *ceiling
-
-
-cdef inline void take_frame(const Source *source, Py_ssize_t i, Frame *frame) noexcept nogil:
-    if source.offsets != NULL:
-        frame.at = source.base + source.offsets[i]
-        frame.length = source.offsets[i + 1] - source.offsets[i]
-        frame.floor = source.base
-        frame.ceiling = source.end
-    else:
-        frame.at = source.pointers[i]
-        frame.length = source.lengths[i]
-        frame.floor = frame.at
-        frame.ceiling = frame.at + frame.length
+cdef extern from "_frames.h" nogil:
+    enum:
+        MAX_FRAME "PGF_MAX_FRAME"
+    ctypedef struct Source "pgf_source":
+        int64_t count
+        const int64_t *offsets
+        const uint8_t *base
+        const uint8_t *end
+        const uint8_t **pointers
+        const int64_t *lengths
+    ctypedef struct Frame "pgf_frame":
+        const uint8_t *at
+        int64_t length
+        const uint8_t *floor
+        const uint8_t *ceiling
+    void take_frame "pgf_take_frame"(const Source *source, int64_t i, Frame *frame) noexcept
 
 
 cdef class Piece:

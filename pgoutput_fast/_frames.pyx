@@ -58,7 +58,6 @@ cdef extern from *:
     bint unlikely(bint condition) noexcept nogil
 
 cdef enum:
-    MAX_FRAME = 0x3FFFFFFF
     EXPECTED_SLICES = 1 << 22
     MOST_EXPECTED = 20 << 20  # bytes; glibc learns nothing from blocks of more than 32 MiB
 

@@ -130,7 +130,6 @@ class _Relation:
         self.plan = plan
         self.wanted = layout is not None
         self.layout = layout or Layout(plan, (), (), {})
-        self.row_bytes = self.layout.row_bytes
         self.names = [field.name.encode() for field in self.layout.columns]
         self.clear()
 
@@ -140,6 +139,7 @@ class _Relation:
         self.unchanged: dict[int, list[bytes]] = {}  # row → names
         self.forms: dict[int, bool] = {}  # whether a column that is by_format is binary
         self.bytes = 0
+        self.row_bytes = self.layout.row_bytes
 
     def unchanged_column(self) -> Column:
         count = len(self.heads)
@@ -337,10 +337,16 @@ class Engine:
             self._give(relation)
             return
         size = relation.row_bytes + taken.bytes
+        side_bytes = 0
+        if before is not None and relation.row_bytes == relation.layout.row_bytes:
+            # From the first old tuple on, all rows have their place in the columns of `before`.
+            side_bytes = relation.layout.side_bytes
+            size += side_bytes * (len(relation.heads) + 1)
         is_full = self._held > 0 and self._held + size > options.max_bytes
         if is_full or relation.before.is_full(before) or relation.after.is_full(after):
             self._ready += self.flush()
             return
+        relation.row_bytes += side_bytes
         relation.forms.update(taken.forms)
         if taken.unchanged:
             relation.unchanged[len(relation.heads)] = taken.unchanged

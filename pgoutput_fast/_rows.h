@@ -1,4 +1,4 @@
-/* The values of a tuple into the columns of a relation: the loop that every row goes through.
+/* The values of tuples into the columns of their relations: the loop that every row goes through.
  *
  * In C, as its speed hangs on what stays in registers: what is stored in a few instructions is in
  * the loop, what takes longer is a call, and what is unusual ends it, for the caller to see to.
@@ -7,11 +7,16 @@
 #define PGOUTPUT_FAST_ROWS_H
 
 #include "_convert.h"
+#include "_frames.h"
 
 #if defined(__GNUC__) || defined(__clang__)
 #define PGF_OUTLINE __attribute__((noinline))
+#define PGF_INLINE inline __attribute__((always_inline))
+#define PGF_UNREACHABLE() __builtin_unreachable()
 #else
 #define PGF_OUTLINE
+#define PGF_INLINE inline
+#define PGF_UNREACHABLE() ((void)0)
 #endif
 
 /* As pgoutput_fast.layout numbers them. */
@@ -23,6 +28,7 @@ enum {
     TIME_NS_TEXT, TIME_NS_BINARY, TIMESTAMP_TEXT, TIMESTAMPTZ_TEXT, TIMESTAMP_BINARY,
     INTERVAL_BINARY, CONVERTER_COUNT,
     FORM, /* by the format of the value: utf8 or binary */
+    END, /* behind the last column */
 };
 
 enum { SLACK = 16 /* bytes behind a value that a copy of 16 may write */ };
@@ -42,6 +48,91 @@ typedef struct {
     uint64_t limit; /* of a decimal of up to 18 digits: 10**precision; else 0 */
     void *field; /* borrowed from the layout */
 } pgf_column;
+
+/* The columns of `before` or of `after`. */
+typedef struct {
+    pgf_column *columns;
+    int64_t filled; /* rows that the columns have; the rows of the batch catch up */
+    int64_t capacity; /* rows */
+} pgf_side;
+
+enum { PGF_INSERT, PGF_UPDATE, PGF_DELETE, PGF_TRUNCATE };
+
+/* Of a row. */
+enum {
+    PGF_OP = 3, /* the bits of an op */
+    PGF_OLD_KEY = 4,
+    PGF_OLD_ROW = 8,
+    PGF_IN_STREAM = 16,
+    PGF_HAS_XID = 32,
+    PGF_HAS_COMMIT = 64,
+    PGF_HAS_AFTER = 128,
+};
+
+/* The rows of one version of a relation that have come since its last batch. */
+typedef struct {
+    void *owner; /* the _Relation */
+    int wanted;
+    int32_t width; /* of the relation */
+    int64_t count;
+    int64_t limit; /* rows of which a new tuple can be stored without more ado */
+    int64_t capacity;
+    int64_t bytes; /* of variable values, and what counts beside `fixed` */
+    int64_t fixed; /* bytes that a row counts beside those */
+    int64_t side_fixed; /* of these, those of its `after`; its `before` has as many */
+    int truncated; /* whether there is a TRUNCATE among them */
+    int has_before; /* whether one has an old tuple: all count their places in `before` then */
+    /* What stands beside the tuples. */
+    uint8_t *flags;
+    uint8_t *xids; /* of 4 or 8 bytes, by the target */
+    uint8_t *subxids; /* of rows in streams alone */
+    uint64_t *lsns;
+    uint64_t *commit_lsns;
+    int64_t *commit_times;
+    int64_t *seqs;
+    pgf_side before;
+    pgf_side after;
+    /* Columns of `after` that were not sent: per row where they end, and which they are. */
+    int32_t *unchanged_ends;
+    int64_t unchanged_filled;
+    int32_t *unchanged;
+    int64_t unchanged_count;
+    int64_t unchanged_room;
+    const char **names; /* of the relation's columns */
+    /* The last batch, as the next one will be like it. */
+    int64_t usual;
+    int64_t *usual_bytes; /* per column */
+    int64_t *form_rows; /* per column: the row by which its form was decided */
+} pgf_rows;
+
+/* A relation at hand, and the header of those of its rows that are a new tuple and nothing else. */
+typedef struct {
+    uint64_t header;
+    pgf_rows *rows;
+} pgf_cached;
+
+enum { PGF_CACHED = 256 }; /* by the last byte of their OIDs */
+
+/* Where the frames have led, as far as rows need it. */
+typedef struct {
+    int wide; /* xids and LSNs are Spark's longs */
+    int in_stream, in_transaction, has_commit;
+    uint32_t open_xid, xid;
+    uint64_t commit_lsn;
+    int64_t commit_time;
+    int64_t seq; /* of the row that comes next */
+    int64_t held; /* bytes of the rows of all relations */
+    int64_t max_bytes;
+    /* What the rows of the transaction have in common. */
+    uint8_t row_flags;
+    uint32_t row_xid;
+    uint64_t row_commit_lsn;
+    int64_t row_commit_time;
+    pgf_cached cached[PGF_CACHED];
+} pgf_stream;
+
+/* Microseconds from 1970 to 2000. */
+#define PGF_SHIFT INT64_C(946684800000000)
 
 /* Days and microseconds of 1970 to 2000, and from there what Python's dates can hold. */
 enum { PGF_SHIFT_DAYS = 10957, PGF_LEAST_DAY = -730119, PGF_GREATEST_DAY = 2921939 };
@@ -165,18 +256,18 @@ static inline uint64_t pgf_load_header(const uint8_t *at)
     if (length > (size_t)(end - value)) \
         goto unusual
 
-/* Values from `at` on, into `row` of the columns from *next on and up to `last`. It stops before
- * what is unusual or malformed, and says where: in *next the column, the place as its result. What
- * is read lies between `at` and `end`, but for loads of 16 bytes, which keep to `floor` and
- * `ceiling`. `bytes` grows by the sizes of variable values.
+/* Values from `at` on, into `row` of the columns from *next on. It stops before what is unusual or
+ * malformed, or at the end, and says where: in *next the column, the place as its result. What is
+ * read lies between `at` and `end`, but for loads of 16 bytes, which keep to `floor` and `ceiling`.
+ * `bytes` grows by the sizes of variable values.
  */
-static PGF_OUTLINE const uint8_t *pgf_take_values(
-    pgf_column **next, pgf_column *last, int64_t row, const uint8_t *at, const uint8_t *end,
-    const uint8_t *floor, const uint8_t *ceiling, int64_t *bytes)
+static PGF_INLINE const uint8_t *pgf_take_values(
+    pgf_column **next, int64_t row, const uint8_t *at, const uint8_t *end, const uint8_t *floor,
+    const uint8_t *ceiling, int64_t *bytes)
 {
     pgf_column *column = *next;
     int64_t taken = 0;
-    for (; column < last; column++) {
+    for (;; column++) {
         const uint8_t *value;
         uint32_t length;
         int64_t number;
@@ -295,7 +386,17 @@ static PGF_OUTLINE const uint8_t *pgf_take_values(
         case SKIP:
             PGF_TAKE_LENGTH(column->kind);
             break;
+        case END:
+            goto unusual;
+        /* All there are: the compiler need not look. */
+        case SLOW: case INT2_TEXT: case UINT4_TEXT: case UINT4_WIDE_TEXT: case SAME2:
+        case UINT4_WIDE: case FLOAT4_TEXT: case NUMERIC_TEXT: case NUMERIC_BINARY: case ASCII:
+        case BYTEA_TEXT: case UUID_UTF8_TEXT: case UUID_UTF8_BINARY: case TIME_TEXT:
+        case TIME_BINARY: case TIME_NS_TEXT: case TIME_NS_BINARY: case INTERVAL_BINARY:
+        case CONVERTER_COUNT: case FORM:
+            goto other;
         default:
+            PGF_UNREACHABLE();
             goto other;
         }
         at = value + length;
@@ -313,6 +414,137 @@ unusual:
     *next = column;
     *bytes += taken;
     return at;
+}
+
+/* The same of any tuple, by whoever is in less of a hurry. */
+static PGF_OUTLINE const uint8_t *pgf_take_more(
+    pgf_column **next, int64_t row, const uint8_t *at, const uint8_t *end, const uint8_t *floor,
+    const uint8_t *ceiling, int64_t *bytes)
+{
+    return pgf_take_values(next, row, at, end, floor, ceiling, bytes);
+}
+
+/* What the rows to come have in common. */
+static inline void pgf_settle(pgf_stream *stream)
+{
+    stream->row_flags = 0;
+    stream->row_xid = 0;
+    stream->row_commit_lsn = 0;
+    stream->row_commit_time = 0;
+    if (stream->in_stream) {
+        stream->row_flags = PGF_IN_STREAM | PGF_HAS_XID;
+        stream->row_xid = stream->open_xid;
+    } else if (stream->in_transaction) {
+        stream->row_flags = PGF_HAS_XID;
+        stream->row_xid = stream->xid;
+        if (stream->has_commit) {
+            stream->row_flags = PGF_HAS_XID | PGF_HAS_COMMIT;
+            stream->row_commit_lsn = stream->commit_lsn;
+            stream->row_commit_time = stream->commit_time + PGF_SHIFT;
+        }
+    }
+}
+
+/* False if it is malformed, or has what the columns of its rows can't hold. */
+static inline int pgf_begin(pgf_stream *stream, const uint8_t *at, int64_t length)
+{
+    if (length != 21 || stream->in_stream || (stream->wide && at[1] >= 0x80)
+        || (int64_t)pgf_load8(at + 9) > INT64_MAX - PGF_SHIFT)
+        return 0;
+    stream->commit_lsn = pgf_load8(at + 1);
+    stream->commit_time = (int64_t)pgf_load8(at + 9);
+    stream->xid = pgf_load4(at + 17);
+    stream->in_transaction = 1;
+    stream->has_commit = 1;
+    stream->seq = 0;
+    pgf_settle(stream);
+    return 1;
+}
+
+/* What stands beside the tuples of a row, which counts from now on. `at` is its frame. */
+static inline void pgf_put_beside(
+    const pgf_stream *stream, pgf_rows *rows, uint8_t flags, const uint8_t *at,
+    const uint64_t *lsn)
+{
+    int64_t row = rows->count;
+    if (stream->wide)
+        ((int64_t *)rows->xids)[row] = stream->row_xid;
+    else
+        ((uint32_t *)rows->xids)[row] = stream->row_xid;
+    if (stream->in_stream) {
+        /* TRUNCATE names its transaction in the same place. */
+        if (stream->wide)
+            ((int64_t *)rows->subxids)[row] = pgf_load4(at + 1);
+        else
+            ((uint32_t *)rows->subxids)[row] = pgf_load4(at + 1);
+    }
+    if (lsn)
+        rows->lsns[row] = *lsn;
+    rows->commit_lsns[row] = stream->row_commit_lsn;
+    rows->commit_times[row] = stream->row_commit_time;
+    rows->seqs[row] = stream->seq;
+    rows->flags[row] = flags | stream->row_flags;
+    rows->count = row + 1;
+}
+
+/* Where a row has stopped: in the column that comes next, at its place in the frame. */
+typedef struct {
+    pgf_rows *rows; /* NULL: it has not begun */
+    pgf_column *column;
+    const uint8_t *at;
+    int64_t bytes; /* of variable values before */
+} pgf_stop;
+
+/* Take frames from `i` on for as long as they are Begin, or rows that are a new tuple and nothing
+ * else, of relations at hand, with nothing unusual, and there is room. The result is the frame that
+ * is neither, or `end`; a row that has begun goes on from `stop`.
+ */
+static PGF_OUTLINE int64_t pgf_take_rows(
+    pgf_stream *stream, const pgf_source *source, int64_t i, int64_t end, const uint64_t *lsns,
+    pgf_stop *stop)
+{
+    const int64_t xid_size = stream->in_stream ? 4 : 0;
+    stop->rows = NULL;
+    for (; i < end; i++) {
+        pgf_frame frame;
+        pgf_take_frame(source, i, &frame);
+        /* Shorter and longer ones in one comparison. */
+        if ((uint64_t)(frame.length - 8 - xid_size) > PGF_MAX_FRAME - 8 - (uint64_t)xid_size)
+            break;
+        uint8_t tag = frame.at[0];
+        if (tag == 'I' || tag == 'U') {
+            const pgf_cached *cached = &stream->cached[frame.at[4 + xid_size]];
+            pgf_rows *rows = cached->rows;
+            if (pgf_load_header(frame.at + xid_size) != cached->header
+                || rows->count >= rows->limit || (stream->wide && lsns && lsns[i] >> 63))
+                break;
+            pgf_column *column = rows->after.columns;
+            const uint8_t *frame_end = frame.at + frame.length;
+            int64_t bytes = 0;
+            const uint8_t *at = pgf_take_values(
+                &column, rows->count, frame.at + 8 + xid_size, frame_end, frame.floor,
+                frame.ceiling, &bytes);
+            int64_t held = stream->held + bytes + rows->fixed;
+            if (column->code != END || at != frame_end
+                || (held > stream->max_bytes && stream->held > 0)) {
+                stop->rows = rows;
+                stop->column = column;
+                stop->at = at;
+                stop->bytes = bytes;
+                break;
+            }
+            stream->held = held;
+            rows->bytes += bytes;
+            rows->after.filled = rows->count + 1;
+            pgf_put_beside(
+                stream, rows, (tag == 'I' ? PGF_INSERT : PGF_UPDATE) | PGF_HAS_AFTER, frame.at,
+                lsns ? lsns + i : NULL);
+            stream->seq++;
+        } else if (tag != 'B' || !pgf_begin(stream, frame.at, frame.length)) {
+            break;
+        }
+    }
+    return i;
 }
 
 #endif

@@ -126,10 +126,18 @@ class Layout:
     metadata: Mapping[bytes, bytes]
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes that count of a row, beside its values of varying length."""
+    def side_bytes(self) -> int:
+        """Bytes that count of a tuple, beside its values of varying length.
+
+        In the columns of ``before`` all rows of a batch have their place as soon as one does.
+        """
         widths = [field.width if field.width >= 0 else 4 for field in self.columns]
-        return 60 + len(widths) + sum(widths)
+        return len(widths) + sum(widths)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that count of a row without an old tuple, beside its values of varying length."""
+        return 60 + self.side_bytes
 
     def schema(self, binary: Iterable[int]) -> Field:
         """The schema of a batch, as a struct of its columns.

@@ -165,7 +165,9 @@ class StreamState:
             The state is as it was.
         """
         self.check_order(frame)
-        message = decode_rare(frame, self.open_xid is not None, self.settings.encoding)
+        message = self._known(frame)
+        if message is None:
+            message = decode_rare(frame, self.open_xid is not None, self.settings.encoding)
         if isinstance(message, (Relation, Type)):
             announced = self._announce(message)
             if self.suspect:
@@ -200,6 +202,15 @@ class StreamState:
         elif isinstance(message, Prepare):
             self.end()
         return message
+
+    def _known(self, frame: bytes) -> Message | None:
+        """A relation that is announced as before, as servers do whenever their caches are reset."""
+        if frame[:1] != b"R" or self.open_xid is not None or len(frame) < 5:
+            return None
+        known = self.relations.get(int.from_bytes(frame[1:5], "big"))
+        if known is None or known.frame != frame or known._encoding != self.settings.encoding:
+            return None
+        return known
 
     def _suspect(self, message: Relation | Type) -> None:
         """Take note of what follows a Type message that could not be read."""
