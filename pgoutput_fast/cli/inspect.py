@@ -1,4 +1,4 @@
-"""`pgoutput-fast inspect`: what is in a segment, or in a recorded stream."""
+"""`pgoutput-fast inspect`: what is in a segment, or in a recorded stream, printed or as files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ from .. import (
     format_lsn,
 )
 from ..errors import PgOutputError, printable
+from ..files import FORMATS
 from ..messages import TAGS
 from ..recordings import Frame, Keepalive, Recording, is_segment
 from ..segments import SegmentReader, list_segments
 from ..values import timestamp_form
+from ._export import policies_option, run_export, types_option
 from ._show import Messages, Shown, as_json, line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ..policies import Policies
+    from ..types import TypeRegistry
 
 _NAMED = 20  # tables in an error
 
@@ -185,6 +190,34 @@ def _checked_tags(_: click.Context, __: click.Parameter, value: str | None) -> s
 )
 @click.option("--full", is_flag=True, help="Do not cut long values in lines.")
 @click.option("--stats", is_flag=True, help="Counts instead of messages.")
+@click.option(
+    "--to",
+    type=(click.Choice(FORMATS), click.Path(path_type=Path)),
+    metavar="FORMAT DIR",
+    help=f"Files in a directory, one per table, instead: {', '.join(FORMATS)}. The same call goes "
+    "on where the last one ended.",
+)
+@click.option("--before", is_flag=True, help="With --to: columns before_… of the old rows too.")
+@click.option(
+    "--on-error",
+    type=click.Choice(["raise", "collect"]),
+    help="With --to: end at a frame that is refused (the default), or put it aside.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=policies_option,
+    help="With --to: what to do with values that a column can't hold, e.g. infinity=null.",
+)
+@click.option(
+    "--types",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    callback=types_option,
+    help="With --to: users' types, as TypeRegistry.to_json() writes them.",
+)
 def command(
     paths: tuple[Path, ...],
     as_objects: bool,
@@ -193,12 +226,41 @@ def command(
     tags: str,
     full: bool,
     stats: bool,
+    to: tuple[str, Path] | None,
+    before: bool,
+    on_error: str | None,
+    policies: Policies | None,
+    types: TypeRegistry | None,
 ) -> int:
     """Print the messages of segments, directories of segments, or recorded streams.
 
     A frame that can't be decoded is printed with its error, and the exit code is 1. It is 1 too
     where no message has the table, transaction and tag that were asked for.
+
+    With --to the changes go to files instead, one per table, whatever their number.
     """
+    printing = {
+        "--json": as_objects,
+        "--xid": xids,
+        "--tag": tags,
+        "--full": full,
+        "--stats": stats,
+    }
+    of_files = {"--before": before, "--on-error": on_error, "--policy": policies, "--types": types}
+    unused = [name for name, given in (of_files if to is None else printing).items() if given]
+    if unused:
+        way = "is for --to" if to is None else "is not for --to"
+        raise click.UsageError(f"{unused[0]} {way}")
+    if to is not None:
+        return run_export(
+            paths,
+            to,
+            tables=tables,
+            before=before,
+            on_error=on_error or "raise",
+            policies=policies,
+            registry=types,
+        )
     wanted = _Filter(tables, xids, tags)
     counts = _Stats()
     errors = 0

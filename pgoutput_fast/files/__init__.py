@@ -3,8 +3,8 @@
 >>> from pgoutput_fast import files
 >>> files.export("segments", "tables", "parquet")  # doctest: +SKIP
 
-The same call goes on where the last one ended: after a kill it does what was not finished, and after
-a capture has gone on it adds what is new. ``docs/files.md`` describes what is written.
+The same call goes on where the last one ended: after a kill it does what was not finished, and
+after a capture has gone on it adds what is new. ``docs/files.md`` describes what is written.
 """
 
 from __future__ import annotations
@@ -239,8 +239,8 @@ class _Export:
     def _refused(self, names: set[str]) -> PgOutputError:
         shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
         return PgOutputError(
-            f"{self._directory} has other things in it ({shown}); give a new or empty directory, or "
-            f"one that an export in this format has made"
+            f"{self._directory} has other things in it ({shown}); give a new or empty directory, "
+            f"or one that an export in this format has made"
         )
 
     def _check(self, found: dict[str, Any], format: str, options: dict[str, Any]) -> None:
@@ -270,8 +270,7 @@ class _Export:
 
     def result(self, part_bytes: int) -> ExportResult:
         """Do what is to be done."""
-        position = self._manifest["position"]
-        units = self._source.remaining(None if position is None else parse_lsn(position))
+        units = self._source.remaining(self._manifest["position"])
         self._total_bytes = sum(unit.size for unit in units)
         while units:
             taken, size = 0, 0
@@ -281,10 +280,9 @@ class _Export:
             self._step(units[:taken])
             units = units[taken:]
         position = self._manifest["position"]
-        is_recording = self._source.identity["kind"] == "recording"
         return ExportResult(
             **self._counts,
-            position=None if is_recording or position is None else parse_lsn(position),
+            position=None if position in (None, "end") else parse_lsn(position),
             tables=tuple(self._tables()),
         )
 
@@ -318,9 +316,12 @@ class _Export:
         from ._write import refusals
 
         path = self._directory / TEMPORARY / "rows"
-        with refusals(str(self._directory)), contextlib.closing(
-            Step(path, self._decoding, before=self._before, fold=self._store.fold)
-        ) as step:
+        with (
+            refusals(str(self._directory)),
+            contextlib.closing(
+                Step(path, self._decoding, before=self._before, fold=self._store.fold)
+            ) as step,
+        ):
             for unit in units:
                 done = self._bytes
                 for chunk in self._source.chunks(unit):
@@ -332,8 +333,7 @@ class _Export:
                     self._tell()
                 self._bytes = done + unit.size
             self._write(step)
-        end = units[-1].end
-        self._manifest["position"] = format_lsn(end)
+        self._manifest["position"] = units[-1].end
         self._store.commit(self._manifest)
         path.unlink(missing_ok=True)
         self._tell()
@@ -357,8 +357,10 @@ class _Export:
                 written = self._store.beside(manifest, what, schema, batches)
                 if what == "errors":
                     counts["errors"] += written
-        counts["rolled_back"] += step.rolled_back
-        counts["undecided"] += step.undecided
+        for name in ("rolled_back", "undecided"):
+            found = getattr(step, name)
+            counts[name] += found
+            manifest[name] += found
 
 
 def _located(error: DecodeError, chunk: Any) -> PgOutputError:

@@ -35,7 +35,6 @@ def new_manifest(format: str, options: dict[str, Any], source: dict[str, Any]) -
         "options": options,
         "source": source,
         "position": None,
-        "rows": 0,
         "rolled_back": 0,
         "undecided": 0,
         "tables": [],
@@ -60,8 +59,8 @@ def checked(text: str, where: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise PgOutputError(f"{where} is damaged, or no manifest ({error!r})") from error
     raise PgOutputError(
-        f"{where} is of version {version!r}, this version of pgoutput_fast writes {FORMAT_VERSION}; "
-        "update pgoutput_fast"
+        f"{where} is of version {version!r}, this version of pgoutput_fast writes "
+        f"{FORMAT_VERSION}; update pgoutput_fast"
     )
 
 

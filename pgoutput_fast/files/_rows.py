@@ -60,7 +60,9 @@ class Shape:
         metadata = changes.metadata
         described = {one["name"]: one for one in json.loads(metadata[b"pgoutput.columns"])}
         self._not_keys = [
-            name for field, name in zip(after, names, strict=True) if not described[field.name]["key"]
+            name
+            for field, name in zip(after, names, strict=True)
+            if not described[field.name]["key"]
         ]
         self.columns: list[FileColumn] = []
         made = []
@@ -118,7 +120,9 @@ class Shape:
 def chosen(one: Any, other: Any, from_other: Any) -> Any:
     """The values of `one`, and those of `other` where `from_other` says so; of any type."""
     rows = np.arange(len(one))
-    return pa.concat_arrays([one, other]).take(pa.array(np.where(from_other, rows + len(one), rows)))
+    return pa.concat_arrays([one, other]).take(
+        pa.array(np.where(from_other, rows + len(one), rows))
+    )
 
 
 def column_names(columns: list[str], *, fold: bool) -> list[str]:
@@ -127,7 +131,6 @@ def column_names(columns: list[str], *, fold: bool) -> list[str]:
     They are the table's own. A column that is called as one of :data:`CHANGE_COLUMNS` has
     ``after_`` before its name; ``_`` is put behind what is taken still.
     """
-
     reserved = {_key(name, fold=fold) for name in CHANGE_COLUMNS}
     taken = set(reserved)
     found: dict[int, str] = {}

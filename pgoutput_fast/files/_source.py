@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.lsn import format_lsn
+from pgoutput_fast.lsn import format_lsn, parse_lsn
 from pgoutput_fast.recordings import Frame, Recording, is_segment
 from pgoutput_fast.segments import Segment, SegmentReader, list_segments
 
@@ -42,10 +42,8 @@ class Unit(NamedTuple):
     files: tuple[Path, ...]
     size: int
     """Bytes."""
-    end: int | None
-    """LSN up to which a segment has everything."""
-    position_before: int | None
-    """The LSN where it goes on."""
+    end: str
+    """The position behind it, as the manifest has it."""
 
 
 class SegmentSource:
@@ -63,33 +61,34 @@ class SegmentSource:
             "slot": metadata.slot,
         }
 
-    def remaining(self, position: int | None) -> list[Unit]:
-        """What comes after a position.
+    def remaining(self, position: str | None) -> list[Unit]:
+        """What comes after a position, which is the LSN up to which everything was read.
 
         Raises
         ------
         PgOutputError
             Segments are missing between the two, or one lies on both sides of it.
         """
-        units = []
-        for end, paths in self._groups:
-            if position is not None and end <= position:
-                continue
-            with SegmentReader(paths[0]) as reader:
+        done = 0 if position is None else parse_lsn(position)
+        groups = [(end, paths) for end, paths in self._groups if end > done]
+        if position is not None and groups:
+            first = groups[0][1][0]
+            with SegmentReader(first) as reader:
                 start = reader.metadata.start_lsn
-            if position is not None and not units and start != position:
-                raise PgOutputError(
-                    f"the directory has everything up to {format_lsn(position)}, and {paths[0]} "
-                    f"goes on at {format_lsn(start)}: "
-                    + (
-                        "a segment between them is missing; give it too"
-                        if start > position
-                        else "they are of two captures, which can't be read as one"
-                    )
+            if start != done:
+                why = (
+                    "a segment between them is missing; give it too"
+                    if start > done
+                    else "they are of two captures, which can't be read as one"
                 )
-            size = sum(path.stat().st_size for path in paths)
-            units.append(Unit(tuple(paths), size, end, start))
-        return units
+                raise PgOutputError(
+                    f"the directory has everything up to {position}, and {first} goes on at "
+                    f"{format_lsn(start)}: {why}"
+                )
+        return [
+            Unit(tuple(paths), sum(path.stat().st_size for path in paths), format_lsn(end))
+            for end, paths in groups
+        ]
 
     def chunks(self, unit: Unit) -> Iterator[Chunk]:
         """The frames of a unit, as one stream."""
@@ -132,10 +131,10 @@ class RecordingSource:
             "sha256_of_ends": digest.hexdigest(),
         }
 
-    def remaining(self, position: int | None) -> list[Unit]:
-        """The recording, if it was not read: its position is its size then."""
+    def remaining(self, position: str | None) -> list[Unit]:
+        """The recording, if it was not read."""
         size = int(self.identity["bytes"])
-        return [] if position is not None else [Unit((self._path,), size, size, None)]
+        return [] if position is not None else [Unit((self._path,), size, "end")]
 
     def chunks(self, unit: Unit) -> Iterator[Chunk]:
         """The frames."""

@@ -86,7 +86,7 @@ class Step:
         """Keep how transactions ended whose rows came before their commit."""
         array = decoder.events.array
         for place in np.flatnonzero(np.isin(array["tag"], [ord(tag) for tag in "cAKr"])):
-            event = decoder.events[place]
+            event = decoder.events[int(place)]
             message: Any = event.message
             if event.tag in "cK":
                 self._commits[message.xid] = (message.commit_lsn, message.commit_time)
@@ -97,7 +97,7 @@ class Step:
 
     def tables(self) -> Iterator[tuple[Shape, Iterable[Any]]]:
         """Each version of a table with its rows, in the order in which they came first."""
-        for number in self._spill.keys():
+        for number in self._spill:
             if number >= 0:
                 shape = self._shapes[number]
                 rows = self._decided(self._spill.batches(number))
@@ -108,7 +108,7 @@ class Step:
     def beside(self, what: str) -> Iterable[Any] | None:
         """The events, or the errors; None if there are none."""
         key = {"events": _EVENTS, "errors": _ERRORS}[what]
-        return self._spill.batches(key) if key in self._spill.keys() else None
+        return self._spill.batches(key) if key in self._spill else None
 
     def _decided(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Without rows that were taken back; with the commit of those that were committed late."""

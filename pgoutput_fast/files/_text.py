@@ -196,9 +196,7 @@ def _joined(array: Any) -> list[str]:
         bounds = [(array.offset + i) * size for i in range(len(array) + 1)]
     else:
         bounds = array.offsets.to_pylist()
-    return [
-        start + ", ".join(values[bounds[i] : bounds[i + 1]]) + end for i in range(len(array))
-    ]
+    return [start + ", ".join(values[bounds[i] : bounds[i + 1]]) + end for i in range(len(array))]
 
 
 def _is_text(type_: Any) -> bool:

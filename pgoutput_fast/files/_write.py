@@ -32,7 +32,6 @@ from ._manifest import (
 )
 from ._text import csv_column, csv_type
 
-FORMATS = ("parquet", "arrow", "csv", "duckdb")
 DATABASE = "changes.duckdb"
 
 # Of a row group: what is in memory of a table while it is written.
@@ -61,9 +60,9 @@ class Spill:
         with pa.ipc.new_stream(self._file, batch.schema) as writer:
             writer.write_batch(batch)
 
-    def keys(self) -> list[int]:
+    def __iter__(self) -> Iterator[int]:
         """The keys there are, in the order in which they came first."""
-        return list(self._places)
+        return iter(self._places)
 
     def batches(self, key: int) -> Iterator[Any]:
         """The batches of a key in their order; one is in memory at a time."""
@@ -223,10 +222,10 @@ def _write_arrow(path: Path, schema: Any, batches: Iterator[Any]) -> None:
 
 
 def _write_csv(path: Path, schema: Any, batches: Iterator[Any]) -> None:
-    import pyarrow.csv
+    from pyarrow import csv
 
     printed = pa.schema([pa.field(field.name, csv_type(field.type)) for field in schema])
-    with pa.csv.CSVWriter(str(path), printed) as writer:
+    with csv.CSVWriter(str(path), printed) as writer:
         for batch in batches:
             columns = [csv_column(column) for column in batch.columns]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=printed))
@@ -377,8 +376,6 @@ def open_store(directory: Path, format: str) -> Store:
     Raises
     ------
     PgOutputError
-        There is no such format, or what writes it is not installed.
+        What writes it is not installed.
     """
-    if format not in FORMATS:
-        raise PgOutputError(f"format={format!r}: expected one of {', '.join(map(repr, FORMATS))}")
     return DuckdbStore(directory) if format == "duckdb" else FileStore(directory, format)
