@@ -19,9 +19,9 @@ from pgoutput_fast.segments import Segment, SegmentReader, list_segments
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Frames of a recording that are decoded at once; segments have batches of this size.
-_CHUNK_FRAMES = 16_384
-_CHUNK_BYTES = 4 << 20
+# Of frames that are decoded at once. Where tables are many, each has a batch of its own from them.
+_CHUNK_BYTES = 16 << 20
+_CHUNK_FRAMES = 131_072
 _DIGESTED = 1 << 20  # bytes at either end of a recording
 
 
@@ -96,11 +96,23 @@ class SegmentSource:
             with SegmentReader(path) as reader:
                 encoding = reader.metadata.encoding
                 repeated = number > 0
+                pending: list[Any] = []
+                size = 0
                 for batch in reader:
                     if repeated:
                         batch, repeated = _without_begin(path, batch), False
-                    data = batch.column("data")
-                    yield Chunk(path, encoding, data, batch.column("lsn").to_numpy(), data.nbytes)
+                    pending.append(batch.select(["data", "lsn"]))
+                    size += batch.column("data").nbytes
+                    if size >= _CHUNK_BYTES:
+                        yield _chunk(path, encoding, pending, size)
+                        pending, size = [], 0
+                if pending:
+                    yield _chunk(path, encoding, pending, size)
+
+
+def _chunk(path: Path, encoding: str, batches: list[Any], size: int) -> Chunk:
+    data, lsns = pa.Table.from_batches(batches).columns
+    return Chunk(path, encoding, data, lsns.to_numpy(), size)
 
 
 def _without_begin(path: Path, batch: Any) -> Any:

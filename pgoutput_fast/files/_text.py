@@ -224,7 +224,13 @@ def csv_column(array: Any) -> Any:
     """A column as it is handed to Arrow's writer of CSV: of :func:`csv_type`."""
     if csv_type(array.type) == array.type:
         return array
-    return pa.array(texts(array), pa.utf8())
+    if not array.null_count:
+        return pa.array(texts(array), pa.utf8())
+    # Values are made text one by one: nulls, of which columns often have nothing else, are not.
+    valid = array.is_valid()
+    made = pa.array(texts(array.filter(valid)), pa.utf8())
+    places = pc.subtract(pc.cumulative_sum(valid.cast(pa.int64())), 1)
+    return made.take(pc.if_else(valid, places, None))
 
 
 def renamed(lists: Any, names: dict[str, str]) -> Any:

@@ -37,7 +37,10 @@ DATABASE = "changes.duckdb"
 # Of a row group: what is in memory of a table while it is written.
 _GROUP_ROWS = 122_880
 _GROUP_BYTES = 16 << 20
-_DUCKDB_MEMORY = "256MB"
+_DUCKDB_MEGABYTES = 256
+# A table that is made takes 53 kB until its transaction ends (duckdb 2.0, 12 columns).
+_DUCKDB_MEGABYTES_PER_TABLE = 0.2
+_DUCKDB_TABLES = 500  # for which the limit is raised at once
 
 Entry = dict[str, Any]
 
@@ -263,6 +266,7 @@ class DuckdbStore:
         self._path = directory / DATABASE
         self._connection: Any = None
         self._is_new = False
+        self._made = 0  # tables written in the transaction
         # Names: of the schema for a namespace, of all schemas, of the tables in each.
         self._schemas: dict[str, str] = {}
         self._names = {folded(name) for name in _RESERVED}
@@ -286,12 +290,13 @@ class DuckdbStore:
                     config={
                         # So that rows keep their order, in little memory; nothing is fetched.
                         "threads": 1,
-                        "memory_limit": _DUCKDB_MEMORY,
+                        "memory_limit": f"{_DUCKDB_MEGABYTES}MB",
                         "temp_directory": str(self._directory / TEMPORARY / "duckdb"),
                         "autoinstall_known_extensions": False,
                     },
                 )
                 self._connection.execute("BEGIN")
+            self._made = 0
         return self._connection
 
     def load(self) -> Entry | None:
@@ -334,6 +339,10 @@ class DuckdbStore:
         with refusals(f"table {_quoted(*name)} of {self._path}"), self._refusals():
             reader = pa.RecordBatchReader.from_batches(schema, grouped(schema, counted))
             connection.register("pgoutput_fast_rows", reader)
+            self._made += 1
+            if self._made % _DUCKDB_TABLES == 0:
+                limit = _DUCKDB_MEGABYTES + int(self._made * _DUCKDB_MEGABYTES_PER_TABLE)
+                connection.execute(f"SET memory_limit='{limit}MB'")
             if parts:
                 connection.execute(f"INSERT INTO {_quoted(*name)} FROM pgoutput_fast_rows")
             else:
