@@ -353,16 +353,16 @@ def test_rows_in_every_format(impl: str, tmp_path: Path) -> None:
         one(4, "delete", "O", 2, "old", "P1D", None),
         one(5, "truncate", None, None, None, None, None),
     ]
-    for format in files.FORMATS:
-        out = tmp_path / f"{format}-{impl}"
+    for form in files.FORMATS:
+        out = tmp_path / f"{form}-{impl}"
         with chosen(impl):
-            result = files.export(land.directory, out, format)
+            result = files.export(land.directory, out, form)
         (table,) = result.tables
         assert (table.namespace, table.name, table.version, table.rows) == (
             "public", "accounts", 1, 6,
         )  # fmt: skip
         assert (result.rows, result.errors, result.position) == (6, 0, commit + 8)
-        if format == "csv":
+        if form == "csv":
             lines = (out / "public.accounts.csv").read_text().splitlines()
             xid, lsn = head[0], land.lsn
             assert lines[0] == (
@@ -379,7 +379,7 @@ def test_rows_in_every_format(impl: str, tmp_path: Path) -> None:
             assert rows_of(out, table) == expected
         (events,) = [beside(out, "events")]
         assert [one["event"] for one in events] == ["truncate", "commit"]
-        if format != "csv":
+        if form != "csv":
             assert json.loads(events[0]["details"])["restart_identity"] is True
             assert events[1]["commit_lsn"] == commit
             assert events[1]["commit_time"] == when
@@ -405,12 +405,12 @@ def test_columns_called_as_ours_and_before(tmp_path: Path) -> None:
     table = relation(7, "t", *((int(name == "id"), name, 25) for name in names))
     values = [f"v{i}" for i in range(7)]
     land([table, insert(7, *values), update(7, "<unchanged>", *values[1:])])
-    for format in ("parquet", "duckdb"):
-        out = tmp_path / format
-        (found,) = files.export(land.directory, out, format, before=True).tables
+    for form in ("parquet", "duckdb"):
+        out = tmp_path / form
+        (found,) = files.export(land.directory, out, form, before=True).tables
         columns = manifest_of(out)["tables"][0]["versions"][0]["columns"]
         after = [one["name"] for one in columns if one["part"] == "after"]
-        upper = "OP" if format == "parquet" else "after_OP__"
+        upper = "OP" if form == "parquet" else "after_OP__"
         assert after == [
             "after_op_", upper, "after_op", "after_seq", "before_id", "id", "after_unchanged",
         ]  # fmt: skip
@@ -431,19 +431,17 @@ def test_versions_of_a_table_are_never_mixed(tmp_path: Path) -> None:
     again = relation(9, "t", (1, "id", 23))
     land([narrow, insert(7, "1")], [wide, insert(7, "2", "x")], [narrow, insert(7, "3")])
     land([again, insert(9, "4")])
-    for format in files.FORMATS:
-        result = files.export(land.directory, tmp_path / format, format)
+    for form in files.FORMATS:
+        result = files.export(land.directory, tmp_path / form, form)
         told = [
-            (one.version, [row[8:-1] for row in rows_of(tmp_path / format, one)])
+            (one.version, [row[8:-1] for row in rows_of(tmp_path / form, one)])
             for one in result.tables
         ]
-        if format == "csv":
+        if form == "csv":
             assert told == [(1, [("1",), ("3",)]), (2, [("2", "x")]), (3, [("4",)])]
         else:
             assert told == [(1, [(1,), (3,)]), (2, [(2, "x")]), (3, [(4,)])]
-        oids = [
-            one["relation_id"] for one in manifest_of(tmp_path / format)["tables"][0]["versions"]
-        ]
+        oids = [one["relation_id"] for one in manifest_of(tmp_path / form)["tables"][0]["versions"]]
         assert oids == [7, 7, 9]
     assert sorted(path.name for path in (tmp_path / "csv").iterdir()) == [
         "_events.csv", "_manifest.json", "public.t.csv", "public.t.v2.csv", "public.t.v3.csv",
@@ -467,19 +465,19 @@ def test_any_name_of_a_table_makes_a_safe_and_unique_one(tmp_path: Path) -> None
     for i, (namespace, name) in enumerate(NAMES):
         frames += [relation(i, name, (1, "id", 23), namespace=namespace), insert(i, str(i))]
     land(frames)
-    for format in ("parquet", "csv", "duckdb"):
-        out = tmp_path / format
-        result = files.export(land.directory, out, format)
+    for form in ("parquet", "csv", "duckdb"):
+        out = tmp_path / form
+        result = files.export(land.directory, out, form)
         assert [(one.namespace, one.name) for one in result.tables] == NAMES
         for i, one in enumerate(result.tables):
             (row,) = rows_of(out, one)
             assert str(row[8]) == str(i)
-            if format != "duckdb":
+            if form != "duckdb":
                 (path,) = one.files
                 assert path.parent == out
                 assert not path.name.startswith((".", "_", "-"))
                 assert len(path.name.encode()) < 255
-        if format != "duckdb":
+        if form != "duckdb":
             written = [path.name.casefold() for path in out.iterdir()]
             assert len(set(written)) == len(written) == len(NAMES) + 2
     assert result.tables[15].table == ("pgoutput_fast~2", "manifest")
@@ -687,7 +685,7 @@ def test_a_gap_and_another_export_at_the_same_time(tmp_path: Path) -> None:
     files.export(land.directory, out)
     done = sorted(land.directory.glob("*.arrow"))
     many(land, 2, first=2)
-    gap = sorted(set(land.directory.glob("*.arrow")) - set(done))[-1]
+    gap = max(set(land.directory.glob("*.arrow")) - set(done))
     with pytest.raises(pf.PgOutputError, match="a segment between them is missing"):
         files.export(gap, out)
 
@@ -740,9 +738,9 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
         peaks.append(pa.total_allocated_bytes())
 
     before = pa.total_allocated_bytes()
-    for format in ("parquet", "arrow", "csv"):
+    for form in ("parquet", "arrow", "csv"):
         peaks.clear()
-        result = files.export(land.directory, tmp_path / format, format, progress=watch)
+        result = files.export(land.directory, tmp_path / form, form, progress=watch)
         assert result.rows == 96_000
         # A chunk of the input, its columns, a row group.
         assert max(peaks) - before < 48 << 20
