@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -476,7 +477,8 @@ def test_any_name_of_a_table_makes_a_safe_and_unique_one(tmp_path: Path) -> None
             if form != "duckdb":
                 (path,) = one.files
                 assert path.parent == out
-                assert not path.name.startswith((".", "_", "-"))
+                assert re.fullmatch(r"[\w%][\w%.~-]*\.(parquet|csv)", path.name)
+                assert not path.name.startswith("_")
                 assert len(path.name.encode()) < 255
         if form != "duckdb":
             written = [path.name.casefold() for path in out.iterdir()]
@@ -728,24 +730,29 @@ def test_without_duckdb_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
 # --- much ----------------------------------------------------------------------------------------
 
 
-def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
+MEASURED = """
+import sys
+import pyarrow as pa
+from pgoutput_fast import files
+result = files.export(sys.argv[1], sys.argv[2], sys.argv[3])
+print(result.rows, pa.default_memory_pool().max_memory())
+"""
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "csv"])
+def test_memory_does_not_grow_with_the_input(form: str, tmp_path: Path) -> None:
     land = Landing(tmp_path / "segments")
     note = "x" * 1000
     for _ in range(12):  # 96 MB of frames
         land([ACCOUNTS, *(insert(7, str(i), note, None) for i in range(8_000))])
-    peaks = []
-
-    def watch(progress: files.ExportProgress) -> None:
-        peaks.append(pa.total_allocated_bytes())
-
-    before = pa.total_allocated_bytes()
-    for form in ("parquet", "arrow", "csv"):
-        peaks.clear()
-        result = files.export(land.directory, tmp_path / form, form, progress=watch)
-        assert result.rows == 96_000
-        # A chunk of the input, its columns, a row group.
-        assert max(peaks) - before < 48 << 20
-        assert pa.total_allocated_bytes() - before < 1 << 20
+    ran = subprocess.run(
+        [sys.executable, "-c", MEASURED, str(land.directory), str(tmp_path / "out"), form],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    rows, peak = map(int, ran.stdout.split())
+    assert rows == 96_000
+    # A chunk of the input, its columns, a row group.
+    assert peak < 80 << 20
 
 
 def test_a_thousand_tables_take_few_open_files(tmp_path: Path) -> None:
