@@ -305,8 +305,13 @@ class DuckdbStore:
         if not self._path.exists():
             return None
         (self._directory / TEMPORARY).mkdir()
-        with self._refusals():
+        try:
             found = self._open().execute("FROM pgoutput_fast.manifest").fetchall()
+        except self._duckdb.CatalogException as error:
+            self.close()
+            raise PgOutputError(
+                f"{self._path} was made by something else; give another directory"
+            ) from error
         manifest = checked(found[0][0], f"the manifest in {self._path}")
         for table in manifest["tables"]:
             for version in table["versions"]:

@@ -681,6 +681,20 @@ def test_directories_that_are_not_to_be_continued(tmp_path: Path) -> None:
     assert (made / "notes.txt").read_text() == "mine"
 
 
+def test_a_database_that_is_someone_elses_is_left_alone(tmp_path: Path) -> None:
+    land = Landing(tmp_path / "segments")
+    many(land, 1)
+    (tmp_path / "out").mkdir()
+    path = str(tmp_path / "out" / "changes.duckdb")
+    with duckdb.connect(path) as connection:
+        connection.execute("CREATE TABLE mine AS SELECT 1 AS x")
+    with pytest.raises(pf.PgOutputError, match="was made by something else"):
+        files.export(land.directory, tmp_path / "out", "duckdb")
+    with duckdb.connect(path) as connection:
+        assert connection.execute("FROM mine").fetchall() == [(1,)]
+    assert [one.name for one in (tmp_path / "out").iterdir()] == ["changes.duckdb"]
+
+
 def test_a_gap_and_another_export_at_the_same_time(tmp_path: Path) -> None:
     land = Landing(tmp_path / "segments")
     many(land, 1)
