@@ -1,17 +1,11 @@
-"""`pgoutput-fast inspect`: what is in a segment, or in a recorded stream.
-
-A recorded stream is an Arrow IPC file with the columns `start_lsn`, `server_time` and `payload`:
-one frame in each row, or whole CopyData messages. Its schema's metadata ``pgcap`` is JSON that
-tells the client_encoding, and in `method` whether the payload is CopyData ("walsender_raw").
-"""
+"""`pgoutput-fast inspect`: what is in a segment, or in a recorded stream, printed or as files."""
 
 from __future__ import annotations
 
 import collections
 import json
-import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,92 +20,21 @@ from .. import (
     format_lsn,
 )
 from ..errors import PgOutputError, printable
+from ..files import FORMATS
 from ..messages import TAGS
-from ..segments import SegmentReader, list_segments, require_pyarrow
+from ..recordings import Frame, Keepalive, Recording, is_segment
+from ..segments import SegmentReader, list_segments
 from ..values import timestamp_form
+from ._export import policies_option, run_export, types_option
 from ._show import Messages, Shown, as_json, line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_XLOG_DATA = struct.Struct(">xQQq")
-_KEEPALIVE = struct.Struct(">xQqB")
+    from ..policies import Policies
+    from ..types import TypeRegistry
+
 _NAMED = 20  # tables in an error
-
-
-class _Frame(NamedTuple):
-    lsn: int | None
-    time: int | None
-    frame: bytes
-
-
-class _Keepalive(NamedTuple):
-    """A keepalive of a recorded connection."""
-
-    lsn: int
-    time: int
-    reply_requested: bool
-
-
-class _Recording:
-    """An Arrow IPC file of a recorded stream."""
-
-    def __init__(self, path: Path) -> None:
-        pa = require_pyarrow()
-        self._path = path
-        self._arrow_errors: tuple[type[Exception], ...] = (pa.ArrowException, OSError, ValueError)
-        self._file = pa.OSFile(str(path))
-        try:
-            self._reader = pa.ipc.open_file(self._file)
-            schema = self._reader.schema
-            metadata = json.loads((schema.metadata or {})[b"pgcap"])
-            self.encoding = str(metadata["client_encoding"])
-            self._is_copy_data = metadata.get("method") == "walsender_raw"
-            self.ended_with = metadata.get("capture_error")
-            if not {"start_lsn", "server_time", "payload"} <= set(schema.names):
-                raise KeyError("the columns start_lsn, server_time and payload")
-        except (*self._arrow_errors, KeyError, TypeError, AttributeError) as error:
-            self._file.close()
-            raise PgOutputError(
-                f"{path} is neither a segment nor a recorded stream ({error})"
-            ) from error
-
-    def close(self) -> None:
-        self._file.close()
-
-    def frames(self) -> Iterator[_Frame | _Keepalive]:
-        for index in range(self._reader.num_record_batches):
-            try:
-                batch = self._reader.get_batch(index)
-                columns = [
-                    batch.column(name).to_pylist()
-                    for name in ("start_lsn", "server_time", "payload")
-                ]
-            except self._arrow_errors as error:
-                raise PgOutputError(f"{self._path} is damaged ({error})") from error
-            for lsn, time, payload in zip(*columns, strict=True):
-                if payload is None:
-                    raise PgOutputError(f"{self._path} has a row without a payload")
-                yield self._unwrap(payload) if self._is_copy_data else _Frame(lsn, time, payload)
-
-    def _unwrap(self, payload: bytes) -> _Frame | _Keepalive:
-        """The frame in CopyData."""
-        try:
-            if payload[:1] == b"w":
-                lsn, _, time = _XLOG_DATA.unpack_from(payload)
-                return _Frame(lsn, time, payload[_XLOG_DATA.size :])
-            if payload[:1] == b"k":
-                lsn, time, reply = _KEEPALIVE.unpack_from(payload)
-                return _Keepalive(lsn, time, bool(reply))
-        except struct.error:
-            pass
-        raise PgOutputError(f"{self._path} has CopyData of an unknown kind: {payload[:30]!r}")
-
-
-def _is_segment(path: Path) -> bool:
-    pa = require_pyarrow()
-    with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
-        return b"pgoutput_fast.segment" in (reader.schema.metadata or {})
 
 
 def _files(paths: tuple[Path, ...]) -> Iterator[Path]:
@@ -122,18 +45,9 @@ def _files(paths: tuple[Path, ...]) -> Iterator[Path]:
             yield path
 
 
-def _messages(path: Path) -> Iterator[Shown | _Keepalive]:
+def _messages(path: Path) -> Iterator[Shown | Keepalive]:
     """What a file holds, decoded from its start."""
-    try:
-        path.open("rb").close()
-        is_segment = _is_segment(path)
-    except OSError as error:
-        raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
-    except (ValueError, require_pyarrow().ArrowException) as error:
-        raise PgOutputError(
-            f"{path} is no Arrow IPC file, or is cut short or damaged ({printable(str(error))})"
-        ) from error
-    if is_segment:
+    if is_segment(path):
         with SegmentReader(path) as reader:
             messages = Messages(reader.metadata.encoding)
             for batch in reader:
@@ -142,11 +56,11 @@ def _messages(path: Path) -> Iterator[Shown | _Keepalive]:
                 ):
                     yield messages.decode(lsn, None, frame)
         return
-    recording = _Recording(path)
+    recording = Recording(path)
     try:
         messages = Messages(recording.encoding)
         for frame in recording.frames():
-            yield messages.decode(*frame) if isinstance(frame, _Frame) else frame
+            yield messages.decode(*frame) if isinstance(frame, Frame) else frame
     finally:
         recording.close()
 
@@ -276,6 +190,34 @@ def _checked_tags(_: click.Context, __: click.Parameter, value: str | None) -> s
 )
 @click.option("--full", is_flag=True, help="Do not cut long values in lines.")
 @click.option("--stats", is_flag=True, help="Counts instead of messages.")
+@click.option(
+    "--to",
+    type=(click.Choice(FORMATS), click.Path(path_type=Path)),
+    metavar="FORMAT DIR",
+    help=f"Files in a directory, one per table, instead: {', '.join(FORMATS)}. The same call goes "
+    "on where the last one ended.",
+)
+@click.option("--before", is_flag=True, help="With --to: columns before_… of the old rows too.")
+@click.option(
+    "--on-error",
+    type=click.Choice(["raise", "collect"]),
+    help="With --to: end at a frame that is refused (the default), or put it aside.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=policies_option,
+    help="With --to: what to do with values that a column can't hold, e.g. infinity=null.",
+)
+@click.option(
+    "--types",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    callback=types_option,
+    help="With --to: users' types, as TypeRegistry.to_json() writes them.",
+)
 def command(
     paths: tuple[Path, ...],
     as_objects: bool,
@@ -284,19 +226,48 @@ def command(
     tags: str,
     full: bool,
     stats: bool,
+    to: tuple[str, Path] | None,
+    before: bool,
+    on_error: str | None,
+    policies: Policies | None,
+    types: TypeRegistry | None,
 ) -> int:
     """Print the messages of segments, directories of segments, or recorded streams.
 
     A frame that can't be decoded is printed with its error, and the exit code is 1. It is 1 too
     where no message has the table, transaction and tag that were asked for.
+
+    With --to the changes go to files instead, one per table, whatever their number.
     """
+    printing = {
+        "--json": as_objects,
+        "--xid": xids,
+        "--tag": tags,
+        "--full": full,
+        "--stats": stats,
+    }
+    of_files = {"--before": before, "--on-error": on_error, "--policy": policies, "--types": types}
+    unused = [name for name, given in (of_files if to is None else printing).items() if given]
+    if unused:
+        way = "is for --to" if to is None else "is not for --to"
+        raise click.UsageError(f"{unused[0]} {way}")
+    if to is not None:
+        return run_export(
+            paths,
+            to,
+            tables=tables,
+            before=before,
+            on_error=on_error or "raise",
+            policies=policies,
+            registry=types,
+        )
     wanted = _Filter(tables, xids, tags)
     counts = _Stats()
     errors = 0
     for path in _files(paths):
         counts.files += 1
         for shown in _messages(path):
-            if isinstance(shown, _Keepalive):
+            if isinstance(shown, Keepalive):
                 if wanted.is_empty and not stats:
                     _print_keepalive(shown, as_objects=as_objects)
                 continue
@@ -316,7 +287,7 @@ def command(
     return 0
 
 
-def _print_keepalive(keepalive: _Keepalive, *, as_objects: bool) -> None:
+def _print_keepalive(keepalive: Keepalive, *, as_objects: bool) -> None:
     lsn, sent = format_lsn(keepalive.lsn), timestamp_form(keepalive.time, "+00")
     if as_objects:
         fields = {"lsn": lsn, "xid": None, "tag": "k", "sent": sent, "message": "Keepalive"}

@@ -1,0 +1,143 @@
+"""`pgoutput-fast inspect --to`: the changes as files, with a progress bar."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import PgOutputError, printable
+from ..files import ExportedTable, ExportProgress, ExportResult, export
+from ..lsn import format_lsn
+from ..policies import Policies
+from ..types import TypeRegistry
+
+
+def policies_option(
+    _: click.Context, __: click.Parameter, given: tuple[str, ...]
+) -> Policies | None:
+    """The policies of options such as infinity=null."""
+    if not given:
+        return None
+    chosen: dict[str, Any] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals or name not in Policies.__dataclass_fields__:
+            names = ", ".join(Policies.__dataclass_fields__)
+            raise click.BadParameter(f"{one!r} is not NAME=VALUE with a NAME of {names}")
+        chosen[name] = _value(name, value)
+    try:
+        return Policies(**chosen)
+    except PgOutputError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _value(name: str, value: str) -> Any:
+    try:
+        if name == "numeric":
+            precision, scale = value.split(",")
+            return int(precision), int(scale)
+        return int(value) if name == "arrays" and value not in ("error", "text") else value
+    except ValueError:
+        return value  # which Policies refuse
+
+
+def types_option(_: click.Context, __: click.Parameter, path: Path | None) -> TypeRegistry | None:
+    """The registry in a file."""
+    if path is None:
+        return None
+    try:
+        return TypeRegistry.from_json(path.read_bytes())
+    except OSError as error:
+        raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
+
+
+def run_export(
+    paths: tuple[Path, ...],
+    to: tuple[str, Path],
+    *,
+    tables: tuple[str, ...],
+    **options: Any,
+) -> int:
+    """Write the files, and print what the directory has then."""
+    chosen, directory = to
+    with _progress() as progress:
+        result = export(
+            paths, directory, chosen, tables=_patterns(tables), progress=progress, **options
+        )
+    for one in _lines(result, directory):
+        print(one)
+    if result.errors:
+        raise PgOutputError(
+            f"{result.errors} frames were refused; they are in the table of errors in {directory}"
+        )
+    if tables and not result.tables:
+        raise PgOutputError("there are no changes of the tables that were asked for")
+    return 0
+
+
+def _patterns(tables: tuple[str, ...]) -> list[str] | None:
+    """Names of tables, with their schema or without, as patterns of qualified names."""
+    exact = [glob.escape(name) for name in tables]
+    return [pattern for name in exact for pattern in (name, f"*.{name}")] or None
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[ExportProgress], None] | None]:
+    """A bar on standard error, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with Progress(
+        BarColumn(),
+        DownloadColumn(),
+        TextColumn("{task.fields[rows]:,} rows, {task.fields[written]:,} written"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bars:
+        task = bars.add_task("", total=None, rows=0, written=0)
+
+        def show(progress: ExportProgress) -> None:
+            bars.update(
+                task,
+                completed=progress.bytes,
+                total=progress.total_bytes,
+                rows=progress.rows,
+                written=progress.rows_written,
+            )
+
+        yield show
+
+
+def _lines(result: ExportResult, directory: Path) -> Iterator[str]:
+    names = [printable(_name(one)) for one in result.tables]
+    width = max(map(len, names), default=0) + 2
+    for name, one in zip(names, result.tables, strict=True):
+        where = (
+            ".".join(map(printable, one.table))
+            if one.table is not None
+            else ", ".join(path.name for path in one.files)
+        )
+        yield f"{name:<{width}}{one.rows:>12,}  {where}"
+    parts = [f"{result.rows:,} rows added to {directory}"]
+    if result.position is not None:
+        parts.append(f"which has everything up to {format_lsn(result.position)}")
+    if result.rolled_back:
+        parts.append(f"{result.rolled_back:,} rolled back left out")
+    if result.undecided:
+        parts.append(f"{result.undecided:,} of transactions whose end is not there")
+    yield "; ".join(parts)
+
+
+def _name(table: ExportedTable) -> str:
+    version = f" v{table.version}" if table.version > 1 else ""
+    return f"{table.namespace}.{table.name}{version}"

@@ -1,0 +1,373 @@
+"""Changes as typed files: Parquet, Arrow, CSV or a duckdb database, a file or table per relation.
+
+>>> from pgoutput_fast import files
+>>> files.export("segments", "tables", "parquet")  # doctest: +SKIP
+
+The same call goes on where the last one ended: after a kill it does what was not finished, and
+after a capture has gone on it adds what is new. ``docs/files.md`` describes what is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pgoutput_fast.columns import ColumnarDecoder
+from pgoutput_fast.errors import DecodeError, PgOutputError
+from pgoutput_fast.lsn import format_lsn, parse_lsn
+from pgoutput_fast.policies import Policies
+from pgoutput_fast.segments import require_pyarrow
+
+if TYPE_CHECKING:
+    from pgoutput_fast.types import TypeRegistry
+
+    from ._source import Source, Unit
+
+__all__ = ["FORMATS", "ExportProgress", "ExportResult", "ExportedTable", "export"]
+
+FORMATS = ("parquet", "arrow", "csv", "duckdb")
+
+
+class ExportProgress(NamedTuple):
+    """How far an export is. Bytes are of the files that are read."""
+
+    bytes: int
+    total_bytes: int
+    rows: int
+    """Decoded in this call."""
+    rows_written: int
+    """Of them, those that are in files."""
+
+
+class ExportedTable(NamedTuple):
+    """A version of a table, with all that the directory has of it."""
+
+    namespace: str
+    name: str
+    version: int
+    """1, and 1 more for each schema that the table had: columns, types, keys, another OID."""
+    rows: int
+    files: tuple[Path, ...]
+    """In the order of the stream; the database, where that is the format."""
+    table: tuple[str, str] | None
+    """Schema and table in the database; None where files are the format."""
+
+
+class ExportResult(NamedTuple):
+    """What an export did."""
+
+    rows: int
+    """Written by this call."""
+    errors: int
+    """Frames that this call refused, with ``on_error="collect"``."""
+    rolled_back: int
+    """Rows of a recording that its transactions took back; they are not written."""
+    undecided: int
+    """Rows of a recording that ends before their transaction does; their commit_lsn is null."""
+    position: int | None
+    """LSN up to which the directory has everything; None of a recording."""
+    tables: tuple[ExportedTable, ...]
+    """All of the directory."""
+
+
+def export(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    directory: str | os.PathLike[str],
+    format: str = "parquet",
+    *,
+    before: bool = False,
+    tables: str | Iterable[str] | None = None,
+    columns: Iterable[str] | Mapping[str, Iterable[str]] | None = None,
+    policies: Policies | None = None,
+    registry: TypeRegistry | None = None,
+    on_error: str = "raise",
+    part_bytes: int = 1 << 30,
+    progress: Callable[[ExportProgress], None] | None = None,
+) -> ExportResult:
+    """Write the changes of segments, or of a recorded stream, to one file or table per relation.
+
+    Parameters
+    ----------
+    paths : path or iterable of paths
+        A directory of segments, segments that follow each other, or one recorded stream.
+    directory : path
+        New, empty, or one that an export of the same source made: that is continued.
+    format : {"parquet", "arrow", "csv", "duckdb"}
+    before : bool
+        The old row too, as columns ``before_…``.
+    tables, columns, policies, registry
+        As of :class:`~pgoutput_fast.ColumnarDecoder`.
+    on_error : {"raise", "collect"}
+        What becomes of a frame that is refused: an error, or a row of the table of errors.
+    part_bytes : int
+        A table gets a new part after so many bytes of input, at the next end of a segment. What is
+        unfinished when the process is killed is done again, at most so much. While it runs, about
+        as much disk space is taken for a temporary file in `directory`.
+    progress : callable
+        Called after each batch of frames, and each table that is written.
+
+    Raises
+    ------
+    PgOutputError
+        The input can't be read or does not follow what the directory has, the directory has
+        something else, or was begun with other options, a frame is refused, the disk refuses, or
+        another export is writing there. What was finished before is kept.
+    TypeError
+        An argument is of another type.
+    """
+    require_pyarrow()
+    from ._source import open_source
+
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if type(part_bytes) is not int:
+        raise TypeError(f"part_bytes must be an int, not {type(part_bytes).__name__}")
+    if part_bytes < 1:
+        raise PgOutputError(f"part_bytes must be 1 at least, not {part_bytes}")
+    if format not in FORMATS:
+        raise PgOutputError(f"format={format!r}: expected one of {', '.join(map(repr, FORMATS))}")
+    decoding: dict[str, Any] = {
+        "policies": policies or Policies(),
+        "target": "arrow" if format == "arrow" else "portable",
+        "tables": (tables,) if isinstance(tables, str) else tables and tuple(tables),
+        "columns": columns
+        if columns is None or isinstance(columns, Mapping)
+        else ((columns,) if isinstance(columns, str) else tuple(columns)),
+        "registry": registry,
+        "on_error": on_error,
+        "max_bytes": 16 << 20,
+    }
+    ColumnarDecoder(**decoding)  # refuses what is wrong before anything is made
+    source = open_source(given)
+    if source is None:
+        return ExportResult(0, 0, 0, 0, None, ())
+    options = {
+        "before": bool(before),
+        "tables": decoding["tables"] and sorted(decoding["tables"]),
+        "columns": _listed(decoding["columns"]),
+        "policies": _listed(dataclasses.asdict(decoding["policies"])),
+    }
+    with _claimed(Path(directory)):
+        run = _Export(Path(directory), format, source, options, decoding, progress)
+        try:
+            return run.result(part_bytes)
+        finally:
+            run.close()
+
+
+def _listed(value: Any) -> Any:
+    """Options as JSON has them."""
+    if isinstance(value, Mapping):
+        return {name: _listed(one) for name, one in value.items()}
+    return list(value) if isinstance(value, (list, tuple, set, frozenset)) else value
+
+
+@contextlib.contextmanager
+def _claimed(directory: Path) -> Iterator[None]:
+    """Make the directory if it is new, and keep other exports out of it."""
+    try:
+        made = not directory.exists()
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise PgOutputError(f"can't use {directory} for files: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise PgOutputError(
+                    f"another export writes into {directory}; wait for it, or give another "
+                    f"directory"
+                ) from None
+            raise PgOutputError(f"can't lock {directory}: {error.strerror}") from error
+        yield
+    finally:
+        if made:
+            with contextlib.suppress(OSError):
+                directory.rmdir()  # if nothing was written
+        os.close(lock)
+
+
+class _Export:
+    """An export into one directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        format: str,
+        source: Source,
+        options: dict[str, Any],
+        decoding: dict[str, Any],
+        progress: Callable[[ExportProgress], None] | None,
+    ) -> None:
+        from ._manifest import TEMPORARY, new_manifest
+        from ._write import open_store
+
+        self._directory = directory
+        self._source = source
+        self._decoding = decoding
+        self._before = options["before"]
+        self._progress = progress
+        self._counts = dict.fromkeys(("rows", "errors", "rolled_back", "undecided"), 0)
+        self._bytes = self._total_bytes = self._rows_decoded = 0
+        self._check_contents(format)
+        self._store = open_store(directory, format)
+        found = self._store.load()
+        if found is not None:
+            self._check(found, format, options)
+        self._manifest = found or new_manifest(format, options, source.identity)
+        (directory / TEMPORARY).mkdir(exist_ok=True)
+
+    def _check_contents(self, format: str) -> None:
+        """Refuse a directory that is not an export's, of this format."""
+        from ._manifest import NAME, TEMPORARY
+        from ._write import DATABASE
+
+        found = {path.name for path in self._directory.iterdir()} - {TEMPORARY}
+        if format == "duckdb":
+            if found - {DATABASE, f"{DATABASE}.wal"}:
+                raise self._refused(found - {DATABASE, f"{DATABASE}.wal"})
+        elif found and NAME not in found:
+            raise self._refused(found)
+
+    def _refused(self, names: set[str]) -> PgOutputError:
+        shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+        return PgOutputError(
+            f"{self._directory} has other things in it ({shown}); give a new or empty directory, "
+            f"or one that an export in this format has made"
+        )
+
+    def _check(self, found: dict[str, Any], format: str, options: dict[str, Any]) -> None:
+        """Refuse to continue what was begun otherwise."""
+        again = "; give another directory, or remove this one to begin again"
+        if found["format"] != format:
+            raise PgOutputError(
+                f"{self._directory} was begun as {found['format']}, not {format}{again}"
+            )
+        for name, value in self._source.identity.items():
+            before = found["source"].get(name)
+            if before != value:
+                raise PgOutputError(
+                    f"{self._directory} has the changes of another source: {name} {before!r} is "
+                    f"not {value!r}{again}"
+                )
+        for name, value in options.items():
+            if found["options"][name] != value:
+                raise PgOutputError(
+                    f"{self._directory} was begun with {name}={found['options'][name]!r}, not "
+                    f"{value!r}{again}"
+                )
+
+    def close(self) -> None:
+        """Drop what was not finished."""
+        self._store.close()
+
+    def result(self, part_bytes: int) -> ExportResult:
+        """Do what is to be done."""
+        units = self._source.remaining(self._manifest["position"])
+        self._total_bytes = sum(unit.size for unit in units)
+        while units:
+            taken, size = 0, 0
+            while taken < len(units) and size < part_bytes:
+                size += units[taken].size
+                taken += 1
+            self._step(units[:taken])
+            units = units[taken:]
+        position = self._manifest["position"]
+        return ExportResult(
+            **self._counts,
+            position=None if position in (None, "end") else parse_lsn(position),
+            tables=tuple(self._tables()),
+        )
+
+    def _tables(self) -> Iterator[ExportedTable]:
+        from ._write import DATABASE
+
+        for table in self._manifest["tables"]:
+            for version in table["versions"]:
+                names = {part.get("file", DATABASE): None for part in version["parts"]}
+                yield ExportedTable(
+                    table["namespace"],
+                    table["name"],
+                    version["version"],
+                    version["rows"],
+                    tuple(self._directory / name for name in names),
+                    tuple(version["table"]) if "table" in version else None,
+                )
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            self._progress(
+                ExportProgress(
+                    self._bytes, self._total_bytes, self._rows_decoded, self._counts["rows"]
+                )
+            )
+
+    def _step(self, units: list[Unit]) -> None:
+        """Read units whole, and write what they have."""
+        from ._manifest import TEMPORARY
+        from ._step import Step
+        from ._write import refusals
+
+        path = self._directory / TEMPORARY / "rows"
+        with (
+            refusals(str(self._directory)),
+            contextlib.closing(
+                Step(path, self._decoding, before=self._before, fold=self._store.fold)
+            ) as step,
+        ):
+            for unit in units:
+                done = self._bytes
+                for chunk in self._source.chunks(unit):
+                    try:
+                        self._rows_decoded += step.add(chunk)
+                    except DecodeError as error:
+                        raise _located(error, chunk) from error
+                    self._bytes = min(self._bytes + chunk.size, done + unit.size)
+                    self._tell()
+                self._bytes = done + unit.size
+            self._write(step)
+        self._manifest["position"] = units[-1].end
+        self._store.commit(self._manifest)
+        path.unlink(missing_ok=True)
+        self._tell()
+
+    def _write(self, step: Any) -> None:
+        """Write what a step has, table by table."""
+        from ._events import ERRORS, EVENTS
+        from ._manifest import Tables
+
+        manifest, counts = self._manifest, self._counts
+        tables = Tables(manifest)
+        for shape, batches in step.tables():
+            table, version = tables.version(shape)
+            rows = self._store.table(table, version, shape.schema, batches)
+            version["rows"] += rows
+            counts["rows"] += rows
+            self._tell()
+        for what, schema in (("events", EVENTS), ("errors", ERRORS)):
+            batches = step.beside(what)
+            if batches is not None:
+                written = self._store.beside(manifest, what, schema, batches)
+                if what == "errors":
+                    counts["errors"] += written
+        for name in ("rolled_back", "undecided"):
+            found = getattr(step, name)
+            counts[name] += found
+            manifest[name] += found
+
+
+def _located(error: DecodeError, chunk: Any) -> PgOutputError:
+    """The error with the place in the source."""
+    lsn = ""
+    if chunk.lsns is not None and error.frame is not None:
+        lsn = f", LSN {format_lsn(int(chunk.lsns[error.frame]))}"
+    return PgOutputError(
+        f'{chunk.path}{lsn}: {error}; with on_error="collect" such frames are put aside'
+    )

@@ -1,0 +1,205 @@
+"""What a directory of files holds, and up to where: ``_manifest.json``.
+
+The manifest is the one truth of a directory. A step's files are written under temporary names and
+synced; the manifest that lists them replaces the one before, and only then do they get their names.
+A process that is killed in between leaves a manifest that says which names are still to be given,
+and the next one gives them. So files are whole, and those of a step are there or none is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.segments import fsync_directory
+
+from ._rows import Shape
+
+FORMAT_VERSION = 1
+NAME = "_manifest.json"
+TEMPORARY = ".pgoutput_fast.tmp"
+_LONGEST = 180  # bytes of a file's name before the version, part and suffix
+
+
+def new_manifest(format: str, options: dict[str, Any], source: dict[str, Any]) -> dict[str, Any]:
+    """Of a directory in which there is nothing yet."""
+    return {
+        "pgoutput_fast_files": FORMAT_VERSION,
+        "format": format,
+        "options": options,
+        "source": source,
+        "position": None,
+        "rolled_back": 0,
+        "undecided": 0,
+        "tables": [],
+        "events": [],
+        "errors": [],
+    }
+
+
+def checked(text: str, where: str) -> dict[str, Any]:
+    """A manifest from its JSON.
+
+    Raises
+    ------
+    PgOutputError
+        It is none, or of a newer version.
+    """
+    try:
+        found = json.loads(text)
+        version = found["pgoutput_fast_files"]
+        if version == FORMAT_VERSION:
+            return dict(found)
+    except (ValueError, KeyError, TypeError) as error:
+        raise PgOutputError(f"{where} is damaged, or no manifest ({error!r})") from error
+    raise PgOutputError(
+        f"{where} is of version {version!r}, this version of pgoutput_fast writes "
+        f"{FORMAT_VERSION}; update pgoutput_fast"
+    )
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def _part(name: str) -> str:
+    """A name as part of a file's: letters, digits, - and _ as they are, all else as %XX."""
+    return "".join(
+        letter
+        if letter.isalnum() or letter in "-_"
+        else "".join(f"%{byte:02X}" for byte in letter.encode("utf-8", "surrogateescape"))
+        for letter in name
+    )
+
+
+def file_stem(namespace: str, name: str) -> str:
+    """A file's name for a table, which may be that of another table in rare cases."""
+    stem = f"{_part(namespace or 'pg_catalog')}.{_part(name)}"
+    if stem[0] in "-_":
+        # _ is what Spark and others do not read, and - begins an option.
+        stem = f"%{ord(stem[0]):02X}{stem[1:]}"
+    if len(stem.encode()) > _LONGEST:
+        digest = hashlib.sha256(stem.encode()).hexdigest()[:12]
+        stem = stem.encode()[: _LONGEST - 13].decode("utf-8", "ignore") + "~" + digest
+    return stem
+
+
+def folded(name: str) -> str:
+    """What file systems and duckdb may take for the same name."""
+    return unicodedata.normalize("NFKC", name).casefold()
+
+
+def unique(name: str, taken: set[str]) -> str:
+    """The name, or with ~2 and so on behind it, if it is taken; it is taken then."""
+    found = name
+    number = 1
+    while folded(found) in taken:
+        number += 1
+        found = f"{name}~{number}"
+    taken.add(folded(found))
+    return found
+
+
+# --- tables and versions -------------------------------------------------------------------------
+
+
+class Tables:
+    """The tables of a manifest, and the versions of their schemas."""
+
+    def __init__(self, manifest: dict[str, Any]) -> None:
+        self._tables = manifest["tables"]
+        self._by_name = {(one["namespace"], one["name"]): one for one in self._tables}
+
+    def version(self, shape: Shape) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The entries of a table and of a version of it, which are made if they are new."""
+        metadata = {key.decode(): value.decode() for key, value in shape.schema.metadata.items()}
+        name = metadata["pgoutput.namespace"], metadata["pgoutput.relation"]
+        table = self._by_name.get(name)
+        if table is None:
+            table = {"namespace": name[0], "name": name[1], "versions": []}
+            self._by_name[name] = table
+            self._tables.append(table)
+        digest = schema_digest(shape.schema)
+        for version in table["versions"]:
+            if version["schema"] == digest:
+                return table, version
+        described = {one["name"]: one for one in json.loads(metadata["pgoutput.columns"])}
+        version = {
+            "version": len(table["versions"]) + 1,
+            "schema": digest,
+            "relation_id": int(metadata["pgoutput.relation_id"]),
+            "replica_identity": metadata["pgoutput.replica_identity"],
+            "key_columns": json.loads(metadata["pgoutput.key_columns"]),
+            "columns": [
+                {"name": one.name, "part": one.part, "arrow": str(one.type)}
+                | (
+                    {"column": one.column, "type": described[one.column]["type"]}
+                    if one.column is not None
+                    else {}
+                )
+                for one in shape.columns
+            ],
+            "rows": 0,
+            "parts": [],
+        }
+        table["versions"].append(version)
+        return table, version
+
+
+def schema_digest(schema: Any) -> str:
+    """What tells schemas apart: names, types and metadata."""
+    told = [
+        [[field.name, str(field.type), sorted((field.metadata or {}).items())] for field in schema],
+        sorted(schema.metadata.items()),
+    ]
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
+# --- the directory -------------------------------------------------------------------------------
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write and sync a small file."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_file(path: Path) -> None:
+    """Wait until a file is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def give_names(directory: Path, names: list[str]) -> None:
+    """Give the files of a step, which the manifest has, their names.
+
+    Raises
+    ------
+    PgOutputError
+        One is neither there under its temporary name nor under its own.
+    """
+    temporary = directory / TEMPORARY
+    for name in names:
+        written = temporary / name
+        if written.exists():
+            written.rename(directory / name)
+        elif not (directory / name).exists():
+            raise PgOutputError(
+                f"{directory / name} is missing, which {NAME} has; begin again with a new directory"
+            )
+    fsync_directory(directory)
+
+
+def clear(directory: Path) -> None:
+    """Delete what was not finished."""
+    shutil.rmtree(directory / TEMPORARY, ignore_errors=True)

@@ -1,0 +1,156 @@
+"""The rows of a file: a ChangeBatch with its structs made columns."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ._text import renamed, stored, stored_type
+
+CHANGE_COLUMNS = (
+    *("op", "xid", "subxid", "lsn", "commit_lsn", "commit_time", "seq", "old_kind"),
+    "unchanged",
+)
+"""What a file has beside the table's columns; a ChangeBatch's names."""
+
+
+class FileColumn(NamedTuple):
+    """A column of a file, and what it is of.
+
+    Fields: name; part, "change", "after" or "before"; column, the table's name for it or None;
+    type, Arrow's.
+    """
+
+    name: str
+    part: str
+    column: str | None
+    type: Any
+
+
+class Shape:
+    """How the batches of one schema become rows of a file.
+
+    Parameters
+    ----------
+    changes : pyarrow.Schema
+        Of a ChangeBatch.
+    before : bool
+        The old row is wanted too.
+    fold : bool
+        Names that differ in case alone are the same, as in duckdb.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+    columns : list of FileColumn
+    """
+
+    def __init__(self, changes: Any, *, before: bool, fold: bool) -> None:
+        fields = {field.name: field for field in changes}
+        after = list(fields["after"].type)
+        names = column_names([field.name for field in after], fold=fold)
+        self._before = before
+        self._names = {
+            field.name: name for field, name in zip(after, names, strict=True) if field.name != name
+        }
+        metadata = changes.metadata
+        described = {one["name"]: one for one in json.loads(metadata[b"pgoutput.columns"])}
+        self._not_keys = [
+            name
+            for field, name in zip(after, names, strict=True)
+            if not described[field.name]["key"]
+        ]
+        self.columns: list[FileColumn] = []
+        made = []
+
+        def add(field: Any, name: str, part: str, column: str | None) -> None:
+            made.append(pa.field(name, stored_type(field.type), metadata=field.metadata))
+            self.columns.append(FileColumn(name, part, column, made[-1].type))
+
+        for name in CHANGE_COLUMNS[:-1]:
+            add(fields[name], name, "change", None)
+        for field, name in zip(after, names, strict=True):
+            add(field, name, "after", field.name)
+        if before:
+            taken = {_key(name, fold=fold) for name in (*CHANGE_COLUMNS, *names)}
+            for field in after:
+                add(field, _free(f"before_{field.name}", taken, fold=fold), "before", field.name)
+        add(fields["unchanged"], "unchanged", "change", None)
+        told = [
+            {"name": one.name, "part": one.part, "column": one.column}
+            for one in self.columns
+            if one.column is not None
+        ]
+        self.schema = pa.schema(
+            made, metadata={**metadata, b"pgoutput.file_columns": json.dumps(told).encode()}
+        )
+
+    def rows(self, batch: Any) -> Any:
+        """The rows of a batch.
+
+        Of a delete, the table's columns are the old row's, as far as the server sent it; the others
+        are named in `unchanged`.
+        """
+        new, old = (batch.column(name).flatten() for name in ("after", "before"))
+        unchanged = batch.column("unchanged")
+        if self._names and unchanged.null_count < len(unchanged):
+            unchanged = renamed(unchanged, self._names)
+        deletes = pc.equal(batch.column("op"), "delete").to_numpy(zero_copy_only=False)
+        if deletes.any():
+            new = [chosen(one, other, deletes) for one, other in zip(new, old, strict=True)]
+            keys = deletes & pc.equal(batch.column("old_kind"), "K").fill_null(False).to_numpy(
+                zero_copy_only=False
+            )
+            if self._not_keys and keys.any():
+                names = pa.array([self._not_keys], unchanged.type)
+                unchanged = pa.concat_arrays([unchanged, names]).take(
+                    pa.array(np.where(keys, len(unchanged), np.arange(len(unchanged))))
+                )
+        head = [batch.column(name) for name in CHANGE_COLUMNS[:-1]]
+        columns = [*head, *new, *(old if self._before else ()), unchanged]
+        return pa.RecordBatch.from_arrays(
+            [stored(column) for column in columns], schema=self.schema
+        )
+
+
+def chosen(one: Any, other: Any, from_other: Any) -> Any:
+    """The values of `one`, and those of `other` where `from_other` says so; of any type."""
+    rows = np.arange(len(one))
+    return pa.concat_arrays([one, other]).take(
+        pa.array(np.where(from_other, rows + len(one), rows))
+    )
+
+
+def column_names(columns: list[str], *, fold: bool) -> list[str]:
+    """The names that a table's columns have in a file.
+
+    They are the table's own. A column that is called as one of :data:`CHANGE_COLUMNS` has
+    ``after_`` before its name; ``_`` is put behind what is taken still.
+    """
+    reserved = {_key(name, fold=fold) for name in CHANGE_COLUMNS}
+    taken = set(reserved)
+    found: dict[int, str] = {}
+    for i, name in enumerate(columns):
+        if _key(name, fold=fold) not in taken:
+            found[i] = _free(name, taken, fold=fold)
+    for i, name in enumerate(columns):
+        if i not in found:
+            is_reserved = _key(name, fold=fold) in reserved
+            found[i] = _free(f"after_{name}" if is_reserved else name, taken, fold=fold)
+    return [found[i] for i in range(len(columns))]
+
+
+def _key(name: str, *, fold: bool) -> str:
+    return name.casefold() if fold else name
+
+
+def _free(name: str, taken: set[str], *, fold: bool) -> str:
+    """The name, with as many ``_`` behind it as it takes to be new; it is taken then."""
+    while _key(name, fold=fold) in taken:
+        name += "_"
+    taken.add(_key(name, fold=fold))
+    return name

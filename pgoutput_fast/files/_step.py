@@ -1,0 +1,148 @@
+"""A stretch of the source, decoded: its rows by table, its events, its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pgoutput_fast.batches import commit_of
+from pgoutput_fast.columns import ColumnarDecoder
+
+from ._events import errors_of, events_of
+from ._manifest import schema_digest
+from ._rows import Shape
+from ._source import Chunk
+from ._write import Spill
+
+_EVENTS, _ERRORS = -1, -2
+
+
+class Step:
+    """Decodes units from their start to their end, and keeps what they have in a file.
+
+    Attributes
+    ----------
+    rolled_back, undecided : int
+        Rows of streamed and prepared transactions that were taken back, or whose end is not there;
+        counted when the tables are written.
+    """
+
+    def __init__(self, path: Path, decoding: dict[str, Any], *, before: bool, fold: bool) -> None:
+        self._spill = Spill(path)
+        self._decoding = decoding
+        self._before, self._fold = before, fold
+        self._decoder: ColumnarDecoder | None = None
+        self._encoding = ""
+        # Layouts live as long as the decoder, which is kept; a shape's number is its key.
+        self._known: dict[tuple[int, Any], tuple[Any, int]] = {}
+        self._numbers: dict[str, int] = {}
+        self._shapes: list[Shape] = []
+        self._commits: dict[int, tuple[int, int]] = {}
+        self._aborted: set[tuple[int, int]] = set()
+        self.rolled_back = self.undecided = 0
+
+    def close(self) -> None:
+        """Give the disk space back."""
+        self._spill.close()
+
+    def add(self, chunk: Chunk) -> int:
+        """Decode the next frames; the number of their rows."""
+        decoder = self._decoder
+        if decoder is None or self._encoding != chunk.encoding:
+            decoder = ColumnarDecoder(**self._decoding, encoding=chunk.encoding)
+            self._decoder, self._encoding = decoder, chunk.encoding
+        rows = 0
+        for changes in decoder.decode(chunk.frames, lsns=chunk.lsns):
+            number = self._number(changes)
+            batch = self._shapes[number].rows(pa.record_batch(changes))
+            self._spill.add(number, batch)
+            rows += len(batch)
+        events = events_of(decoder, chunk.lsns)
+        if len(events):
+            self._spill.add(_EVENTS, events)
+            self._note(decoder)
+        if decoder.errors:
+            self._spill.add(_ERRORS, errors_of(decoder, chunk.path))
+        return rows
+
+    def _number(self, changes: Any) -> int:
+        """The number of the shape that a batch's rows have."""
+        known = id(changes.layout), changes.binary
+        if known not in self._known:
+            shape = Shape(pa.schema(changes), before=self._before, fold=self._fold)
+            digest = schema_digest(shape.schema)
+            number = self._numbers.setdefault(digest, len(self._shapes))
+            if number == len(self._shapes):
+                self._shapes.append(shape)
+            # With the layout, so that no other has its id.
+            self._known[known] = changes.layout, number
+        return self._known[known][1]
+
+    def _note(self, decoder: ColumnarDecoder) -> None:
+        """Keep how transactions ended whose rows came before their commit."""
+        array = decoder.events.array
+        for place in np.flatnonzero(np.isin(array["tag"], [ord(tag) for tag in "cAKr"])):
+            event = decoder.events[int(place)]
+            message: Any = event.message
+            if event.tag in "cK":
+                self._commits[message.xid] = (message.commit_lsn, message.commit_time)
+            elif event.tag == "A":
+                self._aborted.add((message.xid, message.subxid))
+            else:
+                self._aborted.add((message.xid, message.xid))
+
+    def tables(self) -> Iterator[tuple[Shape, Iterable[Any]]]:
+        """Each version of a table with its rows, in the order in which they came first."""
+        for number in self._spill:
+            if number >= 0:
+                shape = self._shapes[number]
+                rows = self._decided(self._spill.batches(number))
+                first = next(rows, None)
+                if first is not None:
+                    yield shape, _chained(first, rows)
+
+    def beside(self, what: str) -> Iterable[Any] | None:
+        """The events, or the errors; None if there are none."""
+        key = {"events": _EVENTS, "errors": _ERRORS}[what]
+        return self._spill.batches(key) if key in self._spill else None
+
+    def _decided(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Without rows that were taken back; with the commit of those that were committed late."""
+        for batch in batches:
+            open_rows = batch.column("commit_lsn").is_null()
+            if open_rows.true_count:
+                batch = self._resolved(batch, open_rows.to_numpy(zero_copy_only=False))
+            if len(batch):
+                yield batch
+
+    def _resolved(self, batch: Any, is_open: Any) -> Any:
+        xids = batch.column("xid").to_numpy(zero_copy_only=False)
+        subxids = batch.column("subxid").to_pylist()
+        keep = np.ones(len(batch), bool)
+        lsns: list[int | None] = batch.column("commit_lsn").to_pylist()
+        times: list[int | None] = batch.column("commit_time").cast(pa.int64()).to_pylist()
+        for i in np.flatnonzero(is_open):
+            xid = int(xids[i])
+            if (xid, xid) in self._aborted or (xid, subxids[i]) in self._aborted:
+                keep[i] = False
+            elif xid in self._commits:
+                lsns[i], times[i] = commit_of(*self._commits[xid], "arrow")
+            else:
+                self.undecided += 1
+        self.rolled_back += int((~keep).sum())
+        names = batch.schema.names
+        for name, values in (("commit_lsn", lsns), ("commit_time", times)):
+            at = names.index(name)
+            field = batch.schema.field(at)
+            made = pa.array(values, pa.uint64() if name == "commit_lsn" else pa.int64())
+            batch = batch.set_column(at, field, made.cast(field.type))
+        return batch if keep.all() else batch.filter(pa.array(keep))
+
+
+def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest

@@ -1,0 +1,245 @@
+"""Values of any Arrow type as text: for CSV, and as JSON where they are nested.
+
+Also what files cannot have otherwise: intervals as ISO 8601, and enums' labels as plain text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.layout import interval_iso
+from pgoutput_fast.objects import Interval
+
+
+def is_nested(type_: Any) -> bool:
+    """Whether values of the type are made of others."""
+    return bool(pa.types.is_nested(_storage_type(type_)))
+
+
+def _storage_type(type_: Any) -> Any:
+    return type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
+
+
+def _parts(type_: Any) -> list[Any]:
+    """The fields that a nested type is made of."""
+    return [type_.field(i) for i in range(type_.num_fields)]
+
+
+def stored_type(type_: Any) -> Any:
+    """The type that columns of a type have in files: utf8 for intervals and for dictionaries'
+    values their own, in nested types too.
+    """  # noqa: D205 - one sentence
+    if pa.types.is_dictionary(type_):
+        return stored_type(type_.value_type)
+    if pa.types.is_interval(type_):
+        return pa.utf8()
+    if not pa.types.is_nested(type_):
+        return type_
+    before = _parts(type_)
+    after = [field.with_type(stored_type(field.type)) for field in before]
+    if before == after:
+        return type_
+    if pa.types.is_struct(type_):
+        return pa.struct(after)
+    if pa.types.is_map(type_):
+        entries = after[0].type
+        return pa.map_(entries.field(0), entries.field(1), keys_sorted=type_.keys_sorted)
+    if pa.types.is_fixed_size_list(type_):
+        return pa.list_(after[0], type_.list_size)
+    if pa.types.is_large_list(type_):
+        return pa.large_list(after[0])
+    if pa.types.is_list(type_):
+        return pa.list_(after[0])
+    raise PgOutputError(f"no file can have columns of the Arrow type {type_}")
+
+
+def stored(array: Any) -> Any:
+    """An array as files have it: of :func:`stored_type`."""
+    type_ = array.type
+    wanted = stored_type(type_)
+    if wanted == type_:
+        return array
+    if pa.types.is_dictionary(type_):
+        return stored(array.dictionary_decode())
+    if pa.types.is_interval(type_):
+        return pa.array(_interval_texts(array), pa.utf8())
+    if array.offset:
+        array = pa.concat_arrays([array.slice(0, 0), array])
+    if pa.types.is_struct(type_):
+        children = [array.field(i) for i in range(type_.num_fields)]
+        own = 1
+    elif pa.types.is_map(type_):
+        children = [pa.StructArray.from_arrays([array.keys, array.items], fields=_entries(type_))]
+        own = 2
+    else:
+        children = [array.values]
+        own = 1 if pa.types.is_fixed_size_list(type_) else 2
+    return pa.Array.from_buffers(
+        wanted, len(array), array.buffers()[:own], array.null_count,
+        children=[stored(child) for child in children],
+    )  # fmt: skip
+
+
+def _entries(type_: Any) -> list[Any]:
+    return [type_.key_field, type_.item_field]
+
+
+def _interval_texts(array: Any) -> list[str | None]:
+    # Arrow has nanoseconds where PostgreSQL has microseconds.
+    return [
+        None
+        if value is None
+        else interval_iso(Interval(value.months, value.days, value.nanoseconds // 1000))
+        for value in array.to_pylist()
+    ]
+
+
+def _binary_texts(array: Any) -> list[str | None]:
+    return [None if value is None else f"\\x{value.hex()}" for value in array.to_pylist()]
+
+
+def texts(array: Any) -> list[str | None]:
+    r"""Each value as it stands in a CSV file, None for null.
+
+    Binary values are ``\x`` and hexadecimal digits, intervals ISO 8601, nested values JSON; all
+    others are as Arrow prints them.
+    """
+    type_ = array.type
+    if isinstance(array, pa.ExtensionArray):
+        if type_.extension_name == "arrow.uuid":
+            return [None if value is None else str(value) for value in array.to_pylist()]
+        return texts(array.storage)
+    if pa.types.is_dictionary(type_):
+        return texts(array.dictionary_decode())
+    if pa.types.is_interval(type_):
+        return _interval_texts(array)
+    if _is_binary(type_):
+        return _binary_texts(array)
+    if pa.types.is_nested(type_):
+        valid = array.is_valid().to_pylist()
+        return [
+            text if is_valid else None
+            for text, is_valid in zip(json_texts(array), valid, strict=True)
+        ]
+    found: list[str | None] = array.cast(pa.utf8()).to_pylist()
+    return found
+
+
+def _is_binary(type_: Any) -> bool:
+    return bool(
+        pa.types.is_binary(type_)
+        or pa.types.is_large_binary(type_)
+        or pa.types.is_binary_view(type_)
+        or pa.types.is_fixed_size_binary(type_)
+    )
+
+
+def json_texts(array: Any) -> list[str]:
+    """Each value as JSON, in ASCII; null for null.
+
+    Numbers and booleans are JSON's own, but for NaN and infinities, which JSON has not: those and
+    all else that is not nested are strings, as :func:`texts` gives them. Lists are arrays, structs
+    objects; maps are objects, or arrays of pairs where keys are no text.
+    """
+    type_ = array.type
+    if isinstance(array, pa.ExtensionArray) and is_nested(type_):
+        return json_texts(array.storage)
+    if pa.types.is_dictionary(type_):
+        return json_texts(array.dictionary_decode())
+    if not is_nested(type_):
+        show = _leaf(type_)
+        return ["null" if text is None else show(text) for text in texts(array)]
+    valid = array.is_valid().to_pylist()
+    if pa.types.is_struct(type_):
+        names = [json.dumps(field.name) for field in _parts(type_)]
+        columns = [json_texts(array.field(i)) for i in range(len(names))]
+        shown = [
+            "{" + ", ".join(f"{n}: {v}" for n, v in zip(names, row, strict=True)) + "}"
+            for row in (zip(*columns, strict=True) if columns else [()] * len(array))
+        ]
+    else:
+        shown = _joined(array)
+    return [text if is_valid else "null" for text, is_valid in zip(shown, valid, strict=True)]
+
+
+def _leaf(type_: Any) -> Callable[[str], str]:
+    if pa.types.is_integer(type_) or pa.types.is_decimal(type_) or pa.types.is_boolean(type_):
+        return str
+    if pa.types.is_floating(type_):
+        return lambda text: text if math.isfinite(float(text)) else json.dumps(text)
+    return json.dumps
+
+
+def _joined(array: Any) -> list[str]:
+    """Lists and maps, whatever stands for those that are null."""
+    type_ = array.type
+    if pa.types.is_map(type_):
+        keys, items = json_texts(array.keys), json_texts(array.items)
+        named = _is_text(type_.key_type)
+        values = [
+            f"{key}: {item}" if named else f"[{key}, {item}]"
+            for key, item in zip(keys, items, strict=True)
+        ]
+        start, end = ("{", "}") if named else ("[", "]")
+    else:
+        values = json_texts(array.values)
+        start, end = "[", "]"
+    if pa.types.is_fixed_size_list(type_):
+        size = type_.list_size
+        bounds = [(array.offset + i) * size for i in range(len(array) + 1)]
+    else:
+        bounds = array.offsets.to_pylist()
+    return [start + ", ".join(values[bounds[i] : bounds[i + 1]]) + end for i in range(len(array))]
+
+
+def _is_text(type_: Any) -> bool:
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+def csv_type(type_: Any) -> Any:
+    """The type of a column as it is handed to Arrow's writer of CSV, which prints the others."""
+    plain = (
+        pa.types.is_boolean(type_)
+        or pa.types.is_integer(type_)
+        or pa.types.is_floating(type_)
+        or pa.types.is_decimal(type_)
+        or pa.types.is_temporal(type_)
+        or _is_text(type_)
+    )
+    if plain and not (pa.types.is_interval(type_) or pa.types.is_dictionary(type_)):
+        return type_
+    return pa.utf8()
+
+
+def csv_column(array: Any) -> Any:
+    """A column as it is handed to Arrow's writer of CSV: of :func:`csv_type`."""
+    if csv_type(array.type) == array.type:
+        return array
+    if not array.null_count:
+        return pa.array(texts(array), pa.utf8())
+    # Values are made text one by one: nulls, of which columns often have nothing else, are not.
+    valid = array.is_valid()
+    made = pa.array(texts(array.filter(valid)), pa.utf8())
+    places = pc.subtract(pc.cumulative_sum(valid.cast(pa.int64())), 1)
+    return made.take(pc.if_else(valid, places, None))
+
+
+def renamed(lists: Any, names: dict[str, str]) -> Any:
+    """A column of lists of names, in which some are replaced."""
+    values = lists.values
+    encoded = pc.dictionary_encode(values)
+    labels = [names.get(label, label) for label in encoded.dictionary.to_pylist()]
+    plain = pa.DictionaryArray.from_arrays(encoded.indices, pa.array(labels, pa.utf8()))
+    return pa.Array.from_buffers(
+        lists.type, len(lists), lists.buffers()[:2], lists.null_count, lists.offset,
+        children=[plain.dictionary_decode()],
+    )  # fmt: skip

@@ -1,0 +1,395 @@
+"""Where rows go: first all together into a temporary file, then table by table into files.
+
+A step's rows come table by table mixed, of thousands of tables maybe, in batches that may be tiny.
+The temporary file takes them as they come, so that neither memory nor open files grow with the
+number of tables, and each table is written in one go, in row groups of a good size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.segments import fsync_directory
+
+from ._manifest import (
+    NAME,
+    TEMPORARY,
+    checked,
+    clear,
+    file_stem,
+    folded,
+    give_names,
+    sync_file,
+    unique,
+    write_file,
+)
+from ._text import csv_column, csv_type
+
+DATABASE = "changes.duckdb"
+
+# Of a row group: what is in memory of a table while it is written.
+_GROUP_ROWS = 122_880
+_GROUP_BYTES = 16 << 20
+_DUCKDB_MEGABYTES = 256
+# A table that is made takes 53 kB until its transaction ends (duckdb 2.0, 12 columns).
+_DUCKDB_MEGABYTES_PER_TABLE = 0.2
+_DUCKDB_TABLES = 500  # for which the limit is raised at once
+
+Entry = dict[str, Any]
+
+
+class Spill:
+    """Batches of many schemas, in a temporary file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("x+b", buffering=1 << 20)
+        self._places: dict[int, list[int]] = {}
+
+    def close(self) -> None:
+        """Give the file's disk space back."""
+        self._file.truncate(0)
+        self._file.close()
+
+    def add(self, key: int, batch: Any) -> None:
+        """Put a batch with the others of its key."""
+        self._places.setdefault(key, []).append(self._file.tell())
+        with pa.ipc.new_stream(self._file, batch.schema) as writer:
+            writer.write_batch(batch)
+
+    def __iter__(self) -> Iterator[int]:
+        """The keys there are, in the order in which they came first."""
+        return iter(self._places)
+
+    def batches(self, key: int) -> Iterator[Any]:
+        """The batches of a key in their order; one is in memory at a time."""
+        self._file.flush()
+        for place in self._places[key]:
+            self._file.seek(place)
+            yield pa.ipc.open_stream(self._file).read_next_batch()
+
+
+def grouped(schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
+    """Batches put together to what makes a row group."""
+    pending: list[Any] = []
+    rows = size = 0
+    for batch in batches:
+        if pending and (rows + len(batch) > _GROUP_ROWS or size + batch.nbytes > _GROUP_BYTES):
+            yield _one(schema, pending)
+            pending, rows, size = [], 0, 0
+        pending.append(batch)
+        rows += len(batch)
+        size += batch.nbytes
+    if pending:
+        yield _one(schema, pending)
+
+
+def _one(schema: Any, batches: list[Any]) -> Any:
+    if len(batches) == 1:
+        return batches[0]
+    columns = [pa.concat_arrays([one.column(i) for one in batches]) for i in range(len(schema))]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class Store(Protocol):
+    """A directory of tables, of one format."""
+
+    fold: bool
+    """Whether names of columns that differ in case alone are the same."""
+
+    def load(self) -> Entry | None:
+        """The manifest, when what a killed process left is settled; None in a new directory."""
+
+    def table(self, table: Entry, version: Entry, schema: Any, batches: Any) -> int:
+        """Write rows of a version of a table; how many they were."""
+
+    def beside(self, manifest: Entry, what: str, schema: Any, batches: Any) -> int:
+        """Write what is no row: `what` is events or errors."""
+
+    def commit(self, manifest: Entry) -> None:
+        """Make what was written, and the manifest that tells of it, durable and visible."""
+
+    def close(self) -> None:
+        """Drop what was not committed."""
+
+
+@contextlib.contextmanager
+def refusals(what: str) -> Iterator[None]:
+    """Give what the disk or the format refuses as this package's error."""
+    try:
+        yield
+    except OSError as error:
+        raise PgOutputError(
+            f"can't write {what}: {error.strerror or error}; what was finished before is kept, and "
+            f"the same call goes on from there"
+        ) from error
+    except pa.ArrowException as error:
+        raise PgOutputError(f"can't write {what}: {error}") from error
+
+
+class _Counted:
+    """Batches, counted as they are taken."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+        self.rows = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            self.rows += len(batch)
+            yield batch
+
+
+class FileStore:
+    """One file per table, version of its schema, and part."""
+
+    fold = False
+
+    def __init__(self, directory: Path, format: str) -> None:
+        self._directory = directory
+        self._format = format
+        self._write = _WRITERS[format]
+        self._names: list[str] = []
+        self._stems: set[str] = set()
+
+    def load(self) -> Entry | None:
+        """As of `Store`."""
+        path = self._directory / NAME
+        found = None
+        if path.exists():
+            found = checked(path.read_text(encoding="utf-8"), str(path))
+            give_names(self._directory, found["publishing"])
+            self._stems = {folded(one["files"]) for one in found["tables"]}
+        clear(self._directory)
+        return found
+
+    def table(self, table: Entry, version: Entry, schema: Any, batches: Any) -> int:
+        """As of `Store`."""
+        if "files" not in table:
+            table["files"] = unique(file_stem(table["namespace"], table["name"]), self._stems)
+        number = version["version"]
+        stem = table["files"] + (f".v{number}" if number > 1 else "")
+        return self._part(version["parts"], stem, schema, batches)
+
+    def beside(self, manifest: Entry, what: str, schema: Any, batches: Any) -> int:
+        """As of `Store`."""
+        return self._part(manifest[what], f"_{what}", schema, batches)
+
+    def _part(self, parts: list[Entry], stem: str, schema: Any, batches: Any) -> int:
+        part = f".part{len(parts) + 1}" if parts else ""
+        name = f"{stem}{part}.{self._format}"
+        path = self._directory / TEMPORARY / name
+        counted = _Counted(batches)
+        with refusals(str(self._directory / name)):
+            self._write(path, schema, grouped(schema, counted))
+            sync_file(path)
+        self._names.append(name)
+        parts.append({"file": name, "rows": counted.rows, "bytes": path.stat().st_size})
+        return counted.rows
+
+    def commit(self, manifest: Entry) -> None:
+        """As of `Store`."""
+        manifest["publishing"] = self._names
+        temporary = self._directory / TEMPORARY
+        with refusals(str(self._directory / NAME)):
+            fsync_directory(temporary)
+            write_file(temporary / NAME, json.dumps(manifest, indent=1))
+            (temporary / NAME).rename(self._directory / NAME)
+            fsync_directory(self._directory)
+            give_names(self._directory, self._names)
+        self._names = []
+
+    def close(self) -> None:
+        """As of `Store`."""
+        clear(self._directory)
+
+
+def _write_parquet(path: Path, schema: Any, batches: Iterator[Any]) -> None:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetWriter(str(path), schema, compression="zstd") as writer:
+        for batch in batches:
+            writer.write_batch(batch, row_group_size=max(1, len(batch)))
+
+
+def _write_arrow(path: Path, schema: Any, batches: Iterator[Any]) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def _write_csv(path: Path, schema: Any, batches: Iterator[Any]) -> None:
+    from pyarrow import csv
+
+    printed = pa.schema([pa.field(field.name, csv_type(field.type)) for field in schema])
+    with csv.CSVWriter(str(path), printed) as writer:
+        for batch in batches:
+            columns = [csv_column(column) for column in batch.columns]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=printed))
+
+
+_WRITERS: dict[str, Callable[[Path, Any, Iterator[Any]], None]] = {
+    "parquet": _write_parquet,
+    "arrow": _write_arrow,
+    "csv": _write_csv,
+}
+
+
+def _quoted(*names: str) -> str:
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+_RESERVED = {"pgoutput_fast", "information_schema", "pg_catalog"}
+"""Schemas of a duckdb database that are not for tables of the server's."""
+
+
+class DuckdbStore:
+    """One database file. A step is a transaction of it."""
+
+    fold = True
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            import duckdb
+        except ImportError as error:
+            raise PgOutputError(
+                f"duckdb is not installed ({error}); install the extra pgoutput-fast[duckdb]"
+            ) from error
+        self._duckdb = duckdb
+        self._directory = directory
+        self._path = directory / DATABASE
+        self._connection: Any = None
+        self._is_new = False
+        self._made = 0  # tables written in the transaction
+        # Names: of the schema for a namespace, of all schemas, of the tables in each.
+        self._schemas: dict[str, str] = {}
+        self._names = {folded(name) for name in _RESERVED}
+        self._tables: dict[str, set[str]] = {}
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except self._duckdb.Error as error:
+            raise PgOutputError(f"can't write {self._path}: {error}") from error
+
+    def _open(self) -> Any:
+        """The connection, in a transaction."""
+        if self._connection is None:
+            self._is_new = not self._path.exists()
+            path = self._directory / TEMPORARY / DATABASE if self._is_new else self._path
+            with self._refusals():
+                self._connection = self._duckdb.connect(
+                    str(path),
+                    config={
+                        # So that rows keep their order, in little memory; nothing is fetched.
+                        "threads": 1,
+                        "memory_limit": f"{_DUCKDB_MEGABYTES}MB",
+                        "temp_directory": str(self._directory / TEMPORARY / "duckdb"),
+                        "autoinstall_known_extensions": False,
+                    },
+                )
+                self._connection.execute("BEGIN")
+            self._made = 0
+        return self._connection
+
+    def load(self) -> Entry | None:
+        """As of `Store`."""
+        clear(self._directory)
+        if not self._path.exists():
+            return None
+        (self._directory / TEMPORARY).mkdir()
+        try:
+            found = self._open().execute("FROM pgoutput_fast.manifest").fetchall()
+        except self._duckdb.CatalogException as error:
+            self.close()
+            raise PgOutputError(
+                f"{self._path} was made by something else; give another directory"
+            ) from error
+        manifest = checked(found[0][0], f"the manifest in {self._path}")
+        for table in manifest["tables"]:
+            for version in table["versions"]:
+                schema, name = version["table"]
+                self._schemas[table["namespace"] or "pg_catalog"] = schema
+                self._names.add(folded(schema))
+                self._tables.setdefault(schema, set()).add(folded(name))
+        return manifest
+
+    def table(self, table: Entry, version: Entry, schema: Any, batches: Any) -> int:
+        """As of `Store`."""
+        if "table" not in version:
+            namespace, number = table["namespace"] or "pg_catalog", version["version"]
+            if namespace not in self._schemas:
+                self._schemas[namespace] = unique(namespace, self._names)
+            schema_name = self._schemas[namespace]
+            name = table["name"] + (f"__v{number}" if number > 1 else "")
+            version["table"] = [
+                schema_name, unique(name, self._tables.setdefault(schema_name, set()))
+            ]  # fmt: skip
+        return self._rows(version["parts"], version["table"], schema, batches)
+
+    def beside(self, manifest: Entry, what: str, schema: Any, batches: Any) -> int:
+        """As of `Store`."""
+        return self._rows(manifest[what], ["pgoutput_fast", what], schema, batches)
+
+    def _rows(self, parts: list[Entry], name: list[str], schema: Any, batches: Any) -> int:
+        connection = self._open()
+        counted = _Counted(batches)
+        with refusals(f"table {_quoted(*name)} of {self._path}"), self._refusals():
+            reader = pa.RecordBatchReader.from_batches(schema, grouped(schema, counted))
+            connection.register("pgoutput_fast_rows", reader)
+            self._made += 1
+            if self._made % _DUCKDB_TABLES == 0:
+                limit = _DUCKDB_MEGABYTES + int(self._made * _DUCKDB_MEGABYTES_PER_TABLE)
+                connection.execute(f"SET memory_limit='{limit}MB'")
+            if parts:
+                connection.execute(f"INSERT INTO {_quoted(*name)} FROM pgoutput_fast_rows")
+            else:
+                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(name[0])}")
+                connection.execute(f"CREATE TABLE {_quoted(*name)} AS FROM pgoutput_fast_rows")
+            connection.unregister("pgoutput_fast_rows")
+        parts.append({"rows": counted.rows})
+        return counted.rows
+
+    def commit(self, manifest: Entry) -> None:
+        """As of `Store`."""
+        connection = self._open()
+        with refusals(str(self._path)), self._refusals():
+            connection.execute("CREATE SCHEMA IF NOT EXISTS pgoutput_fast")
+            connection.execute(
+                "CREATE OR REPLACE TABLE pgoutput_fast.manifest AS SELECT ?::VARCHAR AS manifest",
+                [json.dumps(manifest)],
+            )
+            connection.execute("COMMIT")
+            # The file alone has everything then; it is opened anew by what comes next.
+            connection.close()
+            self._connection = None
+            if self._is_new:
+                written = self._directory / TEMPORARY / DATABASE
+                sync_file(written)
+                written.rename(self._path)
+                fsync_directory(self._directory)
+
+    def close(self) -> None:
+        """As of `Store`."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        clear(self._directory)
+
+
+def open_store(directory: Path, format: str) -> Store:
+    """The store of a format.
+
+    Raises
+    ------
+    PgOutputError
+        What writes it is not installed.
+    """
+    return DuckdbStore(directory) if format == "duckdb" else FileStore(directory, format)

@@ -1,0 +1,128 @@
+"""Recorded streams: what came over one replication connection, as it came.
+
+A recorded stream is an Arrow IPC file with the columns `start_lsn`, `server_time` and `payload`:
+one frame in each row, or whole CopyData messages. Its schema's metadata ``pgcap`` is JSON that
+tells the client_encoding, and in `method` whether the payload is CopyData ("walsender_raw").
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from .errors import PgOutputError, printable
+from .segments import require_pyarrow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_XLOG_DATA = struct.Struct(">xQQq")
+_KEEPALIVE = struct.Struct(">xQqB")
+
+
+class Frame(NamedTuple):
+    """A frame, and the LSN and the time of the header around it."""
+
+    lsn: int | None
+    time: int | None
+    frame: bytes
+
+
+class Keepalive(NamedTuple):
+    """A keepalive of a recorded connection."""
+
+    lsn: int
+    time: int
+    reply_requested: bool
+
+
+class Recording:
+    """An Arrow IPC file of a recorded stream.
+
+    Attributes
+    ----------
+    encoding : str
+        The client_encoding of the session, as PostgreSQL names it.
+    ended_with : str or None
+        The error that ended the recording.
+
+    Raises
+    ------
+    PgOutputError
+        It is something else, or damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        pa = require_pyarrow()
+        self._path = path
+        self._arrow_errors: tuple[type[Exception], ...] = (pa.ArrowException, OSError, ValueError)
+        self._file = pa.OSFile(str(path))
+        try:
+            self._reader = pa.ipc.open_file(self._file)
+            schema = self._reader.schema
+            metadata = json.loads((schema.metadata or {})[b"pgcap"])
+            self.encoding = str(metadata["client_encoding"])
+            self._is_copy_data = metadata.get("method") == "walsender_raw"
+            self.ended_with = metadata.get("capture_error")
+            if not {"start_lsn", "server_time", "payload"} <= set(schema.names):
+                raise KeyError("the columns start_lsn, server_time and payload")
+        except (*self._arrow_errors, KeyError, TypeError, AttributeError) as error:
+            self._file.close()
+            raise PgOutputError(
+                f"{path} is neither a segment nor a recorded stream ({error})"
+            ) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def frames(self) -> Iterator[Frame | Keepalive]:
+        """What came, in order. One record batch is in memory at a time."""
+        for index in range(self._reader.num_record_batches):
+            try:
+                batch = self._reader.get_batch(index)
+                columns = [
+                    batch.column(name).to_pylist()
+                    for name in ("start_lsn", "server_time", "payload")
+                ]
+            except self._arrow_errors as error:
+                raise PgOutputError(f"{self._path} is damaged ({error})") from error
+            for lsn, time, payload in zip(*columns, strict=True):
+                if payload is None:
+                    raise PgOutputError(f"{self._path} has a row without a payload")
+                yield self._unwrap(payload) if self._is_copy_data else Frame(lsn, time, payload)
+
+    def _unwrap(self, payload: bytes) -> Frame | Keepalive:
+        """The frame in CopyData."""
+        try:
+            if payload[:1] == b"w":
+                lsn, _, time = _XLOG_DATA.unpack_from(payload)
+                return Frame(lsn, time, payload[_XLOG_DATA.size :])
+            if payload[:1] == b"k":
+                lsn, time, reply = _KEEPALIVE.unpack_from(payload)
+                return Keepalive(lsn, time, bool(reply))
+        except struct.error:
+            pass
+        raise PgOutputError(f"{self._path} has CopyData of an unknown kind: {payload[:30]!r}")
+
+
+def is_segment(path: Path) -> bool:
+    """Whether an Arrow IPC file is a segment; else it may be a recorded stream.
+
+    Raises
+    ------
+    PgOutputError
+        It can't be read, or is no Arrow IPC file.
+    """
+    pa = require_pyarrow()
+    try:
+        with path.open("rb"), pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
+            return b"pgoutput_fast.segment" in (reader.schema.metadata or {})
+    except OSError as error:
+        raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
+    except (ValueError, pa.ArrowException) as error:
+        raise PgOutputError(
+            f"{path} is no Arrow IPC file, or is cut short or damaged ({printable(str(error))})"
+        ) from error
