@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from .plan import RelationPlan
 
+_type_and_modifier = struct.Struct(">Ii").unpack_from
 _uint32 = struct.Struct(">I").unpack_from
 _int32 = struct.Struct(">i").unpack_from
 _int16 = struct.Struct(">h").unpack_from
@@ -212,15 +213,23 @@ class Cursor:
         """A count, then the columns of a Relation."""
         start = self.position
         count = self.count(self.int16("the number of columns"), 10, start, "the number of columns")
-        return tuple([
-            Column(
+        return tuple([self.column(i) for i in range(count)])
+
+    def column(self, i: int) -> Column:
+        """A column of a Relation."""
+        start = self.position
+        stop = self.frame.find(0, start + 1)
+        if stop < 0 or stop + 9 > self.end:
+            # It is cut off: field by field, as the error names the one.
+            return Column(
                 self.uint8(f"the flags of column {i}"),
                 self.string(f"the name of column {i}"),
                 self.uint32(f"the type OID of column {i}"),
                 self.int32(f"the type modifier of column {i}"),
             )
-            for i in range(count)
-        ])  # fmt: skip
+        self.position = stop + 9
+        name = self.frame[start + 1 : stop].decode(self.encoding, "surrogateescape")
+        return Column(self.frame[start], name, *_type_and_modifier(self.frame, stop + 1))
 
     def truncate_count(self, field: str) -> int:
         """The number of relations of a Truncate, behind which the options come first."""
@@ -660,6 +669,11 @@ def check_size(frame: bytes) -> None:
             "bad_length", frame, 0,
             field="the frame's length", found=len(frame), expected=MAX_FRAME_LENGTH,
         )  # fmt: skip
+
+
+def is_repeated(known: Message, frame: bytes, encoding: str) -> bool:
+    """Whether a frame from outside of streams is that of a message that is known."""
+    return known.frame == frame and known._encoding == encoding
 
 
 def published(message: Any) -> Any:

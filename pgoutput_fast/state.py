@@ -21,6 +21,7 @@ from .messages import (
     Truncate,
     Type,
     decode_rare,
+    is_repeated,
     published,
 )
 from .plan import RelationPlan, Settings, python_encoding
@@ -208,7 +209,7 @@ class StreamState:
         if frame[:1] != b"R" or self.open_xid is not None or len(frame) < 5:
             return None
         known = self.relations.get(int.from_bytes(frame[1:5], "big"))
-        if known is None or known.frame != frame or known._encoding != self.settings.encoding:
+        if known is None or not is_repeated(known, frame, self.settings.encoding):
             return None
         return known
 

@@ -349,6 +349,29 @@ def test_max_bytes_counts_what_comes_out() -> None:
     assert [len(after["n"]) for after in column(batches, "after")] == [131_069] * 3
 
 
+def test_max_bytes_counts_old_rows_too() -> None:
+    # From the first old tuple on, all rows of a batch have their place in the columns of before:
+    # 10 bytes more each, and the old tuple's text.
+    old = b"O" + tuple_data(text("1"), text("y" * 30))
+    update = b"U" + OID.to_bytes(4, "big") + old + b"N" + tuple_data(text("1"), text("x" * 30))
+    frames = [R, i(1, "x" * 30), i(2, "x" * 30), update, i(3, "x" * 30), update]
+    # Two rows of 100 bytes, one of 140 that makes 20 of the two, then one of 110.
+    assert [len(b) for b in batches_of(frames, max_bytes=470)] == [4, 1]
+    assert [len(b) for b in batches_of(frames, max_bytes=469)] == [3, 2]
+    assert [len(b) for b in batches_of(frames, max_bytes=359)] == [2, 2, 1]
+    # What a batch counted is forgotten with it.
+    decoder = pf.ColumnarDecoder(max_bytes=300)
+    assert [len(b) for b in decoder.decode([R, update])] == [1]
+    assert [len(b) for b in decoder.decode([i(n, "x" * 30) for n in range(4)])] == [3, 1]
+
+
+def test_a_row_of_zeros_is_of_no_relation() -> None:
+    for frame in (b"I" + bytes(7), b"U" + bytes(60), R[:1] + bytes(7)):
+        with pytest.raises(pf.DecodeError) as caught:
+            batches_of([frame])
+        assert caught.value.frame == 0
+
+
 def test_what_is_full_is_given_out_of_all_tables() -> None:
     other = relation(TWO, OTHER, "u")
     frames = [R, other, i(1), i(2, relation_id=OTHER), truncate(OTHER), i(3)]
