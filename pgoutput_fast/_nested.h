@@ -174,7 +174,11 @@ static int pgf_put(pgf_part *part, const uint8_t *at, int32_t size)
         while (at < end) {
             memcpy(&length, at, 4);
             at += 4;
-            if (!pgf_put(child, at, length))
+            if (length == 4 && child->shape == PGF_FIXED && child->width == 4)
+                memcpy(child->data + 4 * child->count++, at, 4);
+            else if (length == 8 && child->shape == PGF_FIXED && child->width == 8)
+                memcpy(child->data + 8 * child->count++, at, 8);
+            else if (!pgf_put(child, at, length))
                 return 0;
             at += length < 0 ? 0 : length;
         }
@@ -275,19 +279,27 @@ static inline int pgf_pack_flag(pgf_packer *packer, int flag)
 }
 
 /* A value of fixed width into its part's cell, by the loop that rows go through: as in a tuple. */
-static int pgf_take_cell(pgf_column *cell, uint8_t code, const uint8_t *at, size_t length, int binary)
+static int pgf_take_cell(
+    pgf_column *cell, uint8_t code, const uint8_t *at, size_t length, int binary,
+    const uint8_t *ceiling)
 {
-    uint8_t tuple[5 + 64 + SLACK] = {0};
+    /* Before it and behind it is what loads of 16 bytes may reach. */
+    uint8_t around[SLACK + 5 + 64 + SLACK];
+    uint8_t *tuple = around + SLACK;
     pgf_column *next = cell;
     int64_t unused = 0;
     if (cell->width < 0 || length > 64)
         return 0;
     cell->kind = tuple[0] = binary ? 'b' : 't';
     cell->code = code;
+    tuple[1] = tuple[2] = tuple[3] = 0;
     tuple[4] = (uint8_t)length;
-    memcpy(tuple + 5, at, length);
+    if (length <= 16 && ceiling - at >= 16)
+        memcpy(tuple + 5, at, 16);
+    else
+        memcpy(tuple + 5, at, length);
     pgf_take_values(
-        &next, cell + 1, 0, tuple, tuple + 5 + length, tuple, tuple + sizeof tuple, &unused);
+        &next, cell + 1, 0, tuple, tuple + 5 + length, around, around + sizeof around, &unused);
     return next != cell;
 }
 
@@ -297,8 +309,13 @@ static int pgf_pack_scalar(
 {
     uint8_t code = part->codes[!binary];
     pgf_column *cell = &part->cell;
+    int64_t number;
+    int32_t small;
+    uint64_t large;
     int status;
-    if (code == UTF8) {
+    /* What arrays are full of takes no detour. */
+    switch (code) {
+    case UTF8:
         if ((status = pgf_room(packer, (int64_t)length)))
             return status;
         if (!pgf_copy_utf8(
@@ -307,8 +324,29 @@ static int pgf_pack_scalar(
             return PGF_UNUSUAL;
         packer->used += (int64_t)length;
         return PGF_DONE;
+    case INT4_TEXT:
+        if (!pgf_integer(
+                at, length, (size_t)(at - packer->floor), INT32_MIN, INT32_MAX, &number))
+            return PGF_UNUSUAL;
+        small = (int32_t)number;
+        return pgf_pack_bytes(packer, &small, 4);
+    case INT8_TEXT:
+        if (!pgf_integer(
+                at, length, (size_t)(at - packer->floor), INT64_MIN, INT64_MAX, &number))
+            return PGF_UNUSUAL;
+        return pgf_pack_bytes(packer, &number, 8);
+    case SAME4:
+        if (length != 4)
+            return PGF_UNUSUAL;
+        small = (int32_t)pgf_load4(at);
+        return pgf_pack_bytes(packer, &small, 4);
+    case SAME8:
+        if (length != 8)
+            return PGF_UNUSUAL;
+        large = pgf_load8(at);
+        return pgf_pack_bytes(packer, &large, 8);
     }
-    if (!pgf_take_cell(cell, code, at, length, binary)) {
+    if (!pgf_take_cell(cell, code, at, length, binary, packer->ceiling)) {
         status = packer->store(cell, code, at, (uint32_t)length, packer->floor, packer->ceiling);
         if (status != PGF_DONE)
             return status;
