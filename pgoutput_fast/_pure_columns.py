@@ -729,22 +729,23 @@ def export_stream(batches: list[ChangeBatch]) -> object:
 
 
 def _record_batch(field: Field, column: Column) -> Any:
-    arrays = [_array(*pair) for pair in zip(field.children, column.children, strict=True)]
+    arrays = [arrow_array(*pair) for pair in zip(field.children, column.children, strict=True)]
     return pyarrow().RecordBatch.from_arrays(arrays, schema=_schema(field))
 
 
-def _array(field: Field, column: Column) -> Any:
+def arrow_array(field: Field, column: Column) -> Any:
+    """A column as pyarrow's array."""
     pa = pyarrow()
     made = pa.Array.from_buffers(
         _type(replace(field, labels=None)),
         column.length,
         [None if buffer is None else pa.py_buffer(buffer) for buffer in column.buffers],
         column.null_count,
-        children=[_array(*pair) for pair in zip(field.children, column.children, strict=True)],
+        children=[arrow_array(*both) for both in zip(field.children, column.children, strict=True)],
     )
     if column.dictionary is None:
         return made
-    return pa.DictionaryArray.from_arrays(made, _array(LABEL_FIELD, column.dictionary))
+    return pa.DictionaryArray.from_arrays(made, arrow_array(LABEL_FIELD, column.dictionary))
 
 
 def _schema(field: Field) -> Any:

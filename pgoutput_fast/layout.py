@@ -460,28 +460,28 @@ class _Maker:
         if type.kind == "composite":
             children = [(shown_name(name), self.part(part)) for name, part in type.fields]
             parts = [field for _, field in children]
-            format = "+s"
+            kind = "+s"
         else:
             parts = [self.part(_element_of(type))]
             children = [("item", parts[0])]
-            format = "+l"
+            kind = "+l"
             if type.kind == "range":
-                format = "+s"
+                kind = "+s"
                 flag = Field("", "b", width=0)
                 children = [("lower", parts[0]), ("upper", parts[0])]
                 children += [(name, flag) for name in ("lower_inc", "upper_inc", "empty")]
-        functions = [Codec(field.text, field.binary, _no_form) for field in parts]
+        functions = [Codec(*_functions_of(field), _no_form) for field in parts]
         text, binary = packing(type, functions, self.settings.policies)
         encoding = self.settings.encoding
         if encoding in NO_ASCII:
             # Quotes and braces are looked for among bytes.
             in_utf8 = replace(self, settings=replace(self.settings, encoding="utf-8"))
-            inner = in_utf8.made_of_parts(type).text
+            inner, _ = _functions_of(in_utf8.made_of_parts(type))
 
             def text(raw: bytes) -> bytes | None:
                 return inner(raw.decode(encoding).encode())
 
-        made = _nested(format, children, text, binary)
+        made = _nested(kind, children, text, binary)
         if type.kind == "array":
             dimensions = dimensions_of(self.settings.policies)
             if dimensions > 1:
@@ -500,6 +500,12 @@ def _element_of(type: ColumnType) -> ColumnType:
     if type.element is None:
         raise TypeError(f"{type.kind} without an element")
     return type.element
+
+
+def _functions_of(field: Field) -> tuple[Store, Store]:
+    if field.text is None or field.binary is None:
+        raise TypeError(f"a field {field.format} without functions")
+    return field.text, field.binary
 
 
 def _no_form(raw: bytes) -> str:

@@ -29,9 +29,7 @@ _FALSE, _TRUE = b"\0", b"\1"
 
 def packed(parts: Iterable[Stored]) -> bytes:
     """The packed form of what the parts' columns store, None for null."""
-    return b"".join(
-        [_NULL if part is None else _size.pack(len(part)) + part for part in parts]
-    )
+    return b"".join([_NULL if part is None else _size.pack(len(part)) + part for part in parts])
 
 
 def unpacked(value: bytes) -> Iterator[Stored]:
@@ -47,7 +45,7 @@ def unpacked(value: bytes) -> Iterator[Stored]:
 # --- enums ----------------------------------------------------------------------------------------
 
 
-class NewLabel(Exception):  # noqa: N818 (it is no error, but asks for another batch)
+class NewLabel(Exception):
     """A label that the dictionary of the batch lacks: it is for the next batch.
 
     Attributes

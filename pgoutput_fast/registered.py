@@ -74,29 +74,29 @@ def field_of_type(type_: Any, name: str = "", *, nullable: bool = True) -> Field
     children: tuple[Any, ...] = ()
     width = -1
     if is_.is_struct(type_):
-        format, children = "+s", tuple(type_)
+        kind, children = "+s", tuple(type_)
     elif is_.is_map(type_):
         entries = pa.struct([type_.key_field, type_.item_field])
-        format, children = "+m", (pa.field("entries", entries, nullable=False),)
+        kind, children = "+m", (pa.field("entries", entries, nullable=False),)
     elif is_.is_list(type_):
-        format, children = "+l", (type_.value_field,)
+        kind, children = "+l", (type_.value_field,)
     elif is_.is_fixed_size_list(type_):
-        format, children = f"+w:{type_.list_size}", (type_.value_field,)
+        kind, children = f"+w:{type_.list_size}", (type_.value_field,)
     elif is_.is_decimal128(type_) or is_.is_decimal256(type_):
         width = type_.bit_width // 8
         bits = ",256" if width == 32 else ""
-        format = f"d:{type_.precision},{type_.scale}{bits}"
+        kind = f"d:{type_.precision},{type_.scale}{bits}"
     elif is_.is_fixed_size_binary(type_):
-        format, width = f"w:{type_.byte_width}", type_.byte_width
+        kind, width = f"w:{type_.byte_width}", type_.byte_width
     elif is_.is_timestamp(type_):
-        format, width = f"ts{type_.unit[0]}:{type_.tz or ''}", 8
+        kind, width = f"ts{type_.unit[0]}:{type_.tz or ''}", 8
     else:
         try:
-            format, width = _FORMATS[str(type_)]
+            kind, width = _FORMATS[str(type_)]
         except KeyError:
             raise ValueError(f"{type_} is none of the types that columns have") from None
     fields = [field_of_type(one.type, one.name, nullable=one.nullable) for one in children]
-    return Field(name, format, metadata, tuple(fields), width, nullable=nullable)
+    return Field(name, kind, metadata, tuple(fields), width, nullable=nullable)
 
 
 _FORMATS = {

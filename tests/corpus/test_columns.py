@@ -20,7 +20,7 @@ pytest.importorskip("pyarrow", reason="it reads the batches")
 
 import pyarrow as pa
 from catalog_types import registry_of
-from column_values import has_other_shape, same_value, stored
+from column_values import stored
 from columnar import IMPLEMENTATIONS, chosen
 from corpus_files import Capture, captures
 from final_rows import Tables, committed, copies

@@ -322,9 +322,7 @@ def expected_rows(
                 yield index, relation_id, (*head, old, new, unsent or None)
 
 
-def compare_values(
-    found: Any, data: Any, types: Sequence[ColumnType], settings: Settings
-) -> None:
+def compare_values(found: Any, data: Any, types: Sequence[ColumnType], settings: Settings) -> None:
     assert (found is None) == (data is None)
     for i, (kind, value) in enumerate(found or ()):
         if data.kind(i) in "nu":
