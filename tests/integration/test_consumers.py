@@ -159,7 +159,7 @@ def comparable(value: Any) -> Any:
     if isinstance(value, dict):
         if set(value) == {"key", "value"}:
             return list(map(comparable, value.values()))  # a pair of a map, as polars gives it
-        return [(name, comparable(part)) for name, part in value.items()]
+        return [[name, comparable(part)] for name, part in value.items()]
     if isinstance(value, (list, tuple)) or hasattr(value, "to_list"):
         parts = value if isinstance(value, (list, tuple)) else value.to_list()
         return list(map(comparable, parts))
