@@ -26,6 +26,7 @@ from corpus_files import Capture, captures
 from final_rows import Tables, committed, copies
 
 import pgoutput_fast as pf
+from pgoutput_fast.values import OutOfRange
 
 PARTS_OF_TABLES = {"v1_text_upd_only", "v1_text_del_only", "v1_text_pub2", "v1_bin_error"}
 """Captures of a publication that leaves out changes."""
@@ -152,11 +153,16 @@ def test_final_rows_are_what_the_server_copied(
         if relation is None:
             counts["tables without a row in the stream"] += 1
             continue
-        if any(f" of {copy.schema}.{copy.table} (" in error for error in refused):
-            counts["tables with values that were refused"] += 1
+        about = [error for error in refused if f" of {copy.schema}.{copy.table} (" in error]
+        if any("update_from" in error for error in about):
+            counts["tables with a composite that was altered"] += 1
             continue
         names = [column.name for column in relation.columns]
-        if names != copy.columns or len(rows) != len(copy.text) or state.unknown.get(copy.oid):
+        lines = copy.text
+        if about and names == copy.columns:
+            # Rows with an array of another shape never were.
+            lines = [line for line in lines if fits(line, relation.layout.columns)]
+        if names != copy.columns or len(rows) != len(lines) or state.unknown.get(copy.oid):
             # test_truth compares these value by value.
             counts["tables that were altered, or published in part"] += 1
             continue
@@ -176,14 +182,17 @@ def test_final_rows_are_what_the_server_copied(
         expected = sorted(
             repr(
                 [
-                    None if word is None else field.text(word.encode("utf-8", "surrogateescape"))
+                    None if word is None else field.text(encoded(word))
                     for word, field in zip(line, fields, strict=True)
                 ]
             )
-            for line in copy.text
+            for line in lines
         )
         if found != expected and is_by_format(relation):
             counts["tables with columns of unknown types, as bytes"] += 1
+            continue
+        if found != expected and "_bin" in capture.name and differs_by_format(relation):
+            counts["tables with money or reg*, in binary format"] += 1
             continue
         assert found == expected, (copy.schema, copy.table)
         counts["tables"] += 1
@@ -195,3 +204,25 @@ def test_final_rows_are_what_the_server_copied(
 def is_by_format(relation: Any) -> bool:
     """Whether a column holds bytes, as nothing says what they are."""
     return any(field.by_format for field in relation.layout.columns)
+
+
+def differs_by_format(relation: Any) -> bool:
+    """Whether a column is of a type whose binary values are not its text."""
+    types = [type_.element or type_ for type_ in relation.layout.plan.column_types]
+    return any(t.entry is not None and t.entry.codec in ("money", "reg") for t in types)
+
+
+def encoded(word: str) -> bytes:
+    return word.encode("utf-8", "surrogateescape")
+
+
+def fits(line: list[str | None], fields: Any) -> bool:
+    """Whether the arrays of a row have the shape of their columns."""
+    for word, field in zip(line, fields, strict=True):
+        try:
+            if word is not None:
+                field.text(encoded(word))
+        except OutOfRange as error:
+            assert "Policies(arrays" in str(error)  # noqa: PT017
+            return False
+    return True
