@@ -16,7 +16,7 @@ import os
 from setuptools import Extension, setup
 
 EXTENSIONS = ("_columns", "_core", "_frames", "_values")
-HEADERS = ("_arrow", "_convert", "_rows")
+HEADERS = ("_arrow", "_convert", "_nested", "_rows")
 
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
 

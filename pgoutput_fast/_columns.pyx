@@ -36,7 +36,8 @@ from .batches import (
 )
 from .diagnose import UNKNOWN_HINT, diagnose
 from .errors import DecodeError, fail
-from .layout import CONVERTERS, EPOCH_SHIFT, shown_name, version_of
+from .layout import CONVERTERS, EPOCH_SHIFT, LABEL_FIELD, SYNTAXES, shown_name, version_of
+from .packed import NewLabel
 from .plan import refuse_value
 
 cdef extern from "_arrow.h" nogil:
@@ -107,13 +108,14 @@ cdef extern from "_rows.h" nogil:
         INT2_TEXT, UINT4_TEXT, UINT4_WIDE_TEXT, SAME2, UINT4_WIDE, FLOAT4_TEXT
         NUMERIC_TEXT, NUMERIC_BINARY, JSONB_BINARY, BYTEA_TEXT
         UUID_UTF8_TEXT, UUID_UTF8_BINARY, END
-        TIME_TEXT, TIME_BINARY, TIME_NS_TEXT, TIME_NS_BINARY, INTERVAL_BINARY
+        TIME_TEXT, TIME_BINARY, TIME_NS_TEXT, TIME_NS_BINARY, INTERVAL_BINARY, LABEL
+        NESTED_TEXT, NESTED_BINARY
     ctypedef struct Column "pgf_column":
         uint8_t kind
         uint8_t code
         uint8_t[2] codes
-        uint8_t utf8_code
         uint8_t form
+        uint8_t[2] form_codes
         int32_t width
         uint32_t scale
         uint8_t *validity
@@ -121,9 +123,59 @@ cdef extern from "_rows.h" nogil:
         int32_t *offsets
         int64_t room
         uint64_t limit
+        const void *labels  # a LabelTable
+        void *part  # a Part
         void *field
     pgf_power[651] POWERS_OF_FIVE "PGF_POWERS_OF_FIVE"
     void put_null "pgf_set_null"(Column *column, int64_t row) noexcept
+
+cdef extern from "_nested.h" nogil:
+    enum:
+        PGF_FIXED, PGF_VARIABLE, PGF_LIST, PGF_FIXED_LIST, PGF_STRUCT
+        PGF_VECTOR
+        PGF_DONE, PGF_UNUSUAL, PGF_NO_MEMORY, PGF_FULL
+    ctypedef struct LabelTable "pgf_labels":
+        int32_t count
+        uint32_t mask
+        int32_t *ends
+        uint8_t *text
+        int32_t *slots
+    int32_t *slot_of "pgf_slot"(
+        const LabelTable *labels, const uint8_t *at, size_t length
+    ) noexcept
+    int32_t number_of "pgf_label"(
+        const LabelTable *labels, const uint8_t *at, size_t length
+    ) noexcept
+    ctypedef struct Part "pgf_part":
+        uint8_t shape
+        int32_t width
+        int32_t n_children
+        Part *children
+        const LabelTable *labels
+        uint8_t syntax
+        uint8_t delimiter
+        uint8_t[2] codes
+        uint32_t type_id
+        Column[2] cell
+        int32_t[2] cell_ends
+        uint64_t[4] cell_bytes
+        int64_t count, nulls, room, data_room
+        uint8_t *validity
+        uint8_t *data
+        int32_t *offsets
+    bint put_part "pgf_put"(Part *part, const uint8_t *at, int32_t size) noexcept
+    void forget_part "pgf_forget_part"(Part *part) noexcept
+    void free_part "pgf_free_part"(Part *part) noexcept
+    ctypedef int (*StoreCell "pgf_store")(
+        Column *column, uint8_t code, const uint8_t *at, uint32_t length, const uint8_t *floor,
+        const uint8_t *ceiling
+    ) noexcept
+    int pack_row "pgf_pack_row"(
+        Column *column, int64_t row, const uint8_t *at, size_t length, bint binary,
+        const uint8_t *floor, const uint8_t *ceiling, StoreCell store
+    ) noexcept
+
+cdef extern from "_rows.h" nogil:
     enum:
         INSERT "PGF_INSERT"
         UPDATE "PGF_UPDATE"
@@ -163,6 +215,8 @@ cdef extern from "_rows.h" nogil:
         int64_t unchanged_count
         int64_t unchanged_room
         const char **names
+        Part *parts
+        Py_ssize_t blocks
         int64_t usual
         int64_t *usual_bytes
         int64_t *form_rows
@@ -194,9 +248,10 @@ cdef extern from "_rows.h" nogil:
         Stop *stop
     ) noexcept
 
-if [CONVERTERS["skip"], CONVERTERS["utf8"], CONVERTERS["interval_binary"], len(CONVERTERS)] != [
-    SKIP, UTF8, INTERVAL_BINARY, CONVERTER_COUNT,
-]:
+if [
+    CONVERTERS["skip"], CONVERTERS["utf8"], CONVERTERS["interval_binary"], len(CONVERTERS),
+    SYNTAXES["vector"],
+] != [SKIP, UTF8, INTERVAL_BINARY, CONVERTER_COUNT, PGF_VECTOR]:
     raise ImportError(
         "the converters of pgoutput_fast.layout are not those of this extension; rebuild it"
     )
@@ -319,6 +374,7 @@ cdef enum Status:
     FULL  # the row would pass max_bytes, or what offsets of 32 bits can count
     FULL_ROWS
     OTHER_FORM  # a value in the other format than its column
+    NEW_LABEL  # of an enum, which its dictionary lacks
     FAULT
     NO_MEMORY
 
@@ -487,17 +543,19 @@ cdef Status make_room(Column *column, int64_t size) noexcept nogil:
 # leaves it to the layout's functions.
 cdef Status store_other(
     Column *column, uint8_t code, int64_t row, const uint8_t *at, uint32_t length,
-    const Frame *frame,
+    const uint8_t *floor, const uint8_t *ceiling,
 ) noexcept nogil:
-    cdef size_t before = at - frame.floor
-    cdef size_t after = frame.ceiling - (at + length)
+    cdef size_t before = at - floor
+    cdef size_t after = ceiling - (at + length)
     cdef int64_t number
-    cdef int32_t days
+    cdef int32_t days  # or months, or a number of an enum's
     cdef double real
     cdef uint8_t *to
     cdef size_t size
     cdef Status status = DONE
     cdef char[PGF_NUMERIC_ROOM] text
+    if code == NESTED_TEXT or code == NESTED_BINARY:
+        return store_nested(column, code == NESTED_BINARY, row, at, length, floor, ceiling)
     if code == UTF8:
         to = variable(column, row, length, &status)
         if to == NULL:
@@ -592,6 +650,11 @@ cdef Status store_other(
             if 0 <= number < DAY:
                 (<int64_t *> column.data)[row] = number * (1000 if code == TIME_NS_BINARY else 1)
                 return DONE
+    elif code == LABEL:
+        days = number_of(<const LabelTable *> column.labels, at, length)
+        if days >= 0:
+            (<int32_t *> column.data)[row] = days
+            return DONE
     elif code == UINT4_TEXT:
         if pgf_integer(at, length, before, 0, 0xFFFFFFFF, &number):
             (<uint32_t *> column.data)[row] = <uint32_t> number
@@ -607,7 +670,7 @@ cdef Status store_other(
     elif code == INTERVAL_BINARY:
         if length == 16:
             number = <int64_t> load_uint64(at)
-            days = <int32_t> load_uint32(at + 12)  # months
+            days = <int32_t> load_uint32(at + 12)
             # Infinite ones have the extremes in all parts.
             if (
                 -MOST_MICROSECONDS < number < MOST_MICROSECONDS
@@ -618,6 +681,27 @@ cdef Status store_other(
                 (<int64_t *> column.data)[row * 2 + 1] = number * 1000
                 return DONE
     return FAULT
+
+
+# The same as the C of nested values calls it, of which each part has a column of one row.
+cdef int store_cell(
+    Column *column, uint8_t code, const uint8_t *at, uint32_t length, const uint8_t *floor,
+    const uint8_t *ceiling,
+) noexcept nogil:
+    cdef Status status = store_other(column, code, 0, at, length, floor, ceiling)
+    if status == DONE:
+        return PGF_DONE
+    return PGF_NO_MEMORY if status == NO_MEMORY else PGF_FULL if status == FULL else PGF_UNUSUAL
+
+
+cdef Status store_nested(
+    Column *column, bint binary, int64_t row, const uint8_t *at, uint32_t length,
+    const uint8_t *floor, const uint8_t *ceiling,
+) noexcept nogil:
+    cdef int status = pack_row(column, row, at, length, binary, floor, ceiling, store_cell)
+    if status == PGF_DONE:
+        return DONE
+    return NO_MEMORY if status == PGF_NO_MEMORY else FULL if status == PGF_FULL else FAULT
 
 
 # --- the rows of a relation ----------------------------------------------------------------------
@@ -631,14 +715,20 @@ cdef class _Relation:
     cdef list names
     cdef list positions  # of the columns that are wanted
     cdef dict schemas  # by the columns that are binary
+    cdef dict labels  # Labels → _LabelTable
 
     def __dealloc__(self):
+        cdef int32_t c
         self.clear()
         free(self.rows.before.columns)
         free(self.rows.after.columns)
         free(self.rows.usual_bytes)
         free(self.rows.form_rows)
         free(<void *> self.rows.names)
+        if self.rows.parts != NULL:
+            for c in range(self.rows.width):
+                free_parts(&self.rows.parts[c])
+            free(self.rows.parts)
 
     cdef void clear(self) noexcept:
         free_side(&self.rows, &self.rows.before)
@@ -683,12 +773,16 @@ cdef _Relation make_relation(object plan, object layout):
     made.rows.usual_bytes = <int64_t *> calloc(width + 1, sizeof(int64_t))
     made.rows.form_rows = <int64_t *> calloc(width + 1, sizeof(int64_t))
     made.rows.names = <const char **> calloc(width + 1, sizeof(char *))
+    made.rows.parts = <Part *> calloc(width + 1, sizeof(Part))
     if (
         made.rows.before.columns == NULL or made.rows.after.columns == NULL
         or made.rows.usual_bytes == NULL or made.rows.form_rows == NULL or made.rows.names == NULL
+        or made.rows.parts == NULL
     ):
         raise MemoryError
     made.rows.width = width
+    made.rows.blocks = 64 + width * 8
+    made.labels = {}
     made.rows.owner = <void *> made
     made.schemas = {}
     made.positions = [] if layout is None else [field.position for field in layout.columns]
@@ -706,14 +800,123 @@ cdef _Relation make_relation(object plan, object layout):
             column = &made.rows.after.columns[field.position]
             column.codes[1] = FORM if field.by_format else field.text_code
             column.codes[0] = FORM if field.by_format else field.binary_code
-            column.utf8_code = field.text_code
-            column.width = field.width
-            column.scale = max(field.scale, 0)
-            column.limit = 10**field.precision if 0 < field.precision <= 18 else 0
-            column.field = <void *> field
+            column.form_codes[1] = field.text_code
+            column.form_codes[0] = field.binary_code
+            shape_column(column, field)
+            if field.children or field.labels is not None:
+                make_part(made, &made.rows.parts[field.position], field)
+                if field.labels is not None:
+                    column.labels = made.rows.parts[field.position].labels
+                else:
+                    column.part = &made.rows.parts[field.position]
     made.rows.after.columns[width].code = END
     memcpy(made.rows.before.columns, made.rows.after.columns, (width + 1) * sizeof(Column))
     return made
+
+
+cdef int shape_column(Column *column, object field) except -1:
+    column.width = field.width
+    column.scale = max(field.scale, 0)
+    column.limit = 10**field.precision if 0 < field.precision <= 18 else 0
+    column.field = <void *> field
+    return 0
+
+
+# What the columns of a field are made of.
+cdef int make_part(_Relation relation, Part *part, object field) except -1:
+    cdef Py_ssize_t count = len(field.children)
+    cdef Py_ssize_t i
+    cdef _LabelTable table
+    kind = field.format[:2]
+    part.width = field.width
+    part.shape = PGF_FIXED if field.width >= 0 else PGF_VARIABLE
+    if kind == "+s":
+        part.shape = PGF_STRUCT
+    elif kind == "+w":
+        part.shape = PGF_FIXED_LIST
+        part.width = int(field.format[3:])
+    elif count > 0:
+        part.shape = PGF_LIST
+    part.syntax = SYNTAXES[field.syntax]
+    part.delimiter = ord(field.delimiter)
+    part.codes[1] = field.text_code
+    part.codes[0] = field.binary_code
+    part.type_id = field.type_id
+    shape_column(&part.cell[0], field)
+    part.cell[1].code = END
+    part.cell[0].offsets = part.cell_ends
+    if field.width >= 0:
+        part.cell[0].data = <uint8_t *> part.cell_bytes
+    # On either side validity, offsets, data, children, and a dictionary with its two buffers.
+    relation.rows.blocks += 2 * 7
+    if field.labels is not None:
+        table = relation.labels.get(field.labels)
+        if table is None:
+            table = relation.labels[field.labels] = _LabelTable.__new__(_LabelTable)
+            table.fill(field.labels)
+        part.labels = &table.table
+        part.cell[0].labels = &table.table
+    if count == 0:
+        return 0
+    part.children = <Part *> calloc(count, sizeof(Part))
+    if part.children == NULL:
+        raise MemoryError
+    part.n_children = count
+    for i in range(count):
+        make_part(relation, &part.children[i], field.children[i])
+    return 0
+
+
+cdef void free_parts(Part *part) noexcept nogil:
+    cdef int32_t i
+    for i in range(part.n_children):
+        free_parts(&part.children[i])
+    free(part.children)
+    if part.width < 0:
+        free(part.cell[0].data)
+
+
+@cython.final
+cdef class _LabelTable:
+    """The labels of an enum, which are looked up without the interpreter."""
+
+    cdef LabelTable table
+
+    cdef int fill(self, labels) except -1:
+        cdef bytes label
+        cdef Py_ssize_t count = len(labels.numbers), size = 0, slots = 8
+        cdef int32_t number = 0
+        for label in labels.numbers:
+            size += PyBytes_GET_SIZE(label)
+        while slots < 2 * count:
+            slots *= 2
+        self.forget()
+        self.table.ends = <int32_t *> calloc(count + 1, 4)
+        self.table.text = <uint8_t *> malloc(size + 1)
+        self.table.slots = <int32_t *> calloc(slots, 4)
+        if self.table.ends == NULL or self.table.text == NULL or self.table.slots == NULL:
+            raise MemoryError
+        self.table.count = count
+        self.table.mask = slots - 1
+        size = 0
+        for label in labels.numbers:
+            memcpy(self.table.text + size, PyBytes_AS_STRING(label), PyBytes_GET_SIZE(label))
+            slot_of(
+                &self.table, <const uint8_t *> PyBytes_AS_STRING(label), PyBytes_GET_SIZE(label)
+            )[0] = number + 1
+            size += PyBytes_GET_SIZE(label)
+            number += 1
+            self.table.ends[number] = size
+        return 0
+
+    cdef void forget(self) noexcept:
+        free(self.table.ends)
+        free(self.table.text)
+        free(self.table.slots)
+        memset(&self.table, 0, sizeof(LabelTable))
+
+    def __dealloc__(self):
+        self.forget()
 
 
 # The relation's columns note that one of the row was not sent.
@@ -866,6 +1069,8 @@ cdef class Engine:
                 if status == OTHER_FORM:
                     self.check()
                 return [self.close(<_Relation> self.stopped.owner)]
+            elif status == NEW_LABEL:
+                self.learn(<_Relation> self.stopped.owner)
             elif status == NO_MEMORY:
                 raise MemoryError
             else:
@@ -1084,6 +1289,17 @@ cdef class Engine:
         if not made:
             raise MemoryError
         return batch
+
+    # A label that an enum's dictionary lacks is in that of the next batch.
+    cdef int learn(self, _Relation relation) except -1:
+        new, self.error = self.error, None
+        self.check()
+        batch = self.close(relation)
+        if batch is not None:
+            self.ready.append(batch)
+        new.labels.add(new.label)
+        (<_LabelTable> relation.labels[new.labels]).fill(new.labels)
+        return 0
 
     # Raise the error of the frame that comes next.
     cdef int refuse(self) except -1:
@@ -1416,7 +1632,7 @@ cdef Status store_value(
     cdef uint8_t code = column.codes[0 if binary else 1]
     cdef Status status
     if code == FORM:
-        code = BYTES if binary else column.utf8_code
+        code = column.form_codes[0 if binary else 1]
         # One form for the old and the new row, as they have one type.
         form = &rows.after.columns[c].form
         if form[0] != (AS_BINARY if binary else AS_TEXT):
@@ -1425,7 +1641,7 @@ cdef Status store_value(
             form[0] = AS_BINARY if binary else AS_TEXT
             rows.form_rows[c] = row
         column.code = code
-    status = store_other(column, code, row, at, length, frame)
+    status = store_other(column, code, row, at, length, frame.floor, frame.ceiling)
     if status == FAULT:
         status = store_slowly(self, rows, column, c, at, length, binary, frame)
     if status == DONE and column.width < 0:
@@ -1496,6 +1712,8 @@ cdef Status store_slowly(
         stored = field.binary(raw) if binary else field.text(raw)
     except BaseException as error:
         self.error = error
+        if isinstance(error, NewLabel):
+            return NEW_LABEL
         self.error_column = c
         self.error_offset = at - frame.at
         return FAULT
@@ -1556,6 +1774,7 @@ cdef struct Node:
     int32_t n_children
     Address[3] buffers
     Node *children
+    Node *dictionary
     Arena *arena
 
 cdef enum:
@@ -1716,6 +1935,7 @@ cdef bint old_kind_column(Finish *f, Node *node) noexcept nogil:
 cdef bint side_column(Finish *f, Node *node, Side *side, uint8_t mask) noexcept nogil:
     cdef Rows *rows = f.rows
     cdef Column *column
+    cdef Part *part
     cdef Node *child
     cdef int32_t c, n = 0
     cdef const uint8_t *present = NULL
@@ -1739,6 +1959,15 @@ cdef bint side_column(Finish *f, Node *node, Side *side, uint8_t mask) noexcept 
             continue
         child = &node.children[n]
         n += 1
+        part = &rows.parts[c]
+        if part.n_children > 0:
+            if used and not nested_column(f, child, part, column):
+                return False
+            if not used and not no_values(f, child, part, f.length):
+                return False
+            continue
+        if part.labels != NULL and not dictionary(f, child, part.labels):
+            return False
         if not used:
             plain(f, child, f.zeros, f.zeros, f.length)
             if column.width < 0:
@@ -1758,6 +1987,124 @@ cdef bint side_column(Finish *f, Node *node, Side *side, uint8_t mask) noexcept 
             f.arena.size += column.room + 4 * f.length
         else:
             f.arena.size += f.length * column.width
+    return True
+
+
+# A nested column, of values that were kept packed.
+cdef bint nested_column(Finish *f, Node *node, Part *part, Column *column) noexcept nogil:
+    cdef int64_t i
+    cdef int32_t size
+    cdef bint sound = True
+    for i in range(f.length):
+        size = column.offsets[i + 1] - column.offsets[i]
+        if column.validity != NULL and not column.validity[i >> 3] >> (i & 7) & 1:
+            size = -1
+        if not put_part(part, column.data + column.offsets[i], size):
+            sound = False
+            break
+    free(column.validity)
+    free(column.data)
+    free(column.offsets)
+    column.validity = column.data = NULL
+    column.offsets = NULL
+    sound = sound and part_column(f, node, part)
+    if not sound:
+        free_part(part)
+    return sound
+
+
+# A part as a column. Its memory goes over to the arena.
+cdef bint part_column(Finish *f, Node *node, Part *part) noexcept nogil:
+    cdef int32_t i
+    cdef bint sound = True
+    node.arena = f.arena
+    node.length = part.count
+    node.null_count = part.nulls
+    node.n_buffers = 1
+    node.buffers[0] = own(f.arena, part.validity, (part.count + 7) // 8)
+    if part.shape == PGF_FIXED:
+        node.n_buffers = 2
+        node.buffers[1] = own(f.arena, part.data, (part.count * part.width * 8 + 7) // 8)
+    elif part.shape == PGF_VARIABLE or part.shape == PGF_LIST:
+        node.n_buffers = 2 if part.shape == PGF_LIST else 3
+        node.buffers[1] = own(f.arena, part.offsets, 4 * (part.count + 1))
+        node.buffers[2] = own(f.arena, part.data, part.data_room)
+    # Of no value there may be no memory.
+    for i in range(1, node.n_buffers):
+        if node.buffers[i] == NULL:
+            node.buffers[i] = f.zeros
+    forget_part(part)
+    if part.labels != NULL and not dictionary(f, node, part.labels):
+        return False
+    if not part_children(f, node, part):
+        return False
+    for i in range(part.n_children):
+        sound = sound and part_column(f, &node.children[i], &part.children[i])
+    return sound
+
+
+# A part of which there is no value, as a column of nulls.
+cdef bint no_values(Finish *f, Node *node, Part *part, int64_t length) noexcept nogil:
+    cdef int32_t i
+    cdef int64_t below = length
+    node.arena = f.arena
+    node.length = node.null_count = length
+    node.buffers[0] = node.buffers[1] = node.buffers[2] = f.zeros
+    node.n_buffers = 3 if part.shape == PGF_VARIABLE else 2
+    if part.shape == PGF_STRUCT or part.shape == PGF_FIXED_LIST:
+        node.n_buffers = 1
+    if part.shape == PGF_LIST:
+        below = 0
+    elif part.shape == PGF_FIXED_LIST:
+        below = length * part.width
+    if length == 0:
+        node.buffers[0] = NULL
+    if part.labels != NULL and not dictionary(f, node, part.labels):
+        return False
+    if not part_children(f, node, part):
+        return False
+    for i in range(part.n_children):
+        if not no_values(f, &node.children[i], &part.children[i], below):
+            return False
+    return True
+
+
+cdef bint part_children(Finish *f, Node *node, Part *part) noexcept nogil:
+    cdef int64_t size = part.n_children * sizeof(Node)
+    if part.n_children == 0:
+        return True
+    node.n_children = part.n_children
+    node.children = <Node *> own(f.arena, calloc(part.n_children, sizeof(Node)), size)
+    return node.children != NULL
+
+
+# Bytes that a row takes at most in any buffer of a part that has no value.
+cdef int64_t widest_of(const Part *part) noexcept nogil:
+    cdef int32_t i
+    cdef int64_t widest = max(4, part.width)
+    cdef int64_t times = part.width if part.shape == PGF_FIXED_LIST else 1
+    for i in range(part.n_children):
+        widest = max(widest, times * widest_of(&part.children[i]))
+    return widest
+
+
+# The labels that the numbers of a column mean.
+cdef bint dictionary(Finish *f, Node *node, const LabelTable *labels) noexcept nogil:
+    cdef int64_t size = labels.ends[labels.count]
+    cdef Node *made = <Node *> own(f.arena, calloc(1, sizeof(Node)), sizeof(Node))
+    cdef int32_t *ends = <int32_t *> own(
+        f.arena, malloc((labels.count + 1) * 4), (labels.count + 1) * 4
+    )
+    cdef uint8_t *text = <uint8_t *> own(f.arena, malloc(size + 1), size + 1)
+    if made == NULL or ends == NULL or text == NULL:
+        return False
+    memcpy(ends, labels.ends, (labels.count + 1) * 4)
+    memcpy(text, labels.text, size)
+    plain(f, made, NULL, ends, 0)
+    made.length = labels.count
+    made.n_buffers = 3
+    made.buffers[2] = text
+    node.dictionary = made
     return True
 
 
@@ -1833,13 +2180,13 @@ cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
     cdef bint sound
     f.rows = rows
     f.length = rows.count
-    f.arena = make_arena(64 + rows.width * 8)
+    f.arena = make_arena(rows.blocks)
     if f.arena == NULL:
         return False
     batch.arena = f.arena
     for c in range(rows.width):
-        if rows.after.columns[c].width > widest:
-            widest = rows.after.columns[c].width
+        size = widest_of(&rows.parts[c]) if rows.parts[c].n_children else 0
+        widest = max(widest, size, <int64_t> rows.after.columns[c].width)
     size = (f.length + 1) * widest
     # Pages of zeros that nobody writes to take no memory.
     f.zeros = <const uint8_t *> own(f.arena, calloc(size, 1), 0)
@@ -1897,6 +2244,7 @@ cdef struct Exported:
     Arena *arena
     ArrowArray *children
     ArrowArray **pointers
+    ArrowArray dictionary
     Address[3] buffers
 
 
@@ -1906,6 +2254,8 @@ cdef void release_array(ArrowArray *array) noexcept nogil:
     for i in range(array.n_children):
         if array.children[i].release != NULL:
             array.children[i].release(array.children[i])
+    if array.dictionary != NULL and array.dictionary.release != NULL:
+        array.dictionary.release(array.dictionary)
     drop(exported.arena)
     free(exported.children)
     free(exported.pointers)
@@ -1943,6 +2293,11 @@ cdef bint export_array(const Node *node, ArrowArray *array) noexcept nogil:
         if not export_array(&node.children[i], exported.pointers[i]):
             array.release(array)
             return False
+    if node.dictionary != NULL:
+        array.dictionary = &exported.dictionary
+        if not export_array(node.dictionary, array.dictionary):
+            array.release(array)
+            return False
     return True
 
 
@@ -1953,6 +2308,10 @@ cdef void release_schema(ArrowSchema *schema) noexcept nogil:
             schema.children[i].release(schema.children[i])
         free(schema.children[i])
     free(schema.children)
+    if schema.dictionary != NULL:
+        if schema.dictionary.release != NULL:
+            schema.dictionary.release(schema.dictionary)
+        free(schema.dictionary)
     free(<void *> schema.format)
     free(<void *> schema.name)
     free(<void *> schema.metadata)
@@ -1981,7 +2340,7 @@ cdef int export_schema(object field, ArrowSchema *schema) except -1:
         schema.name = copied_bytes(field.name.encode())
         if field.metadata:
             schema.metadata = copied_bytes(metadata_bytes(field.metadata))
-        schema.flags = ARROW_FLAG_NULLABLE
+        schema.flags = ARROW_FLAG_NULLABLE if field.nullable else 0
         schema.children = <ArrowSchema **> calloc(count + 1, sizeof(ArrowSchema *))
         if schema.children == NULL:
             raise MemoryError
@@ -1991,6 +2350,11 @@ cdef int export_schema(object field, ArrowSchema *schema) except -1:
                 raise MemoryError
             schema.n_children += 1
             export_schema(child, schema.children[schema.n_children - 1])
+        if field.labels is not None:
+            schema.dictionary = <ArrowSchema *> calloc(1, sizeof(ArrowSchema))
+            if schema.dictionary == NULL:
+                raise MemoryError
+            export_schema(LABEL_FIELD, schema.dictionary)
     except BaseException:
         schema.release(schema)
         raise
@@ -2047,6 +2411,11 @@ cdef int copy_schema(const ArrowSchema *schema, ArrowSchema *to) except -1:
                 raise MemoryError
             to.n_children = i + 1
             copy_schema(schema.children[i], to.children[i])
+        if schema.dictionary != NULL:
+            to.dictionary = <ArrowSchema *> calloc(1, sizeof(ArrowSchema))
+            if to.dictionary == NULL:
+                raise MemoryError
+            copy_schema(schema.dictionary, to.dictionary)
     except BaseException:
         to.release(to)
         raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -31,8 +32,9 @@ from .batches import (
 )
 from .diagnose import UNKNOWN_HINT, diagnose
 from .errors import DecodeError, fail
-from .layout import EPOCH_SHIFT, Field, Layout, version_of
+from .layout import EPOCH_SHIFT, LABEL_FIELD, Field, Layout, version_of
 from .messages import Truncate, decode_rare
+from .packed import NewLabel, unpacked
 from .plan import RelationPlan, refuse_value
 
 if TYPE_CHECKING:
@@ -56,10 +58,11 @@ Stored = list["bytes | None"]
 
 
 class _Values:
-    """A column of a relation's, of so many bytes a value, 0 a bit, -1 as they come."""
+    """A column of a relation's, with a value for each row."""
 
-    def __init__(self, width: int) -> None:
-        self.width = width
+    def __init__(self, field: Field) -> None:
+        self.field = field
+        self.width = field.width
         self.present = bytearray()
         self.data = bytearray()
         self.ends = array("i", [0])
@@ -79,17 +82,55 @@ class _Values:
             self.data += bytes(count * (self.width or 1))
 
     def column(self) -> Column:
+        if self.field.children:
+            spans = zip(self.present, self.ends, self.ends[1:], strict=False)
+            data = bytes(self.data)
+            return column_of(self.field, [data[a:b] if there else None for there, a, b in spans])
         bits = validity(self.present)
         data = bits_of(self.data) if self.width == 0 else bytes(self.data)
         buffers = (bits, self.ends.tobytes(), data) if self.width < 0 else (bits, data)
-        return Column(len(self.present), self.present.count(0), buffers)
+        null_count = self.present.count(0)
+        dictionary = _dictionary(self.field)
+        return Column(len(self.present), null_count, buffers, dictionary=dictionary)
+
+
+def column_of(field: Field, values: Stored) -> Column:
+    """The column of what a field's functions made."""
+    count, null_count = len(values), values.count(None)
+    bits = validity([value is not None for value in values])
+    if field.format == "+s":
+        nulls = [None] * len(field.children)
+        rows = [nulls if value is None else list(unpacked(value)) for value in values]
+        children = [
+            column_of(child, [row[i] for row in rows]) for i, child in enumerate(field.children)
+        ]
+        return Column(count, null_count, (bits,), tuple(children))
+    if field.children:
+        parts: Stored = []
+        ends = array("i", [0])
+        nulls = [None] * int(field.format[3:] or 0)  # of a list of fixed size
+        for value in values:
+            parts += nulls if value is None else unpacked(value)
+            ends.append(len(parts))
+        buffers = (bits,) if field.format[:2] == "+w" else (bits, ends.tobytes())
+        return Column(count, null_count, buffers, (column_of(field.children[0], parts),))
+    if field.width < 0:
+        return variable_column(values)
+    null = bytes(field.width or 1)
+    data = b"".join([null if value is None else value for value in values])
+    buffers = (bits, bits_of(data) if field.width == 0 else data)
+    return Column(count, null_count, buffers, dictionary=_dictionary(field))
+
+
+def _dictionary(field: Field) -> Column | None:
+    return None if field.labels is None else variable_column(list(field.labels.numbers))
 
 
 class _Side:
     """The columns of `before` or of `after`."""
 
     def __init__(self, layout: Layout) -> None:
-        self.columns = [_Values(field.width) for field in layout.columns]
+        self.columns = [_Values(field) for field in layout.columns]
         self.present = bytearray()
         self._missing = 0  # rows without a tuple, that the columns do not have yet
 
@@ -336,6 +377,10 @@ class Engine:
         except _OtherForm:
             self._give(relation)
             return
+        except NewLabel as new:
+            self._give(relation)
+            new.labels.add(new.label)
+            return
         size = relation.row_bytes + taken.bytes
         side_bytes = 0
         if before is not None and relation.row_bytes == relation.layout.row_bytes:
@@ -540,6 +585,8 @@ class _Taken:
         store: Any = field.binary if binary else field.text
         try:
             stored: bytes | None = store(self._frame[start:end])
+        except NewLabel:
+            raise
         except Exception as error:
             self._refuse(start, field, error)
         return stored
@@ -688,19 +735,23 @@ def export_stream(batches: list[ChangeBatch]) -> object:
 
 
 def _record_batch(field: Field, column: Column) -> Any:
-    arrays = [_array(*pair) for pair in zip(field.children, column.children, strict=True)]
+    arrays = [arrow_array(*pair) for pair in zip(field.children, column.children, strict=True)]
     return pyarrow().RecordBatch.from_arrays(arrays, schema=_schema(field))
 
 
-def _array(field: Field, column: Column) -> Any:
+def arrow_array(field: Field, column: Column) -> Any:
+    """A column as pyarrow's array."""
     pa = pyarrow()
-    return pa.Array.from_buffers(
-        _type(field),
+    made = pa.Array.from_buffers(
+        _type(replace(field, labels=None)),
         column.length,
         [None if buffer is None else pa.py_buffer(buffer) for buffer in column.buffers],
         column.null_count,
-        children=[_array(*pair) for pair in zip(field.children, column.children, strict=True)],
+        children=[arrow_array(*both) for both in zip(field.children, column.children, strict=True)],
     )
+    if column.dictionary is None:
+        return made
+    return pa.DictionaryArray.from_arrays(made, arrow_array(LABEL_FIELD, column.dictionary))
 
 
 def _schema(field: Field) -> Any:
@@ -708,39 +759,55 @@ def _schema(field: Field) -> Any:
 
 
 def _field(field: Field) -> Any:
-    return pyarrow().field(field.name, _type(field), metadata=dict(field.metadata) or None)
+    metadata = dict(field.metadata) or None
+    return pyarrow().field(field.name, _type(field), field.nullable, metadata)
 
 
 def _type(field: Field) -> Any:
     pa = pyarrow()
     kind, _, detail = field.format.partition(":")
+    if field.labels is not None:
+        return pa.dictionary(pa.int32(), pa.utf8())
     if kind == "+s":
         return pa.struct([_field(child) for child in field.children])
     if kind == "+l":
         return pa.list_(_field(field.children[0]))
+    if kind == "+w":
+        return pa.list_(_field(field.children[0]), int(detail))
+    if kind == "+m":
+        return pa.map_(*map(_field, field.children[0].children))
     if kind == "d":
         precision, scale, *bits = map(int, detail.split(","))
         return (pa.decimal256 if bits else pa.decimal128)(precision, scale)
     if kind == "w":
         return pa.binary(int(detail))
-    if kind == "tsu":
-        return pa.timestamp("us", detail or None)
+    if kind in _TIMESTAMPS:
+        return pa.timestamp(_TIMESTAMPS[kind], detail or None)
     name, *arguments = _TYPES[kind]
     return getattr(pa, name)(*arguments)
 
 
+_TIMESTAMPS = {"tss": "s", "tsm": "ms", "tsu": "us", "tsn": "ns"}
+
 _TYPES: Mapping[str, tuple[str, ...]] = {
     "b": ("bool_",),
+    "c": ("int8",),
     "s": ("int16",),
     "i": ("int32",),
     "l": ("int64",),
+    "C": ("uint8",),
+    "S": ("uint16",),
     "I": ("uint32",),
     "L": ("uint64",),
+    "e": ("float16",),
     "f": ("float32",),
     "g": ("float64",),
     "u": ("utf8",),
     "z": ("binary",),
     "tdD": ("date32",),
+    "tdm": ("date64",),
+    "tts": ("time32", "s"),
+    "ttm": ("time32", "ms"),
     "ttu": ("time64", "us"),
     "ttn": ("time64", "ns"),
     "tin": ("month_day_nano_interval",),

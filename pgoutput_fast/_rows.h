@@ -26,7 +26,7 @@ enum {
     DECIMAL_BINARY, NUMERIC_TEXT, NUMERIC_BINARY, UTF8, ASCII, JSONB_BINARY, BYTES, BYTEA_TEXT,
     UUID_TEXT, UUID_UTF8_TEXT, UUID_UTF8_BINARY, DATE_TEXT, DATE_BINARY, TIME_TEXT, TIME_BINARY,
     TIME_NS_TEXT, TIME_NS_BINARY, TIMESTAMP_TEXT, TIMESTAMPTZ_TEXT, TIMESTAMP_BINARY,
-    INTERVAL_BINARY, CONVERTER_COUNT,
+    INTERVAL_BINARY, LABEL, NESTED_TEXT, NESTED_BINARY, CONVERTER_COUNT,
     FORM, /* by the format of the value: utf8 or binary */
     END, /* behind the last column */
 };
@@ -37,15 +37,19 @@ typedef struct {
     uint8_t kind; /* of the values that come: 't' or 'b', as of the last one; 0 before it */
     uint8_t code; /* the converter of such; SLOW before the first */
     uint8_t codes[2]; /* the converters of binary values and of text */
-    uint8_t utf8_code; /* of a column by format: how its text is stored */
     uint8_t form; /* of a column by format: what came first */
+    uint8_t form_codes[2]; /* of a column by format: how values are stored, as in `codes` */
     int32_t width; /* bytes of a value; 0 a bit, -1 variable */
     uint32_t scale;
     uint8_t *validity; /* NULL for as long as nothing is null */
     uint8_t *data;
     int32_t *offsets;
     int64_t room; /* bytes in `data` of a variable column */
-    uint64_t limit; /* of a decimal of up to 18 digits: 10**precision; else 0 */
+    union {
+        uint64_t limit; /* of a decimal of up to 18 digits: 10**precision; else 0 */
+        const struct pgf_labels *labels; /* of an enum */
+        struct pgf_part *part; /* of a nested column */
+    };
     void *field; /* borrowed from the layout */
 } pgf_column;
 
@@ -99,6 +103,8 @@ typedef struct {
     int64_t unchanged_count;
     int64_t unchanged_room;
     const char **names; /* of the relation's columns */
+    struct pgf_part *parts; /* per column: of a nested one or an enum what it is made of */
+    ptrdiff_t blocks; /* of memory that a batch can own */
     /* The last batch, as the next one will be like it. */
     int64_t usual;
     int64_t *usual_bytes; /* per column */
@@ -393,7 +399,7 @@ static PGF_INLINE const uint8_t *pgf_take_values(
         case UINT4_WIDE: case FLOAT4_TEXT: case NUMERIC_TEXT: case NUMERIC_BINARY: case ASCII:
         case BYTEA_TEXT: case UUID_UTF8_TEXT: case UUID_UTF8_BINARY: case TIME_TEXT:
         case TIME_BINARY: case TIME_NS_TEXT: case TIME_NS_BINARY: case INTERVAL_BINARY:
-        case CONVERTER_COUNT: case FORM:
+        case LABEL: case NESTED_TEXT: case NESTED_BINARY: case CONVERTER_COUNT: case FORM:
             goto other;
         default:
             PGF_UNREACHABLE();

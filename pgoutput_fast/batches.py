@@ -247,13 +247,15 @@ def pyarrow() -> Any:
 class Column(NamedTuple):
     """An Arrow array as its buffers, and those of its children.
 
-    Fields: length, null_count, buffers (bytes, None for a validity that is not needed), children.
+    Fields: length, null_count, buffers (bytes, None for a validity that is not needed), children,
+    dictionary.
     """
 
     length: int
     null_count: int
     buffers: tuple[bytes | None, ...]
     children: tuple[Column, ...] = ()
+    dictionary: Column | None = None
 
 
 def bits_of(flags: Iterable[int]) -> bytes:

@@ -22,9 +22,26 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import PgOutputError
 from .objects import Interval
+from .packed import (
+    Labels,
+    dimensions_of,
+    pack_floats,
+    pack_map,
+    pack_sparse,
+    packing,
+    then,
+)
 from .policies import Policies
 from .types import ColumnType, decimal_shape
-from .values import EPOCH_UTC, Codec, NoTextForm, OutOfRange, codec_of, timestamp_form
+from .values import (
+    EPOCH_UTC,
+    NO_ASCII,
+    Codec,
+    NoTextForm,
+    OutOfRange,
+    codec_of,
+    timestamp_form,
+)
 from .values.base import limited
 from .values.temporal import EPOCH, interval_form
 
@@ -47,11 +64,17 @@ CONVERTERS = {
             "numeric_binary", "utf8", "ascii", "jsonb_binary", "bytes", "bytea_text",
             "uuid_text", "uuid_utf8_text", "uuid_utf8_binary", "date_text", "date_binary",
             "time_text", "time_binary", "time_ns_text", "time_ns_binary", "timestamp_text",
-            "timestamptz_text", "timestamp_binary", "interval_binary",
+            "timestamptz_text", "timestamp_binary", "interval_binary", "label",
+            "nested_text", "nested_binary",
         )
     )
 }  # fmt: skip
 """How the compiled implementation stores usual values; "slow" leaves all of them to functions."""
+
+SYNTAXES = {
+    name: number for number, name in enumerate(("", "array", "range", "composite", "vector"))
+}
+"""Forms of nested values that the compiled implementation reads by itself."""
 
 EPOCH_SHIFT = 946_684_800_000_000
 """Microseconds from 1970, where Arrow's timestamps begin, to 2000, where PostgreSQL's do."""
@@ -74,7 +97,8 @@ class Field:
     metadata : dict of bytes to bytes
     children : tuple of Field
     width : int
-        Bytes that a value takes; 0 for a bit, -1 where that varies from value to value.
+        Bytes that a value takes; 0 for a bit, -1 where that varies from value to value, as it does
+        where there are children: a value is then kept packed (:mod:`pgoutput_fast.packed`).
     text, binary : callable or None
         From the bytes of a value in either format to the bytes that the column stores, None for
         null; they raise what the codecs of :mod:`pgoutput_fast.values` do. A bool is a byte, 0
@@ -85,7 +109,16 @@ class Field:
         Of a decimal.
     by_format : bool
         The column is binary, not utf8, where its values come in binary format: its type is not
-        known.
+        known. Or so is a part of it.
+    labels : Labels or None
+        Of a dictionary of utf8: what its numbers mean.
+    nullable : bool
+    syntax : str
+        Of :data:`SYNTAXES`.
+    delimiter : str
+        Between the elements of an array's text.
+    type_id : int
+        Of a part: the OID that binary values have for its type, 0 if that is not known.
     position : int
         Among the relation's columns; -1 for what is no column of it.
     """
@@ -102,7 +135,24 @@ class Field:
     precision: int = 0
     scale: int = 0
     by_format: bool = False
+    labels: Labels | None = None
+    nullable: bool = True
+    syntax: str = ""
+    delimiter: str = ","
+    type_id: int = 0
     position: int = -1
+
+    def in_binary(self) -> Field:
+        """The field of a batch whose values came in binary format, if it is by format."""
+        if not self.by_format:
+            return self
+        if not self.children:
+            return replace(self, format="z")
+        return replace(self, children=tuple([child.in_binary() for child in self.children]))
+
+
+LABEL_FIELD = Field("", "u")
+"""Of a dictionary of labels."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,7 +200,7 @@ class Layout:
         """
         columns = list(self.columns)
         for i in binary:
-            columns[i] = replace(columns[i], format="z")
+            columns[i] = columns[i].in_binary()
         return Field(
             "",
             "+s",
@@ -281,9 +331,10 @@ def layout_of(plan: RelationPlan, target: str, selection: Selection) -> Layout:
         It has none of the columns that are wanted.
     """
     relation = plan.relation
+    labels: dict[int, Labels] = {}
     columns = tuple(
         replace(
-            field_of(plan.column_types[i], plan.settings, target),
+            field_of(plan.column_types[i], plan.settings, target, labels),
             name=shown_name(relation.columns[i].name),
             position=i,
         )
@@ -327,20 +378,157 @@ def _metadata(plan: RelationPlan) -> dict[bytes, bytes]:
 _ORDER: Any = sys.byteorder
 
 
-def field_of(type: ColumnType, settings: Settings, target: str) -> Field:
-    """The column for values of a type; its name is empty."""
-    codec = codec_of(type, settings)
-    if type.registered is None and type.kind == "base" and type.entry is not None:
-        make = _FIELDS.get(type.entry.codec)
-        if make is not None and not _as_text(type, settings.policies):
-            return make(type, codec, settings, target)
-        if type.entry.codec != "other":
-            return _server_text(type, codec, settings)
-    elif type.registered is None and type.kind == "enum":
-        return _plain_text(codec, settings)
-    elif _has_text(type):
-        return _server_text(type, codec, settings)
-    return _unknown(settings)
+Special = Callable[[ColumnType, "Settings"], "Field | None"]
+"""The field of types that are stored in another way than usual; None for the usual one."""
+
+
+def field_of(
+    type: ColumnType,
+    settings: Settings,
+    target: str,
+    labels: dict[int, Labels] | None = None,
+    special: Special | None = None,
+) -> Field:
+    """The column for values of a type; its name is empty.
+
+    Parameters
+    ----------
+    type, settings, target
+    labels : dict of int to Labels, optional
+        By OID, those of the enums of the columns beside it, which share them.
+    special : callable, optional
+        It is asked for the type and for each part of it.
+    """
+    return _Maker(settings, target, {} if labels is None else labels, special).field(
+        without_functions(type)
+    )
+
+
+def without_functions(type: ColumnType) -> ColumnType:
+    """The type without registered functions whose values are of no known Arrow type."""
+    registered = type.registered
+    if registered is not None and registered.arrow is None:
+        registered = None
+    return replace(
+        type,
+        registered=registered,
+        element=None if type.element is None else without_functions(type.element),
+        fields=tuple([(name, without_functions(field)) for name, field in type.fields]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """What makes the fields of a column: one for it and one for each of its parts."""
+
+    settings: Settings
+    target: str
+    labels: dict[int, Labels]
+    special: Special | None
+
+    def field(self, type: ColumnType) -> Field:
+        settings = self.settings
+        found = None if self.special is None else self.special(type, settings)
+        if found is not None:
+            return found
+        if type.registered is not None:
+            from .registered import registered_field  # it asks for pyarrow
+
+            return registered_field(codec_of(type, settings), type.registered.arrow)
+        if type.kind == "base" and type.entry is not None:
+            make = _FIELDS.get(type.entry.codec)
+            if make is not None and not _as_text(type, settings.policies):
+                return make(type, codec_of(type, settings), settings, self.target)
+            if type.entry.codec != "other":
+                return _server_text(type, codec_of(type, settings), settings)
+        elif type.kind == "enum":
+            return self.enum(type)
+        elif type.kind == "array" and settings.policies.arrays == "text":
+            if _has_text(type):
+                return _server_text(type, codec_of(type, settings), settings)
+        elif type.element is not None or type.kind == "composite":
+            return self.made_of_parts(type)
+        return _unknown(settings)
+
+    def enum(self, type: ColumnType) -> Field:
+        codec = codec_of(type, self.settings)
+        if self.target == "spark":
+            return _plain_text(codec, self.settings)
+        labels = self.labels.get(type.oid)
+        if labels is None:
+            # Of labels that are no text no value comes.
+            names = [shown_name(label).encode() for label in type.labels]
+            labels = self.labels[type.oid] = Labels(names)
+        number = labels.store
+        code = "label" if self.settings.encoding == "utf-8" else "slow"
+        made = _stored(codec, lambda label: number(label.encode()), "i", 4, code, code)
+        return replace(made, labels=labels)
+
+    def made_of_parts(self, type: ColumnType) -> Field:
+        if type.kind == "composite":
+            children = [(shown_name(name), self.part(part)) for name, part in type.fields]
+            parts = [field for _, field in children]
+            kind = "+s"
+        else:
+            parts = [self.part(_element_of(type))]
+            children = [("item", parts[0])]
+            kind = "+l"
+            if type.kind == "range":
+                kind = "+s"
+                flag = Field("", "b", width=0)
+                children = [("lower", parts[0]), ("upper", parts[0])]
+                children += [(name, flag) for name in ("lower_inc", "upper_inc", "empty")]
+        functions = [Codec(*_functions_of(field), _no_form) for field in parts]
+        text, binary = packing(type, functions, self.settings.policies)
+        encoding = self.settings.encoding
+        if encoding in NO_ASCII:
+            # Quotes and braces are looked for among bytes.
+            in_utf8 = replace(self, settings=replace(self.settings, encoding="utf-8"))
+            inner, _ = _functions_of(in_utf8.made_of_parts(type))
+
+            def text(raw: bytes) -> bytes | None:
+                return inner(raw.decode(encoding).encode())
+
+        made = _nested(kind, children, text, binary)
+        if type.kind == "array":
+            dimensions = dimensions_of(self.settings.policies)
+            if dimensions > 1:
+                for _ in range(dimensions - 1):
+                    made = replace(made, children=(replace(made, name="item"),))
+                return made
+        if type.kind in SYNTAXES and encoding == "utf-8":
+            made = _compiled(made, type.kind)
+        return replace(made, delimiter=type.delimiter)
+
+    def part(self, type: ColumnType) -> Field:
+        return replace(self.field(type), type_id=type.oid)
+
+
+def _element_of(type: ColumnType) -> ColumnType:
+    if type.element is None:
+        raise TypeError(f"{type.kind} without an element")
+    return type.element
+
+
+def _functions_of(field: Field) -> tuple[Store, Store]:
+    if field.text is None or field.binary is None:
+        raise TypeError(f"a field {field.format} without functions")
+    return field.text, field.binary
+
+
+def _no_form(raw: bytes) -> str:
+    raise NoTextForm("what a column stores has no text of the server's")
+
+
+def _nested(
+    format: str,
+    children: Iterable[tuple[str, Field]],
+    text: Store | None = None,
+    binary: Store | None = None,
+) -> Field:
+    named = tuple([replace(field, name=name) for name, field in children])
+    by_format = any(field.by_format for field in named)
+    return Field("", format, {}, named, text=text, binary=binary, by_format=by_format)
 
 
 def text_field(type: ColumnType, settings: Settings) -> Field:
@@ -747,6 +935,65 @@ def _ewkb(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Fi
     return _stored(codec, bytes, "z", -1, metadata=_WKB if target == "arrow" else {})
 
 
+def _compiled(field: Field, syntax: str) -> Field:
+    """The field with the compiled converters, in the formats in which all its parts have one."""
+    slow = CONVERTERS["slow"]
+    parts = [child for child in field.children if child.text is not None or syntax == "vector"]
+    text = all(child.text_code != slow for child in parts)
+    binary = all(child.binary_code != slow for child in parts)
+    return replace(
+        field,
+        syntax=syntax,
+        text_code=CONVERTERS["nested_text"] if text else slow,
+        binary_code=CONVERTERS["nested_binary"] if binary else slow,
+    )
+
+
+def _hstore(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    utf8 = Field("", "u")
+    entry = _nested("+s", [("key", replace(utf8, nullable=False)), ("value", utf8)])
+    return _nested(
+        "+m",
+        [("entries", replace(entry, nullable=False))],
+        then(codec.text, pack_map),
+        then(codec.binary, pack_map),
+    )
+
+
+_FLOAT32 = Field(
+    "", "f", width=4, text_code=CONVERTERS["float4_text"], binary_code=CONVERTERS["same4"]
+)
+
+
+def _vector(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    # The modifier is the number of dimensions.
+    dimensions = max(type.modifier, 0) if target != "spark" else 0
+    pack = pack_floats(dimensions)
+    made = _nested(
+        f"+w:{dimensions}" if dimensions else "+l",
+        [("item", _FLOAT32)],
+        then(codec.text, pack),
+        then(codec.binary, pack),
+    )
+    # Those of 16 bits are rounded first.
+    is_vector = type.entry is not None and type.entry.codec == "pgvector"
+    return _compiled(made, "vector") if is_vector else made
+
+
+def _sparsevec(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    number = Field("", "i", width=4)
+    return _nested(
+        "+s",
+        [
+            ("dim", number),
+            ("indices", _nested("+l", [("item", number)])),
+            ("values", _nested("+l", [("item", _FLOAT32)])),
+        ],
+        then(codec.text, pack_sparse),
+        then(codec.binary, pack_sparse),
+    )
+
+
 _FIELDS: dict[str, Callable[[ColumnType, Codec, Settings, str], Field]] = {
     "bool": _bool,
     "int2": _fixed("s", "h", "int2_text", "same2"),
@@ -769,5 +1016,9 @@ _FIELDS: dict[str, Callable[[ColumnType, Codec, Settings, str], Field]] = {
     "timestamptz": _timestamptz,
     "interval": _interval,
     "uuid": _uuid,
+    "hstore": _hstore,
+    "pgvector": _vector,
+    "halfvec": _vector,
+    "sparsevec": _sparsevec,
 }
 """Codec → the column of a type; those of all others hold the server's text."""

@@ -404,8 +404,9 @@ class TypeRegistry:
         text, binary : callable, optional
             A ValueError that one raises becomes a :class:`DecodeError` that names the column.
         arrow : str or pyarrow.DataType, optional
-            The type that values have in columns, as Arrow writes it; without, what values of
-            unknown types have.
+            The type that values have in columns, an alias as pyarrow knows it; columns ask pyarrow
+            for it. Without, the functions are not for columns, which have what they would have
+            without them.
 
         Raises
         ------
@@ -912,7 +913,7 @@ def arrow_type(type: ColumnType, *, binary: bool = False) -> str:
     entry = type.entry
     if entry is None or entry.codec == "other":
         return "binary" if binary else "utf8"
-    if entry.name == "vector" and type.modifier > 0:  # the modifier is the number of dimensions
+    if entry.name in ("vector", "halfvec") and type.modifier > 0:  # the number of dimensions
         return f"fixed_size_list<float32>[{type.modifier}]"
     if entry.codec != "numeric":
         return entry.arrow

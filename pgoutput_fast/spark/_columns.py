@@ -1,24 +1,19 @@
-"""Spark's types of columns, and their values as pyarrow takes them.
-
-Values of Spark's nested types are tuples here: of an array's elements, of a struct's fields, of a
-map's pairs. A list is only ever the dimension of an array that is not checked yet.
-"""
+"""Spark's types of columns, and how the columnar engine stores their values."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from decimal import Decimal
 from typing import Any
 
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.layout import CONVERTERS, Field, field_of, interval_iso, text_field
-from pgoutput_fast.objects import Array, Interval, Range, SparseVector
+from pgoutput_fast.layout import Field, field_of, interval_iso, text_field, without_functions
+from pgoutput_fast.objects import Interval
+from pgoutput_fast.packed import dimensions_of, packed
 from pgoutput_fast.plan import Settings
 from pgoutput_fast.policies import MOST_DIMENSIONS, Policies
 from pgoutput_fast.types import ColumnType, decimal_shape, spark_type
-from pgoutput_fast.values import Codec, OutOfRange, codec_of
+from pgoutput_fast.values import codec_of
 
 # Spark's types, each of which holds all values of those before it.
 _INTEGERS = ("smallint", "int", "bigint")
@@ -54,7 +49,7 @@ def column_ddl(type_: ColumnType, policies: Policies, *, binary: bool) -> str:
         element = ddl(type_.element)
         if type_.kind == "range":
             return f"struct<lower:{element},upper:{element},{_RANGE}>"
-        dimensions = _dimensions(type_, policies)
+        dimensions = dimensions_of(policies) if type_.kind == "array" else 1
         return "array<" * dimensions + element + ">" * dimensions
     found = spark_type(type_, binary=binary)
     entry = type_.entry
@@ -82,11 +77,6 @@ def _registered_ddl(arrow: Any) -> str:
             f"a type was registered with arrow={arrow!r}, which is no Arrow type that Spark has: "
             f"{error}"
         ) from error
-
-
-def _dimensions(type_: ColumnType, policies: Policies) -> int:
-    """How many of them all values have that are arrays in Spark."""
-    return policies.arrays if type_.kind == "array" and isinstance(policies.arrays, int) else 1
 
 
 def policies_for(
@@ -121,21 +111,6 @@ def _fits(ddl: str, wanted: str) -> bool:
     return False
 
 
-def is_plain(type_: ColumnType) -> bool:
-    """Whether the decoder's own value is what pyarrow takes, where the column is no string.
-
-    Of a numeric, where it is finite.
-    """
-    entry = type_.entry
-    return (
-        type_.kind == "base"
-        and entry is not None
-        and type_.registered is None
-        and not entry.extension
-        and entry.codec not in ("json", "jsonb")
-    )
-
-
 def is_text(type_: ColumnType, ddl: str) -> bool:
     """Whether the column has the server's text."""
     if type_.entry is not None and type_.entry.codec == "interval":
@@ -145,41 +120,8 @@ def is_text(type_: ColumnType, ddl: str) -> bool:
     return ddl == "string" and not (made and column_ddl(type_, Policies(), binary=False) == ddl)
 
 
-def column_field(
-    type_: ColumnType, settings: Settings, ddl: str, *, binary: bool
-) -> tuple[Field, Codec | None]:
-    """How the columnar engine stores a column, and what makes Spark's values of it.
-
-    Parameters
-    ----------
-    type_, settings, ddl, binary
-        As of :func:`column_codec`.
-
-    Returns
-    -------
-    field : Field
-    codec : Codec or None
-        The field has the raw bytes of the values, of which these functions make what pyarrow takes.
-        None: the field has the values as they are to be.
-    """
-    if is_text(type_, ddl):
-        return text_field(type_, settings), None
-    plain = _without_functions(type_)
-    if is_plain(plain) and plain.entry is not None:
-        if plain.entry.codec == "interval":
-            return _interval_field(plain, settings), None
-        if plain.entry.codec == "numeric":
-            # The decimal that is wanted holds more than the column's own, or as much.
-            precision, scale = _precision_and_scale(ddl)
-            plain = replace(plain, modifier=(precision << 16 | scale) + 4)
-        return field_of(plain, settings, "spark"), None
-    code = CONVERTERS["bytes"]
-    raw = Field("", "z", text=bytes, binary=bytes, text_code=code, binary_code=code, by_format=True)
-    return raw, column_codec(type_, settings, ddl, binary=binary)
-
-
-def column_codec(type_: ColumnType, settings: Settings, ddl: str, *, binary: bool) -> Codec:
-    """The functions from a value's bytes to what pyarrow takes for Spark's type.
+def column_field(type_: ColumnType, settings: Settings, ddl: str, *, binary: bool) -> Field:
+    """How the columnar engine stores a column for Spark.
 
     Parameters
     ----------
@@ -191,124 +133,28 @@ def column_codec(type_: ColumnType, settings: Settings, ddl: str, *, binary: boo
     binary : bool
         As of :func:`column_ddl`.
     """
+    if is_text(type_, ddl):
+        return text_field(type_, settings)
+    plain = without_functions(type_)
+    entry = plain.entry
+    if plain.registered is None and entry is not None and entry.codec == "numeric":
+        # The decimal that is wanted holds more than the column's own, or as much.
+        precision, scale = _precision_and_scale(ddl)
+        plain = replace(plain, modifier=(precision << 16 | scale) + 4)
 
-    def shaped(part: ColumnType, codec: Codec, encoding: str) -> Codec:
-        name = ddl if part is top else column_ddl(part, settings.policies, binary=binary)
-        return _shaped(part, codec, name, replace(settings, encoding=encoding))
-
-    top = _without_functions(type_)
-    return codec_of(top, settings, shaped)
-
-
-def _without_functions(type_: ColumnType) -> ColumnType:
-    """The type without registered functions whose values are of no known Arrow type."""
-    registered = type_.registered
-    if registered is not None and registered.arrow is None:
-        registered = None
-    return replace(
-        type_,
-        registered=registered,
-        element=None if type_.element is None else _without_functions(type_.element),
-        fields=tuple((name, _without_functions(field)) for name, field in type_.fields),
-    )
-
-
-def _shaped(type_: ColumnType, codec: Codec, ddl: str, settings: Settings) -> Codec:
-    """The functions of a type or of a part of one, made to give what pyarrow takes."""
-    if type_.registered is not None:
-        return codec
-    entry = type_.entry
-    kind = entry.codec if entry is not None and type_.kind == "base" else type_.kind
-    if kind == "interval":
-        # Whatever it is, a string holds it.
-        exact = codec_of(type_, replace(settings, policies=_KEEPS_ALL))
-        return _then(exact, _iso_interval)
-    if ddl == "string":
-        encoding = settings.encoding
-        return codec._replace(text=lambda raw: raw.decode(encoding), binary=codec.text_form)
-    if kind in ("json", "jsonb"):
-        exact = codec_of(type_, replace(settings, policies=_KEEPS_ALL))
-        return _then(exact, _variant)
-    if kind == "numeric":
-        return _then(codec, decimal_check(ddl, settings.policies.special_values))
-    if kind == "array":
-        return _then(codec, _array(_dimensions(type_, settings.policies)))
-    return _then(codec, _AFTER[kind]) if kind in _AFTER else codec
-
-
-def _then(codec: Codec, after: Callable[[Any], Any]) -> Codec:
-    """The functions, and then another; a policy may have made NULL of the value."""
-
-    def follow(first: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-        def both(raw: bytes) -> Any:
-            value = first(raw)
-            return None if value is None else after(value)
-
-        return both
-
-    return codec._replace(text=follow(codec.text), binary=follow(codec.binary))
-
-
-def _range(value: Range[Any]) -> tuple[Any, ...]:
-    return value.lower, value.upper, value.lower_inc, value.upper_inc, value.empty
-
-
-def _sparse_vector(value: SparseVector) -> tuple[Any, ...]:
-    return value.dim, value.indices, value.values
-
-
-_AFTER: dict[str, Callable[[Any], Any]] = {
-    "vector": tuple,
-    "multirange": tuple,
-    "pgvector": tuple,
-    "halfvec": tuple,
-    "range": _range,
-    "hstore": lambda value: tuple(value.items()),
-    "sparsevec": _sparse_vector,
-}
-
-
-def _array(dimensions: int) -> Callable[[Any], Any]:
-    def check(value: list[Any]) -> tuple[Any, ...]:
-        if not value:
-            return ()  # of no dimension at all, and in Spark like one of any
-        found = 0
-        inner: Any = value
-        while isinstance(inner, list):
-            found += 1
-            inner = inner[0]
-        if found != dimensions or isinstance(value, Array):
-            lowers = f" counted from {value.lower_bounds}" if isinstance(value, Array) else ""
-            plural = "s" * (found > 1)
-            raise OutOfRange(
-                f"an array of {found} dimension{plural}{lowers} does not fit where all have "
-                f"{dimensions}, counted from 1; Policies(arrays=...) can make it text, or have "
-                "another number of dimensions, and so can schema= for a column"
-            )
-        return tuple(value)
-
-    return check
-
-
-def decimal_check(ddl: str, choice: str) -> Callable[[Decimal], Decimal | None]:
-    """What makes of NaN and ±Infinity, which Spark's decimals have not, what the policy says."""
-    precision, scale = _precision_and_scale(ddl)
-    greatest = Decimal((0, (9,) * precision, -scale))
-
-    def check(value: Decimal) -> Decimal | None:
-        if value.is_finite():
-            return value
-        if choice == "null":
+    def special(part: ColumnType, settings: Settings) -> Field | None:
+        if part.registered is not None:
             return None
-        if choice == "clamp" and value.is_infinite():
-            return greatest.copy_sign(value)
-        ways = "None or text" if value.is_nan() else "None, the nearest value or text"
-        raise OutOfRange(
-            f"{value} does not fit into {ddl}; Policies(special_values=...) can make it {ways}, "
-            "and schema= with the column as string takes its text"
-        )
+        codec = part.entry.codec if part.entry is not None else part.kind
+        if codec == "interval":
+            return _interval_field(part, settings)
+        if codec in ("json", "jsonb") and settings.policies.json == "parse":
+            return _variant_field(part, settings)
+        if codec in ("unknown", "other"):
+            return _unknown_field(part, settings, binary=binary)
+        return None
 
-    return check
+    return field_of(plain, settings, "spark", special=special)
 
 
 def _precision_and_scale(ddl: str) -> tuple[int, int]:
@@ -316,14 +162,35 @@ def _precision_and_scale(ddl: str) -> tuple[int, int]:
     return int(precision), int(scale)
 
 
-def _variant(value: str) -> dict[str, bytes]:
+def _unknown_field(type_: ColumnType, settings: Settings, *, binary: bool) -> Field:
+    """Values of which nothing is known: the type is what is wanted, whatever their format."""
+    codec, encoding = codec_of(type_, settings), settings.encoding
+
+    def text(raw: bytes) -> bytes:
+        return raw.decode(encoding).encode()
+
+    if binary:
+        return Field("", "z", text=text, binary=bytes)
+    return Field("", "u", text=text, binary=lambda raw: codec.text_form(raw).encode())
+
+
+def _variant_field(type_: ColumnType, settings: Settings) -> Field:
+    exact = codec_of(type_, replace(settings, policies=_KEEPS_ALL))
+    parts = tuple(Field(name, "z", nullable=False) for name in ("value", "metadata"))
+    return Field(
+        "", "+s", children=parts,
+        text=lambda raw: _variant(exact.text(raw)), binary=lambda raw: _variant(exact.binary(raw)),
+    )  # fmt: skip
+
+
+def _variant(value: str) -> bytes:
     from pyspark.sql.types import VariantVal
 
     try:
         made = VariantVal.parseJson(value)
     except RecursionError:
         raise ValueError("the JSON is nested too deep for a variant") from None
-    return {"value": bytes(made.value), "metadata": bytes(made.metadata)}
+    return packed((bytes(made.value), bytes(made.metadata)))
 
 
 def _iso_interval(value: Interval | str) -> str:

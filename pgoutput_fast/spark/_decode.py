@@ -1,8 +1,7 @@
 """On the executors: frames in, record batches of one table's changes out.
 
 :func:`change_batches` is all that the readers know of decoding. The columns come from the columnar
-engine as Spark wants them; what is done here is done to whole columns, but for values of nested
-types, of which Python objects are made.
+engine as Spark wants them; what is done here is done to whole columns.
 """
 
 from __future__ import annotations
@@ -242,10 +241,6 @@ class _Mapping:
         The columns that the target wants, those that it has.
     lacking : list of str
         Those that it has not.
-    codecs : dict of str to Codec
-        By name: the functions that make values of those columns that the engine gives as raw bytes.
-    shown : dict of str to str
-        How errors name these.
     """
 
     def __init__(self, plan: RelationPlan, target: Target) -> None:
@@ -253,8 +248,6 @@ class _Mapping:
         self.target = target
         positions = {shown_name(name): i for i, name in reversed(list(enumerate(plan.names)))}
         self.lacking = [name for name, _ in target.columns if name not in positions]
-        self.codecs = {}
-        self.shown = {}
         fields = {}
         for name, wanted in target.columns:
             if name not in positions:
@@ -278,33 +271,14 @@ class _Mapping:
                 )
             policies, binary = fitting
             settings = replace(plan.settings, policies=policies)
-            made, codec = column_field(type_, settings, wanted, binary=binary)
+            made = column_field(type_, settings, wanted, binary=binary)
             fields[position] = replace(made, name=name, position=position)
-            if codec is not None:
-                self.codecs[name] = codec
-                self.shown[name] = f"column {name!r} of {target.table} ({type_.name or type_.oid})"
         columns = tuple(fields[position] for position in sorted(fields))
         self.layout = Layout(plan, columns, head_fields("spark"), {})
 
-    def tuples(
-        self, found: pa.StructArray, type_: pa.StructType, frames: pa.Array, binary: Container[int]
-    ) -> pa.StructArray:
-        """The target's struct of a batch's `before` or `after`.
-
-        Parameters
-        ----------
-        found, type_
-        frames : pyarrow.Array
-            The index of each row's frame.
-        binary : container of int
-            Positions of the columns whose raw bytes are of binary values.
-
-        Raises
-        ------
-        _Refused
-            A value that its type does not take.
-        """
-        if found.type == type_ and not self.codecs:
+    def tuples(self, found: pa.StructArray, type_: pa.StructType) -> pa.StructArray:
+        """The target's struct of a batch's `before` or `after`."""
+        if found.type == type_:
             return found
         children = []
         for wanted in type_:
@@ -313,42 +287,11 @@ class _Mapping:
                 children.append(pa.nulls(len(found), wanted.type))
                 continue
             child = found.field(position)
-            if wanted.name in self.codecs:
-                child = self.converted(wanted, child, frames, binary=position in binary)
-            elif child.type != wanted.type:
+            if child.type != wanted.type:
                 child = child.cast(wanted.type)  # an older version's, which holds less
             children.append(child)
         mask = found.is_null() if found.null_count else None
         return pa.StructArray.from_arrays(children, fields=list(type_), mask=mask)
-
-    def converted(
-        self, wanted: pa.Field, raws: pa.BinaryArray, frames: pa.Array, *, binary: bool
-    ) -> pa.Array:
-        """A column of which Python objects are made."""
-        codec = self.codecs[wanted.name]
-        convert = codec.binary if binary else codec.text
-        values = []
-        for row, raw in enumerate(raws.to_pylist()):
-            try:
-                values.append(None if raw is None else convert(raw))
-            except Exception as error:
-                raise _Refused(
-                    frames[row].as_py(), f"{self.shown[wanted.name]}: {error}"
-                ) from error
-        try:
-            return pa.array(values, wanted.type)
-        except _UNFIT:
-            # Which one it was Arrow does not say.
-            for row, value in enumerate(values):
-                try:
-                    pa.array([value], wanted.type)
-                except _UNFIT as error:
-                    raise _Refused(
-                        frames[row].as_py(),
-                        f"{self.shown[wanted.name]}: {_abridged(value)} does not fit into "
-                        f"{wanted.type} ({error}); {_AS_STRING}",
-                    ) from error
-            raise
 
     def unchanged(self, found: pa.ListArray, ops: pa.StringArray) -> pa.ListArray:
         """`unchanged` with the names of what is lacking, which come first."""
@@ -375,16 +318,7 @@ class _Mapping:
         )
 
 
-_UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
 _AS_STRING = "schema= with the column as string takes its text"
-
-
-class _Refused(Exception):
-    """A value that Spark's type of its column does not take, and the index of its frame."""
-
-    def __init__(self, frame: int, what: str) -> None:
-        super().__init__(what)
-        self.frame = frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,9 +381,6 @@ class _Reader:
         try:
             for change in changes:
                 yield self.finished(change, frames, given)
-        except _Refused as error:
-            place = f"{self.target.table}: {where}, frame {error.frame}"
-            raise PgOutputError(f"{place}: {error}") from error
         except DecodeError as error:
             place = f"{self.target.table}: {where}, frame {error.frame}"
             error.frame = None  # it is said already
@@ -484,12 +415,9 @@ class _Reader:
         found = pa.record_batch(change)
         columns = dict(zip(found.schema.names, found.columns, strict=True))
         schema = self.target.schema
-        indices = columns["lsn"]
         mapping = self.decoder.mappings[change.layout]
         for name in ("before", "after"):
-            columns[name] = mapping.tuples(
-                columns[name], schema.field(name).type, indices, change.binary
-            )
+            columns[name] = mapping.tuples(columns[name], schema.field(name).type)
         columns["unchanged"] = mapping.unchanged(columns["unchanged"], columns["op"])
         self.fill(columns, change, frames, given)
         arrays = [columns[field.name] for field in schema]
@@ -588,8 +516,3 @@ class _Reader:
 
 
 _GIVEN = ("lsn", "commit_lsn", "commit_time", "xid", "seq")
-
-
-def _abridged(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 100 else f"{shown[:100]}…"

@@ -34,12 +34,13 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.window import Window
 
+from pgoutput_fast._pure_columns import arrow_array, column_of
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.plan import Settings
 from pgoutput_fast.policies import Policies
 from pgoutput_fast.types import column_type
 
-from ._columns import column_codec, is_text, policies_for
+from ._columns import column_field, is_text, policies_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -132,9 +133,25 @@ def _default(
         return text
     used = replace(settings, policies=fitting[0])
     try:
-        return column_codec(type_, used, wanted, binary=fitting[1]).text(text.encode())
+        stored_as = column_field(type_, used, wanted, binary=fitting[1])
+        stored = stored_as.text(text.encode()) if stored_as.text is not None else None
     except ValueError as error:
         raise PgOutputError(f"{where}: {error}") from error
+    (value,) = arrow_array(stored_as, column_of(stored_as, [stored])).to_pylist()
+    return _as_tuples(value, field.dataType)
+
+
+def _as_tuples(value: Any, data_type: T.DataType) -> Any:
+    """A value of pyarrow's, of nested types as tuples."""
+    if value is None:
+        return None
+    if isinstance(data_type, T.ArrayType):
+        return tuple(_as_tuples(item, data_type.elementType) for item in value)
+    if isinstance(data_type, T.StructType):
+        return tuple(_as_tuples(value[part.name], part.dataType) for part in data_type.fields)
+    if isinstance(data_type, T.MapType):
+        return tuple(value)
+    return value
 
 
 def rows_after(

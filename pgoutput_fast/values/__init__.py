@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CODECS",
     "EPOCH_UTC",
+    "NO_ASCII",
     "Codec",
     "NoTextForm",
     "OutOfRange",
@@ -46,7 +47,7 @@ CODECS: dict[str, CodecOf] = {
 """Codec → its functions for given policies and a Python encoding."""
 
 
-_NO_ASCII = frozenset({"cp932", "cp949", "gb18030", "gbk", "johab"})
+NO_ASCII = frozenset({"cp932", "cp949", "gb18030", "gbk", "johab"})
 """Encodings, as Python names them, in which what looks like ASCII can be half of a character."""
 
 
@@ -70,7 +71,7 @@ def _codec_of(type: ColumnType, settings: Settings, encoding: str, shape: Shape 
         codec = CODECS["other"](settings.policies, encoding)
     else:
         codec = _nested(type, settings, encoding, shape)
-        if encoding in _NO_ASCII:
+        if encoding in NO_ASCII:
             # Quotes and braces are looked for among bytes.
             in_utf8 = _nested(type, settings, "utf-8", shape).text
             codec = codec._replace(text=lambda raw: in_utf8(raw.decode(encoding).encode()))

@@ -41,7 +41,14 @@ def exact(array: Any) -> tuple[Any, ...]:
     if pa.types.is_struct(kind):
         children = [array.field(i) for i in range(kind.num_fields)]
         return (*head, *(exact(child) for child in children))
+    if pa.types.is_dictionary(kind):
+        return (*head, exact(array.indices), exact(array.dictionary))
+    if pa.types.is_fixed_size_list(kind):
+        return (*head, exact(array.values))
     buffers = array.buffers()
+    if pa.types.is_map(kind):
+        ends = np.frombuffer(buffers[1], np.int32)[: length + 1].tolist()
+        return (*head, ends, exact(array.keys), exact(array.items))
     if pa.types.is_list(kind):
         return (
             *head,

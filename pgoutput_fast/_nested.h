@@ -1,0 +1,727 @@
+/* Nested columns: from values to their packed form (see pgoutput_fast/packed.py), from there to
+ * arrays.
+ *
+ * A part is a nested column, or what one is made of. Packed values come from the layout's functions
+ * or from here, so that they are sound.
+ */
+#ifndef PGOUTPUT_FAST_NESTED_H
+#define PGOUTPUT_FAST_NESTED_H
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "_rows.h"
+
+/* --- enums ------------------------------------------------------------------------------------ */
+
+/* The labels of an enum, as Arrow has strings, and their numbers by hash. */
+typedef struct pgf_labels {
+    int32_t count;
+    uint32_t mask; /* slots - 1 */
+    int32_t *ends; /* count + 1 */
+    uint8_t *text;
+    int32_t *slots; /* number + 1; 0 where there is none */
+} pgf_labels;
+
+static inline uint32_t pgf_hash(const uint8_t *at, size_t length)
+{
+    uint32_t hash = 2166136261u; /* FNV-1a */
+    for (size_t i = 0; i < length; i++)
+        hash = (hash ^ at[i]) * 16777619u;
+    return hash ^ hash >> 15;
+}
+
+/* The slot of a label, or the empty one where it would be. */
+static inline int32_t *pgf_slot(const pgf_labels *labels, const uint8_t *at, size_t length)
+{
+    uint32_t slot = pgf_hash(at, length) & labels->mask;
+    while (labels->slots[slot]) {
+        const int32_t *ends = labels->ends + labels->slots[slot] - 1;
+        if ((size_t)(ends[1] - ends[0]) == length
+            && memcmp(labels->text + ends[0], at, length) == 0)
+            break;
+        slot = (slot + 1) & labels->mask;
+    }
+    return labels->slots + slot;
+}
+
+/* The number of a label, -1 if it has none. */
+static PGF_OUTLINE int32_t pgf_label(const pgf_labels *labels, const uint8_t *at, size_t length)
+{
+    return *pgf_slot(labels, at, length) - 1;
+}
+
+/* --- parts ------------------------------------------------------------------------------------ */
+
+enum { PGF_FIXED, PGF_VARIABLE, PGF_LIST, PGF_FIXED_LIST, PGF_STRUCT };
+
+/* As pgoutput_fast.layout numbers them. */
+enum { PGF_NO_SYNTAX, PGF_ARRAY, PGF_RANGE, PGF_COMPOSITE, PGF_VECTOR };
+
+typedef struct pgf_part {
+    uint8_t shape;
+    int32_t width; /* of a value: bytes, 0 a bit; of a list of fixed size its parts */
+    int32_t n_children;
+    struct pgf_part *children;
+    const pgf_labels *labels; /* NULL if it is no dictionary */
+    /* How values come. */
+    uint8_t syntax;
+    uint8_t delimiter; /* of an array's elements */
+    uint8_t codes[2]; /* the converters of binary values and of text */
+    uint32_t type_id; /* by which a binary array or composite calls the type; 0: not known */
+    pgf_column cell[2]; /* where a converter puts a value that is not nested: its only row, END */
+    int32_t cell_ends[2];
+    uint64_t cell_bytes[4];
+    /* The array under construction. */
+    int64_t count, nulls, room; /* values */
+    int64_t data_room; /* bytes, of variable ones */
+    uint8_t *validity; /* NULL for as long as nothing is null */
+    uint8_t *data;
+    int32_t *offsets;
+} pgf_part;
+
+/* --- arrays under construction ---------------------------------------------------------------- */
+
+static inline int pgf_resize(void *block, int64_t size)
+{
+    void *moved = realloc(*(void **)block, (size_t)size + 1);
+    if (!moved)
+        return 0;
+    *(void **)block = moved;
+    return 1;
+}
+
+static inline int64_t pgf_bits(int64_t count)
+{
+    return (count + 7) / 8;
+}
+
+/* Room for the validity of values, of which those from `before` on are new; they are valid. */
+static int pgf_make_valid(pgf_part *part, int64_t before, int64_t room)
+{
+    if (!pgf_resize(&part->validity, pgf_bits(room)))
+        return 0;
+    memset(part->validity + pgf_bits(before), 0xFF, (size_t)(pgf_bits(room) - pgf_bits(before)));
+    return 1;
+}
+
+/* Room for so many more values. */
+static int pgf_reserve(pgf_part *part, int64_t more)
+{
+    int64_t room = part->room;
+    if (part->count + more <= room)
+        return 1;
+    room = part->count + more > room * 2 ? part->count + more : room * 2;
+    room = room < 64 ? 64 : room;
+    if (part->shape == PGF_FIXED
+        && !pgf_resize(&part->data, part->width ? room * part->width : pgf_bits(room)))
+        return 0;
+    if ((part->shape == PGF_VARIABLE || part->shape == PGF_LIST)
+        && !pgf_resize(&part->offsets, (room + 1) * 4))
+        return 0;
+    if (part->validity && !pgf_make_valid(part, part->room, room))
+        return 0;
+    part->room = room;
+    return 1;
+}
+
+/* Put the packed value of `size` bytes, or null if that is -1. 0: no memory. */
+static int pgf_put(pgf_part *part, const uint8_t *at, int32_t size)
+{
+    int64_t row = part->count;
+    const uint8_t *end = at + (size < 0 ? 0 : size);
+    int32_t length = -1, i;
+    int64_t used;
+    pgf_part *child = part->children;
+    if (row == part->room && !pgf_reserve(part, 1))
+        return 0;
+    if (size < 0) {
+        if (!part->validity && !pgf_make_valid(part, 0, part->room))
+            return 0;
+        pgf_set_bit(part->validity, row, 0);
+        part->nulls++;
+    }
+    part->count = row + 1;
+    switch (part->shape) {
+    case PGF_FIXED:
+        if (part->width == 0)
+            pgf_set_bit(part->data, row, size > 0 && at[0]);
+        else if (size < 0)
+            memset(part->data + row * part->width, 0, (size_t)part->width);
+        else
+            memcpy(part->data + row * part->width, at, (size_t)part->width);
+        break;
+    case PGF_VARIABLE:
+        if (row == 0)
+            part->offsets[0] = 0;
+        used = part->offsets[row];
+        if (used + (end - at) > part->data_room) {
+            part->data_room = (used + (end - at)) * 2 + 64;
+            if (!pgf_resize(&part->data, part->data_room))
+                return 0;
+        }
+        if (end > at)
+            memcpy(part->data + used, at, (size_t)(end - at));
+        part->offsets[row + 1] = (int32_t)(used + (end - at));
+        break;
+    case PGF_LIST:
+        if (row == 0)
+            part->offsets[0] = 0;
+        /* No part takes less than its size does. */
+        if (!pgf_reserve(child, (end - at) / 4))
+            return 0;
+        while (at < end) {
+            memcpy(&length, at, 4);
+            at += 4;
+            if (length == 4 && child->shape == PGF_FIXED && child->width == 4)
+                memcpy(child->data + 4 * child->count++, at, 4);
+            else if (length == 8 && child->shape == PGF_FIXED && child->width == 8)
+                memcpy(child->data + 8 * child->count++, at, 8);
+            else if (!pgf_put(child, at, length))
+                return 0;
+            at += length < 0 ? 0 : length;
+        }
+        part->offsets[row + 1] = (int32_t)child->count;
+        break;
+    default:
+        for (i = 0; i < (part->shape == PGF_STRUCT ? part->n_children : part->width); i++) {
+            if (at < end) {
+                memcpy(&length, at, 4);
+                at += 4;
+            }
+            if (!pgf_put(child, at, length))
+                return 0;
+            at += length < 0 ? 0 : length;
+            child += part->shape == PGF_STRUCT;
+        }
+    }
+    return 1;
+}
+
+/* An array that is empty, whatever has become of the memory. */
+static void pgf_forget_part(pgf_part *part)
+{
+    part->count = part->nulls = part->room = part->data_room = 0;
+    part->validity = part->data = NULL;
+    part->offsets = NULL;
+}
+
+static void pgf_free_part(pgf_part *part)
+{
+    for (int32_t i = 0; i < part->n_children; i++)
+        pgf_free_part(&part->children[i]);
+    free(part->validity);
+    free(part->data);
+    free(part->offsets);
+    pgf_forget_part(part);
+}
+
+/* --- packing ---------------------------------------------------------------------------------- */
+
+enum { PGF_DONE, PGF_UNUSUAL, PGF_NO_MEMORY, PGF_FULL };
+
+/* A converter for what pgf_take_values does not take; one of the above. */
+typedef int (*pgf_store)(
+    pgf_column *column, uint8_t code, const uint8_t *at, uint32_t length, const uint8_t *floor,
+    const uint8_t *ceiling);
+
+/* What a value is packed into: the end of a variable column. */
+typedef struct {
+    pgf_column *column;
+    int64_t used;
+    /* What may be read around the value. */
+    const uint8_t *floor, *ceiling;
+    pgf_store store;
+} pgf_packer;
+
+static int pgf_pack(
+    pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length, int binary);
+
+/* Room for so many more bytes, and those that a copy of 16 may write. */
+static inline int pgf_room(pgf_packer *packer, int64_t more)
+{
+    int64_t size = packer->used + more;
+    if (size + SLACK <= packer->column->room)
+        return PGF_DONE;
+    if (size > INT32_MAX)
+        return PGF_FULL;
+    size = (size + SLACK) * 3 / 2 + 256;
+    if (!pgf_resize(&packer->column->data, size))
+        return PGF_NO_MEMORY;
+    packer->column->room = size;
+    return PGF_DONE;
+}
+
+static inline int pgf_pack_bytes(pgf_packer *packer, const void *at, int32_t size)
+{
+    int status = pgf_room(packer, size);
+    if (status == PGF_DONE) {
+        memcpy(packer->column->data + packer->used, at, (size_t)size);
+        packer->used += size;
+    }
+    return status;
+}
+
+static inline int pgf_pack_null(pgf_packer *packer)
+{
+    int32_t size = -1;
+    return pgf_pack_bytes(packer, &size, 4);
+}
+
+static inline int pgf_pack_flag(pgf_packer *packer, int flag)
+{
+    uint8_t packed[5];
+    int32_t size = 1;
+    memcpy(packed, &size, 4);
+    packed[4] = (uint8_t)flag;
+    return pgf_pack_bytes(packer, packed, 5);
+}
+
+/* A value of fixed width into its part's cell, by the loop that rows go through: as in a tuple. */
+static int pgf_take_cell(
+    pgf_column *cell, uint8_t code, const uint8_t *at, size_t length, int binary,
+    const uint8_t *ceiling)
+{
+    /* Before it and behind it is what loads of 16 bytes may reach. */
+    uint8_t around[SLACK + 5 + 64 + SLACK];
+    uint8_t *tuple = around + SLACK;
+    pgf_column *next = cell;
+    int64_t unused = 0;
+    if (cell->width < 0 || length > 64)
+        return 0;
+    cell->kind = tuple[0] = binary ? 'b' : 't';
+    cell->code = code;
+    tuple[1] = tuple[2] = tuple[3] = 0;
+    tuple[4] = (uint8_t)length;
+    if (length <= 16 && ceiling - at >= 16)
+        memcpy(tuple + 5, at, 16);
+    else
+        memcpy(tuple + 5, at, length);
+    pgf_take_more(&next, 0, tuple, tuple + 5 + length, around, around + sizeof around, &unused);
+    return next != cell;
+}
+
+/* A value that is not nested. */
+static int pgf_pack_scalar(
+    pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length, int binary)
+{
+    uint8_t code = part->codes[!binary];
+    pgf_column *cell = part->cell;
+    int64_t number;
+    int32_t small;
+    uint64_t large;
+    int status;
+    /* What arrays are full of takes no detour. */
+    switch (code) {
+    case UTF8:
+        if ((status = pgf_room(packer, (int64_t)length)))
+            return status;
+        if (!pgf_copy_utf8(
+                packer->column->data + packer->used, at, length,
+                (size_t)(packer->ceiling - (at + length))))
+            return PGF_UNUSUAL;
+        packer->used += (int64_t)length;
+        return PGF_DONE;
+    case INT4_TEXT:
+        if (!pgf_integer(
+                at, length, (size_t)(at - packer->floor), INT32_MIN, INT32_MAX, &number))
+            return PGF_UNUSUAL;
+        small = (int32_t)number;
+        return pgf_pack_bytes(packer, &small, 4);
+    case INT8_TEXT:
+        if (!pgf_integer(
+                at, length, (size_t)(at - packer->floor), INT64_MIN, INT64_MAX, &number))
+            return PGF_UNUSUAL;
+        return pgf_pack_bytes(packer, &number, 8);
+    case SAME4:
+        if (length != 4)
+            return PGF_UNUSUAL;
+        small = (int32_t)pgf_load4(at);
+        return pgf_pack_bytes(packer, &small, 4);
+    case SAME8:
+        if (length != 8)
+            return PGF_UNUSUAL;
+        large = pgf_load8(at);
+        return pgf_pack_bytes(packer, &large, 8);
+    }
+    if (!pgf_take_cell(cell, code, at, length, binary, packer->ceiling)) {
+        status = packer->store(cell, code, at, (uint32_t)length, packer->floor, packer->ceiling);
+        if (status != PGF_DONE)
+            return status;
+    }
+    if (part->width < 0)
+        return pgf_pack_bytes(packer, cell->data, cell->offsets[1]);
+    if (part->width == 0)
+        cell->data[0] &= 1;
+    return pgf_pack_bytes(packer, cell->data, part->width ? part->width : 1);
+}
+
+/* A part with its size before it. */
+static int pgf_pack_part(
+    pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length, int binary)
+{
+    int64_t place = packer->used;
+    int32_t size = 0;
+    int status = pgf_pack_bytes(packer, &size, 4);
+    if (status == PGF_DONE)
+        status = pgf_pack(packer, part, at, length, binary);
+    if (status != PGF_DONE)
+        return status;
+    size = (int32_t)(packer->used - place - 4);
+    memcpy(packer->column->data + place, &size, 4);
+    return PGF_DONE;
+}
+
+/* --- text ------------------------------------------------------------------------------------- */
+
+/* What a word without quotes has not: 1 in arrays (beside the delimiter), 2 in ranges, 4 in
+ * composites. */
+static const uint8_t PGF_SPECIAL[256] = {
+    ['\t'] = 7, ['\n'] = 7, ['\v'] = 7, ['\f'] = 7, ['\r'] = 7, [' '] = 7, ['"'] = 7, ['\\'] = 7,
+    ['{'] = 1, ['}'] = 1, ['('] = 6, [')'] = 6, [','] = 6, ['['] = 2, [']'] = 2,
+};
+
+/* The closing quote of the word that begins at `at`, NULL if there is none. A backslash stands
+ * before itself, and before a quote, which in ranges and composites is doubled instead. */
+static const uint8_t *pgf_quote(
+    const uint8_t *at, const uint8_t *end, int doubled, size_t *escapes)
+{
+    for (*escapes = 0; at < end; at++) {
+        if (*at == '\\') {
+            if (end - at < 2 || (at[1] != '\\' && (doubled || at[1] != '"')))
+                return NULL;
+            at++;
+            ++*escapes;
+        } else if (*at == '"') {
+            if (!doubled || end - at < 2 || at[1] != '"')
+                return at;
+            at++;
+            ++*escapes;
+        }
+    }
+    return NULL;
+}
+
+/* A part in quotes, without the escapes. */
+static int pgf_pack_quoted(
+    pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length, size_t escapes)
+{
+    if (escapes == 0)
+        return pgf_pack_part(packer, part, at, length, 0);
+    uint8_t few[256];
+    uint8_t *word = length <= sizeof few ? few : malloc(length);
+    if (!word)
+        return PGF_NO_MEMORY;
+    size_t n = 0;
+    few[0] = 0; /* which compilers do not see is written to */
+    for (size_t i = 0; i < length; i++) {
+        if (at[i] == '\\' || at[i] == '"')
+            i++;
+        word[n++] = at[i];
+    }
+    pgf_packer inside = *packer;
+    inside.floor = word;
+    inside.ceiling = word + n;
+    int status = pgf_pack_part(&inside, part, word, n, 0);
+    packer->used = inside.used;
+    if (word != few)
+        free(word);
+    return status;
+}
+
+/* A word that ends before one of the `special` bytes, or where a closing quote is: of a range or a
+ * composite. *at is behind it afterwards. One that is empty is NULL, unless it is in quotes. */
+static int pgf_pack_word(
+    pgf_packer *packer, pgf_part *part, const uint8_t **at, const uint8_t *end, uint8_t special,
+    int *is_there)
+{
+    const uint8_t *first = *at, *last = first;
+    size_t escapes;
+    *is_there = 1;
+    if (first < end && *first == '"') {
+        last = pgf_quote(first + 1, end, 1, &escapes);
+        if (!last)
+            return PGF_UNUSUAL;
+        *at = last + 1;
+        return pgf_pack_quoted(packer, part, first + 1, (size_t)(last - first - 1), escapes);
+    }
+    while (last < end && !(PGF_SPECIAL[*last] & special))
+        last++;
+    *at = last;
+    if (first < last)
+        return pgf_pack_part(packer, part, first, (size_t)(last - first), 0);
+    *is_there = 0;
+    return pgf_pack_null(packer);
+}
+
+/* Of one dimension, counted from 1. */
+static int pgf_pack_array_text(
+    pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length)
+{
+    const uint8_t *end = at + length - 1, *first;
+    pgf_part *element = part->children;
+    size_t escapes;
+    int status;
+    if (length < 2 || at[0] != '{' || end[0] != '}')
+        return PGF_UNUSUAL;
+    if (length == 2)
+        return PGF_DONE;
+    for (;;) {
+        first = ++at;
+        if (at < end && *at == '"') {
+            at = pgf_quote(first + 1, end, 0, &escapes);
+            if (!at)
+                return PGF_UNUSUAL;
+            status = pgf_pack_quoted(
+                packer, element, first + 1, (size_t)(at - first - 1), escapes);
+            at++;
+        } else {
+            while (at < end && *at != part->delimiter && !(PGF_SPECIAL[*at] & 1))
+                at++;
+            if (at == first)
+                return PGF_UNUSUAL;
+            if (at - first == 4 && (first[0] | 0x20) == 'n' && (first[1] | 0x20) == 'u'
+                && (first[2] | 0x20) == 'l' && (first[3] | 0x20) == 'l') {
+                if (memcmp(first, "NULL", 4) != 0)
+                    return PGF_UNUSUAL;
+                status = pgf_pack_null(packer);
+            } else {
+                status = pgf_pack_part(packer, element, first, (size_t)(at - first), 0);
+            }
+        }
+        if (status != PGF_DONE)
+            return status;
+        if (at == end)
+            return PGF_DONE;
+        if (*at != part->delimiter)
+            return PGF_UNUSUAL;
+    }
+}
+
+static int pgf_pack_range_flags(pgf_packer *packer, int lower_inc, int upper_inc, int is_empty)
+{
+    int status;
+    if ((status = pgf_pack_flag(packer, lower_inc)) || (status = pgf_pack_flag(packer, upper_inc)))
+        return status;
+    return pgf_pack_flag(packer, is_empty);
+}
+
+static int pgf_pack_empty_range(pgf_packer *packer)
+{
+    int status;
+    if ((status = pgf_pack_null(packer)) || (status = pgf_pack_null(packer)))
+        return status;
+    return pgf_pack_range_flags(packer, 0, 0, 1);
+}
+
+static int pgf_pack_range_text(
+    pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length)
+{
+    const uint8_t *end = at + length - 1;
+    int lower, upper, lower_inc, upper_inc, status;
+    if (length == 5 && memcmp(at, "empty", 5) == 0)
+        return pgf_pack_empty_range(packer);
+    if (length < 3 || (at[0] != '[' && at[0] != '(') || (end[0] != ']' && end[0] != ')'))
+        return PGF_UNUSUAL;
+    lower_inc = *at++ == '[';
+    upper_inc = end[0] == ']';
+    if ((status = pgf_pack_word(packer, &part->children[0], &at, end, 2, &lower)))
+        return status;
+    if (at == end || *at++ != ',')
+        return PGF_UNUSUAL;
+    if ((status = pgf_pack_word(packer, &part->children[1], &at, end, 2, &upper)))
+        return status;
+    if (at != end || (lower_inc && !lower) || (upper_inc && !upper))
+        return PGF_UNUSUAL;
+    return pgf_pack_range_flags(packer, lower_inc, upper_inc, 0);
+}
+
+static int pgf_pack_composite_text(
+    pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length)
+{
+    const uint8_t *end = at + length - 1;
+    int is_there, status;
+    if (length < 2 || *at++ != '(' || end[0] != ')' || part->n_children == 0)
+        return PGF_UNUSUAL;
+    for (int32_t i = 0; i < part->n_children; i++) {
+        if (i > 0 && (at == end || *at++ != ','))
+            return PGF_UNUSUAL;
+        if ((status = pgf_pack_word(packer, &part->children[i], &at, end, 4, &is_there)))
+            return status;
+    }
+    return at == end ? PGF_DONE : PGF_UNUSUAL;
+}
+
+static int pgf_pack_vector_text(
+    pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length)
+{
+    const uint8_t *end = at + length - 1, *first;
+    int32_t count = 0;
+    int status;
+    if (length < 3 || at[0] != '[' || end[0] != ']')
+        return PGF_UNUSUAL;
+    while (at < end) {
+        first = ++at;
+        while (at < end && *at != ',')
+            at++;
+        status = pgf_pack_part(packer, part->children, first, (size_t)(at - first), 0);
+        if (status != PGF_DONE)
+            return status;
+        count++;
+    }
+    return count <= 16000 && (part->shape != PGF_FIXED_LIST || count == part->width)
+        ? PGF_DONE : PGF_UNUSUAL;
+}
+
+/* --- binary values ---------------------------------------------------------------------------- */
+
+/* A part with its length before it, in the order of the network; -1 is NULL. */
+static int pgf_pack_sized(
+    pgf_packer *packer, pgf_part *part, const uint8_t **at, const uint8_t *end, int *is_there)
+{
+    uint32_t length;
+    if (end - *at < 4)
+        return PGF_UNUSUAL;
+    length = pgf_load4(*at);
+    *at += 4;
+    *is_there = length != 0xFFFFFFFF;
+    if (!*is_there)
+        return pgf_pack_null(packer);
+    /* Unsigned: a negative length is longer than any value. */
+    if (length > (size_t)(end - *at))
+        return PGF_UNUSUAL;
+    *at += length;
+    return pgf_pack_part(packer, part, *at - length, length, 1);
+}
+
+static int pgf_pack_array_binary(
+    pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length)
+{
+    const uint8_t *end = at + length;
+    pgf_part *element = part->children;
+    uint32_t dimensions, count;
+    int is_there, status;
+    if (length < 12 || pgf_load4(at + 4) > 1
+        || (element->type_id && pgf_load4(at + 8) != element->type_id))
+        return PGF_UNUSUAL;
+    dimensions = pgf_load4(at);
+    if (dimensions == 0)
+        return length == 12 ? PGF_DONE : PGF_UNUSUAL;
+    if (dimensions != 1 || length < 20 || pgf_load4(at + 16) != 1)
+        return PGF_UNUSUAL;
+    count = pgf_load4(at + 12);
+    at += 20;
+    if (count == 0 || count > (size_t)(end - at) / 4)
+        return PGF_UNUSUAL;
+    for (; count > 0; count--)
+        if ((status = pgf_pack_sized(packer, element, &at, end, &is_there)))
+            return status;
+    return at == end ? PGF_DONE : PGF_UNUSUAL;
+}
+
+static int pgf_pack_range_binary(
+    pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length)
+{
+    enum { IS_EMPTY = 1, LOWER_INC = 2, UPPER_INC = 4, NO_LOWER = 8, NO_UPPER = 16 };
+    const uint8_t *end = at + length;
+    int flags, is_there = 1, status;
+    if (length < 1)
+        return PGF_UNUSUAL;
+    flags = *at++;
+    if (flags == IS_EMPTY)
+        return at == end ? pgf_pack_empty_range(packer) : PGF_UNUSUAL;
+    if (flags & ~(LOWER_INC | UPPER_INC | NO_LOWER | NO_UPPER)
+        || (flags & LOWER_INC && flags & NO_LOWER) || (flags & UPPER_INC && flags & NO_UPPER))
+        return PGF_UNUSUAL;
+    for (int i = 0; i < 2; i++) {
+        if (flags & (i ? NO_UPPER : NO_LOWER))
+            status = pgf_pack_null(packer);
+        else
+            status = pgf_pack_sized(packer, &part->children[i], &at, end, &is_there);
+        if (status != PGF_DONE)
+            return status;
+        if (!is_there)
+            return PGF_UNUSUAL;
+    }
+    if (at != end)
+        return PGF_UNUSUAL;
+    return pgf_pack_range_flags(packer, !!(flags & LOWER_INC), !!(flags & UPPER_INC), 0);
+}
+
+static int pgf_pack_composite_binary(
+    pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length)
+{
+    const uint8_t *end = at + length;
+    int is_there, status;
+    if (length < 4 || pgf_load4(at) != (uint32_t)part->n_children)
+        return PGF_UNUSUAL;
+    at += 4;
+    for (int32_t i = 0; i < part->n_children; i++) {
+        pgf_part *field = &part->children[i];
+        if (end - at < 4 || (field->type_id && pgf_load4(at) != field->type_id))
+            return PGF_UNUSUAL;
+        at += 4;
+        if ((status = pgf_pack_sized(packer, field, &at, end, &is_there)))
+            return status;
+    }
+    return at == end ? PGF_DONE : PGF_UNUSUAL;
+}
+
+static int pgf_pack_vector_binary(
+    pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length)
+{
+    uint32_t count = length < 4 ? 0 : pgf_load2(at);
+    int32_t size = 4;
+    uint32_t number;
+    uint8_t *to;
+    int status;
+    if (count == 0 || count > 16000 || length != 4 + 4 * (size_t)count || pgf_load2(at + 2) != 0
+        || (part->shape == PGF_FIXED_LIST && count != (uint32_t)part->width))
+        return PGF_UNUSUAL;
+    if ((status = pgf_room(packer, 8 * (int64_t)count)))
+        return status;
+    to = packer->column->data + packer->used;
+    for (uint32_t i = 0; i < count; i++, to += 8) {
+        number = pgf_load4(at + 4 + 4 * i);
+        if ((number & 0x7F800000) == 0x7F800000) /* NaN, or infinite */
+            return PGF_UNUSUAL;
+        memcpy(to, &size, 4);
+        memcpy(to + 4, &number, 4);
+    }
+    packer->used += 8 * (int64_t)count;
+    return PGF_DONE;
+}
+
+/* The packed form of a value, or what the column of one stores that is not nested. */
+static int pgf_pack(
+    pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length, int binary)
+{
+    switch (part->syntax) {
+    case PGF_ARRAY:
+        return (binary ? pgf_pack_array_binary : pgf_pack_array_text)(packer, part, at, length);
+    case PGF_RANGE:
+        return (binary ? pgf_pack_range_binary : pgf_pack_range_text)(packer, part, at, length);
+    case PGF_COMPOSITE:
+        return (binary ? pgf_pack_composite_binary : pgf_pack_composite_text)(
+            packer, part, at, length);
+    case PGF_VECTOR:
+        return (binary ? pgf_pack_vector_binary : pgf_pack_vector_text)(packer, part, at, length);
+    default:
+        return pgf_pack_scalar(packer, part, at, length, binary);
+    }
+}
+
+/* Put a value into `row` of a nested column. */
+static int pgf_pack_row(
+    pgf_column *column, int64_t row, const uint8_t *at, size_t length, int binary,
+    const uint8_t *floor, const uint8_t *ceiling, pgf_store store)
+{
+    pgf_packer packer = {column, column->offsets[row], floor, ceiling, store};
+    int status = pgf_pack(&packer, column->part, at, length, binary);
+    if (status == PGF_DONE)
+        column->offsets[row + 1] = (int32_t)packer.used;
+    return status;
+}
+
+#endif

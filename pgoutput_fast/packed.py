@@ -1,0 +1,199 @@
+"""Nested values while a batch grows: one run of bytes each, of which columns are made at its end.
+
+The packed form of a list, a struct or a map is that of its parts, one behind the other: of each
+part an int32 in the machine's order of bytes, its size, -1 for null, and the bytes that a column of
+the part's type stores, which are packed in turn where that is nested. A map's parts are structs of
+key and value. So a row that is refused leaves nothing in any column below, and what a value takes
+is one number.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from .objects import Array, Range, SparseVector
+from .policies import Policies
+from .types import ColumnType
+from .values import Codec, OutOfRange
+from .values import nested as codecs
+
+Stored = bytes | None
+Pack = Callable[[Any], Stored]
+
+_size = struct.Struct("=i")
+_NULL = _size.pack(-1)
+_FALSE, _TRUE = b"\0", b"\1"
+
+
+def packed(parts: Iterable[Stored]) -> bytes:
+    """The packed form of what the parts' columns store, None for null."""
+    return b"".join([_NULL if part is None else _size.pack(len(part)) + part for part in parts])
+
+
+def unpacked(value: bytes) -> Iterator[Stored]:
+    """The parts of a packed value."""
+    at = 0
+    while at < len(value):
+        size: int = _size.unpack_from(value, at)[0]
+        at += 4
+        yield None if size < 0 else value[at : at + size]
+        at += max(size, 0)
+
+
+# --- enums ----------------------------------------------------------------------------------------
+
+
+class NewLabel(Exception):
+    """A label that the dictionary of the batch lacks: it is for the next batch.
+
+    Attributes
+    ----------
+    labels : Labels
+    label : bytes
+    """
+
+    def __init__(self, labels: Labels, label: bytes) -> None:
+        super().__init__(labels, label)
+        self.labels, self.label = labels, label
+
+
+class Labels:
+    """The labels of an enum by their numbers in columns: the catalogue's, then those seen since.
+
+    Attributes
+    ----------
+    numbers : dict of bytes to bytes
+        UTF-8 → what a column stores.
+    """
+
+    def __init__(self, labels: Iterable[bytes]) -> None:
+        self.numbers: dict[bytes, bytes] = {}
+        for label in labels:
+            self.add(label)
+
+    def add(self, label: bytes) -> None:
+        """Give a label the next number, if it has none."""
+        self.numbers.setdefault(label, _size.pack(len(self.numbers)))
+
+    def store(self, label: bytes) -> bytes:
+        """What a column stores of a label.
+
+        Raises
+        ------
+        NewLabel
+            It has no number.
+        """
+        try:
+            return self.numbers[label]
+        except KeyError:
+            raise NewLabel(self, label) from None
+
+
+# --- functions of nested types --------------------------------------------------------------------
+
+
+def packing(
+    type: ColumnType, parts: list[Codec], policies: Policies
+) -> tuple[Callable[[bytes], Stored], Callable[[bytes], Stored]]:
+    """The functions from a text value and from a binary one to its packed form.
+
+    Parameters
+    ----------
+    type : ColumnType
+        An array, a vector, a range, a multirange or a composite.
+    parts : list of Codec
+        From the bytes of its parts' values to what their columns store: of the element, or of each
+        field.
+    policies : Policies
+    """
+    pack: Pack
+    if type.kind == "composite":
+        codec, pack = codecs.composite(type, parts), packed
+    elif type.kind == "range":
+        codec, pack = codecs.range_(parts[0]), _range
+    elif type.kind == "multirange":
+        codec, pack = codecs.multirange(parts[0]), packed
+    elif type.kind == "vector":
+        codec, pack = codecs.vector(type, parts[0]), packed
+    else:
+        codec, pack = codecs.array(type, parts[0]), _array(dimensions_of(policies))
+    return then(codec.text, pack), then(codec.binary, pack)
+
+
+def then(first: Callable[[bytes], Any], after: Pack) -> Callable[[bytes], Stored]:
+    """A function, and then another; a policy may have made None of the value."""
+
+    def both(raw: bytes) -> Stored:
+        value = first(raw)
+        return None if value is None else after(value)
+
+    return both
+
+
+def dimensions_of(policies: Policies) -> int:
+    """How many dimensions the arrays of a column have."""
+    return policies.arrays if isinstance(policies.arrays, int) else 1
+
+
+def _range(value: Range[bytes]) -> bytes:
+    flags = (value.lower_inc, value.upper_inc, value.empty)
+    return packed((value.lower, value.upper, *(_TRUE if flag else _FALSE for flag in flags)))
+
+
+def _array(dimensions: int) -> Pack:
+    def pack(value: list[Any]) -> bytes:
+        if not value:
+            return b""  # of no dimension at all, and in a column like one of any
+        found = 0
+        inner: Any = value
+        while isinstance(inner, list):
+            found += 1
+            inner = inner[0]
+        if found != dimensions or isinstance(value, Array):
+            lowers = f" counted from {value.lower_bounds}" if isinstance(value, Array) else ""
+            plural = "s" * (found > 1)
+            raise OutOfRange(
+                f"an array of {found} dimension{plural}{lowers} does not fit where all have "
+                f"{dimensions}, counted from 1; Policies(arrays=...) can make it text, or have "
+                "another number of dimensions"
+            )
+        return level(value, dimensions)
+
+    def level(value: list[Any], depth: int) -> bytes:
+        return packed(value if depth == 1 else [level(inner, depth - 1) for inner in value])
+
+    return pack
+
+
+def pack_map(value: dict[str, str | None]) -> bytes:
+    """An hstore as a map."""
+    return packed(
+        packed((key.encode(), None if item is None else item.encode()))
+        for key, item in value.items()
+    )
+
+
+def pack_floats(dimensions: int) -> Pack:
+    """A vector as a list of float32; of one length alone if `dimensions` is not 0."""
+
+    def pack(value: list[float]) -> bytes:
+        if dimensions and len(value) != dimensions:
+            raise OutOfRange(
+                f"a vector of {len(value)} dimensions does not fit into a column of {dimensions}"
+            )
+        return packed(map(_float32, value))
+
+    return pack
+
+
+def pack_sparse(value: SparseVector) -> bytes:
+    """A sparsevec as the struct of its parts."""
+    return packed(
+        (_size.pack(value.dim), packed(map(_size.pack, value.indices)),
+         packed(map(_float32, value.values)))
+    )  # fmt: skip
+
+
+_float32 = struct.Struct("=f").pack

@@ -1,0 +1,160 @@
+"""Columns of types for which a user registered functions and an Arrow type.
+
+pyarrow says what the type is, and makes Arrow's values of the functions' objects.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .batches import pyarrow
+from .errors import PgOutputError
+from .layout import Field
+from .packed import Stored, packed, then
+from .values import Codec, OutOfRange
+
+
+def registered_field(codec: Codec, arrow: Any) -> Field:
+    """The column of what the functions make, which is of the type `arrow`.
+
+    Parameters
+    ----------
+    codec : Codec
+    arrow : str or pyarrow.DataType
+
+    Raises
+    ------
+    PgOutputError
+        There is no pyarrow, or no such type, or columns cannot have it.
+    """
+    pa = pyarrow()
+    try:
+        type_ = pa.type_for_alias(arrow) if isinstance(arrow, str) else arrow
+        field = field_of_type(type_)
+    except (ValueError, TypeError) as error:
+        raise PgOutputError(
+            f"a type was registered with arrow={arrow!r}, which is no Arrow type that a column can "
+            f"have: {error}"
+        ) from error
+
+    def store(value: Any) -> Stored:
+        try:
+            array = pa.array([value], type_)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            shown = repr(value)
+            shown = shown if len(shown) <= 100 else f"{shown[:100]}…"
+            raise OutOfRange(f"{shown} does not fit into {type_} ({error})") from error
+        return _stored(array, 0, field)
+
+    return Field(
+        "", field.format, field.metadata, field.children, field.width,
+        text=then(codec.text, store), binary=then(codec.binary, store),
+    )  # fmt: skip
+
+
+def field_of_type(type_: Any, name: str = "", *, nullable: bool = True) -> Field:
+    """The field of a pyarrow type, without functions.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Columns cannot have it, or it is none.
+    """
+    pa = pyarrow()
+    if not isinstance(type_, pa.DataType):
+        raise TypeError(f"{type_!r} is no pyarrow.DataType")
+    metadata = {}
+    if isinstance(type_, pa.BaseExtensionType):
+        metadata = {
+            b"ARROW:extension:name": type_.extension_name.encode(),
+            b"ARROW:extension:metadata": type_.__arrow_ext_serialize__(),
+        }
+        type_ = type_.storage_type
+    is_ = pa.types
+    children: tuple[Any, ...] = ()
+    width = -1
+    if is_.is_struct(type_):
+        kind, children = "+s", tuple(type_)
+    elif is_.is_map(type_):
+        entries = pa.struct([type_.key_field, type_.item_field])
+        kind, children = "+m", (pa.field("entries", entries, nullable=False),)
+    elif is_.is_list(type_):
+        kind, children = "+l", (type_.value_field,)
+    elif is_.is_fixed_size_list(type_):
+        kind, children = f"+w:{type_.list_size}", (type_.value_field,)
+    elif is_.is_decimal128(type_) or is_.is_decimal256(type_):
+        width = type_.bit_width // 8
+        bits = ",256" if width == 32 else ""
+        kind = f"d:{type_.precision},{type_.scale}{bits}"
+    elif is_.is_fixed_size_binary(type_):
+        kind, width = f"w:{type_.byte_width}", type_.byte_width
+    elif is_.is_timestamp(type_):
+        kind, width = f"ts{type_.unit[0]}:{type_.tz or ''}", 8
+    else:
+        try:
+            kind, width = _FORMATS[str(type_)]
+        except KeyError:
+            raise ValueError(f"{type_} is none of the types that columns have") from None
+    fields = [field_of_type(one.type, one.name, nullable=one.nullable) for one in children]
+    return Field(name, kind, metadata, tuple(fields), width, nullable=nullable)
+
+
+_FORMATS = {
+    "bool": ("b", 0),
+    "int8": ("c", 1),
+    "uint8": ("C", 1),
+    "int16": ("s", 2),
+    "uint16": ("S", 2),
+    "int32": ("i", 4),
+    "uint32": ("I", 4),
+    "int64": ("l", 8),
+    "uint64": ("L", 8),
+    "halffloat": ("e", 2),
+    "float": ("f", 4),
+    "double": ("g", 8),
+    "string": ("u", -1),
+    "binary": ("z", -1),
+    "date32[day]": ("tdD", 4),
+    "date64[ms]": ("tdm", 8),
+    "time32[s]": ("tts", 4),
+    "time32[ms]": ("ttm", 4),
+    "time64[us]": ("ttu", 8),
+    "time64[ns]": ("ttn", 8),
+    "month_day_nano_interval": ("tin", 16),
+}
+"""pyarrow's name → format of the C data interface, bytes of a value."""
+
+
+def _stored(array: Any, i: int, field: Field) -> Stored:
+    """What a column stores of value `i` of an array, which begins where its buffers do."""
+    array = getattr(array, "storage", array)
+    if not array[i].is_valid:
+        return None
+    if field.format == "+s":
+        return packed(_stored(array.field(n), i, child) for n, child in enumerate(field.children))
+    if field.format == "+m":
+        first, last = array.offsets[i].as_py(), array.offsets[i + 1].as_py()
+        columns = (array.keys, array.items)
+        return packed(
+            packed(
+                _stored(column, at, child)
+                for column, child in zip(columns, field.children[0].children, strict=True)
+            )
+            for at in range(first, last)
+        )
+    if field.children:
+        values = array.values
+        if field.format == "+l":
+            first, last = array.offsets[i].as_py(), array.offsets[i + 1].as_py()
+        else:
+            size = array.type.list_size
+            first, last = i * size, (i + 1) * size
+        return packed(_stored(values, at, field.children[0]) for at in range(first, last))
+    if field.width < 0:
+        raw: bytes = array[i].as_buffer().to_pybytes()
+        return raw
+    if field.width == 0:
+        return b"\1" if array[i].as_py() else b"\0"
+    at = i * field.width
+    stored: bytes = array.buffers()[1].slice(at, field.width).to_pybytes()
+    return stored

@@ -1,0 +1,123 @@
+"""A value of a column beside what the messages give for it, whatever the two are made of."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import pgoutput_fast as pf
+from pgoutput_fast.packed import packed
+from pgoutput_fast.plan import Settings
+from pgoutput_fast.types import ColumnType
+from pgoutput_fast.values import codec_of
+
+__all__ = ["has_other_shape", "same_value", "stored"]
+
+
+def same_value(
+    got: Any, kind: pa.DataType, want: Any, type_: ColumnType, settings: Settings
+) -> bool:
+    """Whether a column's value is a message's.
+
+    Parameters
+    ----------
+    got
+        As pyarrow's ``to_pylist`` gives it.
+    kind : pyarrow.DataType
+    want
+        The message's Python object.
+    type_ : ColumnType
+    settings : Settings
+        Of the messages.
+    """
+    if got is None or want is None:
+        return got is None and want is None
+    kind = getattr(kind, "storage_type", kind)
+    element = type_.element
+    if pa.types.is_map(kind):
+        return bool(dict(got) == want and len(got) == len(want))
+    if isinstance(want, pf.SparseVector):
+        return list(got.values()) == [want.dim, list(want.indices), list(want.values)]
+    if isinstance(want, pf.Range) and pa.types.is_struct(kind):
+        assert element is not None
+        return (
+            list(got) == ["lower", "upper", "lower_inc", "upper_inc", "empty"]
+            and same_value(got["lower"], kind.field(0).type, want.lower, element, settings)
+            and same_value(got["upper"], kind.field(1).type, want.upper, element, settings)
+            and (got["lower_inc"], got["upper_inc"], got["empty"])
+            == (want.lower_inc, want.upper_inc, want.empty)
+        )
+    if pa.types.is_struct(kind):
+        return len(got) == len(want) and all(
+            same_value(value, kind.field(i).type, part, field, settings)
+            for i, (value, part, (_, field)) in enumerate(
+                zip(got.values(), want, type_.fields, strict=True)
+            )
+        )
+    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = element or type_  # a vector of pgvector has no type within
+        return len(got) == len(want) and all(
+            same_value(value, kind.value_type, part, inner, settings)
+            for value, part in zip(got, want, strict=True)
+        )
+    if isinstance(want, pf.Interval) and not isinstance(got, str):
+        return tuple(got) == (want.months, want.days, want.microseconds * 1000)
+    if type(got) is type(want):
+        return bool(got == want) or (isinstance(got, float) and math.isnan(got + want))
+    if isinstance(want, int):
+        return bool(got == str(want))  # of money and reg* in binary format
+    # The server's text is another form of the value.
+    if isinstance(got, str):
+        encoded = got.encode(settings.encoding)
+        return repr(codec_of(type_, settings).text(encoded)) == repr(want)
+    return False
+
+
+def has_other_shape(value: Any) -> bool:
+    """Whether a value is an array that is not of one dimension counted from 1, or has one in it."""
+    if isinstance(value, pf.Array):
+        return True
+    if isinstance(value, list) and any(isinstance(part, list) for part in value):
+        return True
+    parts = value if isinstance(value, (list, tuple)) else ()
+    return any(map(has_other_shape, parts))
+
+
+def stored(column: Any) -> list[bytes | None]:
+    """The bytes of each value of a column; text and binary as they are, nested ones packed."""
+    column = getattr(column, "storage", column)
+    kind = column.type
+    valid = column.is_valid().to_pylist()
+    if pa.types.is_dictionary(kind):
+        return stored(column.indices)
+    if pa.types.is_struct(kind):
+        fields = [stored(column.field(i)) for i in range(kind.num_fields)]
+        rows = list(zip(*fields, strict=True)) if fields else [()] * len(column)
+        values = [packed(row) for row in rows]
+    elif pa.types.is_map(kind):
+        entries = zip(stored(column.keys), stored(column.items), strict=True)
+        values = _lists(column.offsets.to_pylist(), [packed(entry) for entry in entries])
+    elif pa.types.is_list(kind):
+        values = _lists(column.offsets.to_pylist(), stored(column.values))
+    elif pa.types.is_fixed_size_list(kind):
+        size = kind.list_size
+        values = _lists(range(0, size * len(column) + 1, size), stored(column.values))
+    elif pa.types.is_boolean(kind):
+        values = [bytes([bool(value)]) for value in column.to_pylist()]
+    elif kind in (pa.utf8(), pa.binary()):
+        ends = np.frombuffer(column.buffers()[1], np.int32)[: len(column) + 1].tolist()
+        data = column.buffers()[2].to_pybytes() if column.buffers()[2] else b""
+        values = [data[start:end] for start, end in itertools.pairwise(ends)]
+    else:
+        width = kind.bit_width // 8
+        data = column.buffers()[1].to_pybytes()
+        values = [data[i * width : (i + 1) * width] for i in range(len(column))]
+    return [value if there else None for value, there in zip(values, valid, strict=True)]
+
+
+def _lists(ends: Any, parts: list[bytes | None]) -> list[bytes]:
+    return [packed(parts[start:end]) for start, end in itertools.pairwise(ends)]
