@@ -85,9 +85,10 @@ def _address(array: NDArray[Any]) -> ctypes.c_void_p:
 
 
 def loops(workload: workloads.Workload) -> dict[str, Callable[[], int]]:
-    """Functions that go through a workload's frames once: copy, walk and layout.
+    """Functions that go through a workload's frames once: a copy, a walk and a layout.
 
-    Each returns what shows that it did: bytes, slices, rows.
+    Each returns what shows that it did: bytes, slices, rows; -1 where it does not know a frame. The
+    layout is of generated workloads alone.
     """
     library = load()
     packed, offsets = workload.packed()
@@ -98,7 +99,7 @@ def loops(workload: workloads.Workload) -> dict[str, Callable[[], int]]:
     headers = np.empty((len(offsets) - 1) * 16, np.uint8)
     slices = np.empty(len(data) * 8, np.uint8)
     rows = len(workload.rows)
-    types = [column.type.oid for column in workload.table.columns]
+    types = [column.type.oid for column in workload.table.columns] if workload.table else []
     columns = (_Column * len(types))()
     bounds = np.empty((len(offsets) - 1) * 32, np.uint8)
     kept: list[NDArray[Any]] = [data, offsets, copied, headers, slices, bounds]
@@ -123,4 +124,5 @@ def loops(workload: workloads.Workload) -> dict[str, Callable[[], int]]:
     def layout() -> int:
         return int(library.layout(*frames, columns, ctypes.c_int32(len(columns))))
 
-    return {"copy": copy, "walk": walk, "layout": layout}
+    found = {"memcpy": copy, "C walk": walk}
+    return found if workload.table is None else {**found, "C layout": layout}
