@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from .harness import Results, nanoseconds, table, times
+from .harness import Results, table, times
 
 RECEIVE_ONLY = ("pg_recvlogical", "psycopg2, receive", "psycopg 3, receive", "pg_walstream, raw")
 """Live peers that receive and decode nothing."""
@@ -141,33 +141,3 @@ def goal_table(results: Results) -> str:
             ]
         )
     return table(lines, left=3)
-
-
-# Who the others of a level are shown as multiples of.
-REFERENCES = {"columns": "C layout"}
-
-
-def level_tables(results: Results, metric: str = "cpu") -> Iterator[tuple[str, str]]:
-    """Levels and their tables, ns per item ± the quartiles' distance, and times as fast."""
-    cells: dict[str, dict[str, dict[str, str]]] = {}
-    for name in results.names():
-        parts = name.split("/")
-        if len(parts) != 4 or results.median(name, metric) is None:
-            continue
-        workload, level, who = "/".join(parts[:2]), parts[2], parts[3]
-        value = results.median(name, metric)
-        assert value is not None
-        if metric == "memory":
-            text = f"{value / 1e6:,.1f} MB"
-        else:
-            text = f"{nanoseconds(value)} ±{results.spread(name, metric):.0%}"
-            reference = REFERENCES.get(level, "baseline")
-            ratio = results.ratio(f"{workload}/{level}/{reference}", name, metric)
-            if ratio is not None and who != reference:
-                text += f" ({times(ratio)})"
-        cells.setdefault(level, {}).setdefault(who, {})[workload] = text
-    for level, rows in cells.items():
-        workloads = list(dict.fromkeys(name for row in rows.values() for name in row))
-        lines = [["", *workloads]]
-        lines += [[who, *(row.get(name, "") for name in workloads)] for who, row in rows.items()]
-        yield level, table(lines)

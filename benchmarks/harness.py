@@ -66,6 +66,8 @@ class Results:
         """Of competitors that tell their own, by case."""
         self.missing: dict[str, str] = {}
         """What was not measured: why."""
+        self.checks: dict[str, set[int]] = {}
+        """What peers made of the same bytes, to hold them against each other; not stored."""
 
     def add(self, name: str, sample: Mapping[str, float]) -> None:
         for metric, value in sample.items():

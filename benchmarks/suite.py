@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import columns, decoders, goals, harness, workloads
+from . import columns, decoders, goals, harness, report, workloads
 from .harness import Case, NotMeasured, Results
 
 HERE = Path(__file__).parent
@@ -102,10 +102,12 @@ def show(results: Results) -> None:
         print(f"{name}: {value}")
     for who, why in harness.grouped(results.missing).items():
         print(f"not measured: {who} ({why})")
-    for level, text in goals.level_tables(results):
+    for level, text in report.level_tables(results):
         meaning = (decoders.LEVELS | columns.LEVELS).get(level, "")
         print(f"\n{level}: {meaning}\nCPU ns per frame ± quartile distance (times as fast as the "
-              f"{goals.REFERENCES.get(level, 'baseline')})\n\n{text}")  # fmt: skip
+              f"{report.REFERENCES.get(level, 'baseline')})\n\n{text}")  # fmt: skip
+    for workload, text in report.live_tables(results):
+        print(f"\n{workload}: {results.described[workload]}\n\n{text}")
     print(f"\n{goals.goal_table(results)}")
 
 
@@ -125,6 +127,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--capture", action="append", type=Path, metavar="FILE",
         help="a recorded stream to decode too (repeatable; default: those in captures/)",
     )  # fmt: skip
+    parser.add_argument(
+        "--peer", action="append", help="live, this one only, by its name in drain.py (repeatable)"
+    )
+    parser.add_argument("--scale", type=float, help="live: 1 is a million changes")
     parser.add_argument("--rounds", type=int, help="rounds of each part")
     parser.add_argument("--json", type=Path, metavar="FILE", help="store all samples in FILE")
     parser.add_argument(
