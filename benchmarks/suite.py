@@ -117,9 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Measure pgoutput_fast beside others, as ratios in one run.",
     )
     parser.add_argument("--quick", action="store_true", help="few short rounds: a rough look")
-    parser.add_argument(
-        "--part", action="append", choices=PARTS, help="this one only (repeatable)"
-    )
+    parser.add_argument("--part", action="append", choices=PARTS, help="this one only (repeatable)")
     parser.add_argument(
         "--workload", action="append", choices=workloads.NAMES, help="this one only (repeatable)"
     )
