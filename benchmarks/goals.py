@@ -15,9 +15,9 @@ RECEIVE_ONLY = ("pg_recvlogical", "psycopg2, receive", "psycopg 3, receive", "pg
 class Goal:
     """`ours` against `theirs`, both cases of one workload, as ``level/who``.
 
-    `bounds` are by ``workload/format``: how many times as fast as theirs ours is to be at least, or,
-    `at_most`, how many times as long ours may take. Where `theirs` is empty, `bounds` are seconds.
-    Of several of theirs the fastest counts.
+    `bounds` are by ``workload/format``: how many times as fast as theirs ours is to be at least,
+    or, `at_most`, how many times as long ours may take. Where `theirs` is empty, `bounds` are
+    seconds. Of several of theirs the fastest counts.
     """
 
     level: str
@@ -86,7 +86,7 @@ GOALS = [
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a run says of a goal for one workload; `got` and `met` are None if it was not measured."""
+    """What a run says of a goal for one workload; `got` and `met`: None if it was not measured."""
 
     goal: Goal
     workload: str

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import gc
+import importlib
 import json
 import os
 import platform
@@ -26,6 +28,8 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import pgoutput_fast as pf
 
 from . import native, workloads
 from .harness import NotMeasured, table
@@ -48,6 +52,8 @@ def cases() -> dict[str, tuple[Callable[[], object], int]]:
 
     from .decoders import own_loop
 
+    core = importlib.import_module("pgoutput_fast._core")
+
     if pf.IMPLEMENTATION != "cython":
         raise NotMeasured("the extension is not built")
     found: dict[str, tuple[Callable[[], object], int]] = {}
@@ -55,15 +61,13 @@ def cases() -> dict[str, tuple[Callable[[], object], int]]:
         ("narrow", "text"), ("narrow", "binary"), ("wide", "text"), ("wide", "binary"),
         ("fat", "text"),
     ):  # fmt: skip
-        workload = workloads.generate(name, tuple_format, _ROWS[name])  # type: ignore[arg-type]
+        workload = workloads.generate(name, tuple_format, _ROWS[name])
         frames = len(workload.frames)
-        from pgoutput_fast import _core
-
         for level in ("message", "texts", "values"):
             if level == "texts" and tuple_format == "binary":
                 continue
             found[f"{workload}/{level}"] = (
-                own_loop(workload, level, "cython", _core).run,
+                own_loop(workload, level, "cython", core).run,
                 frames - workload.preamble,
             )
         # The Relation, read by Python code, would be the greater part of so small a batch.
@@ -72,17 +76,18 @@ def cases() -> dict[str, tuple[Callable[[], object], int]]:
         data, offsets = data[start:], offsets[workload.preamble :] - start
         decoder = pf.ColumnarDecoder()
         list(decoder.decode(workload.frames[: workload.preamble]))
-        found[f"{workload}/decode_batch"] = (
-            lambda data=data, offsets=offsets: pf.decode_batch(data, offsets),
-            len(offsets) - 1,
-        )
+        count = len(offsets) - 1
+        found[f"{workload}/decode_batch"] = functools.partial(pf.decode_batch, data, offsets), count
         found[f"{workload}/ColumnarDecoder"] = (
-            lambda decoder=decoder, data=data, offsets=offsets: [
-                batch.__arrow_c_array__() for batch in decoder.decode(data, offsets)
-            ],
-            len(offsets) - 1,
+            functools.partial(_export, decoder, data, offsets),
+            count,
         )
     return found
+
+
+def _export(decoder: pf.ColumnarDecoder, data: bytes, offsets: Any) -> None:
+    for batch in decoder.decode(data, offsets):
+        batch.__arrow_c_array__()
 
 
 def _counted(library: str) -> None:
@@ -191,8 +196,11 @@ def compare(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.guard", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.guard",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--write", action="store_true", help="store this run's counts")
     parser.add_argument("--counted", metavar="LIBRARY", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

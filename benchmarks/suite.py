@@ -7,20 +7,14 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from . import columns, decoders, goals, harness, report, workloads
+from . import columns, decoders, harness, report, workloads
 from .harness import Case, NotMeasured, Results
 
 HERE = Path(__file__).parent
-REPORT = HERE / "report"
-RESULTS = REPORT / "results.json"
 
 # Rows of a workload: 4 to 16 thousand frames in a batch, of fat ones fewer.
 ROWS = {"narrow": 8_000, "wide": 8_000, "fat": 1_000}
-
-PARTS = ("decode", "live", "spark")
-
 
 # --- Decoding, in this process --------------------------------------------------------------------
 
@@ -82,33 +76,36 @@ def one_loop(name: str, workload: workloads.Workload) -> Callable[[], object]:
 # --- All ------------------------------------------------------------------------------------------
 
 
-def parts(options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
-    def live(results: Results) -> None:
-        from .peers import drain
+def live(options: argparse.Namespace, results: Results) -> None:
+    from .peers import drain
 
-        drain.run(options, results)
+    drain.run(options, results)
 
-    def spark(results: Results) -> None:
-        from . import spark
 
-        spark.run(options, results)
+def spark(options: argparse.Namespace, results: Results) -> None:
+    harness.optional_module("pyspark")
+    from . import spark as measuring
 
-    return {"decode": lambda results: decode(options, results), "live": live, "spark": spark}
+    measuring.run(options, results)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Results], None]] = {
+    "decode": decode,
+    "live": live,
+    "spark": spark,
+}
 
 
 def show(results: Results) -> None:
-    """Print what was found."""
+    """Print what was found, the goals last."""
     for name, value in results.described.items():
         print(f"{name}: {value}")
     for who, why in harness.grouped(results.missing).items():
         print(f"not measured: {who} ({why})")
-    for level, text in report.level_tables(results):
-        meaning = (decoders.LEVELS | columns.LEVELS).get(level, "")
-        print(f"\n{level}: {meaning}\nCPU ns per frame ± quartile distance (times as fast as the "
-              f"{report.REFERENCES.get(level, 'baseline')})\n\n{text}")  # fmt: skip
-    for workload, text in report.live_tables(results):
-        print(f"\n{workload}: {results.described[workload]}\n\n{text}")
-    print(f"\n{goals.goal_table(results)}")
+    (_, goals), *others = report.sections(results)
+    for title, text in others:
+        print(f"\n{title}\n{text}")
+    print(f"\n{goals}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -132,19 +129,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, help="rounds of each part")
     parser.add_argument("--json", type=Path, metavar="FILE", help="store all samples in FILE")
     parser.add_argument(
-        "--report", action="store_true", help="write the report from what is stored, and this run"
+        "--report", action="store_true", help="write report/README.md and its plots of this run"
     )
     options = parser.parse_args(arguments)
-    if options.json is not None and not options.json.parent.is_dir():
-        parser.error(f"--json: there is no directory {str(options.json.parent)!r}")
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
     options.workload = options.workload or list(workloads.NAMES)
     if options.capture is None:
         options.capture = sorted((HERE / "captures").glob("*.arrow"))
     results = Results(harness.describe())
-    run = parts(options)
-    for part in options.part or PARTS[: 2 if options.quick else None]:
+    for part in options.part or [name for name in PARTS if not (options.quick and name == "spark")]:
         try:
-            run[part](results)
+            PARTS[part](options, results)
         except NotMeasured as reason:
             results.missing[part] = str(reason)
         except decoders.WrongResult as error:
@@ -154,4 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json is not None:
         results.dump(options.json)
         print(f"\nstored in {options.json}")
+    if options.report:
+        report.write(results)
+        print(f"written: {report.DIRECTORY / 'README.md'}")
     return 0

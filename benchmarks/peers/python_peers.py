@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """What can be written in Python with others' packages: one peer, named by DRAIN_MODE.
 
 Reads a slot until the commit behind DRAIN_END_LSN, and prints one line of JSON: how many changes,

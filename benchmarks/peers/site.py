@@ -39,19 +39,19 @@ _SETTINGS: dict[str, object] = {
     "log_min_messages": "warning",
 }
 
+_SECONDS = "interval '1.000123 second'"
 _KINDS = (
     ("int4", "(g * {k} % 100000)::int4"),
     ("int8", "g::int8 * {k} * 1000003"),
     ("numeric(12,2)", "((g * {k} % 10000000)::numeric / 100)::numeric(12,2)"),
-    ("timestamptz", "timestamptz '2024-01-01 00:00:00+00' + (g * {k} % 31536000) * interval "
-                    "'1.000123 second'"),
+    ("timestamptz", f"timestamptz '2024-01-01 00:00:00+00' + (g * {{k}} % 31536000) * {_SECONDS}"),
     ("date", "date '2020-01-01' + (g * {k} % 2000)::int"),
     ("text", "md5((g * {k})::text)"),
     ("uuid", "md5((g * {k})::text)::uuid"),
     ("jsonb", "jsonb_build_object('k', g % 1000, 't', 'v' || (g * {k} % 977))"),
     ("bool", "g * {k} % 3 = 0"),
     ("float8", "(g * {k} % 100003)::float8 / 7"),
-)  # fmt: skip
+)
 _WIDE = [(f"c{i:02}", *_KINDS[i % len(_KINDS)]) for i in range(29)]
 # 5 % NULL.
 _WIDE_VALUES = ", ".join(
@@ -99,7 +99,8 @@ DO $$ BEGIN FOR i IN 1 .. {{small}} LOOP
         WHERE aid = i * 37 % 50000 + 1;
     UPDATE accounts SET abalance = abalance - i % 1000 WHERE aid = i * 101 % 50000 + 1;
     INSERT INTO orders VALUES (i, i * 37 % 50000 + 1, i % 50, i % 99999 / 100.0, false,
-        'order ' || md5(i::text), timestamptz '2024-06-01 00:00:00+00' + i * interval '0.25 second');
+        'order ' || md5(i::text),
+        timestamptz '2024-06-01 00:00:00+00' + i * interval '0.25 second');
     IF i % 2 = 0 THEN UPDATE orders SET paid = true WHERE oid = i / 2; END IF;
     IF i % 5 = 0 THEN DELETE FROM orders WHERE oid = i / 5; END IF;
     IF i % 10 = 0 THEN UPDATE docs SET version = version + 1 WHERE id = i % 2000 + 1; END IF;
@@ -149,7 +150,7 @@ class Site:
             self.traffic[name] = self._make(name, statements)
 
     def value(self, query: str, *parameters: object) -> Any:
-        row = self._connection.execute(query, parameters).fetchone()  # type: ignore[arg-type]
+        row = self._connection.execute(query, parameters).fetchone()
         return None if row is None else row[0]
 
     def _make(self, name: str, statements: str) -> Traffic:
@@ -157,10 +158,10 @@ class Site:
         self.value("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
         for statement in statements.split(";\nDO "):
             self._connection.execute(
-                statement if statement.lstrip().startswith("DO") else "DO " + statement  # type: ignore[arg-type]
+                statement if statement.lstrip().startswith("DO") else "DO " + statement
             )
         with self._connection.transaction():
-            self._connection.execute(f"INSERT INTO finish_{name} VALUES (1, 'the end')")  # type: ignore[arg-type]
+            self._connection.execute(f"INSERT INTO finish_{name} VALUES (1, 'the end')")
             end = parse_lsn(self.value("SELECT pg_current_wal_insert_lsn()::text"))
         stop = self.value("SELECT pg_current_wal_insert_lsn()::text")
         self._connection.execute("CHECKPOINT")
