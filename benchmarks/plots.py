@@ -64,9 +64,7 @@ def _dots(axes: Any, rows: Sequence[Row], title: str, label: str, digits: int = 
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(min(medians) / 2, max(max(samples) for _, _, samples in rows) * 3)
     axes.set_xlabel(label)
-    axes.xaxis.set_major_formatter(
-        lambda value, _: f"{value:g}" if value < 1e4 else f"{value:,.0f}"
-    )
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}" if value < 1 else f"{value:,.0f}")
     axes.xaxis.set_minor_formatter(mpl.ticker.NullFormatter())
 
 
@@ -214,7 +212,7 @@ def goals(results: Results) -> Any | None:
         return None
     figure, (axes,) = _panels(1, len(rows))
     figure.set_size_inches(9, 0.9 + 0.21 * len(rows))
-    _dots(axes, rows, "Goals", "times what is asked (log scale; 1 meets the goal)", digits=2)
+    _dots(axes, rows, "", "times what is asked (log scale; 1 meets the goal)", digits=2)
     axes.axvline(1, color="#333", lw=1)
     return figure
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from . import columns, decoders, harness, report, workloads
+from . import columns, copies, decoders, harness, report, workloads
 from .harness import Case, NotMeasured, Results
 
 HERE = Path(__file__).parent
@@ -55,7 +56,17 @@ def decode(options: argparse.Namespace, results: Results) -> None:
             items[name] = workload
     if "wide" in options.workload:
         cases += columns.thread_cases(workloads.generate("wide", "text", ROWS["wide"]))
-    harness.measure(cases, options.rounds or (5 if options.quick else 15), results)
+    with contextlib.ExitStack() as stack:
+        tables = {
+            name: workloads.generate(name, "binary", ROWS[name])
+            for name in ("narrow", "wide")
+            if name in options.workload
+        }
+        try:
+            cases += stack.enter_context(copies.cases(tables, seconds))
+        except NotMeasured as reason:
+            results.missing["ADBC COPY"] = str(reason)
+        harness.measure(cases, options.rounds or (5 if options.quick else 15), results)
     if not options.quick:
         for name, workload in items.items():
             harness.progress(f"memory of {name}")
