@@ -70,8 +70,10 @@ class Results:
         """What peers made of the same bytes, to hold them against each other; not stored."""
 
     def add(self, name: str, sample: Mapping[str, float]) -> None:
+        """Take a sample of each metric. What is not above 0 is none: its clock has not ticked."""
         for metric, value in sample.items():
-            self.samples.setdefault((name, metric), []).append(value)
+            if value > 0:
+                self.samples.setdefault((name, metric), []).append(value)
 
     def update(self, other: Results) -> None:
         """Take another run's samples, in place of those of the same cases."""

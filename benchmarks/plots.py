@@ -18,7 +18,7 @@ from .goals import RECEIVE_ONLY, verdicts
 from .harness import Results
 
 _OURS, _PLAIN, _OTHERS, _BAD = "#0b6e4f", "#8a8f98", "#c46a1b", "#b3261e"
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,

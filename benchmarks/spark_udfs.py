@@ -40,7 +40,7 @@ def row_decoder(who: str, relations: tuple[bytes, ...]) -> Callable[[bytes], tup
     decoder = importlib.import_module(_MODULES[who]).Decoder()
     for frame in relations:
         decoder.decode(frame)
-    return lambda frame: decoder.decode(frame).new.values()  # type: ignore[no-any-return]
+    return lambda frame: decoder.decode(frame).new.values()
 
 
 @functools.cache
@@ -78,24 +78,22 @@ def pickled(frames: DataFrame, schema: StructType, who: str, relations: Any) -> 
 
 def pandas(frames: DataFrame, schema: StructType, who: str, relations: Any) -> DataFrame:
     """A pandas UDF: a Series of frames into a DataFrame."""
-    from pyspark.sql.functions import pandas_udf
-
+    # Its stubs want hints that only the annotations below have.
+    pandas_udf: Any = importlib.import_module("pyspark.sql.functions").pandas_udf
     names = schema.names
 
     def call(data):  # type: ignore[no-untyped-def] # Spark would take hints for the kind of UDF
         columns = columns_of(who, relations, names, pa.array(data.to_list(), pa.binary()))
         return pa.RecordBatch.from_arrays(columns, names).to_pandas()
 
-    import pandas as pd
-
-    call.__annotations__ = {"data": pd.Series, "return": pd.DataFrame}
-    return frames.select(pandas_udf(call, schema)("data").alias("after")).select("after.*")  # type: ignore[call-overload]
+    module = importlib.import_module("pandas")
+    call.__annotations__ = {"data": module.Series, "return": module.DataFrame}
+    return frames.select(pandas_udf(call, schema)("data").alias("after")).select("after.*")
 
 
 def arrow(frames: DataFrame, schema: StructType, who: str, relations: Any) -> DataFrame:
     """An Arrow UDF: an array of frames into one of structs."""
-    from pyspark.sql.functions import arrow_udf
-
+    arrow_udf: Any = importlib.import_module("pyspark.sql.functions").arrow_udf
     names = schema.names
 
     def call(data):  # type: ignore[no-untyped-def]

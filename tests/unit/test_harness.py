@@ -112,6 +112,13 @@ def test_pyperf_reads_what_is_stored(tmp_path):
     }
 
 
+def test_what_no_clock_has_seen_is_no_sample():
+    results = Results()
+    results.add("a", {"cpu": 1.0, "server": 0.0})
+    results.add("a", {"cpu": 2.0, "server": 3.0})
+    assert results.samples == {("a", "cpu"): [1.0, 2.0], ("a", "server"): [3.0]}
+
+
 def test_a_later_run_takes_the_place_of_the_same_cases():
     first = results_of(**{"a cpu": [1.0], "b cpu": [2.0]})
     first.update(results_of(**{"b cpu": [3.0]}))

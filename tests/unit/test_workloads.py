@@ -165,7 +165,7 @@ def test_the_baseline_refuses_what_is_malformed(frame, message):
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(suite, "ROWS", dict.fromkeys(workloads.NAMES, 10))
-    recorded = functools.partial(workloads.recorded, most=100)
+    recorded = functools.partial(workloads.recorded, most=700)
     monkeypatch.setattr(suite.workloads, "recorded", recorded)
     monkeypatch.setattr(suite.copies, "cases", lambda *_: contextlib.nullcontext([]))
 
