@@ -165,12 +165,16 @@ def test_the_baseline_refuses_what_is_malformed(frame, message):
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(suite, "ROWS", dict.fromkeys(workloads.NAMES, 10))
-    recorded = functools.partial(workloads.recorded, most=700)
+    recorded = functools.partial(workloads.recorded, most=100)
     monkeypatch.setattr(suite.workloads, "recorded", recorded)
     monkeypatch.setattr(suite.copies, "cases", lambda *_: contextlib.nullcontext([]))
 
 
-ARGUMENTS = ["--quick", "--part", "decode", "--workload", "narrow", "--rounds", "2"]
+CAPTURES = ROOT / "benchmarks" / "captures"
+ARGUMENTS = [
+    *("--quick", "--part", "decode", "--workload", "narrow", "--rounds", "2"),
+    *("--capture", str(CAPTURES / "pgbench.arrow")),
+]
 
 
 def test_a_run_prints_tables_and_stores_all_samples(small, tmp_path, capsys):
@@ -209,7 +213,7 @@ def test_results_of_other_types_are_not_the_same(one, other):
 )
 def test_recorded_streams_begin_with_their_relations(name, counts):
     pytest.importorskip("pyarrow")
-    path = ROOT / "benchmarks" / "captures" / f"{name}.arrow"
+    path = CAPTURES / f"{name}.arrow"
     workload = workloads.recorded(path)
     assert str(workload) == f"recorded {name}/text"
     tags = [frame[:1].decode() for frame in workload.frames]
