@@ -25,14 +25,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import python_peers as peer
 
+_TOGETHER = 4096
+
 
 def stream() -> Iterator[list[bytes]]:
-    """What ReplicationStream receives."""
+    """What ReplicationStream receives, some thousand frames together or what came till a pause."""
+    frames: list[bytes] = []
     with connect(peer.DSN, slot=peer.SLOT, publications=[peer.PUBLICATION]) as received:
-        while (batch := received.receive()) is not None:
+        while (batch := received.receive(0.05)) is not None:
             if batch.frames:
                 peer.begin()
-                yield [frame for _, _, _, frame in batch.frames]
+                frames += [frame for _, _, _, frame in batch.frames]
+            if len(frames) > _TOGETHER or (frames and not batch.frames):
+                yield frames
+                frames = []
 
 
 def loop() -> Iterator[list[bytes]]:
@@ -57,7 +63,7 @@ def loop() -> Iterator[list[bytes]]:
             continue
         if length < 0:
             return
-        if len(frames) > 4096 or (frames and waits > 3):
+        if len(frames) > _TOGETHER or (frames and waits > 3):
             yield frames
             frames = []
         waits = 0 if poll.poll(5) else waits + 1
