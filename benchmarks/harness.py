@@ -18,6 +18,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import time
@@ -41,6 +42,9 @@ DISTRIBUTIONS = (
     *("Cython", "numpy", "pyarrow", "psycopg", "polars", "duckdb", "adbc-driver-postgresql"),
     *("pypgoutput", "walflux", "psycopg2-binary", "pyspark", "pandas"),
 )
+
+
+_MEMORY_TIMEOUT = 10  # seconds
 
 
 class NotMeasured(Exception):
@@ -229,6 +233,8 @@ def peak_memory(prepare: Callable[[], Callable[[], object]]) -> float:
     if not child:
         # Nothing of the parent's may run here, neither its clean-up nor its handlers.
         try:
+            # Libraries that have threads already may wait for them for ever in a forked process.
+            signal.alarm(_MEMORY_TIMEOUT)
             run = prepare()
             gc.collect()
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
@@ -244,7 +250,7 @@ def peak_memory(prepare: Callable[[], Callable[[], object]]) -> float:
         told = pipe.read().decode()
     os.waitpid(child, 0)
     if not told.isdigit():
-        raise NotMeasured(told or "the process died")
+        raise NotMeasured(told or "the forked process died, or hung")
     return float(told)
 
 

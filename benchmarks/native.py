@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shlex
 import subprocess
@@ -41,6 +42,7 @@ def compiler() -> list[str]:
     return shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
 
 
+@functools.cache
 def load() -> ctypes.CDLL:
     """Compile and load the library, with the flags that the extension has.
 
@@ -121,7 +123,8 @@ def loops(workload: workloads.Workload) -> dict[str, Callable[[], int]]:
     def walk() -> int:
         return int(library.walk(*frames, *map(_address, kept[3:6])))
 
-    def layout() -> int:
+    # The columns are addresses alone: the memory lives as long as the function.
+    def layout(_kept: object = kept) -> int:
         return int(library.layout(*frames, columns, ctypes.c_int32(len(columns))))
 
     found = {"memcpy": copy, "C walk": walk}

@@ -81,7 +81,7 @@ def decode(options: argparse.Namespace, results: Results) -> None:
 
 def one_loop(name: str, workload: workloads.Workload) -> Callable[[], object]:
     """One competitor's loop, made anew."""
-    return dict(decode_loops(workload, {}, check=False))[name]
+    return next(run for one, run in decode_loops(workload, {}, check=False) if one == name)
 
 
 # --- All ------------------------------------------------------------------------------------------
