@@ -21,7 +21,8 @@ extension_sources := setup.py $(wildcard pgoutput_fast/*.pyx pgoutput_fast/*.pxd
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-pythons test-corpus sanitize lint format bench bench-engine clean
+.PHONY: help demo test test-pythons test-corpus sanitize lint format bench bench-full bench-peers \
+    bench-report bench-guard clean
 
 help:
 	@echo 'make demo                    a real PostgreSQL server -> capture -> Spark tables, proved equal'
@@ -31,8 +32,11 @@ help:
 	@echo 'make sanitize                unit and mutation tests under AddressSanitizer and UBSan (gcc)'
 	@echo 'make lint                    ruff, mypy, cython-lint, codespell, workflow schemas'
 	@echo 'make format                  let ruff format the code'
-	@echo 'make bench                   benchmarks, as ratios in one run'
-	@echo 'make bench-engine            the columnar engine beside plain C and CSV readers'
+	@echo 'make bench                   benchmarks, as ratios in one run (some 4 minutes)'
+	@echo 'make bench-full              all of them, in many rounds, and the report'
+	@echo 'make bench-peers             build the clients that are measured beside ours'
+	@echo 'make bench-report            the report anew, of what the last full run has stored'
+	@echo 'make bench-guard             instructions of fixed cases against the stored ones (valgrind)'
 	@echo 'make clean                   remove everything that make has made, the environment too'
 
 # The environment with all dependencies, and the project as an editable install. It changes when
@@ -119,11 +123,26 @@ format: $(VENV)/.dependencies
 	@$(bin)/ruff check --fix --exit-zero --quiet
 	@$(bin)/ruff format
 
-bench: $(VENV)/.extension
-	@$(python) -m benchmarks $(BENCH_ARGS)
+# What the benchmarks hold ours against. pypgoutput asks for a psycopg2 that has to be compiled.
+$(VENV)/.benchmarks: $(VENV)/.dependencies
+	@$(pip) install --group bench
+	@$(pip) install --no-deps pypgoutput==0.0.3 walflux==0.1.0
+	@touch $@
 
-bench-engine: $(VENV)/.extension
-	@$(python) -m benchmarks.engine $(BENCH_ARGS)
+bench: $(VENV)/.extension $(VENV)/.benchmarks
+	@$(python) -m benchmarks --quick $(BENCH_ARGS)
+
+bench-full: $(VENV)/.extension $(VENV)/.benchmarks
+	@$(python) -m benchmarks --json benchmarks/report/results.json --report $(BENCH_ARGS)
+
+bench-report: $(VENV)/.benchmarks
+	@$(python) -m benchmarks.report
+
+bench-peers:
+	@benchmarks/peers/build.sh
+
+bench-guard: $(VENV)/.extension
+	@$(python) -m benchmarks.guard $(BENCH_ARGS)
 
 clean:
 	rm -rf .venv .venv-3.* build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

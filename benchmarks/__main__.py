@@ -1,9 +1,9 @@
-"""`python -m benchmarks`: measure everything (see run.py)."""
+"""`python -m benchmarks`: see suite.py."""
 
 from __future__ import annotations
 
 import sys
 
-from benchmarks.run import main
+from benchmarks.suite import main
 
 sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shlex
 import subprocess
@@ -41,6 +42,7 @@ def compiler() -> list[str]:
     return shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
 
 
+@functools.cache
 def load() -> ctypes.CDLL:
     """Compile and load the library, with the flags that the extension has.
 
@@ -85,9 +87,10 @@ def _address(array: NDArray[Any]) -> ctypes.c_void_p:
 
 
 def loops(workload: workloads.Workload) -> dict[str, Callable[[], int]]:
-    """Functions that go through a workload's frames once: copy, walk and layout.
+    """Functions that go through a workload's frames once: a copy, a walk and a layout.
 
-    Each returns what shows that it did: bytes, slices, rows.
+    Each returns what shows that it did: bytes, slices, rows; -1 where it does not know a frame. The
+    layout is of generated workloads alone.
     """
     library = load()
     packed, offsets = workload.packed()
@@ -98,7 +101,7 @@ def loops(workload: workloads.Workload) -> dict[str, Callable[[], int]]:
     headers = np.empty((len(offsets) - 1) * 16, np.uint8)
     slices = np.empty(len(data) * 8, np.uint8)
     rows = len(workload.rows)
-    types = [column.type.oid for column in workload.table.columns]
+    types = [column.type.oid for column in workload.table.columns] if workload.table else []
     columns = (_Column * len(types))()
     bounds = np.empty((len(offsets) - 1) * 32, np.uint8)
     kept: list[NDArray[Any]] = [data, offsets, copied, headers, slices, bounds]
@@ -121,7 +124,9 @@ def loops(workload: workloads.Workload) -> dict[str, Callable[[], int]]:
     def walk() -> int:
         return int(library.walk(*frames, *map(_address, kept[3:6])))
 
-    def layout() -> int:
+    # The columns are addresses alone: the memory lives as long as the function.
+    def layout(_kept: object = kept) -> int:
         return int(library.layout(*frames, columns, ctypes.c_int32(len(columns))))
 
-    return {"copy": copy, "walk": walk, "layout": layout}
+    found = {"memcpy": copy, "C walk": walk}
+    return found if workload.table is None else {**found, "C layout": layout}

@@ -1,18 +1,20 @@
-"""`python -m benchmarks.spark`: how fast Spark gets the columns of landed changes.
+"""How fast Spark gets the columns of landed changes.
 
 The frames of a workload are landed by the project's own writer, as often as it takes. Then Spark
 reads all columns of all changes and throws them away (its sink "noop"): from the segments, and from
-a Parquet table of the same frames. Beside the time of day stands the CPU time of the processes, to
-tell who limits whom, and what the steps of a Python worker cost by themselves, in this process.
+a Parquet table of the same frames. In turn with them it takes record batches of the same columns
+that were made before: what Spark alone costs, whoever makes the batches. Beside the time of day
+stands the CPU time of the processes, to tell who limits whom, and what the steps of a Python worker
+cost by themselves, in this process.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import os
-import statistics
 import struct
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,15 +24,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from benchmarks import workloads
 from pgoutput_fast.segments import SegmentMetadata, SegmentReader, SegmentWriter, list_segments
 from pgoutput_fast.spark import decode_frames, read_segments, session
 from pgoutput_fast.spark._decode import Target, change_batches
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from . import spark_udfs, workloads
+from .decoders import WrongResult
+from .harness import Case, Results, measure, optional_module, progress
 
-    from pyspark.sql import DataFrame
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 GENERATED = 100_000  # rows; more are the same ones again, at other LSNs
@@ -105,18 +110,6 @@ def cpu_times() -> dict[str, float]:
     return found
 
 
-def measured(run: Callable[[], Any], rounds: int) -> tuple[float, dict[str, float]]:
-    """The median round's seconds, and the CPU seconds of a round on average."""
-    before = cpu_times()
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    after = cpu_times()
-    return statistics.median(seconds), {k: (after[k] - before[k]) / rounds for k in after}
-
-
 def target_of(changes: DataFrame, table: str) -> Target:
     """What the workers are told of the changes of a table."""
     columns = cast("StructType", changes.schema["after"].dataType)
@@ -125,6 +118,31 @@ def target_of(changes: DataFrame, table: str) -> Target:
         tuple((field.name, field.dataType.simpleString()) for field in columns),
         to_arrow_schema(changes.schema, timezone="UTC"),
     )
+
+
+def made_batches(directory: Path, changes: DataFrame, table: str, count: int) -> DataFrame:
+    """As many changes or some more, those of one segment again and again: nothing is decoded."""
+    path = directory / "made.arrow"
+    target = target_of(changes, table)
+    segment = list_segments(directory / "segments")[0].path
+    rows = 0
+    with (
+        SegmentReader(segment) as reader,
+        pa.ipc.new_file(str(path), target.schema) as file,
+    ):
+        for batch in change_batches(((str(segment), frames) for frames in reader), target):
+            file.write_batch(batch)
+            rows += batch.num_rows
+
+    def give(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        times = sum(batch.num_rows for batch in numbers)
+        with pa.ipc.open_file(pa.memory_map(str(path))) as file:
+            made = [file.get_batch(i) for i in range(file.num_record_batches)]
+        for _ in range(times):
+            yield from made
+
+    times = -(-count // rows)
+    return changes.sparkSession.range(0, times, 1, 2).mapInArrow(give, changes.schema)
 
 
 def steps(directory: Path, target: Target) -> Iterator[tuple[str, float]]:
@@ -155,54 +173,127 @@ def steps(directory: Path, target: Target) -> Iterator[tuple[str, float]]:
     yield "the same, and written as Arrow IPC", time.process_time() - start
 
 
-def main() -> int:
-    """Land, read, print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
-    parser.add_argument("--changes", type=int, default=5_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workload", choices=workloads.NAMES, default="narrow")
-    parser.add_argument("--format", choices=workloads.FORMATS, default="text")
-    parser.add_argument("--directory", type=Path, help="where landed frames are, or are to be")
-    options = parser.parse_args()
+def job(make: Callable[[], DataFrame], changes: int) -> Mapping[str, float]:
+    """One sample: a DataFrame into Spark's sink that throws it away, seconds per change."""
+    before = cpu_times()
+    start = time.perf_counter()
+    make().write.format("noop").mode("overwrite").save()
+    wall = time.perf_counter() - start
+    used = {who: at - before[who] for who, at in cpu_times().items()}
+    return {metric: value / changes for metric, value in {"wall": wall, **used}.items()}
+
+
+def run(options: argparse.Namespace, results: Results) -> None:
+    """Land, read in all the ways, and what a worker's steps cost."""
+    scale = options.scale or (0.1 if options.quick else 1.0)
+    rounds = options.rounds or (2 if options.quick else 5)
     with tempfile.TemporaryDirectory() as temporary:
-        directory = options.directory or Path(temporary)
-        workload = workloads.generate(options.workload, options.format, GENERATED)
-        if not (directory / "frames").exists():
-            land(workload, options.changes, directory)
-        report(directory, workload, options)
-    return 0
+        directory = Path(temporary)
+        workload = workloads.generate("narrow", "text", GENERATED)
+        progress("landing frames")
+        land(workload, round(5_000_000 * scale), directory)
+        rows_of(workload, directory / "rows")
+        with spark_session() as spark:
+            cases = list(landed_cases(spark, workload, directory))
+            cases += udf_cases(spark, workload, directory, scale)
+            measure(cases, rounds, results)
+            changes = read_segments(spark, directory / "segments", _table(workload)).count()
+            target = target_of(
+                read_segments(spark, directory / "segments", _table(workload)), _table(workload)
+            )
+        results.described["spark"] = (
+            f"{workload}, local[2]; read_segments and decode_frames {changes:,} changes, "
+            "UDFs as many as take a while"
+        )
+        for name, seconds in steps(directory, target):
+            results.add(f"{workload}/steps/{name}", {"cpu": seconds / changes})
 
 
-def report(directory: Path, workload: workloads.Workload, options: argparse.Namespace) -> None:
-    """Measure and print."""
-    table = f"public.{workload.table.name}"
+@contextlib.contextmanager
+def spark_session() -> Iterator[SparkSession]:
+    """A session on two cores, whose workers find the benchmarks."""
+    before = os.environ.get("PYTHONPATH")
+    root = str(Path(__file__).parents[1])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, before]))
     spark = session("local[2]", "pgoutput_fast benchmarks", {"spark.driver.memory": "2g"})
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def _table(workload: workloads.Workload) -> str:
+    assert workload.table is not None
+    return f"public.{workload.table.name}"
+
+
+def landed_cases(
+    spark: SparkSession, workload: workloads.Workload, directory: Path
+) -> Iterator[Case]:
+    """What the package reads by itself."""
     relations = workload.frames[: workload.preamble]
-    cases: dict[str, Callable[[], DataFrame]] = {
-        "read_segments": lambda: read_segments(spark, directory / "segments", table),
+    ways: dict[str, Callable[[], DataFrame]] = {
+        "read_segments": lambda: read_segments(spark, directory / "segments", _table(workload)),
         "decode_frames": lambda: decode_frames(
-            spark.read.parquet(str(directory / "frames")), table, relations
+            spark.read.parquet(str(directory / "frames")), _table(workload), relations
         ),
     }
-    print(f"{workload.name}, {workload.tuple_format}; load {os.getloadavg()[0]:.1f}")
-    for name, make in cases.items():
-        changes = make().count()  # the first job is always slow
-
-        def run(make: Any = make) -> None:
-            make().write.format("noop").mode("overwrite").save()
-
-        run()
-        seconds, cpu = measured(run, options.rounds)
-        used = ", ".join(f"{who} {at / changes * 1e6:.3f}" for who, at in cpu.items())
-        print(
-            f"{name}: {changes:,} changes, {changes / seconds:,.0f} a second; CPU µs per change: "
-            f"{used}; load {os.getloadavg()[0]:.1f}"
-        )
-    target = target_of(cases["read_segments"](), table)
-    for name, seconds in steps(directory, target):
-        print(f"{name}: {seconds / changes * 1e6:.3f} CPU µs per change")
-    spark.stop()
+    changes = ways["read_segments"]().count()
+    made = made_batches(directory, ways["read_segments"](), _table(workload), changes)
+    ways["batches made before"] = lambda: made
+    for name, make in ways.items():
+        changes = make().count()
+        sample = functools.partial(job, make, changes)
+        yield Case(f"spark/{workload.name}/{name}", sample, sample)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+PART = 100_000  # rows of a file
+
+
+def rows_of(workload: workloads.Workload, directory: Path) -> None:
+    """Frames of rows alone, in twenty files, of which slow ways take fewer."""
+    directory.mkdir()
+    frames = [frame for frame in workload.frames if frame[:1] in (b"I", b"U")]
+    table = pa.table({"data": pa.array(frames[:PART], pa.binary())})
+    for number in range(20):
+        pq.write_table(table, directory / f"{number:02}.parquet", compression="none",
+                       use_dictionary=False)  # fmt: skip
+
+
+def udf_cases(
+    spark: SparkSession, workload: workloads.Workload, directory: Path, scale: float
+) -> Iterator[Case]:
+    """Every way that Spark has to call Python, with every decoder."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    relations = tuple(workload.frames[: workload.preamble])
+    assert workload.table is not None
+    names = [column.name for column in workload.table.columns]
+    changes = read_segments(spark, directory / "segments", _table(workload))
+    typed = cast("StructType", changes.schema["after"].dataType)
+    texts = StructType([StructField(name, StringType()) for name in names])
+    for way, make in spark_udfs.WAYS.items():
+        for who in spark_udfs.DECODERS:
+            is_fast = who == "pgoutput_fast" and way != "pickled UDF"
+            files = max(2, round((20 if is_fast else 2) * scale))
+            paths = [str(directory / "rows" / f"{number:02}.parquet") for number in range(files)]
+
+            def frames(make: Any = make, who: str = who, paths: list[str] = paths) -> DataFrame:
+                schema = texts if who == "pypgoutput" else typed
+                return make(spark.read.parquet(*paths), schema, who, relations)  # type: ignore[no-any-return]
+
+            def warm_up(frames: Any = frames, way: str = way, who: str = who) -> None:
+                if who == "pypgoutput":
+                    optional_module("pypgoutput.decoders")
+                found = [tuple(row) for row in frames().limit(5).collect()]
+                rows = [tuple(map(str, row)) for row in workload.rows[:5]]
+                if [tuple(map(str, row)) for row in found] != rows:
+                    raise WrongResult(f"spark, {way}, {who}: {found[0]}, expected {rows[0]}")
+
+            sample = functools.partial(job, frames, files * PART)
+            yield Case(f"spark/{workload.name}/{way}, {who}", sample, warm_up)

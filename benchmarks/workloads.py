@@ -18,6 +18,7 @@ import uuid
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -305,15 +306,19 @@ class Workload:
     """A generated stream.
 
     `frames` begins with `preamble` Relation frames; `rows` are the values of its Insert and Update
-    frames in their order, as Python objects (jsonb as str).
+    frames in their order, as Python objects (jsonb as str). A recorded stream has neither table nor
+    rows, and its Relations are in front too.
     """
 
     name: str
     tuple_format: TupleFormat
-    table: Table
+    table: Table | None
     frames: list[bytes]
     preamble: int
     rows: list[tuple[Any, ...]]
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.tuple_format}"
 
     def packed(self) -> tuple[bytes, NDArray[np.int64]]:
         """All frames in one buffer, and n + 1 offsets into it."""
@@ -366,3 +371,25 @@ def generate(name: str, tuple_format: TupleFormat, rows: int, seed: int = SEED) 
         lsn = end_lsn
         xid += 1
     return Workload(name, tuple_format, table, frames, 1, values)
+
+
+def recorded(path: Path, most: int = 20_000) -> Workload:
+    """A recorded stream: an Arrow IPC file whose column ``payload`` has a frame in each row.
+
+    At most so many frames are taken, of whole transactions, and the Relations put in front. Raises
+    ValueError where there is no transaction.
+    """
+    import pyarrow.ipc
+
+    with pyarrow.ipc.open_file(path) as reader:
+        frames = reader.read_all().column("payload").to_pylist()
+    relations = [frame for frame in frames if frame[:1] == b"R"]
+    others = [frame for frame in frames if frame[:1] in b"BCDIU"][:most]
+    while others and others[-1][:1] != b"C":
+        others.pop()
+    if not others:
+        raise ValueError(f"{path} has no transaction in its first {most:,} frames")
+    changes = next((frame for frame in others if frame[:1] in b"IU"), b"")
+    tuple_format: TupleFormat = "binary" if changes[8:9] == b"b" else "text"
+    unique = list(dict.fromkeys(relations))
+    return Workload(f"recorded {path.stem}", tuple_format, None, unique + others, len(unique), [])

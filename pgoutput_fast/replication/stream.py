@@ -42,6 +42,9 @@ _POSTGRES_EPOCH = 946684800  # seconds from 1970
 # Bytes that the consumer gets at once, and that may wait for it.
 _BATCH_BYTES = 1 << 20
 _QUEUE_BYTES = 32 << 20
+# While data flow, what comes within so many seconds goes together: a wait brings some hundred
+# frames at most, of which what a consumer pays for each batch would be the greater part.
+_COLLECT = 0.02
 
 # Waking up for each packet costs the client more than anything else it does. On TCP the kernel
 # waits for so many bytes; a poll is short, because the stream's tail is less. On unix sockets poll
@@ -201,37 +204,53 @@ class ReplicationStream:
         frames: list[tuple[int, int, int, bytes]] = []
         size = 0
         keepalive: int | None = None
+        came = False  # since the last wait
+        since = 0.0  # when the first frame came that was not handed over
+        get_copy_data, unpack = pgconn.get_copy_data, _XLOG_DATA.unpack_from
         self._send_status(pgconn)
         try:
             while not self._stop.is_set():
-                length, data = pgconn.get_copy_data(1)
-                if length > 0:
-                    if data[0] == 0x77:  # w
-                        lsn, wal_end, send_time = _XLOG_DATA.unpack_from(data)
-                        frames.append((lsn, wal_end, send_time, bytes(data[25:])))
+                length, data = get_copy_data(1)
+                # All that has come, as fast as can be: this loop is what a client costs.
+                while length > 0:
+                    came = True
+                    # A copy of it all, and then of the frame: slices of a memoryview cost more.
+                    raw = data.tobytes()
+                    if raw[0] == 0x77:  # w
+                        lsn, wal_end, send_time = unpack(raw)
+                        frames.append((lsn, wal_end, send_time, raw[25:]))
                         size += length
                         keepalive = None
                         if lsn > self._received:
                             self._received = lsn
-                        if size < _BATCH_BYTES:
-                            continue
-                    elif data[0] == 0x6B:  # k
-                        keepalive, _, answer = _KEEPALIVE.unpack_from(data)
+                        if size >= _BATCH_BYTES:
+                            break
+                    elif raw[0] == 0x6B:  # k
+                        keepalive, _, answer = _KEEPALIVE.unpack_from(raw)
                         self._received = max(self._received, keepalive)
                         if answer:
                             self._send_status(pgconn)
-                        continue
                     else:
                         raise PgOutputError(
-                            f"the server sent CopyData of an unknown kind, {bytes(data[:1])!r}"
+                            f"the server sent CopyData of an unknown kind, {raw[:1]!r}"
                         )
-                came = bool(frames) or keepalive is not None
-                if came:
+                    length, data = get_copy_data(1)
+                if came and not since:
+                    since = time.monotonic()
+                if since and (
+                    length or waiter.was_idle or not came or time.monotonic() - since >= _COLLECT
+                ):
                     self._hand_over(pgconn, Batch(frames, keepalive), size)
-                    frames, size, keepalive = [], 0, None
+                    frames, size, keepalive, since = [], 0, None, 0.0
                 self._send_status_if_due(pgconn)
                 if length == 0:
-                    waiter.wait(came)
+                    try:
+                        waiter.wait(came)
+                    except psycopg.Error:
+                        if since:
+                            self._hand_over(pgconn, Batch(frames, keepalive), size)
+                        raise
+                    came = False
                 elif length < 0:
                     self._on_end(pgconn)
                     return
@@ -308,6 +327,8 @@ class _Waiter:
         # With TLS, libpq may hold data that the socket no longer shows: never wait for more.
         self._coalesce = not self._is_unix and not pgconn.ssl_in_use
         self._low_water = 1
+        self.was_idle = True
+        """Whether the last wait was one for the first data after a while."""
 
     def close(self) -> None:
         self._socket.close()
@@ -323,7 +344,8 @@ class _Waiter:
         now = time.monotonic()
         if came:
             self._last_data = now
-        if now - self._last_data > _IDLE_AFTER:
+        self.was_idle = now - self._last_data > _IDLE_AFTER
+        if self.was_idle:
             self._set_low_water(1)
             self._poll.poll(_IDLE_POLL * 1000)
         elif self._is_unix:

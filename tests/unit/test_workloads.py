@@ -1,10 +1,11 @@
-"""The benchmarks: the streams that they make, and that they notice wrong results."""
+"""The benchmarks: the streams that they decode, and that they notice wrong results."""
 
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import itertools
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 if str(ROOT := Path(__file__).parents[2]) not in sys.path:
     sys.path.append(str(ROOT))
 
-from benchmarks import baseline, run, workloads
+from benchmarks import baseline, decoders, harness, suite, workloads
 from pgoutput_fast import _pure
 
 ROWS = {"narrow": 500, "wide": 500, "fat": 50}
@@ -163,25 +164,65 @@ def test_the_baseline_refuses_what_is_malformed(frame, message):
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(run, "ROWS", dict.fromkeys(workloads.NAMES, 10))
+    monkeypatch.setattr(suite, "ROWS", dict.fromkeys(workloads.NAMES, 10))
+    recorded = functools.partial(workloads.recorded, most=100)
+    monkeypatch.setattr(suite.workloads, "recorded", recorded)
+    monkeypatch.setattr(suite.copies, "cases", lambda *_: contextlib.nullcontext([]))
 
 
-def test_a_run_prints_a_table_and_stores_all_samples(small, tmp_path, capsys):
-    path = tmp_path / "result.json"
-    assert run.main(["--quick", "--workload", "narrow", "--json", str(path)]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| narrow")]
-    assert len(lines) == 7
-    assert all("× " in line for line in lines)
-    assert len(json.loads(path.read_text())["benchmarks"]) >= 14
+CAPTURES = ROOT / "benchmarks" / "captures"
+ARGUMENTS = [
+    *("--quick", "--part", "decode", "--workload", "narrow", "--rounds", "2"),
+    *("--capture", str(CAPTURES / "pgbench.arrow")),
+]
+
+
+def test_a_run_prints_tables_and_stores_all_samples(small, tmp_path, capsys):
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "made" / "result.json"
+    assert suite.main([*ARGUMENTS, "--json", str(path)]) == 0
+    printed = capsys.readouterr().out
+    results = harness.Results.load(path)
+    for who in ("baseline", "python"):
+        for level in ("message", "message, one by one", "texts", "values"):
+            assert len(results.samples[f"narrow/text/{level}/{who}", "cpu"]) == 2
+    assert len(results.samples["recorded pgbench/text/columns/Arrow", "cpu"]) == 2
+    assert "| typed Arrow, binary " in printed
+    assert "not measured" in printed
 
 
 def test_a_wrong_decoder_is_not_timed(small, monkeypatch, capsys):
+    pytest.importorskip("pyarrow")
     monkeypatch.setattr(_pure.TupleData, "texts", lambda self: ("1",) * len(self))
-    assert run.main(["--quick", "--workload", "narrow"]) == 1
+    assert suite.main(ARGUMENTS) == 1
     assert "narrow/text/texts/python, frame 1: ('" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, True), (1.0, 1), ((1,), [1]), ((1,), (1, 2))])
 def test_results_of_other_types_are_not_the_same(one, other):
-    with pytest.raises(run.WrongResult, match="case, frame 0"):
-        run.compare("case", [one], [other])
+    with pytest.raises(decoders.WrongResult, match="case, frame 0"):
+        decoders.compare("case", [one], [other])
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("pgbench", {"R": 4, "B": 1200, "C": 1200, "U": 3600, "I": 1200}),
+        ("wide", {"R": 1, "B": 3, "C": 3, "I": 600, "U": 200, "D": 1000}),
+    ],
+)
+def test_recorded_streams_begin_with_their_relations(name, counts):
+    pytest.importorskip("pyarrow")
+    path = CAPTURES / f"{name}.arrow"
+    workload = workloads.recorded(path)
+    assert str(workload) == f"recorded {name}/text"
+    tags = [frame[:1].decode() for frame in workload.frames]
+    assert collections.Counter(tags) == counts
+    assert tags[: workload.preamble] == ["R"] * workload.preamble
+    assert "R" not in tags[workload.preamble :]
+    decode(workload, "texts")
+    short = workloads.recorded(path, most=1_000)
+    assert short.frames[-1][:1] == b"C"
+    assert len(short.frames) <= 1_000 + short.preamble
+    with pytest.raises(ValueError, match="no transaction in its first 2 frames"):
+        workloads.recorded(path, most=2)

@@ -1,0 +1,271 @@
+"""Columns: the columnar engine beside plain C on the same frames, and others on the same values."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+
+import pgoutput_fast as pf
+from pgoutput_fast import _impl
+
+from . import baseline, native, workloads
+from .decoders import WrongResult
+from .harness import Case, NotMeasured, optional_module
+
+LEVELS = {
+    "columns": "batches of frames: memcpy, C walk and C layout are plain C (native.c) on the same "
+    "bytes; headers is decode_batch(); Arrow a ColumnarDecoder whose batches are exported and "
+    "dropped, kept one whose last batches are held; CSV readers get the same values",
+}
+
+Run = Callable[[], object]
+
+
+@contextlib.contextmanager
+def twin() -> Iterator[None]:
+    """Decoders that are made inside are the pure Python twin's."""
+    before = _impl.IMPLEMENTATION
+    _impl.IMPLEMENTATION = "python"
+    try:
+        yield
+    finally:
+        _impl.IMPLEMENTATION = before
+
+
+def check(workload: workloads.Workload) -> None:
+    """Hold the engine's rows against what the workload was made of.
+
+    Raises
+    ------
+    WrongResult
+    """
+    if workload.table is None:
+        return
+    # Types that Arrow gives no Python value, uuid and jsonb, by their text.
+    found = [
+        tuple(row["after"].values())
+        for batch in pf.ColumnarDecoder().decode(*workload.packed())
+        for row in pa.record_batch(batch).to_pylist()
+    ]
+    if [tuple(map(str, row)) for row in found] != [tuple(map(str, row)) for row in workload.rows]:
+        raise WrongResult(f"{workload}: the engine's rows are not the workload's")
+
+
+def csv_of(workload: workloads.Workload) -> bytes:
+    """The workload's rows as CSV, NULL as an empty field."""
+    assert workload.table is not None
+    text = io.StringIO()
+    writer = csv.writer(text)
+    for row in workload.rows:
+        writer.writerow(
+            "" if value is None else column.type.text(value).removesuffix("+00")
+            for column, value in zip(workload.table.columns, row, strict=True)
+        )
+    return text.getvalue().encode()
+
+
+def csv_readers(workload: workloads.Workload, missing: dict[str, str]) -> dict[str, Run]:
+    """CSV readers with one thread, each to the engine's types as far as it has them."""
+    data = csv_of(workload)
+    [batch] = pf.ColumnarDecoder().decode(workload.frames)
+    types = {
+        field.name: pa.string() if isinstance(field.type, pa.BaseExtensionType) else field.type
+        for field in pa.record_batch(batch).schema.field("after").type
+    }
+    names = list(types)
+    for name, kind in types.items():
+        if pa.types.is_timestamp(kind):
+            types[name] = pa.timestamp("us")
+    options = {
+        "read_options": pa.csv.ReadOptions(column_names=names, use_threads=False),
+        "convert_options": pa.csv.ConvertOptions(
+            column_types=types, strings_can_be_null=True, true_values=["t"], false_values=["f"]
+        ),
+    }
+
+    def by_pyarrow() -> object:
+        return pa.csv.read_csv(io.BytesIO(data), **options)
+
+    kept: list[object] = []
+
+    def hold() -> None:
+        kept[:] = [by_pyarrow()]
+
+    readers: dict[str, Run] = {"pyarrow.csv": by_pyarrow, "pyarrow.csv, kept": hold}
+    try:
+        polars = optional_module("polars")
+        # It has no parser of "t" and "f".
+        schema = {
+            name: polars.String if kind == polars.Boolean else kind
+            for name, kind in polars.from_arrow(by_pyarrow()).schema.items()
+        }
+        readers["polars CSV"] = lambda: polars.read_csv(
+            io.BytesIO(data), has_header=False, new_columns=names, schema=schema
+        )
+    except NotMeasured as reason:
+        missing[f"{workload}/columns/polars CSV"] = str(reason)
+    try:
+        duckdb = optional_module("duckdb")
+        connection = duckdb.connect()
+        connection.execute("SET threads = 1")
+        kinds = connection.from_arrow(by_pyarrow()).types
+        columns = {name: str(kind) for name, kind in zip(names, kinds, strict=True)}
+        # It reads files alone; this one is in the page cache.
+        file = tempfile.NamedTemporaryFile(suffix=".csv")  # noqa: SIM115 - as long as the reader
+        file.write(data)
+        file.flush()
+        readers["duckdb CSV"] = lambda: connection.read_csv(
+            file.name, header=False, columns=columns
+        ).to_arrow_table()
+    except NotMeasured as reason:
+        missing[f"{workload}/columns/duckdb CSV"] = str(reason)
+    return readers
+
+
+def plain_c(workload: workloads.Workload, missing: dict[str, str]) -> dict[str, Run]:
+    """What native.c does, as far as it knows the workload."""
+    try:
+        found = native.loops(workload)
+    except (OSError, subprocess.CalledProcessError) as error:
+        missing[f"{workload}/columns/plain C"] = f"no C compiler: {error}"
+        return {}
+    for name, loop in list(found.items()):
+        if loop() < 0:
+            missing[f"{workload}/columns/{name}"] = "it knows no frames of this kind"
+            del found[name]
+    return dict(found)
+
+
+def loops(workload: workloads.Workload, missing: dict[str, str]) -> Iterator[tuple[str, Run]]:
+    """All loops over a workload's frames."""
+    data, offsets = workload.packed()
+    frames = workload.frames
+    decoder = pf.ColumnarDecoder()
+    with twin():
+        slow = pf.ColumnarDecoder()
+    plain = baseline.Decoder("typed" if workload.table is not None else "texts")
+
+    def exported(decoder: pf.ColumnarDecoder) -> None:
+        for batch in decoder.decode(data, offsets):
+            batch.__arrow_c_array__()
+
+    def by_twin() -> None:
+        with twin():
+            exported(slow)
+
+    kept: list[Any] = []
+
+    def hold() -> None:
+        kept[:] = list(decoder.decode(data, offsets))
+
+    def imported() -> None:
+        for batch in decoder.decode(data, offsets):
+            pa.record_batch(batch)
+
+    def by_baseline() -> None:
+        for frame in frames:
+            plain.decode(frame)
+
+    yield from plain_c(workload, missing).items()
+    yield "headers", lambda: pf.decode_batch(data, offsets)
+    yield "headers of a list", lambda: pf.decode_batch(frames)
+    yield "Arrow", lambda: exported(decoder)
+    yield "Arrow, kept", hold
+    yield "Arrow, in pyarrow", imported
+    yield "Arrow, twin", by_twin
+    yield "baseline", by_baseline
+    # The documents hold what CSV readers take for the ends of rows.
+    if workload.tuple_format == "text" and workload.name != "fat" and workload.table is not None:
+        yield from csv_readers(workload, missing).items()
+
+
+def thread_cases(workload: workloads.Workload) -> list[Case]:
+    """One decoder in one thread, and two in two: seconds by the wall clock per frame."""
+    data, offsets = workload.packed()
+    repeats = 20
+
+    def work() -> None:
+        decoder = pf.ColumnarDecoder()
+        for _ in range(repeats):
+            for batch in decoder.decode(data, offsets):
+                batch.__arrow_c_array__()
+
+    def wall(count: int) -> dict[str, float]:
+        threads = [threading.Thread(target=work) for _ in range(count)]
+        start = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        spent = time.perf_counter() - start
+        return {"wall": spent / count / repeats / len(workload.frames)}
+
+    return [
+        Case(f"{workload}/columns/Arrow, one thread", lambda: wall(1)),
+        Case(f"{workload}/columns/Arrow, two threads", lambda: wall(2)),
+    ]
+
+
+def growth(most: int) -> dict[str, float]:
+    """Seconds of CPU per frame of ten thousand frames and more in one call, up to `most`."""
+    import numpy as np
+
+    workload = workloads.generate("narrow", "text", 8_000)
+    data, offsets = workload.packed()
+    found = {}
+    count = 1
+    while count * len(workload.frames) <= most:
+        shifted = [offsets[:-1] + i * len(data) for i in range(count)]
+        again = np.concatenate([*shifted, np.array([count * len(data)], np.int64)])
+        found[f"{len(again) - 1:,} frames in one call"] = _best(data * count, again, 200 // count)
+        count *= 10
+    return found
+
+
+def relations(known: int) -> float:
+    """Seconds of CPU per frame with `known` relations announced, and 8 of them in traffic."""
+    workload = workloads.generate("narrow", "text", 8_000)
+    relation, *frames = workload.frames
+
+    def of(oid: int, frame: bytes) -> bytes:
+        if frame[:1] not in (b"I", b"U", b"R"):
+            return frame
+        return frame[:1] + oid.to_bytes(4, "big") + frame[5:]
+
+    decoder = pf.ColumnarDecoder()
+    for _ in decoder.decode([of(20_000 + i, relation) for i in range(known)]):
+        pass
+    step = known // 8
+    traffic = [of(20_000 + i % 8 * step, frame) for i, frame in enumerate(frames)]
+    return _best(traffic, None, 30, decoder)
+
+
+def _best(
+    data: Any, offsets: Any, repeats: int, decoder: pf.ColumnarDecoder | None = None
+) -> float:
+    """The least time of some calls, each with a decoder of its own if none is given."""
+    samples = []
+    for _ in range(max(3, repeats)):
+        own = decoder or pf.ColumnarDecoder()
+        start = time.process_time_ns()
+        for batch in own.decode(data, offsets):
+            batch.__arrow_c_array__()
+        samples.append((time.process_time_ns() - start) / 1e9)
+    return min(samples) / (len(offsets) - 1 if offsets is not None else len(data))
+
+
+def scaling(most: int) -> dict[str, dict[str, float]]:
+    """One sample of what must not grow: cases and their metrics."""
+    found = {f"8 relations of {known:,} known": relations(known) for known in (8, 10_000)}
+    found |= growth(most)
+    return {f"narrow/text/scaling/{name}": {"cpu": value} for name, value in found.items()}

@@ -1,0 +1,143 @@
+"""What is asked of the decoder, each as a ratio in one run, and what a run says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from .harness import Results, table, times
+
+RECEIVE_ONLY = ("pg_recvlogical", "psycopg2, receive", "psycopg 3, receive", "pg_walstream, raw")
+"""Live peers that receive and decode nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """`ours` against `theirs`, both cases of one workload, as ``level/who``.
+
+    `bounds` are by ``workload/format``: how many times as fast as theirs ours is to be at least,
+    or, `at_most`, how many times as long ours may take. Where `theirs` is empty, `bounds` are
+    seconds. Of several of theirs the fastest counts.
+    """
+
+    level: str
+    ours: str
+    theirs: str | tuple[str, ...]
+    bounds: Mapping[str, float]
+    at_most: bool = False
+    metric: str = "cpu"
+
+
+def _all(value: float, names: str = "narrow wide") -> dict[str, float]:
+    return {f"{name}/{form}": value for name in names.split() for form in ("text", "binary")}
+
+
+_TWIN = [
+    Goal(
+        f"twin: {level}", f"{level}/python", f"{level}/baseline", _all(1, "narrow wide fat")
+    )
+    for level in ("message", "message, one by one", "texts", "values")
+]  # fmt: skip
+
+GOALS = [
+    Goal("a good C walk", "columns/C walk", "columns/memcpy",
+         _all(1.7, "narrow") | {"wide/text": 2.5}, at_most=True),
+    Goal("headers and slices, packed", "columns/headers", "columns/C walk", _all(0.85)),
+    Goal("headers and slices, list[bytes]", "columns/headers of a list", "columns/C walk",
+         _all(4.5, "narrow") | _all(3, "wide"), at_most=True),
+    Goal("message object", "message/cython", "message/baseline",
+         _all(25, "narrow") | _all(40, "wide")),
+    Goal("message object", "message/cython", "message/pypgoutput",
+         {"narrow/text": 120, "wide/text": 250}),
+    Goal("all columns as str", "texts/cython", "texts/baseline",
+         {"narrow/text": 8.5, "wide/text": 8.5}),
+    Goal("all columns as str", "texts/cython", "texts/pypgoutput",
+         {"narrow/text": 40, "wide/text": 40}),
+    Goal("all columns typed", "values/cython", "values/baseline",
+         _all(10, "narrow") | {"wide/text": 7.5, "wide/binary": 14}),
+    Goal("all columns typed", "values/cython", "values/psycopg",
+         {"narrow/text": 1.2, "wide/text": 1.7}),
+    Goal("typed Arrow, exported", "columns/Arrow", "columns/C layout",
+         _all(0.70, "narrow") | {"wide/text": 0.75, "wide/binary": 0.70}),
+    Goal("typed Arrow, text, kept", "columns/Arrow, kept", "columns/pyarrow.csv, kept",
+         {"narrow/text": 2.2, "wide/text": 3.8}),
+    Goal("typed Arrow, text, streamed", "columns/Arrow", "columns/pyarrow.csv",
+         {"narrow/text": 3, "wide/text": 4.5}),
+    Goal("typed Arrow, text, streamed", "columns/Arrow", "columns/polars CSV",
+         {"narrow/text": 1.8, "wide/text": 3.5}),
+    Goal("typed Arrow, text, streamed", "columns/Arrow", "columns/duckdb CSV",
+         {"narrow/text": 4.5, "wide/text": 6.5}),
+    Goal("typed Arrow, binary", "columns/Arrow", "columns/ADBC COPY",
+         {"narrow/binary": 10, "wide/binary": 10}),
+    Goal("typed Arrow, fat", "columns/Arrow", "columns/C layout", _all(0.50, "fat")),
+    Goal("two threads", "columns/Arrow, two threads", "columns/Arrow, one thread",
+         {"wide/text": 1.7}, metric="wall"),
+    *_TWIN,
+    Goal("live: receive, decode, typed Arrow", "pgoutput_fast", "",
+         {"live/narrow": 1.0e-6, "live/mixed": 1.5e-6}, at_most=True),
+    Goal("live: CPU, bare receive loops", "pgoutput_fast", RECEIVE_ONLY,
+         {"live/narrow": 1, "live/mixed": 1}),
+    Goal("live: CPU", "pgoutput_fast", "Debezium, SourceRecord",
+         {"live/narrow": 25, "live/mixed": 50}),
+    Goal("live: at the walsender's rate", "pgoutput_fast", "pg_recvlogical",
+         {"live/narrow": 1, "live/mixed": 1}, metric="wall"),
+]  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What a run says of a goal for one workload; `got` and `met`: None if it was not measured."""
+
+    goal: Goal
+    workload: str
+    bound: float
+    against: str
+    got: float | None
+
+    @property
+    def met(self) -> bool | None:
+        if self.got is None:
+            return None
+        return self.got <= self.bound if self.goal.at_most else self.got >= self.bound
+
+
+def verdicts(results: Results) -> Iterator[Verdict]:
+    """Of all goals and their workloads."""
+    for goal in GOALS:
+        for workload, bound in goal.bounds.items():
+            if goal.ours.startswith("texts/") and workload.endswith("/binary"):
+                continue  # binary values have no text to compare
+            ours = f"{workload}/{goal.ours}"
+            names = (goal.theirs,) if isinstance(goal.theirs, str) else goal.theirs
+            against = " / ".join(name.partition("/")[2] or name for name in names)
+            got = results.median(ours, goal.metric)
+            if goal.theirs:
+                found = {
+                    name: ratio
+                    for name in names
+                    if (ratio := results.ratio(ours, f"{workload}/{name}", goal.metric)) is not None
+                }
+                got = None
+                if found:
+                    # The fastest of theirs, beside which ours takes longest.
+                    name = max(found, key=lambda name: found[name])
+                    against = name.partition("/")[2] or name
+                    got = found[name] if goal.at_most else 1 / max(found[name], 1e-15)
+            yield Verdict(goal, workload, bound, against, got)
+
+
+def goal_table(results: Results) -> str:
+    """Goal, got, met or not: of every goal, measured or not."""
+    lines = [["goal", "workload", "against", "asked", "got", ""]]
+    for verdict in verdicts(results):
+        sign = "≤" if verdict.goal.at_most else "≥"
+        show = times if verdict.goal.theirs else lambda value: f"{value * 1e6:.2f} µs"
+        said = {True: "met", False: "**missed**", None: "not measured"}[verdict.met]
+        got = "" if verdict.got is None else show(verdict.got)
+        lines.append(
+            [
+                *(verdict.goal.level, verdict.workload, verdict.against),
+                *(f"{sign} {show(verdict.bound)}", got, said),
+            ]
+        )
+    return table(lines, left=3)

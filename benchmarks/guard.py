@@ -1,0 +1,240 @@
+"""`make bench-guard`: no change makes the decoder slower unnoticed.
+
+Fixed cases run under ``valgrind --tool=callgrind``, which counts instructions: the same every time,
+whatever else the machine does. A case runs once and then twice; the difference is free of what it
+takes to count. The counts per frame are compared with those in
+guard.json, which were taken with one compiler and one Python: another's are shown and never fail.
+
+    python -m benchmarks.guard           # compare: fails where a case takes over 5 % more
+    python -m benchmarks.guard --write   # take this run's counts as those to compare with
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import functools
+import gc
+import importlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pgoutput_fast as pf
+
+from . import native, workloads
+from .harness import NotMeasured, table
+
+COUNTS = Path(__file__).with_name("guard.json")
+TOLERANCE = 0.05
+
+_ROWS = {"narrow": 2_000, "wide": 500, "fat": 50}
+
+_REQUESTS = r"""
+#include <valgrind/callgrind.h>
+void begin(void) { CALLGRIND_START_INSTRUMENTATION; CALLGRIND_ZERO_STATS; }
+void end(const char *name) { CALLGRIND_DUMP_STATS_AT(name); }
+"""
+
+
+def cases() -> dict[str, tuple[Callable[[], object], int]]:
+    """Loops over the frames of small workloads, and how many frames each goes through."""
+    import pgoutput_fast as pf
+
+    from .decoders import own_loop
+
+    core = importlib.import_module("pgoutput_fast._core")
+
+    if pf.IMPLEMENTATION != "cython":
+        raise NotMeasured("the extension is not built")
+    found: dict[str, tuple[Callable[[], object], int]] = {}
+    for name, tuple_format in (
+        ("narrow", "text"), ("narrow", "binary"), ("wide", "text"), ("wide", "binary"),
+        ("fat", "text"),
+    ):  # fmt: skip
+        workload = workloads.generate(name, tuple_format, _ROWS[name])
+        frames = len(workload.frames)
+        for level in ("message", "texts", "values"):
+            if level == "texts" and tuple_format == "binary":
+                continue
+            found[f"{workload}/{level}"] = (
+                own_loop(workload, level, "cython", core).run,
+                frames - workload.preamble,
+            )
+        # The Relation, read by Python code, would be the greater part of so small a batch.
+        data, offsets = workload.packed()
+        start = offsets[workload.preamble]
+        data, offsets = data[start:], offsets[workload.preamble :] - start
+        decoder = pf.ColumnarDecoder()
+        list(decoder.decode(workload.frames[: workload.preamble]))
+        count = len(offsets) - 1
+        found[f"{workload}/decode_batch"] = functools.partial(pf.decode_batch, data, offsets), count
+        found[f"{workload}/ColumnarDecoder"] = (
+            functools.partial(_export, decoder, data, offsets),
+            count,
+        )
+    return found
+
+
+def _export(decoder: pf.ColumnarDecoder, data: bytes, offsets: Any) -> None:
+    for batch in decoder.decode(data, offsets):
+        batch.__arrow_c_array__()
+
+
+def _counted(library: str) -> None:
+    """Within valgrind: run each case, and tell callgrind where it begins and ends."""
+    requests = ctypes.CDLL(library)
+    runs = cases()
+    gc.disable()
+    for name, (run, frames) in runs.items():
+        run()
+        run()
+        for loops in (1, 2):
+            requests.begin()
+            for _ in range(loops):
+                run()
+            requests.end(f"{name} {frames * loops}".encode())
+
+
+def count() -> dict[str, float]:
+    """Instructions per frame of each case.
+
+    Raises
+    ------
+    NotMeasured
+        valgrind, its headers, a C compiler or the extension is missing.
+    """
+    valgrind = shutil.which("valgrind")
+    if valgrind is None:
+        raise NotMeasured("valgrind is not installed")
+    with tempfile.TemporaryDirectory() as directory:
+        source, library = Path(directory, "requests.c"), Path(directory, "requests.so")
+        source.write_text(_REQUESTS, encoding="ascii")
+        try:
+            subprocess.run(
+                [*native.compiler(), "-O2", "-shared", "-fPIC", source, "-o", library],
+                check=True,
+                capture_output=True,
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise NotMeasured(f"valgrind's headers or a C compiler are missing: {error}") from None
+        done = subprocess.run(
+            [
+                *(valgrind, "--tool=callgrind", "--instr-atstart=no", "--quiet"),
+                f"--callgrind-out-file={directory}/out",
+                *(sys.executable, "-m", "benchmarks.guard", "--counted", library),
+            ],
+            env={
+                **os.environ,
+                "PYTHONHASHSEED": "0",
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                "PGOUTPUT_FAST_IMPL": "cython",
+                "OPENBLAS_NUM_THREADS": "1",
+            },
+            cwd=Path(__file__).parents[1],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise NotMeasured(f"valgrind ended with {done.returncode}: {done.stderr[-500:]}")
+        totals: dict[str, list[tuple[int, int]]] = {}
+        for path in Path(directory).glob("out.*"):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            trigger = re.search(r"^desc: Trigger: Client Request: (.*) (\d+)$", text, re.MULTILINE)
+            total = re.search(r"^(?:totals|summary): (\d+)", text, re.MULTILINE)
+            if trigger and total:
+                totals.setdefault(trigger[1], []).append((int(trigger[2]), int(total[1])))
+    return per_frame(totals)
+
+
+def per_frame(totals: Mapping[str, list[tuple[int, int]]]) -> dict[str, float]:
+    """Instructions per frame, of (frames, instructions) with some frames and with more."""
+    found = {}
+    for name, runs in totals.items():
+        (few, least), (many, most) = sorted(runs)
+        found[name] = round((most - least) / (many - few), 2)
+    return found
+
+
+def environment() -> dict[str, str]:
+    """What counts depend on."""
+    told = subprocess.run(
+        [*native.compiler(), "--version"], capture_output=True, text=True, check=False
+    ).stdout.splitlines()
+    release = re.search(r"(\d+)\.\d+\.\d+", told[0]) if told else None
+    return {
+        "machine": f"{platform.system()} {platform.machine()}",
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "compiler": f"{Path(native.compiler()[0]).name} {release[1] if release else 'unknown'}",
+        "cython": ".".join(version("cython").split(".")[:2]),
+    }
+
+
+def compare(
+    counts: Mapping[str, float], known: Mapping[str, float]
+) -> tuple[str, list[str], list[str]]:
+    """A table, the cases that got slower, and those that are new or gone."""
+    lines = [["case", "instructions per frame", "before", "change"]]
+    slower = []
+    for name, got in sorted(counts.items()):
+        before = known.get(name)
+        change = "" if before is None else f"{got / before - 1:+.1%}"
+        if before is not None and got > before * (1 + TOLERANCE):
+            slower.append(name)
+        lines.append([name, f"{got:,.1f}", "" if before is None else f"{before:,.1f}", change])
+    return table(lines), slower, sorted(counts.keys() ^ known.keys())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.guard",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--write", action="store_true", help="store this run's counts")
+    parser.add_argument("--counted", metavar="LIBRARY", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.counted:
+        _counted(options.counted)
+        return 0
+    here = environment()
+    try:
+        counts = count()
+    except NotMeasured as reason:
+        print(f"not measured: {reason}", file=sys.stderr)
+        return 1
+    stored: dict[str, Any] = {"environment": {}, "counts": {}}
+    if COUNTS.exists():
+        stored = json.loads(COUNTS.read_text(encoding="utf-8"))
+    text, slower, unknown = compare(counts, stored["counts"])
+    print(text)
+    if options.write:
+        document = {"environment": here, "counts": dict(sorted(counts.items()))}
+        COUNTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        print(f"\nstored in {COUNTS}")
+        return 0
+    if here != stored["environment"]:
+        print(f"\nNot judged: these are of {here}, the stored ones of {stored['environment']}")
+        return 0
+    if slower:
+        print(f"\nOver {TOLERANCE:.0%} more instructions: {', '.join(slower)}. If that is meant, "
+              "store the new counts with --write.", file=sys.stderr)  # fmt: skip
+    if unknown:
+        print(
+            f"\nNew or gone: {', '.join(unknown)}; store the counts with --write.", file=sys.stderr
+        )
+    return 1 if slower or unknown else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""Live: every peer drains the same slot's copy from a real server, one after the other.
+
+A peer is a program that reads the slot DRAIN_SLOT until the commit behind DRAIN_END_LSN and prints
+one line of JSON (see python_peers.py). What it needs is built by build.sh; who can't run is listed
+with the reason. Peers that are too slow for all changes take a limited number of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import importlib.util
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..harness import Case, NotMeasured, Results, measure
+from .site import Site, Traffic, serving
+
+HERE = Path(__file__).parent
+_TIMEOUT = 300.0  # seconds
+
+
+def built() -> Path:
+    """Where build.sh puts what it builds: PEERS_BUILD, or build/peers of the checkout."""
+    return Path(os.environ.get("PEERS_BUILD") or HERE.parents[1] / "build" / "peers").absolute()
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """How a peer is run, and what it makes of a change."""
+
+    command: tuple[str, ...]
+    mode: str
+    does: str
+    limit: int = 0
+    needs: tuple[str, ...] = ()
+    """Modules that this Python must have."""
+
+
+def peers() -> dict[str, Peer]:
+    """All peers; of some it is tried in vain to run them."""
+    build = built()
+    here = sys.executable
+    python = (str(build / "py/bin/python"), str(HERE / "python_peers.py"))
+    python312 = (str(build / "py312/bin/python"), str(HERE / "python_peers.py"))
+    this = (here, str(HERE / "python_peers.py"))
+    ours = (here, str(HERE / "ours.py"))
+    go, rust = (str(build / "pglogrepl_peer"),), (str(build / "pg_walstream_peer"),)
+    java = (
+        "java", "-Xmx2g", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
+        "-cp", f"{build}/java/peer.jar:{build}/java/lib/*", "peers.Drain",
+    )  # fmt: skip
+    typed = "all columns typed, Arrow batches"
+    return {
+        "pgoutput_fast": Peer(ours, "stream", typed),
+        "pgoutput_fast, bare loop": Peer(ours, "loop", typed),
+        "psycopg 3, SO_RCVLOWAT": Peer(this, "psycopg3_low_water", "receives only"),
+        "psycopg 3, receive": Peer(this, "psycopg3", "receives only"),
+        "pg_recvlogical": Peer(this, "pg_recvlogical", "receives only"),
+        "psycopg2, receive": Peer(python, "psycopg2_receive", "receives only"),
+        "pg_walstream, raw": Peer(rust, "raw", "receives only"),
+        "pg_walstream": Peer(rust, "typed", "int, float and bool typed into structs, else String"),
+        "pglogrepl": Peer(go, "parse", "messages, columns as bytes"),
+        "pglogrepl, typed": Peer(go, "typed", "all columns typed into a map"),
+        "Debezium, SourceRecord": Peer(java, "connect", "all columns typed, SourceRecord"),
+        "Debezium, JSON": Peer(java, "json", "all columns typed, JSON text"),
+        "pypgoutput, decoders": Peer(python, "pypgoutput_decoders", "messages, columns as str"),
+        "pypgoutput, reader": Peer(
+            python, "pypgoutput_reader", "pydantic rows, few types", limit=10_000
+        ),
+        "pgoutput-decoder": Peer(
+            python312, "pgoutput_decoder", "dicts, as Debezium's", limit=30_000
+        ),
+    }
+
+
+def run(options: argparse.Namespace, results: Results) -> None:
+    """Measure the peers on both workloads, and what reads a table in binary."""
+    scale = options.scale or (0.1 if options.quick else 1.0)
+    chosen = peers()
+    if options.quick:
+        chosen = {name: chosen[name] for name in list(chosen)[:6]}
+    if options.peer:
+        chosen = {name: peer for name, peer in chosen.items() if name in options.peer}
+    with serving(scale) as site:
+        results.described["server"] = f"PostgreSQL {site.version}, TCP on the loopback"
+        for traffic in site.traffic.values():
+            key = f"live/{traffic.name}"
+            results.described[key] = (
+                f"{traffic.changes:,} changes, {traffic.bytes / 1e6:,.1f} MB of pgoutput"
+            )
+            cases = []
+            for name, peer in chosen.items():
+                results.versions[f"{name}, does"] = peer.does
+                sample = functools.partial(drained, site, traffic, f"{key}/{name}", peer, results)
+                cases.append(Case(f"{key}/{name}", sample))
+            if cases:
+                # The first run of a server's workload is slow whoever it is.
+                cases[0].warm_up = cases[0].sample
+            measure(cases, options.rounds or (1 if options.quick else 3), results)
+
+
+def drained(
+    site: Site, traffic: Traffic, name: str, peer: Peer, results: Results
+) -> Mapping[str, float]:
+    """One run of a peer; seconds per change.
+
+    Raises
+    ------
+    NotMeasured
+        It is not there, fails, or saw another number of changes.
+    """
+    if shutil.which(peer.command[0]) is None:
+        raise NotMeasured(f"{Path(peer.command[0]).name} is not built: see benchmarks/README.md")
+    missing = [module for module in peer.needs if importlib.util.find_spec(module) is None]
+    if missing:
+        raise NotMeasured(f"no module {missing[0]}")
+    parameters = dict(
+        part.partition("=")[::2] for part in site.server.dsn("bench", tcp=True).split()
+    )
+    server_before = site.cpu()
+    with site.slot_of(traffic) as slot:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *filter(None, sys.path)]),
+            "PGPASSWORD": parameters["password"].strip("'"),
+            "DRAIN_MODE": peer.mode,
+            "DRAIN_HOST": "127.0.0.1",
+            "DRAIN_PORT": str(site.server.port),
+            "DRAIN_USER": "postgres",
+            "DRAIN_DATABASE": "bench",
+            "DRAIN_SLOT": slot,
+            "DRAIN_PUBLICATION": traffic.name,
+            "DRAIN_END_LSN": str(traffic.end_lsn),
+            "DRAIN_STOP_LSN": traffic.stop_lsn,
+            "DRAIN_CHANGES": str(traffic.changes),
+            "DRAIN_LIMIT": str(peer.limit),
+            "DRAIN_PG_RECVLOGICAL": str(recvlogical(site)),
+        }
+        if peer.command[0] != sys.executable:
+            del environment["PYTHONPATH"]
+        answer, used = _answer_of(peer, environment)
+    changes = answer["changes"]
+    if not peer.limit and changes != traffic.changes:
+        raise NotMeasured(f"it saw {changes:,} changes of {traffic.changes:,}")
+    if answer["version"]:
+        results.versions[name.rpartition("/")[2]] = answer["version"]
+    results.checks.setdefault(name, set()).add(int(answer["check"]))
+    sample = {
+        "cpu": answer["cpu"] / changes,
+        "wall": answer["wall"] / changes,
+        "process": used / changes,
+        "memory": answer["memory"],
+    }
+    if not peer.limit:
+        sample["server"] = (site.cpu() - server_before) / changes
+    return sample
+
+
+def recvlogical(site: Site) -> Path | str:
+    """The server's own client, of the same version where it is there."""
+    for directory in (site.bindir, Path(f"/usr/lib/postgresql/{site.version.split('.')[0]}/bin")):
+        if (directory / "pg_recvlogical").exists():
+            return directory / "pg_recvlogical"
+    return shutil.which("pg_recvlogical") or "pg_recvlogical"
+
+
+def _answer_of(peer: Peer, environment: Mapping[str, str]) -> tuple[dict[str, Any], float]:
+    """What a peer prints, and the CPU seconds of it and its helpers."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    process = subprocess.Popen(
+        peer.command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    timer = threading.Timer(_TIMEOUT, os.killpg, (process.pid, signal.SIGKILL))
+    timer.start()
+    try:
+        printed, complaint = process.communicate()
+    finally:
+        timer.cancel()
+        try:
+            os.killpg(process.pid, signal.SIGKILL)  # a helper that it left
+        except ProcessLookupError:
+            pass
+    lines = [line for line in printed.splitlines() if line.startswith("{")]
+    if not lines:
+        said = " ".join(complaint.split())[-300:]
+        raise NotMeasured(f"it ended with {process.returncode}: {said}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return json.loads(lines[-1]), used

@@ -1,0 +1,93 @@
+"""pgoutput_fast's own drains: `stream` as its users write it, `loop` on libpq's bare functions.
+
+Run by drain.py, as python_peers.py is, whose environment and answer it shares.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import pq
+
+import pgoutput_fast
+from pgoutput_fast import ColumnarDecoder
+from pgoutput_fast.replication import connect
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import python_peers as peer
+
+_TOGETHER = 4096
+
+
+def stream() -> Iterator[list[bytes]]:
+    """What ReplicationStream receives, some thousand frames together or what came till a pause."""
+    frames: list[bytes] = []
+    with connect(peer.DSN, slot=peer.SLOT, publications=[peer.PUBLICATION]) as received:
+        while (batch := received.receive(0.05)) is not None:
+            if batch.frames:
+                peer.begin()
+                frames += [frame for _, _, _, frame in batch.frames]
+            if len(frames) > _TOGETHER or (frames and not batch.frames):
+                yield frames
+                frames = []
+
+
+def loop() -> Iterator[list[bytes]]:
+    """The least that libpq needs, in the same thread; it does not answer the server."""
+    connection = pq.PGconn.connect(f"{peer.DSN} replication=database".encode())
+    result = connection.exec_(peer.START.encode())
+    assert result.status == pq.ExecStatus.COPY_BOTH, result.error_message
+    low_water = socket.socket(fileno=os.dup(connection.socket))
+    low_water.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 65536)
+    poll = select.poll()
+    poll.register(low_water, select.POLLIN)
+    get = connection.get_copy_data
+    frames: list[bytes] = []
+    waits = 0
+    while True:
+        length, data = get(1)
+        if length > 0:
+            message = data.tobytes()
+            if message[0] == 0x77:
+                frames.append(message[25:])
+                peer.begin()
+            continue
+        if length < 0:
+            return
+        if len(frames) > _TOGETHER or (frames and waits > 3):
+            yield frames
+            frames = []
+        waits = 0 if poll.poll(5) else waits + 1
+        connection.consume_input()
+
+
+def main() -> None:
+    decoder = ColumnarDecoder()
+    list(decoder.decode([]))  # imports what it needs: that is start-up
+    changes = total = 0
+    for frames in {"stream": stream, "loop": loop}[peer.MODE]():
+        for batch in decoder.decode(frames):
+            columns = pa.record_batch(batch)
+            changes += len(columns)
+            # Somebody looks at a column of each row: the key of what it is now, or was.
+            for name in ("after", "before"):
+                rows = columns.column(name)
+                if name == "after" or rows.null_count < len(rows):
+                    total += pc.sum(rows.field(0).filter(rows.is_valid())).as_py() or 0
+        ends = decoder.events.array["end_lsn"]
+        if len(ends) and ends.max() >= peer.END_LSN:
+            version = f"{pgoutput_fast.__version__}, psycopg {psycopg.__version__}"
+            peer.done(version, changes, check=total)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The report: tables and plots of what runs have stored.
+
+python -m benchmarks.report     # report/README.md and its plots, of report/results.json
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from . import columns, decoders, features
+from .goals import goal_table
+from .harness import Results, grouped, nanoseconds, table, times
+
+DIRECTORY = Path(__file__).with_name("report")
+RESULTS = DIRECTORY / "results.json"
+
+# Who the others of a level are shown as multiples of.
+REFERENCES = {"columns": "C layout"}
+
+
+def level_tables(results: Results, metric: str = "cpu") -> Iterator[tuple[str, str]]:
+    """Levels and their tables, ns per item ± the quartiles' distance, and times as fast."""
+    cells: dict[str, dict[str, dict[str, str]]] = {}
+    for name in results.names():
+        parts = name.split("/")
+        if len(parts) != 4 or results.median(name, metric) is None:
+            continue
+        workload, level, who = "/".join(parts[:2]), parts[2], parts[3]
+        value = results.median(name, metric)
+        assert value is not None
+        if metric == "memory":
+            text = f"{value / 1e6:,.1f} MB"
+        else:
+            text = f"{nanoseconds(value)} ±{results.spread(name, metric):.0%}"
+            reference = REFERENCES.get(level, "baseline")
+            ratio = results.ratio(f"{workload}/{level}/{reference}", name, metric)
+            if ratio is not None and who != reference:
+                text += f" ({times(ratio)})"
+        cells.setdefault(level, {}).setdefault(who, {})[workload] = text
+    for level, rows in cells.items():
+        workloads = list(dict.fromkeys(name for row in rows.values() for name in row))
+        lines = [["", *workloads]]
+        lines += [[who, *(row.get(name, "") for name in workloads)] for who, row in rows.items()]
+        yield level, table(lines)
+
+
+def live_tables(results: Results) -> Iterator[tuple[str, str]]:
+    """The live workloads and their tables."""
+    for workload in ("live/narrow", "live/mixed"):
+        names = [name for name in results.names() if name.startswith(workload + "/")]
+        if not names:
+            continue
+        lines = [
+            ["peer", "version", "per change", "changes/s", "CPU µs/change", "whole process",
+             "walsender", "peak RSS MB"],
+        ]  # fmt: skip
+        for name in sorted(names, key=lambda name: results.median(name) or 0):
+            who = name.rpartition("/")[2]
+            server = results.median(name, "server")
+            wall, memory = results.median(name, "wall"), results.median(name, "memory")
+            assert wall is not None
+            assert memory is not None
+            lines.append(
+                [
+                    *(who, results.versions.get(who, ""), results.versions.get(f"{who}, does", "")),
+                    *(f"{1 / wall:,.0f}", microseconds(results.median(name))),
+                    *(microseconds(results.median(name, "process")), microseconds(server)),
+                    f"{memory / 1e6:,.0f}",
+                ]
+            )
+        yield workload, table(lines, left=3)
+
+
+def microseconds(seconds: float | None) -> str:
+    """Without the unit; nothing for None."""
+    return "" if seconds is None else f"{seconds * 1e6:,.2f}"
+
+
+def spark_table(results: Results) -> str:
+    """What Spark makes of the changes, fastest first."""
+    lines = [["", "changes/s", "Python CPU µs/change", "JVM CPU µs/change"]]
+    names = [name for name in results.names() if name.startswith("spark/")]
+    for name in sorted(names, key=lambda name: results.median(name, "wall") or 0):
+        wall = results.median(name, "wall")
+        assert wall is not None
+        lines.append(
+            [
+                *(name.partition("/")[2], f"{1 / wall:,.0f}"),
+                microseconds(results.median(name, "python")),
+                microseconds(results.median(name, "java")),
+            ]
+        )
+    return table(lines) if len(lines) > 1 else ""
+
+
+def sections(results: Results) -> Iterator[tuple[str, str]]:
+    """Title and text of all that was found."""
+    yield "Goals", goal_table(results)
+    for metric, what in (
+        ("cpu", "CPU ns per frame ± quartile distance"),
+        ("memory", "peak memory"),
+    ):
+        for level, text in level_tables(results, metric):
+            meaning = (decoders.LEVELS | columns.LEVELS).get(level, "")
+            if metric == "cpu":
+                what += f" (times as fast as the {REFERENCES.get(level, 'baseline')})"
+            yield f"{level}: {what}", f"{meaning}\n\n{text}".strip()
+            what = what.partition(" (times")[0]
+    for workload, text in live_tables(results):
+        yield workload, f"{results.described[workload]}\n\n{text}"
+    if text := spark_table(results):
+        yield "Spark", f"{results.described.get('spark', '')}\n\n{text}"
+
+
+def write(results: Results, directory: Path = DIRECTORY) -> None:
+    """Write README.md and the plots."""
+    from .plots import draw
+
+    directory.mkdir(exist_ok=True)
+    lines = ["# What was measured", ""]
+    lines += [f"- {name}: {value}" for name, value in results.described.items()]
+    lines += ["", "How to read it, and how it is measured: [benchmarks](../README.md).", ""]
+    for name, title in draw(results, directory):
+        lines += [f"![{title}]({name}.svg)", ""]
+    for title, text in sections(results):
+        lines += [f"## {title}", "", text, ""]
+    lines += ["## What decoders can do", ""]
+    lines += ["Found out by running each on frames that need it (features.py).", ""]
+    lines += [table(list(features.rows())), ""]
+    lines += ["## What was not measured", ""]
+    lines += [f"- {who}: {why}" for who, why in grouped(results.missing).items()] or ["Nothing."]
+    (directory / "README.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+def main() -> int:
+    """Write the report of what is stored."""
+    if not RESULTS.exists():
+        print(f"error: there is no {RESULTS}; python -m benchmarks --json {RESULTS}",
+              file=sys.stderr)  # fmt: skip
+        return 1
+    write(Results.load(RESULTS))
+    print(f"written: {DIRECTORY / 'README.md'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""`python -m benchmarks`: measure, print, store, report."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from . import columns, copies, decoders, harness, report, workloads
+from .harness import Case, NotMeasured, Results
+
+HERE = Path(__file__).parent
+
+# Rows of a workload: 4 to 16 thousand frames in a batch, of fat ones fewer.
+ROWS = {"narrow": 8_000, "wide": 8_000, "fat": 1_000}
+
+# --- Decoding, in this process --------------------------------------------------------------------
+
+
+def streams(options: argparse.Namespace) -> Iterator[workloads.Workload]:
+    """The workloads that are asked for, generated and recorded."""
+    for name in options.workload:
+        for tuple_format in workloads.FORMATS:
+            yield workloads.generate(name, tuple_format, ROWS[name])
+    for path in options.capture:
+        yield workloads.recorded(path)
+
+
+def decode_loops(
+    workload: workloads.Workload, missing: dict[str, str], check: bool
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Names and loops of all competitors over a workload's frames."""
+    for loop in decoders.loops(workload, missing, check):
+        yield f"{workload}/{loop.level}/{loop.who}", loop.run
+    if check:
+        columns.check(workload)
+    for who, run in columns.loops(workload, missing):
+        yield f"{workload}/columns/{who}", run
+
+
+def decode(options: argparse.Namespace, results: Results) -> None:
+    """Message objects and columns, in one interleaved run; then what memory each takes."""
+    seconds = 0.006 if options.quick else 0.025
+    cases: list[Case] = []
+    items: dict[str, workloads.Workload] = {}
+    for workload in streams(options):
+        harness.progress(f"checking {workload}")
+        frames = len(workload.frames)
+        for name, run in decode_loops(workload, results.missing, check=True):
+            # Columns go through the Relations in front too.
+            count = frames if "/columns/" in name else frames - workload.preamble
+            cases.append(harness.timed(name, run, count, seconds))
+            items[name] = workload
+    if "wide" in options.workload:
+        cases += columns.thread_cases(workloads.generate("wide", "text", ROWS["wide"]))
+    with contextlib.ExitStack() as stack:
+        tables = {
+            name: workloads.generate(name, "binary", ROWS[name])
+            for name in ("narrow", "wide")
+            if name in options.workload
+        }
+        try:
+            cases += stack.enter_context(copies.cases(tables, seconds))
+        except NotMeasured as reason:
+            results.missing["ADBC COPY"] = str(reason)
+        harness.measure(cases, options.rounds or (5 if options.quick else 15), results)
+    if not options.quick:
+        for name, workload in items.items():
+            harness.progress(f"memory of {name}")
+            prepare = functools.partial(one_loop, name, workload)
+            try:
+                results.add(name, {"memory": harness.peak_memory(prepare)})
+            except NotMeasured as reason:
+                results.missing[f"{name}, memory"] = str(reason)
+        for name, sample in columns.scaling(1_000_000).items():
+            results.add(name, sample)
+
+
+def one_loop(name: str, workload: workloads.Workload) -> Callable[[], object]:
+    """One competitor's loop, made anew."""
+    return next(run for one, run in decode_loops(workload, {}, check=False) if one == name)
+
+
+# --- All ------------------------------------------------------------------------------------------
+
+
+def live(options: argparse.Namespace, results: Results) -> None:
+    from .peers import drain
+
+    drain.run(options, results)
+
+
+def spark(options: argparse.Namespace, results: Results) -> None:
+    harness.optional_module("pyspark")
+    from . import spark as measuring
+
+    measuring.run(options, results)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Results], None]] = {
+    "decode": decode,
+    "live": live,
+    "spark": spark,
+}
+
+
+def show(results: Results) -> None:
+    """Print what was found, the goals last."""
+    for name, value in results.described.items():
+        print(f"{name}: {value}")
+    for who, why in harness.grouped(results.missing).items():
+        print(f"not measured: {who} ({why})")
+    (_, goals), *others = report.sections(results)
+    for title, text in others:
+        print(f"\n{title}\n{text}")
+    print(f"\n{goals}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure pgoutput_fast beside others, as ratios in one run.",
+    )
+    parser.add_argument("--quick", action="store_true", help="few short rounds: a rough look")
+    parser.add_argument("--part", action="append", choices=PARTS, help="this one only (repeatable)")
+    parser.add_argument(
+        "--workload", action="append", choices=workloads.NAMES, help="this one only (repeatable)"
+    )
+    parser.add_argument(
+        "--capture", action="append", type=Path, metavar="FILE",
+        help="a recorded stream to decode too (repeatable; default: those in captures/)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--peer", action="append", help="live, this one only, by its name in drain.py (repeatable)"
+    )
+    parser.add_argument("--scale", type=float, help="live: 1 is a million changes")
+    parser.add_argument("--rounds", type=int, help="rounds of each part")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="store all samples in FILE")
+    parser.add_argument(
+        "--report", action="store_true", help="write report/README.md and its plots of this run"
+    )
+    options = parser.parse_args(arguments)
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.workload = options.workload or list(workloads.NAMES)
+    if options.capture is None:
+        options.capture = sorted((HERE / "captures").glob("*.arrow"))
+    results = Results(harness.describe())
+    for part in options.part or [name for name in PARTS if not (options.quick and name == "spark")]:
+        try:
+            PARTS[part](options, results)
+        except NotMeasured as reason:
+            results.missing[part] = str(reason)
+        except decoders.WrongResult as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    show(results)
+    if options.json is not None:
+        results.dump(options.json)
+        print(f"\nstored in {options.json}")
+    if options.report:
+        report.write(results)
+        print(f"written: {report.DIRECTORY / 'README.md'}")
+    return 0

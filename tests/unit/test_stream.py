@@ -1,0 +1,147 @@
+"""How a stream hands over what comes: a connection that is made up, whose data come in pieces."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+
+import pytest
+
+pytest.importorskip("psycopg")
+
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.replication import stream as module
+
+
+def xlog(lsn, frame):
+    return b"w" + struct.pack(">QQq", lsn, lsn + 8, 1) + frame
+
+
+def keepalive(lsn, answer=0):
+    return b"k" + struct.pack(">QqB", lsn, 1, answer)
+
+
+class Connection:
+    """What the stream needs of a connection; a piece comes with each wait, then nothing."""
+
+    ssl_in_use = False
+    wal_sender_timeout = 0
+
+    def __init__(self, pieces, error=None):
+        self.ends = socket.socketpair()
+        self.socket = self.ends[0].fileno()
+        self.pgconn = self
+        self.pieces = list(pieces)
+        self.messages = []
+        self.error = error
+        self.sent = []
+
+    def get_copy_data(self, no_wait):
+        if not self.messages:
+            return 0, memoryview(b"")
+        data = self.messages.pop(0)
+        return len(data), memoryview(data)
+
+    def consume_input(self):
+        if self.pieces:
+            self.messages += self.pieces.pop(0)
+        elif self.error:
+            raise self.error
+
+    def put_copy_data(self, data):
+        self.sent.append(bytes(data))
+
+    def put_copy_end(self):
+        raise module.psycopg.OperationalError("the end")
+
+    def flush(self):
+        return 0
+
+    def close(self):
+        for end in self.ends:
+            end.close()
+
+
+@pytest.fixture
+def begin(monkeypatch):
+    """Streams that never find that nothing has come for a while, once something came."""
+    monkeypatch.setattr(module, "_IDLE_AFTER", 60.0)
+    monkeypatch.setattr(module, "_IDLE_POLL", 0.01)
+    streams = []
+
+    def begin(pieces, collect, **options):
+        monkeypatch.setattr(module, "_COLLECT", collect)
+        connection = Connection(pieces, **options)
+        stream = module.ReplicationStream(connection, 0)
+        streams.append(stream)
+        return stream, connection
+
+    yield begin
+    for stream in streams:
+        stream.close()
+
+
+def batches(stream, count):
+    """The frames of as many batches, and their keepalives."""
+    found = []
+    while len(found) < count:
+        batch = stream.receive(10)
+        found.append(([frame for _, _, _, frame in batch.frames], batch.keepalive_lsn))
+    return found
+
+
+PIECES = [
+    [xlog(1, b"a"), xlog(2, b"b")],
+    [xlog(3, b"c")],
+    [xlog(4, b"d"), keepalive(9)],
+    [xlog(5, b"e"), keepalive(10)],
+]
+
+
+def test_what_flows_goes_together(begin):
+    stream, _ = begin(PIECES, collect=60.0)
+    assert batches(stream, 1) == [([b"a", b"b", b"c", b"d", b"e"], 10)]
+    assert stream.receive(0.05) == ([], None)
+
+
+def test_what_has_waited_long_enough_goes_by_itself(begin):
+    stream, _ = begin(PIECES, collect=0.0)
+    assert batches(stream, 4) == [
+        ([b"a", b"b"], None),
+        ([b"c"], None),
+        ([b"d"], 9),
+        ([b"e"], 10),
+    ]
+
+
+def test_the_first_after_a_while_goes_at_once(begin, monkeypatch):
+    stream, connection = begin([], collect=60.0)
+    monkeypatch.setattr(module, "_IDLE_AFTER", -1.0)
+    time.sleep(0.1)
+    connection.pieces = PIECES[:2]
+    connection.ends[1].send(b"wake up")
+    assert batches(stream, 2) == [([b"a", b"b"], None), ([b"c"], None)]
+
+
+def test_a_batch_that_is_large_goes_while_more_comes(begin, monkeypatch):
+    monkeypatch.setattr(module, "_BATCH_BYTES", 50)
+    stream, _ = begin([[xlog(i, b"x") for i in range(5)]], collect=60.0)
+    assert batches(stream, 3) == [([b"x", b"x"], None), ([b"x", b"x"], None), ([b"x"], None)]
+
+
+def test_what_came_before_the_connection_was_lost_is_handed_over(begin):
+    lost = module.psycopg.OperationalError("server closed the connection")
+    stream, _ = begin(PIECES[:2], collect=60.0, error=lost)
+    assert batches(stream, 1) == [([b"a", b"b", b"c"], None)]
+    with pytest.raises(PgOutputError, match="the connection is lost: server closed"):
+        stream.receive(10)
+
+
+def test_a_keepalive_that_asks_is_answered_while_frames_are_collected(begin):
+    pieces = [[xlog(1, b"a"), keepalive(7, answer=1)], [xlog(8, b"b")]]
+    stream, connection = begin(pieces, collect=60.0)
+    assert batches(stream, 1) == [([b"a", b"b"], None)]
+    # The first one is sent when the stream begins.
+    written = [struct.unpack(">cQQQqB", message)[1:3] for message in connection.sent]
+    assert written[:2] == [(0, 0), (7, 0)]
