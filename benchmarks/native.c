@@ -6,10 +6,7 @@
  * caller's and used again and again.
  */
 #include "_convert.h"
-
-typedef struct {
-    uint32_t offset, length_and_kind;
-} slice;
+#include "_frames.h"
 
 typedef struct {
     uint8_t tag, old_kind;
@@ -35,10 +32,10 @@ int64_t copy(const uint8_t *data, const int64_t *offsets, int64_t count, uint8_t
 
 /* The number of slices. */
 int64_t walk(
-    const uint8_t *data, const int64_t *offsets, int64_t count, header *headers, slice *slices,
+    const uint8_t *data, const int64_t *offsets, int64_t count, header *headers, pgf_slice *slices,
     bound *bounds)
 {
-    slice *first = slices;
+    pgf_slice *first = slices;
     for (int64_t i = 0; i < count; i++) {
         const uint8_t *frame = data + offsets[i];
         const uint8_t *end = data + offsets[i + 1];
@@ -73,31 +70,9 @@ int64_t walk(
             return -1;
         uint32_t columns = pgf_load2(frame + 6);
         headers[i].columns = (uint16_t)columns;
-        const uint8_t *at = frame + 8;
-        for (uint32_t c = 0; c < columns; c++) {
-            if (at >= end)
-                return -1;
-            uint8_t kind = *at++;
-            if (kind == 't' || kind == 'b') {
-                if (end - at < 4)
-                    return -1;
-                uint32_t length = pgf_load4(at);
-                at += 4;
-                if (length > (size_t)(end - at))
-                    return -1;
-                slices->offset = (uint32_t)(at - frame);
-                slices->length_and_kind = length << 2 | (kind == 't' ? 2 : 3);
-                at += length;
-            } else if (kind == 'n' || kind == 'u') {
-                slices->offset = (uint32_t)(at - frame);
-                slices->length_and_kind = kind == 'u';
-            } else {
-                return -1;
-            }
-            slices++;
-        }
-        if (at != end)
+        if (pgf_take_slices(frame, frame + 8, end, slices, columns) != end)
             return -1;
+        slices += columns;
     }
     return slices - first;
 }

@@ -105,7 +105,6 @@ def loops(workload: workloads.Workload) -> dict[str, Callable[[], int]]:
     columns = (_Column * len(types))()
     bounds = np.empty((len(offsets) - 1) * 32, np.uint8)
     kept: list[NDArray[Any]] = [data, offsets, copied, headers, slices, bounds]
-    columns.kept = kept  # type: ignore[attr-defined]  # for as long as a loop knows the columns
     for column, type_id in zip(columns, types, strict=True):
         column.type, width = _TYPES[type_id]
         validity = np.full(rows // 8 + 1, 0xFF, np.uint8)

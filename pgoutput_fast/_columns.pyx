@@ -32,7 +32,8 @@ from pgoutput_fast._frames cimport (
 
 from ._core import decode, restore
 from .batches import (
-    ITEM_SIZES, TWO_FORMS, UNSENT_BEFORE, array_of, commit_of, lsns_of, metadata_bytes, refuse_time,
+    ITEM_SIZES, MOST_ROWS, TWO_FORMS, UNSENT_BEFORE, array_of, commit_of, lsns_of, metadata_bytes,
+    refuse_time,
 )
 from .diagnose import UNKNOWN_HINT, diagnose
 from .errors import DecodeError, fail
@@ -127,6 +128,7 @@ cdef extern from "_rows.h" nogil:
         void *part  # a Part
         void *field
     pgf_power[651] POWERS_OF_FIVE "PGF_POWERS_OF_FIVE"
+    int64_t roomy "pgf_roomy"(int64_t size) noexcept
     void put_null "pgf_set_null"(Column *column, int64_t row) noexcept
 
 cdef extern from "_nested.h" nogil:
@@ -212,12 +214,12 @@ cdef extern from "_rows.h" nogil:
         int32_t *unchanged_ends
         int64_t unchanged_filled
         int32_t *unchanged
-        int64_t unchanged_count
+        int64_t unchanged_count, unchanged_bytes
         int64_t unchanged_room
         const char **names
         Part *parts
         Py_ssize_t blocks
-        int64_t usual
+        int64_t usual, reserved
         int64_t *usual_bytes
         int64_t *form_rows
     ctypedef struct Cached "pgf_cached":
@@ -262,7 +264,8 @@ cdef int64_t DAY = 86_400_000_000
 cdef int64_t MOST_MICROSECONDS = 9_223_372_036_854_775  # of an interval, whose column has ns
 
 cdef enum:
-    FIRST_ROWS = 64
+    FIRST_ROWS = 16
+    SHRUNK = 65_536  # bytes that may lie idle at a column's end
     CHECKED = 65_536  # frames between two looks for Ctrl-C
 
 
@@ -401,7 +404,7 @@ cdef bint grow_side(Rows *rows, Side *side, int64_t capacity) noexcept nogil:
             if side.capacity == 0:
                 column.offsets[0] = 0
             if column.data == NULL:
-                column.room = SLACK + rows.usual_bytes[c] + (rows.usual_bytes[c] >> 3)
+                column.room = roomy(rows.usual_bytes[c])
                 if not grow(<void **> &column.data, column.room):
                     return False
         elif column.width == 0:
@@ -529,8 +532,14 @@ cdef inline uint8_t *variable(
     return column.data + used
 
 
+# Give back what a column of so many bytes will not need.
+cdef void shrink(Column *column, int64_t used) noexcept nogil:
+    if column.room > 2 * used + SHRUNK and grow(<void **> &column.data, used + SLACK):
+        column.room = used + SLACK
+
+
 cdef Status make_room(Column *column, int64_t size) noexcept nogil:
-    cdef int64_t room = (size + SLACK) * 3 // 2 + 256
+    cdef int64_t room = roomy(size)
     if size > INT32_MAX:
         return FULL
     if not grow(<void **> &column.data, room):
@@ -754,7 +763,8 @@ cdef void forget_rows(Rows *rows) noexcept nogil:
     rows.commit_times = rows.seqs = NULL
     rows.unchanged_ends = rows.unchanged = NULL
     rows.count = rows.limit = rows.capacity = rows.bytes = 0
-    rows.unchanged_count = rows.unchanged_room = rows.unchanged_filled = 0
+    rows.unchanged_count = rows.unchanged_bytes = 0
+    rows.unchanged_room = rows.unchanged_filled = rows.reserved = 0
     rows.truncated = False
     if rows.has_before:
         rows.has_before = False
@@ -937,6 +947,7 @@ cdef bint note_unchanged(Rows *rows, int32_t column) noexcept nogil:
     rows.unchanged[rows.unchanged_count] = column
     rows.unchanged_count += 1
     rows.bytes += 4 + strlen(rows.names[column])
+    rows.unchanged_bytes += 1 + strlen(rows.names[column])
     return True
 
 
@@ -966,6 +977,7 @@ cdef class Engine:
     # Relations by plan, and those that have rows.
     cdef dict known
     cdef dict open
+    cdef int64_t reserved  # bytes of memory for their rows, in expectation of as many as usual
     # What a run leaves behind when it stops.
     cdef uint32_t wanted_id
     cdef Rows *stopped
@@ -980,7 +992,7 @@ cdef class Engine:
         self.options = options
         self.stream.wide = options.target == "spark"
         self.fill_unchanged = options.fill_unchanged
-        self.max_rows = options.max_rows
+        self.max_rows = min(options.max_rows, MOST_ROWS)
         self.stream.max_bytes = options.max_bytes
         self.known = {}
         self.open = {}
@@ -1034,10 +1046,9 @@ cdef class Engine:
         """Its LSN, None where they were not given."""
         return self.lsns[self.before + self.at] if self.lsns != NULL else None
 
-    def skip(self):
-        """Pass over the frame that comes next, which is refused."""
-        if self.piece.frame(self.at)[:1] in (b"I", b"U", b"D"):
-            self.stream.seq += 1
+    def skip(self, rows):
+        """Pass over the frame that comes next, which is refused and would have had `rows`."""
+        self.stream.seq += rows
         self.at += 1
 
     def run(self):
@@ -1092,7 +1103,7 @@ cdef class Engine:
             (<_Relation> relation).clear()
         self.open = {}
         self.ready = []
-        self.stream.held = 0
+        self.stream.held = self.reserved = 0
         memset(self.stream.cached, 0, sizeof(self.stream.cached))
 
     def take_events(self):
@@ -1250,7 +1261,20 @@ cdef class Engine:
                 if batch is not None:
                     self.ready.append(batch)
             self.open[relation_id] = relation
+            self.reserve(&relation.rows)
         return relation
+
+    # A relation's batch will be like its last one, if that leaves room for those of the others.
+    cdef void reserve(self, Rows *rows) noexcept:
+        cdef int64_t usual = rows.usual * rows.fixed
+        cdef int32_t c
+        for c in range(rows.width):
+            usual += rows.usual_bytes[c]
+        if self.reserved + usual > self.stream.max_bytes:
+            usual = rows.usual = 0
+            memset(rows.usual_bytes, 0, rows.width * sizeof(int64_t))
+        rows.reserved = usual
+        self.reserved += usual
 
     # The rows of a relation as a batch; None if it has none.
     cdef object close(self, _Relation relation):
@@ -1262,6 +1286,7 @@ cdef class Engine:
         self.open.pop(relation.plan.relation.relation_id, None)
         memset(self.stream.cached, 0, sizeof(self.stream.cached))
         self.stream.held -= rows.bytes + rows.count * rows.fixed
+        self.reserved -= rows.reserved
         if rows.count == 0:
             relation.clear()
             return None
@@ -1496,7 +1521,9 @@ cdef Status finish_row(
     # From the first old tuple on, all rows have their place in the columns of `before`.
     if is_first_old:
         held += rows.side_fixed * (row + 1)
-    if held > self.stream.max_bytes and self.stream.held > 0:
+    if (
+        held > self.stream.max_bytes or rows.unchanged_bytes > INT32_MAX
+    ) and self.stream.held > 0:
         return give_up(self, rows, FULL, bytes_before, unchanged_before)
     self.stream.held = held
     if is_first_old:
@@ -1526,7 +1553,10 @@ cdef void put_row(Engine self, Rows *rows, uint8_t flags, const Frame *frame) no
 cdef Status give_up(
     Engine self, Rows *rows, Status status, int64_t bytes_before, int64_t unchanged_before
 ) noexcept nogil:
+    cdef int64_t i
     rows.bytes = bytes_before
+    for i in range(unchanged_before, rows.unchanged_count):
+        rows.unchanged_bytes -= 1 + strlen(rows.names[rows.unchanged[i]])
     rows.unchanged_count = unchanged_before
     undo(rows, &rows.before)
     undo(rows, &rows.after)
@@ -1974,6 +2004,8 @@ cdef bint side_column(Finish *f, Node *node, Side *side, uint8_t mask) noexcept 
                 child.n_buffers = 3
                 child.buffers[2] = f.zeros
             continue
+        if column.width < 0:
+            shrink(column, column.offsets[f.length])
         own(f.arena, column.validity, f.length // 8 + 1)
         own(f.arena, column.data, 0)
         own(f.arena, column.offsets, 0)

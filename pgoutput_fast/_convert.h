@@ -15,6 +15,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "_frames.h"
+
 #if defined(__SSE2__) && defined(__x86_64__)
 #include <emmintrin.h>
 #define PGF_SSE2 1
@@ -159,21 +161,6 @@ static inline int pgf_decimal(
 }
 
 /* --- big-endian loads ------------------------------------------------------------------------- */
-
-static inline uint32_t pgf_load2(const uint8_t *at)
-{
-    return (uint32_t)at[0] << 8 | at[1];
-}
-
-static inline uint32_t pgf_load4(const uint8_t *at)
-{
-    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
-}
-
-static inline uint64_t pgf_load8(const uint8_t *at)
-{
-    return (uint64_t)pgf_load4(at) << 32 | pgf_load4(at + 4);
-}
 
 /* --- numeric ---------------------------------------------------------------------------------- */
 

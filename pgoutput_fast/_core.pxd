@@ -2,17 +2,19 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-# One column of a tuple: where its value begins in the frame, and its length and kind in one word,
-# length << 2 | kind. Frames are shorter than 2**30 bytes, so both fit.
-cdef struct ColumnSlice:
-    uint32_t offset
-    uint32_t length_and_kind
-
-cdef enum Kind:
-    KIND_NULL = 0
-    KIND_UNCHANGED = 1
-    KIND_TEXT = 2
-    KIND_BINARY = 3
+cdef extern from "_frames.h" nogil:
+    ctypedef struct ColumnSlice "pgf_slice":
+        uint32_t offset
+        uint32_t length_and_kind
+    enum:
+        KIND_NULL "PGF_KIND_NULL"
+        KIND_UNCHANGED "PGF_KIND_UNCHANGED"
+        KIND_TEXT "PGF_KIND_TEXT"
+        KIND_BINARY "PGF_KIND_BINARY"
+    const uint8_t *take_slices "pgf_take_slices"(
+        const uint8_t *frame, const uint8_t *at, const uint8_t *end, ColumnSlice *slice,
+        uint32_t count
+    ) noexcept
 
 
 # Shifts, not casts: frames are not aligned, and compilers make one byte swap of them.

@@ -15,7 +15,9 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
-from pgoutput_fast._core cimport ColumnSlice, load_uint16, load_uint32, load_uint64
+from pgoutput_fast._core cimport (
+    ColumnSlice, load_uint16, load_uint32, load_uint64, take_slices,
+)
 
 from ._core import decode
 from .batches import (
@@ -399,37 +401,6 @@ cdef object numpy_of(Growing *array, str name):
     memory.size = array.count * array.item
     array.at = NULL
     return array_of(name, memory)
-
-
-# Slices of columns; where the last one ends, NULL if one is malformed.
-cdef inline const uint8_t *take_slices(
-    const uint8_t *frame, const uint8_t *at, const uint8_t *end, ColumnSlice *slice, uint32_t count
-) noexcept nogil:
-    cdef ColumnSlice *last = slice + count
-    cdef uint32_t length
-    cdef uint8_t kind
-    while slice < last:
-        if unlikely(at >= end):
-            return NULL
-        kind = at[0]
-        if kind == c't' or kind == c'b':
-            if unlikely(end - at < 5):
-                return NULL
-            length = load_uint32(at + 1)
-            at += 5
-            if unlikely(length > <size_t> (end - at)):
-                return NULL
-            slice.offset = <uint32_t> (at - frame)
-            slice.length_and_kind = length << 2 | (2 if kind == c't' else 3)
-            at += length
-        elif kind == c'n' or kind == c'u':
-            at += 1
-            slice.offset = <uint32_t> (at - frame)
-            slice.length_and_kind = 0 if kind == c'n' else 1
-        else:
-            return NULL
-        slice += 1
-    return at
 
 
 # Fetch the head of a frame: where frames are large, or lie anywhere, no processor foresees it.

@@ -246,7 +246,7 @@ static inline int pgf_room(pgf_packer *packer, int64_t more)
         return PGF_DONE;
     if (size > INT32_MAX)
         return PGF_FULL;
-    size = (size + SLACK) * 3 / 2 + 256;
+    size = pgf_roomy(size);
     if (!pgf_resize(&packer->column->data, size))
         return PGF_NO_MEMORY;
     packer->column->room = size;

@@ -17,6 +17,7 @@ import numpy as np
 from ._pure import Begin, Delete, Insert, _Stumble, make_fixed, make_row
 from ._pure_frames import Piece, pieces_of
 from .batches import (
+    MOST_ROWS,
     TWO_FORMS,
     UNSENT_BEFORE,
     Column,
@@ -178,6 +179,7 @@ class _Relation:
         self.heads: list[tuple[Any, ...]] = []
         self.before, self.after = _Side(self.layout), _Side(self.layout)
         self.unchanged: dict[int, list[bytes]] = {}  # row → names
+        self.unchanged_bytes = 0  # of the names, and one for each
         self.forms: dict[int, bool] = {}  # whether a column that is by_format is binary
         self.bytes = 0
         self.row_bytes = self.layout.row_bytes
@@ -207,6 +209,7 @@ class Engine:
 
     def __init__(self, state: StreamState, options: Options) -> None:
         self._options = options
+        self._max_rows = min(options.max_rows, MOST_ROWS)
         self._wide = options.target == "spark"  # xids and LSNs are Spark's longs
         self._pieces: list[Piece] = []
         self._at = self._before = 0
@@ -250,10 +253,9 @@ class Engine:
         """Its LSN, None where they were not given."""
         return None if self._lsns is None else int(self._lsns[self.position])
 
-    def skip(self) -> None:
-        """Pass over the frame that comes next, which is refused."""
-        if self.frame()[:1] in (b"I", b"U", b"D"):
-            self.state.row += 1
+    def skip(self, rows: int) -> None:
+        """Pass over the frame that comes next, which is refused and would have had `rows`."""
+        self.state.row += rows
         self._at += 1
 
     def run(self) -> list[ChangeBatch] | None:
@@ -339,7 +341,7 @@ class Engine:
         state, options = self.state, self._options
         in_stream = state.open_xid is not None
         start = 5 if in_stream else 1
-        if len(frame) < start + 5:
+        if len(frame) < start + 7:
             diagnose(frame, in_stream, state.plan)
         relation_id: int = _uint32(frame, start)[0]
         relation = self._cached.get(relation_id)
@@ -351,7 +353,7 @@ class Engine:
             if self._ready:
                 return
         lsn_is_sound = self._lsn_is_sound()
-        if relation.wanted and lsn_is_sound and len(relation.heads) == options.max_rows:
+        if relation.wanted and lsn_is_sound and len(relation.heads) == self._max_rows:
             self._give(relation)
             return
         known = relation.plan
@@ -387,7 +389,10 @@ class Engine:
             # From the first old tuple on, all rows have their place in the columns of `before`.
             side_bytes = relation.layout.side_bytes
             size += side_bytes * (len(relation.heads) + 1)
-        is_full = self._held > 0 and self._held + size > options.max_bytes
+        names = sum([1 + len(name) for name in taken.unchanged])
+        is_full = self._held > 0 and (
+            self._held + size > options.max_bytes or relation.unchanged_bytes + names > _MOST_OFFSET
+        )
         if is_full or relation.before.is_full(before) or relation.after.is_full(after):
             self._ready += self.flush()
             return
@@ -395,6 +400,7 @@ class Engine:
         relation.forms.update(taken.forms)
         if taken.unchanged:
             relation.unchanged[len(relation.heads)] = taken.unchanged
+            relation.unchanged_bytes += names
         xid: int | None = row.xid
         self._put(relation, _OPS[row.tag], xid, old_kind, before, after, size)
         self._at += 1
@@ -478,13 +484,13 @@ class Engine:
             if not relation.wanted:
                 self.state.row += 1
                 continue
-            size = relation.row_bytes
-            if len(relation.heads) == self._options.max_rows:
+            if len(relation.heads) == self._max_rows:
                 self._give(relation)
                 self._relation_of(plan)
-            elif self._held > 0 and self._held + size > self._options.max_bytes:
+            elif self._held > 0 and self._held + relation.row_bytes > self._options.max_bytes:
                 self._ready += self.flush()
                 self._relation_of(plan)
+            size = relation.row_bytes
             self._put(relation, b"truncate", message.xid, None, None, None, size)
 
     def _event(self, message: Any, xid: int | None, subxid: int | None) -> None:

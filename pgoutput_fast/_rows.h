@@ -33,6 +33,15 @@ enum {
 
 enum { SLACK = 16 /* bytes behind a value that a copy of 16 may write */ };
 
+/* Bytes to make room for where a variable column has so many: never more than offsets of 32 bits can
+ * count, so that what has room has an offset.
+ */
+static inline int64_t pgf_roomy(int64_t size)
+{
+    int64_t room = (size + SLACK) * 3 / 2 + 256;
+    return room < INT32_MAX + (int64_t)SLACK ? room : INT32_MAX + (int64_t)SLACK;
+}
+
 typedef struct {
     uint8_t kind; /* of the values that come: 't' or 'b', as of the last one; 0 before it */
     uint8_t code; /* the converter of such; SLOW before the first */
@@ -101,12 +110,14 @@ typedef struct {
     int64_t unchanged_filled;
     int32_t *unchanged;
     int64_t unchanged_count;
+    int64_t unchanged_bytes; /* of their names, and one for each */
     int64_t unchanged_room;
     const char **names; /* of the relation's columns */
     struct pgf_part *parts; /* per column: of a nested one or an enum what it is made of */
     ptrdiff_t blocks; /* of memory that a batch can own */
     /* The last batch, as the next one will be like it. */
     int64_t usual;
+    int64_t reserved; /* bytes of memory, in expectation of that */
     int64_t *usual_bytes; /* per column */
     int64_t *form_rows; /* per column: the row by which its form was decided */
 } pgf_rows;
@@ -326,7 +337,7 @@ static PGF_INLINE const uint8_t *pgf_take_values(
         case UTF8:
             PGF_TAKE_LENGTH(column->kind);
             used = column->offsets[row];
-            if (length <= 16 && ceiling - value >= 16 && used + 16 <= column->room
+            if (length <= 16 && ceiling - value >= 16 && used + (int64_t)16 <= column->room
                 && pgf_copy_short(column->data + used, value, length))
                 column->offsets[row + 1] = used + (int32_t)length;
             else if (!pgf_take_text(column, row, value, length, ceiling))

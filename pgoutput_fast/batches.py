@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from .errors import PgOutputError, fail
 from .layout import EPOCH_SHIFT
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from .messages import Message
+
+MOST_ROWS = 0x7FFFFFFF // 8
+"""Of a batch, as offsets of 32 bits count the letters of `op`."""
 
 _DTYPES: dict[str, list[tuple[str, str]]] = {
     "heads": [
@@ -149,10 +152,16 @@ def refuse_input(data: object) -> None:
     """
     if isinstance(data, str) and data:
         raise TypeError(
-            f"frames come in Arrow arrays of binary, large_binary or binary_view, not {data!r}"
+            f"frames come in Arrow arrays of binary, large_binary or binary_view, not {data!r}; of "
+            "a table, pass the column that has them"
         )
     if isinstance(data, (bytes, bytearray, memoryview)):
         raise TypeError("a buffer of frames needs offsets=, where each begins and ends")
+    if not isinstance(data, Iterable):
+        raise TypeError(
+            "frames come as a sequence of bytes, as an Arrow array, or as a buffer with offsets=, "
+            f"not as {type(data).__name__}"
+        )
 
 
 def null_frame(index: int) -> NoReturn:
@@ -180,6 +189,12 @@ def lsns_of(lsns: object, count: int) -> np.ndarray[Any, Any]:
     import numpy as np
 
     array = np.asarray(lsns)
+    if array.dtype.kind in "fO" and all(type(lsn) is int for lsn in cast("Iterable[object]", lsns)):
+        # Of a list, some of which pass what NumPy's signed integers hold.
+        try:
+            array = np.array(lsns, np.uint64)
+        except OverflowError:
+            raise ValueError("an LSN is negative, or has more than 64 bits") from None
     if len(array) == 0 and count == 0:
         return np.empty(0, np.uint64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -218,6 +233,10 @@ def commit_of(commit_lsn: int, commit_time: int, target: str) -> tuple[int, int]
     OverflowError
         One does not fit into its column.
     """
+    for name, value in (("commit_lsn", commit_lsn), ("commit_time", commit_time)):
+        if type(value) is not int:
+            unit = ", in microseconds since 2000-01-01" if name == "commit_time" else ""
+            raise TypeError(f"{name} must be an int{unit}, not {type(value).__name__}")
     if not 0 <= commit_lsn < 1 << (63 if target == "spark" else 64):
         kind = "Spark's long" if target == "spark" else "64 bits"
         raise OverflowError(f"the LSN {commit_lsn} does not fit into {kind}")

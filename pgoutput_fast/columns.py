@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 from .batches import Column, FrameBatch, fixed_column, variable_column
 from .errors import DecodeError, PgOutputError
 from .layout import TARGETS, Field, Layout, Selection, layout_of
+from .messages import decode_rare
 from .plan import RelationPlan, Settings
 from .policies import Policies
 from .state import StreamState, make_settings
@@ -21,7 +22,7 @@ from .types import TypeRegistry
 if TYPE_CHECKING:
     from ._pure import Decoder
     from ._pure_columns import ChangeBatch
-    from .messages import Message
+    from .messages import Message, Truncate
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,8 @@ class ChangeStream:
             raise PgOutputError("a stream needs a batch, which has the schema")
         first = self._batches[0]
         for batch in self._batches:
+            if not hasattr(batch, "layout"):
+                raise TypeError(f"a stream is of ChangeBatches, not of {type(batch).__name__}")
             if batch.layout is not first.layout or batch.binary != first.binary:
                 raise PgOutputError(
                     "the batches have different schemas: they are of several tables, or the table "
@@ -296,7 +299,8 @@ class ColumnarDecoder:
 
         self._options = options
         self._engine = columnar().Engine(state, options)
-        self._unfinished: str | None = None
+        self._call: object = None  # the one whose batches were not all taken
+        self._runs = False
         self._bad = ErrorBatch()
         self._events: Events | None = None
         self._next = 0
@@ -327,12 +331,14 @@ class ColumnarDecoder:
 
     def reset(self) -> None:
         """Begin a new connection: open streams and what they announced are dropped."""
+        if self._runs:
+            raise PgOutputError("another thread decodes with this decoder; give each its own")
         self._engine.drop()
         self._engine.unload()
         state = self._engine.state
         state.reset()
         self._engine.adopt(state)
-        self._unfinished = None
+        self._call = None
 
     def __getstate__(self) -> tuple[StreamState, Options]:
         return self.state, self._options
@@ -370,32 +376,42 @@ class ColumnarDecoder:
         TypeError, ValueError
             `data`, `offsets` or `lsns` are something else.
         """
-        if self._unfinished is not None:
-            raise PgOutputError(self._unfinished)
+        if self._call is not None:
+            raise PgOutputError(
+                "the batches of the last call were not all taken, so that rows are missing; take "
+                "them to the end, or begin again with reset() and the stream's frames from the "
+                "start of the connection"
+            )
         self._engine.load(data, offsets, lsns)
+        self._call = call = object()
         self._events = None
         self._bad = ErrorBatch()
         self._next = 0
-        return self._batches()
+        return self._batches(call)
 
-    def _batches(self) -> Iterator[ChangeBatch]:
+    def _batches(self, call: object) -> Iterator[ChangeBatch]:
         engine = self._engine
         complete = False
         refused: BaseException | None = None
         try:
-            while True:
+            while self._call is call:  # and was not ended by reset()
+                self._runs = True
                 try:
                     ready = engine.run()
-                except DecodeError as error:
+                except PgOutputError as error:
                     if self._collects(error):
                         continue
                     refused = error
                     ready = None
+                finally:
+                    self._runs = False
                 self._next = engine.position
                 self._events = None
                 if ready is None:
                     break
                 yield from ready
+            if self._call is not call:
+                return
             ready = engine.flush()
             while ready:
                 complete = len(ready) == 1
@@ -404,17 +420,17 @@ class ColumnarDecoder:
             if refused is not None:
                 raise refused
         finally:
-            if not complete:
-                engine.drop()
-                self._unfinished = (
-                    "the batches of the last call were not all taken, so that rows are lost; take "
-                    "them to the end, or begin again with reset() and the stream's frames from the "
-                    "start of the connection"
-                )
-            engine.unload()
+            if self._call is call:
+                if complete:
+                    self._call = None
+                else:
+                    engine.drop()
+                engine.unload()
 
-    def _collects(self, error: DecodeError) -> bool:
+    def _collects(self, error: PgOutputError) -> bool:
         """Put the frame that is refused aside, if nothing after it depends on it."""
+        if not isinstance(error, DecodeError):
+            return False
         if self._options.on_error != "collect" or error.tag in ("S", "E", "B", "b"):
             return False
         engine = self._engine
@@ -423,11 +439,23 @@ class ColumnarDecoder:
         state = self.state
         if error.tag in ("R", "Y"):
             self._forget_announced(state, frame)
-        elif error.tag in ("C", "P"):
+        elif error.tag in ("C", "P") and state.open_xid is None:
             state.end()
+        elif error.tag == "c":
+            state.lose_stream(int.from_bytes(frame[1:5], "big") if len(frame) >= 5 else None)
         engine.adopt(state)
-        engine.skip()
+        engine.skip(self._rows_of(frame))
         return True
+
+    def _rows_of(self, frame: bytes) -> int:
+        """How many rows a frame that is refused would have had."""
+        if frame[:1] == b"T":
+            try:
+                message = decode_rare(frame, self._engine.state.open_xid is not None, "latin-1")
+            except DecodeError:
+                return 0  # nobody knows
+            return len(cast("Truncate", message).relation_ids)
+        return int(frame[:1] in (b"I", b"U", b"D"))
 
     def _forget_announced(self, state: StreamState, frame: bytes) -> None:
         """After a Relation or a Type that is refused, what it told of is unknown."""

@@ -187,7 +187,8 @@ class Layout:
     @property
     def row_bytes(self) -> int:
         """Bytes that count of a row without an old tuple, beside its values of varying length."""
-        return 60 + self.side_bytes
+        # Beside columns of fixed width, of up to 20 bytes: op, old_kind, unchanged.
+        return 20 + sum(field.width for field in self.head if field.width > 0) + self.side_bytes
 
     def schema(self, binary: Iterable[int]) -> Field:
         """The schema of a batch, as a struct of its columns.
@@ -241,7 +242,8 @@ def head_fields(target: str) -> tuple[Field, ...]:
         "seq": "l",
         "old_kind": "u",
     }
-    return tuple(Field(name, of) for name, of in formats.items())
+    widths = {"u": -1, "I": 4}
+    return tuple(Field(name, of, width=widths.get(of, 8)) for name, of in formats.items())
 
 
 class Selection:
@@ -258,7 +260,7 @@ class Selection:
     Raises
     ------
     PgOutputError, TypeError
-        They are something else.
+        They are something else, or match no table whatever.
     """
 
     def __init__(
@@ -267,9 +269,12 @@ class Selection:
         columns: Iterable[str] | Mapping[str, Iterable[str]] | None = None,
     ) -> None:
         self.tables = None if tables is None else _names("tables", tables)
+        if self.tables is not None:
+            _check_patterns("tables", self.tables)
         if columns is None:
             self.columns: dict[str, tuple[str, ...]] = {}
         elif isinstance(columns, Mapping):
+            _check_patterns("columns", columns)
             self.columns = {
                 pattern: _names(f"columns[{pattern!r}]", names)
                 for pattern, names in columns.items()
@@ -305,11 +310,29 @@ class Selection:
 
 
 def _names(what: str, names: str | Iterable[str]) -> tuple[str, ...]:
-    found = (names,) if isinstance(names, str) else tuple(names)
+    try:
+        found = (names,) if isinstance(names, str) else tuple(names)
+    except TypeError:
+        raise TypeError(f"{what}= takes names, not {names!r}") from None
     for name in found:
         if not isinstance(name, str):
             raise TypeError(f"{what}= takes names, not {name!r}")
     return found
+
+
+def _check_patterns(what: str, patterns: Iterable[str]) -> None:
+    """Refuse patterns that match nothing, as a table's bare name."""
+    found = list(patterns)
+    if not found:
+        raise PgOutputError(f"{what}= names no table; leave it out to have all of them")
+    for pattern in found:
+        if not isinstance(pattern, str):
+            raise TypeError(f"{what}= takes patterns of tables, not {pattern!r}")
+        if not any(sign in pattern for sign in ".*?["):
+            raise PgOutputError(
+                f"{what}={pattern!r} matches no table: patterns are of namespace.name, as "
+                f"'public.{pattern}' or '*.{pattern}'"
+            )
 
 
 def shown_name(name: str) -> str:

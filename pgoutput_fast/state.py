@@ -252,6 +252,19 @@ class StreamState:
             for message in kept:
                 self._stage(self.staged[self.open_xid], message)
 
+    def lose_stream(self, xid: int | None) -> None:
+        """Take note of a Stream Commit that could not be read, of `xid` if that is known.
+
+        What its transaction announced holds now, and is not known any more.
+        """
+        lost = [xid] if xid in self.staged else list(self.staged)
+        for message in [message for xid in lost for message in self.staged[xid].messages]:
+            if isinstance(message, Relation):
+                self.relations.pop(message.relation_id, None)
+                self.plans.pop(message.relation_id, None)
+            else:
+                self.forget_type(message.type_id)
+
     def _forget(self, xid: int) -> list[Relation | Type]:
         """A streamed transaction is over. Returns what it announced."""
         self.rows.pop(xid, None)

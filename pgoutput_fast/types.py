@@ -874,8 +874,10 @@ def numeric_modifier(type_modifier: int) -> tuple[int, int] | None:
     if type_modifier < 4:
         return None
     packed = type_modifier - 4
-    scale = packed & 0x7FF
-    return packed >> 16 & 0xFFFF, scale - 0x800 if scale & 0x400 else scale
+    precision, scale = packed >> 16 & 0xFFFF, packed & 0x7FF
+    if precision == 0:
+        return None  # which no server sends
+    return precision, scale - 0x800 if scale & 0x400 else scale
 
 
 def decimal_shape(type_modifier: int) -> tuple[int, int] | None:

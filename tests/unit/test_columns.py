@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import gc
 import json
+import os
 import pickle
 import struct
 import sys
+import threading
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -18,6 +20,7 @@ pytest.importorskip("pyarrow", reason="reads the batches, and the twin makes the
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from columnar import IMPLEMENTATIONS, chosen
 from made_vectors import NULL, SAME, TWO, binary, insert, relation, row, text, tuple_data
 from make_frames import (
@@ -309,6 +312,13 @@ def test_a_row_that_is_refused_decides_nothing() -> None:
     ]
 
 
+def test_a_modifier_that_no_server_sends() -> None:
+    announced = relation([("n", 1700)])[:-4] + (4).to_bytes(4, "big")
+    (batch,) = batches_of([announced, insert(text("123456"))])
+    assert pa.record_batch(batch).schema.field("after").type.field("n").type == pa.string()
+    assert rows(batch)[0]["after"] == {"n": "123456"}
+
+
 # --- batches -------------------------------------------------------------------------------------
 
 
@@ -340,6 +350,9 @@ def test_max_bytes_counts_what_comes_out() -> None:
     frames = [R, *[i(n, "x" * 30) for n in range(6)]]
     assert [len(b) for b in batches_of(frames, max_bytes=300)] == [3, 3]
     assert [len(b) for b in batches_of(frames, max_bytes=299)] == [2, 2, 2]
+    # Spark's xids are of 8 bytes.
+    assert [len(b) for b in batches_of(frames, max_bytes=324, target="spark")] == [3, 3]
+    assert [len(b) for b in batches_of(frames, max_bytes=323, target="spark")] == [2, 2, 2]
     assert [len(b) for b in batches_of(frames, max_bytes=1)] == [1] * 6
     # 8 bytes of binary numeric are 131,072 digits of text.
     numeric = relation([("n", 1700)])
@@ -370,6 +383,51 @@ def test_a_row_of_zeros_is_of_no_relation() -> None:
         with pytest.raises(pf.DecodeError) as caught:
             batches_of([frame])
         assert caught.value.frame == 0
+
+
+def test_truncate_counts_as_other_rows() -> None:
+    old = b"O" + tuple_data(text("1"), text("y"))
+    update = b"U" + OID.to_bytes(4, "big") + old + b"N" + tuple_data(text("1"), text("x"))
+    batches = batches_of([R, update, truncate(OID), i(1)], max_bytes=142)
+    assert [column([batch], "op") for batch in batches] == [["update"], ["truncate", "insert"]]
+
+
+MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+takes_6_gb = pytest.mark.skipif(MEMORY < 12 << 30, reason="takes 6 GB of memory")
+
+
+@takes_6_gb
+def test_offsets_of_32_bits_cut_a_batch(implementation: str) -> None:
+    for size in (100_000_000,) if implementation == "python" else (100_000_000, 1_000_000):
+        count = 2_200_000_000 // size
+        big = insert(text("1"), text("a" * size))
+        decoder = pf.ColumnarDecoder(max_bytes=1 << 40)
+        found = []
+        for batch in decoder.decode([R, *[big] * count]):
+            name = pa.record_batch(batch).column("after").field("name")
+            found.append(len(batch))
+            assert pc.binary_length(name).unique().to_pylist() == [size]
+        assert found == [0x7FFFFFFF // size, count - 0x7FFFFFFF // size]
+
+
+@takes_6_gb
+def test_names_of_what_was_not_sent_cut_a_batch() -> None:
+    name = "c" * 100_000_000
+    update = row("U", b"N" + tuple_data(text("1"), SAME))
+    batches = batches_of([relation([("id", 23), (name, 25)]), *[update] * 22], max_bytes=1 << 40)
+    assert [len(batch) for batch in batches] == [21, 1]
+
+
+def test_memory_is_not_reserved_for_all_tables_that_once_were_large() -> None:
+    # Each had a batch of 4 MB; that their next ones are like it is not to be expected.
+    large = "x" * 4_000_000
+    oids = range(20_000, 20_040)
+    decoder = pf.ColumnarDecoder(max_bytes=8 << 20)
+    for oid in oids:
+        list(decoder.decode([relation(TWO, oid), i(1, large, relation_id=oid)]))
+    batches = list(decoder.decode([i(1, relation_id=oid) for oid in oids]))
+    assert [len(batch) for batch in batches] == [1] * len(oids)
+    assert sum(batch.nbytes for batch in batches) < 8 << 20
 
 
 def test_what_is_full_is_given_out_of_all_tables() -> None:
@@ -499,6 +557,38 @@ def test_after_a_bad_relation_it_is_unknown_until_the_next() -> None:
     ]
 
 
+def test_collected_frames_count_their_rows() -> None:
+    decoder = pf.ColumnarDecoder(on_error="collect")
+    frames = [R, i(1), i(2, relation_id=OTHER), i(3), truncate(OTHER, OTHER + 1), i(4), b"T", i(5)]
+    assert column(list(decoder.decode(frames)), "seq") == [0, 2, 5, 6]
+    assert [bad.frame for bad in decoder.errors] == [2, 4, 6]
+
+
+def test_a_bound_that_cannot_be_in_a_segment_does_not_end_it() -> None:
+    decoder = pf.ColumnarDecoder(on_error="collect")
+    row = b"I" + (50).to_bytes(4, "big") + i(1)[1:]
+    announced = b"R" + (50).to_bytes(4, "big") + R[1:]
+    for bad in (commit(), b"P", b"C"):
+        decoder.reset()
+        frames = [stream_start(50), announced, row, row, bad, row, STREAM_STOP]
+        batches = list(decoder.decode(frames))
+        assert column(batches, "seq") == [0, 1, 2]
+
+
+def test_after_a_bad_stream_commit_what_it_announced_is_unknown() -> None:
+    decoder = pf.ColumnarDecoder(on_error="collect")
+    other = relation([("id", 23), ("other", 25)])
+    frames = [
+        R, stream_start(50), b"R" + (50).to_bytes(4, "big") + other[1:], STREAM_STOP,
+        stream_commit(50)[:-1], i(1), R, i(2),
+    ]  # fmt: skip
+    batches = list(decoder.decode(frames))
+    assert [after["id"] for after in column(batches, "after")] == [2]
+    assert [(bad.frame, bad.error.code) for bad in decoder.errors] == [
+        (4, "truncated"), (5, "unknown_relation"),
+    ]  # fmt: skip
+
+
 def test_after_a_bad_type_relations_that_use_it_are_unknown() -> None:
     decoder = pf.ColumnarDecoder(on_error="collect")
     mood = type_frame(16400, "app", "mood")
@@ -592,11 +682,57 @@ def test_batches_that_were_not_taken_stop_a_decoder() -> None:
     decoder = pf.ColumnarDecoder(max_rows=1)
     taken = decoder.decode([R, i(1), i(2)])
     next(taken)
+    with pytest.raises(pf.PgOutputError, match="not all taken"):
+        decoder.decode([i(3)])
+    # They are there to be taken still.
+    assert [len(batch) for batch in taken] == [1]
+    assert column(list(decoder.decode([i(3)])), "seq") == [2]
+    # Nobody looks at these.
+    decoder.decode([i(4)])
+    with pytest.raises(pf.PgOutputError, match="not all taken"):
+        decoder.decode([i(5)])
+    decoder.reset()
+    taken = decoder.decode([R, i(1), i(2)])
+    next(taken)
     taken.close()
     with pytest.raises(pf.PgOutputError, match="not all taken"):
         decoder.decode([i(3)])
+
+
+def test_reset_ends_a_call() -> None:
+    decoder = pf.ColumnarDecoder(max_rows=1)
+    old = decoder.decode([R, i(1), i(2)])
+    next(old)
     decoder.reset()
-    assert [len(batch) for batch in decoder.decode([R, i(3)])] == [1]
+    new = decoder.decode([R, i(3), i(4)])
+    assert list(old) == []
+    old.close()
+    assert [after["id"] for after in column(list(new), "after")] == [3, 4]
+
+
+def test_a_thread_does_not_disturb_another() -> None:
+    decoder = pf.ColumnarDecoder()
+    frames = [R] + [i(n) for n in range(2_000)]
+    refused = []
+    started = threading.Event()
+
+    def disturb() -> None:
+        started.set()
+        for call in (lambda: decoder.decode(frames), decoder.reset) * 200:
+            try:
+                call()
+            except pf.PgOutputError:
+                refused.append(call)
+
+    batches = decoder.decode(frames)
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    started.wait()
+    found = list(batches)
+    thread.join()
+    assert refused
+    # All of them, or none if the other thread was first.
+    assert sum(map(len, found)) in (0, 2_000)
 
 
 def test_reset_drops_what_was_open() -> None:
@@ -717,7 +853,7 @@ def test_a_null_is_no_frame(kind: Any) -> None:
         (5, [0], TypeError, "bytes-like"),
         (PACKED, None, TypeError, "needs offsets="),
         ([5], None, TypeError, "not int"),
-        (5, None, TypeError, "not iterable"),
+        (5, None, TypeError, "as a sequence of bytes"),
         (pa.array(["a"]), None, TypeError, "binary, large_binary or binary_view"),
         (pa.array([1]), None, TypeError, "binary, large_binary or binary_view"),
     ],
