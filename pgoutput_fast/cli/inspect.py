@@ -278,6 +278,8 @@ def command(
                 counts.add(shown)
             else:
                 print(as_json(shown) if as_objects else line(shown, full=full))
+    if counts.files == 0:
+        raise PgOutputError(f"there is no segment in {', '.join(map(str, paths))}")
     if stats:
         print(json.dumps(counts.as_dict()) if as_objects else "\n".join(counts.lines()))
     if errors:

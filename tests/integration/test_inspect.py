@@ -223,6 +223,11 @@ def test_nothing_found_is_said(
     )
 
 
+def test_an_empty_directory_is_said(run: Run, tmp_path: Path) -> None:
+    assert run("inspect", tmp_path, code=1) == []
+    assert run.error == f"pgoutput-fast: there is no segment in {tmp_path}\n"
+
+
 def test_nothing_found_among_many_tables_or_none(run: Run, tmp_path: Path) -> None:
     frames = [relation(n, b"s", b"t%02d" % n) for n in range(22)]
     run("inspect", "--table", "t", recording(tmp_path / "a.arrow", frames), code=1)
