@@ -26,9 +26,10 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 from catalog_types import registry_of
-from column_values import same_value
+from column_values import has_other_shape, same_value
 from columnar import IMPLEMENTATIONS, chosen
 from corpus_files import Capture, captures
+from final_rows import copies
 
 import pgoutput_fast as pf
 from pgoutput_fast import files, segments
@@ -39,6 +40,7 @@ from pgoutput_fast.plan import Settings
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
 from pgoutput_fast.state import make_settings
 from pgoutput_fast.types import ColumnType
+from pgoutput_fast.values import codec_of
 
 csv.field_size_limit(1 << 30)
 DATA = Path(__file__).parent.parent / "data"
@@ -252,7 +254,9 @@ class Kind(NamedTuple):
     type: ColumnType
 
 
-def kinds_of(capture: Capture, format: str, settings: Settings) -> dict[str, dict[str, Kind]]:
+def kinds_of(
+    capture: Capture, format: str, settings: Settings, *, before: bool = False
+) -> dict[str, dict[str, Kind]]:
     """By digest of a version's schema, its columns by name."""
     decoder = pf.ColumnarDecoder(
         TEXT, encoding=capture.encoding, registry=settings.registry, on_error="collect",
@@ -260,10 +264,10 @@ def kinds_of(capture: Capture, format: str, settings: Settings) -> dict[str, dic
     )  # fmt: skip
     found = {}
     for batch in decoder.decode([frame for _, frame in capture.rows()]):
-        shape = Shape(pa.schema(batch), before=False, fold=format == "duckdb")
+        shape = Shape(pa.schema(batch), before=before, fold=format == "duckdb")
         columns = [one for one in shape.columns if one.part == "after"]
         types = [batch.layout.plan.column_types[field.position] for field in batch.layout.columns]
-        found[_manifest.schema_digest(shape.schema)] = {
+        found[shape.digest] = {
             one.name: Kind(one.type, type_) for one, type_ in zip(columns, types, strict=True)
         }
     return found
@@ -444,6 +448,128 @@ def manifest_of(directory: Path) -> dict[str, Any]:
     return dict(json.loads(text))
 
 
+def final_rows(version: dict[str, Any], rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """What a table holds when the changes of its file are applied; its columns by name."""
+    columns = version["columns"]
+    sides = {
+        part: {one["column"]: one["name"] for one in columns if one["part"] == part}
+        for part in ("before", "after")
+    }
+    named = [dict(zip([one["name"] for one in columns], row, strict=True)) for row in rows]
+    found: list[dict[str, Any]] = []
+    for row in sorted(named, key=lambda one: (one["commit_lsn"], one["seq"])):
+        op, old_kind = row["op"], row["old_kind"]
+        if op == "truncate":
+            found.clear()
+            continue
+        new = {column: row[name] for column, name in sides["after"].items()}
+        previous: dict[str, Any] = {}
+        if op != "insert":
+            side = "before" if op == "update" and old_kind else "after"
+            identity = list(new) if old_kind == "O" else version["key_columns"]
+            wanted = {column: repr(row[sides[side][column]]) for column in identity}
+            at = next(
+                i
+                for i, one in enumerate(found)
+                if all(repr(one[column]) == value for column, value in wanted.items())
+            )
+            previous = found.pop(at)
+        if op != "delete":
+            unsent = row["unchanged"] or ()
+            found.append(
+                {
+                    column: previous[column] if sides["after"][column] in unsent else value
+                    for column, value in new.items()
+                }
+            )
+    return found
+
+
+@pytest.mark.parametrize("format", ["parquet", "duckdb"])
+@pytest.mark.parametrize(
+    "capture",
+    [one for one in CATALOGUED if "all_types" in one.name],
+    ids=lambda one: one.name,
+)
+def test_files_end_in_the_rows_that_the_server_copied(
+    capture: Capture, format: str, tmp_path: Path
+) -> None:
+    assert capture.truth is not None
+    registry = registry_of(capture.truth)
+    settings = make_settings(TEXT, capture.encoding, registry)
+    result = files.export(
+        capture.root / capture.entry["path"], tmp_path / "out", format,
+        policies=TEXT, registry=registry, on_error="collect", before=True,
+    )  # fmt: skip
+    kinds = kinds_of(capture, format, settings, before=True)
+    entries = {
+        (one["namespace"], one["name"]): one for one in manifest_of(tmp_path / "out")["tables"]
+    }
+    counts: collections.Counter[str] = collections.Counter()
+    refused = [one["message"] for one in beside(tmp_path / "out", "errors")]
+    assert all("Policies(arrays" in message for message in refused)
+    for copy in copies(capture.truth.path, "default", "utf-8"):
+        entry = entries.get((copy.schema, copy.table))
+        if entry is None or len(entry["versions"]) > 1:
+            counts["tables without a row in the stream, or altered"] += 1
+            continue
+        (version,) = entry["versions"]
+        names = {one["column"]: one["name"] for one in version["columns"] if one["part"] == "after"}
+        assert list(names) == copy.columns
+        (table,) = [
+            one for one in result.tables if (one.namespace, one.name) == (copy.schema, copy.table)
+        ]
+        columns = [kinds[version["schema"]][names[column]] for column in copy.columns]
+        rows = final_rows(version, rows_of(tmp_path / "out", table))
+        lines = []
+        for words in copy.text:
+            values = [
+                None if word is None else codec_of(kind.type, settings).text(word.encode())
+                for word, kind in zip(words, columns, strict=True)
+            ]
+            # Rows with an array of another shape never were.
+            if not any(map(has_other_shape, values)):
+                lines.append(list(zip(values, words, strict=True)))
+        if len(rows) != len(lines):
+            assert any(f" of {copy.schema}.{copy.table} (" in message for message in refused)
+            counts["tables with an update that was refused"] += 1
+            continue
+        if any(
+            (kind.arrow == pa.binary() and any(isinstance(line[i][0], str) for line in lines))
+            or (kind.type.entry is not None and kind.type.entry.codec in ("money", "reg"))
+            for i, kind in enumerate(columns)
+        ) and capture.name.endswith("_bin"):
+            counts["tables with binary values that are not their text"] += 1
+            continue
+        for row in rows:
+            # Rows often stand as they were inserted.
+            at = next(
+                (
+                    i
+                    for i, line in enumerate(lines)
+                    if all(
+                        is_same(row[column], value, word, None, kind, settings)
+                        for column, kind, (value, word) in zip(
+                            copy.columns, columns, line, strict=True
+                        )
+                    )
+                ),
+                None,
+            )
+            assert at is not None, (copy.schema, copy.table, row)
+            lines.pop(at)
+        counts["tables"] += 1
+        counts["values"] += len(rows) * len(columns)
+        counts["nested values"] += sum(
+            row[column] is not None
+            for row in rows
+            for column, kind in zip(copy.columns, columns, strict=True)
+            if pa.types.is_nested(kind.arrow)
+        )
+    assert counts["tables"] > 25, counts
+    assert counts["nested values"] > 300, counts
+
+
 # --- what is in a row ----------------------------------------------------------------------------
 
 
@@ -570,6 +696,66 @@ def test_versions_of_a_table_are_never_mixed(tmp_path: Path) -> None:
         "_events.csv", "_manifest.json", "public.t.csv", "public.t.v2.csv", "public.t.v3.csv",
     ]  # fmt: skip
     assert result.tables[1].table == ("public", "t__v2")
+
+
+MOOD, MOODS, PAIR, NOTHING = 90_000, 90_001, 90_002, 90_003
+
+
+def user_types() -> pf.TypeRegistry:
+    """An enum, an array of it, a composite with it, one without fields."""
+    types = [
+        {"oid": MOOD, "name": "mood", "kind": "e", "labels": ["sad", "ok"]},
+        {"oid": MOODS, "name": "_mood", "kind": "b", "element": MOOD},
+        {"oid": PAIR, "name": "pair", "kind": "c", "fields": [["m", MOOD, -1], ["i", 1186, -1]]},
+        {"oid": NOTHING, "name": "nothing", "kind": "c"},
+    ]
+    usual = {
+        "namespace": "public", "element": 0, "modifier": -1, "delimiter": ",", "extension": "",
+        "labels": [], "fields": [],
+    }  # fmt: skip
+    told = {"format_version": 1, "types": [usual | one for one in types]}
+    return pf.TypeRegistry.from_json(json.dumps(told))
+
+
+@pytest.mark.parametrize("form", files.FORMATS)
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_labels_that_are_added_in_the_middle(impl: str, form: str, tmp_path: Path) -> None:
+    land = Landing(tmp_path / "segments")
+    columns = ((1, "id", 23), (0, "m", MOOD), (0, "ms", MOODS), (0, "p", PAIR), (0, "n", NOTHING))
+    table = relation(7, "t", *columns)
+    rows = [
+        ("1", "ok", "{sad,NULL}", '(sad,"1 day")', "()"),
+        ("2", "new", "{ok,new}", "(new,)", None),
+        ("3", None, "{newer}", '(,"2 mons")', "()"),
+        ("4", "sad", None, None, None),
+    ]
+    land([table, *(insert(7, *row) for row in rows)])
+    with chosen(impl):
+        decoder = pf.ColumnarDecoder(registry=user_types())
+        decoder_frames = [table, *(insert(7, *row) for row in rows)]
+        begin = b"B" + struct.pack(">QqI", 9, 0, 1)
+        assert len(list(decoder.decode([begin, *decoder_frames]))) > 1
+        files.export(land.directory, tmp_path / "out", form, registry=user_types())
+        land([table, insert(7, "5", "newest", "{}", "(newest,)", "()")])
+        result = files.export(land.directory, tmp_path / "out", form, registry=user_types())
+    (found,) = result.tables
+    expected: list[tuple[Any, ...]] = [
+        (1, "ok", ["sad", None], {"m": "sad", "i": "P1D"}, "()"),
+        (2, "new", ["ok", "new"], {"m": "new", "i": None}, None),
+        (3, None, ["newer"], {"m": None, "i": "P2M"}, "()"),
+        (4, "sad", None, None, None),
+        (5, "newest", [], {"m": "newest", "i": None}, "()"),
+    ]
+    if form == "csv":
+        expected = [
+            tuple(
+                json.dumps(value) if isinstance(value, (list, dict))
+                else "" if value is None else str(value)
+                for value in row
+            )
+            for row in expected
+        ]  # fmt: skip
+    assert [row[8:-1] for row in rows_of(tmp_path / "out", found)] == expected
 
 
 NAMES = [
