@@ -298,6 +298,9 @@ class DuckdbStore:
                         "memory_limit": f"{_DUCKDB_MEGABYTES}MB",
                         "temp_directory": str(self._directory / TEMPORARY / "duckdb"),
                         "autoinstall_known_extensions": False,
+                        # Small tables take a few blocks each, of 256 kB without this. Those of
+                        # 64 kB make large tables no larger, and smaller ones do.
+                        "default_block_size": 65536,
                     },
                 )
                 self._connection.execute("BEGIN")
@@ -350,7 +353,12 @@ class DuckdbStore:
             reader = pa.RecordBatchReader.from_batches(schema, grouped(schema, counted))
             connection.register("pgoutput_fast_rows", reader)
             self._made += 1
-            if self._made % _DUCKDB_TABLES == 0:
+            if self._made % _DUCKDB_TABLES == 0 and self._is_new:
+                # Nobody sees a new file before it is whole.
+                connection.execute("COMMIT")
+                connection.execute("CHECKPOINT")
+                connection.execute("BEGIN")
+            elif self._made % _DUCKDB_TABLES == 0:
                 limit = _DUCKDB_MEGABYTES + int(self._made * _DUCKDB_MEGABYTES_PER_TABLE)
                 connection.execute(f"SET memory_limit='{limit}MB'")
             if parts:

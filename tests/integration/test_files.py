@@ -948,6 +948,35 @@ def test_files_get_their_names_when_the_manifest_has_them(
     assert not (out / _manifest.TEMPORARY).exists()
 
 
+def test_a_database_gets_a_step_whole_however_many_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_write, "_DUCKDB_TABLES", 1)
+    land = Landing(tmp_path / "segments")
+    many(land, 2)
+    out = tmp_path / "out"
+
+    def dies(store: Any, manifest: Any) -> None:
+        raise KeyboardInterrupt
+
+    def killed() -> None:
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(_write.DuckdbStore, "commit", dies)
+            # As after a kill: nothing is cleared.
+            patched.setattr(_write, "clear", lambda directory: None)
+            files.export(land.directory, out, "duckdb")
+
+    killed()
+    assert not (out / "changes.duckdb").exists()
+    assert files.export(land.directory, out, "duckdb").rows == 1201
+    before = contents(out)
+    many(land, 2, first=2)
+    killed()
+    _manifest.clear(out)
+    assert contents(out) == before
+    assert files.export(land.directory, out, "duckdb").rows == 1201
+
+
 # --- what is refused -----------------------------------------------------------------------------
 
 
