@@ -813,7 +813,7 @@ cdef _Relation make_relation(object plan, object layout):
             column.form_codes[1] = field.text_code
             column.form_codes[0] = field.binary_code
             shape_column(column, field)
-            if field.children or field.labels is not None:
+            if field.is_nested or field.labels is not None:
                 make_part(made, &made.rows.parts[field.position], field)
                 if field.labels is not None:
                     column.labels = made.rows.parts[field.position].labels
@@ -1990,7 +1990,7 @@ cdef bint side_column(Finish *f, Node *node, Side *side, uint8_t mask) noexcept 
         child = &node.children[n]
         n += 1
         part = &rows.parts[c]
-        if part.n_children > 0:
+        if part.shape >= PGF_LIST:
             if used and not nested_column(f, child, part, column):
                 return False
             if not used and not no_values(f, child, part, f.length):
@@ -2217,7 +2217,7 @@ cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
         return False
     batch.arena = f.arena
     for c in range(rows.width):
-        size = widest_of(&rows.parts[c]) if rows.parts[c].n_children else 0
+        size = widest_of(&rows.parts[c]) if rows.parts[c].shape >= PGF_LIST else 0
         widest = max(widest, size, <int64_t> rows.after.columns[c].width)
     size = (f.length + 1) * widest
     # Pages of zeros that nobody writes to take no memory.

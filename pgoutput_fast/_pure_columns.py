@@ -83,7 +83,7 @@ class _Values:
             self.data += bytes(count * (self.width or 1))
 
     def column(self) -> Column:
-        if self.field.children:
+        if self.field.is_nested:
             spans = zip(self.present, self.ends, self.ends[1:], strict=False)
             data = bytes(self.data)
             return column_of(self.field, [data[a:b] if there else None for there, a, b in spans])

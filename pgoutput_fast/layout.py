@@ -142,6 +142,11 @@ class Field:
     type_id: int = 0
     position: int = -1
 
+    @property
+    def is_nested(self) -> bool:
+        """Whether its values are made of others; a composite may have none."""
+        return self.format.startswith("+")
+
     def in_binary(self) -> Field:
         """The field of a batch whose values came in binary format, if it is by format."""
         if not self.by_format:

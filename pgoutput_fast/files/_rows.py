@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any, NamedTuple
 
@@ -46,6 +47,8 @@ class Shape:
     Attributes
     ----------
     schema : pyarrow.Schema
+    digest : str
+        Of the schema.
     columns : list of FileColumn
     """
 
@@ -88,6 +91,7 @@ class Shape:
         self.schema = pa.schema(
             made, metadata={**metadata, b"pgoutput.file_columns": json.dumps(told).encode()}
         )
+        self.digest = schema_digest(self.schema)
 
     def rows(self, batch: Any) -> Any:
         """The rows of a batch.
@@ -115,6 +119,15 @@ class Shape:
         return pa.RecordBatch.from_arrays(
             [stored(column) for column in columns], schema=self.schema
         )
+
+
+def schema_digest(schema: Any) -> str:
+    """What tells schemas apart: names, types and metadata."""
+    told = [
+        [[field.name, str(field.type), sorted((field.metadata or {}).items())] for field in schema],
+        sorted(schema.metadata.items()),
+    ]
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
 def chosen(one: Any, other: Any, from_other: Any) -> Any:

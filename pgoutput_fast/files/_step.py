@@ -13,7 +13,6 @@ from pgoutput_fast.batches import commit_of
 from pgoutput_fast.columns import ColumnarDecoder
 
 from ._events import errors_of, events_of
-from ._manifest import schema_digest
 from ._rows import Shape
 from ._source import Chunk
 from ._write import Spill
@@ -74,8 +73,7 @@ class Step:
         known = id(changes.layout), changes.binary
         if known not in self._known:
             shape = Shape(pa.schema(changes), before=self._before, fold=self._fold)
-            digest = schema_digest(shape.schema)
-            number = self._numbers.setdefault(digest, len(self._shapes))
+            number = self._numbers.setdefault(shape.digest, len(self._shapes))
             if number == len(self._shapes):
                 self._shapes.append(shape)
             # With the layout, so that no other has its id.

@@ -32,13 +32,21 @@ def _parts(type_: Any) -> list[Any]:
     return [type_.field(i) for i in range(type_.num_fields)]
 
 
+_EMPTY = "()"
+"""The server's text of a composite without fields, for which Parquet has no type."""
+
+
+def _is_empty_struct(type_: Any) -> bool:
+    return bool(pa.types.is_struct(type_)) and type_.num_fields == 0
+
+
 def stored_type(type_: Any) -> Any:
-    """The type that columns of a type have in files: utf8 for intervals and for dictionaries'
-    values their own, in nested types too.
+    """The type that columns of a type have in files: utf8 for intervals and structs without fields,
+    and for dictionaries their values' own, in nested types too.
     """  # noqa: D205 - one sentence
     if pa.types.is_dictionary(type_):
         return stored_type(type_.value_type)
-    if pa.types.is_interval(type_):
+    if pa.types.is_interval(type_) or _is_empty_struct(type_):
         return pa.utf8()
     if not pa.types.is_nested(type_):
         return type_
@@ -70,6 +78,8 @@ def stored(array: Any) -> Any:
         return stored(array.dictionary_decode())
     if pa.types.is_interval(type_):
         return pa.array(_interval_texts(array), pa.utf8())
+    if _is_empty_struct(type_):
+        return pc.if_else(array.is_valid(), _EMPTY, pa.scalar(None, pa.utf8()))
     if array.offset:
         array = pa.concat_arrays([array.slice(0, 0), array])
     if pa.types.is_struct(type_):

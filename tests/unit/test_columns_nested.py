@@ -23,7 +23,7 @@ from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.state import make_settings
 from pgoutput_fast.types import CatalogType, arrow_type, column_type
 
-MOOD, MOODS, PAIR, PAIRS, HSTORE, VECTOR, HALFVEC, SPARSEVEC, ODD = range(20000, 20009)
+MOOD, MOODS, PAIR, PAIRS, HSTORE, VECTOR, HALFVEC, SPARSEVEC, ODD, BARE = range(20000, 20010)
 UTC = datetime.timezone.utc
 
 
@@ -42,6 +42,7 @@ def registry(*more: CatalogType) -> pf.TypeRegistry:
             CatalogType(HALFVEC, public, "halfvec", "b", extension="vector"),
             CatalogType(SPARSEVEC, public, "sparsevec", "b", extension="vector"),
             CatalogType(ODD, public, "odd", "c", fields=(("i", 23, -1), ("x", 99_999, -1))),
+            CatalogType(BARE, public, "bare", "c"),
             *more,
         ]
     )
@@ -183,6 +184,7 @@ VALUES: dict[str, tuple[int, str, bytes, pa.DataType, Any]] = {
     ),
     "empty pair": (PAIR, "(,,)", composite((23, None), (25, None), (MOOD, None)), PAIR_TYPE,
                    {"n": None, "t": None, "m": None}),
+    "composite without fields": (BARE, "()", composite(), pa.struct([]), {}),
     "pair[]": (
         PAIRS, r'{"(1,\"\",)",NULL,"(2,\"x y\",sad)"}',
         array(PAIR, composite((23, int4(1)), (25, b""), (MOOD, None)), None,
