@@ -189,7 +189,9 @@ def lsns_of(lsns: object, count: int) -> np.ndarray[Any, Any]:
     import numpy as np
 
     array = np.asarray(lsns)
-    if array.dtype.kind in "fO" and all(type(lsn) is int for lsn in cast("Iterable[object]", lsns)):
+    if array.dtype.kind in ("f", "O") and all(
+        type(lsn) is int for lsn in cast("Iterable[object]", lsns)
+    ):
         # Of a list, some of which pass what NumPy's signed integers hold.
         try:
             array = np.array(lsns, np.uint64)
