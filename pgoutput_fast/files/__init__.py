@@ -270,7 +270,9 @@ class _Export:
 
     def result(self, part_bytes: int) -> ExportResult:
         """Do what is to be done."""
-        units = self._source.remaining(self._manifest["position"])
+        units = self._source.remaining(self._manifest["start"], self._manifest["position"])
+        if self._manifest["position"] is None:
+            self._manifest["start"] = self._source.start
         self._total_bytes = sum(unit.size for unit in units)
         while units:
             taken, size = 0, 0

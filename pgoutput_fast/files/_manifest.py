@@ -35,6 +35,7 @@ def new_manifest(format: str, options: dict[str, Any], source: dict[str, Any]) -
         "format": format,
         "options": options,
         "source": source,
+        "start": None,
         "position": None,
         "rolled_back": 0,
         "undecided": 0,

@@ -54,6 +54,7 @@ class SegmentSource:
         self._groups = [(end, [one.path for one in parts]) for (_, end), parts in groups]
         with SegmentReader(segments[0].path) as reader:
             metadata = reader.metadata
+        self.start = format_lsn(metadata.start_lsn)
         self.identity: dict[str, Any] = {
             "kind": "segments",
             "system_identifier": metadata.system_identifier,
@@ -61,15 +62,22 @@ class SegmentSource:
             "slot": metadata.slot,
         }
 
-    def remaining(self, position: str | None) -> list[Unit]:
-        """What comes after a position, which is the LSN up to which everything was read.
+    def remaining(self, begun: str | None, position: str | None) -> list[Unit]:
+        """What comes after a position: everything from `begun` up to it was read.
 
         Raises
         ------
         PgOutputError
-            Segments are missing between the two, or one lies on both sides of it.
+            Segments are missing between the two, one lies on both sides of it, or some come before
+            the start.
         """
         done = 0 if position is None else parse_lsn(position)
+        if begun is not None and parse_lsn(self.start) < parse_lsn(begun):
+            raise PgOutputError(
+                f"the directory has everything from {begun} up to {position}, and "
+                f"{self._groups[0][1][0]} comes before that; export what is earlier to a directory "
+                "of its own"
+            )
         groups = [(end, paths) for end, paths in self._groups if end > done]
         if position is not None and groups:
             first = groups[0][1][0]
@@ -129,6 +137,7 @@ class RecordingSource:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.start = None
         Recording(path).close()
         size = path.stat().st_size
         digest = hashlib.sha256()
@@ -143,9 +152,10 @@ class RecordingSource:
             "sha256_of_ends": digest.hexdigest(),
         }
 
-    def remaining(self, position: str | None) -> list[Unit]:
+    def remaining(self, begun: str | None, position: str | None) -> list[Unit]:
         """The recording, if it was not read."""
         size = int(self.identity["bytes"])
+        del begun  # with the position
         return [] if position is not None else [Unit((self._path,), size, "end")]
 
     def chunks(self, unit: Unit) -> Iterator[Chunk]:

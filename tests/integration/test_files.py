@@ -819,7 +819,7 @@ def part_bytes_of(directory: Path) -> int:
     """So that a step has about two segments."""
     units = _source.open_source([directory])
     assert units is not None
-    return units.remaining(None)[0].size + 1
+    return units.remaining(None, None)[0].size + 1
 
 
 @pytest.mark.parametrize("format", files.FORMATS)
@@ -1050,6 +1050,19 @@ def test_a_gap_and_another_export_at_the_same_time(tmp_path: Path) -> None:
     with pytest.raises(pf.PgOutputError, match="another export writes into"):
         files.export(land.directory, out, progress=inner)
     assert files.export(land.directory, out).rows == 1201
+
+
+def test_what_comes_before_the_start_is_not_left_out(tmp_path: Path) -> None:
+    land = Landing(tmp_path / "segments")
+    many(land, 1)
+    early = set(land.directory.glob("*.arrow"))
+    many(land, 1, first=2)
+    (last,) = set(land.directory.glob("*.arrow")) - early
+    out = tmp_path / "out"
+    assert files.export(last, out).rows > 0
+    with pytest.raises(pf.PgOutputError, match="comes before that; export what is earlier"):
+        files.export(land.directory, out)
+    assert files.export(last, out).rows == 0
 
 
 def test_refused_frames(tmp_path: Path) -> None:
