@@ -21,8 +21,7 @@ extension_sources := setup.py $(wildcard pgoutput_fast/*.pyx pgoutput_fast/*.pxd
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-pythons test-corpus sanitize lint format bench bench-full bench-peers \
-    bench-report bench-guard clean
+.PHONY: help demo test test-pythons test-corpus sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
 
 help:
 	@echo 'make demo                    a real PostgreSQL server -> capture -> Spark tables, proved equal'

@@ -83,8 +83,8 @@ def run_export(
 
 def _patterns(tables: tuple[str, ...]) -> list[str] | None:
     """Names of tables, with their schema or without, as patterns of qualified names."""
-    exact = [glob.escape(name) for name in tables]
-    return [pattern for name in exact for pattern in (name, f"*.{name}")] or None
+    patterns = [f"*.{glob.escape(name)}" for name in tables]
+    return patterns + [glob.escape(name) for name in tables if "." in name] or None
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ def test_metadata(pure_wheel: Path) -> None:
     required = [line for line in metadata if line.startswith("Requires-Dist: ")]
     assert [line for line in required if "extra ==" not in line] == ["Requires-Dist: numpy>=1.22"]
     extras = {line.removeprefix("Provides-Extra: ") for line in metadata if "Provides-E" in line}
-    assert extras == {"replication", "arrow", "spark", "cli", "demo", "all"}
+    assert extras == {"replication", "arrow", "spark", "cli", "demo", "duckdb", "all"}
 
 
 @pytest.mark.slow

@@ -183,9 +183,10 @@ def test_every_goal_is_in_the_table_measured_or_not():
 def test_peak_memory_is_that_of_the_call_alone():
     def prepare():
         held = bytearray(30 << 20)
-        return lambda: len(bytearray(20 << 20)) + len(held)
+        # Larger than what malloc() ever takes from memory that lies idle.
+        return lambda: len(bytearray(64 << 20)) + len(held)
 
-    assert 19 << 20 < harness.peak_memory(prepare) < 24 << 20
+    assert 63 << 20 < harness.peak_memory(prepare) < 68 << 20
 
     def fail():
         raise ValueError("none")
