@@ -524,7 +524,8 @@ class _Maker:
                 for _ in range(dimensions - 1):
                     made = replace(made, children=(replace(made, name="item"),))
                 return made
-        if type.kind in SYNTAXES and encoding == "utf-8":
+        # int2vector and oidvector are vectors too, and nothing like pgvector's.
+        if type.kind in SYNTAXES and type.kind != "vector" and encoding == "utf-8":
             made = _compiled(made, type.kind)
         return replace(made, delimiter=type.delimiter)
 

@@ -458,6 +458,17 @@ def test_selected_columns() -> None:
         batches_of(frames, columns=["nope"])
 
 
+def test_a_table_without_the_columns_ends_a_call_behind_the_rows_before_it() -> None:
+    other = relation([("x", 25)], OTHER, "u")
+    decoder = pf.ColumnarDecoder(columns=["id"])
+    batches = decoder.decode([R, i(1), other, insert(text("a"), relation_id=OTHER), i(2)])
+    assert [after["id"] for after in column([next(batches)], "after")] == [1]
+    with pytest.raises(pf.PgOutputError, match="has none of the columns id; it has x"):
+        next(batches)
+    assert decoder.next_frame == 3
+    assert column(list(decoder.decode([i(2)])), "seq") == [1]
+
+
 def test_streams_of_batches() -> None:
     batches = batches_of([R, *[i(n) for n in range(3)]], max_rows=2)
     table = pa.table(pf.ChangeStream(batches))
@@ -621,6 +632,7 @@ def test_bounds_of_transactions_are_never_collected(before: list[bytes], bad: by
         ([begin(7, 1 << 63)], None, 0, 1, "commit_lsn"),
         ([R, i(1)], np.array([0, 1 << 63], np.uint64), 1, 0, "lsn"),
         ([R, truncate(OID)], np.array([0, 1 << 63], np.uint64), 1, 0, "lsn"),
+        ([R, i(1), i(2)], np.array([0, 1, 1 << 63], np.uint64), 2, 0, "lsn"),
     ],
 )
 def test_lsns_past_a_long_are_out_of_sparks_range(

@@ -587,3 +587,14 @@ def test_mutated_rows(seed: int, implementation: str) -> None:
         }
         found = differences([frames], **options)
         assert not found, ([frame.hex() for frame in frames], options, found)
+
+
+@pytest.mark.parametrize("type_id", [22, 30])
+@pytest.mark.parametrize(
+    "value",
+    [text("[1,2]"), binary(bytes.fromhex("00020000" + "0000ffff" + "00002710"))],
+)  # fmt: skip
+def test_vectors_of_the_catalogue_are_not_pgvectors(type_id: int, value: bytes) -> None:
+    with pytest.raises(pf.DecodeError) as caught:
+        batches_of([announced(type_id), insert(value)])
+    assert (caught.value.code, caught.value.frame, caught.value.offset) == ("bad_value", 1, 13)
