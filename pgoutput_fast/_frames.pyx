@@ -732,3 +732,53 @@ cdef int explain(bytes frame, Py_ssize_t index, _Walk walk) except -1:
         error.frame = index
         raise
     raise AssertionError(f"the walk refused a sound frame: {frame!r}")
+
+
+# --- what libpq has received ---------------------------------------------------------------------
+
+def take_copy_data(get_copy_data: Any, list frames, Py_ssize_t most) -> tuple:
+    """Take XLogData from libpq until there is something else, or so many bytes were taken.
+
+    Parameters
+    ----------
+    get_copy_data : callable
+        psycopg's ``PGconn.get_copy_data``.
+    frames : list
+        Appended to: start LSN, WAL end, send time and frame of each.
+    most : int
+
+    Returns
+    -------
+    tuple
+        Bytes that were taken, the greatest start LSN, and what `get_copy_data` gave last: a length
+        and data that are something else. The data are None where the last was taken too.
+    """
+    cdef Py_buffer view
+    cdef Py_ssize_t size = 0
+    cdef uint64_t lsn, wal_end, received = 0
+    cdef const uint8_t *data
+    cdef object answer, message, start
+    while True:
+        answer = get_copy_data(1)
+        message = (<tuple?> answer)[1]
+        if (<object> (<tuple> answer)[0]) <= 0:
+            return size, received, answer[0], message
+        PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+        try:
+            data = <const uint8_t *> view.buf
+            if view.len < 25 or data[0] != c'w':
+                return size, received, answer[0], message
+            lsn, wal_end = load_uint64(data + 1), load_uint64(data + 9)
+            start = lsn
+            frames.append((
+                start,
+                start if wal_end == lsn else wal_end,
+                <int64_t> load_uint64(data + 17),
+                PyBytes_FromStringAndSize(<const char *> data + 25, view.len - 25),
+            ))
+            size += view.len
+        finally:
+            PyBuffer_Release(&view)
+        received = max(received, lsn)
+        if size >= most:
+            return size, received, answer[0], None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,10 +25,15 @@ from .errors import DecodeError, frame_bytes
 from .messages import Message, Relation
 from .state import StreamState, make_settings
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _head = struct.Struct("=BBHHHIIQ").pack
 _slice = struct.Struct("=II").pack
 _begin = struct.Struct("=qQqII").pack
 _commit = struct.Struct("=qQQqB7x").pack
+
+_XLOG_DATA = struct.Struct(">xQQq")  # after the tag: data start, WAL end, send time
 
 _KINDS = {ord("n"): 0, ord("u"): 1, ord("t"): 2, ord("b"): 3}
 
@@ -188,3 +193,30 @@ def _add_slices(slices: bytearray, frame: bytes, positions: Any) -> int:
         slices += _slice(offset, end - offset << 2 | kind)
         start = end
     return len(ends)
+
+
+# --- what libpq has received ---------------------------------------------------------------------
+
+
+def take_copy_data(
+    get_copy_data: Callable[[int], tuple[int, memoryview]],
+    frames: list[tuple[int, int, int, bytes]],
+    most: int,
+) -> tuple[int, int, int, memoryview | None]:
+    """Take XLogData from libpq until there is something else, or so many bytes were taken.
+
+    As of the compiled twin.
+    """
+    size = received = 0
+    while True:
+        length, data = get_copy_data(1)
+        if length < _XLOG_DATA.size or data[0] != 0x77:  # w
+            return size, received, length, data
+        lsn, wal_end, send_time = _XLOG_DATA.unpack_from(data)
+        # A slice of bytes costs less than one of a memoryview.
+        frames.append((lsn, wal_end, send_time, data.tobytes()[_XLOG_DATA.size :]))
+        size += length
+        if lsn > received:
+            received = lsn
+        if size >= most:
+            return size, received, length, None

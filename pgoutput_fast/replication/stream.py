@@ -1,8 +1,9 @@
-"""A stream of frames from a walsender: received in a thread, acknowledged by who made them durable.
+"""A stream of frames from a walsender: acknowledged by who made them durable.
 
-The thread answers the server's keepalives whatever the consumer does, so that a slow one does not
-run into ``wal_sender_timeout``. What it has received and nobody has taken is bounded: then it stops
-reading, and goes on telling the server that it is alive.
+`receive` reads the socket in the thread that calls it: a frame that goes from one thread to another
+costs as much again as receiving it. What the consumer has not asked for stays in the server and in
+the kernel's buffers. While it does something else, a thread tells the server that it is alive, so
+that a slow one does not run into ``wal_sender_timeout``.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import socket
 import struct
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 from psycopg import pq
 
+from .. import _impl
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from .connection import (
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-_XLOG_DATA = struct.Struct(">xQQq")  # after the tag: data start, WAL end, send time
 _KEEPALIVE = struct.Struct(">xQqB")  # WAL end, send time, whether an answer is asked for
 _STATUS = struct.Struct(">cQQQqB")  # tag, written, flushed, applied, time, ask for an answer
 _POSTGRES_EPOCH = 946684800  # seconds from 1970
 
-# Bytes that the consumer gets at once, and that may wait for it.
+take_copy_data = _impl.frames().take_copy_data
+
+# Bytes that the consumer gets at once.
 _BATCH_BYTES = 1 << 20
-_QUEUE_BYTES = 32 << 20
 # While data flow, what comes within so many seconds goes together: a wait brings some hundred
 # frames at most, of which what a consumer pays for each batch would be the greater part.
 _COLLECT = 0.02
@@ -54,7 +55,7 @@ _TCP_POLL = 0.005  # seconds
 # Seconds. A socket's buffer holds some 280 small messages: a nap of 1 ms halved the rate.
 _UNIX_NAP = 0.0002
 _IDLE_AFTER = 0.05  # seconds without data; then the first byte wakes
-_IDLE_POLL = 0.1  # seconds; also how long close() waits for the thread
+_IDLE_POLL = 0.1  # seconds; also how long close() waits for another thread's receive()
 
 _STATUS_INTERVAL = 10.0  # seconds, at most
 _ACKNOWLEDGE_INTERVAL = 0.5  # seconds between two status messages that only tell a new position
@@ -90,21 +91,29 @@ class ReplicationStream:
 
     def __init__(self, connection: ReplicationConnection, start_lsn: int) -> None:
         self.connection = connection
-        self._condition = threading.Condition()
-        self._queue: deque[Batch] = deque()
-        self._queued_bytes = 0
-        self._sizes: deque[int] = deque()
-        self._error: BaseException | None = None
-        self._ended = False
+        self._pgconn = connection.pgconn
+        # libpq's connection is for one thread at a time. Re-entrant, for a signal's handler that
+        # closes the stream.
+        self._lock = threading.RLock()
         self._stop = threading.Event()
+        self._error: PgOutputError | None = None
+        self._ended = self._closed = False
         self._acknowledged = start_lsn
         self._received = start_lsn
         self._ask = False
         # 3 answers per timeout: one may be late.
         timeout = connection.wal_sender_timeout
         self._status_interval = min(_STATUS_INTERVAL, timeout / 3) if timeout else _STATUS_INTERVAL
-        self._thread = threading.Thread(target=self._run, name="pgoutput_fast-receive", daemon=True)
-        self._thread.start()
+        self._waiter = _Waiter(self._pgconn)
+        self._left = time.monotonic()  # when the last receive() ended
+        try:
+            self._send_status()
+        except psycopg.Error as error:
+            self._ended, self._error = True, _lost(error)
+        self._keeper = threading.Thread(
+            target=self._keep_alive, name="pgoutput_fast-keep-alive", daemon=True
+        )
+        self._keeper.start()
 
     def __enter__(self) -> Self:
         return self
@@ -141,24 +150,31 @@ class ReplicationStream:
         Raises
         ------
         PgOutputError
-            The connection is lost, or the server has ended the stream with an error.
+            The connection is lost, the server has ended the stream with an error, or an earlier
+            call was interrupted.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._condition:
-            while not self._queue:
-                if self._error is not None:
-                    raise self._error
-                if self._ended:
-                    return None
-                # Not for ever at once: a wait without timeout can't be interrupted everywhere.
-                left = 1.0 if deadline is None else deadline - time.monotonic()
-                if left <= 0:
-                    return Batch([], None)
-                self._condition.wait(min(left, 1.0))
-            batch = self._queue.popleft()
-            self._queued_bytes -= self._sizes.popleft()
-            self._condition.notify_all()
-            return batch
+        with self._lock:
+            if self._stop.is_set():
+                return None
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return None
+            # The consumer's time is not the server's silence.
+            self._waiter.last_data += time.monotonic() - self._left
+            try:
+                return self._receive(deadline)
+            except BaseException as error:
+                if self._error is None:
+                    # As Ctrl-C, between taking a frame from libpq and handing it over.
+                    self._error = PgOutputError(
+                        f"receiving was interrupted ({type(error).__name__}), so that this stream "
+                        "may have lost frames: connect again, what was not acknowledged comes again"
+                    )
+                raise
+            finally:
+                self._left = time.monotonic()
 
     def acknowledge(self, lsn: int) -> None:
         """Tell the server that everything before an LSN is durable: it won't send it again.
@@ -175,127 +191,122 @@ class ReplicationStream:
     def close(self) -> None:
         """Tell the server the last position, and end the connection."""
         self._stop.set()
-        with self._condition:
-            self._condition.notify_all()
-        self._thread.join()
-        self.connection.close()
+        if self._keeper is not threading.current_thread():
+            self._keeper.join()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                if not self._ended:
+                    self._finish()
+                self._waiter.close()
+                self.connection.close()
 
-    # In the thread
-
-    def _run(self) -> None:
-        pgconn = self.connection.pgconn
-        try:
-            self._receive_all(pgconn)
-            if self._stop.is_set():
-                self._finish(pgconn)
-        except PgOutputError as error:
-            self._error = error
-        except psycopg.Error as error:
-            self._error = server_error("the connection is lost", str(error), error.sqlstate)
-        except BaseException as error:  # noqa: BLE001 - raised again by receive()
-            self._error = error
-        finally:
-            with self._condition:
-                self._ended = True
-                self._condition.notify_all()
-
-    def _receive_all(self, pgconn: pq.abc.PGconn) -> None:
-        waiter = _Waiter(pgconn)
+    def _receive(self, deadline: float | None) -> Batch | None:
         frames: list[tuple[int, int, int, bytes]] = []
         size = 0
         keepalive: int | None = None
-        came = False  # since the last wait
-        since = 0.0  # when the first frame came that was not handed over
-        get_copy_data, unpack = pgconn.get_copy_data, _XLOG_DATA.unpack_from
-        self._send_status(pgconn)
+        since = 0.0  # when the first of them came
+        get_copy_data, waiter = self._pgconn.get_copy_data, self._waiter
+        waited = came = False  # came: since the last wait
         try:
             while not self._stop.is_set():
-                length, data = get_copy_data(1)
-                # All that has come, as fast as can be: this loop is what a client costs.
-                while length > 0:
+                # This is what a client costs.
+                taken, lsn, length, data = take_copy_data(
+                    get_copy_data, frames, _BATCH_BYTES - size
+                )
+                if taken:
                     came = True
-                    # A copy of it all, and then of the frame: slices of a memoryview cost more.
-                    raw = data.tobytes()
-                    if raw[0] == 0x77:  # w
-                        lsn, wal_end, send_time = unpack(raw)
-                        frames.append((lsn, wal_end, send_time, raw[25:]))
-                        size += length
-                        keepalive = None
-                        if lsn > self._received:
-                            self._received = lsn
-                        if size >= _BATCH_BYTES:
-                            break
-                    elif raw[0] == 0x6B:  # k
-                        keepalive, _, answer = _KEEPALIVE.unpack_from(raw)
-                        self._received = max(self._received, keepalive)
-                        if answer:
-                            self._send_status(pgconn)
-                    else:
-                        raise PgOutputError(
-                            f"the server sent CopyData of an unknown kind, {raw[:1]!r}"
-                        )
-                    length, data = get_copy_data(1)
-                if came and not since:
-                    since = time.monotonic()
-                if since and (
-                    length or waiter.was_idle or not came or time.monotonic() - since >= _COLLECT
-                ):
-                    self._hand_over(pgconn, Batch(frames, keepalive), size)
-                    frames, size, keepalive, since = [], 0, None, 0.0
-                self._send_status_if_due(pgconn)
-                if length == 0:
-                    try:
-                        waiter.wait(came)
-                    except psycopg.Error:
-                        if since:
-                            self._hand_over(pgconn, Batch(frames, keepalive), size)
-                        raise
-                    came = False
+                    size += taken
+                    keepalive = None
+                    self._received = max(self._received, lsn)
+                if length > 0 and data is not None:
+                    came = True
+                    keepalive = self._take_keepalive(data)
+                    continue
+                now = time.monotonic()
+                is_late = deadline is not None and now >= deadline
+                if frames or keepalive is not None:
+                    since = since or now
+                    is_pause = waited and (waiter.was_idle or not came)
+                    if length or is_pause or is_late or now - since >= _COLLECT:
+                        if length < 0:
+                            self._end()
+                        return Batch(frames, keepalive)
                 elif length < 0:
-                    self._on_end(pgconn)
-                    return
-        finally:
-            waiter.close()
+                    self._end()
+                    break
+                elif is_late and waited:
+                    return Batch(frames, None)
+                self._send_status_if_due()
+                waiter.wait(came, deadline)
+                waited, came = True, False
+        except (PgOutputError, psycopg.Error) as error:
+            if not self._stop.is_set():
+                self._ended = True
+                self._error = error if isinstance(error, PgOutputError) else _lost(error)
+        if frames or keepalive is not None:
+            return Batch(frames, keepalive)  # what is wrong comes with the next call
+        if self._error is not None:
+            raise self._error from None
+        return None
 
-    def _hand_over(self, pgconn: pq.abc.PGconn, batch: Batch, size: int) -> None:
-        """Queue what was received; while there is no room, only keep the connection alive."""
-        with self._condition:
-            while self._queued_bytes > _QUEUE_BYTES and not self._stop.is_set():
-                self._condition.wait(min(_IDLE_POLL, self._status_interval))
-                self._send_status_if_due(pgconn)
-            self._queue.append(batch)
-            self._sizes.append(size)
-            self._queued_bytes += size
-            self._condition.notify_all()
+    def _take_keepalive(self, data: memoryview) -> int:
+        if data[0] != 0x6B or len(data) != _KEEPALIVE.size:  # k
+            raise PgOutputError(
+                f"the server sent CopyData that is neither a keepalive nor XLogData: "
+                f"{len(data)} bytes, the first {bytes(data[:1])!r}"
+            )
+        lsn, _, answer = _KEEPALIVE.unpack(data)
+        self._received = max(self._received, lsn)
+        if answer:
+            self._send_status()
+        return int(lsn)
 
-    def _send_status_if_due(self, pgconn: pq.abc.PGconn) -> None:
+    def _end(self) -> None:
+        """The server has ended the stream: without an error it shuts down."""
+        self._ended = True
+        result = self._pgconn.get_result()
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            self._error = result_error("the server ended the stream", result)
+
+    def _keep_alive(self) -> None:
+        """In a thread: tell the server what is due while nobody receives."""
+        # Often enough that of two statuses per timeout one may be late.
+        while not self._stop.wait(min(_ACKNOWLEDGE_INTERVAL, self._status_interval / 2)):
+            if self._lock.acquire(blocking=False):
+                try:
+                    if not self._ended:
+                        self._send_status_if_due()
+                except psycopg.Error:
+                    pass  # the next receive() finds it
+                finally:
+                    self._lock.release()
+
+    def _send_status_if_due(self) -> None:
         since = time.monotonic() - self._status_time
         if (
             since >= self._status_interval
             or (self._acknowledged > self._status_lsn and since >= _ACKNOWLEDGE_INTERVAL)
             or (self._ask and since >= _IDLE_POLL)
         ):
-            self._send_status(pgconn)
+            self._send_status()
 
-    def _send_status(self, pgconn: pq.abc.PGconn) -> None:
+    def _send_status(self) -> None:
         ask, self._ask = self._ask, False
         self._status_time = time.monotonic()
         self._status_lsn = acknowledged = self._acknowledged
         now = int((time.time() - _POSTGRES_EPOCH) * 1_000_000)
         written = max(self._received, acknowledged)
-        pgconn.put_copy_data(_STATUS.pack(b"r", written, acknowledged, acknowledged, now, ask))
-        pgconn.flush()
+        status = _STATUS.pack(b"r", written, acknowledged, acknowledged, now, ask)
+        self._pgconn.put_copy_data(status)
+        self._pgconn.flush()
 
-    def _on_end(self, pgconn: pq.abc.PGconn) -> None:
-        result = pgconn.get_result()
-        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            raise result_error("the server ended the stream", result)
-
-    def _finish(self, pgconn: pq.abc.PGconn) -> None:
+    def _finish(self) -> None:
         """Tell the position, and wait until the server has read it: it ends the stream."""
+        pgconn = self._pgconn
         deadline = time.monotonic() + _CLOSE_TIMEOUT
         with contextlib.suppress(psycopg.Error):
-            self._send_status(pgconn)
+            self._send_status()
             pgconn.put_copy_end()
             while pgconn.flush() and time.monotonic() < deadline:
                 select.select([], [pgconn.socket], [], 0.1)
@@ -320,7 +331,7 @@ class _Waiter:
         self._descriptor = pgconn.socket
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
-        self._last_data = time.monotonic()
+        self.last_data = time.monotonic()
         # A duplicate: closing it leaves libpq's alone.
         self._socket = socket.socket(fileno=os.dup(self._descriptor))
         self._is_unix = self._socket.family == socket.AF_UNIX
@@ -333,26 +344,29 @@ class _Waiter:
     def close(self) -> None:
         self._socket.close()
 
-    def wait(self, came: bool) -> None:
+    def wait(self, came: bool, deadline: float | None) -> None:
         """Wait for more, at most `_IDLE_POLL`, and let libpq read it.
 
         Parameters
         ----------
         came : bool
             Whether data came since the last call.
+        deadline : float or None
+            When to return at the latest, by `time.monotonic`.
         """
         now = time.monotonic()
+        left = _IDLE_POLL if deadline is None else min(max(deadline - now, 0.0), _IDLE_POLL)
         if came:
-            self._last_data = now
-        self.was_idle = now - self._last_data > _IDLE_AFTER
+            self.last_data = now
+        self.was_idle = now - self.last_data > _IDLE_AFTER
         if self.was_idle:
             self._set_low_water(1)
-            self._poll.poll(_IDLE_POLL * 1000)
+            self._poll.poll(left * 1000)
         elif self._is_unix:
-            time.sleep(_UNIX_NAP)
+            time.sleep(min(_UNIX_NAP, left))
         else:
             self._set_low_water(_LOW_WATER)
-            self._poll.poll(_TCP_POLL * 1000)
+            self._poll.poll(min(_TCP_POLL, left) * 1000)
         # In any case: less than the low-water mark may be there.
         self._pgconn.consume_input()
 
@@ -360,6 +374,10 @@ class _Waiter:
         if self._coalesce and size != self._low_water:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
             self._low_water = size
+
+
+def _lost(error: psycopg.Error) -> PgOutputError:
+    return server_error("the connection is lost", str(error), error.sqlstate)
 
 
 def start_options(

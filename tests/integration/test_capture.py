@@ -19,7 +19,6 @@ from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.replication import ReplicationConnection, ReplicationError, capture, connect
 from pgoutput_fast.replication import capture as capture_function
 from pgoutput_fast.replication import connection as connection_module
-from pgoutput_fast.replication import stream as stream_module
 from pgoutput_fast.segments import SegmentReader, list_segments
 
 if TYPE_CHECKING:
@@ -603,11 +602,8 @@ def test_tcp_and_reprs(tcp_server: EmbeddedServer, tmp_path: Path) -> None:
     assert all(str(password).encode() not in path.read_bytes() for path in tmp_path.iterdir())
 
 
-def test_keepalives_are_answered_while_the_sink_stalls(
-    prepared: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sink takes nothing for longer than the server's timeout; the queue is full meanwhile."""
-    monkeypatch.setattr(stream_module, "_QUEUE_BYTES", 1000)
+def test_keepalives_are_answered_while_the_sink_stalls(prepared: Any) -> None:
+    """The sink takes nothing for longer than the server's timeout, with all buffers full."""
     prepared.execute("INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(1, 20000) g")
     dsn = prepared.dsn + " options='-c wal_sender_timeout=1s'"
     with connect(dsn, slot=slot_of(prepared), publications=["p"]) as stream:

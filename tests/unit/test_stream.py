@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import socket
 import struct
+import threading
 import time
 
 import pytest
 
 pytest.importorskip("psycopg")
 
+from pgoutput_fast import _impl
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.replication import stream as module
 
@@ -41,6 +44,8 @@ class Connection:
         if not self.messages:
             return 0, memoryview(b"")
         data = self.messages.pop(0)
+        if isinstance(data, BaseException):
+            raise data
         return len(data), memoryview(data)
 
     def consume_input(self):
@@ -64,8 +69,10 @@ class Connection:
 
 
 @pytest.fixture
-def begin(monkeypatch):
+def begin(impl, monkeypatch):
     """Streams that never find that nothing has come for a while, once something came."""
+    frames = importlib.import_module(_impl._FRAMES[impl.IMPLEMENTATION])
+    monkeypatch.setattr(module, "take_copy_data", frames.take_copy_data)
     monkeypatch.setattr(module, "_IDLE_AFTER", 60.0)
     monkeypatch.setattr(module, "_IDLE_POLL", 0.01)
     streams = []
@@ -145,3 +152,70 @@ def test_a_keepalive_that_asks_is_answered_while_frames_are_collected(begin):
     # The first one is sent when the stream begins.
     written = [struct.unpack(">cQQQqB", message)[1:3] for message in connection.sent]
     assert written[:2] == [(0, 0), (7, 0)]
+
+
+@pytest.mark.parametrize("timeout", [0, 0.02])
+def test_what_came_until_the_timeout_is_handed_over(begin, timeout):
+    stream, _ = begin([PIECES[0]], collect=60.0)
+    assert stream.receive(timeout) == ([(1, 9, 1, b"a"), (2, 10, 1, b"b")], None)
+
+
+def test_an_interrupted_stream_does_not_go_on(begin):
+    """The frame that was on its way may be lost."""
+    stream, connection = begin([[xlog(1, b"a"), KeyboardInterrupt(), xlog(2, b"b")]], collect=0.0)
+    with pytest.raises(KeyboardInterrupt):
+        stream.receive(10)
+    for _ in range(2):
+        with pytest.raises(PgOutputError, match=r"interrupted \(Keyboard.*connect again"):
+            stream.receive(10)
+    stream.acknowledge(77)
+    stream.close()
+    # What is durable is told nevertheless.
+    assert struct.unpack(">cQQQqB", connection.sent[-1])[2] == 77
+
+
+def test_after_its_end_a_stream_has_nothing(begin):
+    stream, _ = begin(PIECES, collect=60.0)
+    stream.close()
+    assert stream.receive(10) is None
+
+
+def test_a_stream_may_be_closed_while_it_receives(begin):
+    """By the handler of a signal, or by another thread."""
+    stream, connection = begin([], collect=60.0)
+    connection.consume_input = stream.close
+    assert stream.receive(10) is None
+    stream, _ = begin([], collect=60.0)
+    threading.Timer(0.2, stream.close).start()
+    assert stream.receive(10) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (b"w" + bytes(23), "24 bytes, the first b'w'"),
+        (b"k" + bytes(16), "17 bytes, the first b'k'"),
+        (b"x" + bytes(30), "31 bytes, the first b'x'"),
+    ],
+)
+def test_copy_data_of_no_known_kind(begin, data, match):
+    stream, _ = begin([[xlog(1, b"a"), data]], collect=60.0)
+    assert batches(stream, 1) == [([b"a"], None)]
+    with pytest.raises(PgOutputError, match=match):
+        stream.receive(10)
+
+
+def test_a_frame_without_a_byte_and_times_before_the_epoch(begin):
+    data = b"w" + struct.pack(">QQq", 2**64 - 1, 5, -1)
+    stream, _ = begin([[data]], collect=0.0)
+    assert stream.receive(10) == ([(2**64 - 1, 5, -1, b"")], None)
+
+
+def test_who_does_not_receive_is_alive_and_acknowledges(begin, monkeypatch):
+    monkeypatch.setattr(module, "_ACKNOWLEDGE_INTERVAL", 0.05)
+    stream, connection = begin([], collect=0.0)
+    stream.acknowledge(42)
+    deadline = time.monotonic() + 10
+    while len(connection.sent) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert struct.unpack(">cQQQqB", connection.sent[1])[1:4] == (42, 42, 42)
