@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.segments import fsync_directory
+from pgoutput_fast.segments import fsync_path
 
 from ._manifest import (
     NAME,
@@ -27,7 +27,6 @@ from ._manifest import (
     folded,
     give_names,
     manifest_lines,
-    sync_file,
     unique,
     write_file,
 )
@@ -201,12 +200,12 @@ class FileStore:
         # written.
         for name in self._names:
             with refusals(str(self._directory / name)):
-                sync_file(temporary / name)
+                fsync_path(temporary / name)
         with refusals(str(self._directory / NAME)):
-            fsync_directory(temporary)
+            fsync_path(temporary)
             write_file(temporary / NAME, manifest_lines(manifest))
             (temporary / NAME).rename(self._directory / NAME)
-            fsync_directory(self._directory)
+            fsync_path(self._directory)
             give_names(self._directory, self._names)
         self._names = []
 
@@ -385,9 +384,9 @@ class DuckdbStore:
             self._connection = None
             if self._is_new:
                 written = self._directory / TEMPORARY / DATABASE
-                sync_file(written)
+                fsync_path(written)
                 written.rename(self._path)
-                fsync_directory(self._directory)
+                fsync_path(self._directory)
 
     def close(self) -> None:
         """As of `Store`."""
