@@ -169,7 +169,7 @@ def _one_by_one(array: Any) -> Any:
         places = pc.subtract(pc.cumulative_sum(valid.cast(pa.int64())), 1)
         return _one_by_one(array.filter(valid)).take(pc.if_else(valid, places, None))
     if pa.types.is_interval(array.type):
-        found = _interval_texts(array)
+        found: list[Any] = _interval_texts(array)
     elif is_nested(array.type):
         found = json_texts(array)
     else:

@@ -37,6 +37,7 @@ DATABASE = "changes.duckdb"
 # Of a row group: what is in memory of a table while it is written.
 _GROUP_ROWS = 122_880
 _GROUP_BYTES = 16 << 20
+_CSV_ROWS = 16_384  # of which the text is in memory
 _DUCKDB_MEGABYTES = 256
 # A table that is made takes 53 kB until its transaction ends (duckdb 2.0, 12 columns).
 _DUCKDB_MEGABYTES_PER_TABLE = 0.2
@@ -234,8 +235,9 @@ def _write_csv(path: Path, schema: Any, batches: Iterator[Any]) -> None:
     printed = pa.schema([pa.field(field.name, csv_type(field.type)) for field in schema])
     with csv.CSVWriter(str(path), printed) as writer:
         for batch in batches:
-            columns = [csv_column(column) for column in batch.columns]
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=printed))
+            for start in range(0, len(batch), _CSV_ROWS):
+                columns = [csv_column(one) for one in batch.slice(start, _CSV_ROWS).columns]
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=printed))
 
 
 _WRITERS: dict[str, Callable[[Path, Any, Iterator[Any]], None]] = {

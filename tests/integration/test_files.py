@@ -992,6 +992,8 @@ def test_directories_that_are_not_to_be_continued(tmp_path: Path) -> None:
     made.mkdir()
     (made / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("")
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / _manifest.TEMPORARY).write_text("")
     cases: list[tuple[Any, Path, dict[str, Any], str]] = [
         (land.directory, made, {}, r"other things in it \(notes\.txt\)"),
         (land.directory, land.directory, {}, "other things in it"),
@@ -1003,6 +1005,7 @@ def test_directories_that_are_not_to_be_continued(tmp_path: Path) -> None:
         (other, out, {}, "another source: slot 's' is not 'another'"),
         (recording, out, {}, "another source: kind 'segments' is not 'recording'"),
         (land.directory, tmp_path / "file", {}, "can't use .*file for files"),
+        (land.directory, tmp_path / "blocked", {}, "can't write .*blocked: File exists"),
         (land.directory, tmp_path / "new", {"format": "orc"}, "format='orc': expected one of"),
         (land.directory, tmp_path / "new", {"part_bytes": 0}, "part_bytes must be 1"),
         (land.directory, tmp_path / "new", {"on_error": "skip"}, "on_error='skip'"),
@@ -1250,6 +1253,7 @@ def test_policies_and_errors_of_the_command(
     land([dates, insert(7, "1", "infinity"), insert(7, "x", None)])
     for options, code, expected in (
         ((), 1, "infinity"),
+        ((), 1, "--policy NAME=VALUE and --on-error collect"),
         (("--policy", "infinity=null"), 1, "column id"),
         (("--policy", "infinity=null", "--on-error", "collect"), 1, "1 frames were refused"),
     ):
