@@ -562,9 +562,9 @@ def has_begun(directory: str | os.PathLike[str]) -> bool:
     )
 
 
-def fsync_directory(directory: Path) -> None:
-    """Wait until the names in a directory are on disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def fsync_path(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -630,7 +630,7 @@ class SegmentWriter:
         self._segment_bytes = segment_bytes
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            fsync_directory(self.directory.parent)
+            fsync_path(self.directory.parent)
             self._lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise PgOutputError(
@@ -748,11 +748,11 @@ class SegmentWriter:
         if unfinished is not None:
             for segment in unfinished.parts:
                 segment.path.unlink()
-            fsync_directory(self.directory)
+            fsync_path(self.directory)
         for path in self.directory.iterdir():
             if _TEMPORARY.fullmatch(path.name):
                 path.unlink()
-        fsync_directory(self.directory)
+        fsync_path(self.directory)
 
     def _read_position(self) -> int | None:
         path = self.directory / _POSITION_NAME
@@ -925,9 +925,9 @@ class SegmentWriter:
         for part, path in enumerate(self._temporary):
             if 0 < part == len(self._temporary) - 1:
                 # No crash of the machine leaves the last part with its name and another without.
-                fsync_directory(self.directory)
+                fsync_path(self.directory)
             path.rename(self.directory / _segment_name(self._first_lsn, self._end_lsn, part))
-        fsync_directory(self.directory)
+        fsync_path(self.directory)
         self._temporary = []
         self._first_lsn = None
         self.position = self._start_lsn = self._end_lsn
@@ -965,7 +965,7 @@ class SegmentWriter:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
-        fsync_directory(self.directory)
+        fsync_path(self.directory)
 
     # Files
 

@@ -116,3 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        # Of the output, such as a file on a full disk.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"pgoutput-fast: can't write the output: {error}", file=sys.stderr)
+        return 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ..errors import PgOutputError, printable
+from ..errors import DecodeError, PgOutputError, printable
 from ..files import ExportedTable, ExportProgress, ExportResult, export
 from ..lsn import format_lsn
 from ..policies import Policies
@@ -67,9 +67,16 @@ def run_export(
     """Write the files, and print what the directory has then."""
     chosen, directory = to
     with _progress() as progress:
-        result = export(
-            paths, directory, chosen, tables=_patterns(tables), progress=progress, **options
-        )
+        try:
+            result = export(
+                paths, directory, chosen, tables=_patterns(tables), progress=progress, **options
+            )
+        except PgOutputError as error:
+            if isinstance(error.__cause__, DecodeError):
+                raise PgOutputError(
+                    f"{error}; the options for these are --policy NAME=VALUE and --on-error collect"
+                ) from error
+            raise
     for one in _lines(result, directory):
         print(one)
     if result.errors:

@@ -123,6 +123,7 @@ def export(
     """
     require_pyarrow()
     from ._source import open_source
+    from ._write import refusals
 
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if type(part_bytes) is not int:
@@ -153,7 +154,8 @@ def export(
         "policies": _listed(dataclasses.asdict(decoding["policies"])),
     }
     with _claimed(Path(directory)):
-        run = _Export(Path(directory), format, source, options, decoding, progress)
+        with refusals(str(directory)):
+            run = _Export(Path(directory), format, source, options, decoding, progress)
         try:
             return run.result(part_bytes)
         finally:

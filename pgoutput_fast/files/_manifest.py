@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.segments import fsync_directory
+from pgoutput_fast.segments import fsync_path
 
 from ._rows import Shape
 
@@ -179,15 +179,6 @@ def write_file(path: Path, parts: Iterable[str]) -> None:
         os.fsync(file.fileno())
 
 
-def sync_file(path: Path) -> None:
-    """Wait until a file is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def give_names(directory: Path, names: list[str]) -> None:
     """Give the files of a step, which the manifest has, their names.
 
@@ -205,7 +196,7 @@ def give_names(directory: Path, names: list[str]) -> None:
             raise PgOutputError(
                 f"{directory / name} is missing, which {NAME} has; begin again with a new directory"
             )
-    fsync_directory(directory)
+    fsync_path(directory)
 
 
 def clear(directory: Path) -> None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -111,35 +112,69 @@ def _interval_texts(array: Any) -> list[str | None]:
     ]
 
 
-def _binary_texts(array: Any) -> list[str | None]:
-    return [None if value is None else f"\\x{value.hex()}" for value in array.to_pylist()]
-
-
-def texts(array: Any) -> list[str | None]:
-    r"""Each value as it stands in a CSV file, None for null.
+def printed(array: Any) -> Any:
+    r"""Each value as it stands in a CSV file, null for null; an array of large_utf8.
 
     Binary values are ``\x`` and hexadecimal digits, intervals ISO 8601, nested values JSON; all
     others are as Arrow prints them.
     """
     type_ = array.type
-    if isinstance(array, pa.ExtensionArray):
-        if type_.extension_name == "arrow.uuid":
-            return [None if value is None else str(value) for value in array.to_pylist()]
-        return texts(array.storage)
+    if array.null_count == len(array):
+        return pa.nulls(len(array), _TEXT)
+    if isinstance(array, pa.ExtensionArray) and type_.extension_name != "arrow.uuid":
+        return printed(array.storage)
     if pa.types.is_dictionary(type_):
-        return texts(array.dictionary_decode())
-    if pa.types.is_interval(type_):
-        return _interval_texts(array)
+        return printed(array.dictionary_decode())
     if _is_binary(type_):
-        return _binary_texts(array)
-    if pa.types.is_nested(type_):
-        valid = array.is_valid().to_pylist()
-        return [
-            text if is_valid else None
-            for text, is_valid in zip(json_texts(array), valid, strict=True)
-        ]
-    found: list[str | None] = array.cast(pa.utf8()).to_pylist()
-    return found
+        return _hexadecimal(array)
+    if _is_zoned(type_):
+        # What Arrow prints, which takes it thirty times as long with a time zone.
+        plain = array.cast(pa.timestamp(type_.unit)).cast(_TEXT)
+        return pc.binary_join_element_wise(plain, pa.scalar("Z", _TEXT), _NOTHING)
+    if pa.types.is_interval(type_) or is_nested(type_) or isinstance(array, pa.ExtensionArray):
+        return _one_by_one(array)
+    return array.cast(_TEXT)
+
+
+_TEXT = pa.large_utf8()
+"""With 64-bit offsets: a value of 1 GB has 2 GiB of hexadecimal digits."""
+_NOTHING = pa.scalar("", _TEXT)
+
+
+def _is_zoned(type_: Any) -> bool:
+    """Whether it is timestamptz, which is UTC always."""
+    return bool(pa.types.is_timestamp(type_)) and type_.tz is not None
+
+
+_DIGITS = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint16)
+
+
+def _hexadecimal(array: Any) -> Any:
+    array = array.cast(pa.large_binary())
+    _, offsets, data = array.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[array.offset :][: len(array) + 1]
+    # Arrow may leave the values' buffer out where there are none.
+    bytes_ = np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[-1]]
+    digits = pa.LargeStringArray.from_buffers(
+        len(array), pa.py_buffer((bounds - bounds[0]) * 2), pa.py_buffer(_DIGITS[bytes_])
+    )
+    found = pc.binary_join_element_wise(pa.scalar("\\x", _TEXT), digits, _NOTHING)
+    return pc.if_else(array.is_valid(), found, pa.scalar(None, _TEXT))
+
+
+def _one_by_one(array: Any) -> Any:
+    """Values that Python makes text, which nulls are not."""
+    if array.null_count:
+        valid = array.is_valid()
+        places = pc.subtract(pc.cumulative_sum(valid.cast(pa.int64())), 1)
+        return _one_by_one(array.filter(valid)).take(pc.if_else(valid, places, None))
+    if pa.types.is_interval(array.type):
+        found: list[Any] = _interval_texts(array)
+    elif is_nested(array.type):
+        found = json_texts(array)
+    else:
+        found = list(map(str, array.to_pylist()))
+    return pa.array(found, _TEXT)
 
 
 def _is_binary(type_: Any) -> bool:
@@ -155,8 +190,8 @@ def json_texts(array: Any) -> list[str]:
     """Each value as JSON, in ASCII; null for null.
 
     Numbers and booleans are JSON's own, but for NaN and infinities, which JSON has not: those and
-    all else that is not nested are strings, as :func:`texts` gives them. Lists are arrays, structs
-    objects; maps are objects, or arrays of pairs where keys are no text.
+    all else that is not nested are strings, as :func:`printed` gives them. Lists are arrays,
+    structs objects; maps are objects, or arrays of pairs where keys are no text.
     """
     type_ = array.type
     if isinstance(array, pa.ExtensionArray) and is_nested(type_):
@@ -165,7 +200,7 @@ def json_texts(array: Any) -> list[str]:
         return json_texts(array.dictionary_decode())
     if not is_nested(type_):
         show = _leaf(type_)
-        return ["null" if text is None else show(text) for text in texts(array)]
+        return ["null" if text is None else show(text) for text in printed(array).to_pylist()]
     valid = array.is_valid().to_pylist()
     if pa.types.is_struct(type_):
         names = [json.dumps(field.name) for field in _parts(type_)]
@@ -184,7 +219,7 @@ def _leaf(type_: Any) -> Callable[[str], str]:
         return str
     if pa.types.is_floating(type_):
         return lambda text: text if math.isfinite(float(text)) else json.dumps(text)
-    return json.dumps
+    return json.JSONEncoder().encode  # what json.dumps comes to for a text, in a third of the time
 
 
 def _joined(array: Any) -> list[str]:
@@ -225,22 +260,16 @@ def csv_type(type_: Any) -> Any:
         or pa.types.is_temporal(type_)
         or _is_text(type_)
     )
-    if plain and not (pa.types.is_interval(type_) or pa.types.is_dictionary(type_)):
+    if plain and not (
+        pa.types.is_interval(type_) or pa.types.is_dictionary(type_) or _is_zoned(type_)
+    ):
         return type_
-    return pa.utf8()
+    return _TEXT
 
 
 def csv_column(array: Any) -> Any:
     """A column as it is handed to Arrow's writer of CSV: of :func:`csv_type`."""
-    if csv_type(array.type) == array.type:
-        return array
-    if not array.null_count:
-        return pa.array(texts(array), pa.utf8())
-    # Values are made text one by one: nulls, of which columns often have nothing else, are not.
-    valid = array.is_valid()
-    made = pa.array(texts(array.filter(valid)), pa.utf8())
-    places = pc.subtract(pc.cumulative_sum(valid.cast(pa.int64())), 1)
-    return made.take(pc.if_else(valid, places, None))
+    return array if csv_type(array.type) == array.type else printed(array)
 
 
 def renamed(lists: Any, names: dict[str, str]) -> Any:

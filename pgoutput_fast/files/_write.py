@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.segments import fsync_directory
+from pgoutput_fast.segments import fsync_path
 
 from ._manifest import (
     NAME,
@@ -27,7 +27,6 @@ from ._manifest import (
     folded,
     give_names,
     manifest_lines,
-    sync_file,
     unique,
     write_file,
 )
@@ -38,6 +37,7 @@ DATABASE = "changes.duckdb"
 # Of a row group: what is in memory of a table while it is written.
 _GROUP_ROWS = 122_880
 _GROUP_BYTES = 16 << 20
+_CSV_ROWS = 16_384  # of which the text is in memory
 _DUCKDB_MEGABYTES = 256
 # A table that is made takes 53 kB until its transaction ends (duckdb 2.0, 12 columns).
 _DUCKDB_MEGABYTES_PER_TABLE = 0.2
@@ -201,12 +201,12 @@ class FileStore:
         # written.
         for name in self._names:
             with refusals(str(self._directory / name)):
-                sync_file(temporary / name)
+                fsync_path(temporary / name)
         with refusals(str(self._directory / NAME)):
-            fsync_directory(temporary)
+            fsync_path(temporary)
             write_file(temporary / NAME, manifest_lines(manifest))
             (temporary / NAME).rename(self._directory / NAME)
-            fsync_directory(self._directory)
+            fsync_path(self._directory)
             give_names(self._directory, self._names)
         self._names = []
 
@@ -235,8 +235,9 @@ def _write_csv(path: Path, schema: Any, batches: Iterator[Any]) -> None:
     printed = pa.schema([pa.field(field.name, csv_type(field.type)) for field in schema])
     with csv.CSVWriter(str(path), printed) as writer:
         for batch in batches:
-            columns = [csv_column(column) for column in batch.columns]
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=printed))
+            for start in range(0, len(batch), _CSV_ROWS):
+                columns = [csv_column(one) for one in batch.slice(start, _CSV_ROWS).columns]
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=printed))
 
 
 _WRITERS: dict[str, Callable[[Path, Any, Iterator[Any]], None]] = {
@@ -385,9 +386,9 @@ class DuckdbStore:
             self._connection = None
             if self._is_new:
                 written = self._directory / TEMPORARY / DATABASE
-                sync_file(written)
+                fsync_path(written)
                 written.rename(self._path)
-                fsync_directory(self._directory)
+                fsync_path(self._directory)
 
     def close(self) -> None:
         """As of `Store`."""

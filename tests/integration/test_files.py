@@ -618,7 +618,7 @@ def test_rows_in_every_format(impl: str, tmp_path: Path) -> None:
                 '"op","xid","subxid","lsn","commit_lsn","commit_time","seq","old_kind",'
                 '"id","note","span","unchanged"'
             )
-            time_ = "2000-01-01 00:00:05.000000Z"
+            time_ = '"2000-01-01 00:00:05.000000Z"'
             assert lines[1] == (
                 f'"insert",{xid},,{lsn + 1},{commit},{time_},0,,1,,"P1Y2M-3DT4H5M6.789S",'
             )
@@ -992,6 +992,8 @@ def test_directories_that_are_not_to_be_continued(tmp_path: Path) -> None:
     made.mkdir()
     (made / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("")
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / _manifest.TEMPORARY).write_text("")
     cases: list[tuple[Any, Path, dict[str, Any], str]] = [
         (land.directory, made, {}, r"other things in it \(notes\.txt\)"),
         (land.directory, land.directory, {}, "other things in it"),
@@ -1003,6 +1005,7 @@ def test_directories_that_are_not_to_be_continued(tmp_path: Path) -> None:
         (other, out, {}, "another source: slot 's' is not 'another'"),
         (recording, out, {}, "another source: kind 'segments' is not 'recording'"),
         (land.directory, tmp_path / "file", {}, "can't use .*file for files"),
+        (land.directory, tmp_path / "blocked", {}, "can't write .*blocked: File exists"),
         (land.directory, tmp_path / "new", {"format": "orc"}, "format='orc': expected one of"),
         (land.directory, tmp_path / "new", {"part_bytes": 0}, "part_bytes must be 1"),
         (land.directory, tmp_path / "new", {"on_error": "skip"}, "on_error='skip'"),
@@ -1146,6 +1149,13 @@ def test_values_of_any_arrow_type_as_text() -> None:
     interval = pa.array([(1, 2, 3_000), None], pa.month_day_nano_interval())
     cases: list[tuple[Any, list[str | None]]] = [
         (pa.array([b"\x00\xff", b"", None]), ["\\x00ff", "\\x", None]),
+        (pa.array([b"no", b"\x01", None, b"\xfe\x02"]).slice(1), ["\\x01", None, "\\xfe02"]),
+        (pa.array([b"\1\2", None], pa.binary(2)), ["\\x0102", None]),
+        (pa.array([b"", None]), ["\\x", None]),
+        (pa.array([None, None], pa.binary()), [None, None]),
+        (pa.array([], pa.list_(pa.int8())), []),
+        (pa.array([-1, None, 253402300799999999], pa.timestamp("us", "UTC")),
+         ["1969-12-31 23:59:59.999999Z", None, "9999-12-31 23:59:59.999999Z"]),
         (dictionary, ["sad", None, "sad"]),
         (interval, ["P1M2DT0.000003S", None]),
         (pa.array([[1, None], [], None]), ["[1, null]", "[]", None]),
@@ -1168,7 +1178,7 @@ def test_values_of_any_arrow_type_as_text() -> None:
         (pa.array([[("z", 1)], [("a", 1)]], pa.map_(pa.utf8(), pa.int8())).slice(1), ['{"a": 1}']),
     ]  # fmt: skip
     for array, expected in cases:
-        assert _text.texts(array) == expected, array.type
+        assert _text.printed(array).to_pylist() == expected, array.type
         assert _text.csv_column(array).to_pylist() == expected, array.type
 
 
@@ -1243,6 +1253,7 @@ def test_policies_and_errors_of_the_command(
     land([dates, insert(7, "1", "infinity"), insert(7, "x", None)])
     for options, code, expected in (
         ((), 1, "infinity"),
+        ((), 1, "--policy NAME=VALUE and --on-error collect"),
         (("--policy", "infinity=null"), 1, "column id"),
         (("--policy", "infinity=null", "--on-error", "collect"), 1, "1 frames were refused"),
     ):

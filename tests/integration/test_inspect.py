@@ -448,6 +448,18 @@ def test_closed_pipe_is_quiet(directory: Path) -> None:
     assert process.wait() == 141
 
 
+def test_output_that_has_no_room_is_an_error(directory: Path) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        ran = subprocess.run(
+            [*COMMAND, "inspect", str(directory)],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        "pgoutput-fast: can't write the output: [Errno 28] No space left on device\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("module", "arguments", "extra"),
     [

@@ -477,7 +477,7 @@ def test_names_of_other_parts_are_durable_before_the_last_is_named(
 ) -> None:
     monkeypatch.setattr(segments, "_BATCH_FRAMES", 4)
     synced: list[list[str]] = []
-    fsync = segments.fsync_directory
+    fsync = segments.fsync_path
 
     def traced(directory: Path) -> None:
         synced.append(sorted(path.name for path in directory.glob("[0-9]*")))
@@ -486,7 +486,7 @@ def test_names_of_other_parts_are_durable_before_the_last_is_named(
     with writer(tmp_path, segment_bytes=200) as out:
         frames = transaction(100, *(insert(value=b"%030d" % n) for n in range(30)))
         write(out, frames[:-1])
-        monkeypatch.setattr(segments, "fsync_directory", traced)
+        monkeypatch.setattr(segments, "fsync_path", traced)
         write(out, frames[-1:])
     named = [segment.path.name for segment in list_segments(tmp_path)]
     assert len(named) > 2

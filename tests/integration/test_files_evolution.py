@@ -1,0 +1,262 @@
+"""Files beside the server: tables that change end as its own, and it reads CSV by COPY again."""
+
+from __future__ import annotations
+
+import collections
+import json
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+from catalog_types import registry_of
+from corpus_files import Capture, captures
+from final_rows import copies
+
+import pgoutput_fast as pf
+from pgoutput_fast import files
+from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
+
+if TYPE_CHECKING:
+    from conftest import Database
+
+FINAL = Path(__file__).parent.parent / "data" / "final"
+EXPECTED = {
+    "16/schema_evolution/v4_par_2pc_imm_bin": {
+        "values": 108,
+        "of another type": 3,
+        "rows of ul that are not there": 1,  # it was UNLOGGED
+        "rows of ty that are not there": 4,  # refused: a composite had other fields than now
+    },
+    "18/schema_evolution/v1_text": {
+        "values": 111,
+        "of another type": 1,
+        "rows of ul that are not there": 1,
+        "rows of ty that are not there": 1,
+        "p of ty as it was before": 3,  # text that fits the composite's other fields too
+        "m of ty as it was before": 5,  # a column that was dropped, and another added by its name
+    },
+}
+EVOLVING = [one for one in captures(FINAL, scenario="schema_evolution") if one.name in EXPECTED]
+AS_TEXT = pf.Policies(infinity="text", out_of_range="text", special_values="text")
+"""By these, timestamps and numerics stand in files as COPY has them."""
+Row = dict[str, Any]
+
+
+def manifest_of(directory: Path) -> dict[str, Any]:
+    if (directory / "changes.duckdb").exists():
+        with duckdb.connect(str(directory / "changes.duckdb"), read_only=True) as connection:
+            text = connection.execute("FROM pgoutput_fast.manifest").fetchall()[0][0]
+    else:
+        text = (directory / "_manifest.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))
+
+
+def rows_of(directory: Path, version: dict[str, Any]) -> list[Row]:
+    """The rows of a version of a table. What CSV has is made numbers, lists and dicts again."""
+    if "table" in version:
+        schema, name = version["table"]
+        with duckdb.connect(str(directory / "changes.duckdb"), read_only=True) as connection:
+            found = connection.execute(f'FROM "{schema}"."{name}"').fetchall()
+        names = [one["name"] for one in version["columns"]]
+        return [dict(zip(names, row, strict=True)) for row in found]
+    rows: list[Row] = []
+    for part in version["parts"]:
+        path = directory / part["file"]
+        if path.suffix == ".parquet":
+            rows += pa.parquet.ParquetFile(path).read().to_pylist()
+        elif path.suffix == ".arrow":
+            with pa.ipc.open_file(path) as reader:
+                rows += reader.read_all().to_pylist()
+        else:
+            rows += csv_rows(path, version)
+    return rows
+
+
+def csv_rows(path: Path, version: dict[str, Any]) -> list[Row]:
+    types = {one["name"]: one["arrow"] for one in version["columns"]}
+    found = pa.csv.read_csv(
+        path,
+        convert_options=pa.csv.ConvertOptions(
+            column_types=dict.fromkeys(types, pa.utf8()), null_values=[""],
+            strings_can_be_null=True, quoted_strings_can_be_null=False,
+        ),
+    )  # fmt: skip
+    rows: list[Row] = found.to_pylist()
+    for row in rows:
+        for name, text in row.items():
+            if text is not None and types[name].startswith(("int", "uint", "struct", "list")):
+                row[name] = json.loads(text)
+    return rows
+
+
+class Cell:
+    """A value, and the type with which it was sent."""
+
+    def __init__(self, value: Any, type_: Any) -> None:
+        if isinstance(value, dict):
+            value = "(" + ",".join("" if one is None else str(one) for one in value.values()) + ")"
+        self.text = None if value is None else str(value)
+        self.type = type_
+
+
+def final_tables(directory: Path) -> tuple[dict[int, list[dict[str, Cell]]], dict[int, Any]]:
+    """What tables hold when the changes of their files are applied, and their last versions.
+
+    Both by the table's OID: it stays when a table, or its schema, is renamed.
+    """
+    changes = []
+    for table in manifest_of(directory)["tables"]:
+        for version in table["versions"]:
+            changes += [(row, version) for row in rows_of(directory, version)]
+    changes.sort(key=lambda one: (one[0]["commit_lsn"], one[0]["seq"]))
+    tables: dict[int, list[dict[str, Cell]]] = collections.defaultdict(list)
+    last: dict[int, Any] = {}
+    for row, version in changes:
+        rows = tables[version["relation_id"]]
+        last[version["relation_id"]] = version
+        if row["op"] == "truncate":
+            rows.clear()
+            continue
+        sides: dict[str, dict[str, Cell]] = {"after": {}, "before": {}}
+        for one in version["columns"]:
+            if one["part"] in sides:
+                sides[one["part"]][one["column"]] = Cell(row[one["name"]], one["type"])
+        new, previous = sides["after"], {}
+        if row["op"] != "insert":
+            old = sides["before"] if row["op"] == "update" and row["old_kind"] else new
+            identity = list(new) if row["old_kind"] == "O" else version["key_columns"]
+            places = [
+                i
+                for i, mine in enumerate(rows)
+                if all(mine[one].text == old[one].text for one in identity if one in mine)
+            ]
+            if places:
+                previous = rows.pop(places[0])
+            else:
+                # Only where the frame that brought it was refused.
+                assert "p" in new
+        if row["op"] != "delete":
+            unsent = row["unchanged"] or ()
+            rows.append(new | {name: previous[name] for name in new if name in unsent})
+    return tables, last
+
+
+@pytest.mark.parametrize("format", files.FORMATS)
+@pytest.mark.parametrize("capture", EVOLVING, ids=lambda one: one.name)
+def test_tables_that_change_end_in_the_rows_that_the_server_copied(
+    capture: Capture, format: str, tmp_path: Path
+) -> None:
+    assert capture.truth is not None
+    files.export(
+        capture.root / capture.entry["path"], tmp_path / "out", format,
+        policies=AS_TEXT, registry=registry_of(capture.truth), on_error="collect", before=True,
+    )  # fmt: skip
+    tables, last = final_tables(tmp_path / "out")
+    counts: collections.Counter[str] = collections.Counter()
+    added = set()
+    for copy in copies(capture.truth.path, "default", "utf-8"):
+        rows = tables[copy.oid]
+        types = {
+            one["column"]: one["type"]
+            for one in last[copy.oid]["columns"]
+            if one["part"] == "after"
+        }
+        assert list(types) == copy.columns
+        for words in copy.text:
+            # The first column is the key, or a part of it that is enough.
+            found = [one for one in rows if one[copy.columns[0]].text == words[0]]
+            if not found:
+                counts[f"rows of {copy.table} that are not there"] += 1
+                continue
+            (row,) = found
+            rows.remove(row)
+            for name, word in zip(copy.columns, words, strict=True):
+                # What ALTER TABLE puts into rows that are there already is not sent.
+                if name not in row:
+                    added.add((name, word))
+                elif row[name].type != types[name]:
+                    counts["of another type"] += 1
+                elif copy.table == "ty" and name != "id" and row[name].text != word:
+                    counts[f"{name} of ty as it was before"] += 1
+                else:
+                    assert row[name].text == word, (copy.table, words, name)
+                    counts["values"] += 1
+        assert not rows, copy.table
+    assert added == {
+        *(("n", None), ("mid2", "7"), ("concurrent", "1")),  # defaults of columns that were added
+        ("k2", "00000000-0000-0000-0000-000000000001"),
+        ("mid2", "14"),  # sent as mid1, which was renamed
+    }
+    assert counts == EXPECTED[capture.name]
+
+
+COLUMNS: list[tuple[str, int, list[str | None]]] = [
+    ("int4", 23, ["-2147483648", "7", None]),
+    ("text", 25, ["", 'a "quoted", text\r\nof two lines', "NULL"]),
+    ("text", 25, [None, "\\N", "\\."]),
+    ("float8", 701, ["NaN", "-Infinity", "1e-300"]),
+    ("float4", 700, ["Infinity", "0.1", "-0"]),
+    ("numeric(8,2)", 1700, ["-999999.99", "0.10", None]),
+    ("bool", 16, ["t", "f", None]),
+    ("bytea", 17, ["\\x", "\\x00ff5c22", None]),
+    ("date", 1082, ["0001-01-01", "9999-12-31", None]),
+    ("time", 1083, ["00:00:00", "23:59:59.999999", None]),
+    ("timestamp", 1114, ["0001-01-01 00:00:00", "1969-12-31 23:59:59.999999", None]),
+    ("timestamptz", 1184, ["0001-01-01 00:00:00+00", "1969-12-31 23:59:59.999999+00", None]),
+    ("interval", 1186, ["1 year 2 mons -3 days +04:05:06.789", "-00:00:00.000001", "00:00:00"]),
+    ("uuid", 2950, ["00000000-0000-0000-0000-00000000000f", None, None]),
+    ("jsonb", 3802, ['{"a": [1, "x,\\"y"]}', "null", None]),
+]  # fmt: skip
+
+
+@pytest.mark.integration
+def test_the_server_reads_csv_again(database18: Database, tmp_path: Path) -> None:
+    relation = b"R" + struct.pack(">I", 7) + b"public\0t\0d" + struct.pack(">H", len(COLUMNS))
+    frames = [b"B" + struct.pack(">QqI", 0x1800, 5_000_000, 9), relation]
+    for number, (name, oid, _) in enumerate(COLUMNS):
+        modifier = (8 << 16 | 2) + 4 if name == "numeric(8,2)" else -1
+        frames[1] += b"\0" + f"c{number}".encode() + b"\0" + struct.pack(">Ii", oid, modifier)
+    for i in range(3):
+        frame = b"I" + struct.pack(">I", 7) + b"N" + struct.pack(">H", len(COLUMNS))
+        for _, _, texts in COLUMNS:
+            raw = texts[i]
+            frame += b"n" if raw is None else b"t" + struct.pack(">I", len(raw.encode()))
+            frame += b"" if raw is None else raw.encode()
+        frames.append(frame)
+    frames.append(b"C" + struct.pack(">BQQq", 0, 0x1800, 0x1808, 5_000_000))
+    metadata = SegmentMetadata(
+        system_identifier="1", database="d", slot="s", publications=("p",), server_version=180004,
+        encoding="UTF8", settings={}, options={},
+    )  # fmt: skip
+    with SegmentWriter(tmp_path / "segments", metadata, confirmed_flush_lsn=0) as writer:
+        for number, frame in enumerate(frames):
+            writer.write(0x1800 if frame[:1] == b"C" else 0x1000 + number, frame)
+        writer.flush()
+    files.export(tmp_path / "segments", tmp_path / "out", "csv")
+    types = [one[0] for one in COLUMNS]
+    head = ["text", "int8", "int8", "int8", "int8", "timestamptz", "int8", "text"]
+    with database18.connect() as connection:
+        # What a session's time zone is changes nothing.
+        connection.execute("SET timezone = 'Asia/Tokyo'")
+        made = ", ".join(
+            [f"h{i} {name}" for i, name in enumerate(head)]
+            + [f"c{i} {name}" for i, name in enumerate(types)]
+            + ["unchanged text"]
+        )
+        connection.execute(f"CREATE TABLE again ({made})")
+        with connection.cursor().copy("COPY again FROM STDIN (FORMAT csv, HEADER)") as copy:
+            copy.write((tmp_path / "out" / "public.t.csv").read_bytes())
+        connection.execute("SET timezone = 'UTC'; SET intervalstyle = 'postgres'")
+        shown = ", ".join(f"c{i}::text" for i in range(len(types)))
+        found = connection.execute(f"SELECT {shown} FROM again ORDER BY h6").fetchall()
+        (when,) = connection.execute("SELECT DISTINCT h5::text FROM again").fetchone()
+    wanted = list(zip(*(texts for _, _, texts in COLUMNS), strict=True))
+    bools = {"t": "true", "f": "false"}
+    assert [tuple(bools.get(one, one) for one in row) for row in wanted] == found
+    assert when == "2000-01-01 00:00:05+00"
