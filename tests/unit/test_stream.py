@@ -160,6 +160,22 @@ def test_what_came_until_the_timeout_is_handed_over(begin, timeout):
     assert stream.receive(timeout) == ([(1, 9, 1, b"a"), (2, 10, 1, b"b")], None)
 
 
+def test_what_flows_goes_at_the_timeout(begin):
+    stream, _ = begin([[xlog(1, b"x")] for _ in range(3000)], collect=60.0)
+    assert 0 < len(stream.receive(0.02).frames) < 3000
+
+
+def test_the_time_of_the_consumer_is_not_a_pause_of_the_server(begin, monkeypatch):
+    monkeypatch.setattr(module, "_IDLE_AFTER", 0.2)
+    stream, connection = begin([[xlog(1, b"a")]], collect=0.0)
+    assert batches(stream, 1) == [([b"a"], None)]
+    time.sleep(0.4)
+    monkeypatch.setattr(module, "_COLLECT", 60.0)
+    connection.pieces = [[xlog(2, b"b")], [xlog(3, b"c")]]
+    connection.ends[1].send(b"wake up")
+    assert batches(stream, 1) == [([b"b", b"c"], None)]
+
+
 def test_an_interrupted_stream_does_not_go_on(begin):
     """The frame that was on its way may be lost."""
     stream, connection = begin([[xlog(1, b"a"), KeyboardInterrupt(), xlog(2, b"b")]], collect=0.0)
