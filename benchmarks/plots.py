@@ -31,7 +31,7 @@ _STYLE: Any = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "ytick.left": False,
-    "svg.fonttype": "path",
+    "svg.fonttype": "none",
     "svg.hashsalt": "pgoutput_fast",
     "savefig.bbox": "tight",
     "figure.dpi": 110,
@@ -250,6 +250,6 @@ def draw(results: Results, directory: Path) -> Iterator[tuple[str, str]]:
             figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
             figure.text(0.01, -0.02, caption, fontsize=7, color="#666", va="top")
             figure.savefig(directory / f"{name}.svg", metadata={"Date": None})
-            figure.savefig(directory / f"{name}.png", dpi=150)
+            figure.savefig(directory / f"{name}.png", dpi=100)
             plt.close(figure)
             yield name, title

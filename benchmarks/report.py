@@ -116,6 +116,7 @@ def sections(results: Results) -> Iterator[tuple[str, str]]:
 
 def write(results: Results, directory: Path = DIRECTORY) -> None:
     """Write README.md and the plots."""
+    from .peers import drain
     from .plots import draw
 
     directory.mkdir(exist_ok=True)
@@ -129,6 +130,9 @@ def write(results: Results, directory: Path = DIRECTORY) -> None:
     lines += ["## What decoders can do", ""]
     lines += ["Found out by running each on frames that need it (features.py).", ""]
     lines += [table(list(features.rows())), ""]
+    lines += ["What live clients do not do, as they are run here:", ""]
+    lacking = [[name, peer.lacks] for name, peer in drain.peers().items()]
+    lines += [table([["client", "does not"], *lacking], left=2), ""]
     lines += ["## What was not measured", ""]
     lines += [f"- {who}: {why}" for who, why in grouped(results.missing).items()] or ["Nothing."]
     (directory / "README.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")

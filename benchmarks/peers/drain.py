@@ -42,6 +42,8 @@ class Peer:
     command: tuple[str, ...]
     mode: str
     does: str
+    lacks: str
+    """What it does not do, or not as the server means it."""
     limit: int = 0
     needs: tuple[str, ...] = ()
     """Modules that this Python must have."""
@@ -60,28 +62,49 @@ def peers() -> dict[str, Peer]:
         "java", "-Xmx2g", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
         "-cp", f"{build}/java/peer.jar:{build}/java/lib/*", "peers.Drain",
     )  # fmt: skip
-    typed = "all columns typed, Arrow batches"
+    typed, receives = "all columns typed, Arrow batches", "receives only"
+    whole, parses = "ask for transactions before they end", "parse anything but Commit"
     return {
-        "pgoutput_fast": Peer(ours, "stream", typed),
-        "pgoutput_fast, bare loop": Peer(ours, "loop", typed),
-        "psycopg 3, SO_RCVLOWAT": Peer(this, "psycopg3_low_water", "receives only"),
-        "psycopg 3, receive": Peer(this, "psycopg3", "receives only"),
-        "pg_recvlogical": Peer(this, "pg_recvlogical", "receives only"),
-        "psycopg2, receive": Peer(python, "psycopg2_receive", "receives only"),
-        "pg_walstream, raw": Peer(rust, "raw", "receives only"),
-        "pg_walstream": Peer(rust, "typed", "int, float and bool typed into structs, else String"),
-        "pglogrepl": Peer(go, "parse", "messages, columns as bytes"),
-        "pglogrepl, typed": Peer(go, "typed", "all columns typed into a map"),
-        "Debezium, SourceRecord": Peer(java, "connect", "all columns typed, SourceRecord"),
-        "Debezium, JSON": Peer(java, "json", "all columns typed, JSON text"),
-        "pypgoutput, decoders": Peer(python, "pypgoutput_decoders", "messages, columns as str"),
+        "pgoutput_fast": Peer(ours, "stream", typed, whole),
+        "pgoutput_fast, bare loop": Peer(ours, "loop", typed, "answer keepalives"),
+        "psycopg 3, SO_RCVLOWAT": Peer(this, "psycopg3_low_water", receives, parses),
+        "psycopg 3, receive": Peer(this, "psycopg3", receives, parses),
+        "pg_recvlogical": Peer(this, "pg_recvlogical", receives, "parse anything"),
+        "psycopg2, receive": Peer(python, "psycopg2_receive", receives, parses),
+        "pg_walstream, raw": Peer(rust, "raw", receives, parses),
+        "pg_walstream": Peer(
+            rust, "typed", "int, float and bool typed into structs, else String",
+            "type numeric, timestamps, uuid and json; show unchanged TOAST, which is left out of the "
+            "row; make the structs, which are written by hand",
+        ),
+        "pglogrepl": Peer(go, "parse", "messages, columns as bytes", "type values"),
+        "pglogrepl, typed": Peer(
+            go, "typed", "all columns typed into a map",
+            "show unchanged TOAST, or which row is the old one: left to the caller",
+        ),
+        "Debezium, SourceRecord": Peer(
+            java, "connect", "all columns typed, SourceRecord",
+            "show unchanged TOAST other than by a text in the value's place; write to Kafka, or store "
+            "its offsets, here",
+        ),
+        "Debezium, JSON": Peer(
+            java, "json", "all columns typed, JSON text", "the same, and no schema in the JSON"
+        ),
+        "pypgoutput, decoders": Peer(
+            python, "pypgoutput_decoders", "messages, columns as str",
+            "type values; read Type, Origin and logical messages",
+        ),
         "pypgoutput, reader": Peer(
-            python, "pypgoutput_reader", "pydantic rows, few types", limit=10_000
+            python, "pypgoutput_reader", "pydantic rows, few types",
+            "tell unchanged TOAST from NULL; keep numeric exact (float); take all changes here",
+            limit=10_000,
         ),
         "pgoutput-decoder": Peer(
-            python312, "pgoutput_decoder", "dicts, as Debezium's", limit=30_000
+            python312, "pgoutput_decoder", "dicts, as Debezium's",
+            "tell unchanged TOAST from NULL; keep numeric exact (float); type timestamps; take all "
+            "changes here", limit=30_000,
         ),
-    }
+    }  # fmt: skip
 
 
 def run(options: argparse.Namespace, results: Results) -> None:
