@@ -74,7 +74,7 @@ def peers() -> dict[str, Peer]:
         "pg_walstream, raw": Peer(rust, "raw", receives, parses),
         "pg_walstream": Peer(
             rust, "typed", "int, float and bool typed into structs, else String",
-            "type numeric, timestamps, uuid and json; show unchanged TOAST, which is left out of the "
+            "type numeric, timestamps, uuid, json; show unchanged TOAST, which is left out of the "
             "row; make the structs, which are written by hand",
         ),
         "pglogrepl": Peer(go, "parse", "messages, columns as bytes", "type values"),
@@ -84,7 +84,7 @@ def peers() -> dict[str, Peer]:
         ),
         "Debezium, SourceRecord": Peer(
             java, "connect", "all columns typed, SourceRecord",
-            "show unchanged TOAST other than by a text in the value's place; write to Kafka, or store "
+            "show unchanged TOAST but by a text in the value's place; write to Kafka, or store "
             "its offsets, here",
         ),
         "Debezium, JSON": Peer(
