@@ -21,7 +21,7 @@ from made_vectors import NULL, SAME, binary, insert, relation, row, text, tuple_
 import pgoutput_fast as pf
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.state import make_settings
-from pgoutput_fast.types import CatalogType, arrow_type, column_type
+from pgoutput_fast.types import CatalogType, column_type
 
 MOOD, MOODS, PAIR, PAIRS, HSTORE, VECTOR, HALFVEC, SPARSEVEC, ODD, BARE = range(20000, 20010)
 UTC = datetime.timezone.utc
@@ -222,21 +222,6 @@ def test_text_and_binary(name: str) -> None:
     assert batch.column("after").to_pylist() == [None, None]
     if expected is not None:
         assert batch.column("before").field(0).to_pylist() == [expected, expected]
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_the_type_is_the_one_of_the_table(name: str) -> None:
-    """As docs/types.md writes it."""
-    type_id, shown, *_ = VALUES[name]
-    told = arrow_type(column_type(type_id, registry=registry()))
-    kind = str(column(type_id, text(shown)).type)
-    for written, ours in (
-        ("item: ", ""), ("string", "utf8"), ("double", "float64"), ("float>", "float32>"),
-        ("[day]", ""), ("extension<arrow.uuid>", "arrow.uuid"), (", indices=int32, ordered=0", ""),
-        ("extension<arrow.json>", "arrow.json"), ("dictionary<values=", "dictionary<int32, "),
-    ):  # fmt: skip
-        kind = kind.replace(written, ours)
-    assert kind == told
 
 
 def test_other_targets() -> None:
