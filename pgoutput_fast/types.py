@@ -554,7 +554,7 @@ MOST_NESTED = 32
 """Levels of a type within a type, domains included; a type that has more is unknown."""
 
 MOST_PARTS = 100_000
-"""Types that one type is made of at all its levels; a type that has more is unknown."""
+"""Types that one type is made of at all its levels, a range's twice; one of more is unknown."""
 
 _ELEMENT_KINDS = {"r": "range", "m": "multirange"}
 
@@ -680,6 +680,8 @@ def _too_deep(catalog: Mapping[int, CatalogType]) -> frozenset[int]:
             below = [measured[part] for part in parts]
             levels = 1 + max((levels for levels, _ in below), default=0)
             count = 1 + len(entry.fields) + sum(count for _, count in below)
+            if entry.kind == "r":
+                count *= 2  # columns have its subtype for either end
             fits = levels <= MOST_NESTED and count <= MOST_PARTS
             measured[oid] = (levels, count) if fits else endless
     return frozenset(oid for oid, size in measured.items() if size == endless)
