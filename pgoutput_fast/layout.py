@@ -72,7 +72,8 @@ CONVERTERS = {
 """How the compiled implementation stores usual values; "slow" leaves all of them to functions."""
 
 SYNTAXES = {
-    name: number for number, name in enumerate(("", "array", "range", "composite", "vector"))
+    name: number
+    for number, name in enumerate(("", "array", "range", "composite", "vector", "multirange"))
 }
 """Forms of nested values that the compiled implementation reads by itself."""
 

@@ -175,6 +175,16 @@ VALUES: dict[str, tuple[int, str, bytes, pa.DataType, Any]] = {
         struct.pack(">i", 2) + parts(a_range(2, int4(1), int4(2)), a_range(18, int4(5))),
         pa.list_(INT4RANGE), [span(1, 2), span(5, None)],
     ),
+    "empty int4multirange": (4451, "{}", bytes(4), pa.list_(INT4RANGE), []),
+    "tsmultirange": (
+        4533, '{("2024-02-29 00:00:00","2024-03-01 00:00:00"],("2024-03-02 00:00:00",)}',
+        struct.pack(">i", 2)
+        + parts(a_range(4, *(struct.pack(">q", day * 86400 * 10**6) for day in (8825, 8826))),
+                a_range(16, struct.pack(">q", 8827 * 86400 * 10**6))),
+        None,
+        [span(datetime.datetime(2024, 2, 29), datetime.datetime(2024, 3, 1), "(]"),
+         span(datetime.datetime(2024, 3, 2), None, "()")],
+    ),
     "mood": (MOOD, "happy", b"happy", pa.dictionary(pa.int32(), pa.utf8()), "happy"),
     "mood[]": (MOODS, "{ok,NULL,sad}", array(MOOD, b"ok", None, b"sad"),
                pa.list_(pa.dictionary(pa.int32(), pa.utf8())), ["ok", None, "sad"]),
