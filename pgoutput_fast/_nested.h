@@ -57,7 +57,7 @@ static PGF_OUTLINE int32_t pgf_label(const pgf_labels *labels, const uint8_t *at
 enum { PGF_FIXED, PGF_VARIABLE, PGF_LIST, PGF_FIXED_LIST, PGF_STRUCT };
 
 /* As pgoutput_fast.layout numbers them. */
-enum { PGF_NO_SYNTAX, PGF_ARRAY, PGF_RANGE, PGF_COMPOSITE, PGF_VECTOR };
+enum { PGF_NO_SYNTAX, PGF_ARRAY, PGF_RANGE, PGF_COMPOSITE, PGF_VECTOR, PGF_MULTIRANGE };
 
 typedef struct pgf_part {
     uint8_t shape;
@@ -515,26 +515,62 @@ static int pgf_pack_empty_range(pgf_packer *packer)
     return pgf_pack_range_flags(packer, 0, 0, 1);
 }
 
+/* A range that is not empty. *at is behind it afterwards. */
+static int pgf_pack_bounds(
+    pgf_packer *packer, pgf_part *part, const uint8_t **at, const uint8_t *end)
+{
+    int lower, upper, lower_inc, upper_inc, status;
+    if (*at == end || (**at != '[' && **at != '('))
+        return PGF_UNUSUAL;
+    lower_inc = *(*at)++ == '[';
+    if ((status = pgf_pack_word(packer, &part->children[0], at, end, 2, &lower)))
+        return status;
+    if (*at == end || *(*at)++ != ',')
+        return PGF_UNUSUAL;
+    if ((status = pgf_pack_word(packer, &part->children[1], at, end, 2, &upper)))
+        return status;
+    if (*at == end || (**at != ']' && **at != ')'))
+        return PGF_UNUSUAL;
+    upper_inc = *(*at)++ == ']';
+    if ((lower_inc && !lower) || (upper_inc && !upper))
+        return PGF_UNUSUAL;
+    return pgf_pack_range_flags(packer, lower_inc, upper_inc, 0);
+}
+
 static int pgf_pack_range_text(
     pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length)
 {
-    const uint8_t *end = at + length - 1;
-    int lower, upper, lower_inc, upper_inc, status;
+    const uint8_t *end = at + length;
+    int status;
     if (length == 5 && memcmp(at, "empty", 5) == 0)
         return pgf_pack_empty_range(packer);
-    if (length < 3 || (at[0] != '[' && at[0] != '(') || (end[0] != ']' && end[0] != ')'))
+    status = pgf_pack_bounds(packer, part, &at, end);
+    return status == PGF_DONE && at != end ? PGF_UNUSUAL : status;
+}
+
+static int pgf_pack_multirange_text(
+    pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length)
+{
+    const uint8_t *end = at + length - 1;
+    int64_t place;
+    int32_t size = 0;
+    int status;
+    if (length < 2 || *at++ != '{' || *end != '}' || part->children->syntax != PGF_RANGE)
         return PGF_UNUSUAL;
-    lower_inc = *at++ == '[';
-    upper_inc = end[0] == ']';
-    if ((status = pgf_pack_word(packer, &part->children[0], &at, end, 2, &lower)))
-        return status;
-    if (at == end || *at++ != ',')
-        return PGF_UNUSUAL;
-    if ((status = pgf_pack_word(packer, &part->children[1], &at, end, 2, &upper)))
-        return status;
-    if (at != end || (lower_inc && !lower) || (upper_inc && !upper))
-        return PGF_UNUSUAL;
-    return pgf_pack_range_flags(packer, lower_inc, upper_inc, 0);
+    if (at == end)
+        return PGF_DONE;
+    for (;;) {
+        place = packer->used;
+        if ((status = pgf_pack_bytes(packer, &size, 4))
+            || (status = pgf_pack_bounds(packer, part->children, &at, end)))
+            return status;
+        size = (int32_t)(packer->used - place - 4);
+        memcpy(packer->column->data + place, &size, 4);
+        if (at == end)
+            return PGF_DONE;
+        if (*at++ != ',')
+            return PGF_UNUSUAL;
+    }
 }
 
 static int pgf_pack_composite_text(
@@ -649,6 +685,29 @@ static int pgf_pack_range_binary(
     return pgf_pack_range_flags(packer, !!(flags & LOWER_INC), !!(flags & UPPER_INC), 0);
 }
 
+static int pgf_pack_multirange_binary(
+    pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length)
+{
+    enum { IS_EMPTY = 1 };
+    const uint8_t *end = at + length;
+    uint32_t count;
+    int is_there, status;
+    if (length < 4)
+        return PGF_UNUSUAL;
+    count = pgf_load4(at);
+    at += 4;
+    for (; count > 0; count--) {
+        /* Behind its length a range has flags. */
+        if (end - at < 5 || at[4] == IS_EMPTY)
+            return PGF_UNUSUAL;
+        if ((status = pgf_pack_sized(packer, part->children, &at, end, &is_there)))
+            return status;
+        if (!is_there)
+            return PGF_UNUSUAL;
+    }
+    return at == end ? PGF_DONE : PGF_UNUSUAL;
+}
+
 static int pgf_pack_composite_binary(
     pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length)
 {
@@ -704,6 +763,9 @@ static int pgf_pack(
         return (binary ? pgf_pack_range_binary : pgf_pack_range_text)(packer, part, at, length);
     case PGF_COMPOSITE:
         return (binary ? pgf_pack_composite_binary : pgf_pack_composite_text)(
+            packer, part, at, length);
+    case PGF_MULTIRANGE:
+        return (binary ? pgf_pack_multirange_binary : pgf_pack_multirange_text)(
             packer, part, at, length);
     case PGF_VECTOR:
         return (binary ? pgf_pack_vector_binary : pgf_pack_vector_text)(packer, part, at, length);

@@ -72,12 +72,31 @@ CONVERTERS = {
 """How the compiled implementation stores usual values; "slow" leaves all of them to functions."""
 
 SYNTAXES = {
-    name: number for number, name in enumerate(("", "array", "range", "composite", "vector"))
+    name: number
+    for number, name in enumerate(("", "array", "range", "composite", "vector", "multirange"))
 }
 """Forms of nested values that the compiled implementation reads by itself."""
 
 EPOCH_SHIFT = 946_684_800_000_000
 """Microseconds from 1970, where Arrow's timestamps begin, to 2000, where PostgreSQL's do."""
+
+ARROW_TYPES = {
+    "b": "bool", "c": "int8", "C": "uint8", "s": "int16", "S": "uint16", "i": "int32",
+    "I": "uint32", "l": "int64", "L": "uint64", "e": "float16", "f": "float32", "g": "float64",
+    "u": "utf8", "z": "binary", "tdD": "date32", "tdm": "date64", "tts": "time32[s]",
+    "ttm": "time32[ms]", "ttu": "time64[us]", "ttn": "time64[ns]", "tin": "month_day_nano_interval",
+}  # fmt: skip
+"""Formats of the C data interface without parameters → the names of the types."""
+
+_SPARK_TYPES = {
+    "b": "boolean", "c": "tinyint", "s": "smallint", "i": "int", "l": "bigint", "f": "float",
+    "g": "double", "u": "string", "z": "binary", "w": "binary", "tdD": "date", "ttu": "time",
+    "ttn": "time",
+}  # fmt: skip
+_UNITS = {"s": "s", "m": "ms", "u": "us", "n": "ns"}
+
+VARIANT = {b"variant": b"true"}
+"""Metadata of the second part of a struct that Spark takes for a variant."""
 
 _EXTENSION = b"ARROW:extension:name"
 _JSON = {_EXTENSION: b"arrow.json", b"ARROW:extension:metadata": b""}
@@ -146,6 +165,67 @@ class Field:
     def is_nested(self) -> bool:
         """Whether its values are made of others; a composite may have none."""
         return self.format.startswith("+")
+
+    @property
+    def arrow_type(self) -> str:
+        """The type as Arrow writes it; the name of an extension type alone."""
+        if _EXTENSION in self.metadata:
+            return self.metadata[_EXTENSION].decode()
+        kind, _, parameters = self.format.partition(":")
+        if self.labels is not None:
+            return f"dictionary<{ARROW_TYPES[kind]}, utf8>"
+        if kind in ARROW_TYPES:
+            return ARROW_TYPES[kind]
+        if kind == "d":
+            precision, scale, *bits = parameters.split(",")
+            return f"decimal{bits[0] if bits else 128}({precision}, {scale})"
+        if kind == "w":
+            return f"fixed_size_binary[{parameters}]"
+        if kind[:2] == "ts":
+            zone = f", {parameters}" if parameters else ""
+            return f"timestamp[{_UNITS[kind[2]]}{zone}]"
+        if kind == "+s":
+            parts = [f"{child.name}: {child.arrow_type}" for child in self.children]
+            return f"struct<{', '.join(parts)}>"
+        (child,) = self.children
+        if kind == "+m":
+            key, value = child.children
+            return f"map<{key.arrow_type}, {value.arrow_type}>"
+        if kind == "+w":
+            return f"fixed_size_list<{child.arrow_type}>[{parameters}]"
+        return f"list<{child.arrow_type}>"
+
+    @property
+    def spark_type(self) -> str:
+        """The type as Spark SQL writes it.
+
+        Raises
+        ------
+        PgOutputError
+            Spark has no such type.
+        """
+        kind, _, parameters = self.format.partition(":")
+        if kind in _SPARK_TYPES and self.labels is None:
+            return _SPARK_TYPES[kind]
+        if kind == "d" and self.width == 16:
+            return f"decimal({parameters})"
+        if kind[:2] == "ts":
+            return "timestamp" if parameters else "timestamp_ntz"
+        if kind == "+s":
+            if self.children and self.children[-1].metadata == VARIANT:
+                return "variant"
+            parts = [
+                f"`{child.name.replace('`', '``')}`:{child.spark_type}" for child in self.children
+            ]
+            return f"struct<{','.join(parts)}>"
+        if kind == "+m":
+            key, value = self.children[0].children
+            return f"map<{key.spark_type},{value.spark_type}>"
+        if kind in ("+l", "+w"):
+            return f"array<{self.children[0].spark_type}>"
+        raise PgOutputError(
+            f"Arrow's {self.arrow_type} is no type that Spark has; register another, with arrow="
+        )
 
     def in_binary(self) -> Field:
         """The field of a batch whose values came in binary format, if it is by format."""

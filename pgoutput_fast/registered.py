@@ -9,7 +9,7 @@ from typing import Any
 
 from .batches import pyarrow
 from .errors import PgOutputError
-from .layout import Field
+from .layout import ARROW_TYPES, Field
 from .packed import Stored, packed, then
 from .values import Codec, OutOfRange
 
@@ -91,38 +91,15 @@ def field_of_type(type_: Any, name: str = "", *, nullable: bool = True) -> Field
     elif is_.is_timestamp(type_):
         kind, width = f"ts{type_.unit[0]}:{type_.tz or ''}", 8
     else:
+        formats = {pa.type_for_alias(name): kind for kind, name in ARROW_TYPES.items()}
         try:
-            kind, width = _FORMATS[str(type_)]
+            kind = formats[type_]
         except KeyError:
             raise ValueError(f"{type_} is none of the types that columns have") from None
+        if kind not in ("u", "z"):
+            width = type_.bit_width // 8
     fields = [field_of_type(one.type, one.name, nullable=one.nullable) for one in children]
     return Field(name, kind, metadata, tuple(fields), width, nullable=nullable)
-
-
-_FORMATS = {
-    "bool": ("b", 0),
-    "int8": ("c", 1),
-    "uint8": ("C", 1),
-    "int16": ("s", 2),
-    "uint16": ("S", 2),
-    "int32": ("i", 4),
-    "uint32": ("I", 4),
-    "int64": ("l", 8),
-    "uint64": ("L", 8),
-    "halffloat": ("e", 2),
-    "float": ("f", 4),
-    "double": ("g", 8),
-    "string": ("u", -1),
-    "binary": ("z", -1),
-    "date32[day]": ("tdD", 4),
-    "date64[ms]": ("tdm", 8),
-    "time32[s]": ("tts", 4),
-    "time32[ms]": ("ttm", 4),
-    "time64[us]": ("ttu", 8),
-    "time64[ns]": ("ttn", 8),
-    "month_day_nano_interval": ("tin", 16),
-}
-"""pyarrow's name → format of the C data interface, bytes of a value."""
 
 
 def _stored(array: Any, i: int, field: Field) -> Stored:

@@ -15,9 +15,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import PgOutputError
+
+if TYPE_CHECKING:
+    from .layout import Field
+    from .policies import Policies
 
 Converter = Callable[[bytes], Any]
 
@@ -39,9 +43,6 @@ class PgType:
     codec : str
         Which functions read it, a key of :data:`pgoutput_fast.values.CODECS`; "range",
         "multirange", "vector" and "other" are no scalars.
-    arrow, spark : str
-        The column's type as Arrow and Spark SQL write it. Ask :func:`arrow_type` and
-        :func:`spark_type`: a numeric's depends on its modifier, a range's on its subtype.
     policies : tuple of str
         The fields of :class:`Policies` that have a say in its values.
     element : int
@@ -57,8 +58,6 @@ class PgType:
     array_oid: int
     category: str
     codec: str
-    arrow: str
-    spark: str
     policies: tuple[str, ...] = ()
     element: int = 0
     delimiter: str = ","
@@ -66,173 +65,104 @@ class PgType:
 
 
 BUILTIN_TYPES: tuple[PgType, ...] = (
-    PgType(16, "bool", 1000, "B", "bool", "bool", "boolean"),
-    PgType(17, "bytea", 1001, "U", "bytea", "binary", "binary"),
-    PgType(18, "char", 1002, "Z", "char", "utf8", "string"),
-    PgType(19, "name", 1003, "S", "text", "utf8", "string"),
-    PgType(20, "int8", 1016, "N", "int8", "int64", "bigint"),
-    PgType(21, "int2", 1005, "N", "int2", "int16", "smallint"),
-    PgType(22, "int2vector", 1006, "A", "vector", "list", "array", element=21),
-    PgType(23, "int4", 1007, "N", "int4", "int32", "int"),
-    PgType(24, "regproc", 1008, "N", "reg", "utf8", "string"),
-    PgType(25, "text", 1009, "S", "text", "utf8", "string"),
-    PgType(26, "oid", 1028, "N", "uint4", "uint32", "bigint"),
-    PgType(27, "tid", 1010, "U", "tid", "utf8", "string"),
-    PgType(28, "xid", 1011, "U", "uint4", "uint32", "bigint"),
-    PgType(29, "cid", 1012, "U", "uint4", "uint32", "bigint"),
-    PgType(30, "oidvector", 1013, "A", "vector", "list", "array", element=26),
-    PgType(114, "json", 199, "U", "json", "arrow.json", "string", policies=("json",)),
-    PgType(142, "xml", 143, "U", "xml", "utf8", "string"),
-    PgType(194, "pg_node_tree", 0, "Z", "other", "", ""),
-    PgType(600, "point", 1017, "G", "point", "utf8", "string"),
-    PgType(601, "lseg", 1018, "G", "lseg", "utf8", "string"),
-    PgType(602, "path", 1019, "G", "path", "utf8", "string"),
-    PgType(603, "box", 1020, "G", "box", "utf8", "string", delimiter=";"),
-    PgType(604, "polygon", 1027, "G", "polygon", "utf8", "string"),
-    PgType(628, "line", 629, "G", "line", "utf8", "string"),
-    PgType(650, "cidr", 651, "I", "cidr", "utf8", "string"),
-    PgType(700, "float4", 1021, "N", "float4", "float32", "float"),
-    PgType(701, "float8", 1022, "N", "float8", "float64", "double"),
-    PgType(705, "unknown", 0, "X", "text", "utf8", "string"),
-    PgType(718, "circle", 719, "G", "circle", "utf8", "string"),
-    PgType(774, "macaddr8", 775, "U", "macaddr8", "utf8", "string"),
-    PgType(790, "money", 791, "N", "money", "utf8", "string"),
-    PgType(829, "macaddr", 1040, "U", "macaddr", "utf8", "string"),
-    PgType(869, "inet", 1041, "I", "inet", "utf8", "string"),
-    PgType(1033, "aclitem", 1034, "U", "aclitem", "utf8", "string"),
-    PgType(1042, "bpchar", 1014, "S", "text", "utf8", "string"),
-    PgType(1043, "varchar", 1015, "S", "text", "utf8", "string"),
-    PgType(
-        1082, "date", 1182, "D", "date", "date32", "date", policies=("infinity", "out_of_range")
-    ),
-    PgType(1083, "time", 1183, "D", "time", "time64[us]", "time", policies=("out_of_range",)),
-    PgType(
-        1114,
-        "timestamp",
-        1115,
-        "D",
-        "timestamp",
-        "timestamp[us]",
-        "timestamp_ntz",
-        policies=("infinity", "out_of_range"),
-    ),
-    PgType(
-        1184,
-        "timestamptz",
-        1185,
-        "D",
-        "timestamptz",
-        "timestamp[us, UTC]",
-        "timestamp",
-        policies=("infinity", "out_of_range"),
-    ),
-    PgType(
-        1186,
-        "interval",
-        1187,
-        "T",
-        "interval",
-        "month_day_nano_interval",
-        "string",
-        policies=("infinity", "out_of_range"),
-    ),
-    PgType(1266, "timetz", 1270, "D", "timetz", "utf8", "string", policies=("out_of_range",)),
-    PgType(1560, "bit", 1561, "V", "bit", "utf8", "string"),
-    PgType(1562, "varbit", 1563, "V", "varbit", "utf8", "string"),
-    PgType(
-        1700,
-        "numeric",
-        1231,
-        "N",
-        "numeric",
-        "decimal128",
-        "decimal",
-        policies=("special_values", "numeric"),
-    ),
-    PgType(1790, "refcursor", 2201, "U", "text", "utf8", "string"),
-    PgType(2202, "regprocedure", 2207, "N", "reg", "utf8", "string"),
-    PgType(2203, "regoper", 2208, "N", "reg", "utf8", "string"),
-    PgType(2204, "regoperator", 2209, "N", "reg", "utf8", "string"),
-    PgType(2205, "regclass", 2210, "N", "reg", "utf8", "string"),
-    PgType(2206, "regtype", 2211, "N", "reg", "utf8", "string"),
-    PgType(2950, "uuid", 2951, "U", "uuid", "arrow.uuid", "string"),
-    PgType(2970, "txid_snapshot", 2949, "U", "snapshot", "utf8", "string"),
-    PgType(3220, "pg_lsn", 3221, "U", "pg_lsn", "utf8", "string"),
-    PgType(3361, "pg_ndistinct", 0, "Z", "other", "", ""),
-    PgType(3402, "pg_dependencies", 0, "Z", "other", "", ""),
-    PgType(3614, "tsvector", 3643, "U", "tsvector", "utf8", "string"),
-    PgType(3615, "tsquery", 3645, "U", "tsquery", "utf8", "string"),
-    PgType(3642, "gtsvector", 3644, "U", "other", "", ""),
-    PgType(3734, "regconfig", 3735, "N", "reg", "utf8", "string"),
-    PgType(3769, "regdictionary", 3770, "N", "reg", "utf8", "string"),
-    PgType(3802, "jsonb", 3807, "U", "jsonb", "arrow.json", "string", policies=("json",)),
-    PgType(3904, "int4range", 3905, "R", "range", "struct", "struct", element=23),
-    PgType(3906, "numrange", 3907, "R", "range", "struct", "struct", element=1700),
-    PgType(3908, "tsrange", 3909, "R", "range", "struct", "struct", element=1114),
-    PgType(3910, "tstzrange", 3911, "R", "range", "struct", "struct", element=1184),
-    PgType(3912, "daterange", 3913, "R", "range", "struct", "struct", element=1082),
-    PgType(3926, "int8range", 3927, "R", "range", "struct", "struct", element=20),
-    PgType(4072, "jsonpath", 4073, "U", "jsonpath", "utf8", "string"),
-    PgType(4089, "regnamespace", 4090, "N", "reg", "utf8", "string"),
-    PgType(4096, "regrole", 4097, "N", "reg", "utf8", "string"),
-    PgType(4191, "regcollation", 4192, "N", "reg", "utf8", "string"),
-    PgType(4451, "int4multirange", 6150, "R", "multirange", "list", "array", element=3904),
-    PgType(4532, "nummultirange", 6151, "R", "multirange", "list", "array", element=3906),
-    PgType(4533, "tsmultirange", 6152, "R", "multirange", "list", "array", element=3908),
-    PgType(4534, "tstzmultirange", 6153, "R", "multirange", "list", "array", element=3910),
-    PgType(4535, "datemultirange", 6155, "R", "multirange", "list", "array", element=3912),
-    PgType(4536, "int8multirange", 6157, "R", "multirange", "list", "array", element=3926),
-    PgType(4600, "pg_brin_bloom_summary", 0, "Z", "other", "", ""),
-    PgType(4601, "pg_brin_minmax_multi_summary", 0, "Z", "other", "", ""),
-    PgType(5017, "pg_mcv_list", 0, "Z", "other", "", ""),
-    PgType(5038, "pg_snapshot", 5039, "U", "snapshot", "utf8", "string"),
-    PgType(5069, "xid8", 271, "U", "uint8", "uint64", "decimal(20,0)"),
+    PgType(16, "bool", 1000, "B", "bool"),
+    PgType(17, "bytea", 1001, "U", "bytea"),
+    PgType(18, "char", 1002, "Z", "char"),
+    PgType(19, "name", 1003, "S", "text"),
+    PgType(20, "int8", 1016, "N", "int8"),
+    PgType(21, "int2", 1005, "N", "int2"),
+    PgType(22, "int2vector", 1006, "A", "vector", element=21),
+    PgType(23, "int4", 1007, "N", "int4"),
+    PgType(24, "regproc", 1008, "N", "reg"),
+    PgType(25, "text", 1009, "S", "text"),
+    PgType(26, "oid", 1028, "N", "uint4"),
+    PgType(27, "tid", 1010, "U", "tid"),
+    PgType(28, "xid", 1011, "U", "uint4"),
+    PgType(29, "cid", 1012, "U", "uint4"),
+    PgType(30, "oidvector", 1013, "A", "vector", element=26),
+    PgType(114, "json", 199, "U", "json", policies=("json",)),
+    PgType(142, "xml", 143, "U", "xml"),
+    PgType(194, "pg_node_tree", 0, "Z", "other"),
+    PgType(600, "point", 1017, "G", "point"),
+    PgType(601, "lseg", 1018, "G", "lseg"),
+    PgType(602, "path", 1019, "G", "path"),
+    PgType(603, "box", 1020, "G", "box", delimiter=";"),
+    PgType(604, "polygon", 1027, "G", "polygon"),
+    PgType(628, "line", 629, "G", "line"),
+    PgType(650, "cidr", 651, "I", "cidr"),
+    PgType(700, "float4", 1021, "N", "float4"),
+    PgType(701, "float8", 1022, "N", "float8"),
+    PgType(705, "unknown", 0, "X", "text"),
+    PgType(718, "circle", 719, "G", "circle"),
+    PgType(774, "macaddr8", 775, "U", "macaddr8"),
+    PgType(790, "money", 791, "N", "money"),
+    PgType(829, "macaddr", 1040, "U", "macaddr"),
+    PgType(869, "inet", 1041, "I", "inet"),
+    PgType(1033, "aclitem", 1034, "U", "aclitem"),
+    PgType(1042, "bpchar", 1014, "S", "text"),
+    PgType(1043, "varchar", 1015, "S", "text"),
+    PgType(1082, "date", 1182, "D", "date", policies=("infinity", "out_of_range")),
+    PgType(1083, "time", 1183, "D", "time", policies=("out_of_range",)),
+    PgType(1114, "timestamp", 1115, "D", "timestamp", policies=("infinity", "out_of_range")),
+    PgType(1184, "timestamptz", 1185, "D", "timestamptz", policies=("infinity", "out_of_range")),
+    PgType(1186, "interval", 1187, "T", "interval", policies=("infinity", "out_of_range")),
+    PgType(1266, "timetz", 1270, "D", "timetz", policies=("out_of_range",)),
+    PgType(1560, "bit", 1561, "V", "bit"),
+    PgType(1562, "varbit", 1563, "V", "varbit"),
+    PgType(1700, "numeric", 1231, "N", "numeric", policies=("special_values", "numeric")),
+    PgType(1790, "refcursor", 2201, "U", "text"),
+    PgType(2202, "regprocedure", 2207, "N", "reg"),
+    PgType(2203, "regoper", 2208, "N", "reg"),
+    PgType(2204, "regoperator", 2209, "N", "reg"),
+    PgType(2205, "regclass", 2210, "N", "reg"),
+    PgType(2206, "regtype", 2211, "N", "reg"),
+    PgType(2950, "uuid", 2951, "U", "uuid"),
+    PgType(2970, "txid_snapshot", 2949, "U", "snapshot"),
+    PgType(3220, "pg_lsn", 3221, "U", "pg_lsn"),
+    PgType(3361, "pg_ndistinct", 0, "Z", "other"),
+    PgType(3402, "pg_dependencies", 0, "Z", "other"),
+    PgType(3614, "tsvector", 3643, "U", "tsvector"),
+    PgType(3615, "tsquery", 3645, "U", "tsquery"),
+    PgType(3642, "gtsvector", 3644, "U", "other"),
+    PgType(3734, "regconfig", 3735, "N", "reg"),
+    PgType(3769, "regdictionary", 3770, "N", "reg"),
+    PgType(3802, "jsonb", 3807, "U", "jsonb", policies=("json",)),
+    PgType(3904, "int4range", 3905, "R", "range", element=23),
+    PgType(3906, "numrange", 3907, "R", "range", element=1700),
+    PgType(3908, "tsrange", 3909, "R", "range", element=1114),
+    PgType(3910, "tstzrange", 3911, "R", "range", element=1184),
+    PgType(3912, "daterange", 3913, "R", "range", element=1082),
+    PgType(3926, "int8range", 3927, "R", "range", element=20),
+    PgType(4072, "jsonpath", 4073, "U", "jsonpath"),
+    PgType(4089, "regnamespace", 4090, "N", "reg"),
+    PgType(4096, "regrole", 4097, "N", "reg"),
+    PgType(4191, "regcollation", 4192, "N", "reg"),
+    PgType(4451, "int4multirange", 6150, "R", "multirange", element=3904),
+    PgType(4532, "nummultirange", 6151, "R", "multirange", element=3906),
+    PgType(4533, "tsmultirange", 6152, "R", "multirange", element=3908),
+    PgType(4534, "tstzmultirange", 6153, "R", "multirange", element=3910),
+    PgType(4535, "datemultirange", 6155, "R", "multirange", element=3912),
+    PgType(4536, "int8multirange", 6157, "R", "multirange", element=3926),
+    PgType(4600, "pg_brin_bloom_summary", 0, "Z", "other"),
+    PgType(4601, "pg_brin_minmax_multi_summary", 0, "Z", "other"),
+    PgType(5017, "pg_mcv_list", 0, "Z", "other"),
+    PgType(5038, "pg_snapshot", 5039, "U", "snapshot"),
+    PgType(5069, "xid8", 271, "U", "uint8"),
 )
 """Every type that a server is born with, but pseudo-types and the rows of system catalogues."""
 
 EXTENSION_TYPES: tuple[PgType, ...] = (
-    PgType(0, "citext", 0, "S", "text", "utf8", "string", extension="citext"),
-    PgType(
-        0, "hstore", 0, "U", "hstore", "map<utf8, utf8>", "map<string,string>", extension="hstore"
-    ),
-    PgType(0, "ltree", 0, "U", "versioned_text", "utf8", "string", extension="ltree"),
-    PgType(0, "lquery", 0, "U", "versioned_text", "utf8", "string", extension="ltree"),
-    PgType(0, "ltxtquery", 0, "U", "versioned_text", "utf8", "string", extension="ltree"),
-    PgType(0, "cube", 0, "U", "cube", "utf8", "string", extension="cube"),
-    PgType(0, "vector", 0, "U", "pgvector", "list<float32>", "array<float>", extension="vector"),
-    PgType(0, "halfvec", 0, "U", "halfvec", "list<float32>", "array<float>", extension="vector"),
-    PgType(
-        0,
-        "sparsevec",
-        0,
-        "U",
-        "sparsevec",
-        "struct<dim: int32, indices: list<int32>, values: list<float32>>",
-        "struct<dim:int,indices:array<int>,values:array<float>>",
-        extension="vector",
-    ),
-    PgType(
-        0,
-        "geometry",
-        0,
-        "U",
-        "ewkb",
-        "geoarrow.wkb",
-        "binary",
-        delimiter=":",
-        extension="postgis",
-    ),
-    PgType(
-        0,
-        "geography",
-        0,
-        "U",
-        "ewkb",
-        "geoarrow.wkb",
-        "binary",
-        delimiter=":",
-        extension="postgis",
-    ),
+    PgType(0, "citext", 0, "S", "text", extension="citext"),
+    PgType(0, "hstore", 0, "U", "hstore", extension="hstore"),
+    PgType(0, "ltree", 0, "U", "versioned_text", extension="ltree"),
+    PgType(0, "lquery", 0, "U", "versioned_text", extension="ltree"),
+    PgType(0, "ltxtquery", 0, "U", "versioned_text", extension="ltree"),
+    PgType(0, "cube", 0, "U", "cube", extension="cube"),
+    PgType(0, "vector", 0, "U", "pgvector", extension="vector"),
+    PgType(0, "halfvec", 0, "U", "halfvec", extension="vector"),
+    PgType(0, "sparsevec", 0, "U", "sparsevec", extension="vector"),
+    PgType(0, "geometry", 0, "U", "ewkb", delimiter=":", extension="postgis"),
+    PgType(0, "geography", 0, "U", "ewkb", delimiter=":", extension="postgis"),
 )
 """Types of extensions, found by name: their OIDs differ from database to database."""
 
@@ -624,7 +554,7 @@ MOST_NESTED = 32
 """Levels of a type within a type, domains included; a type that has more is unknown."""
 
 MOST_PARTS = 100_000
-"""Types that one type is made of at all its levels; a type that has more is unknown."""
+"""Types that one type is made of at all its levels, a range's twice; one of more is unknown."""
 
 _ELEMENT_KINDS = {"r": "range", "m": "multirange"}
 
@@ -750,6 +680,8 @@ def _too_deep(catalog: Mapping[int, CatalogType]) -> frozenset[int]:
             below = [measured[part] for part in parts]
             levels = 1 + max((levels for levels, _ in below), default=0)
             count = 1 + len(entry.fields) + sum(count for _, count in below)
+            if entry.kind == "r":
+                count *= 2  # columns have its subtype for either end
             fits = levels <= MOST_NESTED and count <= MOST_PARTS
             measured[oid] = (levels, count) if fits else endless
     return frozenset(oid for oid, size in measured.items() if size == endless)
@@ -891,67 +823,45 @@ def decimal_shape(type_modifier: int) -> tuple[int, int] | None:
     return max(precision, scale), scale
 
 
-def arrow_type(type: ColumnType, *, binary: bool = False) -> str:
-    """The Arrow type of a column, as Arrow writes it.
+def arrow_type(
+    type: ColumnType,
+    *,
+    binary: bool = False,
+    policies: Policies | None = None,
+    target: str = "arrow",
+) -> str:
+    """The Arrow type of a column, as Arrow writes it; the name of an extension type alone.
 
     Parameters
     ----------
     type : ColumnType
     binary : bool
         Whether values come in binary format: those of unknown types are ``binary``, else ``utf8``.
+    policies : Policies, optional
+    target : {"arrow", "spark", "portable"}
+        As of :class:`ColumnarDecoder`, whose columns have this type.
+
+    Raises
+    ------
+    PgOutputError
+        A type was registered with what is no Arrow type of a column, or there is no pyarrow to ask.
     """
-    if type.registered is not None and type.registered.arrow is not None:
-        return str(type.registered.arrow)
-    if type.kind == "enum":
-        return "dictionary<int32, utf8>"
-    if type.kind == "composite":
-        fields = (f"{name}: {arrow_type(field, binary=binary)}" for name, field in type.fields)
-        return f"struct<{', '.join(fields)}>"
-    if type.element is not None:
-        element = arrow_type(type.element, binary=binary)
-        if type.kind != "range":
-            return f"list<{element}>"
-        return f"struct<lower: {element}, upper: {element}, {_ARROW_RANGE}>"
-    entry = type.entry
-    if entry is None or entry.codec == "other":
-        return "binary" if binary else "utf8"
-    if entry.name in ("vector", "halfvec") and type.modifier > 0:  # the number of dimensions
-        return f"fixed_size_list<float32>[{type.modifier}]"
-    if entry.codec != "numeric":
-        return entry.arrow
-    shape = decimal_shape(type.modifier)
-    if shape is None or shape[0] > 76:
-        return "utf8"
-    return f"decimal{128 if shape[0] <= 38 else 256}({shape[0]}, {shape[1]})"
+    return _field(type, binary, policies, target).arrow_type
 
 
-_ARROW_RANGE = "lower_inc: bool, upper_inc: bool, empty: bool"
+def spark_type(type: ColumnType, *, binary: bool = False, policies: Policies | None = None) -> str:
+    """The Spark SQL type of a column that is decoded with ``target="spark"``.
+
+    Parameters and errors are those of :func:`arrow_type`; an Arrow type that Spark does not have,
+    with which a type was registered, is an error too.
+    """
+    return _field(type, binary, policies, "spark").spark_type
 
 
-def spark_type(type: ColumnType, *, binary: bool = False) -> str:
-    """The Spark SQL type of a column; parameters as of :func:`arrow_type`."""
-    if type.kind == "enum":
-        return "string"
-    if type.kind == "composite":
-        fields = (
-            f"`{name.replace('`', '``')}`:{spark_type(field, binary=binary)}"
-            for name, field in type.fields
-        )
-        return f"struct<{','.join(fields)}>"
-    if type.element is not None:
-        element = spark_type(type.element, binary=binary)
-        if type.kind != "range":
-            return f"array<{element}>"
-        return f"struct<lower:{element},upper:{element},{_SPARK_RANGE}>"
-    entry = type.entry
-    if entry is None or entry.codec == "other":
-        return "binary" if binary else "string"
-    if entry.codec != "numeric":
-        return entry.spark
-    shape = decimal_shape(type.modifier)
-    if shape is None or shape[0] > 38:
-        return "string"
-    return f"decimal({shape[0]},{shape[1]})"
+def _field(type: ColumnType, binary: bool, policies: Policies | None, target: str) -> Field:
+    from .layout import field_of  # it is made of what is here
+    from .plan import Settings
 
-
-_SPARK_RANGE = "lower_inc:boolean,upper_inc:boolean,empty:boolean"
+    settings = Settings() if policies is None else Settings(policies)
+    found = field_of(type, settings, target)
+    return found.in_binary() if binary else found

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
-from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.layout import Field, field_of, interval_iso, text_field, without_functions
+from pgoutput_fast.layout import (
+    VARIANT,
+    Field,
+    field_of,
+    interval_iso,
+    text_field,
+    without_functions,
+)
 from pgoutput_fast.objects import Interval
-from pgoutput_fast.packed import dimensions_of, packed
+from pgoutput_fast.packed import packed
 from pgoutput_fast.plan import Settings
 from pgoutput_fast.policies import MOST_DIMENSIONS, Policies
-from pgoutput_fast.types import ColumnType, decimal_shape, spark_type
+from pgoutput_fast.types import ColumnType
 from pgoutput_fast.values import codec_of
 
 # Spark's types, each of which holds all values of those before it.
 _INTEGERS = ("smallint", "int", "bigint")
 _FLOATS = ("float", "double")
-_RANGE = "lower_inc:boolean,upper_inc:boolean,empty:boolean"
 _KEEPS_ALL = Policies(infinity="text", out_of_range="text")
 
 
@@ -34,49 +38,7 @@ def column_ddl(type_: ColumnType, policies: Policies, *, binary: bool) -> str:
     binary : bool
         Values of unknown types come in binary format.
     """
-
-    def ddl(part: ColumnType) -> str:
-        return column_ddl(part, policies, binary=binary)
-
-    if type_.registered is not None and type_.registered.arrow is not None:
-        return _registered_ddl(type_.registered.arrow)
-    if type_.kind == "composite":
-        fields = (f"`{name.replace('`', '``')}`:{ddl(field)}" for name, field in type_.fields)
-        return f"struct<{','.join(fields)}>"
-    if type_.kind == "array" and policies.arrays == "text":
-        return "string"
-    if type_.element is not None:
-        element = ddl(type_.element)
-        if type_.kind == "range":
-            return f"struct<lower:{element},upper:{element},{_RANGE}>"
-        dimensions = dimensions_of(policies) if type_.kind == "array" else 1
-        return "array<" * dimensions + element + ">" * dimensions
-    found = spark_type(type_, binary=binary)
-    entry = type_.entry
-    if entry is None or (found == "string" and entry.codec not in ("numeric", "json", "jsonb")):
-        return found
-    if entry.codec == "numeric" and decimal_shape(type_.modifier) is None and policies.numeric:
-        found = f"decimal({policies.numeric[0]},{policies.numeric[1]})"
-    if "json" in entry.policies and policies.json == "parse":
-        return "variant"
-    limits = {"infinity", "out_of_range", "special_values"}.intersection(entry.policies)
-    return "string" if any(getattr(policies, name) == "text" for name in limits) else found
-
-
-def _registered_ddl(arrow: Any) -> str:
-    """Spark's type of the Arrow type that a user registered."""
-    import pyarrow as pa
-    from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import from_arrow_type
-
-    try:
-        found = pa.type_for_alias(arrow) if isinstance(arrow, str) else arrow
-        return from_arrow_type(found).simpleString()
-    except (ValueError, TypeError, PySparkException) as error:
-        raise PgOutputError(
-            f"a type was registered with arrow={arrow!r}, which is no Arrow type that Spark has: "
-            f"{error}"
-        ) from error
+    return _natural(type_, Settings(policies), binary=binary).spark_type
 
 
 def policies_for(
@@ -141,6 +103,11 @@ def column_field(type_: ColumnType, settings: Settings, ddl: str, *, binary: boo
         # The decimal that is wanted holds more than the column's own, or as much.
         precision, scale = _precision_and_scale(ddl)
         plain = replace(plain, modifier=(precision << 16 | scale) + 4)
+    return _natural(plain, settings, binary=binary)
+
+
+def _natural(type_: ColumnType, settings: Settings, *, binary: bool) -> Field:
+    """The column that Spark has of a type's values where nothing else is wanted."""
 
     def special(part: ColumnType, settings: Settings) -> Field | None:
         if part.registered is not None:
@@ -152,9 +119,11 @@ def column_field(type_: ColumnType, settings: Settings, ddl: str, *, binary: boo
             return _variant_field(part, settings)
         if codec in ("unknown", "other"):
             return _unknown_field(part, settings, binary=binary)
+        if codec == "array" and settings.policies.arrays == "text":
+            return text_field(part, settings)
         return None
 
-    return field_of(plain, settings, "spark", special=special)
+    return field_of(type_, settings, "spark", special=special)
 
 
 def _precision_and_scale(ddl: str) -> tuple[int, int]:
@@ -176,7 +145,10 @@ def _unknown_field(type_: ColumnType, settings: Settings, *, binary: bool) -> Fi
 
 def _variant_field(type_: ColumnType, settings: Settings) -> Field:
     exact = codec_of(type_, replace(settings, policies=_KEEPS_ALL))
-    parts = tuple(Field(name, "z", nullable=False) for name in ("value", "metadata"))
+    parts = (
+        Field("value", "z", nullable=False),
+        Field("metadata", "z", VARIANT, nullable=False),
+    )
     return Field(
         "", "+s", children=parts,
         text=lambda raw: _variant(exact.text(raw)), binary=lambda raw: _variant(exact.binary(raw)),

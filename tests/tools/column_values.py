@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import itertools
 import math
 from typing import Any
@@ -15,7 +16,7 @@ from pgoutput_fast.plan import Settings
 from pgoutput_fast.types import ColumnType
 from pgoutput_fast.values import codec_of
 
-__all__ = ["has_other_shape", "same_value", "stored"]
+__all__ = ["has_other_shape", "is_special", "same_value", "stored"]
 
 
 def same_value(
@@ -35,7 +36,7 @@ def same_value(
         Of the messages.
     """
     if got is None or want is None:
-        return got is None and want is None
+        return got is None and (want is None or is_special(want, settings))
     kind = getattr(kind, "storage_type", kind)
     element = type_.element
     if pa.types.is_map(kind):
@@ -65,7 +66,10 @@ def same_value(
             for value, part in zip(got, want, strict=True)
         )
     if isinstance(want, pf.Interval) and not isinstance(got, str):
-        return tuple(got) == (want.months, want.days, want.microseconds * 1000)
+        nanoseconds = want.microseconds * 1000
+        if settings.policies.out_of_range == "clamp":
+            nanoseconds = min(max(nanoseconds, -(1 << 63)), (1 << 63) - 1)
+        return tuple(got) == (want.months, want.days, nanoseconds)
     if type(got) is type(want):
         return bool(got == want) or (isinstance(got, float) and math.isnan(got + want))
     if isinstance(want, int):
@@ -75,6 +79,16 @@ def same_value(
         encoded = got.encode(settings.encoding)
         return repr(codec_of(type_, settings).text(encoded)) == repr(want)
     return False
+
+
+def is_special(want: Any, settings: Settings) -> bool:
+    """Whether it is what columns alone cannot hold, and the policy makes null of it."""
+    if isinstance(want, pf.Interval):
+        return settings.policies.out_of_range == "null" and not (
+            -(1 << 63) <= want.microseconds * 1000 < 1 << 63
+        )
+    null = settings.policies.special_values == "null"
+    return null and isinstance(want, decimal.Decimal) and not want.is_finite()
 
 
 def has_other_shape(value: Any) -> bool:

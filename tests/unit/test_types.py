@@ -15,7 +15,6 @@ from pgoutput_fast.types import (
     BUILTIN_TYPES,
     EXTENSION_TYPES,
     ColumnType,
-    PgType,
     arrow_type,
     column_type,
     spark_type,
@@ -135,14 +134,10 @@ def test_an_array_has_its_elements_delimiter_and_modifier() -> None:
 
 
 def test_arrow_and_spark_types() -> None:
-    registry = pf.TypeRegistry()
-    registry.register("complex", text=float, arrow="float64")
     mood = ColumnType("enum", 16400, "public", "mood", labels=("sad", "ok"))
     numeric = column_type(1700, 655366)
     pair = ColumnType("composite", 16401, fields=(("a", numeric), ("b`c", mood)))
-    vector = PgType(
-        0, "vector", 0, "U", "pgvector", "list<float32>", "array<float>", extension="vector"
-    )
+    (vector,) = [entry for entry in EXTENSION_TYPES if entry.name == "vector"]
     expected = [
         (column_type(23), "int32", "int"),
         (numeric, "decimal128(10, 2)", "decimal(10,2)"),
@@ -159,16 +154,14 @@ def test_arrow_and_spark_types() -> None:
             column_type(4535),
             ("list<struct<lower: date32, upper: date32, lower_inc: bool, upper_inc: bool, "
             "empty: bool>>"),
-            ("array<struct<lower:date,upper:date,lower_inc:boolean,upper_inc:boolean,"
-            "empty:boolean>>"),
+            ("array<struct<`lower`:date,`upper`:date,`lower_inc`:boolean,`upper_inc`:boolean,"
+            "`empty`:boolean>>"),
         ),
         (ColumnType("base", 1, entry=vector, modifier=3), "fixed_size_list<float32>[3]",
          "array<float>"),
         (ColumnType("base", 1, entry=vector), "list<float32>", "array<float>"),
         (column_type(16400), "utf8", "string"),
         (column_type(194), "utf8", "string"),
-        (column_type(16400, announced=("public", "complex"), registry=registry), "float64",
-         "string"),
     ]  # fmt: skip
     for found, arrow, spark in expected:
         assert (arrow_type(found), spark_type(found)) == (arrow, spark)
