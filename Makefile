@@ -2,7 +2,8 @@
 #
 # PYTHON        the Python to make the environment with (default: python3, or the newest suitable)
 # VENV          where the environment is (default: .venv)
-# PYTEST_ARGS   more arguments for pytest, as in: make test PYTEST_ARGS='tests/unit -k lsn'
+# PYTEST_ARGS   more arguments for pytest, as in: make test PYTEST_ARGS='tests/unit -k lsn'; by itself
+#               make test takes all cores, PYTEST_ARGS='-n 2' two processes, '-n 0' its own alone
 # DEMO_ARGS     more arguments for the demo, as in: make demo DEMO_ARGS=--help
 # BENCH_ARGS    more arguments for the benchmarks
 # CORPUS        a directory of recorded captures, for test-corpus
@@ -77,8 +78,10 @@ demo: $(VENV)/.dependencies
 	fi; \
 	exec $(bin)/pgoutput-fast demo $(DEMO_ARGS)
 
+# A file's tests share servers, Spark and builds: they stay together, and in the order of the tree, in
+# which the longest of them come early and the shortest last.
 test: $(VENV)/.extension
-	@$(python) -m pytest $(PYTEST_ARGS)
+	@$(python) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-pythons:
 	@pythons=$$(tools/find-python --all) || exit 1; failed=; \

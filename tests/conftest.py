@@ -44,6 +44,12 @@ def pytest_report_header() -> list[str]:
     ]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """`-k` chooses few tests: they are done before other processes would have begun."""
+    return 0 if config.getoption("keyword") else None
+
+
 def implementation(name: str) -> ModuleType:
     """The module of an implementation. One that is missing fails the test, it does not skip."""
     try:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-LINES = pytest.StashKey[list[str]]()
+COMPARED = "compared"
 
 
 @pytest.fixture
-def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """`say(line)`: a line of the summary; shown with `--corpus` or `-v`."""
-    return request.config.stash.setdefault(LINES, []).append
+def say(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """`say(line)`: a line of the summary; shown with `--corpus` or `-v`.
+
+    It goes by the test's report, which may come from another process.
+    """
+    return functools.partial(record_property, COMPARED)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    lines = config.stash.get(LINES, [])
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    lines = [line for one in reports for name, line in one.user_properties if name == COMPARED]
     if lines and (config.getoption("--corpus") or config.get_verbosity() > 0):
         terminalreporter.section("values compared with the server's")
         for line in lines:

@@ -247,14 +247,14 @@ def worker(database: Any, directory: Path, silence: float = 0.1) -> subprocess.P
 
 
 def test_killed_in_the_middle_it_goes_on_without_loss_or_doubling(
-    prepared: Any, tmp_path: Path
+    prepared18: Any, tmp_path: Path
 ) -> None:
     """Killed again and again while transactions of many sizes are written."""
     rows = 0
     for kill in range(6):
-        process = worker(prepared, tmp_path, silence=60.0 if kill % 2 else 0.01)
+        process = worker(prepared18, tmp_path, silence=60.0 if kill % 2 else 0.01)
         assert process.stdout is not None
-        with prepared.connect() as connection:
+        with prepared18.connect() as connection:
             for number in range(40):
                 count = 1 + (number * 37 + kill) % 100
                 connection.execute(
@@ -267,7 +267,7 @@ def test_killed_in_the_middle_it_goes_on_without_loss_or_doubling(
                     assert process.stdout.readline() == "progress\n"
         process.kill()
         process.communicate()
-    run(prepared, tmp_path)
+    run(prepared18, tmp_path)
     assert inserted(tmp_path) == list(range(rows))
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     commits = [m.end_lsn for m in messages(tmp_path) if isinstance(m, pf.Commit)]
@@ -464,7 +464,8 @@ def test_what_is_not_there(
         ({"until_lsn": True}, "not bool"),
         ({"until_lsn": -1}, "-1 is no LSN"),
         ({"until_lsn": 1 << 64}, "is no LSN"),
-        ({"stop": lambda: True}, r"stop must be a threading\.Event, not function"),
+        # Not a function of its own: tests have the same names in every process.
+        ({"stop": len}, r"stop must be a threading\.Event, not builtin_function_or_method"),
         ({"progress": 1}, "progress must be callable, not int"),
         ({"directory": None}, "directory must be a path, not NoneType"),
         ({"directory": b"x"}, "directory must be a path, not bytes"),
