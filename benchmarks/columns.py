@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import os
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -43,22 +44,35 @@ def twin() -> Iterator[None]:
 
 
 def check(workload: workloads.Workload) -> None:
-    """Hold the engine's rows against what the workload was made of.
+    """Hold the engine's rows, and its twin's, against what the workload was made of.
 
     Raises
     ------
     WrongResult
     """
-    if workload.table is None:
-        return
-    # Types that Arrow gives no Python value, uuid and jsonb, by their text.
-    found = [
-        tuple(row["after"].values())
-        for batch in pf.ColumnarDecoder().decode(*workload.packed())
-        for row in pa.record_batch(batch).to_pylist()
-    ]
-    if [tuple(map(str, row)) for row in found] != [tuple(map(str, row)) for row in workload.rows]:
-        raise WrongResult(f"{workload}: the engine's rows are not the workload's")
+    data, offsets = workload.packed()
+    ours = pf.ColumnarDecoder()
+    with twin():
+        theirs = pf.ColumnarDecoder()
+        slow = [row for b in theirs.decode(data, offsets) for row in pa.record_batch(b).to_pylist()]
+    fast = [row for b in ours.decode(data, offsets) for row in pa.record_batch(b).to_pylist()]
+    # NaN is not itself.
+    if list(map(str, fast)) != list(map(str, slow)):
+        raise WrongResult(f"{workload}: the twin's columns are not the engine's")
+    if workload.table is not None:
+        rows = [tuple(row["after"].values()) for row in fast]
+        _compare(f"{workload}, Arrow", rows, workload)
+
+
+def _compare(who: str, rows: list[tuple[object, ...]], workload: workloads.Workload) -> None:
+    if list(map(_plain, rows)) != list(map(_plain, workload.rows)):
+        raise WrongResult(f"{who}: its rows are not the workload's")
+
+
+def _plain(row: Iterable[object]) -> tuple[str, ...]:
+    """A row as text, where uuid and jsonb have no Python value, CSV no zones and polars no bool."""
+    texts = (str(value).removesuffix("+00:00") for value in row)
+    return tuple({"True": "t", "False": "f"}.get(text, text) for text in texts)
 
 
 def csv_of(workload: workloads.Workload) -> bytes:
@@ -75,7 +89,13 @@ def csv_of(workload: workloads.Workload) -> bytes:
 
 
 def csv_readers(workload: workloads.Workload, missing: dict[str, str]) -> dict[str, Run]:
-    """CSV readers with one thread, each to the engine's types as far as it has them."""
+    """CSV readers with one thread, each to the engine's types as far as it has them.
+
+    Raises
+    ------
+    WrongResult
+        What one of them reads is not what the workload was made of.
+    """
     data = csv_of(workload)
     [batch] = pf.ColumnarDecoder().decode(workload.frames)
     types = {
@@ -103,6 +123,7 @@ def csv_readers(workload: workloads.Workload, missing: dict[str, str]) -> dict[s
 
     readers: dict[str, Run] = {"pyarrow.csv": by_pyarrow, "pyarrow.csv, kept": hold}
     try:
+        os.environ.setdefault("POLARS_MAX_THREADS", "1")  # read when it is imported
         polars = optional_module("polars")
         # It has no parser of "t" and "f".
         schema = {
@@ -124,11 +145,19 @@ def csv_readers(workload: workloads.Workload, missing: dict[str, str]) -> dict[s
         file = tempfile.NamedTemporaryFile(suffix=".csv")  # noqa: SIM115 - as long as the reader
         file.write(data)
         file.flush()
+        # All told: what it would find out by itself, it would find out at each call.
         readers["duckdb CSV"] = lambda: connection.read_csv(
-            file.name, header=False, columns=columns
-        ).to_arrow_table()
+            file.name, header=False, columns=columns, auto_detect=False,
+            delimiter=",", quotechar='"', escapechar='"',
+        ).to_arrow_table()  # fmt: skip
     except NotMeasured as reason:
         missing[f"{workload}/columns/duckdb CSV"] = str(reason)
+    for who, read in readers.items():
+        if who != "pyarrow.csv, kept":
+            found: Any = read()
+            table = found if isinstance(found, pa.Table) else found.to_arrow()
+            rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+            _compare(f"{workload}, {who}", rows, workload)
     return readers
 
 

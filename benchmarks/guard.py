@@ -216,6 +216,9 @@ def main(arguments: list[str] | None = None) -> int:
     stored: dict[str, Any] = {"environment": {}, "counts": {}}
     if COUNTS.exists():
         stored = json.loads(COUNTS.read_text(encoding="utf-8"))
+    elif not options.write:
+        print(f"error: there is no {COUNTS} to compare with; --write makes it", file=sys.stderr)
+        return 1
     text, slower, unknown = compare(counts, stored["counts"])
     print(text)
     if options.write:

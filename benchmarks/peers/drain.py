@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..decoders import WrongResult
 from ..harness import Case, NotMeasured, Results, measure
 from .site import Site, Traffic, serving
 
@@ -44,6 +45,8 @@ class Peer:
     does: str
     lacks: str
     """What it does not do, or not as the server means it."""
+    checks: str = ""
+    """What it adds up: `bytes` of frames, or `keys`, the first column of each changed row."""
     limit: int = 0
     needs: tuple[str, ...] = ()
     """Modules that this Python must have."""
@@ -65,34 +68,34 @@ def peers() -> dict[str, Peer]:
     typed, receives = "all columns typed, Arrow batches", "receives only"
     whole, parses = "ask for transactions before they end", "parse anything but Commit"
     return {
-        "pgoutput_fast": Peer(ours, "stream", typed, whole),
-        "pgoutput_fast, bare loop": Peer(ours, "loop", typed, "answer keepalives"),
-        "psycopg 3, SO_RCVLOWAT": Peer(this, "psycopg3_low_water", receives, parses),
-        "psycopg 3, receive": Peer(this, "psycopg3", receives, parses),
+        "pgoutput_fast": Peer(ours, "stream", typed, whole, "keys"),
+        "pgoutput_fast, bare loop": Peer(ours, "loop", typed, "answer keepalives", "keys"),
+        "psycopg 3, SO_RCVLOWAT": Peer(this, "psycopg3_low_water", receives, parses, "bytes"),
+        "psycopg 3, receive": Peer(this, "psycopg3", receives, parses, "bytes"),
         "pg_recvlogical": Peer(this, "pg_recvlogical", receives, "parse anything"),
-        "psycopg2, receive": Peer(python, "psycopg2_receive", receives, parses),
-        "pg_walstream, raw": Peer(rust, "raw", receives, parses),
+        "psycopg2, receive": Peer(python, "psycopg2_receive", receives, parses, "bytes"),
+        "pg_walstream, raw": Peer(rust, "raw", receives, parses, "bytes"),
         "pg_walstream": Peer(
             rust, "typed", "int, float and bool typed into structs, else String",
             "type numeric, timestamps, uuid, json; show unchanged TOAST, which is left out of the "
-            "row; make the structs, which are written by hand",
+            "row; make the structs, which are written by hand", "keys",
         ),
         "pglogrepl": Peer(go, "parse", "messages, columns as bytes", "type values"),
         "pglogrepl, typed": Peer(
             go, "typed", "all columns typed into a map",
-            "show unchanged TOAST, or which row is the old one: left to the caller",
+            "show unchanged TOAST, or which row is the old one: left to the caller", "keys",
         ),
         "Debezium, SourceRecord": Peer(
             java, "connect", "all columns typed, SourceRecord",
             "show unchanged TOAST but by a text in the value's place; write to Kafka, or store "
-            "its offsets, here",
+            "its offsets, here", "keys",
         ),
         "Debezium, JSON": Peer(
             java, "json", "all columns typed, JSON text", "the same, and no schema in the JSON"
         ),
         "pypgoutput, decoders": Peer(
             python, "pypgoutput_decoders", "messages, columns as str",
-            "type values; read Type, Origin and logical messages",
+            "type values; read Type, Origin and logical messages", "keys",
         ),
         "pypgoutput, reader": Peer(
             python, "pypgoutput_reader", "pydantic rows, few types",
@@ -131,6 +134,25 @@ def run(options: argparse.Namespace, results: Results) -> None:
                 # The first run of a server's workload is slow whoever it is.
                 cases[0].warm_up = cases[0].sample
             measure(cases, options.rounds or (1 if options.quick else 3), results)
+            compare(traffic, chosen, results)
+
+
+def compare(traffic: Traffic, chosen: Mapping[str, Peer], results: Results) -> None:
+    """Hold what peers made of the same changes against each other, and their bytes against SQL's.
+
+    Raises
+    ------
+    WrongResult
+    """
+    for kind in ("bytes", "keys"):
+        sums = {
+            name: sorted(results.checks.get(f"live/{traffic.name}/{name}", ()))
+            for name, peer in chosen.items()
+            if peer.checks == kind
+        }
+        expected = {traffic.bytes} if kind == "bytes" else set()
+        if len(expected.union(*sums.values())) > 1:
+            raise WrongResult(f"live/{traffic.name}: sums of {kind}: {sums}, of SQL: {expected}")
 
 
 def drained(

@@ -32,9 +32,9 @@ def stream() -> Iterator[list[bytes]]:
     """What ReplicationStream receives, some thousand frames together or what came till a pause."""
     frames: list[bytes] = []
     with connect(peer.DSN, slot=peer.SLOT, publications=[peer.PUBLICATION]) as received:
+        peer.begin()  # its waiting for the first message counts too
         while (batch := received.receive(0.05)) is not None:
             if batch.frames:
-                peer.begin()
                 frames += [frame for _, _, _, frame in batch.frames]
             if len(frames) > _TOGETHER or (frames and not batch.frames):
                 yield frames
@@ -79,10 +79,10 @@ def main() -> None:
             columns = pa.record_batch(batch)
             changes += len(columns)
             # Somebody looks at a column of each row: the key of what it is now, or was.
-            for name in ("after", "before"):
-                rows = columns.column(name)
-                if name == "after" or rows.null_count < len(rows):
-                    total += pc.sum(rows.field(0).filter(rows.is_valid())).as_py() or 0
+            keys = pc.struct_field(columns.column("after"), 0)
+            if keys.null_count:
+                keys = pc.coalesce(keys, pc.struct_field(columns.column("before"), 0))
+            total += pc.sum(keys).as_py()
         ends = decoder.events.array["end_lsn"]
         if len(ends) and ends.max() >= peer.END_LSN:
             version = f"{pgoutput_fast.__version__}, psycopg {psycopg.__version__}"

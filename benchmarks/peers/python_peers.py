@@ -92,8 +92,8 @@ def pg_recvlogical():
     wall = time.perf_counter() - start
     if process.returncode:
         sys.exit(process.stderr.read().decode())
-    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     spent = cpu(resource.RUSAGE_CHILDREN)
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     # It does not count changes.
     done(told.split()[2], int(ENV["DRAIN_CHANGES"]), wall=wall, spent=spent, memory=memory)
 

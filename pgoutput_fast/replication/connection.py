@@ -339,7 +339,7 @@ class ReplicationConnection:
         pgconn = self.pgconn
         try:
             while pgconn.is_busy():
-                select.select([pgconn.socket], [], [], 1.0)
+                wait_for(pgconn, select.POLLIN, 1.0)
                 pgconn.consume_input()
             result = pgconn.get_result()
         except psycopg.Error as error:
@@ -369,6 +369,13 @@ def check_publications(
             f"no publication {', '.join(repr(name) for name in missing)} in database "
             f"{connection.info.dbname!r}; CREATE PUBLICATION, or give another name"
         )
+
+
+def wait_for(pgconn: pq.abc.PGconn, event: int, seconds: float) -> None:
+    """Wait until libpq's socket can be read (`select.POLLIN`) or written (`select.POLLOUT`)."""
+    poll = select.poll()  # select() knows no descriptor above 1023
+    poll.register(pgconn.socket, event)
+    poll.poll(seconds * 1000)
 
 
 def check_slot_name(name: str) -> None:

@@ -15,6 +15,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
@@ -28,6 +29,7 @@ from .connection import (
     publication_names,
     result_error,
     server_error,
+    wait_for,
 )
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ _IDLE_AFTER = 0.05  # seconds without data; then the first byte wakes
 _IDLE_POLL = 0.1  # seconds; also how long close() waits for another thread's receive()
 
 _STATUS_INTERVAL = 10.0  # seconds, at most
+# While nobody receives, who would see that the server asks: its timeout may have been changed.
+_AWAY_INTERVAL = 1.0  # seconds
 _ACKNOWLEDGE_INTERVAL = 0.5  # seconds between two status messages that only tell a new position
 _CLOSE_TIMEOUT = 2.0  # seconds for the server to end the stream
 
@@ -104,6 +108,8 @@ class ReplicationStream:
         # 3 answers per timeout: one may be late.
         timeout = connection.wal_sender_timeout
         self._status_interval = min(_STATUS_INTERVAL, timeout / 3) if timeout else _STATUS_INTERVAL
+        self._left_over: deque[tuple[int, int, int, bytes]] = deque()
+        self._process = os.getpid()
         self._waiter = _Waiter(self._pgconn)
         self._left = time.monotonic()  # when the last receive() ended
         try:
@@ -122,12 +128,18 @@ class ReplicationStream:
         self.close()
 
     def __iter__(self) -> Iterator[Received]:
-        """Frames until the server ends the stream."""
+        """Frames until the server ends the stream.
+
+        What an iteration that is left has not given comes with the next one, or `receive`.
+        """
         while True:
-            batch = self.receive()
-            if batch is None:
-                return
-            yield from map(Received._make, batch.frames)
+            if not self._left_over:
+                batch = self.receive()
+                if batch is None:
+                    return
+                self._left_over.extend(batch.frames)
+            while self._left_over:
+                yield Received._make(self._left_over.popleft())
 
     @property
     def acknowledged_lsn(self) -> int:
@@ -154,27 +166,31 @@ class ReplicationStream:
             call was interrupted.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._lock:
-            if self._stop.is_set():
-                return None
-            if self._error is not None:
-                raise self._error
-            if self._ended:
-                return None
-            # The consumer's time is not the server's silence.
-            self._waiter.last_data += time.monotonic() - self._left
-            try:
-                return self._receive(deadline)
-            except BaseException as error:
-                if self._error is None:
-                    # As Ctrl-C, between taking a frame from libpq and handing it over.
-                    self._error = PgOutputError(
-                        f"receiving was interrupted ({type(error).__name__}), so that this stream "
-                        "may have lost frames: connect again, what was not acknowledged comes again"
-                    )
-                raise
-            finally:
+        try:
+            with self._lock:
+                if self._left_over:
+                    frames = list(self._left_over)
+                    self._left_over.clear()
+                    return Batch(frames, None)
+                if self._stop.is_set():
+                    return None
+                if self._error is not None:
+                    raise self._error
+                if self._ended:
+                    return None
+                # The consumer's time is not the server's silence.
+                self._waiter.last_data += time.monotonic() - self._left
+                batch = self._receive(deadline)
                 self._left = time.monotonic()
+                return batch
+        except BaseException as error:
+            if self._error is None:
+                # As Ctrl-C, between taking a frame from libpq and handing it over.
+                self._error = PgOutputError(
+                    f"receiving was interrupted ({type(error).__name__}), so that this stream may "
+                    "have lost frames: connect again, what was not acknowledged comes again"
+                )
+            raise
 
     def acknowledge(self, lsn: int) -> None:
         """Tell the server that everything before an LSN is durable: it won't send it again.
@@ -189,7 +205,12 @@ class ReplicationStream:
         self._ask = True
 
     def close(self) -> None:
-        """Tell the server the last position, and end the connection."""
+        """Tell the server the last position, and end the connection.
+
+        In a process that was forked, nothing: the connection is its parent's.
+        """
+        if os.getpid() != self._process:
+            return
         self._stop.set()
         if self._keeper is not threading.current_thread():
             self._keeper.join()
@@ -237,7 +258,7 @@ class ReplicationStream:
                     break
                 elif is_late and waited:
                     return Batch(frames, None)
-                self._send_status_if_due()
+                self._send_status_if_due(self._status_interval)
                 waiter.wait(came, deadline)
                 waited, came = True, False
         except (PgOutputError, psycopg.Error) as error:
@@ -276,16 +297,16 @@ class ReplicationStream:
             if self._lock.acquire(blocking=False):
                 try:
                     if not self._ended:
-                        self._send_status_if_due()
+                        self._send_status_if_due(min(_AWAY_INTERVAL, self._status_interval))
                 except psycopg.Error:
                     pass  # the next receive() finds it
                 finally:
                     self._lock.release()
 
-    def _send_status_if_due(self) -> None:
+    def _send_status_if_due(self, interval: float) -> None:
         since = time.monotonic() - self._status_time
         if (
-            since >= self._status_interval
+            since >= interval
             or (self._acknowledged > self._status_lsn and since >= _ACKNOWLEDGE_INTERVAL)
             or (self._ask and since >= _IDLE_POLL)
         ):
@@ -309,7 +330,7 @@ class ReplicationStream:
             self._send_status()
             pgconn.put_copy_end()
             while pgconn.flush() and time.monotonic() < deadline:
-                select.select([], [pgconn.socket], [], 0.1)
+                wait_for(pgconn, select.POLLOUT, 0.1)
             ended = False
             while time.monotonic() < deadline:
                 if not ended:
@@ -319,7 +340,7 @@ class ReplicationStream:
                         continue
                 elif not pgconn.is_busy():
                     return  # the command is complete, and the slot free
-                select.select([pgconn.socket], [], [], 0.1)
+                wait_for(pgconn, select.POLLIN, 0.1)
                 pgconn.consume_input()
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
 import signal
 import subprocess
 import sys
@@ -620,6 +623,21 @@ def test_keepalives_are_answered_while_the_sink_stalls(prepared: Any) -> None:
                 break
     assert found == list(range(1, 20001))
     assert confirmed(prepared) == message.end_lsn
+
+
+def test_descriptors_may_be_many(prepared18: Any) -> None:
+    """select() knows 1024 of them."""
+    prepared18.execute("INSERT INTO t VALUES (1, 'x')")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    try:
+        with contextlib.ExitStack() as files:
+            for _ in range(1100):
+                files.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+            with connect(prepared18.dsn, slot=slot_of(prepared18), publications=["p"]) as stream:
+                assert next(iter(stream)).frame[:1] == b"B"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_only_acknowledged_is_not_sent_again(prepared: Any) -> None:

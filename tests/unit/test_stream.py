@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import socket
 import struct
 import threading
@@ -174,6 +175,41 @@ def test_the_time_of_the_consumer_is_not_a_pause_of_the_server(begin, monkeypatc
     connection.pieces = [[xlog(2, b"b")], [xlog(3, b"c")]]
     connection.ends[1].send(b"wake up")
     assert batches(stream, 1) == [([b"b", b"c"], None)]
+
+
+def test_an_iteration_that_is_left_loses_nothing(begin):
+    stream, _ = begin(PIECES, collect=60.0)
+    assert [next(iter(stream)).frame, next(iter(stream)).frame] == [b"a", b"b"]
+    for received in stream:
+        assert received.frame == b"c"
+        break
+    assert batches(stream, 1) == [([b"d", b"e"], None)]
+    assert stream.receive(0.05) == ([], None)
+
+
+def test_a_forked_process_leaves_the_stream_alone(begin):
+    stream, connection = begin([[xlog(1, b"a")]], collect=0.0)
+    sent = len(connection.sent)
+    child = os.fork()
+    if not child:
+        try:
+            stream.close()
+            os._exit(len(connection.sent) - sent)
+        finally:
+            os._exit(100)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert batches(stream, 1) == [([b"a"], None)]
+
+
+def test_who_does_not_receive_says_each_second_that_he_is_there(begin, monkeypatch):
+    """The server's timeout may be less than it was when the stream began."""
+    monkeypatch.setattr(module, "_AWAY_INTERVAL", 0.02)
+    monkeypatch.setattr(module, "_ACKNOWLEDGE_INTERVAL", 0.01)
+    _, connection = begin([], collect=0.0)
+    deadline = time.monotonic() + 10
+    while len(connection.sent) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(connection.sent) >= 4
 
 
 def test_an_interrupted_stream_does_not_go_on(begin):
