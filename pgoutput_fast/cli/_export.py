@@ -74,17 +74,22 @@ def run_export(
         except PgOutputError as error:
             if isinstance(error.__cause__, DecodeError):
                 raise PgOutputError(
-                    f"{error}; the options for these are --policy NAME=VALUE and --on-error collect"
+                    f"{error}; the options for these are --policy NAME=VALUE, --types FILE and "
+                    "--on-error collect"
                 ) from error
             raise
-    for one in _lines(result, directory):
-        print(one)
+    if result.tables or not tables:
+        for one in _lines(result, directory):
+            print(one)
     if result.errors:
         raise PgOutputError(
             f"{result.errors} frames were refused; they are in the table of errors in {directory}"
         )
     if tables and not result.tables:
-        raise PgOutputError("there are no changes of the tables that were asked for")
+        raise PgOutputError(
+            "there are no changes of the tables that were asked for, and nothing was made; without "
+            "--to and --table, inspect shows which there are"
+        )
     return 0
 
 
@@ -137,7 +142,7 @@ def _lines(result: ExportResult, directory: Path) -> Iterator[str]:
         yield f"{name:<{width}}{one.rows:>12,}  {where}"
     parts = [f"{result.rows:,} rows added to {directory}"]
     if result.position is not None:
-        parts.append(f"which has everything up to {format_lsn(result.position)}")
+        parts.append(f"it has everything up to {format_lsn(result.position)}")
     if result.rolled_back:
         parts.append(f"{result.rolled_back:,} rolled back left out")
     if result.undecided:

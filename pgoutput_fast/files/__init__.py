@@ -14,6 +14,7 @@ import dataclasses
 import errno
 import fcntl
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,7 +72,8 @@ class ExportResult(NamedTuple):
     undecided: int
     """Rows of a recording that ends before their transaction does; their commit_lsn is null."""
     position: int | None
-    """LSN up to which the directory has everything; None of a recording."""
+    """LSN up to which the directory has everything; None of a recording, and where nothing was made
+    as there are no changes of the tables that were asked for."""
     tables: tuple[ExportedTable, ...]
     """All of the directory."""
 
@@ -152,14 +154,30 @@ def export(
         "tables": decoding["tables"] and sorted(decoding["tables"]),
         "columns": _listed(decoding["columns"]),
         "policies": _listed(dataclasses.asdict(decoding["policies"])),
+        # Not which: they change as the database's do.
+        "types": registry is not None,
     }
     with _claimed(Path(directory)):
         with refusals(str(directory)):
             run = _Export(Path(directory), format, source, options, decoding, progress)
         try:
-            return run.result(part_bytes)
+            result = run.result(part_bytes)
         finally:
             run.close()
+        if run.is_new and tables is not None and not (result.tables or result.errors):
+            # A name that was mistyped would be that of the directory for ever.
+            _empty(Path(directory))
+            return result._replace(position=None)
+        return result
+
+
+def _empty(directory: Path) -> None:
+    """Delete all that an export has made."""
+    for path in directory.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _listed(value: Any) -> Any:
@@ -223,6 +241,7 @@ class _Export:
         found = self._store.load()
         if found is not None:
             self._check(found, format, options)
+        self.is_new = found is None
         self._manifest = found or new_manifest(format, options, source.identity)
         (directory / TEMPORARY).mkdir(exist_ok=True)
 
@@ -260,11 +279,18 @@ class _Export:
                     f"not {value!r}{again}"
                 )
         for name, value in options.items():
-            if found["options"][name] != value:
+            before = found["options"].get(name)
+            if before == value:
+                continue
+            if name == "types":
+                begun, now = ("with", "without") if before else ("without", "with")
                 raise PgOutputError(
-                    f"{self._directory} was begun with {name}={found['options'][name]!r}, not "
-                    f"{value!r}{again}"
+                    f"{self._directory} was begun {begun} the types that the server has (--types "
+                    f"FILE, registry=), and would go on {now} them{again}"
                 )
+            raise PgOutputError(
+                f"{self._directory} was begun with {name}={before!r}, not {value!r}{again}"
+            )
 
     def close(self) -> None:
         """Drop what was not finished."""

@@ -57,12 +57,15 @@ _ADVICE = {
     "53400": "raise max_replication_slots, or drop a slot that nobody uses",
     "55000": (
         "a slot whose WAL is gone can't be used any more: drop it, make a new one, and begin with "
-        "a new snapshot; if wal_level is the reason, set it to logical"
+        "a new snapshot"
     ),
     "55006": "another process reads the slot: end it, or use a slot of your own",
     "57P01": "the server shuts down or an administrator ended the connection; start again later",
     "58P01": "WAL that the slot needs is gone: make a new slot, and begin with a new snapshot",
 }
+
+
+_WAL_LEVEL = "set wal_level to logical in the server's configuration, and restart it"
 
 
 class ReplicationError(PgOutputError):
@@ -89,7 +92,8 @@ def server_error(doing: str, text: str, sqlstate: str | None) -> ReplicationErro
     sqlstate : str or None
         The error's code, where it has one.
     """
-    advice = _ADVICE.get(sqlstate or "")
+    # PostgreSQL says in the same state, and in any language, that wal_level is too low.
+    advice = _WAL_LEVEL if "wal_level" in text else _ADVICE.get(sqlstate or "")
     code = f" (SQLSTATE {sqlstate})" if sqlstate else ""
     said = " ".join(text.split())  # libpq breaks lines
     error = ReplicationError(f"{doing}: {said}{code}" + (f"; {advice}" if advice else ""))

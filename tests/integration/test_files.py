@@ -1060,6 +1060,7 @@ def test_directories_that_are_not_to_be_continued(tmp_path: Path) -> None:
         (land.directory, out, {"before": True}, "begun with before=False, not True"),
         (land.directory, out, {"tables": "public.b"}, "begun with tables=None"),
         (land.directory, out, {"policies": TEXT}, "begun with policies="),
+        (land.directory, out, {"registry": pf.TypeRegistry()}, "begun without the types"),
         (other, out, {}, "another source: slot 's' is not 'another'"),
         (recording, out, {}, "another source: kind 'segments' is not 'recording'"),
         (land.directory, tmp_path / "file", {}, "can't use .*file for files"),
@@ -1288,9 +1289,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "public.b.parquet", "public.b.v2.parquet",
     ]  # fmt: skip
     assert "before_id" in read(tmp_path / "b" / "public.b.parquet").schema.names
-    assert "no changes of the tables" in run(
-        "--to", "arrow", tmp_path / "none", "--table", "nothing", code=1
-    )
+    for kind in ("arrow", "duckdb"):
+        # A name that was mistyped makes nothing that the right one would not go with.
+        options = ("--to", kind, tmp_path / kind, "--table")
+        assert "no changes of the tables" in run(*options, "nothing", code=1)
+        assert not (tmp_path / kind).exists()
+        assert "1,200 rows added" in run(*options, "b")
+        assert "0 rows added" in run(*options, "b")
     assert "begun with before=False" in run("--to", "csv", out, "--before", code=1)
     for option, why in (
         (["--stats"], "--stats is not for --to"), (["--xid", "3"], "--xid is not for --to"),
@@ -1311,7 +1316,7 @@ def test_policies_and_errors_of_the_command(
     land([dates, insert(7, "1", "infinity"), insert(7, "x", None)])
     for options, code, expected in (
         ((), 1, "infinity"),
-        ((), 1, "--policy NAME=VALUE and --on-error collect"),
+        ((), 1, "--policy NAME=VALUE, --types FILE and --on-error"),
         (("--policy", "infinity=null"), 1, "column id"),
         (("--policy", "infinity=null", "--on-error", "collect"), 1, "1 frames were refused"),
     ):

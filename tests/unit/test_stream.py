@@ -16,6 +16,7 @@ pytest.importorskip("psycopg")
 from pgoutput_fast import _impl
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.replication import stream as module
+from pgoutput_fast.replication.connection import server_error
 
 
 def xlog(lsn, frame):
@@ -271,3 +272,14 @@ def test_who_does_not_receive_is_alive_and_acknowledges(begin, monkeypatch):
     while len(connection.sent) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert struct.unpack(">cQQQqB", connection.sent[1])[1:4] == (42, 42, 42)
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("logical decoding requires wal_level >= logical", "and restart it"),
+        ("can no longer get changes from replication slot", "begin with a new snapshot"),
+    ],
+)
+def test_the_same_state_has_advice_for_what_was_said(said, advice):
+    assert str(server_error("can't", said, "55000")).endswith(advice)
