@@ -196,6 +196,15 @@ class Site:
                 self.value("SELECT pg_terminate_backend(%s)", pid)
                 time.sleep(0.5)
             self.value("SELECT pg_drop_replication_slot(%s)", slot)
+            # What it took is the server's only when it has been waited for.
+            for _ in range(100):
+                if not any(map(_is_ending, self._children())):
+                    break
+                time.sleep(0.05)
+
+    def _children(self) -> list[Path]:
+        found = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return [Path("/proc", pid) for pid in found]
 
     def cpu(self) -> float:
         """Seconds of CPU of the server's processes that have ended: a walsender of a run is one."""
@@ -204,6 +213,15 @@ class Site:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _is_ending(process: Path) -> bool:
+    """Whether it is a walsender, or has ended."""
+    try:
+        command = (process / "cmdline").read_bytes()
+    except OSError:
+        return False
+    return not command or b"walsender" in command
 
 
 def find_server() -> Path:
