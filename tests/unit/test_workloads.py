@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("pyarrow", reason="the benchmarks need it")
+
 # The benchmarks are no part of the package: they are found beside the tests.
 if str(ROOT := Path(__file__).parents[2]) not in sys.path:
     sys.path.append(str(ROOT))
