@@ -192,10 +192,15 @@ def run(options: argparse.Namespace, results: Results) -> None:
         workload = workloads.generate("narrow", "text", GENERATED)
         progress("landing frames")
         land(workload, round(5_000_000 * scale), directory)
+        (directory / "few").mkdir()
+        land(workload, round(200_000 * scale), directory / "few")
         rows_of(workload, directory / "rows")
         with spark_session() as spark:
             cases = list(landed_cases(spark, workload, directory))
             cases += udf_cases(spark, workload, directory, scale)
+            results.missing[f"spark/{workload.name}/read_segments, pypgoutput"] = (
+                "it reads no segments"
+            )
             measure(cases, rounds, results)
             changes = read_segments(spark, directory / "segments", _table(workload)).count()
             target = target_of(
@@ -246,6 +251,18 @@ def landed_cases(
     changes = ways["read_segments"]().count()
     made = made_batches(directory, ways["read_segments"](), _table(workload), changes)
     ways["batches made before"] = lambda: made
+    few = directory / "few"
+
+    def by_twin() -> DataFrame:
+        # Workers that have another environment are other processes.
+        environment = spark.sparkContext.environment
+        environment["PGOUTPUT_FAST_IMPL"] = "python"
+        try:
+            return read_segments(spark, few / "segments", _table(workload))
+        finally:
+            del environment["PGOUTPUT_FAST_IMPL"]
+
+    ways["read_segments, twin"] = by_twin
     for name, make in ways.items():
         changes = make().count()
         sample = functools.partial(job, make, changes)

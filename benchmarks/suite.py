@@ -138,7 +138,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--scale", type=float, help="live: 1 is a million changes")
     parser.add_argument("--rounds", type=int, help="rounds of each part")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="store all samples in FILE")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="store all samples in FILE; with --part, what it has of the others stays",
+    )
     parser.add_argument(
         "--report", action="store_true", help="write report/README.md and its plots of this run"
     )
@@ -157,6 +162,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except decoders.WrongResult as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
+    if options.part and options.json is not None and options.json.exists():
+        stored = Results.load(options.json)
+        whole = {key: stored.described[key] for key in ("date", "load")}
+        stored.update(results)
+        anew = {f"{part}, measured anew": results.described["date"] for part in options.part}
+        stored.described |= whole | anew
+        results = stored
     show(results)
     if options.json is not None:
         results.dump(options.json)
