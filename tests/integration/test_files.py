@@ -29,6 +29,7 @@ from catalog_types import registry_of
 from column_values import has_other_shape, same_value
 from columnar import IMPLEMENTATIONS, chosen
 from corpus_files import Capture, captures
+from exported import manifest_of
 from final_rows import copies
 
 import pgoutput_fast as pf
@@ -482,15 +483,6 @@ def rows_by_version(
         (table.namespace, table.name, table.version): (table, rows)
         for table, rows in zip(result.tables, rows_of_all(directory, result.tables), strict=True)
     }
-
-
-def manifest_of(directory: Path) -> dict[str, Any]:
-    if (directory / "changes.duckdb").exists():
-        with duckdb.connect(str(directory / "changes.duckdb"), read_only=True) as connection:
-            text = connection.execute("FROM pgoutput_fast.manifest").fetchall()[0][0]
-    else:
-        text = (directory / "_manifest.json").read_text(encoding="utf-8")
-    return dict(json.loads(text))
 
 
 def final_rows(version: dict[str, Any], rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 from catalog_types import registry_of
 from corpus_files import Capture, captures
+from exported import manifest_of
 from final_rows import copies
 
 import pgoutput_fast as pf
@@ -46,15 +47,6 @@ EVOLVING = [one for one in captures(FINAL, scenario="schema_evolution") if one.n
 AS_TEXT = pf.Policies(infinity="text", out_of_range="text", special_values="text")
 """By these, timestamps and numerics stand in files as COPY has them."""
 Row = dict[str, Any]
-
-
-def manifest_of(directory: Path) -> dict[str, Any]:
-    if (directory / "changes.duckdb").exists():
-        with duckdb.connect(str(directory / "changes.duckdb"), read_only=True) as connection:
-            text = connection.execute("FROM pgoutput_fast.manifest").fetchall()[0][0]
-    else:
-        text = (directory / "_manifest.json").read_text(encoding="utf-8")
-    return dict(json.loads(text))
 
 
 def rows_of(directory: Path, version: dict[str, Any]) -> list[Row]:

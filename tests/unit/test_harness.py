@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ if str(ROOT := Path(__file__).parents[2]) not in sys.path:
     sys.path.append(str(ROOT))
 
 from benchmarks import goals, guard, harness
+from benchmarks.decoders import WrongResult
 from benchmarks.harness import Case, NotMeasured, Results
 
 
@@ -252,3 +254,51 @@ def test_the_guard_fails_where_a_case_got_slower(counted, capsys):
 def test_the_guard_does_not_judge_what_another_compiler_made(counted, capsys):
     assert counted(1_000.0, environment={"python": "3.100"}) == 0
     assert "Not judged" in capsys.readouterr().out
+
+
+def test_the_guard_fails_where_nothing_is_stored(counted, capsys):
+    guard.COUNTS.unlink()
+    assert counted(100.0) == 1
+    assert "there is no" in capsys.readouterr().err
+    assert counted(100.0, "--write") == 0
+    assert counted(100.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "size", "match"),
+    [((7, 7), 99, None), ((7, 8), 99, "sums of keys"), ((7, 7), 98, "sums of bytes")],
+)
+def test_live_clients_must_agree(keys, size, match):
+    pytest.importorskip("psycopg")
+    from benchmarks.peers.drain import Peer, compare
+    from benchmarks.peers.site import Traffic
+
+    peers = {name: Peer((), "", "", "", what) for name, what in
+             (("one", "keys"), ("two", "keys"), ("bare", "bytes"), ("any", ""))}  # fmt: skip
+    results = results_of()
+    for name, check in zip(peers, (*keys, size, 1234), strict=True):
+        results.checks[f"live/narrow/{name}"] = {check}
+    traffic = Traffic("narrow", "slot", 1, "0/1", changes=5, bytes=99)
+    with pytest.raises(WrongResult, match=match) if match else contextlib.nullcontext():
+        compare(traffic, peers, results)
+
+
+def test_a_part_that_is_measured_anew_leaves_the_others(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("pyarrow")
+    from benchmarks import suite
+
+    stored = results_of(**{"x/y/l/a cpu": [1.0], "spark/b wall": [2.0]})
+    stored.described |= {"date": "then", "load": "0.1"}
+    path = tmp_path / "results.json"
+    stored.dump(path)
+    monkeypatch.setattr(harness, "describe", lambda: {"date": "now", "load": "9.9"})
+    monkeypatch.setitem(
+        suite.PARTS, "spark", lambda _, results: results.add("spark/b", {"wall": 3.0})
+    )
+    assert suite.main(["--part", "spark", "--json", str(path)]) == 0
+    found = Results.load(path)
+    assert found.samples == {("x/y/l/a", "cpu"): [1.0], ("spark/b", "wall"): [3.0]}
+    assert found.described | {"machine": ""} == {
+        "machine": "", "date": "then", "load": "0.1", "spark, measured anew": "now",
+    }  # fmt: skip
+    capsys.readouterr()

@@ -207,6 +207,21 @@ def test_results_of_other_types_are_not_the_same(one, other):
 
 
 @pytest.mark.parametrize(
+    "change",
+    [lambda csv: csv[: csv.index(b"\n") + 1], lambda csv: csv.replace(b"1", b"2", 1)],
+    ids=["rows", "digit"],
+)
+def test_csv_readers_that_get_something_else_are_noticed(monkeypatch, change):
+    columns = suite.columns
+    csv_of = columns.csv_of
+    workload = workloads.generate("narrow", "text", 200)
+    dict(columns.loops(workload, {}))
+    monkeypatch.setattr(columns, "csv_of", lambda workload: change(csv_of(workload)))
+    with pytest.raises(decoders.WrongResult, match=r"pyarrow\.csv: its rows are not"):
+        dict(columns.loops(workload, {}))
+
+
+@pytest.mark.parametrize(
     ("name", "counts"),
     [
         ("pgbench", {"R": 4, "B": 1200, "C": 1200, "U": 3600, "I": 1200}),
