@@ -18,7 +18,7 @@ CORPUS ?=
 bin := $(VENV)/bin
 python := $(bin)/python
 pip := $(python) -m pip --disable-pip-version-check --quiet
-extension_sources := setup.py $(wildcard pgoutput_fast/*.pyx pgoutput_fast/*.pxd pgoutput_fast/*.h)
+extension_sources := setup.py $(wildcard $(foreach kind,pyx pxd h,pgoutput_fast/*.$(kind) pgoutput_fast/*/*.$(kind)))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -12,11 +12,12 @@ PGOUTPUT_FAST_SANITIZE     AddressSanitizer and UndefinedBehaviorSanitizer; see 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from setuptools import Extension, setup
 
-EXTENSIONS = ("_columns", "_core", "_frames", "_values")
-HEADERS = ("_arrow", "_convert", "_nested", "_rows")
+EXTENSIONS = ("_core", "_values", "columnar._engine", "columnar._frames")
+PACKAGE = Path("pgoutput_fast")
 
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
 
@@ -45,10 +46,10 @@ def extensions() -> list[Extension]:
         [
             Extension(
                 f"pgoutput_fast.{name}",
-                [f"pgoutput_fast/{name}.pyx"],
+                [str(PACKAGE.joinpath(*name.split(".")).with_suffix(".pyx"))],
                 # setup.py holds compiler flags and directives: a change of it rebuilds.
-                depends=["setup.py", *(f"pgoutput_fast/{name}.h" for name in HEADERS)],
-                include_dirs=["pgoutput_fast"],
+                depends=["setup.py", *map(str, sorted(PACKAGE.rglob("*.h")))],
+                include_dirs=[str(PACKAGE), str(PACKAGE / "columnar")],
                 extra_compile_args=(["-O0", "-g", "-UNDEBUG"] if debug else ["-O3", "-g0"])
                 + sanitize,
                 extra_link_args=sanitize,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ._impl import FALLBACK_REASON, IMPLEMENTATION, implementation
 from ._version import __version__
-from .columns import ChangeStream, ColumnarDecoder, decode_batch
+from .columnar.decoder import ChangeStream, ColumnarDecoder, decode_batch
 from .errors import DecodeError, PgOutputError
 from .lsn import format_lsn, parse_lsn
 from .messages import (

@@ -13,8 +13,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 _MODULES = {"cython": "pgoutput_fast._core", "python": "pgoutput_fast._pure"}
-_COLUMNAR = {"cython": "pgoutput_fast._columns", "python": "pgoutput_fast._pure_columns"}
-_FRAMES = {"cython": "pgoutput_fast._frames", "python": "pgoutput_fast._pure_frames"}
 
 
 def _choose() -> tuple[ModuleType, str | None]:
@@ -45,17 +43,24 @@ def _choose() -> tuple[ModuleType, str | None]:
     return importlib.import_module(_MODULES["python"]), reason
 
 
-def columnar() -> ModuleType:
-    """The module with the columnar engine of the implementation, which needs NumPy."""
-    return importlib.import_module(_COLUMNAR[IMPLEMENTATION])
+def twin(name: str, implementation: str | None = None) -> ModuleType:
+    """A module that exists twice, as the implementation has it.
+
+    Parameters
+    ----------
+    name : str
+        Of the compiled one, below this package: ``columnar._engine`` lies beside its twin
+        ``columnar._pure_engine``.
+    implementation : {"cython", "python"}, optional
+        The one that was chosen, without.
+    """
+    if (implementation or IMPLEMENTATION) == "python":
+        package, _, module = name.rpartition("._")
+        name = f"{package}._pure_{module}"
+    return importlib.import_module(f"{__package__}.{name}")
 
 
-def frames() -> ModuleType:
-    """The module with decode_batch() of the implementation, which needs NumPy."""
-    return importlib.import_module(_FRAMES[IMPLEMENTATION])
-
-
-__all__ = ["FALLBACK_REASON", "IMPLEMENTATION", "columnar", "frames", "implementation"]
+__all__ = ["FALLBACK_REASON", "IMPLEMENTATION", "implementation", "twin"]
 
 if TYPE_CHECKING:  # type checkers read the twin
     from . import _pure as implementation

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import PgOutputError
 
 if TYPE_CHECKING:
-    from .layout import Field
+    from .columnar.layout import Field
     from .policies import Policies
 
 Converter = Callable[[bytes], Any]
@@ -859,7 +859,7 @@ def spark_type(type: ColumnType, *, binary: bool = False, policies: Policies | N
 
 
 def _field(type: ColumnType, binary: bool, policies: Policies | None, target: str) -> Field:
-    from .layout import field_of  # it is made of what is here
+    from .columnar.layout import field_of  # it is made of what is here
     from .plan import Settings
 
     settings = Settings() if policies is None else Settings(policies)

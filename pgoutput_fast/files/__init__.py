@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pgoutput_fast.columns import ColumnarDecoder
+from pgoutput_fast.columnar.decoder import ColumnarDecoder
 from pgoutput_fast.errors import DecodeError, PgOutputError
 from pgoutput_fast.lsn import format_lsn, parse_lsn
 from pgoutput_fast.policies import Policies

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pgoutput_fast.batches import commit_of
-from pgoutput_fast.columns import ColumnarDecoder
+from pgoutput_fast.columnar.arrays import commit_of
+from pgoutput_fast.columnar.decoder import ColumnarDecoder
 
 from ._events import errors_of, events_of
 from ._rows import Shape

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgoutput_fast.columnar.layout import interval_iso
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.layout import interval_iso
 from pgoutput_fast.objects import Interval
 
 

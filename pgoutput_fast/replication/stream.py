@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import psycopg
 from psycopg import pq
 
-from .. import _impl
+from .._impl import twin
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from .connection import (
@@ -41,7 +41,7 @@ _KEEPALIVE = struct.Struct(">xQqB")  # WAL end, send time, whether an answer is 
 _STATUS = struct.Struct(">cQQQqB")  # tag, written, flushed, applied, time, ask for an answer
 _POSTGRES_EPOCH = 946684800  # seconds from 1970
 
-take_copy_data = _impl.frames().take_copy_data
+take_copy_data = twin("columnar._frames").take_copy_data
 
 # Bytes that the consumer gets at once.
 _BATCH_BYTES = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from pgoutput_fast.layout import (
+from pgoutput_fast.columnar.layout import (
     VARIANT,
     Field,
     field_of,
@@ -13,8 +13,8 @@ from pgoutput_fast.layout import (
     text_field,
     without_functions,
 )
+from pgoutput_fast.columnar.packed import packed
 from pgoutput_fast.objects import Interval
-from pgoutput_fast.packed import packed
 from pgoutput_fast.plan import Settings
 from pgoutput_fast.policies import MOST_DIMENSIONS, Policies
 from pgoutput_fast.types import ColumnType

@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import pgoutput_fast as pf
-from pgoutput_fast.columns import ColumnarDecoder, Options
-from pgoutput_fast.errors import DecodeError, PgOutputError, fail
-from pgoutput_fast.layout import (
+from pgoutput_fast.columnar.decoder import ColumnarDecoder, Options
+from pgoutput_fast.columnar.layout import (
     EPOCH_SHIFT,
     Layout,
     Selection,
@@ -25,6 +24,7 @@ from pgoutput_fast.layout import (
     shown_name,
     shown_table,
 )
+from pgoutput_fast.errors import DecodeError, PgOutputError, fail
 from pgoutput_fast.messages import (
     Relation,
     StreamAbort,

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
 
 import pgoutput_fast as pf
+from pgoutput_fast.columnar.layout import shown_name, shown_table
 from pgoutput_fast.errors import DecodeError, PgOutputError
-from pgoutput_fast.layout import shown_name, shown_table
 from pgoutput_fast.messages import Relation, Type, published
 from pgoutput_fast.plan import Settings, python_encoding
 from pgoutput_fast.policies import Policies

@@ -34,7 +34,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.window import Window
 
-from pgoutput_fast._pure_columns import arrow_array, column_of
+from pgoutput_fast.columnar._pure_engine import arrow_array, column_of
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.plan import Settings
 from pgoutput_fast.policies import Policies

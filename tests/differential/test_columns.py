@@ -300,11 +300,11 @@ def test_mutated_batches_of_frames(seed: int) -> None:
 
 
 def test_a_planted_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pgoutput_fast import _pure_columns
+    from pgoutput_fast.columnar import _pure_engine
 
     frames = frames_of(CAPTURES[0])[:50]
     assert not differences([frames])
-    monkeypatch.setitem(_pure_columns._OPS, "I", b"Insert")
+    monkeypatch.setitem(_pure_engine._OPS, "I", b"Insert")
     assert any("batches" in sentence for sentence in differences([frames]))
 
 

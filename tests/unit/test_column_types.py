@@ -16,8 +16,8 @@ from corpus_files import captures
 from made_vectors import NULL, binary, insert, relation
 
 import pgoutput_fast as pf
+from pgoutput_fast.columnar.layout import TARGETS
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.layout import TARGETS
 from pgoutput_fast.types import (
     BUILTIN_TYPES,
     CatalogType,

@@ -35,7 +35,7 @@ from make_frames import (
 )
 
 import pgoutput_fast as pf
-from pgoutput_fast._impl import columnar
+from pgoutput_fast._impl import twin
 
 OID, OTHER = 16385, 16386
 R = relation(TWO)
@@ -485,7 +485,7 @@ def test_streams_of_batches() -> None:
 
 def test_batches_outlive_their_decoder_and_are_freed(implementation: str) -> None:
     compiled = implementation == "cython"  # the twin's memory is Python's
-    live_arenas = columnar().live_arenas if compiled else lambda: 0
+    live_arenas = twin("columnar._engine").live_arenas if compiled else lambda: 0
     gc.collect()
     before = live_arenas()
     (batch,) = batches_of([R, i(1), row("U", b"N" + tuple_data(text("2"), SAME))])
@@ -778,7 +778,7 @@ def test_pickled(unpickling: str) -> None:
     with chosen(unpickling):
         again = pickle.loads(pickle.dumps(decoder))
         assert type(again._engine).__module__.endswith(
-            {"cython": "._columns", "python": "._pure_columns"}[unpickling]
+            {"cython": "._engine", "python": "._pure_engine"}[unpickling]
         )
         batches = list(again.decode([i(2), i(3), commit()]))
         assert column(batches, "seq") == [1, 2]

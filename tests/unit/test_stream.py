@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import os
 import socket
@@ -74,7 +73,7 @@ class Connection:
 @pytest.fixture
 def begin(impl, monkeypatch):
     """Streams that never find that nothing has come for a while, once something came."""
-    frames = importlib.import_module(_impl._FRAMES[impl.IMPLEMENTATION])
+    frames = _impl.twin("columnar._frames", impl.IMPLEMENTATION)
     monkeypatch.setattr(module, "take_copy_data", frames.take_copy_data)
     monkeypatch.setattr(module, "_IDLE_AFTER", 60.0)
     monkeypatch.setattr(module, "_IDLE_POLL", 0.01)

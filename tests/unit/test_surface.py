@@ -138,7 +138,7 @@ def test_twins_are_alike(both: tuple[ModuleType, ModuleType], name: str) -> None
 
 COLUMNAR = {
     "frames": ("decode_batch",),
-    "columns": ("ChangeBatch", "Engine", "export", "export_stream"),
+    "engine": ("ChangeBatch", "Engine", "export", "export_stream"),
 }
 FIELDS_OF_C = {"binary", "layout", "messages", "num_rows", "state"}  # they have no docstrings
 
@@ -148,7 +148,7 @@ FIELDS_OF_C = {"binary", "layout", "messages", "num_rows", "state"}  # they have
 )
 def test_columnar_twins_are_alike(module: str, name: str) -> None:
     compiled, plain = (
-        getattr(importlib.import_module(f"pgoutput_fast.{prefix}{module}"), name)
+        getattr(importlib.import_module(f"pgoutput_fast.columnar.{prefix}{module}"), name)
         for prefix in ("_", "_pure_")
     )
     assert compiled is not plain

@@ -20,8 +20,21 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from .errors import PgOutputError
-from .objects import Interval
+from ..errors import PgOutputError
+from ..objects import Interval
+from ..policies import Policies
+from ..types import ColumnType, decimal_shape
+from ..values import (
+    EPOCH_UTC,
+    NO_ASCII,
+    Codec,
+    NoTextForm,
+    OutOfRange,
+    codec_of,
+    timestamp_form,
+)
+from ..values.base import limited
+from ..values.temporal import EPOCH, interval_form
 from .packed import (
     Labels,
     dimensions_of,
@@ -31,23 +44,10 @@ from .packed import (
     packing,
     then,
 )
-from .policies import Policies
-from .types import ColumnType, decimal_shape
-from .values import (
-    EPOCH_UTC,
-    NO_ASCII,
-    Codec,
-    NoTextForm,
-    OutOfRange,
-    codec_of,
-    timestamp_form,
-)
-from .values.base import limited
-from .values.temporal import EPOCH, interval_form
 
 if TYPE_CHECKING:
-    from .messages import Relation
-    from .plan import RelationPlan, Settings
+    from ..messages import Relation
+    from ..plan import RelationPlan, Settings
 
 Store = Callable[[bytes], "bytes | None"]
 
@@ -117,7 +117,7 @@ class Field:
     children : tuple of Field
     width : int
         Bytes that a value takes; 0 for a bit, -1 where that varies from value to value, as it does
-        where there are children: a value is then kept packed (:mod:`pgoutput_fast.packed`).
+        where there are children: a value is then kept packed (:mod:`pgoutput_fast.columnar.packed`).
     text, binary : callable or None
         From the bytes of a value in either format to the bytes that the column stores, None for
         null; they raise what the codecs of :mod:`pgoutput_fast.values` do. A bool is a byte, 0

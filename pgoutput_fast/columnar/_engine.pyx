@@ -1,9 +1,9 @@
 # cython: annotation_typing=False, cdivision=True
-"""The rows of many frames as Arrow columns, compiled: the twin of ``_pure_columns.py``.
+"""The rows of many frames as Arrow columns, compiled: the twin of ``_pure_engine.py``.
 
 One pass over the frames, without the interpreter: a row's values go from the frame to the ends of
 its relation's columns, each by the converter that the relation's layout names. Where a converter
-finds a value unusual, a function of :mod:`pgoutput_fast.layout` says what the column stores, and
+finds a value unusual, a function of :mod:`pgoutput_fast.columnar.layout` says what the column stores, and
 where a frame is malformed, :mod:`pgoutput_fast.diagnose` says what is wrong. A row counts when all
 of it is there, so that one that is refused leaves nothing behind.
 
@@ -26,20 +26,20 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset, strlen
 
 from pgoutput_fast._core cimport load_uint16, load_uint32, load_uint64, walk_tuple
-from pgoutput_fast._frames cimport (
+from pgoutput_fast.columnar._frames cimport (
     MAX_FRAME, Frame, Memory, Piece, Source, expect_memory, pieces_of, take_frame,
 )
 
-from ._core import decode, restore
-from .batches import (
+from .._core import decode, restore
+from .arrays import (
     ITEM_SIZES, MOST_ROWS, TWO_FORMS, UNSENT_BEFORE, array_of, commit_of, lsns_of, metadata_bytes,
     refuse_time,
 )
-from .diagnose import UNKNOWN_HINT, diagnose
-from .errors import DecodeError, fail
+from ..diagnose import UNKNOWN_HINT, diagnose
+from ..errors import DecodeError, fail
 from .layout import CONVERTERS, EPOCH_SHIFT, LABEL_FIELD, SYNTAXES, shown_name, version_of
 from .packed import NewLabel
-from .plan import refuse_value
+from ..plan import refuse_value
 
 cdef extern from "_arrow.h" nogil:
     enum:
@@ -255,10 +255,10 @@ if [
     SYNTAXES["vector"],
 ] != [SKIP, UTF8, INTERVAL_BINARY, CONVERTER_COUNT, PGF_VECTOR]:
     raise ImportError(
-        "the converters of pgoutput_fast.layout are not those of this extension; rebuild it"
+        "the converters of pgoutput_fast.columnar.layout are not those of this extension; rebuild it"
     )
 if SHIFT != EPOCH_SHIFT:
-    raise ImportError("the epoch of this extension is not that of pgoutput_fast.layout")
+    raise ImportError("the epoch of this extension is not that of pgoutput_fast.columnar.layout")
 
 cdef int64_t DAY = 86_400_000_000
 cdef int64_t MOST_MICROSECONDS = 9_223_372_036_854_775  # of an interval, whose column has ns
@@ -349,7 +349,7 @@ cdef enum Form:
     AS_TEXT
     AS_BINARY
 
-# An event as pgoutput_fast.batches describes it to NumPy.
+# An event as pgoutput_fast.columnar.arrays describes it to NumPy.
 cdef struct Event:
     int64_t frame
     uint64_t commit_lsn
@@ -367,7 +367,7 @@ cdef struct EventArray:
 
 if ITEM_SIZES["events"] != sizeof(Event):
     raise ImportError(
-        "the layouts of pgoutput_fast.batches are not those of this extension; rebuild it"
+        "the layouts of pgoutput_fast.columnar.arrays are not those of this extension; rebuild it"
     )
 
 cdef enum Status:
@@ -955,12 +955,12 @@ cdef bint note_unchanged(Rows *rows, int32_t column) noexcept nogil:
 
 @cython.final
 cdef class Engine:
-    """Turns frames into rows of columns; :class:`pgoutput_fast.columns.ColumnarDecoder` leads it.
+    """Turns frames into rows of columns; :class:`pgoutput_fast.columnar.decoder.ColumnarDecoder` leads it.
 
     Parameters
     ----------
     state : StreamState
-    options : pgoutput_fast.columns.Options
+    options : pgoutput_fast.columnar.decoder.Options
     """
 
     cdef readonly object state
@@ -2607,7 +2607,7 @@ def export(field: Field, column: Column) -> tuple[object, object]:
     Parameters
     ----------
     field : Field
-    column : pgoutput_fast.batches.Column
+    column : pgoutput_fast.columnar.arrays.Column
     """
     cdef Arena *arena = make_arena(count_blocks(column))
     cdef ArrowArray *array

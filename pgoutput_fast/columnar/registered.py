@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .batches import pyarrow
-from .errors import PgOutputError
+from ..errors import PgOutputError
+from ..values import Codec, OutOfRange
+from .arrays import pyarrow
 from .layout import ARROW_TYPES, Field
 from .packed import Stored, packed, then
-from .values import Codec, OutOfRange
 
 
 def registered_field(codec: Codec, arrow: Any) -> Field:

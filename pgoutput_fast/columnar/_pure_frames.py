@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._pure import Begin, Commit, Delete, Insert, Update, decode
-from .batches import (
+from .._pure import Begin, Commit, Delete, Insert, Update, decode
+from ..errors import DecodeError, frame_bytes
+from ..messages import Message, Relation
+from ..state import StreamState, make_settings
+from .arrays import (
     FrameBatch,
     array_of,
     check_offsets,
@@ -21,9 +24,6 @@ from .batches import (
     refuse_input,
     refuse_offset,
 )
-from .errors import DecodeError, frame_bytes
-from .messages import Message, Relation
-from .state import StreamState, make_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

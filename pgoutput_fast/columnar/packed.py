@@ -13,11 +13,11 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .objects import Array, Range, SparseVector
-from .policies import Policies
-from .types import ColumnType
-from .values import Codec, OutOfRange
-from .values import nested as codecs
+from ..objects import Array, Range, SparseVector
+from ..policies import Policies
+from ..types import ColumnType
+from ..values import Codec, OutOfRange
+from ..values import nested as codecs
 
 Stored = bytes | None
 Pack = Callable[[Any], Stored]

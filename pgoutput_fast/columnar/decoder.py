@@ -1,6 +1,6 @@
 """Frames in, one Arrow record batch per relation out: what both implementations have in common.
 
-An engine (``_columns.pyx``, ``_pure_columns.py``) turns frames into rows. Here is what leads it:
+An engine (``_engine.pyx``, ``_pure_engine.py``) turns frames into rows. Here is what leads it:
 the arguments, the batches in their order, errors, and what came beside rows.
 """
 
@@ -10,19 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
-from .batches import Column, FrameBatch, fixed_column, variable_column
-from .errors import DecodeError, PgOutputError
+from .._impl import twin
+from ..errors import DecodeError, PgOutputError
+from ..messages import decode_rare
+from ..plan import RelationPlan, Settings
+from ..policies import Policies
+from ..state import StreamState, make_settings
+from ..types import TypeRegistry
+from .arrays import Column, FrameBatch, fixed_column, variable_column
 from .layout import TARGETS, Field, Layout, Selection, layout_of
-from .messages import decode_rare
-from .plan import RelationPlan, Settings
-from .policies import Policies
-from .state import StreamState, make_settings
-from .types import TypeRegistry
 
 if TYPE_CHECKING:
-    from ._pure import Decoder
-    from ._pure_columns import ChangeBatch
-    from .messages import Message, Truncate
+    from .._pure import Decoder
+    from ..messages import Message, Truncate
+    from ._pure_engine import ChangeBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +171,7 @@ class ErrorBatch(Sequence[BadFrame]):
             variable_column([str(one.error).encode("utf-8", "backslashreplace") for one in bad]),
             variable_column([one.data for one in bad]),
         )
-        from ._impl import columnar
-
-        capsules: tuple[object, object] = columnar().export(
+        capsules: tuple[object, object] = twin("columnar._engine").export(
             _ERRORS, Column(len(bad), 0, (None,), columns)
         )
         return capsules
@@ -219,9 +218,7 @@ class ChangeStream:
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The stream, as a capsule; `requested_schema` is not looked at, as it may be."""
-        from ._impl import columnar
-
-        return columnar().export_stream(self._batches)
+        return twin("columnar._engine").export_stream(self._batches)
 
 
 class ColumnarDecoder:
@@ -295,10 +292,8 @@ class ColumnarDecoder:
         self._start(state, options)
 
     def _start(self, state: StreamState, options: Options) -> None:
-        from ._impl import columnar
-
         self._options = options
-        self._engine = columnar().Engine(state, options)
+        self._engine = twin("columnar._engine").Engine(state, options)
         self._call: object = None  # the one whose batches were not all taken
         self._runs = False
         self._bad = ErrorBatch()
@@ -496,7 +491,5 @@ def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) 
     TypeError, ValueError
         `data` or `offsets` are something else.
     """
-    from ._impl import frames
-
-    batch: FrameBatch = frames().decode_batch(data, offsets, in_stream)
+    batch: FrameBatch = twin("columnar._frames").decode_batch(data, offsets, in_stream)
     return batch

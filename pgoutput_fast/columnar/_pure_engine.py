@@ -1,6 +1,6 @@
-"""The rows of many frames as Arrow columns, in plain Python: the twin of ``_columns.pyx``.
+"""The rows of many frames as Arrow columns, in plain Python: the twin of ``_engine.pyx``.
 
-Every value goes through the functions of :mod:`pgoutput_fast.layout`, and columns are bytes until
+Every value goes through the functions of :mod:`pgoutput_fast.columnar.layout`, and columns are bytes until
 pyarrow makes arrays of them. A row is put into its columns when all of it is there.
 """
 
@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from ._pure import Begin, Delete, Insert, _Stumble, make_fixed, make_row
+from .._pure import Begin, Delete, Insert, _Stumble, make_fixed, make_row
+from ..diagnose import UNKNOWN_HINT, diagnose
+from ..errors import DecodeError, fail
+from ..messages import Truncate, decode_rare
+from ..plan import RelationPlan, refuse_value
 from ._pure_frames import Piece, pieces_of
-from .batches import (
+from .arrays import (
     MOST_ROWS,
     TWO_FORMS,
     UNSENT_BEFORE,
@@ -31,17 +35,13 @@ from .batches import (
     validity,
     variable_column,
 )
-from .diagnose import UNKNOWN_HINT, diagnose
-from .errors import DecodeError, fail
 from .layout import EPOCH_SHIFT, LABEL_FIELD, Field, Layout, version_of
-from .messages import Truncate, decode_rare
 from .packed import NewLabel, unpacked
-from .plan import RelationPlan, refuse_value
 
 if TYPE_CHECKING:
-    from .columns import Options
-    from .messages import Message, Relation
-    from .state import StreamState
+    from ..messages import Message, Relation
+    from ..state import StreamState
+    from .decoder import Options
 
 _uint32 = struct.Struct(">I").unpack_from
 _event = struct.Struct("=qQQqIIB7x").pack
@@ -199,12 +199,12 @@ class _Relation:
 
 
 class Engine:
-    """Turns frames into rows of columns; :class:`pgoutput_fast.columns.ColumnarDecoder` leads it.
+    """Turns frames into rows of columns; :class:`pgoutput_fast.columnar.decoder.ColumnarDecoder` leads it.
 
     Parameters
     ----------
     state : StreamState
-    options : pgoutput_fast.columns.Options
+    options : pgoutput_fast.columnar.decoder.Options
     """
 
     def __init__(self, state: StreamState, options: Options) -> None:
@@ -726,7 +726,7 @@ def export(field: Field, column: Column) -> tuple[object, object]:
     Parameters
     ----------
     field : Field
-    column : pgoutput_fast.batches.Column
+    column : pgoutput_fast.columnar.arrays.Column
     """
     capsules: tuple[object, object] = _record_batch(field, column).__arrow_c_array__()
     return capsules

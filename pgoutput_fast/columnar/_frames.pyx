@@ -19,13 +19,13 @@ from pgoutput_fast._core cimport (
     ColumnSlice, load_uint16, load_uint32, load_uint64, take_slices,
 )
 
-from ._core import decode
-from .batches import (
+from .._core import decode
+from .arrays import (
     ITEM_SIZES, FrameBatch, array_of, check_offsets, null_frame, refuse_input, refuse_offset,
 )
-from .errors import DecodeError, frame_bytes
-from .messages import decode_rare
-from .state import StreamState, make_settings
+from ..errors import DecodeError, frame_bytes
+from ..messages import decode_rare
+from ..state import StreamState, make_settings
 
 cdef extern from "Python.h":
     bint PyBytes_CheckExact(object value)
@@ -328,7 +328,7 @@ cdef void expect_memory(int64_t size) noexcept nogil:
 
 # --- headers and slices --------------------------------------------------------------------------
 
-# As pgoutput_fast.batches describes them to NumPy.
+# As pgoutput_fast.columnar.arrays describes them to NumPy.
 cdef struct FrameHead:
     uint8_t tag
     uint8_t old_kind
@@ -361,7 +361,7 @@ cdef struct Rare:
 if [ITEM_SIZES[name] for name in ("heads", "slices", "begins", "commits")] != [
     sizeof(FrameHead), sizeof(ColumnSlice), sizeof(BeginHead), sizeof(CommitHead),
 ]:
-    raise ImportError("the layouts of pgoutput_fast.batches are not those of this extension")
+    raise ImportError("the layouts of pgoutput_fast.columnar.arrays are not those of this extension")
 
 
 # An array that grows.

@@ -10,13 +10,13 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
-from .errors import PgOutputError, fail
+from ..errors import PgOutputError, fail
 from .layout import EPOCH_SHIFT
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from .messages import Message
+    from ..messages import Message
 
 MOST_ROWS = 0x7FFFFFFF // 8
 """Of a batch, as offsets of 32 bits count the letters of `op`."""

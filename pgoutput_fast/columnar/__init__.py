@@ -1,0 +1,1 @@
+"""Many frames in, typed Arrow record batches out, without a Python object for each row."""
