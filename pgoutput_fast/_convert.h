@@ -1,7 +1,7 @@
 /* From the bytes of a value, as a tuple has them, to the bytes of a column.
  *
  * Every function takes the value's first byte and its length, and returns 1, or 0 where the value is
- * unusual or none at all: it is then for pgoutput_fast.columnar.layout to say what becomes of it. They read
+ * unusual or none at all: it is then for pgoutput_fast.columnar.mapping to say what becomes of it. They read
  * nothing but the value, but for those that take `before`: the number of bytes that may be read
  * before the value's first one, and `after`: the number of those behind its last one. Loads of 16
  * bytes that reach there are three to five times as fast as loops (measured).

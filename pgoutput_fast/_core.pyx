@@ -36,7 +36,8 @@ from .messages import (
 )
 from .messages import restore as restore_message
 from .plan import refuse_value
-from .state import StreamState, describe_decoder, make_settings, restore_decoder
+from .state import StreamState, describe_decoder, restore_decoder
+from .settings import make_settings
 
 cdef extern from "Python.h":
     bint PyBytes_CheckExact(object value)

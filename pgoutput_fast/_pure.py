@@ -30,7 +30,8 @@ from .messages import (
 from .messages import restore as restore_message
 from .plan import RelationPlan, refuse_value
 from .policies import Policies
-from .state import StreamState, describe_decoder, make_settings, restore_decoder
+from .settings import make_settings
+from .state import StreamState, describe_decoder, restore_decoder
 from .types import TypeRegistry
 
 IMPLEMENTATION = "python"

@@ -24,9 +24,8 @@ from .messages import (
     is_repeated,
     published,
 )
-from .plan import RelationPlan, Settings, python_encoding
-from .policies import Policies
-from .types import TypeRegistry
+from .plan import RelationPlan
+from .settings import Settings
 
 
 class Staged:
@@ -355,21 +354,6 @@ _OUTSIDE_SEGMENTS = {
     b"K": "Commit Prepared",
     b"r": "Rollback Prepared",
 }
-
-
-def make_settings(
-    policies: Policies | None = None,
-    encoding: str = "utf-8",
-    registry: TypeRegistry | None = None,
-) -> Settings:
-    """A decoder's arguments, checked."""
-    if policies is None:
-        policies = Policies()
-    elif not isinstance(policies, Policies):
-        raise TypeError(f"policies must be a Policies, not {type(policies).__name__}")
-    if registry is not None and not isinstance(registry, TypeRegistry):
-        raise TypeError(f"registry must be a TypeRegistry, not {type(registry).__name__}")
-    return Settings(policies, python_encoding(encoding), registry)
 
 
 def restore_decoder(state: StreamState) -> Any:

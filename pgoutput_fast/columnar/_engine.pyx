@@ -3,9 +3,9 @@
 
 One pass over the frames, without the interpreter: a row's values go from the frame to the ends of
 its relation's columns, each by the converter that the relation's layout names. Where a converter
-finds a value unusual, a function of :mod:`pgoutput_fast.columnar.layout` says what the column stores, and
-where a frame is malformed, :mod:`pgoutput_fast.diagnose` says what is wrong. A row counts when all
-of it is there, so that one that is refused leaves nothing behind.
+finds a value unusual, a function of :mod:`pgoutput_fast.columnar.mapping` says what the column
+stores, and where a frame is malformed, :mod:`pgoutput_fast.diagnose` says what is wrong. A row
+counts when all of it is there, so that one that is refused leaves nothing behind.
 
 The columns of a batch lie in one arena: memory that belongs to the batch and to every array that
 was exported from it, and is freed with the last of them, by whichever thread that is.
@@ -37,7 +37,9 @@ from .arrays import (
 )
 from ..diagnose import UNKNOWN_HINT, diagnose
 from ..errors import DecodeError, fail
-from .layout import CONVERTERS, EPOCH_SHIFT, LABEL_FIELD, SYNTAXES, shown_name, version_of
+from .fields import CONVERTERS, EPOCH_SHIFT, LABEL_FIELD, SYNTAXES
+from .selection import shown_name
+from .schema import version_of
 from .packed import NewLabel
 from ..plan import refuse_value
 
@@ -255,10 +257,10 @@ if [
     SYNTAXES["vector"],
 ] != [SKIP, UTF8, INTERVAL_BINARY, CONVERTER_COUNT, PGF_VECTOR]:
     raise ImportError(
-        "the converters of pgoutput_fast.columnar.layout are not those of this extension; rebuild it"
+        "the converters of pgoutput_fast.columnar.fields are not this extension's; rebuild it"
     )
 if SHIFT != EPOCH_SHIFT:
-    raise ImportError("the epoch of this extension is not that of pgoutput_fast.columnar.layout")
+    raise ImportError("the epoch of this extension is not that of pgoutput_fast.columnar.fields")
 
 cdef int64_t DAY = 86_400_000_000
 cdef int64_t MOST_MICROSECONDS = 9_223_372_036_854_775  # of an interval, whose column has ns
@@ -955,7 +957,7 @@ cdef bint note_unchanged(Rows *rows, int32_t column) noexcept nogil:
 
 @cython.final
 cdef class Engine:
-    """Turns frames into rows of columns; :class:`pgoutput_fast.columnar.decoder.ColumnarDecoder` leads it.
+    """Turns frames into rows of columns; :class:`pgoutput_fast.ColumnarDecoder` leads it.
 
     Parameters
     ----------

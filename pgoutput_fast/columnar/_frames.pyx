@@ -25,7 +25,8 @@ from .arrays import (
 )
 from ..errors import DecodeError, frame_bytes
 from ..messages import decode_rare
-from ..state import StreamState, make_settings
+from ..state import StreamState
+from ..settings import make_settings
 
 cdef extern from "Python.h":
     bint PyBytes_CheckExact(object value)
@@ -362,7 +363,7 @@ if [ITEM_SIZES[name] for name in ("heads", "slices", "begins", "commits")] != [
     sizeof(FrameHead), sizeof(ColumnSlice), sizeof(BeginHead), sizeof(CommitHead),
 ]:
     raise ImportError("the layouts of pgoutput_fast.columnar.arrays are not those of this extension")
-
+    raise ImportError("the items of pgoutput_fast.columnar.arrays are not this extension's; rebuild it")
 
 # An array that grows.
 cdef struct Growing:

@@ -56,7 +56,7 @@ static PGF_OUTLINE int32_t pgf_label(const pgf_labels *labels, const uint8_t *at
 
 enum { PGF_FIXED, PGF_VARIABLE, PGF_LIST, PGF_FIXED_LIST, PGF_STRUCT };
 
-/* As pgoutput_fast.columnar.layout numbers them. */
+/* As pgoutput_fast.columnar.fields numbers them. */
 enum { PGF_NO_SYNTAX, PGF_ARRAY, PGF_RANGE, PGF_COMPOSITE, PGF_VECTOR, PGF_MULTIRANGE };
 
 typedef struct pgf_part {

@@ -1,7 +1,7 @@
 """The rows of many frames as Arrow columns, in plain Python: the twin of ``_engine.pyx``.
 
-Every value goes through the functions of :mod:`pgoutput_fast.columnar.layout`, and columns are bytes until
-pyarrow makes arrays of them. A row is put into its columns when all of it is there.
+Every value goes through the functions of :mod:`pgoutput_fast.columnar.mapping`, and columns are
+bytes until pyarrow makes arrays of them. A row is put into its columns when all of it is there.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from .arrays import (
     validity,
     variable_column,
 )
-from .layout import EPOCH_SHIFT, LABEL_FIELD, Field, Layout, version_of
+from .fields import EPOCH_SHIFT, LABEL_FIELD, Field
 from .packed import NewLabel, unpacked
+from .schema import Layout, version_of
 
 if TYPE_CHECKING:
     from ..messages import Message, Relation
@@ -199,7 +200,7 @@ class _Relation:
 
 
 class Engine:
-    """Turns frames into rows of columns; :class:`pgoutput_fast.columnar.decoder.ColumnarDecoder` leads it.
+    """Turns frames into rows of columns; :class:`pgoutput_fast.ColumnarDecoder` leads it.
 
     Parameters
     ----------

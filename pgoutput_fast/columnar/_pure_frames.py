@@ -14,7 +14,8 @@ import numpy as np
 from .._pure import Begin, Commit, Delete, Insert, Update, decode
 from ..errors import DecodeError, frame_bytes
 from ..messages import Message, Relation
-from ..state import StreamState, make_settings
+from ..settings import make_settings
+from ..state import StreamState
 from .arrays import (
     FrameBatch,
     array_of,

@@ -19,7 +19,7 @@
 #define PGF_UNREACHABLE() ((void)0)
 #endif
 
-/* As pgoutput_fast.columnar.layout numbers them. */
+/* As pgoutput_fast.columnar.fields numbers them. */
 enum {
     SLOW, SKIP, BOOL_TEXT, BOOL_BINARY, INT2_TEXT, INT4_TEXT, INT8_TEXT, UINT4_TEXT,
     UINT4_WIDE_TEXT, SAME2, SAME4, SAME8, UINT4_WIDE, FLOAT4_TEXT, FLOAT8_TEXT, DECIMAL_TEXT,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from ..errors import PgOutputError, fail
-from .layout import EPOCH_SHIFT
+from .fields import EPOCH_SHIFT
 
 if TYPE_CHECKING:
     import numpy as np

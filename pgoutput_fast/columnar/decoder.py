@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 from .._impl import twin
 from ..errors import DecodeError, PgOutputError
 from ..messages import decode_rare
-from ..plan import RelationPlan, Settings
+from ..plan import RelationPlan
 from ..policies import Policies
-from ..state import StreamState, make_settings
+from ..settings import Settings, make_settings
+from ..state import StreamState
 from ..types import TypeRegistry
 from .arrays import Column, FrameBatch, fixed_column, variable_column
-from .layout import TARGETS, Field, Layout, Selection, layout_of
+from .fields import TARGETS, Field
+from .schema import Layout, layout_of
+from .selection import Selection
 
 if TYPE_CHECKING:
     from .._pure import Decoder

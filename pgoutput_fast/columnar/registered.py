@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import PgOutputError
 from ..values import Codec, OutOfRange
 from .arrays import pyarrow
-from .layout import ARROW_TYPES, Field
+from .fields import ARROW_TYPES, Field
 from .packed import Stored, packed, then
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from pgoutput_fast.columnar.decoder import ColumnarDecoder
-from pgoutput_fast.columnar.layout import EPOCH_SHIFT
+from pgoutput_fast.columnar.fields import EPOCH_SHIFT
 from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.values import timestamp_form
 

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgoutput_fast.columnar.layout import interval_iso
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.objects import Interval
+from pgoutput_fast.values.temporal import interval_iso
 
 
 def is_nested(type_: Any) -> bool:

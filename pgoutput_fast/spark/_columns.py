@@ -5,20 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from pgoutput_fast.columnar.layout import (
-    VARIANT,
-    Field,
-    field_of,
-    interval_iso,
-    text_field,
-    without_functions,
-)
+from pgoutput_fast.columnar.fields import VARIANT, Field
+from pgoutput_fast.columnar.mapping import field_of, text_field, without_functions
 from pgoutput_fast.columnar.packed import packed
 from pgoutput_fast.objects import Interval
-from pgoutput_fast.plan import Settings
 from pgoutput_fast.policies import MOST_DIMENSIONS, Policies
+from pgoutput_fast.settings import Settings
 from pgoutput_fast.types import ColumnType
 from pgoutput_fast.values import codec_of
+from pgoutput_fast.values.temporal import interval_iso
 
 # Spark's types, each of which holds all values of those before it.
 _INTEGERS = ("smallint", "int", "bigint")

@@ -16,14 +16,9 @@ import pyarrow.compute as pc
 
 import pgoutput_fast as pf
 from pgoutput_fast.columnar.decoder import ColumnarDecoder, Options
-from pgoutput_fast.columnar.layout import (
-    EPOCH_SHIFT,
-    Layout,
-    Selection,
-    head_fields,
-    shown_name,
-    shown_table,
-)
+from pgoutput_fast.columnar.fields import EPOCH_SHIFT
+from pgoutput_fast.columnar.schema import Layout, head_fields
+from pgoutput_fast.columnar.selection import Selection, shown_name, shown_table
 from pgoutput_fast.errors import DecodeError, PgOutputError, fail
 from pgoutput_fast.messages import (
     Relation,
@@ -33,7 +28,7 @@ from pgoutput_fast.messages import (
     StreamStart,
     Truncate,
 )
-from pgoutput_fast.plan import Settings
+from pgoutput_fast.settings import Settings
 
 from ._columns import column_ddl, column_field, policies_for
 

@@ -36,8 +36,8 @@ from pyspark.sql.window import Window
 
 from pgoutput_fast.columnar._pure_engine import arrow_array, column_of
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.plan import Settings
 from pgoutput_fast.policies import Policies
+from pgoutput_fast.settings import Settings
 from pgoutput_fast.types import column_type
 
 from ._columns import column_field, is_text, policies_for

@@ -20,7 +20,7 @@ from .base import Codec, CodecOf, NoTextForm, OutOfRange, fields_of
 from .temporal import EPOCH_UTC, timestamp_form
 
 if TYPE_CHECKING:
-    from ..plan import Settings
+    from ..settings import Settings
 
 __all__ = [
     "CODECS",

@@ -560,3 +560,26 @@ CODECS: dict[str, CodecOf] = {
     "timestamp": lambda policies, encoding: _timestamp(policies, False),
     "timestamptz": lambda policies, encoding: _timestamp(policies, True),
 }
+
+
+def interval_iso(value: Interval) -> str:
+    """`value` in ISO 8601, each part with a sign of its own: P1Y2M-3DT4H5M6.789S."""
+    years, months = divmod(abs(value.months), 12)
+    sign = "-" if value.months < 0 else ""
+    shown = "".join(
+        f"{sign}{number}{unit}" for number, unit in ((years, "Y"), (months, "M")) if number
+    )
+    if value.days:
+        shown += f"{value.days}D"
+    if value.microseconds or not shown:
+        sign = "-" if value.microseconds < 0 else ""
+        seconds, fraction = divmod(abs(value.microseconds), 1_000_000)
+        minutes, seconds = divmod(seconds, 60)
+        hours, minutes = divmod(minutes, 60)
+        shown += "T" + "".join(
+            f"{sign}{number}{unit}" for number, unit in ((hours, "H"), (minutes, "M")) if number
+        )
+        tail = f".{fraction:06d}".rstrip("0") if fraction else ""
+        if seconds or tail or shown[-1] == "T":
+            shown += f"{sign}{seconds}{tail}S"
+    return "P" + shown

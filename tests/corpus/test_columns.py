@@ -30,7 +30,7 @@ from corpus_files import Capture, captures
 from final_rows import Tables, committed, copies
 
 import pgoutput_fast as pf
-from pgoutput_fast.state import make_settings
+from pgoutput_fast.settings import make_settings
 from pgoutput_fast.types import ColumnType
 from pgoutput_fast.values import OutOfRange
 

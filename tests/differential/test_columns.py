@@ -30,7 +30,7 @@ from mutations import RELATION_IDS, length_places, mutated, stream_frame
 from vector_files import read_vectors
 
 import pgoutput_fast as pf
-from pgoutput_fast.state import make_settings
+from pgoutput_fast.settings import make_settings
 
 TIMES = int(os.environ.get("PGOUTPUT_FAST_DIFFERENTIAL", "1"))
 CAPTURES = captures(Path(__file__).parents[1] / "data")

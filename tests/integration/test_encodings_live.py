@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import pgoutput_fast as pf
-from pgoutput_fast.plan import python_encoding
+from pgoutput_fast.encodings import python_encoding
 
 if TYPE_CHECKING:
     from conftest import Database

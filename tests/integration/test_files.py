@@ -37,9 +37,8 @@ from pgoutput_fast import files, segments
 from pgoutput_fast.cli import main
 from pgoutput_fast.files import _manifest, _source, _text, _write
 from pgoutput_fast.files._rows import Shape
-from pgoutput_fast.plan import Settings
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
-from pgoutput_fast.state import make_settings
+from pgoutput_fast.settings import Settings, make_settings
 from pgoutput_fast.types import ColumnType
 from pgoutput_fast.values import codec_of
 

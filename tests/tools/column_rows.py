@@ -17,8 +17,8 @@ from value_rows import row_of, same
 
 import pgoutput_fast as pf
 from pgoutput_fast import _core, _pure
-from pgoutput_fast.columnar.layout import EPOCH_SHIFT
-from pgoutput_fast.plan import Settings
+from pgoutput_fast.columnar.fields import EPOCH_SHIFT
+from pgoutput_fast.settings import Settings
 from pgoutput_fast.types import ColumnType
 
 __all__ = ["Compared", "compare_with_messages"]

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 import pgoutput_fast as pf
 from pgoutput_fast.columnar.packed import packed
-from pgoutput_fast.plan import Settings
+from pgoutput_fast.settings import Settings
 from pgoutput_fast.types import ColumnType
 from pgoutput_fast.values import codec_of
 

@@ -16,16 +16,10 @@ from corpus_files import captures
 from made_vectors import NULL, binary, insert, relation
 
 import pgoutput_fast as pf
-from pgoutput_fast.columnar.layout import TARGETS
+from pgoutput_fast.columnar.fields import TARGETS
+from pgoutput_fast.columnar.mapping import arrow_type, spark_type
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.types import (
-    BUILTIN_TYPES,
-    CatalogType,
-    ColumnType,
-    arrow_type,
-    column_type,
-    spark_type,
-)
+from pgoutput_fast.types import BUILTIN_TYPES, CatalogType, ColumnType, column_type
 
 DATA = Path(__file__).parents[1] / "data" / "final"
 FIRST = 900_000

@@ -20,7 +20,7 @@ from made_vectors import NULL, SAME, binary, insert, relation, row, text, tuple_
 
 import pgoutput_fast as pf
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.state import make_settings
+from pgoutput_fast.settings import make_settings
 from pgoutput_fast.types import CatalogType, column_type
 
 MOOD, MOODS, PAIR, PAIRS, HSTORE, VECTOR, HALFVEC, SPARSEVEC, ODD, BARE = range(20000, 20010)

@@ -11,14 +11,8 @@ import pytest
 from value_rows import row_of
 
 import pgoutput_fast as pf
-from pgoutput_fast.types import (
-    BUILTIN_TYPES,
-    EXTENSION_TYPES,
-    ColumnType,
-    arrow_type,
-    column_type,
-    spark_type,
-)
+from pgoutput_fast.columnar.mapping import arrow_type, spark_type
+from pgoutput_fast.types import BUILTIN_TYPES, EXTENSION_TYPES, ColumnType, column_type
 from pgoutput_fast.values import CODECS
 
 PG_TYPE = json.loads((Path(__file__).parents[1] / "data" / "pg_type.json").read_text())

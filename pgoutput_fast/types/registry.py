@@ -1,191 +1,18 @@
-"""The one table of types, and how the type of a column is found.
-
-Everything that treats a type specially reads it here: the decoders of both implementations (through
-:mod:`pgoutput_fast.plan`), the columns, the Spark reader, the documentation. Built-in types are
-found by OID; a user's type by its Type message, which names the base type, and wholly by a
-catalogue (:class:`TypeRegistry`), where there is one. A type that is found in none of them is str
-from text and bytes from binary.
-"""
+"""What is known of users' types: a server's catalogue of types, and registered functions."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .errors import PgOutputError
-
-if TYPE_CHECKING:
-    from .columnar.layout import Field
-    from .policies import Policies
-
-Converter = Callable[[bytes], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class PgType:
-    """One row of the table: a type of which a value is not made of others, or a range of one.
-
-    Attributes
-    ----------
-    oid : int
-        ``pg_type.oid``; 0 for types of extensions, which have another in every database.
-    name : str
-        ``pg_type.typname``.
-    array_oid : int
-        OID of the type of its arrays, 0 where there is none.
-    category : str
-        ``pg_type.typcategory`` of PostgreSQL 16 and later.
-    codec : str
-        Which functions read it, a key of :data:`pgoutput_fast.values.CODECS`; "range",
-        "multirange", "vector" and "other" are no scalars.
-    policies : tuple of str
-        The fields of :class:`Policies` that have a say in its values.
-    element : int
-        OID of the subtype of a range, of the range of a multirange, of a vector's elements.
-    delimiter : str
-        What stands between the elements of its arrays in text.
-    extension : str
-        The extension that makes it, "" for built-in types.
-    """
-
-    oid: int
-    name: str
-    array_oid: int
-    category: str
-    codec: str
-    policies: tuple[str, ...] = ()
-    element: int = 0
-    delimiter: str = ","
-    extension: str = ""
-
-
-BUILTIN_TYPES: tuple[PgType, ...] = (
-    PgType(16, "bool", 1000, "B", "bool"),
-    PgType(17, "bytea", 1001, "U", "bytea"),
-    PgType(18, "char", 1002, "Z", "char"),
-    PgType(19, "name", 1003, "S", "text"),
-    PgType(20, "int8", 1016, "N", "int8"),
-    PgType(21, "int2", 1005, "N", "int2"),
-    PgType(22, "int2vector", 1006, "A", "vector", element=21),
-    PgType(23, "int4", 1007, "N", "int4"),
-    PgType(24, "regproc", 1008, "N", "reg"),
-    PgType(25, "text", 1009, "S", "text"),
-    PgType(26, "oid", 1028, "N", "uint4"),
-    PgType(27, "tid", 1010, "U", "tid"),
-    PgType(28, "xid", 1011, "U", "uint4"),
-    PgType(29, "cid", 1012, "U", "uint4"),
-    PgType(30, "oidvector", 1013, "A", "vector", element=26),
-    PgType(114, "json", 199, "U", "json", policies=("json",)),
-    PgType(142, "xml", 143, "U", "xml"),
-    PgType(194, "pg_node_tree", 0, "Z", "other"),
-    PgType(600, "point", 1017, "G", "point"),
-    PgType(601, "lseg", 1018, "G", "lseg"),
-    PgType(602, "path", 1019, "G", "path"),
-    PgType(603, "box", 1020, "G", "box", delimiter=";"),
-    PgType(604, "polygon", 1027, "G", "polygon"),
-    PgType(628, "line", 629, "G", "line"),
-    PgType(650, "cidr", 651, "I", "cidr"),
-    PgType(700, "float4", 1021, "N", "float4"),
-    PgType(701, "float8", 1022, "N", "float8"),
-    PgType(705, "unknown", 0, "X", "text"),
-    PgType(718, "circle", 719, "G", "circle"),
-    PgType(774, "macaddr8", 775, "U", "macaddr8"),
-    PgType(790, "money", 791, "N", "money"),
-    PgType(829, "macaddr", 1040, "U", "macaddr"),
-    PgType(869, "inet", 1041, "I", "inet"),
-    PgType(1033, "aclitem", 1034, "U", "aclitem"),
-    PgType(1042, "bpchar", 1014, "S", "text"),
-    PgType(1043, "varchar", 1015, "S", "text"),
-    PgType(1082, "date", 1182, "D", "date", policies=("infinity", "out_of_range")),
-    PgType(1083, "time", 1183, "D", "time", policies=("out_of_range",)),
-    PgType(1114, "timestamp", 1115, "D", "timestamp", policies=("infinity", "out_of_range")),
-    PgType(1184, "timestamptz", 1185, "D", "timestamptz", policies=("infinity", "out_of_range")),
-    PgType(1186, "interval", 1187, "T", "interval", policies=("infinity", "out_of_range")),
-    PgType(1266, "timetz", 1270, "D", "timetz", policies=("out_of_range",)),
-    PgType(1560, "bit", 1561, "V", "bit"),
-    PgType(1562, "varbit", 1563, "V", "varbit"),
-    PgType(1700, "numeric", 1231, "N", "numeric", policies=("special_values", "numeric")),
-    PgType(1790, "refcursor", 2201, "U", "text"),
-    PgType(2202, "regprocedure", 2207, "N", "reg"),
-    PgType(2203, "regoper", 2208, "N", "reg"),
-    PgType(2204, "regoperator", 2209, "N", "reg"),
-    PgType(2205, "regclass", 2210, "N", "reg"),
-    PgType(2206, "regtype", 2211, "N", "reg"),
-    PgType(2950, "uuid", 2951, "U", "uuid"),
-    PgType(2970, "txid_snapshot", 2949, "U", "snapshot"),
-    PgType(3220, "pg_lsn", 3221, "U", "pg_lsn"),
-    PgType(3361, "pg_ndistinct", 0, "Z", "other"),
-    PgType(3402, "pg_dependencies", 0, "Z", "other"),
-    PgType(3614, "tsvector", 3643, "U", "tsvector"),
-    PgType(3615, "tsquery", 3645, "U", "tsquery"),
-    PgType(3642, "gtsvector", 3644, "U", "other"),
-    PgType(3734, "regconfig", 3735, "N", "reg"),
-    PgType(3769, "regdictionary", 3770, "N", "reg"),
-    PgType(3802, "jsonb", 3807, "U", "jsonb", policies=("json",)),
-    PgType(3904, "int4range", 3905, "R", "range", element=23),
-    PgType(3906, "numrange", 3907, "R", "range", element=1700),
-    PgType(3908, "tsrange", 3909, "R", "range", element=1114),
-    PgType(3910, "tstzrange", 3911, "R", "range", element=1184),
-    PgType(3912, "daterange", 3913, "R", "range", element=1082),
-    PgType(3926, "int8range", 3927, "R", "range", element=20),
-    PgType(4072, "jsonpath", 4073, "U", "jsonpath"),
-    PgType(4089, "regnamespace", 4090, "N", "reg"),
-    PgType(4096, "regrole", 4097, "N", "reg"),
-    PgType(4191, "regcollation", 4192, "N", "reg"),
-    PgType(4451, "int4multirange", 6150, "R", "multirange", element=3904),
-    PgType(4532, "nummultirange", 6151, "R", "multirange", element=3906),
-    PgType(4533, "tsmultirange", 6152, "R", "multirange", element=3908),
-    PgType(4534, "tstzmultirange", 6153, "R", "multirange", element=3910),
-    PgType(4535, "datemultirange", 6155, "R", "multirange", element=3912),
-    PgType(4536, "int8multirange", 6157, "R", "multirange", element=3926),
-    PgType(4600, "pg_brin_bloom_summary", 0, "Z", "other"),
-    PgType(4601, "pg_brin_minmax_multi_summary", 0, "Z", "other"),
-    PgType(5017, "pg_mcv_list", 0, "Z", "other"),
-    PgType(5038, "pg_snapshot", 5039, "U", "snapshot"),
-    PgType(5069, "xid8", 271, "U", "uint8"),
-)
-"""Every type that a server is born with, but pseudo-types and the rows of system catalogues."""
-
-EXTENSION_TYPES: tuple[PgType, ...] = (
-    PgType(0, "citext", 0, "S", "text", extension="citext"),
-    PgType(0, "hstore", 0, "U", "hstore", extension="hstore"),
-    PgType(0, "ltree", 0, "U", "versioned_text", extension="ltree"),
-    PgType(0, "lquery", 0, "U", "versioned_text", extension="ltree"),
-    PgType(0, "ltxtquery", 0, "U", "versioned_text", extension="ltree"),
-    PgType(0, "cube", 0, "U", "cube", extension="cube"),
-    PgType(0, "vector", 0, "U", "pgvector", extension="vector"),
-    PgType(0, "halfvec", 0, "U", "halfvec", extension="vector"),
-    PgType(0, "sparsevec", 0, "U", "sparsevec", extension="vector"),
-    PgType(0, "geometry", 0, "U", "ewkb", delimiter=":", extension="postgis"),
-    PgType(0, "geography", 0, "U", "ewkb", delimiter=":", extension="postgis"),
-)
-"""Types of extensions, found by name: their OIDs differ from database to database."""
-
-_BY_OID: dict[int, PgType] = {entry.oid: entry for entry in BUILTIN_TYPES}
-_BY_ARRAY_OID: dict[int, PgType] = {e.array_oid: e for e in BUILTIN_TYPES if e.array_oid}
-_BY_NAME: dict[str, PgType] = {entry.name: entry for entry in BUILTIN_TYPES}
-_EXTENSION: dict[str, PgType] = {entry.name: entry for entry in EXTENSION_TYPES}
-
-
-@dataclass(frozen=True, slots=True)
-class RegisteredType:
-    """What a user registered for a type: a decoder of each format, None where there is none.
-
-    Attributes
-    ----------
-    text, binary : callable or None
-    arrow : object
-        The Arrow type of the values in columns, None where the user named none.
-    """
-
-    text: Converter | None
-    binary: Converter | None
-    arrow: object = None
+from ..errors import PgOutputError
+from .resolve import ColumnType, Converter, RegisteredType, builtin_type
+from .table import BY_OID, EXTENSION_BY_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,47 +51,6 @@ class CatalogType:
     extension: str = ""
     labels: tuple[str, ...] = ()
     fields: tuple[tuple[str, int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnType:
-    """The type of a column, or of a part of one: a tree, of which the plan of a relation is made.
-
-    Attributes
-    ----------
-    kind : {"base", "array", "vector", "range", "multirange", "composite", "enum", "unknown"}
-        Domains are not among them: they look like what they are made of.
-    oid : int
-        The column's own, a domain's too; 0 where only the name is known.
-    namespace, name : str
-        As the catalogue or the Type message says, a domain's base type's; "" where neither did.
-    entry : PgType or None
-        The table's row; None for arrays, composites, enums, users' ranges and unknown types.
-    modifier : int
-        ``atttypmod``, or a domain's ``typtypmod``; -1 for none. An array's is its elements'.
-    element : ColumnType or None
-        Of an array or vector its elements', of a range its subtype's, of a multirange its range's.
-    delimiter : str
-        Between the elements of an array.
-    fields : tuple of (str, ColumnType)
-        Of a composite.
-    labels : tuple of str
-        Of an enum, in their order.
-    registered : RegisteredType or None
-        What the user registered for the type; it goes before everything else.
-    """
-
-    kind: str
-    oid: int
-    namespace: str = ""
-    name: str = ""
-    entry: PgType | None = None
-    modifier: int = -1
-    element: ColumnType | None = None
-    delimiter: str = ","
-    fields: tuple[tuple[str, ColumnType], ...] = ()
-    labels: tuple[str, ...] = ()
-    registered: RegisteredType | None = None
 
 
 class TypeRegistry:
@@ -475,7 +261,7 @@ class TypeRegistry:
         return found
 
     def _resolve(self, oid: int, modifier: int) -> ColumnType:
-        builtin = _builtin(oid, modifier, self)
+        builtin = builtin_type(oid, modifier, self)
         if builtin is not None:
             return builtin
         entry = self._catalog.get(oid)
@@ -506,14 +292,14 @@ class TypeRegistry:
                 element=self.known(entry.element, modifier),
                 delimiter=self._delimiter(entry.element),
             )
-        extension = _EXTENSION.get(entry.name)
+        extension = EXTENSION_BY_NAME.get(entry.name)
         if extension is not None and extension.extension == entry.extension:
             return replace(named, kind="base", entry=extension)
         return named
 
     def _delimiter(self, oid: int) -> str:
         """What stands between values of the type in an array."""
-        entry = self._catalog.get(oid) or _BY_OID.get(oid)
+        entry = self._catalog.get(oid) or BY_OID.get(oid)
         return entry.delimiter if entry is not None else ","
 
     def base_name(self, oid: int) -> tuple[str, str] | None:
@@ -524,7 +310,7 @@ class TypeRegistry:
             entry = self._catalog.get(oid)
         if entry is not None:
             return entry.namespace, entry.name
-        builtin = _builtin(oid, -1, None)
+        builtin = builtin_type(oid, -1, None)
         return None if builtin is None else (builtin.namespace, builtin.name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -685,183 +471,3 @@ def _too_deep(catalog: Mapping[int, CatalogType]) -> frozenset[int]:
             fits = levels <= MOST_NESTED and count <= MOST_PARTS
             measured[oid] = (levels, count) if fits else endless
     return frozenset(oid for oid, size in measured.items() if size == endless)
-
-
-def column_type(
-    oid: int,
-    modifier: int = -1,
-    *,
-    announced: tuple[str, str] | None = None,
-    registry: TypeRegistry | None = None,
-) -> ColumnType:
-    """The type of a column.
-
-    Parameters
-    ----------
-    oid, modifier : int
-        ``atttypid`` and ``atttypmod``, as the Relation has them.
-    announced : (str, str), optional
-        Namespace and name of its Type message. It carries the *column's* OID and the *base*
-        type's name, so that a domain over int4 comes as ``("", "int4")``.
-    registry : TypeRegistry, optional
-        Users' types, and the catalogue where there is one.
-    """
-    builtin = _builtin(oid, modifier, registry)
-    if builtin is not None:
-        return builtin
-    if announced is None:
-        if registry is not None:
-            return registry.known(oid, modifier)
-        return ColumnType("unknown", oid, modifier=modifier)
-    namespace, name = announced[0] or "pg_catalog", announced[1]
-    if registry is not None and registry.base_name(oid) == (namespace, name):
-        return registry.known(oid, modifier)
-    found = _named(namespace, name, modifier, registry)
-    registered = found.registered
-    if registered is None and registry is not None:
-        registered = registry.find(oid, namespace, name)
-    return replace(found, oid=oid, namespace=namespace, name=name, registered=registered)
-
-
-def _builtin(oid: int, modifier: int, registry: TypeRegistry | None) -> ColumnType | None:
-    """The type of an OID of the table, or of an array of one; None if it is in none."""
-    entry = _BY_OID.get(oid)
-    if entry is not None:
-        registered = registry.find(oid, "pg_catalog", entry.name) if registry is not None else None
-        return ColumnType(
-            _BUILTIN_KINDS.get(entry.codec, "base"),
-            oid,
-            "pg_catalog",
-            entry.name,
-            entry,
-            modifier,
-            _builtin(entry.element, -1, registry) if entry.element else None,
-            registered=registered,
-        )
-    entry = _BY_ARRAY_OID.get(oid)
-    if entry is None:
-        return None
-    name = f"_{entry.name}"
-    return ColumnType(
-        "array",
-        oid,
-        "pg_catalog",
-        name,
-        modifier=modifier,
-        element=_builtin(entry.oid, modifier, registry),
-        delimiter=entry.delimiter,
-        registered=registry.find(oid, "pg_catalog", name) if registry is not None else None,
-    )
-
-
-_BUILTIN_KINDS = {"range": "range", "multirange": "multirange", "vector": "vector"}
-
-
-def _named(namespace: str, name: str, modifier: int, registry: TypeRegistry | None) -> ColumnType:
-    """The type of a name, for which there is no catalogue; of kind "unknown" if none is known."""
-    if namespace == "pg_catalog":
-        entry = _BY_NAME.get(name)
-        if entry is not None:
-            found = _builtin(entry.oid, modifier, registry)
-        else:
-            entry = _BY_NAME.get(name[1:]) if name[:1] == "_" else None
-            found = _builtin(entry.array_oid, modifier, registry) if entry is not None else None
-        return found or ColumnType("unknown", 0, modifier=modifier)
-    entry = _EXTENSION.get(name)
-    if entry is not None:
-        return ColumnType(
-            "base",
-            0,
-            namespace,
-            name,
-            entry,
-            modifier,
-            registered=registry.find(0, namespace, name) if registry is not None else None,
-        )
-    if name[:1] == "_" and name[1:] in _EXTENSION:
-        return ColumnType(
-            "array",
-            0,
-            namespace,
-            name,
-            modifier=modifier,
-            element=_named(namespace, name[1:], modifier, registry),
-            delimiter=_EXTENSION[name[1:]].delimiter,
-        )
-    return ColumnType("unknown", 0, namespace, name, modifier=modifier)
-
-
-def extension_by_name(type: ColumnType, registry: TypeRegistry | None) -> str:
-    """The extension for whose type a column's was taken by its name alone, "" if for none."""
-    entry = (type.element or type).entry
-    told = registry is not None and registry.base_name(type.oid) == (type.namespace, type.name)
-    return "" if entry is None or told else entry.extension
-
-
-def numeric_modifier(type_modifier: int) -> tuple[int, int] | None:
-    """(precision, scale) of a numeric's type modifier, None for a numeric without.
-
-    From PostgreSQL 15 on the scale may be negative or greater than the precision.
-    """
-    if type_modifier < 4:
-        return None
-    packed = type_modifier - 4
-    precision, scale = packed >> 16 & 0xFFFF, packed & 0x7FF
-    if precision == 0:
-        return None  # which no server sends
-    return precision, scale - 0x800 if scale & 0x400 else scale
-
-
-def decimal_shape(type_modifier: int) -> tuple[int, int] | None:
-    """(precision, scale) of the decimal that holds every value of the column; None if unbounded."""
-    modifier = numeric_modifier(type_modifier)
-    if modifier is None:
-        return None
-    precision, scale = modifier
-    if scale < 0:
-        return precision - scale, 0
-    return max(precision, scale), scale
-
-
-def arrow_type(
-    type: ColumnType,
-    *,
-    binary: bool = False,
-    policies: Policies | None = None,
-    target: str = "arrow",
-) -> str:
-    """The Arrow type of a column, as Arrow writes it; the name of an extension type alone.
-
-    Parameters
-    ----------
-    type : ColumnType
-    binary : bool
-        Whether values come in binary format: those of unknown types are ``binary``, else ``utf8``.
-    policies : Policies, optional
-    target : {"arrow", "spark", "portable"}
-        As of :class:`ColumnarDecoder`, whose columns have this type.
-
-    Raises
-    ------
-    PgOutputError
-        A type was registered with what is no Arrow type of a column, or there is no pyarrow to ask.
-    """
-    return _field(type, binary, policies, target).arrow_type
-
-
-def spark_type(type: ColumnType, *, binary: bool = False, policies: Policies | None = None) -> str:
-    """The Spark SQL type of a column that is decoded with ``target="spark"``.
-
-    Parameters and errors are those of :func:`arrow_type`; an Arrow type that Spark does not have,
-    with which a type was registered, is an error too.
-    """
-    return _field(type, binary, policies, "spark").spark_type
-
-
-def _field(type: ColumnType, binary: bool, policies: Policies | None, target: str) -> Field:
-    from .columnar.layout import field_of  # it is made of what is here
-    from .plan import Settings
-
-    settings = Settings() if policies is None else Settings(policies)
-    found = field_of(type, settings, target)
-    return found.in_binary() if binary else found

@@ -1,28 +1,24 @@
-"""What a relation's rows look like as Arrow columns, and how a value gets into one.
+"""The column that a type gets: PostgreSQL's types to Arrow's, under a user's policies.
 
-A :class:`Field` is a column of a record batch or a part of one: its Arrow type in the notation of
-the C data interface, and functions from the bytes of a value to the bytes that the column stores.
-Fields are a tree, as Arrow's are. Both implementations read the same fields: the compiled one
-stores usual values by itself, by the number in `text_code` or `binary_code`, and asks the functions
-for the others; the twin asks them for all.
+This is the one place where that is decided, for all targets. The functions of the fields stand on
+those of :mod:`pgoutput_fast.values`: from the bytes of a value to a Python object, from there to
+the bytes that the column stores.
 """
 
 from __future__ import annotations
 
 import datetime
-import json
 import operator
 import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import PgOutputError
 from ..objects import Interval
 from ..policies import Policies
+from ..settings import Settings
 from ..types import ColumnType, decimal_shape
 from ..values import (
     EPOCH_UTC,
@@ -34,7 +30,8 @@ from ..values import (
     timestamp_form,
 )
 from ..values.base import limited
-from ..values.temporal import EPOCH, interval_form
+from ..values.temporal import EPOCH, interval_form, interval_iso
+from .fields import CONVERTERS, EXTENSION_NAME, SYNTAXES, Field, Store
 from .packed import (
     Labels,
     dimensions_of,
@@ -44,447 +41,14 @@ from .packed import (
     packing,
     then,
 )
-
-if TYPE_CHECKING:
-    from ..messages import Relation
-    from ..plan import RelationPlan, Settings
-
-Store = Callable[[bytes], "bytes | None"]
-
-TARGETS = ("arrow", "spark", "portable")
-"""arrow: a type that says most; spark: Spark's own types; portable: what polars and duckdb take."""
-
-CONVERTERS = {
-    name: number
-    for number, name in enumerate(
-        (
-            "slow", "skip", "bool_text", "bool_binary", "int2_text", "int4_text", "int8_text",
-            "uint4_text", "uint4_wide_text", "same2", "same4", "same8", "uint4_wide",
-            "float4_text", "float8_text", "decimal_text", "decimal_binary", "numeric_text",
-            "numeric_binary", "utf8", "ascii", "jsonb_binary", "bytes", "bytea_text",
-            "uuid_text", "uuid_utf8_text", "uuid_utf8_binary", "date_text", "date_binary",
-            "time_text", "time_binary", "time_ns_text", "time_ns_binary", "timestamp_text",
-            "timestamptz_text", "timestamp_binary", "interval_binary", "label",
-            "nested_text", "nested_binary",
-        )
-    )
-}  # fmt: skip
-"""How the compiled implementation stores usual values; "slow" leaves all of them to functions."""
-
-SYNTAXES = {
-    name: number
-    for number, name in enumerate(("", "array", "range", "composite", "vector", "multirange"))
-}
-"""Forms of nested values that the compiled implementation reads by itself."""
-
-EPOCH_SHIFT = 946_684_800_000_000
-"""Microseconds from 1970, where Arrow's timestamps begin, to 2000, where PostgreSQL's do."""
-
-ARROW_TYPES = {
-    "b": "bool", "c": "int8", "C": "uint8", "s": "int16", "S": "uint16", "i": "int32",
-    "I": "uint32", "l": "int64", "L": "uint64", "e": "float16", "f": "float32", "g": "float64",
-    "u": "utf8", "z": "binary", "tdD": "date32", "tdm": "date64", "tts": "time32[s]",
-    "ttm": "time32[ms]", "ttu": "time64[us]", "ttn": "time64[ns]", "tin": "month_day_nano_interval",
-}  # fmt: skip
-"""Formats of the C data interface without parameters → the names of the types."""
-
-_SPARK_TYPES = {
-    "b": "boolean", "c": "tinyint", "s": "smallint", "i": "int", "l": "bigint", "f": "float",
-    "g": "double", "u": "string", "z": "binary", "w": "binary", "tdD": "date", "ttu": "time",
-    "ttn": "time",
-}  # fmt: skip
-_UNITS = {"s": "s", "m": "ms", "u": "us", "n": "ns"}
-
-VARIANT = {b"variant": b"true"}
-"""Metadata of the second part of a struct that Spark takes for a variant."""
-
-_EXTENSION = b"ARROW:extension:name"
-_JSON = {_EXTENSION: b"arrow.json", b"ARROW:extension:metadata": b""}
-_UUID = {_EXTENSION: b"arrow.uuid", b"ARROW:extension:metadata": b""}
-_WKB = {_EXTENSION: b"geoarrow.wkb", b"ARROW:extension:metadata": b"{}"}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Field:
-    """A column of a record batch, or a part of one.
-
-    Attributes
-    ----------
-    name : str
-    format : str
-        The Arrow type, as the C data interface writes it.
-    metadata : dict of bytes to bytes
-    children : tuple of Field
-    width : int
-        Bytes that a value takes; 0 for a bit, -1 where that varies from value to value, as it does
-        where there are children: a value is then kept packed (:mod:`pgoutput_fast.columnar.packed`).
-    text, binary : callable or None
-        From the bytes of a value in either format to the bytes that the column stores, None for
-        null; they raise what the codecs of :mod:`pgoutput_fast.values` do. A bool is a byte, 0
-        or 1; numbers are in the machine's order of bytes.
-    text_code, binary_code : int
-        Of :data:`CONVERTERS`.
-    precision, scale : int
-        Of a decimal.
-    by_format : bool
-        The column is binary, not utf8, where its values come in binary format: its type is not
-        known. Or so is a part of it.
-    labels : Labels or None
-        Of a dictionary of utf8: what its numbers mean.
-    nullable : bool
-    syntax : str
-        Of :data:`SYNTAXES`.
-    delimiter : str
-        Between the elements of an array's text.
-    type_id : int
-        Of a part: the OID that binary values have for its type, 0 if that is not known.
-    position : int
-        Among the relation's columns; -1 for what is no column of it.
-    """
-
-    name: str
-    format: str
-    metadata: Mapping[bytes, bytes] = field(default_factory=dict)
-    children: tuple[Field, ...] = ()
-    width: int = -1
-    text: Store | None = None
-    binary: Store | None = None
-    text_code: int = 0
-    binary_code: int = 0
-    precision: int = 0
-    scale: int = 0
-    by_format: bool = False
-    labels: Labels | None = None
-    nullable: bool = True
-    syntax: str = ""
-    delimiter: str = ","
-    type_id: int = 0
-    position: int = -1
-
-    @property
-    def is_nested(self) -> bool:
-        """Whether its values are made of others; a composite may have none."""
-        return self.format.startswith("+")
-
-    @property
-    def arrow_type(self) -> str:
-        """The type as Arrow writes it; the name of an extension type alone."""
-        if _EXTENSION in self.metadata:
-            return self.metadata[_EXTENSION].decode()
-        kind, _, parameters = self.format.partition(":")
-        if self.labels is not None:
-            return f"dictionary<{ARROW_TYPES[kind]}, utf8>"
-        if kind in ARROW_TYPES:
-            return ARROW_TYPES[kind]
-        if kind == "d":
-            precision, scale, *bits = parameters.split(",")
-            return f"decimal{bits[0] if bits else 128}({precision}, {scale})"
-        if kind == "w":
-            return f"fixed_size_binary[{parameters}]"
-        if kind[:2] == "ts":
-            zone = f", {parameters}" if parameters else ""
-            return f"timestamp[{_UNITS[kind[2]]}{zone}]"
-        if kind == "+s":
-            parts = [f"{child.name}: {child.arrow_type}" for child in self.children]
-            return f"struct<{', '.join(parts)}>"
-        (child,) = self.children
-        if kind == "+m":
-            key, value = child.children
-            return f"map<{key.arrow_type}, {value.arrow_type}>"
-        if kind == "+w":
-            return f"fixed_size_list<{child.arrow_type}>[{parameters}]"
-        return f"list<{child.arrow_type}>"
-
-    @property
-    def spark_type(self) -> str:
-        """The type as Spark SQL writes it.
-
-        Raises
-        ------
-        PgOutputError
-            Spark has no such type.
-        """
-        kind, _, parameters = self.format.partition(":")
-        if kind in _SPARK_TYPES and self.labels is None:
-            return _SPARK_TYPES[kind]
-        if kind == "d" and self.width == 16:
-            return f"decimal({parameters})"
-        if kind[:2] == "ts":
-            return "timestamp" if parameters else "timestamp_ntz"
-        if kind == "+s":
-            if self.children and self.children[-1].metadata == VARIANT:
-                return "variant"
-            parts = [
-                f"`{child.name.replace('`', '``')}`:{child.spark_type}" for child in self.children
-            ]
-            return f"struct<{','.join(parts)}>"
-        if kind == "+m":
-            key, value = self.children[0].children
-            return f"map<{key.spark_type},{value.spark_type}>"
-        if kind in ("+l", "+w"):
-            return f"array<{self.children[0].spark_type}>"
-        raise PgOutputError(
-            f"Arrow's {self.arrow_type} is no type that Spark has; register another, with arrow="
-        )
-
-    def in_binary(self) -> Field:
-        """The field of a batch whose values came in binary format, if it is by format."""
-        if not self.by_format:
-            return self
-        if not self.children:
-            return replace(self, format="z")
-        return replace(self, children=tuple([child.in_binary() for child in self.children]))
-
-
-LABEL_FIELD = Field("", "u")
-"""Of a dictionary of labels."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Layout:
-    """The record batches of one version of a relation.
-
-    Attributes
-    ----------
-    plan : RelationPlan
-    columns : tuple of Field
-        The relation's, those that are wanted, in their order.
-    head : tuple of Field
-        What stands before `before`, `after` and `unchanged`.
-    metadata : dict of bytes to bytes
-        Of the schema.
-    """
-
-    plan: RelationPlan
-    columns: tuple[Field, ...]
-    head: tuple[Field, ...]
-    metadata: Mapping[bytes, bytes]
-
-    @property
-    def side_bytes(self) -> int:
-        """Bytes that count of a tuple, beside its values of varying length.
-
-        In the columns of ``before`` all rows of a batch have their place as soon as one does.
-        """
-        widths = [field.width if field.width >= 0 else 4 for field in self.columns]
-        return len(widths) + sum(widths)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes that count of a row without an old tuple, beside its values of varying length."""
-        # Beside columns of fixed width, of up to 20 bytes: op, old_kind, unchanged.
-        return 20 + sum(field.width for field in self.head if field.width > 0) + self.side_bytes
-
-    def schema(self, binary: Iterable[int]) -> Field:
-        """The schema of a batch, as a struct of its columns.
-
-        Parameters
-        ----------
-        binary : iterable of int
-            Positions in `columns` of those that are binary in this batch, as their type is not
-            known and their values came in binary format.
-        """
-        columns = list(self.columns)
-        for i in binary:
-            columns[i] = columns[i].in_binary()
-        return Field(
-            "",
-            "+s",
-            self.metadata,
-            (
-                *self.head,
-                Field("before", "+s", children=tuple(columns)),
-                Field("after", "+s", children=tuple(columns)),
-                Field("unchanged", "+l", children=(Field("item", "u"),)),
-            ),
-        )
-
-
-def version_of(plan: RelationPlan) -> tuple[object, ...]:
-    """What makes a relation's rows go into one batch: all that was announced of it."""
-    relation, registry = plan.relation, plan.settings.registry
-    return (
-        relation.relation_id,
-        relation.namespace,
-        relation.name,
-        relation.replica_identity,
-        relation.columns,
-        tuple([(oid, one.namespace, one.name) for oid, one in sorted(plan.types.items())]),
-        None if registry is None else registry.version,
-    )
-
-
-def head_fields(target: str) -> tuple[Field, ...]:
-    """The columns op to old_kind."""
-    unsigned4, unsigned8 = ("l", "l") if target == "spark" else ("I", "L")
-    formats = {
-        "op": "u",
-        "xid": unsigned4,
-        "subxid": unsigned4,
-        "lsn": unsigned8,
-        "commit_lsn": unsigned8,
-        "commit_time": "tsu:UTC",
-        "seq": "l",
-        "old_kind": "u",
-    }
-    widths = {"u": -1, "I": 4}
-    return tuple(Field(name, of, width=widths.get(of, 8)) for name, of in formats.items())
-
-
-class Selection:
-    """Which tables and columns are wanted.
-
-    Parameters
-    ----------
-    tables : str or iterable of str, optional
-        Patterns of ``namespace.name``, with ``*``, ``?`` and ``[...]``; all tables without.
-    columns : iterable of str, or mapping of str to iterable of str, optional
-        Names of columns, or pattern of tables → names; all columns without, and of tables that no
-        pattern matches.
-
-    Raises
-    ------
-    PgOutputError, TypeError
-        They are something else, or match no table whatever.
-    """
-
-    def __init__(
-        self,
-        tables: str | Iterable[str] | None = None,
-        columns: Iterable[str] | Mapping[str, Iterable[str]] | None = None,
-    ) -> None:
-        self.tables = None if tables is None else _names("tables", tables)
-        if self.tables is not None:
-            _check_patterns("tables", self.tables)
-        if columns is None:
-            self.columns: dict[str, tuple[str, ...]] = {}
-        elif isinstance(columns, Mapping):
-            _check_patterns("columns", columns)
-            self.columns = {
-                pattern: _names(f"columns[{pattern!r}]", names)
-                for pattern, names in columns.items()
-            }
-        else:
-            self.columns = {"*": _names("columns", columns)}
-
-    def wants(self, relation: Relation) -> bool:
-        """Whether rows of the relation are wanted."""
-        name = shown_table(relation)
-        return self.tables is None or any(fnmatchcase(name, pattern) for pattern in self.tables)
-
-    def positions(self, relation: Relation) -> list[int]:
-        """Positions of the columns that are wanted.
-
-        Raises
-        ------
-        PgOutputError
-            The relation has none of those that were named.
-        """
-        table = shown_table(relation)
-        names = [shown_name(column.name) for column in relation.columns]
-        for pattern, wanted in self.columns.items():
-            if fnmatchcase(table, pattern):
-                found = [i for i, name in enumerate(names) if name in wanted]
-                if not found:
-                    raise PgOutputError(
-                        f"{table} has none of the columns {', '.join(wanted) or '(none named)'}; "
-                        f"it has {', '.join(names) or 'none'}"
-                    )
-                return found
-        return list(range(len(names)))
-
-
-def _names(what: str, names: str | Iterable[str]) -> tuple[str, ...]:
-    try:
-        found = (names,) if isinstance(names, str) else tuple(names)
-    except TypeError:
-        raise TypeError(f"{what}= takes names, not {names!r}") from None
-    for name in found:
-        if not isinstance(name, str):
-            raise TypeError(f"{what}= takes names, not {name!r}")
-    return found
-
-
-def _check_patterns(what: str, patterns: Iterable[str]) -> None:
-    """Refuse patterns that match nothing, as a table's bare name."""
-    found = list(patterns)
-    if not found:
-        raise PgOutputError(f"{what}= names no table; leave it out to have all of them")
-    for pattern in found:
-        if not isinstance(pattern, str):
-            raise TypeError(f"{what}= takes patterns of tables, not {pattern!r}")
-        if not any(sign in pattern for sign in ".*?["):
-            raise PgOutputError(
-                f"{what}={pattern!r} matches no table: patterns are of namespace.name, as "
-                f"'public.{pattern}' or '*.{pattern}'"
-            )
-
-
-def shown_name(name: str) -> str:
-    r"""A name as Arrow can take it: bytes that are no text in the encoding as ``\xNN``."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def shown_table(relation: Relation) -> str:
-    """``namespace.name`` of a relation."""
-    return f"{shown_name(relation.namespace)}.{shown_name(relation.name)}"
-
-
-def layout_of(plan: RelationPlan, target: str, selection: Selection) -> Layout:
-    """The record batches of a relation.
-
-    Raises
-    ------
-    PgOutputError
-        It has none of the columns that are wanted.
-    """
-    relation = plan.relation
-    labels: dict[int, Labels] = {}
-    columns = tuple(
-        replace(
-            field_of(plan.column_types[i], plan.settings, target, labels),
-            name=shown_name(relation.columns[i].name),
-            position=i,
-        )
-        for i in selection.positions(relation)
-    )
-    return Layout(plan, columns, head_fields(target), _metadata(plan))
-
-
-def _metadata(plan: RelationPlan) -> dict[bytes, bytes]:
-    relation = plan.relation
-    described = []
-    for column, type_ in zip(relation.columns, plan.column_types, strict=True):
-        one: dict[str, object] = {
-            "name": shown_name(column.name),
-            "type_id": column.type_id,
-            "type_modifier": column.type_modifier,
-            "type": shown_name(
-                f"{type_.namespace}.{type_.name}"
-                if type_.namespace not in ("", "pg_catalog")
-                else type_.name
-            ),
-            "key": column.is_key,
-        }
-        if shown_name(column.name) != column.name:
-            raw = column.name.encode(plan.settings.encoding, "surrogateescape")
-            one["name_bytes"] = raw.hex()
-        described.append(one)
-    entries = {
-        "namespace": shown_name(relation.namespace),
-        "relation": shown_name(relation.name),
-        "relation_id": str(relation.relation_id),
-        "replica_identity": relation.replica_identity,
-        "key_columns": json.dumps([one["name"] for one in described if one["key"]]),
-        "columns": json.dumps(described),
-    }
-    return {f"pgoutput.{name}".encode(): value.encode() for name, value in entries.items()}
-
-
-# --- fields --------------------------------------------------------------------------------------
+from .registered import registered_field
+from .selection import shown_name
 
 _ORDER: Any = sys.byteorder
 
+_JSON = {EXTENSION_NAME: b"arrow.json", b"ARROW:extension:metadata": b""}
+_UUID = {EXTENSION_NAME: b"arrow.uuid", b"ARROW:extension:metadata": b""}
+_WKB = {EXTENSION_NAME: b"geoarrow.wkb", b"ARROW:extension:metadata": b"{}"}
 
 Special = Callable[[ColumnType, "Settings"], "Field | None"]
 """The field of types that are stored in another way than usual; None for the usual one."""
@@ -540,8 +104,6 @@ class _Maker:
         if found is not None:
             return found
         if type.registered is not None:
-            from .registered import registered_field  # it asks for pyarrow
-
             return registered_field(codec_of(type, settings), type.registered.arrow)
         if type.kind == "base" and type.entry is not None:
             make = _FIELDS.get(type.entry.codec)
@@ -561,7 +123,7 @@ class _Maker:
     def enum(self, type: ColumnType) -> Field:
         codec = codec_of(type, self.settings)
         if self.target == "spark":
-            return _plain_text(codec, self.settings)
+            return _plain_text(self.settings)
         labels = self.labels.get(type.oid)
         if labels is None:
             # Of labels that are no text no value comes.
@@ -709,8 +271,8 @@ def _text_code(settings: Settings) -> int:
     return CONVERTERS["ascii"] if same else CONVERTERS["slow"]
 
 
-def _plain_text(codec: Codec, settings: Settings) -> Field:
-    """Text that is what it is."""
+def _plain_text(settings: Settings) -> Field:
+    """A column of text whose values are, in either format, the text itself."""
     code = _text_code(settings)
     transcoded = _transcoded(settings)
     return Field("", "u", text=transcoded, binary=transcoded, text_code=code, binary_code=code)
@@ -967,29 +529,6 @@ def _interval(type: ColumnType, codec: Codec, settings: Settings, target: str) -
 _LEAST_INT64, _GREATEST_INT64 = -0x8000000000000000, 0x7FFFFFFFFFFFFFFF
 
 
-def interval_iso(value: Interval) -> str:
-    """`value` in ISO 8601, each part with a sign of its own: P1Y2M-3DT4H5M6.789S."""
-    years, months = divmod(abs(value.months), 12)
-    sign = "-" if value.months < 0 else ""
-    shown = "".join(
-        f"{sign}{number}{unit}" for number, unit in ((years, "Y"), (months, "M")) if number
-    )
-    if value.days:
-        shown += f"{value.days}D"
-    if value.microseconds or not shown:
-        sign = "-" if value.microseconds < 0 else ""
-        seconds, fraction = divmod(abs(value.microseconds), 1_000_000)
-        minutes, seconds = divmod(seconds, 60)
-        hours, minutes = divmod(minutes, 60)
-        shown += "T" + "".join(
-            f"{sign}{number}{unit}" for number, unit in ((hours, "H"), (minutes, "M")) if number
-        )
-        tail = f".{fraction:06d}".rstrip("0") if fraction else ""
-        if seconds or tail or shown[-1] == "T":
-            shown += f"{sign}{seconds}{tail}S"
-    return "P" + shown
-
-
 def _uuid(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
     if target == "arrow":
         return _stored(
@@ -1025,7 +564,7 @@ def _json(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Fi
 
 
 def _text(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
-    return _plain_text(codec, settings)
+    return _plain_text(settings)
 
 
 def _char(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
@@ -1131,3 +670,44 @@ _FIELDS: dict[str, Callable[[ColumnType, Codec, Settings, str], Field]] = {
     "sparsevec": _sparsevec,
 }
 """Codec → the column of a type; those of all others hold the server's text."""
+
+
+def arrow_type(
+    type: ColumnType,
+    *,
+    binary: bool = False,
+    policies: Policies | None = None,
+    target: str = "arrow",
+) -> str:
+    """The Arrow type of a column, as Arrow writes it; the name of an extension type alone.
+
+    Parameters
+    ----------
+    type : ColumnType
+    binary : bool
+        Whether values come in binary format: those of unknown types are ``binary``, else ``utf8``.
+    policies : Policies, optional
+    target : {"arrow", "spark", "portable"}
+        As of :class:`ColumnarDecoder`, whose columns have this type.
+
+    Raises
+    ------
+    PgOutputError
+        A type was registered with what is no Arrow type of a column, or there is no pyarrow to ask.
+    """
+    return _field(type, binary, policies, target).arrow_type
+
+
+def spark_type(type: ColumnType, *, binary: bool = False, policies: Policies | None = None) -> str:
+    """The Spark SQL type of a column that is decoded with ``target="spark"``.
+
+    Parameters and errors are those of :func:`arrow_type`; an Arrow type that Spark does not have,
+    with which a type was registered, is an error too.
+    """
+    return _field(type, binary, policies, "spark").spark_type
+
+
+def _field(type: ColumnType, binary: bool, policies: Policies | None, target: str) -> Field:
+    settings = Settings() if policies is None else Settings(policies)
+    found = field_of(type, settings, target)
+    return found.in_binary() if binary else found

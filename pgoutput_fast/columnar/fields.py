@@ -1,0 +1,204 @@
+"""A column of a record batch, or a part of one: its Arrow type, and how a value gets into it.
+
+A :class:`Field` has its Arrow type in the notation of the C data interface, and functions from the
+bytes of a value to the bytes that the column stores. Fields are a tree, as Arrow's are. Both
+implementations read the same fields: the compiled one stores usual values by itself, by the number
+in `text_code` or `binary_code`, and calls the functions for the others; the twin calls them for
+all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ..errors import PgOutputError
+from .packed import Labels
+
+Store = Callable[[bytes], "bytes | None"]
+
+TARGETS = ("arrow", "spark", "portable")
+"""arrow: a type that says most; spark: Spark's own types; portable: what polars and duckdb take."""
+
+CONVERTERS = {
+    name: number
+    for number, name in enumerate(
+        (
+            "slow", "skip", "bool_text", "bool_binary", "int2_text", "int4_text", "int8_text",
+            "uint4_text", "uint4_wide_text", "same2", "same4", "same8", "uint4_wide",
+            "float4_text", "float8_text", "decimal_text", "decimal_binary", "numeric_text",
+            "numeric_binary", "utf8", "ascii", "jsonb_binary", "bytes", "bytea_text",
+            "uuid_text", "uuid_utf8_text", "uuid_utf8_binary", "date_text", "date_binary",
+            "time_text", "time_binary", "time_ns_text", "time_ns_binary", "timestamp_text",
+            "timestamptz_text", "timestamp_binary", "interval_binary", "label",
+            "nested_text", "nested_binary",
+        )
+    )
+}  # fmt: skip
+"""How the compiled implementation stores usual values; "slow" leaves all of them to functions."""
+
+SYNTAXES = {
+    name: number
+    for number, name in enumerate(("", "array", "range", "composite", "vector", "multirange"))
+}
+"""Forms of nested values that the compiled implementation reads by itself."""
+
+EPOCH_SHIFT = 946_684_800_000_000
+"""Microseconds from 1970, where Arrow's timestamps begin, to 2000, where PostgreSQL's do."""
+
+ARROW_TYPES = {
+    "b": "bool", "c": "int8", "C": "uint8", "s": "int16", "S": "uint16", "i": "int32",
+    "I": "uint32", "l": "int64", "L": "uint64", "e": "float16", "f": "float32", "g": "float64",
+    "u": "utf8", "z": "binary", "tdD": "date32", "tdm": "date64", "tts": "time32[s]",
+    "ttm": "time32[ms]", "ttu": "time64[us]", "ttn": "time64[ns]", "tin": "month_day_nano_interval",
+}  # fmt: skip
+"""Formats of the C data interface without parameters → the names of the types."""
+
+_SPARK_TYPES = {
+    "b": "boolean", "c": "tinyint", "s": "smallint", "i": "int", "l": "bigint", "f": "float",
+    "g": "double", "u": "string", "z": "binary", "w": "binary", "tdD": "date", "ttu": "time",
+    "ttn": "time",
+}  # fmt: skip
+_UNITS = {"s": "s", "m": "ms", "u": "us", "n": "ns"}
+
+VARIANT = {b"variant": b"true"}
+"""Metadata of the second part of a struct that Spark takes for a variant."""
+
+EXTENSION_NAME = b"ARROW:extension:name"
+"""Key of a field's metadata: the extension type that it is of."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Field:
+    """A column of a record batch, or a part of one.
+
+    Attributes
+    ----------
+    name : str
+    format : str
+        The Arrow type, as the C data interface writes it.
+    metadata : dict of bytes to bytes
+    children : tuple of Field
+    width : int
+        Bytes that a value takes; 0 for a bit, -1 where that varies from value to value, as it does
+        where there are children: a value is then kept packed (see the module ``packed``).
+    text, binary : callable or None
+        From the bytes of a value in either format to the bytes that the column stores, None for
+        null; they raise what the codecs of :mod:`pgoutput_fast.values` do. A bool is a byte, 0
+        or 1; numbers are in the machine's order of bytes.
+    text_code, binary_code : int
+        Of :data:`CONVERTERS`.
+    precision, scale : int
+        Of a decimal.
+    by_format : bool
+        The column is binary, not utf8, where its values come in binary format: its type is not
+        known. Or so is a part of it.
+    labels : Labels or None
+        Of a dictionary of utf8: what its numbers mean.
+    nullable : bool
+    syntax : str
+        Of :data:`SYNTAXES`.
+    delimiter : str
+        Between the elements of an array's text.
+    type_id : int
+        Of a part: the OID that binary values have for its type, 0 if that is not known.
+    position : int
+        Among the relation's columns; -1 for what is no column of it.
+    """
+
+    name: str
+    format: str
+    metadata: Mapping[bytes, bytes] = field(default_factory=dict)
+    children: tuple[Field, ...] = ()
+    width: int = -1
+    text: Store | None = None
+    binary: Store | None = None
+    text_code: int = 0
+    binary_code: int = 0
+    precision: int = 0
+    scale: int = 0
+    by_format: bool = False
+    labels: Labels | None = None
+    nullable: bool = True
+    syntax: str = ""
+    delimiter: str = ","
+    type_id: int = 0
+    position: int = -1
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether its values are made of others; a composite may have none."""
+        return self.format.startswith("+")
+
+    @property
+    def arrow_type(self) -> str:
+        """The type as Arrow writes it; the name of an extension type alone."""
+        if EXTENSION_NAME in self.metadata:
+            return self.metadata[EXTENSION_NAME].decode()
+        kind, _, parameters = self.format.partition(":")
+        if self.labels is not None:
+            return f"dictionary<{ARROW_TYPES[kind]}, utf8>"
+        if kind in ARROW_TYPES:
+            return ARROW_TYPES[kind]
+        if kind == "d":
+            precision, scale, *bits = parameters.split(",")
+            return f"decimal{bits[0] if bits else 128}({precision}, {scale})"
+        if kind == "w":
+            return f"fixed_size_binary[{parameters}]"
+        if kind[:2] == "ts":
+            zone = f", {parameters}" if parameters else ""
+            return f"timestamp[{_UNITS[kind[2]]}{zone}]"
+        if kind == "+s":
+            parts = [f"{child.name}: {child.arrow_type}" for child in self.children]
+            return f"struct<{', '.join(parts)}>"
+        (child,) = self.children
+        if kind == "+m":
+            key, value = child.children
+            return f"map<{key.arrow_type}, {value.arrow_type}>"
+        if kind == "+w":
+            return f"fixed_size_list<{child.arrow_type}>[{parameters}]"
+        return f"list<{child.arrow_type}>"
+
+    @property
+    def spark_type(self) -> str:
+        """The type as Spark SQL writes it.
+
+        Raises
+        ------
+        PgOutputError
+            Spark has no such type.
+        """
+        kind, _, parameters = self.format.partition(":")
+        if kind in _SPARK_TYPES and self.labels is None:
+            return _SPARK_TYPES[kind]
+        if kind == "d" and self.width == 16:
+            return f"decimal({parameters})"
+        if kind[:2] == "ts":
+            return "timestamp" if parameters else "timestamp_ntz"
+        if kind == "+s":
+            if self.children and self.children[-1].metadata == VARIANT:
+                return "variant"
+            parts = [
+                f"`{child.name.replace('`', '``')}`:{child.spark_type}" for child in self.children
+            ]
+            return f"struct<{','.join(parts)}>"
+        if kind == "+m":
+            key, value = self.children[0].children
+            return f"map<{key.spark_type},{value.spark_type}>"
+        if kind in ("+l", "+w"):
+            return f"array<{self.children[0].spark_type}>"
+        raise PgOutputError(
+            f"Arrow's {self.arrow_type} is no type that Spark has; register another, with arrow="
+        )
+
+    def in_binary(self) -> Field:
+        """The field of a batch whose values came in binary format, if it is by format."""
+        if not self.by_format:
+            return self
+        if not self.children:
+            return replace(self, format="z")
+        return replace(self, children=tuple([child.in_binary() for child in self.children]))
+
+
+LABEL_FIELD = Field("", "u")
+"""Of a dictionary of labels."""

@@ -1,0 +1,155 @@
+"""What the record batches of a relation look like: their columns and their metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ..plan import RelationPlan
+from .fields import Field
+from .mapping import field_of
+from .packed import Labels
+from .selection import Selection, shown_name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """The record batches of one version of a relation.
+
+    Attributes
+    ----------
+    plan : RelationPlan
+    columns : tuple of Field
+        The relation's, those that are wanted, in their order.
+    head : tuple of Field
+        What stands before `before`, `after` and `unchanged`.
+    metadata : dict of bytes to bytes
+        Of the schema.
+    """
+
+    plan: RelationPlan
+    columns: tuple[Field, ...]
+    head: tuple[Field, ...]
+    metadata: Mapping[bytes, bytes]
+
+    @property
+    def side_bytes(self) -> int:
+        """Bytes that count of a tuple, beside its values of varying length.
+
+        In the columns of ``before`` all rows of a batch have their place as soon as one does.
+        """
+        widths = [field.width if field.width >= 0 else 4 for field in self.columns]
+        return len(widths) + sum(widths)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that count of a row without an old tuple, beside its values of varying length."""
+        # Beside columns of fixed width, of up to 20 bytes: op, old_kind, unchanged.
+        return 20 + sum(field.width for field in self.head if field.width > 0) + self.side_bytes
+
+    def schema(self, binary: Iterable[int]) -> Field:
+        """The schema of a batch, as a struct of its columns.
+
+        Parameters
+        ----------
+        binary : iterable of int
+            Positions in `columns` of those that are binary in this batch, as their type is not
+            known and their values came in binary format.
+        """
+        columns = list(self.columns)
+        for i in binary:
+            columns[i] = columns[i].in_binary()
+        return Field(
+            "",
+            "+s",
+            self.metadata,
+            (
+                *self.head,
+                Field("before", "+s", children=tuple(columns)),
+                Field("after", "+s", children=tuple(columns)),
+                Field("unchanged", "+l", children=(Field("item", "u"),)),
+            ),
+        )
+
+
+def version_of(plan: RelationPlan) -> tuple[object, ...]:
+    """What makes a relation's rows go into one batch: all that was announced of it."""
+    relation, registry = plan.relation, plan.settings.registry
+    return (
+        relation.relation_id,
+        relation.namespace,
+        relation.name,
+        relation.replica_identity,
+        relation.columns,
+        tuple([(oid, one.namespace, one.name) for oid, one in sorted(plan.types.items())]),
+        None if registry is None else registry.version,
+    )
+
+
+def head_fields(target: str) -> tuple[Field, ...]:
+    """The columns op to old_kind."""
+    unsigned4, unsigned8 = ("l", "l") if target == "spark" else ("I", "L")
+    formats = {
+        "op": "u",
+        "xid": unsigned4,
+        "subxid": unsigned4,
+        "lsn": unsigned8,
+        "commit_lsn": unsigned8,
+        "commit_time": "tsu:UTC",
+        "seq": "l",
+        "old_kind": "u",
+    }
+    widths = {"u": -1, "I": 4}
+    return tuple(Field(name, of, width=widths.get(of, 8)) for name, of in formats.items())
+
+
+def layout_of(plan: RelationPlan, target: str, selection: Selection) -> Layout:
+    """The record batches of a relation.
+
+    Raises
+    ------
+    PgOutputError
+        It has none of the columns that are wanted.
+    """
+    relation = plan.relation
+    labels: dict[int, Labels] = {}
+    columns = tuple(
+        replace(
+            field_of(plan.column_types[i], plan.settings, target, labels),
+            name=shown_name(relation.columns[i].name),
+            position=i,
+        )
+        for i in selection.positions(relation)
+    )
+    return Layout(plan, columns, head_fields(target), _metadata(plan))
+
+
+def _metadata(plan: RelationPlan) -> dict[bytes, bytes]:
+    relation = plan.relation
+    described = []
+    for column, type_ in zip(relation.columns, plan.column_types, strict=True):
+        one: dict[str, object] = {
+            "name": shown_name(column.name),
+            "type_id": column.type_id,
+            "type_modifier": column.type_modifier,
+            "type": shown_name(
+                f"{type_.namespace}.{type_.name}"
+                if type_.namespace not in ("", "pg_catalog")
+                else type_.name
+            ),
+            "key": column.is_key,
+        }
+        if shown_name(column.name) != column.name:
+            raw = column.name.encode(plan.settings.encoding, "surrogateescape")
+            one["name_bytes"] = raw.hex()
+        described.append(one)
+    entries = {
+        "namespace": shown_name(relation.namespace),
+        "relation": shown_name(relation.name),
+        "relation_id": str(relation.relation_id),
+        "replica_identity": relation.replica_identity,
+        "key_columns": json.dumps([one["name"] for one in described if one["key"]]),
+        "columns": json.dumps(described),
+    }
+    return {f"pgoutput.{name}".encode(): value.encode() for name, value in entries.items()}

@@ -1,0 +1,108 @@
+"""Which tables and columns are wanted, by the names that Arrow shows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+from ..errors import PgOutputError
+from ..messages import Relation
+
+
+class Selection:
+    """Which tables and columns are wanted.
+
+    Parameters
+    ----------
+    tables : str or iterable of str, optional
+        Patterns of ``namespace.name``, with ``*``, ``?`` and ``[...]``; all tables without.
+    columns : iterable of str, or mapping of str to iterable of str, optional
+        Names of columns, or pattern of tables → names; all columns without, and of tables that no
+        pattern matches.
+
+    Raises
+    ------
+    PgOutputError, TypeError
+        They are something else, or match no table whatever.
+    """
+
+    def __init__(
+        self,
+        tables: str | Iterable[str] | None = None,
+        columns: Iterable[str] | Mapping[str, Iterable[str]] | None = None,
+    ) -> None:
+        self.tables = None if tables is None else _names("tables", tables)
+        if self.tables is not None:
+            _check_patterns("tables", self.tables)
+        if columns is None:
+            self.columns: dict[str, tuple[str, ...]] = {}
+        elif isinstance(columns, Mapping):
+            _check_patterns("columns", columns)
+            self.columns = {
+                pattern: _names(f"columns[{pattern!r}]", names)
+                for pattern, names in columns.items()
+            }
+        else:
+            self.columns = {"*": _names("columns", columns)}
+
+    def wants(self, relation: Relation) -> bool:
+        """Whether rows of the relation are wanted."""
+        name = shown_table(relation)
+        return self.tables is None or any(fnmatchcase(name, pattern) for pattern in self.tables)
+
+    def positions(self, relation: Relation) -> list[int]:
+        """Positions of the columns that are wanted.
+
+        Raises
+        ------
+        PgOutputError
+            The relation has none of those that were named.
+        """
+        table = shown_table(relation)
+        names = [shown_name(column.name) for column in relation.columns]
+        for pattern, wanted in self.columns.items():
+            if fnmatchcase(table, pattern):
+                found = [i for i, name in enumerate(names) if name in wanted]
+                if not found:
+                    raise PgOutputError(
+                        f"{table} has none of the columns {', '.join(wanted) or '(none named)'}; "
+                        f"it has {', '.join(names) or 'none'}"
+                    )
+                return found
+        return list(range(len(names)))
+
+
+def _names(what: str, names: str | Iterable[str]) -> tuple[str, ...]:
+    try:
+        found = (names,) if isinstance(names, str) else tuple(names)
+    except TypeError:
+        raise TypeError(f"{what}= takes names, not {names!r}") from None
+    for name in found:
+        if not isinstance(name, str):
+            raise TypeError(f"{what}= takes names, not {name!r}")
+    return found
+
+
+def _check_patterns(what: str, patterns: Iterable[str]) -> None:
+    """Refuse patterns that match nothing, as a table's bare name."""
+    found = list(patterns)
+    if not found:
+        raise PgOutputError(f"{what}= names no table; leave it out to have all of them")
+    for pattern in found:
+        if not isinstance(pattern, str):
+            raise TypeError(f"{what}= takes patterns of tables, not {pattern!r}")
+        if not any(sign in pattern for sign in ".*?["):
+            raise PgOutputError(
+                f"{what}={pattern!r} matches no table: patterns are of namespace.name, as "
+                f"'public.{pattern}' or '*.{pattern}'"
+            )
+
+
+def shown_name(name: str) -> str:
+    r"""A name as Arrow can take it: bytes that are no text in the encoding as ``\xNN``."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def shown_table(relation: Relation) -> str:
+    """``namespace.name`` of a relation."""
+    return f"{shown_name(relation.namespace)}.{shown_name(relation.name)}"

@@ -1,0 +1,81 @@
+"""The text encodings of PostgreSQL, by the names that Python has for them."""
+
+from __future__ import annotations
+
+import codecs
+
+from .errors import PgOutputError
+
+_POSTGRESQL_ENCODINGS = {
+    "unicode": "utf-8",
+    "sqlascii": "ascii",
+    # The codepages of Windows: Python's own names mean the narrower standards.
+    **dict.fromkeys(("sjis", "shiftjis", "mskanji", "win932", "windows932"), "cp932"),
+    **dict.fromkeys(("uhc", "win949", "windows949"), "cp949"),
+    **dict.fromkeys(("win936", "windows936"), "gbk"),
+    **dict.fromkeys(("win950", "windows950"), "big5"),
+    "alt": "cp866",
+    "win": "cp1251",
+    **dict.fromkeys(("abc", "tcvn", "tcvn5712", "vscii"), "cp1258"),
+    "koi8": "koi8-r",
+    "koi8r": "koi8-r",
+    "koi8u": "koi8-u",
+    "euccn": "gb2312",
+    "eucjp": "euc_jp",
+    "euckr": "euc_kr",
+    "shiftjis2004": "shift_jis_2004",
+    "eucjis2004": "euc_jis_2004",
+    "latin5": "iso8859-9",
+    "latin6": "iso8859-10",
+    "latin7": "iso8859-13",
+    "latin8": "iso8859-14",
+    "latin9": "iso8859-15",
+    "latin10": "iso8859-16",
+    **{f"iso8859{part}": f"iso8859-{part}" for part in (*range(1, 10), 10, 13, 14, 15, 16)},
+    **{
+        f"{prefix}{page}": f"cp{page}"
+        for prefix in ("win", "windows")
+        for page in (866, 874, *range(1250, 1259))
+    },
+}
+"""PostgreSQL's names of encodings, without punctuation, that Python knows by another name, or knows
+for something else."""
+
+_OTHER_MAPS = frozenset(
+    {"big5", "big5hkscs", "cp950", "euc_jp", "euc_jis_2004", "euc_jisx0213"}
+    | {"shift_jis_2004", "shift_jisx0213"}
+)
+"""Codecs of Python that make other characters of some bytes than a server means by them."""
+
+
+def python_encoding(name: str) -> str:
+    """Python's name of the encoding `name`, which may be PostgreSQL's (``LATIN1``, ``WIN1252``).
+
+    Raises
+    ------
+    PgOutputError
+        Python has no such text encoding, ASCII means something else in it, or Python's and the
+        server's differ in some characters.
+    TypeError
+        `name` is no str.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"an encoding must be a str, not {type(name).__name__}")
+    plain = name.lower().replace("_", "").replace("-", "").replace(" ", "")
+    try:
+        found = codecs.lookup(_POSTGRESQL_ENCODINGS.get(plain, name)).name
+        usable = "pgoutput".encode(found) == b"pgoutput"
+    except (LookupError, ValueError):
+        usable = False
+    if not usable:
+        raise PgOutputError(
+            f"encoding {name[:40]!r} is unknown; expected the client_encoding of the session, "
+            "such as 'UTF8' or 'LATIN1'"
+        )
+    if found in _OTHER_MAPS:
+        raise PgOutputError(
+            f"encoding {name[:40]!r}: Python's codec of that name makes other characters of some "
+            "bytes than the server means; set the session's client_encoding to UTF8, to which the "
+            "server converts exactly"
+        )
+    return found

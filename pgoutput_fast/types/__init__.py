@@ -1,0 +1,32 @@
+"""PostgreSQL's types: the table of all that are known, and how the type of a column is found."""
+
+from __future__ import annotations
+
+from .registry import MOST_NESTED, MOST_PARTS, CatalogType, TypeRegistry
+from .resolve import (
+    ColumnType,
+    Converter,
+    RegisteredType,
+    column_type,
+    decimal_shape,
+    extension_by_name,
+    numeric_modifier,
+)
+from .table import BUILTIN_TYPES, EXTENSION_TYPES, PgType
+
+__all__ = [
+    "BUILTIN_TYPES",
+    "EXTENSION_TYPES",
+    "MOST_NESTED",
+    "MOST_PARTS",
+    "CatalogType",
+    "ColumnType",
+    "Converter",
+    "PgType",
+    "RegisteredType",
+    "TypeRegistry",
+    "column_type",
+    "decimal_shape",
+    "extension_by_name",
+    "numeric_modifier",
+]

@@ -1,0 +1,155 @@
+"""The one table of types: what is known of each type of PostgreSQL by its OID or its name.
+
+Everything that treats a type specially reads it here: the decoders of both implementations, the
+columns, the Spark reader, the documentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PgType:
+    """One row of the table: a type of which a value is not made of others, or a range of one.
+
+    Attributes
+    ----------
+    oid : int
+        ``pg_type.oid``; 0 for types of extensions, which have another in every database.
+    name : str
+        ``pg_type.typname``.
+    array_oid : int
+        OID of the type of its arrays, 0 where there is none.
+    category : str
+        ``pg_type.typcategory`` of PostgreSQL 16 and later.
+    codec : str
+        Which functions read it, a key of :data:`pgoutput_fast.values.CODECS`; "range",
+        "multirange", "vector" and "other" are no scalars.
+    policies : tuple of str
+        The fields of :class:`Policies` that have a say in its values.
+    element : int
+        OID of the subtype of a range, of the range of a multirange, of a vector's elements.
+    delimiter : str
+        What stands between the elements of its arrays in text.
+    extension : str
+        The extension that makes it, "" for built-in types.
+    """
+
+    oid: int
+    name: str
+    array_oid: int
+    category: str
+    codec: str
+    policies: tuple[str, ...] = ()
+    element: int = 0
+    delimiter: str = ","
+    extension: str = ""
+
+
+BUILTIN_TYPES: tuple[PgType, ...] = (
+    PgType(16, "bool", 1000, "B", "bool"),
+    PgType(17, "bytea", 1001, "U", "bytea"),
+    PgType(18, "char", 1002, "Z", "char"),
+    PgType(19, "name", 1003, "S", "text"),
+    PgType(20, "int8", 1016, "N", "int8"),
+    PgType(21, "int2", 1005, "N", "int2"),
+    PgType(22, "int2vector", 1006, "A", "vector", element=21),
+    PgType(23, "int4", 1007, "N", "int4"),
+    PgType(24, "regproc", 1008, "N", "reg"),
+    PgType(25, "text", 1009, "S", "text"),
+    PgType(26, "oid", 1028, "N", "uint4"),
+    PgType(27, "tid", 1010, "U", "tid"),
+    PgType(28, "xid", 1011, "U", "uint4"),
+    PgType(29, "cid", 1012, "U", "uint4"),
+    PgType(30, "oidvector", 1013, "A", "vector", element=26),
+    PgType(114, "json", 199, "U", "json", policies=("json",)),
+    PgType(142, "xml", 143, "U", "xml"),
+    PgType(194, "pg_node_tree", 0, "Z", "other"),
+    PgType(600, "point", 1017, "G", "point"),
+    PgType(601, "lseg", 1018, "G", "lseg"),
+    PgType(602, "path", 1019, "G", "path"),
+    PgType(603, "box", 1020, "G", "box", delimiter=";"),
+    PgType(604, "polygon", 1027, "G", "polygon"),
+    PgType(628, "line", 629, "G", "line"),
+    PgType(650, "cidr", 651, "I", "cidr"),
+    PgType(700, "float4", 1021, "N", "float4"),
+    PgType(701, "float8", 1022, "N", "float8"),
+    PgType(705, "unknown", 0, "X", "text"),
+    PgType(718, "circle", 719, "G", "circle"),
+    PgType(774, "macaddr8", 775, "U", "macaddr8"),
+    PgType(790, "money", 791, "N", "money"),
+    PgType(829, "macaddr", 1040, "U", "macaddr"),
+    PgType(869, "inet", 1041, "I", "inet"),
+    PgType(1033, "aclitem", 1034, "U", "aclitem"),
+    PgType(1042, "bpchar", 1014, "S", "text"),
+    PgType(1043, "varchar", 1015, "S", "text"),
+    PgType(1082, "date", 1182, "D", "date", policies=("infinity", "out_of_range")),
+    PgType(1083, "time", 1183, "D", "time", policies=("out_of_range",)),
+    PgType(1114, "timestamp", 1115, "D", "timestamp", policies=("infinity", "out_of_range")),
+    PgType(1184, "timestamptz", 1185, "D", "timestamptz", policies=("infinity", "out_of_range")),
+    PgType(1186, "interval", 1187, "T", "interval", policies=("infinity", "out_of_range")),
+    PgType(1266, "timetz", 1270, "D", "timetz", policies=("out_of_range",)),
+    PgType(1560, "bit", 1561, "V", "bit"),
+    PgType(1562, "varbit", 1563, "V", "varbit"),
+    PgType(1700, "numeric", 1231, "N", "numeric", policies=("special_values", "numeric")),
+    PgType(1790, "refcursor", 2201, "U", "text"),
+    PgType(2202, "regprocedure", 2207, "N", "reg"),
+    PgType(2203, "regoper", 2208, "N", "reg"),
+    PgType(2204, "regoperator", 2209, "N", "reg"),
+    PgType(2205, "regclass", 2210, "N", "reg"),
+    PgType(2206, "regtype", 2211, "N", "reg"),
+    PgType(2950, "uuid", 2951, "U", "uuid"),
+    PgType(2970, "txid_snapshot", 2949, "U", "snapshot"),
+    PgType(3220, "pg_lsn", 3221, "U", "pg_lsn"),
+    PgType(3361, "pg_ndistinct", 0, "Z", "other"),
+    PgType(3402, "pg_dependencies", 0, "Z", "other"),
+    PgType(3614, "tsvector", 3643, "U", "tsvector"),
+    PgType(3615, "tsquery", 3645, "U", "tsquery"),
+    PgType(3642, "gtsvector", 3644, "U", "other"),
+    PgType(3734, "regconfig", 3735, "N", "reg"),
+    PgType(3769, "regdictionary", 3770, "N", "reg"),
+    PgType(3802, "jsonb", 3807, "U", "jsonb", policies=("json",)),
+    PgType(3904, "int4range", 3905, "R", "range", element=23),
+    PgType(3906, "numrange", 3907, "R", "range", element=1700),
+    PgType(3908, "tsrange", 3909, "R", "range", element=1114),
+    PgType(3910, "tstzrange", 3911, "R", "range", element=1184),
+    PgType(3912, "daterange", 3913, "R", "range", element=1082),
+    PgType(3926, "int8range", 3927, "R", "range", element=20),
+    PgType(4072, "jsonpath", 4073, "U", "jsonpath"),
+    PgType(4089, "regnamespace", 4090, "N", "reg"),
+    PgType(4096, "regrole", 4097, "N", "reg"),
+    PgType(4191, "regcollation", 4192, "N", "reg"),
+    PgType(4451, "int4multirange", 6150, "R", "multirange", element=3904),
+    PgType(4532, "nummultirange", 6151, "R", "multirange", element=3906),
+    PgType(4533, "tsmultirange", 6152, "R", "multirange", element=3908),
+    PgType(4534, "tstzmultirange", 6153, "R", "multirange", element=3910),
+    PgType(4535, "datemultirange", 6155, "R", "multirange", element=3912),
+    PgType(4536, "int8multirange", 6157, "R", "multirange", element=3926),
+    PgType(4600, "pg_brin_bloom_summary", 0, "Z", "other"),
+    PgType(4601, "pg_brin_minmax_multi_summary", 0, "Z", "other"),
+    PgType(5017, "pg_mcv_list", 0, "Z", "other"),
+    PgType(5038, "pg_snapshot", 5039, "U", "snapshot"),
+    PgType(5069, "xid8", 271, "U", "uint8"),
+)
+"""Every type that a server is born with, but pseudo-types and the rows of system catalogues."""
+
+EXTENSION_TYPES: tuple[PgType, ...] = (
+    PgType(0, "citext", 0, "S", "text", extension="citext"),
+    PgType(0, "hstore", 0, "U", "hstore", extension="hstore"),
+    PgType(0, "ltree", 0, "U", "versioned_text", extension="ltree"),
+    PgType(0, "lquery", 0, "U", "versioned_text", extension="ltree"),
+    PgType(0, "ltxtquery", 0, "U", "versioned_text", extension="ltree"),
+    PgType(0, "cube", 0, "U", "cube", extension="cube"),
+    PgType(0, "vector", 0, "U", "pgvector", extension="vector"),
+    PgType(0, "halfvec", 0, "U", "halfvec", extension="vector"),
+    PgType(0, "sparsevec", 0, "U", "sparsevec", extension="vector"),
+    PgType(0, "geometry", 0, "U", "ewkb", delimiter=":", extension="postgis"),
+    PgType(0, "geography", 0, "U", "ewkb", delimiter=":", extension="postgis"),
+)
+"""Types of extensions, found by name: their OIDs differ from database to database."""
+
+BY_OID: dict[int, PgType] = {entry.oid: entry for entry in BUILTIN_TYPES}
+BY_ARRAY_OID: dict[int, PgType] = {e.array_oid: e for e in BUILTIN_TYPES if e.array_oid}
+BY_NAME: dict[str, PgType] = {entry.name: entry for entry in BUILTIN_TYPES}
+EXTENSION_BY_NAME: dict[str, PgType] = {entry.name: entry for entry in EXTENSION_TYPES}
