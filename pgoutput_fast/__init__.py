@@ -18,9 +18,7 @@ from .columnar.decoder import ChangeStream, ColumnarDecoder, decode_batch
 from .errors import DecodeError, PgOutputError
 from .lsn import format_lsn, parse_lsn
 from .messages import (
-    UNCHANGED,
     BeginPrepare,
-    Column,
     CommitPrepared,
     LogicalMessage,
     Origin,
@@ -35,9 +33,10 @@ from .messages import (
     Truncate,
     Type,
 )
-from .objects import Array, Interval, Range, SparseVector
+from .objects import UNCHANGED, Array, Interval, Range, SparseVector
 from .policies import Policies
 from .types import TypeRegistry
+from .wire import Column
 
 if TYPE_CHECKING:
     from ._pure import Begin, Commit, Decoder, Delete, Insert, TupleData, Update, decode

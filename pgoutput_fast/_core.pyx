@@ -26,17 +26,13 @@ from types import MappingProxyType
 
 from .diagnose import STATELESS_HINT, diagnose
 from .errors import DecodeError, fail, frame_bytes
-from .messages import (
-    UNCHANGED,
-    decode_rare,
-    describe,
-    describe_tuple,
-    restore_tuple,
-    to_datetime,
-)
-from .messages import restore as restore_message
+from .objects import UNCHANGED
+from .messages import decode_rare, describe, to_datetime
+from .views import describe_tuple, restore_tuple
+from .views import restore as restore_message
 from .plan import refuse_value
-from .state import StreamState, describe_decoder, restore_decoder
+from .state import StreamState
+from .views import describe_decoder, restore_decoder
 from .settings import make_settings
 
 cdef extern from "Python.h":

@@ -12,6 +12,8 @@ import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from . import views
+
 _MODULES = {"cython": "pgoutput_fast._core", "python": "pgoutput_fast._pure"}
 
 
@@ -69,4 +71,6 @@ if TYPE_CHECKING:  # type checkers read the twin
     IMPLEMENTATION: str
 else:
     implementation, FALLBACK_REASON = _choose()
+    # What is pickled is restored by the implementation that is chosen here.
+    views.chosen = implementation
     IMPLEMENTATION = implementation.IMPLEMENTATION

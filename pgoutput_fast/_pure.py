@@ -16,23 +16,15 @@ from typing import Any, NoReturn
 
 from .diagnose import STATELESS_HINT, diagnose
 from .errors import MAX_FRAME_LENGTH, DecodeError, fail, frame_bytes
-from .messages import (
-    UNCHANGED,
-    Message,
-    Relation,
-    Unchanged,
-    decode_rare,
-    describe,
-    describe_tuple,
-    restore_tuple,
-    to_datetime,
-)
-from .messages import restore as restore_message
+from .messages import Message, Relation, decode_rare, describe, to_datetime
+from .objects import UNCHANGED, Unchanged
 from .plan import RelationPlan, refuse_value
 from .policies import Policies
 from .settings import make_settings
-from .state import StreamState, describe_decoder, restore_decoder
+from .state import StreamState
 from .types import TypeRegistry
+from .views import describe_decoder, describe_tuple, restore_decoder, restore_tuple
+from .views import restore as restore_message
 
 IMPLEMENTATION = "python"
 

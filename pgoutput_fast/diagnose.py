@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from .errors import fail, printable
-from .messages import LAYOUTS, Cursor, check_size
 from .plan import RelationPlan
+from .wire import LAYOUTS, Cursor, check_size
 
 _MARKERS = {"I": "N", "U": "NKO", "D": "KO"}
 

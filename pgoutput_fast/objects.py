@@ -1,4 +1,4 @@
-"""Values that Python has no class for: intervals, ranges, arrays with bounds, sparse vectors.
+"""Values that Python has no class for: intervals, ranges, arrays with bounds, unchanged ones.
 
 They are small, do not change, compare, hash and pickle. Names follow psycopg's where it has them.
 """
@@ -8,7 +8,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T = TypeVar("T")
 
@@ -194,3 +197,32 @@ class SparseVector:
     dim: int
     indices: tuple[int, ...]
     values: tuple[float, ...]
+
+
+class Unchanged:
+    """The type of :data:`UNCHANGED`: the value exists and was not sent (unchanged TOAST).
+
+    It is not None. It has no truth value, as nothing is known of the value it stands for.
+    """
+
+    __slots__ = ()
+    _instance: ClassVar[Any] = None
+
+    def __new__(cls) -> Self:
+        """Return the one instance."""
+        if cls._instance is None:
+            cls._instance = super().__new__(cls)
+        instance: Self = cls._instance
+        return instance
+
+    def __repr__(self) -> str:
+        return "UNCHANGED"
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("UNCHANGED is neither true nor false; compare with `is pf.UNCHANGED`")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Unchanged, ()
+
+
+UNCHANGED = Unchanged()

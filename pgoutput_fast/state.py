@@ -354,21 +354,3 @@ _OUTSIDE_SEGMENTS = {
     b"K": "Commit Prepared",
     b"r": "Rollback Prepared",
 }
-
-
-def restore_decoder(state: StreamState) -> Any:
-    """The decoder of a pickled state, by the implementation that is chosen here."""
-    from ._impl import implementation
-
-    return implementation.decoder_of(state)
-
-
-def describe_decoder(decoder: Any) -> str:
-    """The repr of a decoder."""
-    state = decoder.state
-    parts = [f"{len(state.relations)} relations"]
-    if state.open_xid is not None:
-        parts.append(f"in the stream segment of xid {state.open_xid}")
-    elif state.xid is not None:
-        parts.append(f"in transaction {state.xid}")
-    return f"<Decoder: {', '.join(parts)}>"

@@ -21,10 +21,10 @@ from .. import (
 )
 from ..errors import PgOutputError, printable
 from ..files import FORMATS
-from ..messages import TAGS
 from ..recordings import Frame, Keepalive, Recording, is_segment
 from ..segments import SegmentReader, list_segments
 from ..values import timestamp_form
+from ..wire import TAGS
 from ._export import policies_option, run_export, types_option
 from ._show import Messages, Shown, as_json, line
 

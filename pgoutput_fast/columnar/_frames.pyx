@@ -362,8 +362,9 @@ cdef struct Rare:
 if [ITEM_SIZES[name] for name in ("heads", "slices", "begins", "commits")] != [
     sizeof(FrameHead), sizeof(ColumnSlice), sizeof(BeginHead), sizeof(CommitHead),
 ]:
-    raise ImportError("the layouts of pgoutput_fast.columnar.arrays are not those of this extension")
-    raise ImportError("the items of pgoutput_fast.columnar.arrays are not this extension's; rebuild it")
+    raise ImportError(
+        "the items of pgoutput_fast.columnar.arrays are not this extension's; rebuild it"
+    )
 
 # An array that grows.
 cdef struct Growing:

@@ -42,7 +42,7 @@ from .schema import Layout, version_of
 if TYPE_CHECKING:
     from ..messages import Message, Relation
     from ..state import StreamState
-    from .decoder import Options
+    from .options import Options
 
 _uint32 = struct.Struct(">I").unpack_from
 _event = struct.Struct("=qQQqIIB7x").pack

@@ -7,57 +7,24 @@ the arguments, the batches in their order, errors, and what came beside rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 from .._impl import twin
 from ..errors import DecodeError, PgOutputError
 from ..messages import decode_rare
-from ..plan import RelationPlan
 from ..policies import Policies
 from ..settings import Settings, make_settings
 from ..state import StreamState
 from ..types import TypeRegistry
 from .arrays import Column, FrameBatch, fixed_column, variable_column
-from .fields import TARGETS, Field
-from .schema import Layout, layout_of
+from .fields import Field
+from .options import Options
 from .selection import Selection
 
 if TYPE_CHECKING:
     from .._pure import Decoder
     from ..messages import Message, Truncate
     from ._pure_engine import ChangeBatch
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The arguments of a :class:`ColumnarDecoder`, checked."""
-
-    target: str
-    selection: Selection
-    fill_unchanged: bool
-    max_rows: int
-    max_bytes: int
-    on_error: str
-
-    def __post_init__(self) -> None:
-        if self.target not in TARGETS:
-            expected = ", ".join(map(repr, TARGETS))
-            raise PgOutputError(f"target={self.target!r}: expected one of {expected}")
-        if self.on_error not in ("raise", "collect"):
-            raise PgOutputError(f"on_error={self.on_error!r}: expected 'raise' or 'collect'")
-        for name in ("max_rows", "max_bytes"):
-            value = getattr(self, name)
-            if type(value) is not int:
-                raise TypeError(f"{name} must be an int, not {type(value).__name__}")
-            if not 0 < value <= 1 << 62:
-                raise PgOutputError(f"{name}={value}: expected a positive number")
-
-    def layout(self, plan: RelationPlan) -> Layout | None:
-        """The record batches of a relation, None if its rows are not wanted."""
-        if not self.selection.wants(plan.relation):
-            return None
-        return layout_of(plan, self.target, self.selection)
 
 
 class Event(NamedTuple):

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import pgoutput_fast as pf
-from pgoutput_fast.columnar.decoder import ColumnarDecoder, Options
+from pgoutput_fast.columnar.decoder import ColumnarDecoder
 from pgoutput_fast.columnar.fields import EPOCH_SHIFT
+from pgoutput_fast.columnar.options import Options
 from pgoutput_fast.columnar.schema import Layout, head_fields
 from pgoutput_fast.columnar.selection import Selection, shown_name, shown_table
 from pgoutput_fast.errors import DecodeError, PgOutputError, fail

@@ -1,0 +1,42 @@
+"""The arguments of a :class:`pgoutput_fast.ColumnarDecoder`, as its engine reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import PgOutputError
+from ..plan import RelationPlan
+from .fields import TARGETS
+from .schema import Layout, layout_of
+from .selection import Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The arguments of a :class:`ColumnarDecoder`, checked."""
+
+    target: str
+    selection: Selection
+    fill_unchanged: bool
+    max_rows: int
+    max_bytes: int
+    on_error: str
+
+    def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            expected = ", ".join(map(repr, TARGETS))
+            raise PgOutputError(f"target={self.target!r}: expected one of {expected}")
+        if self.on_error not in ("raise", "collect"):
+            raise PgOutputError(f"on_error={self.on_error!r}: expected 'raise' or 'collect'")
+        for name in ("max_rows", "max_bytes"):
+            value = getattr(self, name)
+            if type(value) is not int:
+                raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+            if not 0 < value <= 1 << 62:
+                raise PgOutputError(f"{name}={value}: expected a positive number")
+
+    def layout(self, plan: RelationPlan) -> Layout | None:
+        """The record batches of a relation, None if its rows are not wanted."""
+        if not self.selection.wants(plan.relation):
+            return None
+        return layout_of(plan, self.target, self.selection)

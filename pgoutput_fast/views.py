@@ -1,0 +1,71 @@
+"""How the messages and decoders of both implementations are shown, and restored when they travel.
+
+What one implementation pickles, a process with the other one loads: a pickle names the functions of
+this module, which ask the implementation that was chosen there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import printable
+from .messages import SHOWN_CHARACTERS, shown_bytes
+from .plan import RelationPlan
+from .state import StreamState
+
+chosen: Any = None
+"""The module of the implementation that was chosen; :mod:`pgoutput_fast._impl` sets it."""
+
+_SHOWN_COLUMNS = 20
+
+
+def restore(frame: bytes, in_stream: bool, plan: RelationPlan | None) -> Any:
+    """The hot message of a pickled frame; `plan` is None for one decoded without its relation."""
+    return chosen.restore(frame, in_stream, plan)
+
+
+def restore_tuple(frame: bytes, in_stream: bool, plan: RelationPlan | None, which: str) -> Any:
+    """The tuple `which` ("old" or "new") of the message in a pickled frame."""
+    return getattr(restore(frame, in_stream, plan), which)
+
+
+def restore_decoder(state: StreamState) -> Any:
+    """The decoder of a pickled state, by the implementation that is chosen here."""
+    return chosen.decoder_of(state)
+
+
+def describe_decoder(decoder: Any) -> str:
+    """The repr of a decoder."""
+    state = decoder.state
+    parts = [f"{len(state.relations)} relations"]
+    if state.open_xid is not None:
+        parts.append(f"in the stream segment of xid {state.open_xid}")
+    elif state.xid is not None:
+        parts.append(f"in transaction {state.xid}")
+    return f"<Decoder: {', '.join(parts)}>"
+
+
+def describe_tuple(tuple_data: Any, plan: RelationPlan | None) -> str:
+    """The repr of a tuple: name and text of each column, long ones cut."""
+    encoding = plan.settings.encoding if plan is not None else "utf-8"
+    parts = []
+    for position in range(min(len(tuple_data), _SHOWN_COLUMNS)):
+        kind = tuple_data.kind(position)
+        if kind == "n":
+            shown = "NULL"
+        elif kind == "u":
+            shown = "UNCHANGED"
+        else:
+            raw = tuple_data.raw(position)
+            if kind == "b":
+                shown = shown_bytes(raw)
+            else:
+                # A character has at most four bytes, so this cut takes none that is shown.
+                most = 4 * (SHOWN_CHARACTERS + 1)
+                text = raw[:most].decode(encoding, "backslashreplace")
+                more = len(text) > SHOWN_CHARACTERS or len(raw) > most
+                shown = repr(text[:SHOWN_CHARACTERS]) + ("…" if more else "")
+        parts.append(f"{printable(plan.names[position])}={shown}" if plan is not None else shown)
+    if len(tuple_data) > _SHOWN_COLUMNS:
+        parts.append(f"… {len(tuple_data) - _SHOWN_COLUMNS} more")
+    return f"TupleData({', '.join(parts)})"
