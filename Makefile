@@ -117,6 +117,8 @@ lint: $(VENV)/.dependencies
 	check 'ruff format' ruff format --check; \
 	check mypy mypy; \
 	check cython-lint cython-lint pgoutput_fast; \
+	check lint-imports lint-imports; \
+	check circles $(abspath $(python)) tools/check_circles.py; \
 	check codespell codespell; \
 	check check-jsonschema check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml; \
 	[ -z "$$failed" ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,41 @@ def test_no_python(tmp_path: Path) -> None:
 def test_compiler_is_tried(compiler: str, status: int) -> None:
     settings = {"CC": compiler} if compiler else {}
     assert run_python("tools/can_compile.py", **settings).returncode == status
+
+
+LINT_IMPORTS = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
+CHECK_CIRCLES = [sys.executable, "tools/check_circles.py"]
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "line", "said"),
+    [
+        (LINT_IMPORTS, "state.py", "from .replication import connect", "pgoutput_fast.replication"),
+        (LINT_IMPORTS, "lsn.py", "def late():\n    from .wire import Cursor", "pgoutput_fast.wire"),
+        (CHECK_CIRCLES, "wire.py", "from .messages import Message", "a circle"),
+        (CHECK_CIRCLES, "_core.pyx", "from .spark import session", "imports pgoutput_fast.spark"),
+    ],
+)
+def test_forbidden_imports_are_found(
+    command: list[str], file: str, line: str, said: str, tmp_path: Path
+) -> None:
+    def check() -> subprocess.CompletedProcess[str]:
+        environment = {**clean_environment(), "PYTHONPATH": str(tmp_path)}
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+
+    without = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(ROOT / "pgoutput_fast", tmp_path / "pgoutput_fast", ignore=without)
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    sound = check()
+    assert sound.returncode == 0, sound.stdout
+    with (tmp_path / "pgoutput_fast" / file).open("a") as code:
+        code.write(f"\n\n{line}\n")
+    broken = check()
+    assert broken.returncode == 1
+    assert said in broken.stdout
 
 
 def test_make_help_names_every_target() -> None:
