@@ -32,23 +32,82 @@ class Staged:
     """What one streamed transaction, not yet committed, said of relations and types.
 
     It counts for that transaction alone, as it may still be rolled back: `messages` are its
-    Relation and Type messages in their order, `plans` and `types` what follows from them.
+    Relation and Type messages in their order, the last that each of its subtransactions sent of a
+    relation or type, `plans` and `types` what follows from them.
     """
 
-    __slots__ = ("messages", "plans", "types")
+    __slots__ = ("_messages", "plans", "types")
 
     def __init__(self) -> None:
-        self.messages: list[Relation | Type] = []
+        self._messages: dict[tuple[str, int, int | None], Relation | Type] = {}
         self.plans: dict[int, RelationPlan] = {}
         self.types: dict[int, Type] = {}
 
     def copy(self) -> Staged:
         """The same, to go its own way."""
         copy = Staged()
-        copy.messages = list(self.messages)
+        copy._messages = dict(self._messages)
         copy.plans = dict(self.plans)
         copy.types = dict(self.types)
         return copy
+
+    @property
+    def messages(self) -> list[Relation | Type]:
+        """What it said, in the order in which it was said."""
+        return list(self._messages.values())
+
+    def add(self, message: Relation | Type) -> None:
+        """Keep a message, in place of the one that it replaces."""
+        number = message.type_id if isinstance(message, Type) else message.relation_id
+        key = (message.tag, number, message.xid)
+        self._messages.pop(key, None)
+        self._messages[key] = message
+
+
+class Names:
+    """Which relation bears which name, to find relations that are no more.
+
+    No frame says that a table was dropped. But where a relation takes the name of another one, that
+    one was dropped or renamed. PostgreSQL 14 and 15 go on using it under the old name after its
+    *schema* was renamed, so it is forgotten only when many have lost their names since.
+    """
+
+    __slots__ = ("_bearers", "_names", "_superseded")
+
+    def __init__(self) -> None:
+        self._bearers: dict[tuple[str, str], int] = {}
+        self._names: dict[int, tuple[str, str]] = {}
+        self._superseded: dict[int, None] = {}  # in the order in which they lost their names
+
+    def copy(self) -> Names:
+        """The same, to go its own way."""
+        copy = Names()
+        copy._bearers = dict(self._bearers)
+        copy._names = dict(self._names)
+        copy._superseded = dict(self._superseded)
+        return copy
+
+    def give(self, relation: Relation) -> list[int]:
+        """A relation bears its name from now on. Returns the OIDs of those to forget."""
+        relation_id, name = relation.relation_id, (relation.namespace, relation.name)
+        before = self._names.get(relation_id)
+        if before == name and self._bearers.get(name) == relation_id:
+            return []
+        if before is not None and self._bearers.get(before) == relation_id:
+            del self._bearers[before]
+        other = self._bearers.get(name)
+        if other is not None:
+            self._superseded[other] = None
+        self._superseded.pop(relation_id, None)
+        self._bearers[name] = relation_id
+        self._names[relation_id] = name
+        if len(self._superseded) <= 2 * MOST_SUPERSEDED:
+            return []
+        # Many at a time, as what they used has to be looked for.
+        old = list(self._superseded)[:-MOST_SUPERSEDED]
+        for relation_id in old:
+            del self._superseded[relation_id], self._names[relation_id]
+        return old
 
 
 class StreamState:
@@ -75,6 +134,8 @@ class StreamState:
     suspect : set
         OIDs of types whose Type message could not be read; None for one whose OID could not be. A
         relation that uses one stays unknown.
+    names : Names
+        Of `relations`.
     rows : dict of int to int
         By top-level xid: the same, of streamed transactions whose segment is not open.
     """
@@ -82,6 +143,7 @@ class StreamState:
     __slots__ = (
         "commit_lsn",
         "commit_time",
+        "names",
         "open_xid",
         "plans",
         "relations",
@@ -100,6 +162,7 @@ class StreamState:
         self.types: dict[int, Type] = {}
         self.plans: dict[int, RelationPlan] = {}
         self.suspect: set[int | None] = set()
+        self.names = Names()
         self.reset()
 
     def reset(self) -> None:
@@ -116,6 +179,7 @@ class StreamState:
             value = getattr(self, name)
             setattr(copy, name, type(value)(value) if isinstance(value, (dict, set)) else value)
         copy.staged = {xid: staged.copy() for xid, staged in self.staged.items()}
+        copy.names = self.names.copy()
         if settings is not None:
             copy.settings = settings
             for plans in (copy.plans, *(staged.plans for staged in copy.staged.values())):
@@ -298,8 +362,24 @@ class StreamState:
             message = known
         else:
             self.relations[message.relation_id] = message
+            if old := self.names.give(message):
+                self._drop(old)
         self._plan(self.plans, message, self.types)
         return message
+
+    def _drop(self, relation_ids: list[int]) -> None:
+        """Forget relations that are no more, and the types that they alone used."""
+        types: set[int] = set()
+        for relation_id in relation_ids:
+            self.relations.pop(relation_id, None)
+            plan = self.plans.pop(relation_id, None)
+            if plan is not None:
+                types.update(plan.types)
+        if types:
+            for plan in self.plans.values():
+                types.difference_update(plan.types)
+            for type_id in types:
+                self.types.pop(type_id, None)
 
     def _stage(self, staged: Staged, message: Relation | Type) -> Relation | Type:
         """Note what a streamed transaction announces; what it said already is the same object."""
@@ -307,14 +387,14 @@ class StreamState:
             known_type = staged.types.get(message.type_id)
             if known_type == message:
                 return known_type
-            staged.messages.append(message)
+            staged.add(message)
             staged.types[message.type_id] = message
             return message
         known = staged.plans.get(message.relation_id)
         if known is not None and known.relation == message:
             message = known.relation
         else:
-            staged.messages.append(message)
+            staged.add(message)
         self._plan(staged.plans, message, {**self.types, **staged.types})
         return message
 
@@ -338,6 +418,9 @@ class StreamState:
         for name, value in state.items():
             setattr(self, name, value)
 
+
+MOST_SUPERSEDED = 1000
+"""Of relations whose names others bear now, that are kept at least; twice as many at most."""
 
 FIRST_USER_OID = 16_384
 """Of types that are no built-in ones, for which Type messages come (``FirstNormalObjectId``)."""

@@ -19,10 +19,13 @@ def with_xid(tag: bytes, xid: int | None, body: bytes) -> bytes:
     return tag + (struct.pack(">I", xid) if xid is not None else b"") + body
 
 
-def relation(*names: str, oid: int = OID, xid: int | None = None, type_id: int = 25) -> bytes:
-    body = struct.pack(">I", oid) + b"public\0t\0d" + struct.pack(">h", len(names))
-    for name in names:
-        body += b"\1" + name.encode() + b"\0" + struct.pack(">Ii", type_id, -1)
+def relation(
+    *columns: str, oid: int = OID, xid: int | None = None, type_id: int = 25, name: str = "t"
+) -> bytes:
+    body = struct.pack(">I", oid) + b"public\0" + name.encode() + b"\0d"
+    body += struct.pack(">h", len(columns))
+    for column in columns:
+        body += b"\1" + column.encode() + b"\0" + struct.pack(">Ii", type_id, -1)
     return with_xid(b"R", xid, body)
 
 

@@ -325,6 +325,46 @@ def test_many_relations_in_traffic(impl: ModuleType) -> None:
         decoder.decode(insert(b"x", oid=2))
 
 
+def test_tables_made_again_and_again_are_forgotten(impl: ModuleType) -> None:
+    """A table that is dropped and made again has its name and another OID, 10,000 times over."""
+    decoder = impl.Decoder()
+    decoder.decode(type_frame(16400, "", "int4"))
+    decoder.decode(relation("kept", oid=5, name="other", type_id=16400))
+    for oid in range(20_000, 30_000):
+        decoder.decode(type_frame(oid + 100_000, "", "int4"))
+        decoder.decode(relation("a", oid=oid, type_id=oid + 100_000))
+    assert 1000 < len(decoder.relations) <= 2002
+    assert set(decoder.state.types) - {16400} <= {oid + 100_000 for oid in decoder.relations}
+    assert decoder.state.plans.keys() == decoder.relations.keys()
+    # The newest ones are known, also those that lost their name: their schema may be renamed.
+    for oid in (29_999, 29_998, 29_500):
+        assert decoder.decode(insert(b"1", oid=oid)).new.as_dict() == {"a": 1}
+    assert decoder.decode(insert(b"2", oid=5)).new.as_dict() == {"kept": 2}
+    with pytest.raises(pf.DecodeError, match="relation 20000 was never announced"):
+        decoder.decode(insert(b"1", oid=20_000))
+
+
+def test_names_that_tables_exchange_cost_none(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    for i in range(3000):
+        for oid, name in ((7, "a"), (8, "b")):
+            decoder.decode(relation("c", oid=oid, name=name if i % 2 else f"{name}{i}"))
+    assert set(decoder.relations) == {7, 8}
+    for i in range(6000):
+        decoder.decode(relation("c", oid=7 + i % 2, name="a"))
+    assert set(decoder.relations) == {7, 8}
+
+
+def test_a_stream_that_alters_its_table_keeps_the_last_of_each(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    decode_all(decoder, stream_start(70))
+    for i in range(5000):
+        decoder.decode(relation(f"a{i % 2}", xid=70))
+    assert len(decoder.state.staged[70].messages) == 1
+    decode_all(decoder, relation("b", xid=71), STREAM_STOP, stream_commit(70))
+    assert [column.name for column in decoder.relations[OID].columns] == ["b"]
+
+
 def test_encodings(impl: ModuleType) -> None:
     decoder = impl.Decoder(encoding="WIN1252")
     decode_all(decoder, relation("a"))
