@@ -65,7 +65,8 @@ class TypeRegistry:
     - a label that was added to an enum, or renamed, is the str that it is;
     - a domain keeps its base type; what was altered of it says nothing of how values are read;
     - a composite that has another number of fields, and in binary format any field or element of
-      another type, is an error that says to look the types up again (:meth:`update_from`);
+      another type, is an error: if the catalogue is older than the value, :meth:`update_from`
+      helps, else a registry that was read before the type was altered;
     - a type that the stream calls by another name than the catalogue, or whose OID it does not know
       (one that was dropped and made again), may be another type, of which only the name is known:
       without more, its values are str from text and bytes from binary. A type that was renamed is

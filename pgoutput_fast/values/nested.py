@@ -21,7 +21,11 @@ from ..policies import MOST_DIMENSIONS
 from ..types import ColumnType, Converter
 from .base import Codec, in_field, show_bytes
 
-LOOK_UP = "look the types up again: TypeRegistry.update_from(connection)"
+LOOK_UP = (
+    "the type was altered between this value and the catalogue. If the catalogue is older, look "
+    "the types up again with TypeRegistry.update_from(connection); if the value is older, give a "
+    "registry that was read before the change"
+)
 
 _int32 = struct.Struct(">i").unpack_from
 _uint32 = struct.Struct(">I").unpack_from
@@ -64,46 +68,52 @@ _ARRAY_QUOTED = re.compile(r"[\s\"\\{}]|\A(?:null)?\Z", re.ASCII | re.IGNORECASE
 
 def array(type: ColumnType, element: Codec) -> Codec:
     """Arrays of any number of dimensions, with any lower bounds."""
-    delimiter = re.escape(type.delimiter.encode())
-    token = re.compile(
-        rb'\{|\}|%s|"([^"\\]*(?:\\["\\][^"\\]*)*)"|([^\s"\\{}%s]+)' % (delimiter, delimiter)
-    ).match
-    split = type.delimiter.encode()
-    must_quote = re.compile(
-        rf"{_ARRAY_QUOTED.pattern}|{re.escape(type.delimiter)}", re.ASCII | re.IGNORECASE
-    ).search
-    element_oid = type.element.oid if type.element is not None else 0
-    from_text, from_binary, form_of = element
+    binary = _BinaryArrays(type, element)
+    return Codec(_ArrayTexts(type, element).read, binary.read, binary.form)
 
-    def text(raw: bytes) -> Any:
+
+class _ArrayTexts:
+    """Reads the texts of arrays of one type."""
+
+    def __init__(self, type: ColumnType, element: Codec) -> None:
+        self._delimiter = type.delimiter.encode()
+        delimiter = re.escape(self._delimiter)
+        # A brace, a delimiter, a quoted element or one without quotes.
+        self._token = re.compile(
+            rb'\{|\}|%s|"([^"\\]*(?:\\["\\][^"\\]*)*)"|([^\s"\\{}%s]+)' % (delimiter, delimiter)
+        ).match
+        self._element = element.text
+
+    def read(self, raw: bytes) -> Any:
+        """The list that a text stands for, as `array_out` writes it."""
         inner = raw[1:-1]
         if raw[:1] == b"{" and raw[-1:] == b"}":
             if not inner and len(raw) == 2:
                 return []
             # One dimension, nothing quoted, no NULL: what most arrays are.
             if _PLAIN.fullmatch(inner) is not None and b"NULL" not in inner.upper():
-                parts = inner.split(split)
+                parts = inner.split(self._delimiter)
                 if b"" in parts:
                     _refuse(raw, "array")
-                return [from_text(part) for part in parts]
-            return nested(raw, 0)[0]
+                return [self._element(part) for part in parts]
+            return self._nested(raw, 0)[0]
         match = _BOUNDS.match(raw)
         if match is None:
             _refuse(raw, "array")
         bounds = [(int(lower), int(upper)) for lower, upper in _BOUND.findall(match[1])]
-        values, lengths = nested(raw, match.end())
+        values, lengths = self._nested(raw, match.end())
         if [upper - lower + 1 for lower, upper in bounds] != lengths:
             raise ValueError(f"{show_bytes(raw)} is no array: its bounds are not its lengths")
         return bounded(values, tuple([lower for lower, _ in bounds]))
 
-    def nested(raw: bytes, at: int) -> tuple[list[Any], list[int]]:
+    def _nested(self, raw: bytes, at: int) -> tuple[list[Any], list[int]]:
         """The array that begins at a brace, and its length in each dimension."""
         open_lists: list[list[Any]] = []
         lengths: list[int] = []  # by dimension; -1 until one of its lists is whole
         leaves = 0  # how many braces are open around an element; 0 until the first one
         expected = True  # a value, not what stands between values
         while True:
-            match = token(raw, at)
+            match = self._token(raw, at)
             if match is None:
                 _refuse(raw, "array")
             at = match.end()
@@ -117,13 +127,13 @@ def array(type: ColumnType, element: Codec) -> Codec:
                     if b"\\" in word:
                         # Each quote has one backslash of its own, right before it.
                         word = word.replace(b'\\"', b'"').replace(b"\\\\", b"\\")
-                    value = from_text(word)
+                    value = self._element(word)
                 elif word == b"NULL":
                     value = None
                 elif word.upper() == b"NULL":
                     _refuse(raw, "array")
                 else:
-                    value = from_text(word)
+                    value = self._element(word)
                 open_lists[-1].append(value)
                 expected = False
                 continue
@@ -153,7 +163,20 @@ def array(type: ColumnType, element: Codec) -> Codec:
                     _refuse(raw, "array")
                 expected = True
 
-    def read(raw: bytes, convert: Converter) -> tuple[list[Any], list[int], list[int]]:
+
+class _BinaryArrays:
+    """Reads the binary values of arrays of one type."""
+
+    def __init__(self, type: ColumnType, element: Codec) -> None:
+        self._delimiter = type.delimiter
+        self._must_quote = re.compile(
+            rf"{_ARRAY_QUOTED.pattern}|{re.escape(type.delimiter)}", re.ASCII | re.IGNORECASE
+        ).search
+        self._element_oid = type.element.oid if type.element is not None else 0
+        self._from_binary = element.binary
+        self._form_of = element.text_form
+
+    def _read(self, raw: bytes, convert: Converter) -> tuple[list[Any], list[int], list[int]]:
         """Elements in their order, lengths and lower bounds of a binary array."""
         if len(raw) < 12:
             raise ValueError(f"a binary array has at least 12 bytes, found {len(raw)}")
@@ -163,10 +186,10 @@ def array(type: ColumnType, element: Codec) -> Codec:
         at = 12 + 8 * dimensions
         if len(raw) < at:
             raise ValueError(f"a binary array of {dimensions} dimensions in {len(raw)} bytes")
-        if oid != element_oid != 0:
+        if oid != self._element_oid != 0:
             raise ValueError(
                 f"the elements of the binary array are of the type with OID {oid}, expected "
-                f"{element_oid}; {LOOK_UP}"
+                f"{self._element_oid}; {LOOK_UP}"
             )
         lengths, lowers = [], []
         count = 1 if dimensions else 0
@@ -187,29 +210,31 @@ def array(type: ColumnType, element: Codec) -> Codec:
         _expect_end(raw, at, "array")
         return values, lengths, lowers
 
-    def binary(raw: bytes) -> Any:
-        values, lengths, lowers = read(raw, from_binary)
+    def read(self, raw: bytes) -> Any:
+        """The list that a binary value stands for."""
+        values, lengths, lowers = self._read(raw, self._from_binary)
         if not values:
             return []
         for length in lengths[:0:-1]:
             values = [values[i : i + length] for i in range(0, len(values), length)]
         return bounded(values, tuple(lowers))
 
-    def quoted(raw: bytes) -> str:
-        shown: str = form_of(raw)
-        if must_quote(shown) is None:
+    def _quoted(self, raw: bytes) -> str:
+        shown: str = self._form_of(raw)
+        if self._must_quote(shown) is None:
             return shown
         escaped = shown.replace("\\", "\\\\").replace('"', '\\"')
         return f'"{escaped}"'
 
-    def form(raw: bytes) -> str:
-        values, lengths, lowers = read(raw, quoted)
+    def form(self, raw: bytes) -> str:
+        """The text that the server would print for a binary value."""
+        values, lengths, lowers = self._read(raw, self._quoted)
         if not values:
             return "{}"
         words = ["NULL" if value is None else value for value in values]
         for length in lengths[::-1]:
             words = [
-                "{" + type.delimiter.join(words[i : i + length]) + "}"
+                "{" + self._delimiter.join(words[i : i + length]) + "}"
                 for i in range(0, len(words), length)
             ]
         prefix = ""
@@ -217,8 +242,6 @@ def array(type: ColumnType, element: Codec) -> Codec:
             spans = zip(lowers, lengths, strict=True)
             prefix = "".join([f"[{low}:{low + length - 1}]" for low, length in spans]) + "="
         return prefix + words[0]
-
-    return Codec(text, binary, form)
 
 
 def bounded(values: list[Any], lowers: tuple[int, ...]) -> list[Any]:
