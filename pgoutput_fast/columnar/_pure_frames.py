@@ -118,7 +118,7 @@ def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) 
     pieces = pieces_of(data, offsets)
     state = StreamState(make_settings())
     state.open_xid = None if in_stream is False else _xid(in_stream)
-    # A segment that was open before may be of an xid that nobody told.
+    # A chunk that was open before may be of an xid that nobody told.
     opened: Any = in_stream if isinstance(in_stream, bool) else state.open_xid
     heads, slices, begins, commits = bytearray(), bytearray(), bytearray(), bytearray()
     messages: dict[int, Message] = {}
