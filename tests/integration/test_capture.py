@@ -214,7 +214,7 @@ def test_binary_and_logical_messages(prepared: Any, tmp_path: Path) -> None:
 def test_large_transaction_is_many_parts_that_stand_alone(
     prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgoutput_fast.segments._BATCH_FRAMES", 500)
+    monkeypatch.setattr("pgoutput_fast.segments.writer._BATCH_FRAMES", 500)
     prepared.execute(
         "INSERT INTO t VALUES (0, 'small')",
         "INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 5000) g",

@@ -11,8 +11,8 @@ import json
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from .errors import PgOutputError, printable
-from .segments import require_pyarrow
+from ..errors import PgOutputError
+from .format import require_pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,23 +106,3 @@ class Recording:
         except struct.error:
             pass
         raise PgOutputError(f"{self._path} has CopyData of an unknown kind: {payload[:30]!r}")
-
-
-def is_segment(path: Path) -> bool:
-    """Whether an Arrow IPC file is a segment; else it may be a recorded stream.
-
-    Raises
-    ------
-    PgOutputError
-        It can't be read, or is no Arrow IPC file.
-    """
-    pa = require_pyarrow()
-    try:
-        with path.open("rb"), pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
-            return b"pgoutput_fast.segment" in (reader.schema.metadata or {})
-    except OSError as error:
-        raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
-    except (ValueError, pa.ArrowException) as error:
-        raise PgOutputError(
-            f"{path} is no Arrow IPC file, or is cut short or damaged ({printable(str(error))})"
-        ) from error
