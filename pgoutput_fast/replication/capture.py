@@ -11,8 +11,8 @@ from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..segments import SegmentMetadata, SegmentWriter
 from ..segments.listing import has_begun
-from .connection import ReplicationConnection
-from .stream import ReplicationStream, confirmed_flush_lsn, start_options
+from .stream import ReplicationStream
+from .walsender import ReplicationConnection, confirmed_flush_lsn, start_options
 
 if TYPE_CHECKING:
     import threading

@@ -22,18 +22,18 @@ import psycopg
 from psycopg import pq
 
 from .._impl import twin
+from ..connections import result_error, server_error
 from ..errors import PgOutputError
 from ..lsn import format_lsn
-from .connection import (
+from .walsender import (
     ReplicationConnection,
-    publication_names,
-    result_error,
-    server_error,
+    confirmed_flush_lsn,
+    start_options,
     wait_for,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from typing_extensions import Self
 
@@ -401,23 +401,6 @@ def _lost(error: psycopg.Error) -> PgOutputError:
     return server_error("the connection is lost", str(error), error.sqlstate)
 
 
-def start_options(
-    connection: ReplicationConnection,
-    publications: Sequence[str],
-    *,
-    binary: bool,
-    messages: bool,
-) -> Mapping[str, str]:
-    """Options of START_REPLICATION for protocol version 1."""
-    options = {"proto_version": "1", "publication_names": publication_names(publications)}
-    for name, wanted in (("binary", binary), ("messages", messages)):
-        if wanted:
-            if connection.server_version < 140000:
-                raise PgOutputError(f"{name}=True needs PostgreSQL 14 or newer")
-            options[name] = "true"
-    return options
-
-
 def connect(
     dsn: str,
     *,
@@ -476,16 +459,3 @@ def connect(
     except BaseException:
         connection.close()
         raise
-
-
-def confirmed_flush_lsn(connection: ReplicationConnection, slot: str, *, create: bool) -> int:
-    """Where a slot stands; made before if asked for."""
-    state = connection.slot(slot)
-    if state is not None:
-        return state.confirmed_flush_lsn
-    if not create:
-        raise PgOutputError(
-            f"no slot {slot!r} on the server (SQLSTATE 42704); create it with create_slot=True or "
-            f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
-        )
-    return connection.create_slot(slot)
