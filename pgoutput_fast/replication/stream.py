@@ -12,7 +12,6 @@ import contextlib
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -23,6 +22,7 @@ from psycopg import pq
 
 from .._impl import twin
 from ..connections import result_error, server_error
+from ..copydata import parse_keepalive, status_update
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from .walsender import (
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from typing_extensions import Self
-
-_KEEPALIVE = struct.Struct(">xQqB")  # WAL end, send time, whether an answer is asked for
-_STATUS = struct.Struct(">cQQQqB")  # tag, written, flushed, applied, time, ask for an answer
-_POSTGRES_EPOCH = 946684800  # seconds from 1970
 
 take_copy_data = twin("columnar._frames").take_copy_data
 
@@ -272,16 +268,14 @@ class ReplicationStream:
         return None
 
     def _take_keepalive(self, data: memoryview) -> int:
-        if data[0] != 0x6B or len(data) != _KEEPALIVE.size:  # k
-            raise PgOutputError(
-                f"the server sent CopyData that is neither a keepalive nor XLogData: "
-                f"{len(data)} bytes, the first {bytes(data[:1])!r}"
-            )
-        lsn, _, answer = _KEEPALIVE.unpack(data)
-        self._received = max(self._received, lsn)
-        if answer:
+        try:
+            keepalive = parse_keepalive(data)
+        except PgOutputError as error:
+            raise PgOutputError(f"the server sent {error}") from None
+        self._received = max(self._received, keepalive.lsn)
+        if keepalive.reply_requested:
             self._send_status()
-        return int(lsn)
+        return keepalive.lsn
 
     def _end(self) -> None:
         """The server has ended the stream: without an error it shuts down."""
@@ -316,10 +310,7 @@ class ReplicationStream:
         ask, self._ask = self._ask, False
         self._status_time = time.monotonic()
         self._status_lsn = acknowledged = self._acknowledged
-        now = int((time.time() - _POSTGRES_EPOCH) * 1_000_000)
-        written = max(self._received, acknowledged)
-        status = _STATUS.pack(b"r", written, acknowledged, acknowledged, now, ask)
-        self._pgconn.put_copy_data(status)
+        self._pgconn.put_copy_data(status_update(self._received, acknowledged, ask=ask))
         self._pgconn.flush()
 
     def _finish(self) -> None:
