@@ -105,12 +105,12 @@ cdef class _Row:
 
     @property
     def in_stream(self):
-        """Whether the frame came inside a stream segment."""
+        """Whether the frame came inside a stream chunk."""
         return self._in_stream
 
     @property
     def xid(self):
-        """The subtransaction's xid in a stream segment, None outside."""
+        """The subtransaction's xid in a stream chunk, None outside."""
         if not self._in_stream:
             return None
         return load_uint32(data_of(self._frame) + 1)
@@ -557,7 +557,7 @@ cdef class _Fixed:
 
     @property
     def in_stream(self):
-        """Whether the frame was decoded as one from inside a stream segment."""
+        """Whether the frame was decoded as one from inside a stream chunk."""
         return self._in_stream
 
     def __eq__(self, other):
@@ -893,7 +893,7 @@ cdef class Decoder:
             diagnose(data, False, None)
         self._sync()
         result = self._state.receive(data)
-        # A relation may have changed, or a segment begun or ended.
+        # A relation may have changed, or a chunk begun or ended.
         if tag != c'T' and tag != c'M' and tag != c'O':
             self._adopt(self._state)
         return result

@@ -87,12 +87,12 @@ class _Row:
 
     @property
     def in_stream(self) -> bool:
-        """Whether the frame came inside a stream segment."""
+        """Whether the frame came inside a stream chunk."""
         return self._in_stream
 
     @property
     def xid(self) -> int | None:
-        """The subtransaction's xid in a stream segment, None outside."""
+        """The subtransaction's xid in a stream chunk, None outside."""
         if not self._in_stream:
             return None
         xid: int = _uint32(self._frame, 1)[0]
@@ -454,7 +454,7 @@ class _Fixed:
 
     @property
     def in_stream(self) -> bool:
-        """Whether the frame was decoded as one from inside a stream segment."""
+        """Whether the frame was decoded as one from inside a stream chunk."""
         return self._in_stream
 
     def __eq__(self, other: object) -> bool:

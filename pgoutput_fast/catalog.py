@@ -294,7 +294,7 @@ def read_catalog(dsn: str, publications: Sequence[str]) -> Catalog:
         psycopg is not installed, the server can't be reached or refuses, or there is no such
         publication. No message has the password.
     """
-    from .replication.connection import check_publications, open_connection, server_error
+    from .connections import check_publications, open_connection, server_error
 
     with open_connection(dsn, replication=False) as connection:
         import psycopg

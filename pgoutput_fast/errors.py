@@ -83,9 +83,9 @@ SENTENCES: dict[str, str] = {
     "unknown_tag": "expected one of the tags {expected}, found {found}; "
     "is this a pgoutput frame, without the CopyData and XLogData headers around it?",
     "truncated": "{field} takes {expected} bytes, {found} are left; the frame was cut short, "
-    "or it comes from inside a stream segment and was decoded as if it did not, or vice versa",
+    "or it comes from inside a stream chunk and was decoded as if it did not, or vice versa",
     "trailing_bytes": "expected the end of the frame, found {found} bytes left over; "
-    "a frame from inside a stream segment needs in_stream=True",
+    "a frame from inside a stream chunk needs in_stream=True",
     "bad_marker": "expected {expected}, found {found}",
     "bad_column_kind": "column {column}: expected the kind 'n', 'u', 't' or 'b', found {found}",
     "bad_length": "{field} is {found}, and at most {expected} bytes are possible there",

@@ -63,8 +63,8 @@ def to_datetime(message: Any, field: str) -> datetime.datetime | None:
 class Message:
     """What the classes of rare messages share. Messages are made by decoding, and do not change.
 
-    Two are equal when their classes, their frames, and whether they came inside a stream segment
-    are. `frame` is the frame's bytes, `in_stream` whether it came inside a stream segment.
+    Two are equal when their classes, their frames, and whether they came inside a stream chunk
+    are. `frame` is the frame's bytes, `in_stream` whether it came inside a stream chunk.
     """
 
     __slots__ = ("_encoding", "frame", "in_stream")
@@ -213,9 +213,10 @@ class LogicalMessage(Message):
 
 
 class StreamStart(Message):
-    """A segment of a transaction still in progress begins.
+    """A chunk of a transaction still in progress begins.
 
-    Fields: xid (top-level), first_segment (bool).
+    Fields: xid (top-level), first_segment (bool: the transaction's first chunk). PostgreSQL calls
+    a chunk a stream segment; in this package a segment is a file of a capture.
     """
 
     __slots__ = ("first_segment", "xid")
@@ -226,7 +227,7 @@ class StreamStart(Message):
 
 
 class StreamStop(Message):
-    """The open segment ends; the transaction may go on in another one."""
+    """The open chunk ends; the transaction may go on in another one."""
 
     __slots__ = ()
     __match_args__ = ()

@@ -1,4 +1,4 @@
-"""What a decoder knows between frames: relations, types, the open transaction, the open segment.
+"""What a decoder knows between frames: relations, types, the open transaction, the open chunk.
 
 One object, pure Python, that pickles. Both implementations' decoders stand on it.
 """
@@ -123,7 +123,7 @@ class StreamState:
     staged : dict of int to Staged
         By top-level xid: what streamed transactions in progress announced.
     open_xid : int or None
-        Top-level xid of the stream segment that is open.
+        Top-level xid of the stream chunk that is open.
     xid : int or None
         The transaction between Begin (or Begin Prepare) and its end.
     commit_lsn, commit_time : int or None
@@ -137,7 +137,7 @@ class StreamState:
     names : Names
         Of `relations`.
     rows : dict of int to int
-        By top-level xid: the same, of streamed transactions whose segment is not open.
+        By top-level xid: the same, of streamed transactions whose chunk is not open.
     """
 
     __slots__ = (
@@ -208,16 +208,16 @@ class StreamState:
         return self.plans.get(relation_id)
 
     def check_order(self, frame: bytes) -> None:
-        """Refuse a frame that cannot come here: segments do not nest, and hold changes only."""
+        """Refuse a frame that cannot come here: chunks do not nest, and hold changes only."""
         tag = frame[:1]
         if self.open_xid is None:
             if tag == b"E":
-                fail("stream_order", frame, 0, found="Stream Stop, and no stream segment is open")
+                fail("stream_order", frame, 0, found="Stream Stop, and no stream chunk is open")
             if tag == b"S" and self.xid is not None:
                 found = f"Stream Start, and transaction {self.xid} is still open; expected its end"
                 fail("stream_order", frame, 0, found=found)
-        elif tag in _OUTSIDE_SEGMENTS:
-            found = f"{_OUTSIDE_SEGMENTS[tag]}, and the stream segment of xid {self.open_xid} is "
+        elif tag in _OUTSIDE_CHUNKS:
+            found = f"{_OUTSIDE_CHUNKS[tag]}, and the stream chunk of xid {self.open_xid} is "
             fail("stream_order", frame, 0, found=found + "still open; expected its Stream Stop")
 
     def receive(self, frame: bytes) -> Message:
@@ -425,7 +425,7 @@ MOST_SUPERSEDED = 1000
 FIRST_USER_OID = 16_384
 """Of types that are no built-in ones, for which Type messages come (``FirstNormalObjectId``)."""
 
-_OUTSIDE_SEGMENTS = {
+_OUTSIDE_CHUNKS = {
     b"B": "Begin",
     b"C": "Commit",
     b"S": "Stream Start",

@@ -39,7 +39,7 @@ def describe_decoder(decoder: Any) -> str:
     state = decoder.state
     parts = [f"{len(state.relations)} relations"]
     if state.open_xid is not None:
-        parts.append(f"in the stream segment of xid {state.open_xid}")
+        parts.append(f"in the stream chunk of xid {state.open_xid}")
     elif state.xid is not None:
         parts.append(f"in transaction {state.xid}")
     return f"<Decoder: {', '.join(parts)}>"

@@ -155,7 +155,7 @@ class Cursor:
         return value
 
     def stream_xid(self, field: str) -> int | None:
-        """The xid that is there inside stream segments alone."""
+        """The xid that is there inside stream chunks alone."""
         return self.uint32(field) if self.in_stream else None
 
     def optional_lsn(self, field: str) -> int | None:

@@ -19,10 +19,12 @@ from .. import (
     Update,
     format_lsn,
 )
+from ..copydata import Keepalive
 from ..errors import PgOutputError, printable
 from ..files import FORMATS
-from ..recordings import Frame, Keepalive, Recording, is_segment
 from ..segments import SegmentReader, list_segments
+from ..segments.reader import is_segment
+from ..segments.recordings import Frame, Recording
 from ..values import timestamp_form
 from ..wire import TAGS
 from ._export import policies_option, run_export, types_option

@@ -687,7 +687,7 @@ def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) 
         explain(piece.frame(at), before + at, walk)
     cdef object opened = False
     if walk.in_stream:
-        # A segment that was open before, of an xid that nobody told.
+        # A chunk that was open before, of an xid that nobody told.
         unknown = in_stream is True and not any(m.tag == "S" for m in messages.values())
         opened = True if unknown else walk.open_xid
     return FrameBatch(

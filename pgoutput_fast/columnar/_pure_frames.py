@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._pure import Begin, Commit, Delete, Insert, Update, decode
+from ..copydata import XLOG_DATA, XLOG_DATA_TAG
 from ..errors import DecodeError, frame_bytes
 from ..messages import Message, Relation
 from ..settings import make_settings
@@ -34,7 +35,6 @@ _slice = struct.Struct("=II").pack
 _begin = struct.Struct("=qQqII").pack
 _commit = struct.Struct("=qQQqB7x").pack
 
-_XLOG_DATA = struct.Struct(">xQQq")  # after the tag: data start, WAL end, send time
 
 _KINDS = {ord("n"): 0, ord("u"): 1, ord("t"): 2, ord("b"): 3}
 
@@ -118,7 +118,7 @@ def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) 
     pieces = pieces_of(data, offsets)
     state = StreamState(make_settings())
     state.open_xid = None if in_stream is False else _xid(in_stream)
-    # A segment that was open before may be of an xid that nobody told.
+    # A chunk that was open before may be of an xid that nobody told.
     opened: Any = in_stream if isinstance(in_stream, bool) else state.open_xid
     heads, slices, begins, commits = bytearray(), bytearray(), bytearray(), bytearray()
     messages: dict[int, Message] = {}
@@ -211,11 +211,11 @@ def take_copy_data(
     size = received = 0
     while True:
         length, data = get_copy_data(1)
-        if length < _XLOG_DATA.size or data[0] != 0x77:  # w
+        if length < XLOG_DATA.size or data[0] != XLOG_DATA_TAG:
             return size, received, length, data
-        lsn, wal_end, send_time = _XLOG_DATA.unpack_from(data)
+        lsn, wal_end, send_time = XLOG_DATA.unpack_from(data)
         # A slice of bytes costs less than one of a memoryview.
-        frames.append((lsn, wal_end, send_time, data.tobytes()[_XLOG_DATA.size :]))
+        frames.append((lsn, wal_end, send_time, data.tobytes()[XLOG_DATA.size :]))
         size += length
         if lsn > received:
             received = lsn

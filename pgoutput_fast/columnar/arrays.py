@@ -67,7 +67,7 @@ class FrameBatch:
     tags : uint8[n]
         The tag of each frame.
     xids : uint32[n]
-        The xid of Begin and of what else has one, in stream segments that of the subtransaction; 0
+        The xid of Begin and of what else has one, in stream chunks that of the subtransaction; 0
         where the frame has none.
     relation_ids : uint32[n]
         Of Relation, Insert, Update and Delete, else 0.
@@ -88,7 +88,7 @@ class FrameBatch:
     messages : dict of int to message
         By index all other frames but Insert, Update and Delete, decoded.
     in_stream : int or bool
-        The xid of the stream segment that is open behind the last frame, or False.
+        The xid of the stream chunk that is open behind the last frame, or False.
     """
 
     def __init__(

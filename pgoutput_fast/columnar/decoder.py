@@ -449,7 +449,7 @@ def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) 
     offsets : array of int, optional
         Of a buffer: n + 1 offsets of n frames.
     in_stream : int or bool
-        The xid of the stream segment that is open before the first frame, or False: `in_stream` of
+        The xid of the stream chunk that is open before the first frame, or False: `in_stream` of
         the batch before.
 
     Raises

@@ -23,7 +23,7 @@ from pgoutput_fast.columnar.decoder import ColumnarDecoder
 from pgoutput_fast.errors import DecodeError, PgOutputError
 from pgoutput_fast.lsn import format_lsn, parse_lsn
 from pgoutput_fast.policies import Policies
-from pgoutput_fast.segments import require_pyarrow
+from pgoutput_fast.segments.format import require_pyarrow
 
 if TYPE_CHECKING:
     from pgoutput_fast.types import TypeRegistry

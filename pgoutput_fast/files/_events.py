@@ -27,7 +27,7 @@ _NAMES = {
     "K": "commit_prepared",
     "r": "rollback_prepared",
 }
-"""Tag → the event's name. Relations and types are the files' schemas; where a stream's segments
+"""Tag → the event's name. Relations and types are the files' schemas; where a stream's chunks
 begin and end tells nothing."""
 
 EVENTS = pa.schema(

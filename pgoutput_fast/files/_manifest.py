@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pgoutput_fast._disk import fsync_path
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.segments import fsync_path
 
 from ._rows import Shape
 

@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.lsn import format_lsn, parse_lsn
-from pgoutput_fast.recordings import Frame, Recording, is_segment
 from pgoutput_fast.segments import Segment, SegmentReader, list_segments
+from pgoutput_fast.segments.reader import is_segment
+from pgoutput_fast.segments.recordings import Frame, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from pgoutput_fast._disk import fsync_path
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.segments import fsync_path
 
 from ._manifest import (
     NAME,

@@ -10,18 +10,10 @@
 
 from __future__ import annotations
 
-try:
-    import psycopg as _psycopg  # noqa: F401
-except ImportError as error:
-    from ..errors import PgOutputError
-
-    raise PgOutputError(
-        f"replication needs psycopg 3 ({error}); install the extra pgoutput-fast[replication]"
-    ) from error
-
+from ..connections import ReplicationError  # says what to install, if psycopg is missing
 from .capture import CaptureProgress, capture
-from .connection import ReplicationConnection, ReplicationError, SlotState
 from .stream import Received, ReplicationStream, connect
+from .walsender import ReplicationConnection, SlotState
 
 __all__ = [
     "CaptureProgress",

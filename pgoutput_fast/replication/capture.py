@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from .. import Begin, LogicalMessage, decode
 from ..errors import PgOutputError
 from ..lsn import format_lsn
-from ..segments import SegmentMetadata, SegmentWriter, has_begun
-from .connection import ReplicationConnection
-from .stream import ReplicationStream, confirmed_flush_lsn, start_options
+from ..segments import SegmentMetadata, SegmentWriter
+from ..segments.listing import has_begun
+from .stream import ReplicationStream
+from .walsender import ReplicationConnection, confirmed_flush_lsn, start_options
 
 if TYPE_CHECKING:
     import threading

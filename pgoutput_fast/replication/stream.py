@@ -12,7 +12,6 @@ import contextlib
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -22,24 +21,21 @@ import psycopg
 from psycopg import pq
 
 from .._impl import twin
+from ..connections import result_error, server_error
+from ..copydata import parse_keepalive, status_update
 from ..errors import PgOutputError
 from ..lsn import format_lsn
-from .connection import (
+from .walsender import (
     ReplicationConnection,
-    publication_names,
-    result_error,
-    server_error,
+    confirmed_flush_lsn,
+    start_options,
     wait_for,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from typing_extensions import Self
-
-_KEEPALIVE = struct.Struct(">xQqB")  # WAL end, send time, whether an answer is asked for
-_STATUS = struct.Struct(">cQQQqB")  # tag, written, flushed, applied, time, ask for an answer
-_POSTGRES_EPOCH = 946684800  # seconds from 1970
 
 take_copy_data = twin("columnar._frames").take_copy_data
 
@@ -272,16 +268,14 @@ class ReplicationStream:
         return None
 
     def _take_keepalive(self, data: memoryview) -> int:
-        if data[0] != 0x6B or len(data) != _KEEPALIVE.size:  # k
-            raise PgOutputError(
-                f"the server sent CopyData that is neither a keepalive nor XLogData: "
-                f"{len(data)} bytes, the first {bytes(data[:1])!r}"
-            )
-        lsn, _, answer = _KEEPALIVE.unpack(data)
-        self._received = max(self._received, lsn)
-        if answer:
+        try:
+            keepalive = parse_keepalive(data)
+        except PgOutputError as error:
+            raise PgOutputError(f"the server sent {error}") from None
+        self._received = max(self._received, keepalive.lsn)
+        if keepalive.reply_requested:
             self._send_status()
-        return int(lsn)
+        return keepalive.lsn
 
     def _end(self) -> None:
         """The server has ended the stream: without an error it shuts down."""
@@ -316,10 +310,7 @@ class ReplicationStream:
         ask, self._ask = self._ask, False
         self._status_time = time.monotonic()
         self._status_lsn = acknowledged = self._acknowledged
-        now = int((time.time() - _POSTGRES_EPOCH) * 1_000_000)
-        written = max(self._received, acknowledged)
-        status = _STATUS.pack(b"r", written, acknowledged, acknowledged, now, ask)
-        self._pgconn.put_copy_data(status)
+        self._pgconn.put_copy_data(status_update(self._received, acknowledged, ask=ask))
         self._pgconn.flush()
 
     def _finish(self) -> None:
@@ -401,23 +392,6 @@ def _lost(error: psycopg.Error) -> PgOutputError:
     return server_error("the connection is lost", str(error), error.sqlstate)
 
 
-def start_options(
-    connection: ReplicationConnection,
-    publications: Sequence[str],
-    *,
-    binary: bool,
-    messages: bool,
-) -> Mapping[str, str]:
-    """Options of START_REPLICATION for protocol version 1."""
-    options = {"proto_version": "1", "publication_names": publication_names(publications)}
-    for name, wanted in (("binary", binary), ("messages", messages)):
-        if wanted:
-            if connection.server_version < 140000:
-                raise PgOutputError(f"{name}=True needs PostgreSQL 14 or newer")
-            options[name] = "true"
-    return options
-
-
 def connect(
     dsn: str,
     *,
@@ -476,16 +450,3 @@ def connect(
     except BaseException:
         connection.close()
         raise
-
-
-def confirmed_flush_lsn(connection: ReplicationConnection, slot: str, *, create: bool) -> int:
-    """Where a slot stands; made before if asked for."""
-    state = connection.slot(slot)
-    if state is not None:
-        return state.confirmed_flush_lsn
-    if not create:
-        raise PgOutputError(
-            f"no slot {slot!r} on the server (SQLSTATE 42704); create it with create_slot=True or "
-            f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
-        )
-    return connection.create_slot(slot)

@@ -209,13 +209,13 @@ def explained(place: str, error: DecodeError, state: StreamState) -> PgOutputErr
     advice = []
     if error.code == "stream_order":
         advice.append(
-            "frames must be in the order of the stream, and all segments of a streamed transaction "
+            "frames must be in the order of the stream, and all chunks of a streamed transaction "
             "in one partition, each from its Stream Start to its Stream Stop, so repartition them; "
-            "a column seq may stand in for the transaction's other segments"
+            "a column seq may stand in for the transaction's other chunks"
         )
     elif error.code in _MISREAD and state.open_xid is None and state.xid is None:
         advice.append(
-            "if the frame comes from inside a stream segment, it needs its Stream Start in the "
+            "if the frame comes from inside a stream chunk, it needs its Stream Start in the "
             "same partition"
         )
     if error.code == "unknown_relation":
@@ -358,7 +358,7 @@ class _Reader:
         self.target = target
         self.decoder = _Decoder(target)
         # Streamed transactions in progress whose rows are counted from the first one on, and
-        # whether that of the segment that is open is one.
+        # whether that of the chunk that is open is one.
         self.streamed: set[int] = set()
         self.counted = False
 
@@ -381,12 +381,12 @@ class _Reader:
             place = f"{self.target.table}: {where}, frame {error.frame}"
             error.frame = None  # it is said already
             raise explained(place, error, self.decoder.state) from error
-        *_, self.counted = self.segments(self.streamed)[1]
+        *_, self.counted = self.chunks(self.streamed)[1]
         if count < len(frames):
             raise PgOutputError(f"{self.target.table}: {where}, frame {count}: it is null")
 
-    def segments(self, streamed: set[int]) -> tuple[list[int], list[bool]]:
-        """The frames of this call where stream segments begin, and if their rows can be counted.
+    def chunks(self, streamed: set[int]) -> tuple[list[int], list[bool]]:
+        """The frames of this call where stream chunks begin, and if their rows can be counted.
 
         Parameters
         ----------
@@ -492,10 +492,10 @@ class _Reader:
         self, unknown: pa.Array, indices: pa.Array, xids: pa.Array, frames: pa.Array
     ) -> None:
         """Refuse rows of a stream that did not begin here, which could not be counted."""
-        starts, counted = self.segments(set(self.streamed))
+        starts, counted = self.chunks(set(self.streamed))
         rows = np.flatnonzero(unknown.to_numpy(zero_copy_only=False))
-        segments = np.searchsorted(starts, indices.to_numpy()[rows], "right") - 1
-        refused = rows[~np.array(counted)[segments]]
+        chunks = np.searchsorted(starts, indices.to_numpy()[rows], "right") - 1
+        refused = rows[~np.array(counted)[chunks]]
         if not len(refused):
             return
         frame = indices[refused[0]].as_py()

@@ -158,7 +158,7 @@ def decode_frames(
     what came before it are the relations of all tables among its frames: from `relations`, or as
     frames of its own. It need not begin with a Begin: then `xid`, `commit_lsn`, `commit_time` and
     `seq` of the changes up to the next one are those of the columns, and null without. Of a
-    streamed transaction it must have all segments, or a column `seq` and segments that are whole,
+    streamed transaction it must have all chunks, or a column `seq` and chunks that are whole,
     from Stream Start to Stream Stop.
 
     Parameters

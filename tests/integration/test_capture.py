@@ -19,9 +19,14 @@ import pytest
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
-from pgoutput_fast.replication import ReplicationConnection, ReplicationError, capture, connect
+from pgoutput_fast.replication import (
+    ReplicationConnection,
+    ReplicationError,
+    capture,
+    connect,
+    walsender,
+)
 from pgoutput_fast.replication import capture as capture_function
-from pgoutput_fast.replication import connection as connection_module
 from pgoutput_fast.segments import SegmentReader, list_segments
 
 if TYPE_CHECKING:
@@ -214,7 +219,7 @@ def test_binary_and_logical_messages(prepared: Any, tmp_path: Path) -> None:
 def test_large_transaction_is_many_parts_that_stand_alone(
     prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgoutput_fast.segments._BATCH_FRAMES", 500)
+    monkeypatch.setattr("pgoutput_fast.segments.writer._BATCH_FRAMES", 500)
     prepared.execute(
         "INSERT INTO t VALUES (0, 'small')",
         "INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 5000) g",
@@ -414,12 +419,12 @@ def test_until_lsn_is_exact(prepared: Any, tmp_path: Path) -> None:
 
 
 def test_slot_in_use(prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "_BUSY_WAITS", (0.01, 0.01))
+    monkeypatch.setattr(walsender, "_BUSY_WAITS", (0.01, 0.01))
     with connect(prepared.dsn, slot=slot_of(prepared), publications=["p"]) as stream:
         with pytest.raises(ReplicationError, match=r"is active.*SQLSTATE 55006.*end it") as caught:
             run(prepared, tmp_path)
         assert caught.value.sqlstate == "55006"
-        monkeypatch.setattr(connection_module, "_BUSY_WAITS", (0.1,) * 100)
+        monkeypatch.setattr(walsender, "_BUSY_WAITS", (0.1,) * 100)
         threading.Timer(0.5, stream.close).start()
         # It is tried again until the slot is free.
         prepared.execute("INSERT INTO t VALUES (1, 'x')")

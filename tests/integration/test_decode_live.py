@@ -21,8 +21,8 @@ from psycopg import sql
 
 import pgoutput_fast as pf
 from pgoutput_fast.catalog import Catalog, read_catalog
+from pgoutput_fast.connections import SESSION_SETTINGS
 from pgoutput_fast.replication import connect
-from pgoutput_fast.replication.connection import SESSION_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -337,7 +337,10 @@ def test_files_that_are_none(run: Run, tmp_path: Path, directory: Path) -> None:
         (text, "is no Arrow IPC file, or is cut short"),
         (cut, "is no Arrow IPC file, or is cut short"),
         (table, "is neither a segment nor a recorded stream"),
-        (copy_data, "has CopyData of an unknown kind: b'w123'"),
+        (
+            copy_data,
+            "has CopyData that is neither a keepalive nor XLogData: 4 bytes, the first b'w'",
+        ),
         (recording(tmp_path / "e", [], client_encoding="klingon"), "klingon"),
     ]:
         assert run("inspect", path, code=1) == []

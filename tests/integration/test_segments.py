@@ -28,7 +28,9 @@ from pgoutput_fast.segments import (
     SegmentReader,
     SegmentWriter,
     list_segments,
+    listing,
 )
+from pgoutput_fast.segments import writer as writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -197,7 +199,7 @@ def test_large_transaction_has_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """Whatever the size of its last part, it ends with the transaction."""
-    monkeypatch.setattr(segments, "_BATCH_FRAMES", 4)
+    monkeypatch.setattr(writing, "_BATCH_FRAMES", 4)
     inserts = [insert(value=b"%030d" % n) for n in range(count)]
     with writer(tmp_path, segment_bytes=200) as out:
         assert write(out, transaction(100, relation(1), insert())) == []
@@ -232,7 +234,7 @@ def test_large_transaction_has_parts(
 def test_incomplete_parts_are_not_listed_and_deleted_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segments, "_BATCH_FRAMES", 4)
+    monkeypatch.setattr(writing, "_BATCH_FRAMES", 4)
     with writer(tmp_path, segment_bytes=100) as out:
         write(out, transaction(100, insert()), transaction(150, insert(value=b"x" * 100)))
         big = transaction(200, *(insert(value=b"%030d" % n) for n in range(30)))
@@ -262,7 +264,7 @@ def test_incomplete_parts_are_not_listed_and_deleted_at_the_start(
 def test_missing_part_in_the_middle_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segments, "_BATCH_FRAMES", 4)
+    monkeypatch.setattr(writing, "_BATCH_FRAMES", 4)
     with writer(tmp_path, segment_bytes=100) as out:
         write(out, transaction(100, *(insert(value=b"%030d" % n) for n in range(30))))
         write(out, transaction(200, insert()))
@@ -354,7 +356,7 @@ def test_gap_and_overlap_are_found(tmp_path: Path) -> None:
 def test_list_of_files_is_checked_as_a_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segments, "_BATCH_FRAMES", 4)
+    monkeypatch.setattr(writing, "_BATCH_FRAMES", 4)
     with writer(tmp_path / "a", segment_bytes=100) as out:
         for lsn in (100, 200):
             write(out, transaction(lsn, insert()))
@@ -475,9 +477,9 @@ def test_durable_before_it_is_acknowledged(tmp_path: Path, monkeypatch: pytest.M
 def test_names_of_other_parts_are_durable_before_the_last_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segments, "_BATCH_FRAMES", 4)
+    monkeypatch.setattr(writing, "_BATCH_FRAMES", 4)
     synced: list[list[str]] = []
-    fsync = segments.fsync_path
+    fsync = writing.fsync_path
 
     def traced(directory: Path) -> None:
         synced.append(sorted(path.name for path in directory.glob("[0-9]*")))
@@ -486,7 +488,7 @@ def test_names_of_other_parts_are_durable_before_the_last_is_named(
     with writer(tmp_path, segment_bytes=200) as out:
         frames = transaction(100, *(insert(value=b"%030d" % n) for n in range(30)))
         write(out, frames[:-1])
-        monkeypatch.setattr(segments, "fsync_path", traced)
+        monkeypatch.setattr(writing, "fsync_path", traced)
         write(out, frames[-1:])
     named = [segment.path.name for segment in list_segments(tmp_path)]
     assert len(named) > 2
@@ -519,7 +521,7 @@ def test_no_flipped_bit_is_read_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int
 ) -> None:
     """One anywhere gives this package's error, or the same rows (padding)."""
-    monkeypatch.setattr(segments, "_BATCH_FRAMES", 16)
+    monkeypatch.setattr(writing, "_BATCH_FRAMES", 16)
     inserts = [insert(value=b"%09d" % n) for n in range(40)]
     with writer(tmp_path, segment_bytes=1 << 20 if parts == 1 else 200) as out:
         write(out, transaction(100, relation(1), *inserts), [(200, message(200))])
@@ -578,7 +580,7 @@ def rewrite(path: Path, *, batches: list[int], metadata: bytes | None = None) ->
 def test_lost_batches_are_found_and_nothing_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: list[int], what: str
 ) -> None:
-    monkeypatch.setattr(segments, "_BATCH_FRAMES", 16)
+    monkeypatch.setattr(writing, "_BATCH_FRAMES", 16)
     with writer(tmp_path) as out:
         write(out, transaction(100, *(insert(value=b"%09d" % n) for n in range(40))))
         assert out.flush() == 110
@@ -613,7 +615,7 @@ def test_metadata_have_the_checksum_too(segment: Path) -> None:
 @pytest.fixture
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Segment]:
     """A segment up to 110, and one from 200 to 210 in several parts."""
-    monkeypatch.setattr(segments, "_BATCH_FRAMES", 4)
+    monkeypatch.setattr(writing, "_BATCH_FRAMES", 4)
     with writer(tmp_path, segment_bytes=100) as out:
         write(out, transaction(100, insert(value=b"x" * 100)))
         assert write(out, transaction(200, *(insert(value=b"%030d" % n) for n in range(30)))) == [
@@ -674,7 +676,7 @@ def test_listing_while_the_last_part_gets_its_name(
     temporary = tmp_path / f".{parts[-1].part:05d}.arrow.tmp"
     last.rename(temporary)
     assert len(list_segments(tmp_path)) == 1
-    listed = segments._chain
+    listed = listing.chain
 
     def renamed_after(directory: Path) -> Any:
         found = listed(directory)
@@ -682,7 +684,7 @@ def test_listing_while_the_last_part_gets_its_name(
             temporary.rename(last)
         return found
 
-    monkeypatch.setattr(segments, "_chain", renamed_after)
+    monkeypatch.setattr(listing, "chain", renamed_after)
     assert len(list_segments(tmp_path)) == len(parts) + 1
 
 

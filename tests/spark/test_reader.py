@@ -90,7 +90,7 @@ def transaction(lsn, xid, *frames):
 
 
 def streamed(xid, *frames, first=True):
-    """A stream segment: its frames have the xid behind the tag."""
+    """A stream chunk: its frames have the xid behind the tag."""
     inside = [frame[:1] + struct.pack(">I", xid) + frame[1:] for frame in frames]
     return [b"S" + struct.pack(">IB", xid, first), *inside, b"E"]
 
@@ -390,7 +390,7 @@ def test_the_last_relation_is_found_and_its_domains(spark):
     domain = b"Y" + struct.pack(">I", 50000) + b"public\0positive\0"
     int_domain = b"Y" + struct.pack(">I", 23) + b"pg_catalog\0positive\0"
     first = [*streamed(77, relation(1, "t", OLD)), stream_commit(77, 100)]
-    # An aborted transaction's rows come too, and segments of several may take turns.
+    # An aborted transaction's rows come too, and chunks of several may take turns.
     second = [
         *streamed(78, domain, int_domain, relation(1, "t", NEW), relation(2, "other", OLD)),
         *streamed(79, relation(3, "t", OLD, namespace="s")),
@@ -414,12 +414,12 @@ def test_relations_inside_a_stream_without_its_start(spark):
 @pytest.mark.parametrize(
     ("frames", "advice"),
     [
-        ([b"E"], "all segments of a streamed transaction in one partition"),
+        ([b"E"], "all chunks of a streamed transaction in one partition"),
         (streamed(77, insert(1, "1", "one"))[1:], "needs its Stream Start .* give relations="),
         (streamed(77, truncate(1))[1:], "needs its Stream Start in the same partition"),
         (streamed(77, insert(9, "1"))[:2], "relation 9 was never announced.*give relations="),
         ([truncate(9)], "relation 9 was never announced.* give relations="),
-        ([*streamed(77)[:1], begin(100, 7)], "all segments of a streamed transaction in one part"),
+        ([*streamed(77)[:1], begin(100, 7)], "all chunks of a streamed transaction in one part"),
     ],
 )
 def test_a_partition_without_its_context_says_what_to_do(spark, frames, advice):

@@ -65,14 +65,12 @@ FACTS: dict[str, Callable[[Message, bytes, Capture], Any]] = {
     "abort of a subtransaction": lambda m, f, c: (
         m["tag"] == "A" and m["fields"]["xid"] != m["fields"]["subxid"]
     ),
-    "xid of a subtransaction in a segment": lambda m, f, c: (
+    "xid of a subtransaction in a chunk": lambda m, f, c: (
         m["in_stream"] and m["tag"] in "IUDTRY" and m["fields"]["xid"] != m["stream_xid"]
     ),
-    "message in a segment has the top-level xid": lambda m, f, c: (
-        m["in_stream"] and m["tag"] == "M"
-    ),
-    "origin in a segment has no xid": lambda m, f, c: m["in_stream"] and m["tag"] == "O",
-    "empty first segment": lambda m, f, c: m["tag"] == "E" and m["previous"] == "S",
+    "message in a chunk has the top-level xid": lambda m, f, c: m["in_stream"] and m["tag"] == "M",
+    "origin in a chunk has no xid": lambda m, f, c: m["in_stream"] and m["tag"] == "O",
+    "empty first chunk": lambda m, f, c: m["tag"] == "E" and m["previous"] == "S",
     "empty transaction": lambda m, f, c: m["tag"] == "C" and m["previous"] == "B",
     "empty prepared transaction": lambda m, f, c: m["tag"] == "P" and m["previous"] == "b",
     "time before 2000": lambda m, f, c: m["fields"].get("commit_time", 0) < 0,

@@ -109,7 +109,7 @@ def prepared(tag: str, gid: str) -> bytes:
     return tag.encode() + struct.pack(">BQQqI", 0, LSN, LSN + 8, TIME, XID) + string(gid)
 
 
-# One well-formed frame of every kind, and whether it comes from inside a stream segment.
+# One well-formed frame of every kind, and whether it comes from inside a stream chunk.
 WELL_FORMED: dict[str, tuple[bytes, bool]] = {
     "begin": (b"B" + struct.pack(">QqI", LSN, TIME, XID), False),
     "commit": (b"C" + struct.pack(">BQQq", 0, LSN, LSN + 8, TIME), False),
@@ -826,11 +826,11 @@ _SEQUENCES: dict[str, tuple[list[bytes], tuple[str, ...]]] = {
         [_BEGIN, relation(TWO, 1), relation(_THREE, 2), insert(NULL, NULL, relation_id=1), _COMMIT],
         ("same name, another OID",),
     ),
-    "segments/empty": (
+    "chunks/empty": (
         [start(10), STOP, start(10, 0), STOP, _commit(10), start(11), STOP, _abort(11)],
-        ("empty first segment",),
+        ("empty first chunk",),
     ),
-    "segments/order": (
+    "chunks/order": (
         [
             STOP, start(10), start(10), start(11), _BEGIN, _COMMIT, _commit(10), _abort(10),
             prepared("b", "g"), prepared("P", "g"), prepared("K", "g"), prepared("r", "g"),
@@ -838,7 +838,7 @@ _SEQUENCES: dict[str, tuple[list[bytes], tuple[str, ...]]] = {
         ],
         ("an error leaves the decoder as it was",),
     ),
-    "segments/errors-inside": (
+    "chunks/errors-inside": (
         [
             relation(TWO),
             start(10), b"", b"?", _of(10)[:-1], _of(10) + b"\0", insert(NULL, xid=10),
@@ -851,11 +851,11 @@ _SEQUENCES: dict[str, tuple[list[bytes], tuple[str, ...]]] = {
         [_abort(99), _BEGIN, relation(TWO), _ROW, _COMMIT, _abort(99, 98), _BEGIN, _ROW, _COMMIT],
         ("abort without a stream",),
     ),
-    "reset/open-segment": (
+    "reset/open-chunk": (
         [relation(TWO), start(10), relation(_THREE, xid=10), RESET, _ROW, STOP, start(10), _of(10)],
         ("a new connection",),
     ),
-    "reset/closed-segment": (
+    "reset/closed-chunk": (
         [
             start(10), relation(TWO, xid=10), STOP, RESET,
             _commit(10), _BEGIN, _ROW, relation(TWO), _ROW, RESET, _BEGIN, _ROW,

@@ -99,7 +99,7 @@ COLUMNS = (
 
 
 def stream_frame(chance: random.Random, inside: int | None) -> bytes:
-    """A frame that may come next, or may not; `inside` is the xid of the open segment."""
+    """A frame that may come next, or may not; `inside` is the xid of the open chunk."""
     xid = chance.choice(XIDS)
     # mostly what belongs there, so that a sequence goes on
     streamed = (inside if chance.random() < 0.8 else xid) if inside is not None else None

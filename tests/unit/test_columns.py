@@ -575,7 +575,7 @@ def test_collected_frames_count_their_rows() -> None:
     assert [bad.frame for bad in decoder.errors] == [2, 4, 6]
 
 
-def test_a_bound_that_cannot_be_in_a_segment_does_not_end_it() -> None:
+def test_a_bound_that_cannot_be_in_a_chunk_does_not_end_it() -> None:
     decoder = pf.ColumnarDecoder(on_error="collect")
     row = b"I" + (50).to_bytes(4, "big") + i(1)[1:]
     announced = b"R" + (50).to_bytes(4, "big") + R[1:]
@@ -918,13 +918,13 @@ def test_headers_and_slices() -> None:
     assert (len(frames), repr(frames)) == (4, "<FrameBatch: 4 frames, 4 columns>")
 
 
-def test_the_open_segment_is_handed_on() -> None:
+def test_the_open_chunk_is_handed_on() -> None:
     first = pf.decode_batch([stream_start(9), i(1, xid=10)])
     assert (first.in_stream, first.xids.tolist()) == (9, [9, 10])
     assert pf.decode_batch([i(2, xid=10)], None, first.in_stream).in_stream == 9
     assert pf.decode_batch([i(2, xid=10)], None, True).in_stream is True
     assert pf.decode_batch([STREAM_STOP], None, True).in_stream is False
-    with pytest.raises(pf.DecodeError, match="segment of xid 9 is still open") as caught:
+    with pytest.raises(pf.DecodeError, match="chunk of xid 9 is still open") as caught:
         pf.decode_batch([i(2, xid=10), begin(7)], None, 9)
     assert (caught.value.frame, caught.value.code) == (1, "stream_order")
     with pytest.raises(OverflowError):

@@ -84,7 +84,7 @@ def test_streamed_relation_counts_for_its_transaction_alone(impl: ModuleType) ->
     assert decoder.decode(insert(b"1", b"2", xid=71)).new.as_dict() == {"a": "1", "b": "2"}
     assert [c.name for c in decoder.relations[OID].columns] == ["a"]
     decoder.decode(STREAM_STOP)
-    # Another transaction, between two segments, sees what was published.
+    # Another transaction, between two chunks, sees what was published.
     decode_all(decoder, begin(72), insert(b"3"), commit())
     decode_all(decoder, stream_start(80), relation("z", xid=80), insert(b"4", xid=80), STREAM_STOP)
     # Back in the first one: its own relation is there still.
@@ -141,7 +141,7 @@ def test_abort_of_an_unknown_transaction_is_ignored(impl: ModuleType) -> None:
      b"r" + struct.pack(">BQQqqI", 0, 1, 2, 3, 3, 4) + b"g\0"],
     ids=lambda frame: chr(frame[0]),
 )  # fmt: skip
-def test_frames_that_no_segment_holds(impl: ModuleType, frame: bytes) -> None:
+def test_frames_that_no_chunk_holds(impl: ModuleType, frame: bytes) -> None:
     decoder = impl.Decoder()
     decode_all(decoder, relation("a"), stream_start(70), relation("a", xid=70))
     before = snapshot(decoder)
@@ -156,13 +156,13 @@ def test_frames_that_no_segment_holds(impl: ModuleType, frame: bytes) -> None:
     assert decoder.decode(frame).frame == frame
 
 
-def test_stream_stop_needs_an_open_segment(impl: ModuleType) -> None:
+def test_stream_stop_needs_an_open_chunk(impl: ModuleType) -> None:
     with pytest.raises(pf.DecodeError) as caught:
         impl.Decoder().decode(STREAM_STOP)
     assert (caught.value.code, caught.value.offset) == ("stream_order", 0)
 
 
-def test_no_segment_begins_inside_a_transaction(impl: ModuleType) -> None:
+def test_no_chunk_begins_inside_a_transaction(impl: ModuleType) -> None:
     decoder = impl.Decoder()
     decode_all(decoder, relation("a"), begin(7), insert(b"1"))
     before = snapshot(decoder)
@@ -184,7 +184,7 @@ def test_rows_are_counted_per_transaction(impl: ModuleType) -> None:
     decoder.decode(commit())
     state = decoder.state
     assert (state.xid, state.commit_lsn, state.commit_time, state.row) == (None, None, None, 0)
-    # Streamed transactions go on counting in their next segment, whatever comes between.
+    # Streamed transactions go on counting in their next chunk, whatever comes between.
     decode_all(decoder, stream_start(70), insert(b"1", xid=70), insert(b"2", xid=71), STREAM_STOP)
     assert decoder.state.rows == {70: 2}
     decode_all(decoder, begin(8), insert(b"1"), commit(), stream_start(70, first=0))

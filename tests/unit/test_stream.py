@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("psycopg")
 
 from pgoutput_fast import _impl
+from pgoutput_fast.connections import server_error
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.replication import stream as module
-from pgoutput_fast.replication.connection import server_error
 
 
 def xlog(lsn, frame):

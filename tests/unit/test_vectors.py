@@ -408,7 +408,7 @@ def test_same_relation_again_is_the_same_object(impl: ModuleType) -> None:
 
 
 def test_equality_knows_the_stream(impl: ModuleType) -> None:
-    # Stream Stop, Origin and Stream Start have the same bytes in and out of a segment
+    # Stream Stop, Origin and Stream Start have the same bytes in and out of a chunk
     for frame in (b"E", b"O" + bytes(8) + b"\0"):
         assert impl.decode(frame, True) != impl.decode(frame, False)
         assert impl.decode(frame, True) == impl.decode(frame, True)

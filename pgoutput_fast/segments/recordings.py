@@ -8,18 +8,15 @@ tells the client_encoding, and in `method` whether the payload is CopyData ("wal
 from __future__ import annotations
 
 import json
-import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from .errors import PgOutputError, printable
-from .segments import require_pyarrow
+from ..copydata import XLOG_DATA, XLOG_DATA_TAG, Keepalive, parse_keepalive
+from ..errors import PgOutputError
+from .format import require_pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-_XLOG_DATA = struct.Struct(">xQQq")
-_KEEPALIVE = struct.Struct(">xQqB")
 
 
 class Frame(NamedTuple):
@@ -28,14 +25,6 @@ class Frame(NamedTuple):
     lsn: int | None
     time: int | None
     frame: bytes
-
-
-class Keepalive(NamedTuple):
-    """A keepalive of a recorded connection."""
-
-    lsn: int
-    time: int
-    reply_requested: bool
 
 
 class Recording:
@@ -96,33 +85,10 @@ class Recording:
 
     def _unwrap(self, payload: bytes) -> Frame | Keepalive:
         """The frame in CopyData."""
+        if len(payload) >= XLOG_DATA.size and payload[0] == XLOG_DATA_TAG:
+            lsn, _, time = XLOG_DATA.unpack_from(payload)
+            return Frame(lsn, time, payload[XLOG_DATA.size :])
         try:
-            if payload[:1] == b"w":
-                lsn, _, time = _XLOG_DATA.unpack_from(payload)
-                return Frame(lsn, time, payload[_XLOG_DATA.size :])
-            if payload[:1] == b"k":
-                lsn, time, reply = _KEEPALIVE.unpack_from(payload)
-                return Keepalive(lsn, time, bool(reply))
-        except struct.error:
-            pass
-        raise PgOutputError(f"{self._path} has CopyData of an unknown kind: {payload[:30]!r}")
-
-
-def is_segment(path: Path) -> bool:
-    """Whether an Arrow IPC file is a segment; else it may be a recorded stream.
-
-    Raises
-    ------
-    PgOutputError
-        It can't be read, or is no Arrow IPC file.
-    """
-    pa = require_pyarrow()
-    try:
-        with path.open("rb"), pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
-            return b"pgoutput_fast.segment" in (reader.schema.metadata or {})
-    except OSError as error:
-        raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
-    except (ValueError, pa.ArrowException) as error:
-        raise PgOutputError(
-            f"{path} is no Arrow IPC file, or is cut short or damaged ({printable(str(error))})"
-        ) from error
+            return parse_keepalive(payload)
+        except PgOutputError as error:
+            raise PgOutputError(f"{self._path} has {error}") from error

@@ -1,0 +1,188 @@
+"""A connection to a server: what every session sets, and what the server's refusals mean.
+
+The catalogue and replication connect through this module. Errors never show a secret of the
+connection string.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from .errors import PgOutputError
+
+try:
+    import psycopg
+    from psycopg import conninfo, pq, sql
+except ImportError as error:
+    raise PgOutputError(
+        f"a connection to a server needs psycopg 3 ({error}); install the extra "
+        f"pgoutput-fast[replication]"
+    ) from error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SESSION_SETTINGS = {
+    "client_encoding": "UTF8",
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+}
+"""What decides how values look as text. Every session sets all of it."""
+
+_SECRETS = ("password", "sslpassword", "oauth_client_secret")
+
+# What to do, by SQLSTATE. The server's own words come before it.
+_ADVICE = {
+    "28000": "the role may need the attribute REPLICATION, or a line in pg_hba.conf",
+    "28P01": "check the user and the password",
+    "3D000": "check the database's name",
+    "42501": "the role needs the attribute REPLICATION and rights on the published tables",
+    "42601": "the server may be too old for an option that was asked for",
+    "22023": "the server may be too old for an option that was asked for",
+    "42704": "check the names of the slot and the publications, in this database",
+    "53300": "raise max_wal_senders, or end another replication connection",
+    "53400": "raise max_replication_slots, or drop a slot that nobody uses",
+    "55000": (
+        "a slot whose WAL is gone can't be used any more: drop it, make a new one, and begin with "
+        "a new snapshot"
+    ),
+    "55006": "another process reads the slot: end it, or use a slot of your own",
+    "57P01": "the server shuts down or an administrator ended the connection; start again later",
+    "58P01": "WAL that the slot needs is gone: make a new slot, and begin with a new snapshot",
+}
+
+
+_WAL_LEVEL = "set wal_level to logical in the server's configuration, and restart it"
+
+
+class ReplicationError(PgOutputError):
+    """What the server refused.
+
+    Attributes
+    ----------
+    sqlstate : str or None
+        PostgreSQL's error code; None where libpq gave none.
+    """
+
+    sqlstate: str | None = None
+
+
+def server_error(doing: str, text: str, sqlstate: str | None) -> ReplicationError:
+    """The error for something the server refused.
+
+    Parameters
+    ----------
+    doing : str
+        What was tried: "can't start …".
+    text : str
+        The server's or libpq's message, without secrets.
+    sqlstate : str or None
+        The error's code, where it has one.
+    """
+    # PostgreSQL says in the same state, and in any language, that wal_level is too low.
+    advice = _WAL_LEVEL if "wal_level" in text else _ADVICE.get(sqlstate or "")
+    code = f" (SQLSTATE {sqlstate})" if sqlstate else ""
+    said = " ".join(text.split())  # libpq breaks lines
+    error = ReplicationError(f"{doing}: {said}{code}" + (f"; {advice}" if advice else ""))
+    error.sqlstate = sqlstate
+    return error
+
+
+def result_error(doing: str, result: pq.abc.PGresult) -> ReplicationError:
+    """The error of a failed result."""
+    state = result.error_field(pq.DiagnosticField.SQLSTATE)
+    primary = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
+    detail = result.error_field(pq.DiagnosticField.MESSAGE_DETAIL)
+    text = primary.decode("utf-8", "replace")
+    if detail:
+        text += f" ({detail.decode('utf-8', 'replace')})"
+    return server_error(doing, text, state.decode() if state else None)
+
+
+def _conninfo(dsn: str, *, replication: bool) -> tuple[str, list[str]]:
+    """Complete connection string, and the secrets in it. Errors never show a part of it.
+
+    A password with characters that are not escaped ends up in the host or port, which libpq's
+    messages show: so these are looked at first.
+    """
+    if not isinstance(dsn, str):
+        raise TypeError(f"the connection string must be a str, not {type(dsn).__name__}")
+    try:
+        parameters = conninfo.conninfo_to_dict(dsn)
+    except psycopg.Error:
+        raise PgOutputError(
+            "the connection string can't be read; write it as 'host=… dbname=…' or "
+            "'postgresql://user@host/dbname', special characters in a URL as %XX"
+        ) from None
+    host, port = str(parameters.get("host", "")), str(parameters.get("port", ""))
+    url = re.match(r"[a-z]+://([^?]*)", dsn)
+    if "@" in host or not re.fullmatch(r"[0-9,]*", port) or (url and url[1].count("@") > 1):
+        raise PgOutputError(
+            "the connection string has a host or port that can't be one; special characters in a "
+            "URL's user and password are written as %XX"
+        )
+    # A shorter one would be found in any word.
+    secrets = [str(parameters[name]) for name in _SECRETS if len(str(parameters.get(name, ""))) > 3]
+    parameters["client_encoding"] = "UTF8"
+    parameters.pop("replication", None)
+    if replication:
+        parameters["replication"] = "database"
+    parameters.setdefault("fallback_application_name", "pgoutput_fast")
+    return conninfo.make_conninfo("", **parameters), secrets
+
+
+def open_connection(dsn: str, *, replication: bool) -> psycopg.Connection[tuple[object, ...]]:
+    """Connect, and set `SESSION_SETTINGS`. Each statement is a transaction.
+
+    Raises
+    ------
+    PgOutputError
+        The server can't be reached or refuses. No message has the password.
+    """
+    conninfo_, secrets = _conninfo(dsn, replication=replication)
+    try:
+        # Nothing is prepared: a walsender knows the simple protocol alone.
+        connection = psycopg.Connection.connect(conninfo_, autocommit=True, prepare_threshold=None)
+    except psycopg.Error as error:
+        text = str(error)
+        for secret in secrets:
+            text = text.replace(secret, "***")
+        raise server_error("can't connect", text, error.sqlstate) from None
+    try:
+        for name, value in SESSION_SETTINGS.items():
+            connection.execute(
+                sql.SQL("SET {} = {}").format(sql.Identifier(name.lower()), sql.Literal(value))
+            )
+    except psycopg.Error as error:
+        connection.close()
+        raise server_error("can't set the session up", str(error), error.sqlstate) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def check_publications(
+    connection: psycopg.Connection[tuple[object, ...]], publications: Sequence[str]
+) -> None:
+    """Refuse publications that are not there: 18 and later would silently wait for them."""
+    if (
+        not isinstance(publications, (list, tuple))
+        or not publications
+        or not all(isinstance(name, str) for name in publications)
+    ):
+        raise PgOutputError("publications must be a list of one name or more, each a str")
+    query = sql.SQL("SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({})").format(
+        sql.SQL(", ").join(sql.Literal(name) for name in publications)
+    )
+    rows = connection.execute(query).fetchall()
+    missing = sorted(set(publications) - {str(row[0]) for row in rows})
+    if missing:
+        raise PgOutputError(
+            f"no publication {', '.join(repr(name) for name in missing)} in database "
+            f"{connection.info.dbname!r}; CREATE PUBLICATION, or give another name"
+        )

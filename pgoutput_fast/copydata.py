@@ -1,0 +1,69 @@
+"""CopyData between a walsender and its client, without I/O: the headers around frames.
+
+The server sends XLogData, with a frame in each, and keepalives; the client answers with standby
+status updates. They are described in "Streaming Replication Protocol" of PostgreSQL's
+documentation, https://www.postgresql.org/docs/current/protocol-replication.html.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from typing import NamedTuple
+
+from .errors import PgOutputError
+from .values import EPOCH_UTC
+
+XLOG_DATA_TAG = 0x77  # "w"
+XLOG_DATA = struct.Struct(">xQQq")
+"""The header of XLogData: the tag, LSN of the data's start, LSN of the end of the WAL, send time.
+The frame comes behind it."""
+
+_KEEPALIVE_TAG = 0x6B  # "k"
+_KEEPALIVE = struct.Struct(">xQqB")  # the tag, WAL end, send time, whether an answer is asked for
+_STATUS = struct.Struct(">cQQQqB")  # tag "r", LSNs written, flushed, applied, time, ask for answer
+_EPOCH = EPOCH_UTC.timestamp()
+
+
+class Keepalive(NamedTuple):
+    """The server's sign of life."""
+
+    lsn: int
+    """The server has nothing before this LSN that is still to be sent."""
+    time: int
+    """When it was sent, in microseconds since 2000-01-01 UTC, by the server's clock."""
+    reply_requested: bool
+    """Whether the server ends the connection if no status update comes soon."""
+
+
+def parse_keepalive(data: bytes | memoryview) -> Keepalive:
+    """A keepalive from its CopyData.
+
+    Raises
+    ------
+    PgOutputError
+        It is something else.
+    """
+    if len(data) != _KEEPALIVE.size or data[0] != _KEEPALIVE_TAG:
+        raise PgOutputError(
+            f"CopyData that is neither a keepalive nor XLogData: {len(data)} bytes, the first "
+            f"{bytes(data[:1])!r}"
+        )
+    lsn, sent, reply = _KEEPALIVE.unpack(data)
+    return Keepalive(lsn, sent, bool(reply))
+
+
+def status_update(received: int, durable: int, *, ask: bool) -> bytes:
+    """The CopyData of a standby status update, of now.
+
+    Parameters
+    ----------
+    received : int
+        The LSN up to which everything was received.
+    durable : int
+        The LSN up to which everything is durable: the server never sends it again.
+    ask : bool
+        Whether the server is asked for a keepalive.
+    """
+    now = int((time.time() - _EPOCH) * 1_000_000)
+    return _STATUS.pack(b"r", max(received, durable), durable, durable, now, ask)

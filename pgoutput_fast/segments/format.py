@@ -1,0 +1,201 @@
+"""The form of segments: names, columns, metadata and checksums, as docs/segments.md specifies them.
+
+Reader, listing and writer take all of these from here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import struct
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import PgOutputError
+from ..lsn import format_lsn, parse_lsn
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT_VERSION = 1
+
+METADATA_KEY = b"pgoutput_fast.segment"
+CRC_KEY = b"pgoutput_fast.crc32"
+END_KEY = b"pgoutput_fast.end"
+LAST_PART = b"last"
+OTHER_PART = b"more"
+MAX_PART = 99999
+POSITION_NAME = "position.json"
+TEMPORARY = re.compile(r"\.([0-9]{5})\.arrow\.tmp|\.position\.json\.tmp", re.ASCII)
+_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9]{5})\.arrow", re.ASCII)
+# The server has forgotten what was acknowledged: it can't be captured again.
+RESTORE = "restore it from a copy; without one, begin with a new slot, snapshot and empty directory"
+
+_COUNT = struct.Struct("<q")
+_COUNTS = struct.Struct("<qq")
+
+
+def require_pyarrow() -> Any:
+    """The module pyarrow with its IPC formats; an error that says what to do if it is missing."""
+    try:
+        import pyarrow as pa
+        import pyarrow.ipc
+    except ImportError as error:
+        raise PgOutputError(
+            f"segments need pyarrow ({error}); install the extra pgoutput-fast[arrow]"
+        ) from error
+    return pa
+
+
+def segment_schema() -> pa.Schema:
+    """Arrow schema of every segment, without its metadata."""
+    pa = require_pyarrow()
+    return pa.schema(
+        [
+            pa.field("lsn", pa.uint64(), nullable=False),
+            pa.field("commit_lsn", pa.uint64()),
+            pa.field("commit_time", pa.int64()),
+            pa.field("xid", pa.uint32()),
+            pa.field("seq", pa.int64()),
+            pa.field("data", pa.binary(), nullable=False),
+        ]
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentMetadata:
+    """What a segment says of itself.
+
+    Attributes
+    ----------
+    system_identifier : str
+        Of the database cluster, as IDENTIFY_SYSTEM tells it.
+    database, slot : str
+        Where the frames come from.
+    publications : tuple of str
+        As given to START_REPLICATION.
+    server_version : int
+        As libpq's: 180004 is 18.4.
+    encoding : str
+        The client_encoding of the session: of all text in the frames, as PostgreSQL names it.
+    settings : dict of str to str
+        Session settings that shape text values: DateStyle, IntervalStyle, TimeZone …
+    options : dict of str to str
+        Other options given to START_REPLICATION: proto_version, binary …
+    start_lsn : int
+        Where this segment goes on: the end of the one before, or where the capture began.
+    """
+
+    system_identifier: str
+    database: str
+    slot: str
+    publications: tuple[str, ...]
+    server_version: int
+    encoding: str
+    settings: dict[str, str]
+    options: dict[str, str]
+    start_lsn: int = 0
+
+    def to_json(self) -> str:
+        """JSON with the format's version and the checksum's name beside the attributes."""
+        fields = dataclasses.asdict(self) | {"start_lsn": format_lsn(self.start_lsn)}
+        return json.dumps({"format_version": FORMAT_VERSION, "checksum": "crc32", **fields})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> SegmentMetadata:
+        """Read what `to_json` wrote.
+
+        Raises
+        ------
+        PgOutputError
+            It is not of this form, or of a newer format version.
+        """
+        try:
+            fields = json.loads(text)
+            version = fields.pop("format_version")
+            checksum = fields.pop("checksum")
+            if version == FORMAT_VERSION and checksum == "crc32":
+                fields["start_lsn"] = parse_lsn(fields["start_lsn"])
+                fields["publications"] = tuple(fields["publications"])
+                return cls(**fields)
+        except (ValueError, KeyError, TypeError, AttributeError, PgOutputError) as error:
+            raise PgOutputError(f"its metadata are not a segment's ({error!r})") from error
+        raise PgOutputError(
+            f"its format version is {version!r} with checksum {checksum!r}, this version of "
+            f"pgoutput_fast reads {FORMAT_VERSION} with 'crc32'; update pgoutput_fast"
+        )
+
+    def differences(self, other: SegmentMetadata) -> list[str]:
+        """Sentences on why segments of the two can't stand in one directory."""
+        return [
+            f"{name} {getattr(other, name)!r} is not {getattr(self, name)!r}"
+            for name in ("system_identifier", "database", "slot")
+            if getattr(self, name) != getattr(other, name)
+        ]
+
+
+class Segment(NamedTuple):
+    """One file of a directory of segments, as its name describes it."""
+
+    first_lsn: int
+    end_lsn: int
+    part: int
+    path: Path
+
+    @classmethod
+    def from_path(cls, path: str | os.PathLike[str]) -> Segment:
+        """Parse the name of a segment's file.
+
+        Raises
+        ------
+        PgOutputError
+            It is no name of a segment.
+        """
+        path = Path(path)
+        match = _NAME.fullmatch(path.name)
+        if match is None:
+            raise PgOutputError(
+                f"{path} is no name of a segment, which is "
+                f"{{first LSN}}-{{end LSN}}-{{part}}.arrow with 16, 16 and 5 digits"
+            )
+        return cls(int(match[1], 16), int(match[2], 16), int(match[3]), path)
+
+
+def segment_name(first_lsn: int, end_lsn: int, part: int) -> str:
+    """The name of a segment's file: `Segment.from_path` is the way back."""
+    return f"{first_lsn:016X}-{end_lsn:016X}-{part:05d}.arrow"
+
+
+def checksum(index: int, batch: pa.RecordBatch, more: bytes = b"") -> str | None:
+    """The CRC of a file's batch as text; None if its buffers are too short for what they say.
+
+    Each column counts with the exact bytes that its values take: how much padding follows is
+    the Arrow library's choice. `more` is what the end batch answers for.
+    """
+    rows = batch.num_rows
+    crc = zlib.crc32(_COUNTS.pack(index, rows))
+    for column in batch.columns:
+        validity, *buffers = column.buffers()
+        nulls = column.null_count
+        crc = zlib.crc32(_COUNT.pack(nulls), crc)
+        parts = []
+        if nulls:
+            parts.append((validity, (rows + 7) // 8))
+        if len(buffers) == 1:
+            parts.append((buffers[0], rows * column.type.bit_width // 8))
+        elif rows:
+            offsets, values = buffers
+            size = (rows + 1) * 4
+            if offsets is None or offsets.size < size:
+                return None
+            length = int.from_bytes(memoryview(offsets)[size - 4 : size], "little")
+            parts += [(offsets, size), (values, length)]
+        for buffer, size in parts:
+            if size:
+                if buffer is None or buffer.size < size:
+                    return None
+                crc = zlib.crc32(memoryview(buffer)[:size], crc)
+    return f"{zlib.crc32(more, crc):08x}"

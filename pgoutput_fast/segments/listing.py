@@ -1,0 +1,188 @@
+"""Which segments there are, and whether they are one stretch of one slot's stream."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import PgOutputError
+from ..lsn import format_lsn
+from .format import POSITION_NAME, RESTORE, TEMPORARY, Segment, SegmentMetadata
+from .reader import SegmentReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+def _files(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except OSError as error:
+        raise PgOutputError(
+            f"can't read directory {directory} of segments: {error.strerror}"
+        ) from error
+
+
+def listed(directory: Path) -> list[Segment]:
+    """The segments' files in a directory, those that are still being written left out, sorted."""
+    return sorted(
+        Segment.from_path(path)
+        for path in _files(directory)
+        if path.suffix == ".arrow" and not path.name.startswith(".")
+    )
+
+
+class SegmentGroup(NamedTuple):
+    """The parts of one segment."""
+
+    parts: list[Segment]
+    complete: bool
+    has_last: bool
+    """Whether its last part is there: it was renamed when all others had been."""
+    metadata: SegmentMetadata
+
+    @property
+    def name(self) -> str:
+        """How errors call it."""
+        return f"segment {self.parts[0].path}"
+
+    @property
+    def numbers(self) -> str:
+        """The numbers of the parts that are there, as errors list them."""
+        return ", ".join(str(segment.part) for segment in self.parts)
+
+
+def _check_pair(before: SegmentReader, reader: SegmentReader) -> None:
+    """Refuse two files of which the second can't follow the first."""
+    differences = before.metadata.differences(reader.metadata)
+    if differences:
+        raise PgOutputError(
+            f"{reader.path} does not go together with {before.path}: {'; '.join(differences)}"
+        )
+    if reader.path.name == before.path.name:
+        once = f", once as {before.path}" if before.path != reader.path else ""
+        raise PgOutputError(f"{reader.path} is given twice{once}")
+
+
+def _groups(segments: list[Segment]) -> Iterator[SegmentGroup]:
+    """The segments of sorted files that are of one slot."""
+    before: SegmentReader | None = None
+    for _, grouped in itertools.groupby(segments, lambda s: (s.first_lsn, s.end_lsn)):
+        parts = list(grouped)
+        last = []
+        for segment in parts:
+            with SegmentReader(segment.path) as reader:
+                last.append(reader.is_last_part)
+            if before is not None:
+                _check_pair(before, reader)
+            before = reader
+        numbers = [segment.part for segment in parts]
+        complete = numbers == list(range(len(parts))) and sum(last) == last[-1]
+        yield SegmentGroup(parts, complete, any(last), reader.metadata)
+
+
+def chain(segments: list[Segment]) -> tuple[list[SegmentGroup], SegmentGroup | None]:
+    """The complete segments, and what is there of one at the end without its last part.
+
+    Raises
+    ------
+    PgOutputError
+        As `list_segments` says.
+    """
+    groups = list(_groups(segments))
+    for before, group in itertools.pairwise(groups):
+        end = before.parts[0].end_lsn
+        if group.parts[0].first_lsn < end or group.metadata.start_lsn < end:
+            raise PgOutputError(
+                f"{group.name} overlaps with {before.parts[0].path}: they are of two captures, "
+                f"which can't be read as one; move the files of one away"
+            )
+        if group.metadata.start_lsn > end:
+            raise PgOutputError(
+                f"a segment is missing between {before.parts[0].path} and {group.parts[0].path}: "
+                f"from {format_lsn(end)} to {format_lsn(group.metadata.start_lsn)}; restore it, "
+                f"or leave out the segments before it"
+            )
+    unfinished = groups.pop() if groups and not groups[-1].has_last else None
+    for group in groups:
+        if not group.complete:
+            raise incomplete(group)
+    return groups, unfinished
+
+
+def incomplete(group: SegmentGroup) -> PgOutputError:
+    """The error for a segment of which a part is missing."""
+    return PgOutputError(
+        f"{group.name} is not complete: there are its parts {group.numbers}, and the last or one "
+        f"before it is missing; a list of files needs all of them; if it is gone, {RESTORE}"
+    )
+
+
+def _is_last_part_unnamed(group: SegmentGroup) -> bool:
+    """Whether the last part has its temporary name still, as a capture names it last."""
+    found = (TEMPORARY.fullmatch(path.name) for path in _files(group.parts[0].path.parent))
+    return any(match and match[1] and int(match[1]) > group.parts[-1].part for match in found)
+
+
+def list_segments(
+    path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+) -> list[Segment]:
+    """Complete segments, with all their parts, in commit order: a stretch of one slot's stream.
+
+    Parameters
+    ----------
+    path : path or iterable of paths
+        A directory, of which all are listed; or files, one or several, in any order and from any
+        directories. A segment in a directory whose parts a capture is just publishing, at the end,
+        is left out: one whose last part has its temporary name still.
+
+    Raises
+    ------
+    PgOutputError
+        The directory can't be read, a file has another name or is damaged, files are of different
+        slots, segments overlap, or one is missing between two others, or a part; among several
+        paths, one is given twice, or is a directory.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        return _list_files([Path(one) for one in path])
+    directory = Path(path)
+    if directory.is_file():
+        return _list_files([directory])
+    groups, unfinished = chain(listed(directory))
+    while unfinished is not None and not _is_last_part_unnamed(unfinished):
+        # The last part may have got its name since the directory was listed.
+        before = unfinished
+        groups, unfinished = chain(listed(directory))
+        if unfinished == before:
+            raise incomplete(unfinished)
+    return [segment for group in groups for segment in group.parts]
+
+
+def _list_files(paths: list[Path]) -> list[Segment]:
+    for path in paths:
+        if path.is_dir():
+            raise PgOutputError(
+                f"{path} is a directory, and a list may hold files of segments only; give one "
+                f"directory by itself, or the files of several that follow each other"
+            )
+    segments = sorted(Segment.from_path(path) for path in paths)
+    _, unfinished = chain(segments)
+    if unfinished is not None:
+        raise incomplete(unfinished)
+    return segments
+
+
+def has_begun(directory: str | os.PathLike[str]) -> bool:
+    """Whether a capture has begun in a directory: it has a position, or segments.
+
+    Raises
+    ------
+    PgOutputError
+        It is there and can't be read.
+    """
+    directory = Path(directory)
+    return directory.exists() and any(
+        path.name == POSITION_NAME or path.suffix == ".arrow" for path in _files(directory)
+    )

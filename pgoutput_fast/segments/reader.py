@@ -1,0 +1,165 @@
+"""Reading one segment, each record batch checked against its checksum."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import PgOutputError, printable
+from .format import (
+    CRC_KEY,
+    END_KEY,
+    LAST_PART,
+    METADATA_KEY,
+    RESTORE,
+    SegmentMetadata,
+    checksum,
+    require_pyarrow,
+    segment_schema,
+)
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from typing_extensions import Self
+
+
+class SegmentReader:
+    """The record batches of one segment, each checked against its checksum.
+
+    Use it as a context manager and iterate over it. One batch is in memory at a time.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+    metadata : SegmentMetadata
+    is_last_part : bool
+        Whether the file is the last, or only, part of its segment.
+
+    Raises
+    ------
+    PgOutputError
+        The file is no segment, of another version, cut short or damaged. The error names the file.
+        Metadata and the number of batches are checked at once, a batch when it is read.
+    """
+
+    path: Path
+    metadata: SegmentMetadata
+    is_last_part: bool
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        pa = require_pyarrow()
+        # Not mapped into memory: a file that shrinks under a map kills the process.
+        try:
+            self._file = pa.OSFile(str(self.path))
+        except OSError as error:
+            raise PgOutputError(
+                f"can't open segment {self.path}: {error.strerror or error}"
+            ) from error
+        try:
+            with self._errors():
+                self._reader = pa.ipc.open_file(self._file)
+                schema = self._reader.schema
+                found = (schema.metadata or {}).get(METADATA_KEY)
+            if found is None or not schema.remove_metadata().equals(segment_schema()):
+                raise PgOutputError(
+                    f"{self.path} is an Arrow file, but no segment, or a damaged one: its schema "
+                    f"or metadata are others; give a file that a capture wrote"
+                )
+            try:
+                self.metadata = SegmentMetadata.from_json(found)
+            except PgOutputError as error:
+                raise PgOutputError(f"can't read segment {self.path}: {error}") from error
+            self._batches, self.is_last_part = self._check_end(found)
+        except BaseException:
+            self._file.close()
+            raise
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        pa = require_pyarrow()
+        try:
+            yield
+        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+            raise PgOutputError(
+                f"{self.path} is no segment, or is cut short or damaged "
+                f"({printable(str(error))}); {RESTORE}"
+            ) from error
+
+    def _damaged(self, what: str) -> PgOutputError:
+        return PgOutputError(f"{self.path} is damaged: {what}; {RESTORE}")
+
+    def _batch(self, index: int) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
+        with self._errors():
+            batch, custom = self._reader.get_batch_with_custom_metadata(index)
+            return batch, dict(custom or {})
+
+    def _check(
+        self, index: int, batch: pa.RecordBatch, custom: dict[bytes, bytes], more: bytes = b""
+    ) -> None:
+        found = checksum(index, batch, more)
+        expected = custom.get(CRC_KEY, b"").decode("ascii", "replace")
+        if found != expected:
+            what = "the end mark with the metadata" if more else f"record batch {index}"
+            # Of a damaged file: it may be anything.
+            shown = printable(expected[:16]) or "one"
+            raise self._damaged(f"{what} has checksum {found}, expected {shown}")
+
+    def _check_end(self, metadata: bytes) -> tuple[int, bool]:
+        """How many batches the footer has before the end mark, and if the mark is a last part's."""
+        with self._errors():
+            last = self._reader.num_record_batches - 1
+        if last < 0:
+            raise self._damaged("its footer has no record batches, where each segment has one")
+        batch, custom = self._batch(last)
+        mark = custom.get(END_KEY)
+        if mark is None:
+            raise self._damaged(
+                f"the last of its {last + 1} record batches is no end mark, so that others may "
+                f"be missing"
+            )
+        self._check(last, batch, custom, metadata + mark)
+        return last, mark == LAST_PART
+
+    def __repr__(self) -> str:
+        return f"<SegmentReader {str(self.path)!r}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for index in range(self._batches):
+            batch, custom = self._batch(index)
+            self._check(index, batch, custom)
+            yield batch
+
+
+def is_segment(path: Path) -> bool:
+    """Whether an Arrow IPC file is a segment; else it may be a recorded stream.
+
+    Raises
+    ------
+    PgOutputError
+        It can't be read, or is no Arrow IPC file.
+    """
+    pa = require_pyarrow()
+    try:
+        with path.open("rb"), pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
+            return METADATA_KEY in (reader.schema.metadata or {})
+    except OSError as error:
+        raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
+    except (ValueError, pa.ArrowException) as error:
+        raise PgOutputError(
+            f"{path} is no Arrow IPC file, or is cut short or damaged ({printable(str(error))})"
+        ) from error
