@@ -151,7 +151,7 @@ def test_supported_pythons_are_the_same_everywhere() -> None:
 
 
 def test_one_name_is_one_test() -> None:
-    """A name that is printed by a failed run says where to look, and `-k` chooses one test by it."""
+    """A name in the report of a failed run says where to look, and `-k` chooses one test by it."""
     paths = list((ROOT / "tests").glob("*/test_*.py"))
     files = collections.Counter(path.name for path in paths)
     functions = collections.Counter(
