@@ -2,8 +2,8 @@
 #
 # PYTHON        the Python to make the environment with (default: python3, or the newest suitable)
 # VENV          where the environment is (default: .venv)
-# PYTEST_ARGS   more arguments for pytest, as in: make test PYTEST_ARGS='tests/unit -k lsn'; by itself
-#               make test takes all cores, PYTEST_ARGS='-n 2' two processes, '-n 0' its own alone
+# PYTEST_ARGS   more arguments for pytest, as in: make test PYTEST_ARGS='tests/unit -k lsn'; by
+#               themselves the tests take all cores, with '-n 2' two processes, '-n 0' one alone
 # DEMO_ARGS     more arguments for the demo, as in: make demo DEMO_ARGS=--help
 # BENCH_ARGS    more arguments for the benchmarks
 # CORPUS        a directory of recorded captures, for test-corpus
@@ -22,12 +22,15 @@ extension_sources := setup.py $(wildcard $(foreach kind,pyx pxd h,pgoutput_fast/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-pythons test-corpus sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
+.PHONY: help demo test test-slow test-all test-wheel test-pythons test-corpus sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
 
 help:
 	@echo 'make demo                    a real PostgreSQL server -> capture -> Spark tables, proved equal'
-	@echo 'make test                    all tests, both implementations'
-	@echo 'make test-pythons            the same with each Python 3.10 to 3.14 that is found'
+	@echo 'make test                    the tests but the slow ones: both implementations, server, Spark'
+	@echo 'make test-slow               those that make test leaves out'
+	@echo 'make test-all                all of them'
+	@echo 'make test-wheel              build the wheel and test it as cibuildwheel will'
+	@echo 'make test-pythons            make test with each Python 3.10 to 3.14 that is found'
 	@echo 'make test-corpus CORPUS=DIR  decode recorded captures of real servers'
 	@echo 'make sanitize                unit and mutation tests under AddressSanitizer and UBSan (gcc)'
 	@echo 'make lint                    ruff, mypy, cython-lint, codespell, workflow schemas'
@@ -80,8 +83,15 @@ demo: $(VENV)/.dependencies
 
 # A file's tests share servers, Spark and builds: they stay together, and in the order of the tree, in
 # which the longest of them come early and the shortest last.
+pytest := $(python) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.extension
-	@$(python) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(pytest) -m 'not slow' $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.extension
+	@$(pytest) -m slow $(PYTEST_ARGS)
+
+test-all: $(VENV)/.extension
+	@$(pytest) $(PYTEST_ARGS)
 
 test-pythons:
 	@pythons=$$(tools/find-python --all) || exit 1; failed=; \
@@ -108,6 +118,10 @@ sanitize: $(VENV)/.dependencies
 	export LD_PRELOAD="$$runtime" PYTHONMALLOC=malloc PYTHONPATH="$(abspath $(sanitized)/lib)" \
 	    PGOUTPUT_FAST_IMPL=cython ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1; \
 	$(bin)/pytest tests/unit tests/differential -p no:cacheprovider $(PYTEST_ARGS)
+
+# As cibuildwheel does it: its own command, over its own files, in an environment of nothing else.
+test-wheel: $(VENV)/.dependencies
+	@$(python) tools/test_wheel.py
 
 lint: $(VENV)/.dependencies
 	@# cython-lint looks for pycodestyle on PATH.

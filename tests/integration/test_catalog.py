@@ -184,7 +184,7 @@ def test_json_and_file(catalog: Catalog, tmp_path: Path) -> None:
             Catalog.load(path)
 
 
-def test_errors(database18: Any) -> None:
+def test_publications_and_servers_that_are_not_there(database18: Any) -> None:
     database18.execute("CREATE PUBLICATION p")
     assert read_catalog(database18.dsn, ["p"]).tables == ()
     with pytest.raises(pf.PgOutputError, match="no publication 'q' in database"):

@@ -48,7 +48,7 @@ def test_import_brings_no_third_party_along(impl: str, tmp_path: Path) -> None:
         (["-c", "import pgoutput_fast.spark"], "spark"),
     ],
 )
-def test_missing_extra_is_named(
+def test_bare_install_names_the_extra_that_is_missing(
     arguments: list[str], extra: str, bare: Path, tmp_path: Path
 ) -> None:
     ran = run_python(*arguments, python=bare, cwd=tmp_path, PGOUTPUT_FAST_IMPL="python")

@@ -47,7 +47,7 @@ def test_pure_wheel(pure_wheel: Path) -> None:
     assert top == {"pgoutput_fast"}
 
 
-def test_metadata(pure_wheel: Path) -> None:
+def test_metadata_of_a_wheel(pure_wheel: Path) -> None:
     metadata = wheel_metadata(pure_wheel)
     assert f"Version: {pgoutput_fast.__version__}" in metadata
     assert "License-Expression: Apache-2.0" in metadata

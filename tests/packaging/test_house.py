@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import collections
 import re
 import shutil
 import subprocess
@@ -146,3 +148,18 @@ def test_supported_pythons_are_the_same_everywhere() -> None:
     if workflow.exists():  # an sdist is without it
         (matrix,) = minors(".github/workflows/ci.yml", r"^ +python: \[(.*)\]$")
         assert re.findall(r'"3\.(\d+)"', matrix) == expected
+
+
+def test_one_name_is_one_test() -> None:
+    """A name in the report of a failed run says where to look, and `-k` chooses one test by it."""
+    paths = list((ROOT / "tests").glob("*/test_*.py"))
+    files = collections.Counter(path.name for path in paths)
+    functions = collections.Counter(
+        node.name
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.name.startswith("test_")
+    )
+    assert len(functions) > 500
+    assert [name for name, count in (files + functions).items() if count > 1] == []

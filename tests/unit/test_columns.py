@@ -219,7 +219,7 @@ def test_with_commit_fills_in_what_is_not_known() -> None:
         spark.with_commit(1 << 63, 0)
 
 
-def test_metadata() -> None:
+def test_metadata_of_a_batch() -> None:
     frames = [
         type_frame(16400, "app", "mood"),
         relation([("id", 23), ("m", 16400)], identity="f"),

@@ -382,7 +382,7 @@ def test_a_row_that_is_refused_leaves_nothing() -> None:
     assert after.field(2).to_pylist() == [["x"], ["y"], []]
 
 
-def test_values_not_sent() -> None:
+def test_nested_values_not_sent() -> None:
     old = tuple_data(text("{1}"), text("(1,a,ok)"))
     frames = [
         announced(1007, PAIR),
@@ -419,7 +419,7 @@ def test_parts_of_unknown_types_have_the_form_of_their_values() -> None:
     assert [one.type.field("x").type for one in found] == [pa.utf8(), pa.binary()]
 
 
-def test_other_encodings() -> None:
+def test_columns_in_other_encodings() -> None:
     for encoding in ("latin-1", "cp949", "gb18030"):
         value = b"t" + parts('{ü,"ü ,"}'.encode(encoding, "replace"))
         expected = ["ü", "ü ,"] if encoding != "cp949" else ["?", "? ,"]
@@ -432,7 +432,7 @@ def test_other_encodings() -> None:
 # --- registered types -----------------------------------------------------------------------------
 
 
-def test_registered_types() -> None:
+def test_columns_of_registered_types() -> None:
     types = registry(CatalogType(16400, "public", "money2", "b"),
                      CatalogType(16401, "public", "_money2", "b", 16400))  # fmt: skip
     types.register("money2", text=lambda raw: int(raw) * 2, arrow="int64")

@@ -178,7 +178,7 @@ VALUES: list[tuple[int, bytes, bytes, Any]] = [
 
 
 @pytest.mark.parametrize(("type_id", "text", "binary", "value"), VALUES, ids=str)
-def test_text_equals_binary(
+def test_nested_text_equals_binary(
     impl: ModuleType, type_id: int, text: bytes, binary: bytes, value: Any
 ) -> None:
     from_text = row_of(impl, type_id, text)

@@ -474,7 +474,7 @@ def test_a_copied_decoder_goes_its_own_way(impl: ModuleType, copied: Any) -> Non
     assert other.decode(insert(text("1"), b"n")).new.as_dict() == {"id": 1, "name": None}
 
 
-def test_errors(impl: ModuleType) -> None:
+def test_what_an_error_says_and_how_it_travels(impl: ModuleType) -> None:
     with pytest.raises(pf.DecodeError) as caught:
         impl.decode(b"?")
     error = caught.value

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from make_frames import insert, relation, type_frame
-from value_rows import row_of, same
+from value_rows import check_both_forms, check_refused, row_of
 
 import pgoutput_fast as pf
 
@@ -104,11 +104,7 @@ VALUES: list[tuple[str, bytes, bytes, Any]] = [
 def test_text_equals_binary(
     impl: ModuleType, type_name: str, text: bytes, binary: bytes, value: Any
 ) -> None:
-    from_text = row_of(impl, type_name, text)
-    from_binary = row_of(impl, type_name, binary, b"b")
-    for row in (from_text, from_binary):
-        for decoded in (row[0], row["c"], row.values()[0], row.as_dict()["c"]):
-            assert same(decoded, value)
+    from_text, from_binary = check_both_forms(impl, type_name, text, binary, value)
     if type_name != "char":  # its text is the server's for either, its value is bytes
         assert from_text.text(0) == text.decode()
     assert from_binary.text(0) == text.decode()
@@ -170,14 +166,7 @@ MALFORMED: list[tuple[str, bytes, bytes]] = [
 
 @pytest.mark.parametrize(("type_name", "value", "kind"), MALFORMED, ids=lambda v: str(v)[:30])
 def test_malformed_values(impl: ModuleType, type_name: str, value: bytes, kind: bytes) -> None:
-    row = row_of(impl, type_name, value, kind)
-    for attempt in (lambda: row[0], row.values, row.as_dict, lambda: list(row)):
-        with pytest.raises(pf.DecodeError) as caught:
-            attempt()
-        assert (caught.value.code, caught.value.offset) == ("bad_value", 13)
-        assert "'c' of public.t" in str(caught.value)
-        assert len(str(caught.value)) < 400
-    assert row.raw(0) == value
+    assert max(map(len, check_refused(row_of(impl, type_name, value, kind), value))) < 400
 
 
 @pytest.mark.parametrize("digits", range(1, 25))

@@ -115,7 +115,7 @@ def test_vectors(first: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8 * TIMES))
-def test_mutated_frames(seed: int) -> None:
+def test_batches_with_mutated_frames(seed: int) -> None:
     """Bad frames at any place of a batch, whose other frames are as before."""
     chance = random.Random(seed)
     outcomes = set()
@@ -141,7 +141,7 @@ def test_mutated_frames(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6 * TIMES))
-def test_streams_in_any_order(seed: int) -> None:
+def test_batches_of_streams_in_any_order(seed: int) -> None:
     """Segments, aborts, prepared transactions, tables that change; resets in between."""
     chance = random.Random(1000 + seed)
     rows = 0

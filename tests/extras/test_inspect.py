@@ -471,7 +471,9 @@ def test_output_that_has_no_room_is_an_error(directory: Path) -> None:
         ("psycopg", ["tail", "--dsn", "", "--publication", "p"], "pgoutput-fast[replication]"),
     ],
 )
-def test_missing_extra_is_named(module: str, arguments: list[str], extra: str) -> None:
+def test_command_names_the_extra_that_is_missing(
+    module: str, arguments: list[str], extra: str
+) -> None:
     script = f"import sys; sys.modules[{module!r}] = None; from pgoutput_fast.cli import main; "
     done = subprocess.run(
         [sys.executable, "-c", f"{script}sys.exit(main({arguments!r}))"],
