@@ -34,7 +34,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.window import Window
 
-from pgoutput_fast.columnar._pure_engine import arrow_array, column_of
+from pgoutput_fast.columnar.arrays import column_of
+from pgoutput_fast.columnar.pyarrow_bridge import arrow_array
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.policies import Policies
 from pgoutput_fast.settings import Settings
