@@ -41,7 +41,7 @@ from pgoutput_fast.policies import Policies
 from pgoutput_fast.settings import Settings
 from pgoutput_fast.types import column_type
 
-from ._columns import column_field, is_text, policies_for
+from ._column_types import column_field, is_text, policies_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
