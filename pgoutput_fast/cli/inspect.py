@@ -20,7 +20,7 @@ from .. import (
     format_lsn,
 )
 from ..errors import PgOutputError, printable
-from ..files import FORMATS
+from ..files import FORMATS, Format
 from ..recordings import Frame, Keepalive, Recording, is_segment
 from ..segments import SegmentReader, list_segments
 from ..values import timestamp_form
@@ -226,7 +226,7 @@ def command(
     tags: str,
     full: bool,
     stats: bool,
-    to: tuple[str, Path] | None,
+    to: tuple[Format, Path] | None,
     before: bool,
     on_error: str | None,
     policies: Policies | None,
