@@ -26,7 +26,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from pgoutput_fast.segments import SegmentMetadata, SegmentReader, SegmentWriter, list_segments
 from pgoutput_fast.spark import decode_frames, read_segments, session
-from pgoutput_fast.spark._decode import Target, change_batches
+from pgoutput_fast.spark._executor import Target, change_batches
 
 from . import spark_udfs, workloads
 from .decoders import WrongResult

@@ -10,12 +10,24 @@ None, or says why it is not the compiled one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import typing as _typing
 
-from ._impl import FALLBACK_REASON, IMPLEMENTATION, implementation
+from ._impl import FALLBACK_REASON, IMPLEMENTATION
+from ._impl import implementation as _implementation
+from ._impl import twin as _twin
 from ._version import __version__
-from .columnar.decoder import ChangeStream, ColumnarDecoder, decode_batch
+from .columnar.arrays import FrameBatch
+from .columnar.decoder import (
+    BadFrame,
+    ChangeStream,
+    ColumnarDecoder,
+    ErrorBatch,
+    Event,
+    Events,
+    decode_batch,
+)
 from .errors import DecodeError, PgOutputError
+from .json_values import json_default
 from .lsn import format_lsn, parse_lsn
 from .messages import (
     BeginPrepare,
@@ -38,25 +50,28 @@ from .policies import Policies
 from .types import TypeRegistry
 from .wire import Column
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from ._pure import Begin, Commit, Decoder, Delete, Insert, TupleData, Update, decode
+    from .columnar._pure_engine import ChangeBatch
 else:
-    Begin = implementation.Begin
-    Commit = implementation.Commit
-    Insert = implementation.Insert
-    Update = implementation.Update
-    Delete = implementation.Delete
-    TupleData = implementation.TupleData
-    Decoder = implementation.Decoder
-    decode = implementation.decode
+    Begin = _implementation.Begin
+    Commit = _implementation.Commit
+    Insert = _implementation.Insert
+    Update = _implementation.Update
+    Delete = _implementation.Delete
+    TupleData = _implementation.TupleData
+    Decoder = _implementation.Decoder
+    decode = _implementation.decode
 
 __all__ = [
     "FALLBACK_REASON",
     "IMPLEMENTATION",
     "UNCHANGED",
     "Array",
+    "BadFrame",
     "Begin",
     "BeginPrepare",
+    "ChangeBatch",
     "ChangeStream",
     "Column",
     "ColumnarDecoder",
@@ -65,6 +80,10 @@ __all__ = [
     "DecodeError",
     "Decoder",
     "Delete",
+    "ErrorBatch",
+    "Event",
+    "Events",
+    "FrameBatch",
     "Insert",
     "Interval",
     "LogicalMessage",
@@ -90,5 +109,45 @@ __all__ = [
     "decode",
     "decode_batch",
     "format_lsn",
+    "json_default",
     "parse_lsn",
 ]
+
+_SUBPACKAGES = frozenset({"catalog", "embedded", "files", "replication", "segments", "spark"})
+"""Those for users, which are imported when they are asked for, as some need an extra."""
+
+
+def _belongs_here(thing: _typing.Any) -> None:
+    """Let a class or function say of itself that it is of this package, not where it is written.
+
+    So pickles of classes load with either implementation, and help() names what users import.
+    """
+    if callable(thing):
+        try:
+            thing.__module__ = __name__
+        except TypeError:
+            pass  # a compiled class, which says it by itself
+
+
+if not _typing.TYPE_CHECKING:  # type checkers would take any name for one that is there
+
+    def __getattr__(name: str) -> object:
+        if name in _SUBPACKAGES:
+            import importlib
+
+            return importlib.import_module(f"{__name__}.{name}")
+        if name == "ChangeBatch":  # its module asks for NumPy
+            found = _twin("columnar._engine").ChangeBatch
+            _belongs_here(found)
+            globals()[name] = found
+            return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(_SUBPACKAGES & globals().keys())})
+
+
+for _name in __all__:
+    if _name != "ChangeBatch":
+        _belongs_here(globals()[_name])

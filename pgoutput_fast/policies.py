@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import typing
 from dataclasses import dataclass
+from typing import Literal
 
 from .errors import PgOutputError
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "infinity": ("error", "null", "clamp", "text"),
-    "out_of_range": ("error", "null", "clamp", "text"),
-    "special_values": ("error", "null", "clamp", "text"),
-    "json": ("text", "parse"),
-}
+Unheld = Literal["error", "null", "clamp", "text"]
+"""What becomes of a value that its target cannot hold."""
 
+Json = Literal["text", "parse"]
+"""What becomes of json and jsonb."""
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "infinity": typing.get_args(Unheld),
+    "out_of_range": typing.get_args(Unheld),
+    "special_values": typing.get_args(Unheld),
+    "json": typing.get_args(Json),
+}
 
 MOST_DIMENSIONS = 6
 """Of an array (PostgreSQL's ``MAXDIM``)."""
@@ -51,12 +58,12 @@ class Policies:
         A value that is none of these.
     """
 
-    infinity: str = "error"
-    out_of_range: str = "error"
-    special_values: str = "error"
-    json: str = "text"
+    infinity: Unheld = "error"
+    out_of_range: Unheld = "error"
+    special_values: Unheld = "error"
+    json: Json = "text"
     numeric: tuple[int, int] | None = None
-    arrays: str | int = "error"
+    arrays: Literal["error", "text"] | int = "error"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -75,6 +82,11 @@ class Policies:
                 f"Policies(arrays={self.arrays!r}): expected 'error', 'text', or a number of "
                 f"dimensions from 1 to {MOST_DIMENSIONS}"
             )
+
+
+# The package says of its public classes that they are its own, so that who evaluates annotations
+# looks for their names there, in vain.
+Policies.__annotations__ = typing.get_type_hints(Policies)
 
 
 def _is_shape(numeric: object) -> bool:

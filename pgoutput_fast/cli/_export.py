@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ..errors import DecodeError, PgOutputError, printable
-from ..files import ExportedTable, ExportProgress, ExportResult, export
+from ..files import ExportedTable, ExportProgress, ExportResult, Format, export
 from ..lsn import format_lsn
 from ..policies import Policies
 from ..types import TypeRegistry
@@ -59,7 +59,7 @@ def types_option(_: click.Context, __: click.Parameter, path: Path | None) -> Ty
 
 def run_export(
     paths: tuple[Path, ...],
-    to: tuple[str, Path],
+    to: tuple[Format, Path],
     *,
     tables: tuple[str, ...],
     **options: Any,

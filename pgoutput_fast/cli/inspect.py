@@ -21,7 +21,7 @@ from .. import (
 )
 from ..copydata import Keepalive
 from ..errors import PgOutputError, printable
-from ..files import FORMATS
+from ..files import FORMATS, Format
 from ..segments import SegmentReader, list_segments
 from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
@@ -228,7 +228,7 @@ def command(
     tags: str,
     full: bool,
     stats: bool,
-    to: tuple[str, Path] | None,
+    to: tuple[Format, Path] | None,
     before: bool,
     on_error: str | None,
     policies: Policies | None,

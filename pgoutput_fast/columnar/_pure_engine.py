@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -27,7 +25,9 @@ from .arrays import (
     Column,
     array_of,
     bits_of,
+    column_of,
     commit_of,
+    dictionary_of,
     fixed_column,
     lsns_of,
     pyarrow,
@@ -35,8 +35,9 @@ from .arrays import (
     validity,
     variable_column,
 )
-from .fields import EPOCH_SHIFT, LABEL_FIELD, Field
-from .packed import NewLabel, unpacked
+from .fields import EPOCH_SHIFT, Field
+from .packed import NewLabel
+from .pyarrow_bridge import arrow_array, schema_of
 from .schema import Layout, version_of
 
 if TYPE_CHECKING:
@@ -92,40 +93,8 @@ class _Values:
         data = bits_of(self.data) if self.width == 0 else bytes(self.data)
         buffers = (bits, self.ends.tobytes(), data) if self.width < 0 else (bits, data)
         null_count = self.present.count(0)
-        dictionary = _dictionary(self.field)
+        dictionary = dictionary_of(self.field)
         return Column(len(self.present), null_count, buffers, dictionary=dictionary)
-
-
-def column_of(field: Field, values: Stored) -> Column:
-    """The column of what a field's functions made."""
-    count, null_count = len(values), values.count(None)
-    bits = validity([value is not None for value in values])
-    if field.format == "+s":
-        nulls = [None] * len(field.children)
-        rows = [nulls if value is None else list(unpacked(value)) for value in values]
-        children = [
-            column_of(child, [row[i] for row in rows]) for i, child in enumerate(field.children)
-        ]
-        return Column(count, null_count, (bits,), tuple(children))
-    if field.children:
-        parts: Stored = []
-        ends = array("i", [0])
-        nulls = [None] * int(field.format[3:] or 0)  # of a list of fixed size
-        for value in values:
-            parts += nulls if value is None else unpacked(value)
-            ends.append(len(parts))
-        buffers = (bits,) if field.format[:2] == "+w" else (bits, ends.tobytes())
-        return Column(count, null_count, buffers, (column_of(field.children[0], parts),))
-    if field.width < 0:
-        return variable_column(values)
-    null = bytes(field.width or 1)
-    data = b"".join([null if value is None else value for value in values])
-    buffers = (bits, bits_of(data) if field.width == 0 else data)
-    return Column(count, null_count, buffers, dictionary=_dictionary(field))
-
-
-def _dictionary(field: Field) -> Column | None:
-    return None if field.labels is None else variable_column(list(field.labels.numbers))
 
 
 class _Side:
@@ -646,7 +615,7 @@ class ChangeBatch:
 
     def __arrow_c_schema__(self) -> object:
         """The schema, as a capsule of the Arrow C data interface."""
-        return _schema(self.layout.schema(self.binary)).__arrow_c_schema__()
+        return schema_of(self.layout.schema(self.binary)).__arrow_c_schema__()
 
     def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
         """Schema and batch as capsules; `requested_schema` is not looked at, as it may be."""
@@ -737,86 +706,10 @@ def export_stream(batches: list[ChangeBatch]) -> object:
     """One batch or more, of one schema, as the capsule of a stream."""
     field = batches[0].layout.schema(batches[0].binary)
     made = (_record_batch(field, batch._columns) for batch in list(batches))
-    reader = pyarrow().RecordBatchReader.from_batches(_schema(field), made)
+    reader = pyarrow().RecordBatchReader.from_batches(schema_of(field), made)
     return reader.__arrow_c_stream__()
 
 
 def _record_batch(field: Field, column: Column) -> Any:
     arrays = [arrow_array(*pair) for pair in zip(field.children, column.children, strict=True)]
-    return pyarrow().RecordBatch.from_arrays(arrays, schema=_schema(field))
-
-
-def arrow_array(field: Field, column: Column) -> Any:
-    """A column as pyarrow's array."""
-    pa = pyarrow()
-    made = pa.Array.from_buffers(
-        _type(replace(field, labels=None)),
-        column.length,
-        [None if buffer is None else pa.py_buffer(buffer) for buffer in column.buffers],
-        column.null_count,
-        children=[arrow_array(*both) for both in zip(field.children, column.children, strict=True)],
-    )
-    if column.dictionary is None:
-        return made
-    return pa.DictionaryArray.from_arrays(made, arrow_array(LABEL_FIELD, column.dictionary))
-
-
-def _schema(field: Field) -> Any:
-    return pyarrow().schema([_field(child) for child in field.children], dict(field.metadata))
-
-
-def _field(field: Field) -> Any:
-    metadata = dict(field.metadata) or None
-    return pyarrow().field(field.name, _type(field), field.nullable, metadata)
-
-
-def _type(field: Field) -> Any:
-    pa = pyarrow()
-    kind, _, detail = field.format.partition(":")
-    if field.labels is not None:
-        return pa.dictionary(pa.int32(), pa.utf8())
-    if kind == "+s":
-        return pa.struct([_field(child) for child in field.children])
-    if kind == "+l":
-        return pa.list_(_field(field.children[0]))
-    if kind == "+w":
-        return pa.list_(_field(field.children[0]), int(detail))
-    if kind == "+m":
-        return pa.map_(*map(_field, field.children[0].children))
-    if kind == "d":
-        precision, scale, *bits = map(int, detail.split(","))
-        return (pa.decimal256 if bits else pa.decimal128)(precision, scale)
-    if kind == "w":
-        return pa.binary(int(detail))
-    if kind in _TIMESTAMPS:
-        return pa.timestamp(_TIMESTAMPS[kind], detail or None)
-    name, *arguments = _TYPES[kind]
-    return getattr(pa, name)(*arguments)
-
-
-_TIMESTAMPS = {"tss": "s", "tsm": "ms", "tsu": "us", "tsn": "ns"}
-
-_TYPES: Mapping[str, tuple[str, ...]] = {
-    "b": ("bool_",),
-    "c": ("int8",),
-    "s": ("int16",),
-    "i": ("int32",),
-    "l": ("int64",),
-    "C": ("uint8",),
-    "S": ("uint16",),
-    "I": ("uint32",),
-    "L": ("uint64",),
-    "e": ("float16",),
-    "f": ("float32",),
-    "g": ("float64",),
-    "u": ("utf8",),
-    "z": ("binary",),
-    "tdD": ("date32",),
-    "tdm": ("date64",),
-    "tts": ("time32", "s"),
-    "ttm": ("time32", "ms"),
-    "ttu": ("time64", "us"),
-    "ttn": ("time64", "ns"),
-    "tin": ("month_day_nano_interval",),
-}
-"""Format of the C data interface → what makes the type in pyarrow."""
+    return pyarrow().RecordBatch.from_arrays(arrays, schema=schema_of(field))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 import struct
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from ..errors import PgOutputError, fail
-from .fields import EPOCH_SHIFT
+from .fields import EPOCH_SHIFT, Field
+from .packed import unpacked
 
 if TYPE_CHECKING:
     import numpy as np
@@ -308,3 +310,36 @@ def variable_column(values: Sequence[bytes | None]) -> Column:
     offsets = struct.pack(f"={len(ends)}i", *ends)
     data = b"".join([value for value in values if value is not None])
     return Column(len(values), values.count(None), (validity(present), offsets, data))
+
+
+def column_of(field: Field, values: Sequence[bytes | None]) -> Column:
+    """The column of what a field's functions made of each value, None for null."""
+    count, null_count = len(values), values.count(None)
+    bits = validity([value is not None for value in values])
+    if field.format == "+s":
+        nulls = [None] * len(field.children)
+        rows = [nulls if value is None else list(unpacked(value)) for value in values]
+        children = [
+            column_of(child, [row[i] for row in rows]) for i, child in enumerate(field.children)
+        ]
+        return Column(count, null_count, (bits,), tuple(children))
+    if field.children:
+        parts: list[bytes | None] = []
+        ends = array("i", [0])
+        nulls = [None] * int(field.format[3:] or 0)  # of a list of fixed size
+        for value in values:
+            parts += nulls if value is None else unpacked(value)
+            ends.append(len(parts))
+        buffers = (bits,) if field.format[:2] == "+w" else (bits, ends.tobytes())
+        return Column(count, null_count, buffers, (column_of(field.children[0], parts),))
+    if field.width < 0:
+        return variable_column(values)
+    null = bytes(field.width or 1)
+    data = b"".join([null if value is None else value for value in values])
+    buffers = (bits, bits_of(data) if field.width == 0 else data)
+    return Column(count, null_count, buffers, dictionary=dictionary_of(field))
+
+
+def dictionary_of(field: Field) -> Column | None:
+    """The labels of an enum's column; None of any other column."""
+    return None if field.labels is None else variable_column(list(field.labels.numbers))

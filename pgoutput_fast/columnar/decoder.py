@@ -17,8 +17,8 @@ from ..settings import Settings, make_settings
 from ..state import StreamState
 from ..types import TypeRegistry
 from .arrays import Column, FrameBatch, fixed_column, variable_column
-from .fields import Field
-from .options import Options
+from .fields import Field, Target
+from .options import Layouts, OnError, Options
 from .selection import Selection
 
 if TYPE_CHECKING:
@@ -53,11 +53,13 @@ class Events:
     array : structured array
         The fields of :class:`Event`, without `message`, `tag` as uint8, and 0 for None: for whoever
         goes through many transactions.
+    messages : mapping of int to message
+        By the index of its frame, each event's `message` that is not None.
     """
 
     def __init__(self, array: Any, messages: Mapping[int, Message]) -> None:
         self.array = array
-        self._messages = messages
+        self.messages = messages
 
     def __len__(self) -> int:
         return len(self.array)
@@ -70,7 +72,7 @@ class Events:
             chr(item["tag"]),
             int(item["xid"]) or None,
             int(item["subxid"]) or None,
-            self._messages.get(frame),
+            self.messages.get(frame),
             int(item["commit_lsn"]),
             int(item["end_lsn"]),
             int(item["commit_time"]),
@@ -221,6 +223,12 @@ class ColumnarDecoder:
     on_error : {"raise", "collect"}
         What becomes of a frame that is refused: the rows before it are given out and its error is
         raised, or it goes to `errors` and decoding goes on.
+    layouts : callable, optional
+        It is called with each version of a relation (its
+        :class:`~pgoutput_fast.plan.RelationPlan`), and returns the
+        :class:`~pgoutput_fast.columnar.schema.Layout` of its batches, or None where its rows are
+        not wanted. `target` then says only which types the columns beside the rows have, and
+        `tables` and `columns` are not given. The Spark readers choose their columns this way.
 
     Raises
     ------
@@ -232,7 +240,7 @@ class ColumnarDecoder:
         self,
         policies: Policies | None = None,
         decoder: Decoder | None = None,
-        target: str = "arrow",
+        target: Target = "arrow",
         tables: str | Iterable[str] | None = None,
         columns: Iterable[str] | Mapping[str, Iterable[str]] | None = None,
         *,
@@ -241,10 +249,19 @@ class ColumnarDecoder:
         fill_unchanged: bool = False,
         max_rows: int = 65_536,
         max_bytes: int = 64 << 20,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
+        layouts: Layouts | None = None,
     ) -> None:
+        if layouts is not None and (tables is not None or columns is not None):
+            raise PgOutputError("layouts= chooses tables and columns: give no tables= or columns=")
         options = Options(
-            target, Selection(tables, columns), bool(fill_unchanged), max_rows, max_bytes, on_error
+            target,
+            Selection(tables, columns),
+            bool(fill_unchanged),
+            max_rows,
+            max_bytes,
+            on_error,
+            layouts,
         )
         if decoder is None:
             settings = make_settings(policies, encoding or "utf-8", registry)

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 from ..errors import PgOutputError
 from .packed import Labels
 
 Store = Callable[[bytes], "bytes | None"]
 
-TARGETS = ("arrow", "spark", "portable")
+Target = Literal["arrow", "spark", "portable"]
+TARGETS: tuple[Target, ...] = get_args(Target)
 """arrow: a type that says most; spark: Spark's own types; portable: what polars and duckdb take."""
 
 CONVERTERS = {

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from ..errors import PgOutputError
 from ..plan import RelationPlan
-from .fields import TARGETS
+from .fields import TARGETS, Target
 from .schema import Layout, layout_of
 from .selection import Selection
+
+OnError = Literal["raise", "collect"]
+"""What becomes of a frame that is refused."""
+
+Layouts = Callable[[RelationPlan], "Layout | None"]
+"""What the record batches of a relation look like; None where its rows are not wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """The arguments of a :class:`ColumnarDecoder`, checked."""
 
-    target: str
+    target: Target
     selection: Selection
     fill_unchanged: bool
     max_rows: int
     max_bytes: int
-    on_error: str
+    on_error: OnError
+    layouts: Layouts | None = None
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
             expected = ", ".join(map(repr, TARGETS))
             raise PgOutputError(f"target={self.target!r}: expected one of {expected}")
-        if self.on_error not in ("raise", "collect"):
-            raise PgOutputError(f"on_error={self.on_error!r}: expected 'raise' or 'collect'")
+        if self.on_error not in get_args(OnError):
+            expected = " or ".join(map(repr, get_args(OnError)))
+            raise PgOutputError(f"on_error={self.on_error!r}: expected {expected}")
         for name in ("max_rows", "max_bytes"):
             value = getattr(self, name)
             if type(value) is not int:
@@ -37,6 +47,8 @@ class Options:
 
     def layout(self, plan: RelationPlan) -> Layout | None:
         """The record batches of a relation, None if its rows are not wanted."""
+        if self.layouts is not None:
+            return self.layouts(plan)
         if not self.selection.wants(plan.relation):
             return None
         return layout_of(plan, self.target, self.selection)

@@ -530,7 +530,7 @@ def _reason(error: Exception) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001 - a Java exception asks the JVM, which may be gone
         return type(error).__name__
-    own = re.findall(r"^pgoutput_fast\.errors\.\w+: (.*)$", text, re.MULTILINE)
+    own = re.findall(r"^pgoutput_fast\.\w+: (.*)$", text, re.MULTILINE)
     return own[-1] if own else text.strip().split("\n")[0]
 
 

@@ -17,9 +17,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from pgoutput_fast.columnar.decoder import ColumnarDecoder
+from pgoutput_fast.columnar.options import OnError
 from pgoutput_fast.errors import DecodeError, PgOutputError
 from pgoutput_fast.lsn import format_lsn, parse_lsn
 from pgoutput_fast.policies import Policies
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "ExportProgress", "ExportResult", "ExportedTable", "export"]
 
-FORMATS = ("parquet", "arrow", "csv", "duckdb")
+Format = Literal["parquet", "arrow", "csv", "duckdb"]
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 class ExportProgress(NamedTuple):
@@ -81,14 +83,14 @@ class ExportResult(NamedTuple):
 def export(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     directory: str | os.PathLike[str],
-    format: str = "parquet",
+    format: Format = "parquet",
     *,
     before: bool = False,
     tables: str | Iterable[str] | None = None,
     columns: Iterable[str] | Mapping[str, Iterable[str]] | None = None,
     policies: Policies | None = None,
     registry: TypeRegistry | None = None,
-    on_error: str = "raise",
+    on_error: OnError = "raise",
     part_bytes: int = 1 << 30,
     progress: Callable[[ExportProgress], None] | None = None,
 ) -> ExportResult:

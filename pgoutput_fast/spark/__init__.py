@@ -18,7 +18,7 @@ except ImportError as error:
     ) from error
 
 from ._session import session
-from .reader import decode_frames, read_segments
+from .dataframes import decode_frames, read_segments
 from .state import current_state
 
 __all__ = ["current_state", "decode_frames", "read_segments", "session"]

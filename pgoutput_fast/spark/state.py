@@ -34,13 +34,14 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.window import Window
 
-from pgoutput_fast.columnar._pure_engine import arrow_array, column_of
+from pgoutput_fast.columnar.arrays import column_of
+from pgoutput_fast.columnar.pyarrow_bridge import arrow_array
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.policies import Policies
 from pgoutput_fast.settings import Settings
 from pgoutput_fast.types import column_type
 
-from ._columns import column_field, is_text, policies_for
+from ._column_types import column_field, is_text, policies_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,7 +11,6 @@ bytea_output hex and extra_float_digits 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..types import ColumnType
@@ -51,16 +50,12 @@ NO_ASCII = frozenset({"cp932", "cp949", "gb18030", "gbk", "johab"})
 """Encodings, as Python names them, in which what looks like ASCII can be half of a character."""
 
 
-Shape = Callable[[ColumnType, Codec, str], Codec]
-"""Makes other functions of those of a type; it is given their encoding too."""
+def codec_of(type: ColumnType, settings: Settings) -> Codec:
+    """The functions for values of a type; a nested type's call those of its parts."""
+    return _codec_of(type, settings, settings.encoding)
 
 
-def codec_of(type: ColumnType, settings: Settings, shape: Shape | None = None) -> Codec:
-    """The functions for values of a type, those of its parts among them, each put in `shape`."""
-    return _codec_of(type, settings, settings.encoding, shape)
-
-
-def _codec_of(type: ColumnType, settings: Settings, encoding: str, shape: Shape | None) -> Codec:
+def _codec_of(type: ColumnType, settings: Settings, encoding: str) -> Codec:
     element = type.element
     if type.kind == "base" and type.entry is not None:
         codec = CODECS[type.entry.codec](settings.policies, encoding)
@@ -70,24 +65,24 @@ def _codec_of(type: ColumnType, settings: Settings, encoding: str, shape: Shape 
     elif element is None and type.kind != "composite":
         codec = CODECS["other"](settings.policies, encoding)
     else:
-        codec = _nested(type, settings, encoding, shape)
+        codec = _nested(type, settings, encoding)
         if encoding in NO_ASCII:
             # Quotes and braces are looked for among bytes.
-            in_utf8 = _nested(type, settings, "utf-8", shape).text
+            in_utf8 = _nested(type, settings, "utf-8").text
             codec = codec._replace(text=lambda raw: in_utf8(raw.decode(encoding).encode()))
     registered = type.registered
     if registered is not None:
         codec = codec._replace(
             text=registered.text or codec.text, binary=registered.binary or codec.binary
         )
-    return codec if shape is None else shape(type, codec, encoding)
+    return codec
 
 
-def _nested(type: ColumnType, settings: Settings, encoding: str, shape: Shape | None) -> Codec:
+def _nested(type: ColumnType, settings: Settings, encoding: str) -> Codec:
     if type.element is None:
-        fields = [_codec_of(field, settings, encoding, shape) for _, field in type.fields]
+        fields = [_codec_of(field, settings, encoding) for _, field in type.fields]
         return nested.composite(type, fields)
-    return _NESTED[type.kind](type, _codec_of(type.element, settings, encoding, shape))
+    return _NESTED[type.kind](type, _codec_of(type.element, settings, encoding))
 
 
 _NESTED = {

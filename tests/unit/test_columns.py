@@ -36,6 +36,8 @@ from make_frames import (
 
 import pgoutput_fast as pf
 from pgoutput_fast._impl import twin
+from pgoutput_fast.columnar.schema import layout_of
+from pgoutput_fast.columnar.selection import Selection
 
 OID, OTHER = 16385, 16386
 R = relation(TWO)
@@ -956,3 +958,27 @@ def test_what_a_decimal_does_not_hold(choice: str, value: str, expected: Any) ->
             assert (caught.value.code, caught.value.frame) == ("out_of_range", 1)
         else:
             assert column(batches_of(frames, policies=policies), "after") == [{"n": expected}]
+
+
+def test_layouts_are_chosen_by_a_function() -> None:
+    """What chooses columns for another reader: it is asked once for each version of a relation."""
+    other = relation([("x", 23)], OTHER)
+    asked = []
+
+    def layouts(plan: Any) -> Any:
+        asked.append(plan.relation.relation_id)
+        if plan.relation.relation_id != OID:
+            return None
+        return layout_of(plan, "arrow", Selection(None, ["name"]))
+
+    decoder = pf.ColumnarDecoder(layouts=layouts)
+    frames = [R, other, i(1), insert(text("5"), relation_id=OTHER), i(2)]
+    (changes,) = decoder.decode(frames)
+    batch = pa.record_batch(changes)
+    assert [field.name for field in batch.schema.field("after").type] == ["name"]
+    assert batch.column("seq").to_pylist() == [0, 2]
+    assert asked == [OID, OTHER]
+    assert list(decoder.events.messages) == [0, 1]
+    for beside in ({"tables": "public.*"}, {"columns": ["name"]}):
+        with pytest.raises(pf.PgOutputError, match="give no tables= or columns="):
+            pf.ColumnarDecoder(layouts=layouts, **beside)

@@ -14,9 +14,10 @@ import pickle
 import re
 import subprocess
 import sys
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from class_table import FIELDS, PROPERTIES, TAGS, TUPLE_METHODS
@@ -65,9 +66,10 @@ each_class = pytest.mark.parametrize("name", FIELDS)
 
 PUBLIC = {
     *FIELDS,
-    "ChangeStream", "Column", "ColumnarDecoder", "DecodeError", "Decoder", "FALLBACK_REASON",
-    "IMPLEMENTATION", "PgOutputError", "Policies", "TupleData", "UNCHANGED", "decode",
-    "decode_batch", "format_lsn", "parse_lsn", "__version__",
+    "BadFrame", "ChangeBatch", "ChangeStream", "Column", "ColumnarDecoder", "DecodeError",
+    "Decoder", "ErrorBatch", "Event", "Events", "FALLBACK_REASON", "FrameBatch", "IMPLEMENTATION",
+    "PgOutputError", "Policies", "TupleData", "UNCHANGED", "decode", "decode_batch", "format_lsn",
+    "json_default", "parse_lsn", "__version__",
 }  # fmt: skip
 
 
@@ -92,6 +94,63 @@ def test_the_package_has_every_promised_name() -> None:
     assert set(pf.__all__) >= PUBLIC
     assert [name for name in pf.__all__ if not hasattr(pf, name)] == []
     assert sorted(pf.__all__) == sorted(set(pf.__all__))
+
+
+def alone(code: str, implementation: str) -> str:
+    """What code prints that has a process, and an implementation, of its own."""
+    process = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        env={**os.environ, "PGOUTPUT_FAST_IMPL": implementation},
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_tab_completion_shows_what_users_import() -> None:
+    """Of submodules those for users, once they are imported; of the rest what is exported."""
+    code = """
+import pgoutput_fast as pf
+assert dir(pf) == sorted(pf.__all__), dir(pf)
+import pgoutput_fast.catalog
+assert set(dir(pf)) - set(pf.__all__) == {"catalog"}
+exec("from pgoutput_fast import *")
+print(pf.embedded.__name__, pf.catalog.__name__)
+assert not hasattr(pf, "Dekoder")
+"""
+    printed = alone(code, "python")
+    assert printed.split() == ["pgoutput_fast.embedded", "pgoutput_fast.catalog"]
+
+
+MODULES_OF_CLASSES = """
+import pickle
+import pgoutput_fast as pf
+import pgoutput_fast.errors
+for name in pf.__all__:
+    thing = getattr(pf, name)
+    if callable(thing):
+        print(name, thing.__module__)
+        assert pickle.loads(pickle.dumps(thing)) is thing
+assert pickle.loads(b"cpgoutput_fast.errors\\nDecodeError\\n.") is pf.DecodeError
+"""
+
+
+@pytest.mark.parametrize("implementation", ["python"])
+def test_what_is_public_says_where_it_is_imported_from(implementation: str) -> None:
+    """What help() and an editor show of a class is not the module that it is written in."""
+    printed = alone(MODULES_OF_CLASSES, implementation)
+    found = dict(line.split() for line in printed.splitlines())
+    assert set(found) >= PUBLIC - {"FALLBACK_REASON", "IMPLEMENTATION", "UNCHANGED", "__version__"}
+    assert set(found.values()) == {"pgoutput_fast"}
+
+
+def test_annotations_of_policies_can_be_evaluated() -> None:
+    """Their names are those of the module that the class is written in."""
+    hints = typing.get_type_hints(pf.Policies)
+    assert hints["infinity"] == Literal["error", "null", "clamp", "text"]
 
 
 def test_the_package_shows_the_chosen_implementation() -> None:

@@ -6,7 +6,7 @@ engine as Spark wants them; what is done here is done to whole columns.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import pgoutput_fast as pf
-from pgoutput_fast.columnar.decoder import ColumnarDecoder
 from pgoutput_fast.columnar.fields import EPOCH_SHIFT
-from pgoutput_fast.columnar.options import Options
 from pgoutput_fast.columnar.schema import Layout, head_fields
-from pgoutput_fast.columnar.selection import Selection, shown_name, shown_table
+from pgoutput_fast.columnar.selection import shown_name, shown_table
 from pgoutput_fast.errors import DecodeError, PgOutputError, fail
 from pgoutput_fast.messages import (
     Relation,
@@ -31,10 +29,9 @@ from pgoutput_fast.messages import (
 )
 from pgoutput_fast.settings import Settings
 
-from ._columns import column_ddl, column_field, policies_for
+from ._column_types import column_ddl, column_field, policies_for
 
 if TYPE_CHECKING:
-    from pgoutput_fast.messages import Message
     from pgoutput_fast.plan import RelationPlan
     from pgoutput_fast.state import StreamState
 
@@ -317,50 +314,34 @@ class _Mapping:
 _AS_STRING = "schema= with the column as string takes its text"
 
 
-@dataclass(frozen=True, slots=True)
-class _Options(Options):
-    """What the engine is told: rows of the target's table, in the columns that it wants."""
-
-    wanted: Target
-    mappings: dict[Layout, _Mapping] = field(default_factory=dict)
-
-    def layout(self, plan: RelationPlan) -> Layout | None:
-        """The record batches of a version of the table, None of another table."""
-        if shown_table(plan.relation) != self.wanted.table:
-            return None
-        mapping = _Mapping(plan, self.wanted)
-        self.mappings[mapping.layout] = mapping
-        return mapping.layout
-
-
-class _Decoder(ColumnarDecoder):
-    """The columnar decoder of one target."""
-
-    def __init__(self, target: Target) -> None:
-        decoder = decoder_of(target.settings)
-        for frame in target.relations:
-            decoder.decode(frame)
-        options = _Options("spark", Selection(), False, _BATCH_ROWS, _BATCH_BYTES, "raise", target)
-        self._start(decoder.state, options)
-        self.mappings = options.mappings
-
-    @property
-    def messages(self) -> Mapping[int, Message]:
-        """Of the frames so far of this call: what is neither a row, nor Begin, nor Commit."""
-        found: Mapping[int, Message] = self._engine.messages
-        return found
-
-
 class _Reader:
     """Decodes batches of frames, and gives the rows what stands beside the frames."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.decoder = _Decoder(target)
+        self.mappings: dict[Layout, _Mapping] = {}
+        decoder = decoder_of(target.settings)
+        for frame in target.relations:
+            decoder.decode(frame)
+        self.decoder = pf.ColumnarDecoder(
+            decoder=decoder,
+            target="spark",
+            max_rows=_BATCH_ROWS,
+            max_bytes=_BATCH_BYTES,
+            layouts=self.layout,
+        )
         # Streamed transactions in progress whose rows are counted from the first one on, and
         # whether that of the chunk that is open is one.
         self.streamed: set[int] = set()
         self.counted = False
+
+    def layout(self, plan: RelationPlan) -> Layout | None:
+        """The record batches of a version of the table, None of another table."""
+        if shown_table(plan.relation) != self.target.table:
+            return None
+        mapping = _Mapping(plan, self.target)
+        self.mappings[mapping.layout] = mapping
+        return mapping.layout
 
     def read(self, where: str, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         names = batch.schema.names
@@ -394,7 +375,7 @@ class _Reader:
             It is brought up to date.
         """
         starts, counted = [-1], [self.counted]
-        for frame, message in self.decoder.messages.items():
+        for frame, message in self.decoder.events.messages.items():
             if isinstance(message, StreamStart):
                 if message.first_segment:
                     streamed.add(message.xid)
@@ -411,7 +392,7 @@ class _Reader:
         found = pa.record_batch(change)
         columns = dict(zip(found.schema.names, found.columns, strict=True))
         schema = self.target.schema
-        mapping = self.decoder.mappings[change.layout]
+        mapping = self.mappings[change.layout]
         for name in ("before", "after"):
             columns[name] = mapping.tuples(columns[name], schema.field(name).type)
         columns["unchanged"] = mapping.unchanged(columns["unchanged"], columns["op"])
@@ -473,7 +454,7 @@ class _Reader:
         """The seqs given, which are those of a frame's first row, with what a TRUNCATE adds."""
         truncates = {
             frame: message
-            for frame, message in self.decoder.messages.items()
+            for frame, message in self.decoder.events.messages.items()
             if isinstance(message, Truncate)
         }
         if not truncates or seqs.null_count == len(seqs):

@@ -26,7 +26,7 @@ from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
 from pgoutput_fast.settings import Settings
 from pgoutput_fast.spark import decode_frames, read_segments
-from pgoutput_fast.spark._decode import Target, change_batches, column_types
+from pgoutput_fast.spark._executor import Target, change_batches, column_types
 
 pytestmark = pytest.mark.spark
 

@@ -21,7 +21,7 @@ from pgoutput_fast.policies import Policies
 from pgoutput_fast.segments import Segment, SegmentReader, list_segments
 from pgoutput_fast.settings import Settings
 
-from ._decode import (
+from ._executor import (
     Target,
     Version,
     change_batches,

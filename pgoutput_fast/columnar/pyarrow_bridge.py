@@ -1,0 +1,87 @@
+"""Columns that are bytes, as pyarrow's arrays: for what runs without the compiled extension."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from .arrays import Column, pyarrow
+from .fields import LABEL_FIELD, Field
+
+
+def arrow_array(field: Field, column: Column) -> Any:
+    """A column as pyarrow's array."""
+    pa = pyarrow()
+    made = pa.Array.from_buffers(
+        _type(replace(field, labels=None)),
+        column.length,
+        [None if buffer is None else pa.py_buffer(buffer) for buffer in column.buffers],
+        column.null_count,
+        children=[arrow_array(*both) for both in zip(field.children, column.children, strict=True)],
+    )
+    if column.dictionary is None:
+        return made
+    return pa.DictionaryArray.from_arrays(made, arrow_array(LABEL_FIELD, column.dictionary))
+
+
+def schema_of(field: Field) -> Any:
+    """The columns of a struct as pyarrow's schema, with the struct's metadata."""
+    return pyarrow().schema([_field(child) for child in field.children], dict(field.metadata))
+
+
+def _field(field: Field) -> Any:
+    metadata = dict(field.metadata) or None
+    return pyarrow().field(field.name, _type(field), field.nullable, metadata)
+
+
+def _type(field: Field) -> Any:
+    pa = pyarrow()
+    kind, _, detail = field.format.partition(":")
+    if field.labels is not None:
+        return pa.dictionary(pa.int32(), pa.utf8())
+    if kind == "+s":
+        return pa.struct([_field(child) for child in field.children])
+    if kind == "+l":
+        return pa.list_(_field(field.children[0]))
+    if kind == "+w":
+        return pa.list_(_field(field.children[0]), int(detail))
+    if kind == "+m":
+        return pa.map_(*map(_field, field.children[0].children))
+    if kind == "d":
+        precision, scale, *bits = map(int, detail.split(","))
+        return (pa.decimal256 if bits else pa.decimal128)(precision, scale)
+    if kind == "w":
+        return pa.binary(int(detail))
+    if kind in _TIMESTAMPS:
+        return pa.timestamp(_TIMESTAMPS[kind], detail or None)
+    name, *arguments = _TYPES[kind]
+    return getattr(pa, name)(*arguments)
+
+
+_TIMESTAMPS = {"tss": "s", "tsm": "ms", "tsu": "us", "tsn": "ns"}
+
+_TYPES: Mapping[str, tuple[str, ...]] = {
+    "b": ("bool_",),
+    "c": ("int8",),
+    "s": ("int16",),
+    "i": ("int32",),
+    "l": ("int64",),
+    "C": ("uint8",),
+    "S": ("uint16",),
+    "I": ("uint32",),
+    "L": ("uint64",),
+    "e": ("float16",),
+    "f": ("float32",),
+    "g": ("float64",),
+    "u": ("utf8",),
+    "z": ("binary",),
+    "tdD": ("date32",),
+    "tdm": ("date64",),
+    "tts": ("time32", "s"),
+    "ttm": ("time32", "ms"),
+    "ttu": ("time64", "us"),
+    "ttn": ("time64", "ns"),
+    "tin": ("month_day_nano_interval",),
+}
+"""Format of the C data interface → what makes the type in pyarrow."""

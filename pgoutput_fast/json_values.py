@@ -1,0 +1,65 @@
+"""Values of PostgreSQL's types as JSON has them, for what JSON has no values of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import ipaddress
+import uuid
+from decimal import Decimal
+from typing import Any
+
+from .messages import UNCHANGED
+from .objects import Interval, Range, SparseVector
+
+_AS_STR = (
+    Decimal,
+    uuid.UUID,
+    ipaddress.IPv4Address,
+    ipaddress.IPv6Address,
+    ipaddress.IPv4Interface,
+    ipaddress.IPv6Interface,
+    ipaddress.IPv4Network,
+    ipaddress.IPv6Network,
+)
+
+
+def json_default(value: object) -> Any:
+    """What JSON is to have of a value that :mod:`json` does not know: an argument of `json.dumps`.
+
+    ``json.dumps(row.as_dict(), default=pf.json_default)`` works for every value that this package
+    decodes. Nothing is rounded, and none of them becomes null:
+
+    - a value that was not sent (``pf.UNCHANGED``): ``{"unchanged": true}``
+    - bytes: ``{"hex": "00ff"}``
+    - Decimal, UUID, and the classes of :mod:`ipaddress`: their str, such as ``"99.50"``
+    - date, time, datetime: ISO 8601, such as ``"2026-01-31T12:00:00+00:00"``
+    - Interval: ``{"months": 0, "days": 1, "microseconds": 0}``
+    - Range: ``{"lower": 1, "upper": 5, "bounds": "[)"}``, where null is an end that is not there;
+      the empty one is ``{"empty": true}``
+    - SparseVector: ``{"dim": 5, "indices": [1], "values": [0.5]}``
+
+    `json` itself knows the others, and is not told otherwise: an Array becomes a list without its
+    lower bounds, a composite a list without its fields' names, and a float that is not finite
+    becomes ``NaN`` or ``Infinity``, which only some readers take.
+
+    Raises
+    ------
+    TypeError
+        `value` is of no class that this package decodes to.
+    """
+    if value is UNCHANGED:
+        return {"unchanged": True}
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    if isinstance(value, _AS_STR):
+        return str(value)
+    if isinstance(value, (datetime.date, datetime.time)):  # a datetime is a date too
+        return value.isoformat()
+    if isinstance(value, (Interval, SparseVector)):
+        return dataclasses.asdict(value)
+    if isinstance(value, Range):
+        if value.empty:
+            return {"empty": True}
+        return {"lower": value.lower, "upper": value.upper, "bounds": value.bounds}
+    raise TypeError(f"a value of type {type(value).__name__} is none that this package decodes to")
