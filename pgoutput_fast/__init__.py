@@ -6,10 +6,13 @@ StreamStop()
 
 `IMPLEMENTATION` tells which implementation was loaded, "cython" or "python"; `FALLBACK_REASON` is
 None, or says why it is not the compiled one.
+
+`pgoutput_fast.testing` is a subpackage for tests, imported when it is first used.
 """
 
 from __future__ import annotations
 
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from ._impl import FALLBACK_REASON, IMPLEMENTATION, implementation
@@ -39,6 +42,7 @@ from .types import TypeRegistry
 from .wire import Column
 
 if TYPE_CHECKING:
+    from . import testing as testing
     from ._pure import Begin, Commit, Decoder, Delete, Insert, TupleData, Update, decode
 else:
     Begin = implementation.Begin
@@ -92,3 +96,10 @@ __all__ = [
     "format_lsn",
     "parse_lsn",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import a subpackage that few need when it is first asked for."""
+    if name == "testing":
+        return _import_module(".testing", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
