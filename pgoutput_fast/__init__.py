@@ -6,6 +6,8 @@ StreamStop()
 
 `IMPLEMENTATION` tells which implementation was loaded, "cython" or "python"; `FALLBACK_REASON` is
 None, or says why it is not the compiled one.
+
+`pgoutput_fast.testing` is a subpackage for tests, imported when it is first used.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ from .types import TypeRegistry
 from .wire import Column
 
 if _typing.TYPE_CHECKING:
+    from . import testing as testing
     from ._pure import Begin, Commit, Decoder, Delete, Insert, TupleData, Update, decode
     from .columnar._pure_engine import ChangeBatch
 else:
@@ -113,7 +116,9 @@ __all__ = [
     "parse_lsn",
 ]
 
-_SUBPACKAGES = frozenset({"catalog", "embedded", "files", "replication", "segments", "spark"})
+_SUBPACKAGES = frozenset(
+    {"catalog", "embedded", "files", "replication", "segments", "spark", "testing"}
+)
 """Those for users, which are imported when they are asked for, as some need an extra."""
 
 

@@ -9,8 +9,7 @@ import uuid
 from decimal import Decimal
 from typing import Any
 
-from .messages import UNCHANGED
-from .objects import Interval, Range, SparseVector
+from .objects import UNCHANGED, Interval, Range, SparseVector
 
 _AS_STR = (
     Decimal,

@@ -17,6 +17,7 @@ import pytest
 from corpus_files import UNCHANGED, Capture, Change, captures
 
 import pgoutput_fast as pf
+from pgoutput_fast.testing import encode
 
 pytest.importorskip("pyarrow", reason="captures are Arrow files")
 
@@ -119,6 +120,13 @@ def test_every_frame_decodes(impl: ModuleType, capture: Capture) -> None:
     assert dict(with_xid) == capture.entry["with_xid_field"]
     # what decides is what the session asked for, and not the protocol's version
     assert aborts <= {capture.options.get("streaming") == "parallel"}
+
+
+def test_every_frame_is_what_its_fields_make(impl: ModuleType, capture: Capture) -> None:
+    decoder = impl.Decoder(encoding=capture.encoding)
+    for number, (_, frame) in enumerate(capture.rows()):
+        message = decoder.decode(frame)
+        assert encode(message) == frame, (capture.name, number, message)
 
 
 def test_the_implementations_agree(both: tuple[ModuleType, ModuleType], capture: Capture) -> None:

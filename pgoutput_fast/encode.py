@@ -1,0 +1,325 @@
+"""Frames made of fields: the inverse of decoding, along the same table of the wire layout.
+
+:func:`encode` takes a decoded message apart and puts its frame together again;
+:func:`encode_fields` makes a frame of fields that were never in one. Many rows at once are made
+into frames by :mod:`pgoutput_fast.transcode`.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from .errors import MAX_FRAME_LENGTH, PgOutputError
+from .objects import UNCHANGED
+from .wire import LAYOUTS, TAGS, Column
+
+_INTEGERS: dict[str, tuple[struct.Struct, int, int]] = {
+    "uint8": (struct.Struct(">B"), 0, 0xFF),
+    "count": (struct.Struct(">h"), 0, 0x7FFF),
+    "uint32": (struct.Struct(">I"), 0, 0xFFFFFFFF),
+    "int32": (struct.Struct(">i"), -0x80000000, 0x7FFFFFFF),
+    "lsn": (struct.Struct(">Q"), 0, 0xFFFFFFFFFFFFFFFF),
+    "time": (struct.Struct(">q"), -0x8000000000000000, 0x7FFFFFFFFFFFFFFF),
+}
+
+
+def encode(message: Any) -> bytes:
+    """The frame of a decoded message, or the bytes of a decoded tuple, made of its fields.
+
+    The frame that the message was decoded from is not looked at, and yet it is what comes out: for
+    every frame that a server sends ``encode(decode(frame)) == frame``. There are two exceptions.
+    Where an encoding has several byte sequences for one character (some of Shift JIS), a name may
+    come back as another of them; and the flag of Stream Start comes back as 0 or 1.
+
+    Parameters
+    ----------
+    message : message or TupleData
+        Of either implementation.
+
+    Raises
+    ------
+    TypeError
+        `message` is neither.
+    """
+    tag = getattr(message, "tag", None)
+    if tag is None:
+        if not hasattr(message, "raws"):
+            raise TypeError(f"expected a message or a tuple, not {type(message).__name__}")
+        return encode_tuple(message)
+    names = [name for name, kind in LAYOUTS[tag] if kind != "truncate_count"]
+    if "old" in names:
+        names.append("old_kind")
+    fields = {name: getattr(message, name) for name in names}
+    # Only the rare messages have text in their fields, and they remember its encoding.
+    return encode_fields(tag, getattr(message, "_encoding", "utf-8"), **fields)
+
+
+def encode_fields(tag: str, encoding: str = "utf-8", /, **fields: Any) -> bytes:
+    """The frame of fields that are given one by one.
+
+    Parameters
+    ----------
+    tag : str
+        The message's tag, as "B" for Begin.
+    encoding : str
+        Of names, prefixes, GIDs, and values given as str. Lone surrogates stand for the bytes that
+        are no text in it, as in decoded messages.
+    **fields
+        The message's attributes by their names: LSNs (int), times (int, microseconds since
+        2000-01-01 UTC), xids and so on. `xid` of a message that has one only inside of a stream,
+        `old` and `old_kind` of an Update, `abort_lsn` and `abort_time` may be None or left out.
+        `new` and `old` are tuples as :func:`encode_tuple` takes them; `columns` of a Relation are
+        (flags, name, type_id, type_modifier).
+
+    Raises
+    ------
+    PgOutputError
+        A value does not fit into its field.
+    TypeError
+        A field is missing, or the message has none of that name.
+    """
+    if tag not in LAYOUTS:
+        raise PgOutputError(f"there is no message with the tag {tag!r}, only {' '.join(TAGS)}")
+    writer = _Writer(tag, encoding, fields)
+    parts = [tag.encode("ascii")]
+    for name, kind in LAYOUTS[tag]:
+        write = getattr(writer, _TUPLE_KINDS.get(kind, kind))
+        parts.append(write(name))
+    writer.finish()
+    frame = b"".join(parts)
+    if len(frame) > MAX_FRAME_LENGTH:
+        raise PgOutputError(
+            f"a {tag!r} frame would have {len(frame)} bytes, and at most {MAX_FRAME_LENGTH} can be "
+            "sent"
+        )
+    return frame
+
+
+def encode_tuple(columns: Any, encoding: str = "utf-8") -> bytes:
+    """The bytes of a tuple: an int16 count, then each column's kind and, if any, length and bytes.
+
+    Parameters
+    ----------
+    columns : TupleData or iterable
+        A decoded tuple, or one item for each column: None is NULL, :data:`UNCHANGED` is an
+        unchanged TOAST value, str is a text value, bytes are a binary value. A pair of kind and
+        value, as ``("t", b"1")``, says which of them is meant.
+    encoding : str
+        Of values that are given as str.
+
+    Raises
+    ------
+    PgOutputError
+        A column is none of these, or there are too many.
+    """
+    return _tuple(columns, encoding, "the tuple")
+
+
+_TUPLE_KINDS = {"N": "new_tuple", "K or O": "old_tuple", "optional K or O": "optional_old_tuple"}
+"""The kinds of fields that are no identifiers, and the writer's methods for them."""
+
+
+class _Writer:
+    """The fields of a frame, and for each kind of the wire layout a method that gives its bytes.
+
+    It mirrors :class:`pgoutput_fast.wire.Cursor`, which reads them.
+    """
+
+    __slots__ = ("encoding", "fields", "seen", "tag")
+
+    def __init__(self, tag: str, encoding: str, fields: Mapping[str, Any]) -> None:
+        self.tag = tag
+        self.encoding = encoding
+        self.fields = fields
+        self.seen: set[str] = set()
+
+    def value(self, name: str) -> Any:
+        """The field `name`, which must be there."""
+        try:
+            value = self.fields[name]
+        except KeyError:
+            raise TypeError(f"a {self.tag!r} frame needs the field {name!r}") from None
+        self.seen.add(name)
+        return value
+
+    def optional(self, name: str) -> Any:
+        """The field `name`, None where it is left out."""
+        self.seen.add(name)
+        return self.fields.get(name)
+
+    def finish(self) -> None:
+        """Refuse fields that the message does not have."""
+        unknown = self.fields.keys() - self.seen
+        if unknown:
+            raise TypeError(f"a {self.tag!r} frame has no field {min(unknown)!r}")
+
+    def where(self, name: str) -> str:
+        """How an error calls the field."""
+        return f"{name} of a {self.tag!r} frame"
+
+    def uint8(self, name: str) -> bytes:
+        """An unsigned byte."""
+        return _integer("uint8", self.value(name), self.where(name))
+
+    def char(self, name: str) -> bytes:
+        """A character as the byte that it stands for."""
+        value = self.value(name)
+        if not isinstance(value, str) or len(value) != 1 or ord(value) > 0xFF:
+            _refuse(value, self.where(name), "one character up to U+00FF")
+        return value.encode("latin-1")
+
+    def bool(self, name: str) -> bytes:
+        """A flag as a byte, 1 or 0."""
+        return b"\1" if self.value(name) else b"\0"
+
+    def uint32(self, name: str) -> bytes:
+        """An unsigned 32-bit integer: an OID or xid."""
+        return _integer("uint32", self.value(name), self.where(name))
+
+    def lsn(self, name: str) -> bytes:
+        """An unsigned 64-bit integer."""
+        return _integer("lsn", self.value(name), self.where(name))
+
+    def time(self, name: str) -> bytes:
+        """A signed 64-bit integer: microseconds since 2000-01-01."""
+        return _integer("time", self.value(name), self.where(name))
+
+    def stream_xid(self, name: str) -> bytes:
+        """The xid that is there inside of streams alone; no bytes for None."""
+        value = self.optional(name)
+        return b"" if value is None else _integer("uint32", value, self.where(name))
+
+    def optional_lsn(self, name: str) -> bytes:
+        """The LSN of a Stream Abort; no bytes for None."""
+        value = self.optional(name)
+        if (value is None) != (self.fields.get("abort_time") is None):
+            raise PgOutputError("abort_lsn and abort_time of an 'A' frame go together")
+        return b"" if value is None else _integer("lsn", value, self.where(name))
+
+    def optional_time(self, name: str) -> bytes:
+        """The time of a Stream Abort; no bytes for None."""
+        value = self.optional(name)
+        return b"" if value is None else _integer("time", value, self.where(name))
+
+    def string(self, name: str) -> bytes:
+        """A string with a NUL at its end."""
+        return _string(self.value(name), self.encoding, self.where(name))
+
+    def columns(self, name: str) -> bytes:
+        """A count, then the columns of a Relation."""
+        columns = list(self.value(name))
+        parts = [_integer("count", len(columns), f"the number of {self.where(name)}")]
+        for i, column in enumerate(columns):
+            where = f"column {i} of an 'R' frame"
+            try:
+                flags, text, type_id, modifier = column
+            except (TypeError, ValueError):
+                _refuse(column, where, ", ".join(Column._fields))
+            parts += [
+                _integer("uint8", flags, f"the flags of {where}"),
+                _string(text, self.encoding, f"the name of {where}"),
+                _integer("uint32", type_id, f"the type OID of {where}"),
+                _integer("int32", modifier, f"the type modifier of {where}"),
+            ]
+        return b"".join(parts)
+
+    def truncate_count(self, name: str) -> bytes:
+        """The number of relations of a Truncate, behind which the options come first."""
+        return _integer("int32", len(self.value("relation_ids")), self.where(name))
+
+    def oids(self, name: str) -> bytes:
+        """OIDs, whose count stands before them."""
+        where = self.where(name)
+        return b"".join([_integer("uint32", oid, where) for oid in self.value(name)])
+
+    def sized_bytes(self, name: str) -> bytes:
+        """An int32 length, then that many bytes."""
+        value = self.value(name)
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            _refuse(value, self.where(name), "bytes")
+        content = bytes(value)
+        return _integer("int32", len(content), f"the length of {self.where(name)}") + content
+
+    def new_tuple(self, name: str) -> bytes:
+        """The marker N and a tuple."""
+        return b"N" + _tuple(self.value(name), self.encoding, self.where(name))
+
+    def old_tuple(self, name: str) -> bytes:
+        """The marker K or O, which `old_kind` tells, and a tuple."""
+        kind: str = self.value("old_kind")
+        if kind not in ("K", "O"):
+            _refuse(kind, self.where("old_kind"), "'K' or 'O'")
+        return kind.encode("ascii") + _tuple(self.value(name), self.encoding, self.where(name))
+
+    def optional_old_tuple(self, name: str) -> bytes:
+        """As of :meth:`old_tuple`; no bytes where both are None."""
+        if self.optional(name) is None and self.optional("old_kind") is None:
+            return b""
+        return self.old_tuple(name)
+
+
+# --- parts of frames -----------------------------------------------------------------------------
+
+
+def _refuse(value: object, where: str, expected: str) -> NoReturn:
+    shown = repr(value)
+    if len(shown) > 60:
+        shown = f"{shown[:60]}…"
+    raise PgOutputError(f"{where}: expected {expected}, not {shown}")
+
+
+def _integer(kind: str, value: Any, where: str) -> bytes:
+    form, least, most = _INTEGERS[kind]
+    try:
+        return form.pack(operator.index(value))
+    except (TypeError, struct.error):
+        _refuse(value, where, f"an integer from {least} to {most}")
+
+
+def _string(value: Any, encoding: str, where: str) -> bytes:
+    if not isinstance(value, str):
+        _refuse(value, where, "str")
+    try:
+        encoded = value.encode(encoding, "surrogateescape")
+    except UnicodeEncodeError:
+        _refuse(value, where, f"text that {encoding} has characters for")
+    if b"\0" in encoded:
+        _refuse(value, where, "text without NUL, which ends it")
+    return encoded + b"\0"
+
+
+def _tuple(columns: Any, encoding: str, where: str) -> bytes:
+    if hasattr(columns, "raws"):
+        columns = [(columns.kind(i), raw) for i, raw in enumerate(columns.raws())]
+    elif isinstance(columns, (str, bytes, Mapping)) or not isinstance(columns, Iterable):
+        _refuse(columns, where, "a sequence with one item for each column")
+    parts = [_column(value, encoding, where, i) for i, value in enumerate(columns)]
+    count = _integer("count", len(parts), f"the number of columns of {where}")
+    return count + b"".join(parts)
+
+
+def _column(given: Any, encoding: str, where: str, i: int) -> bytes:
+    """A column's kind, and length and bytes where it has a value."""
+    if given is None:
+        return b"n"
+    if given is UNCHANGED:
+        return b"u"
+    where = f"column {i} of {where}"
+    kind, value = "t" if isinstance(given, str) else "b", given
+    if isinstance(given, tuple) and len(given) == 2:
+        kind, value = given
+        if (kind == "n" and value is None) or (kind == "u" and value is UNCHANGED):
+            return b"n" if value is None else b"u"
+    if kind == "t" and isinstance(value, str):
+        try:
+            value = value.encode(encoding, "surrogateescape")
+        except UnicodeEncodeError:
+            _refuse(given, where, f"text that {encoding} has characters for")
+    if kind not in ("t", "b") or not isinstance(value, (bytes, bytearray, memoryview)):
+        _refuse(given, where, "None, UNCHANGED, str, bytes, or a pair of 't' or 'b' and a value")
+    data = bytes(value)
+    marker = b"t" if kind == "t" else b"b"
+    return marker + _integer("int32", len(data), f"the length of {where}") + data

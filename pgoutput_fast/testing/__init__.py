@@ -1,0 +1,74 @@
+"""Frames, tables and whole streams for tests of what reads pgoutput: no server is needed.
+
+:func:`encode` makes the frame of a decoded message out of its fields. There is a function for each
+message's frame (:func:`begin`, :func:`insert` and so on), and a :class:`Server` sends whole
+transactions as PostgreSQL does and knows what a consumer must have in the end.
+``pgoutput_fast.testing.strategies`` has Hypothesis strategies, which need the extra
+``pgoutput-fast[testing]``.
+"""
+
+from __future__ import annotations
+
+from ..encode import encode, encode_fields, encode_tuple
+from .frames import (
+    begin,
+    begin_prepare,
+    commit,
+    commit_prepared,
+    delete,
+    in_stream,
+    insert,
+    keepalive,
+    message,
+    origin,
+    prepare,
+    relation,
+    rollback_prepared,
+    stream_abort,
+    stream_commit,
+    stream_prepare,
+    stream_start,
+    stream_stop,
+    truncate,
+    type_,
+    update,
+    xlog_data,
+)
+from .server import Change, Committed, Savepoint, Sent, Server, Transaction
+from .tables import Table, UserType
+
+__all__ = [
+    "Change",
+    "Committed",
+    "Savepoint",
+    "Sent",
+    "Server",
+    "Table",
+    "Transaction",
+    "UserType",
+    "begin",
+    "begin_prepare",
+    "commit",
+    "commit_prepared",
+    "delete",
+    "encode",
+    "encode_fields",
+    "encode_tuple",
+    "in_stream",
+    "insert",
+    "keepalive",
+    "message",
+    "origin",
+    "prepare",
+    "relation",
+    "rollback_prepared",
+    "stream_abort",
+    "stream_commit",
+    "stream_prepare",
+    "stream_start",
+    "stream_stop",
+    "truncate",
+    "type_",
+    "update",
+    "xlog_data",
+]

@@ -1,0 +1,311 @@
+"""A function for each message: its frame, with defaults for the fields that a test leaves out.
+
+LSNs are ints, times microseconds since 2000-01-01 UTC. Where `xid` has the default None, the frame
+is as outside of streams; with an xid it is as from inside of one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+from ..encode import encode_fields
+from ..errors import PgOutputError
+from ..wire import LAYOUTS
+from .tables import Row, Table, UserType, text_of
+
+COMMIT_RECORD = 0x30
+"""Bytes of a plain commit's WAL record, and so between `commit_lsn` and the default `end_lsn`."""
+
+_XLOG_DATA = struct.Struct(">cQQq")
+_KEEPALIVE = struct.Struct(">cQqB")
+
+
+def begin(xid: int, final_lsn: int = 0x100, commit_time: int = 0) -> bytes:
+    """A transaction begins; `final_lsn` is where its commit record begins."""
+    return encode_fields("B", final_lsn=final_lsn, commit_time=commit_time, xid=xid)
+
+
+def commit(
+    commit_lsn: int = 0x100, end_lsn: int | None = None, commit_time: int = 0, flags: int = 0
+) -> bytes:
+    """A transaction is committed."""
+    return encode_fields(
+        "C",
+        flags=flags,
+        commit_lsn=commit_lsn,
+        end_lsn=_end(commit_lsn, end_lsn),
+        commit_time=commit_time,
+    )
+
+
+def origin(name: str, commit_lsn: int = 0) -> bytes:
+    """Where the transaction came from first."""
+    return encode_fields("O", commit_lsn=commit_lsn, name=name)
+
+
+def relation(table: Table, xid: int | None = None) -> bytes:
+    """A table as its next rows come."""
+    return table.relation(xid)
+
+
+def type_(given: UserType, xid: int | None = None) -> bytes:
+    """The type of a column to come."""
+    return given.frame(xid)
+
+
+def insert(table: Table | int, values: Row, xid: int | None = None) -> bytes:
+    """A row inserted.
+
+    Parameters
+    ----------
+    table : Table or int
+        The table, or its OID, of which nothing is known.
+    values : sequence or mapping
+        As :meth:`Table.row` takes them; of an OID no mapping, and any number.
+    xid : int, optional
+        Of the subtransaction, inside of a stream.
+    """
+    relation_id, new = _row(table, values)
+    return encode_fields("I", xid=xid, relation_id=relation_id, new=new)
+
+
+def update(
+    table: Table | int,
+    values: Row,
+    old: Row | None = None,
+    old_kind: str | None = None,
+    xid: int | None = None,
+) -> bytes:
+    """A row updated; with `old` its key before (`old_kind` "K"), or the whole row ("O").
+
+    The kind is "K" by default, and "O" for a table whose replica identity is "f".
+    """
+    relation_id, new = _row(table, values)
+    kind, before = _old(table, old, old_kind)
+    return encode_fields("U", xid=xid, relation_id=relation_id, old_kind=kind, old=before, new=new)
+
+
+def delete(
+    table: Table | int, old: Row, old_kind: str | None = None, xid: int | None = None
+) -> bytes:
+    """A row deleted: its key ("K"), or the whole row ("O"); the default is as of :func:`update`."""
+    relation_id, _ = _row(table, old)
+    kind, before = _old(table, old, old_kind)
+    return encode_fields("D", xid=xid, relation_id=relation_id, old_kind=kind, old=before)
+
+
+def truncate(tables: Iterable[Table | int], options: int = 0, xid: int | None = None) -> bytes:
+    """Tables emptied; `options` has 1 for CASCADE and 2 for RESTART IDENTITY."""
+    ids = [table if isinstance(table, int) else table.relation_id for table in tables]
+    return encode_fields("T", xid=xid, relation_ids=ids, options=options)
+
+
+def message(
+    prefix: str, content: bytes, lsn: int = 0x100, flags: int = 0, xid: int | None = None
+) -> bytes:
+    """What ``pg_logical_emit_message`` sent; `flags` is 1 for a transactional one."""
+    return encode_fields("M", xid=xid, flags=flags, lsn=lsn, prefix=prefix, content=content)
+
+
+def stream_start(xid: int, first_segment: bool = True) -> bytes:
+    """A chunk of a transaction still in progress begins."""
+    return encode_fields("S", xid=xid, first_segment=first_segment)
+
+
+def stream_stop() -> bytes:
+    """The open chunk ends."""
+    return encode_fields("E")
+
+
+def stream_commit(
+    xid: int,
+    commit_lsn: int = 0x100,
+    end_lsn: int | None = None,
+    commit_time: int = 0,
+    flags: int = 0,
+) -> bytes:
+    """A streamed transaction is committed."""
+    return encode_fields(
+        "c",
+        xid=xid,
+        flags=flags,
+        commit_lsn=commit_lsn,
+        end_lsn=_end(commit_lsn, end_lsn),
+        commit_time=commit_time,
+    )
+
+
+def stream_abort(
+    xid: int,
+    subxid: int | None = None,
+    abort_lsn: int | None = None,
+    abort_time: int | None = None,
+) -> bytes:
+    """A streamed transaction is taken back, or with `subxid` a subtransaction of it.
+
+    LSN and time are there with ``streaming 'parallel'`` alone.
+    """
+    return encode_fields(
+        "A",
+        xid=xid,
+        subxid=xid if subxid is None else subxid,
+        abort_lsn=abort_lsn,
+        abort_time=abort_time,
+    )
+
+
+def begin_prepare(
+    xid: int,
+    gid: str = "gid",
+    prepare_lsn: int = 0x100,
+    end_lsn: int | None = None,
+    prepare_time: int = 0,
+) -> bytes:
+    """The changes of a prepared transaction follow."""
+    return encode_fields(
+        "b",
+        prepare_lsn=prepare_lsn,
+        end_lsn=_end(prepare_lsn, end_lsn),
+        prepare_time=prepare_time,
+        xid=xid,
+        gid=gid,
+    )
+
+
+def prepare(
+    xid: int,
+    gid: str = "gid",
+    prepare_lsn: int = 0x100,
+    end_lsn: int | None = None,
+    prepare_time: int = 0,
+    flags: int = 0,
+) -> bytes:
+    """A transaction is prepared."""
+    return _prepare("P", xid, gid, prepare_lsn, end_lsn, prepare_time, flags)
+
+
+def stream_prepare(
+    xid: int,
+    gid: str = "gid",
+    prepare_lsn: int = 0x100,
+    end_lsn: int | None = None,
+    prepare_time: int = 0,
+    flags: int = 0,
+) -> bytes:
+    """A streamed transaction is prepared."""
+    return _prepare("p", xid, gid, prepare_lsn, end_lsn, prepare_time, flags)
+
+
+def commit_prepared(
+    xid: int,
+    gid: str = "gid",
+    commit_lsn: int = 0x200,
+    end_lsn: int | None = None,
+    commit_time: int = 0,
+    flags: int = 0,
+) -> bytes:
+    """A prepared transaction is committed."""
+    return encode_fields(
+        "K",
+        flags=flags,
+        commit_lsn=commit_lsn,
+        end_lsn=_end(commit_lsn, end_lsn),
+        commit_time=commit_time,
+        xid=xid,
+        gid=gid,
+    )
+
+
+def rollback_prepared(
+    xid: int,
+    gid: str = "gid",
+    prepare_end_lsn: int = 0x130,
+    rollback_end_lsn: int = 0x230,
+    prepare_time: int = 0,
+    rollback_time: int = 0,
+    flags: int = 0,
+) -> bytes:
+    """A prepared transaction is rolled back."""
+    return encode_fields(
+        "r",
+        flags=flags,
+        prepare_end_lsn=prepare_end_lsn,
+        rollback_end_lsn=rollback_end_lsn,
+        prepare_time=prepare_time,
+        rollback_time=rollback_time,
+        xid=xid,
+        gid=gid,
+    )
+
+
+def in_stream(frame: bytes, xid: int) -> bytes:
+    """A frame as it would come from inside of a stream: with the xid behind its tag, if it has one.
+
+    Raises
+    ------
+    PgOutputError
+        The xid does not fit, or the message has no place inside of a stream.
+    """
+    tag = chr(frame[0])
+    if tag == "O":
+        return frame
+    if not LAYOUTS[tag] or LAYOUTS[tag][0][1] != "stream_xid":
+        raise PgOutputError(f"a {tag!r} frame does not come from inside of a stream")
+    if not 0 <= xid <= 0xFFFFFFFF:
+        raise PgOutputError(f"{xid} is no xid")
+    return frame[:1] + xid.to_bytes(4, "big") + frame[1:]
+
+
+def xlog_data(frame: bytes, lsn: int, wal_end: int | None = None, send_time: int = 0) -> bytes:
+    """The body of the CopyData message that carries a frame: XLogData.
+
+    `wal_end` is as `lsn` by default, as a server sends it for pgoutput's frames.
+    """
+    return _XLOG_DATA.pack(b"w", lsn, lsn if wal_end is None else wal_end, send_time) + frame
+
+
+def keepalive(wal_end: int, send_time: int = 0, reply: bool = False) -> bytes:
+    """The body of a keepalive; `reply` asks for an answer at once."""
+    return _KEEPALIVE.pack(b"k", wal_end, send_time, reply)
+
+
+def _end(lsn: int, end_lsn: int | None) -> int:
+    return lsn + COMMIT_RECORD if end_lsn is None else end_lsn
+
+
+def _prepare(
+    tag: str,
+    xid: int,
+    gid: str,
+    prepare_lsn: int,
+    end_lsn: int | None,
+    prepare_time: int,
+    flags: int,
+) -> bytes:
+    return encode_fields(
+        tag,
+        flags=flags,
+        prepare_lsn=prepare_lsn,
+        end_lsn=_end(prepare_lsn, end_lsn),
+        prepare_time=prepare_time,
+        xid=xid,
+        gid=gid,
+    )
+
+
+def _row(table: Table | int, values: Row) -> tuple[int, list[Any]]:
+    if isinstance(table, Table):
+        return table.relation_id, table.row(values)
+    return table, [text_of(value) for value in values]
+
+
+def _old(
+    table: Table | int, old: Row | None, old_kind: str | None
+) -> tuple[str | None, list[Any] | None]:
+    if old is None:
+        return old_kind, None
+    if old_kind is None:
+        old_kind = "O" if isinstance(table, Table) and table.replica_identity == "f" else "K"
+    return old_kind, _row(table, old)[1]

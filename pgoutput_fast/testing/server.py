@@ -1,0 +1,494 @@
+"""What a server would send: whole transactions with their LSNs, and beside them the truth.
+
+A :class:`Server` writes a log of its own: every change takes a record, at the end of the log, when
+it is made; transactions that are open at the same time interleave there. What is sent of it, in
+which order and with which LSNs in the headers is as PostgreSQL sends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ..errors import PgOutputError
+from . import frames
+from .tables import Row, Table
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+_RECORD = 0x40
+"""Bytes of a change's WAL record beside its values."""
+
+_PREPARE_RECORD = 0x100
+"""Bytes of the WAL record of PREPARE TRANSACTION, some more than a commit's."""
+
+
+class Sent(NamedTuple):
+    """A frame as it was sent.
+
+    Fields: lsn (of the XLogData header, data start and WAL end alike; 0 where the server has none),
+    frame, seq (which row of its transaction is the frame's first, as counted from the frames alone;
+    None for what is no row).
+    """
+
+    lsn: int
+    frame: bytes
+    seq: int | None = None
+
+
+class Change(NamedTuple):
+    """A row change, Truncate or transactional message of a committed transaction.
+
+    Fields: frame (in protocol 1's form, without xid), lsn (of its WAL record), seq (its first row's
+    position in the transaction, None for a message), tables, subxid.
+    """
+
+    frame: bytes
+    lsn: int
+    seq: int | None
+    tables: tuple[Table, ...]
+    subxid: int
+
+
+class Committed(NamedTuple):
+    """A transaction as a consumer must see it in the end, whichever way it was sent.
+
+    Fields: xid, commit_lsn, end_lsn, commit_time, origin, gid (both None or str), changes.
+    """
+
+    xid: int
+    commit_lsn: int
+    end_lsn: int
+    commit_time: int
+    origin: str | None
+    gid: str | None
+    changes: tuple[Change, ...]
+
+
+class Server:
+    """A server with one replication connection, and the log that it sends from.
+
+    >>> server = Server()
+    >>> accounts = Table("accounts", {"id": "int4", "note": "text"})
+    >>> with server.begin() as transaction:
+    ...     transaction.insert(accounts, [1, "a"])
+    >>> [chr(sent.frame[0]) for sent in server.sent]
+    ['B', 'R', 'I', 'C']
+
+    Parameters
+    ----------
+    lsn : int
+        Where the log begins.
+    xid : int
+        Of the first transaction.
+    time : int
+        Microseconds since 2000-01-01 UTC when the log begins.
+    streaming : {"on", "parallel"}
+        With "parallel" Stream Abort has its LSN and time.
+    version : int
+        The server's major version. Before 15, transactions without a change are sent too.
+
+    Attributes
+    ----------
+    sent : list of Sent
+        All that was sent.
+    committed : list of Committed
+        The truth: what was committed, in that order.
+    lsn, time : int
+        The end of the log, and the clock, which goes on by a millisecond with each transaction's
+        end. Both may be set, as long as the LSN grows.
+    """
+
+    def __init__(
+        self,
+        *,
+        lsn: int = 0x1000000,
+        xid: int = 700,
+        time: int = 800_000_000_000_000,
+        streaming: Literal["on", "parallel"] = "on",
+        version: int = 18,
+    ) -> None:
+        self.lsn = lsn
+        self.time = time
+        self.sent: list[Sent] = []
+        self.committed: list[Committed] = []
+        self._next_xid = xid
+        self._parallel = streaming == "parallel"
+        self._sends_empty = version < 15
+        self._announced: dict[int, list[bytes]] = {}
+        self._open: list[Transaction] = []
+
+    @property
+    def frames(self) -> list[bytes]:
+        """The frames of `sent`."""
+        return [sent.frame for sent in self.sent]
+
+    @property
+    def lsns(self) -> list[int]:
+        """The LSNs of `sent`, one for each frame."""
+        return [sent.lsn for sent in self.sent]
+
+    def copy_data(self) -> Iterator[bytes]:
+        """The frames of `sent` in their CopyData bodies, as they come from the connection."""
+        for sent in self.sent:
+            yield frames.xlog_data(sent.frame, sent.lsn, send_time=self.time)
+
+    def begin(self, origin: str | None = None, origin_lsn: int = 0) -> Transaction:
+        """A transaction, which ends by its own methods, or as a context: committed, or aborted.
+
+        Parameters
+        ----------
+        origin : str, optional
+            The name of the replication origin that it came from.
+        origin_lsn : int
+            Its commit LSN there.
+        """
+        transaction = Transaction(self, self._take_xid(), origin, origin_lsn)
+        self._open.append(transaction)
+        return transaction
+
+    def message(self, prefix: str, content: bytes) -> None:
+        """A message outside of transactions, sent at once."""
+        self._write(_RECORD + len(content))
+        self._send(self.lsn, frames.message(prefix, content, self.lsn))
+
+    def reconnect(self) -> None:
+        """The connection ends, and another one begins where this one was.
+
+        Relations are announced again. Transactions that are not ended yet are streamed anew from
+        their first change on. `sent` goes on: a consumer has to be told itself.
+        """
+        self._announced.clear()
+        for transaction in self._open:
+            transaction._rewind()
+
+    def _take_xid(self) -> int:
+        xid = self._next_xid
+        self._next_xid = xid + 1 if xid < 0xFFFFFFFF else 3
+        return xid
+
+    def _write(self, size: int) -> int:
+        """Write a record of at least so many bytes; where it begins."""
+        start = self.lsn
+        self.lsn = start + (size + 7 & ~7)
+        return start
+
+    def _end_record(self, size: int) -> tuple[int, int, int]:
+        """Write the record of a transaction's end; where it begins, where it ends, and when."""
+        self.time += 1000
+        return self._write(size), self.lsn, self.time
+
+    def _send(self, lsn: int, frame: bytes, seq: int | None = None) -> None:
+        self.sent.append(Sent(lsn, frame, seq))
+
+
+class Transaction:
+    """A transaction of a :class:`Server`, open until it is committed, aborted or prepared.
+
+    It is sent as a whole when it ends. What :meth:`stream` sends before makes a streamed one of it:
+    what remains then goes in a last chunk.
+
+    Attributes
+    ----------
+    xid : int
+    origin, gid : str or None
+    """
+
+    def __init__(self, server: Server, xid: int, origin: str | None, origin_lsn: int) -> None:
+        self.xid = xid
+        self.origin = origin
+        self.gid: str | None = None
+        self._server = server
+        self._origin_lsn = origin_lsn
+        self._state: Literal["open", "prepared", "ended"] = "open"
+        self._prepare_end = 0
+        self._prepare_time = 0
+        self._savepoints: list[Savepoint] = []
+        self._waiting: list[Change] = []  # in the log, and not sent so far
+        self._streamed: list[Change] = []  # in chunks, without those taken back
+        self._streamed_xids: list[int] = []  # of those changes, in the order of their first ones
+        self._is_streamed = False
+        self._announced: dict[int, list[bytes]] = {}  # in the stream
+        self._rows = 0  # sent so far
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._state == "open":
+            if kind is None:
+                self.commit()
+            else:
+                self.abort()
+
+    # Changes.
+
+    def insert(self, table: Table, values: Row) -> None:
+        """Insert a row; `values` as :meth:`Table.row` takes them."""
+        self._change(frames.insert(table, values), (table,))
+
+    def update(
+        self, table: Table, values: Row, old: Row | None = None, old_kind: str | None = None
+    ) -> None:
+        """Update a row; `old` and `old_kind` as of :func:`pgoutput_fast.testing.update`."""
+        self._change(frames.update(table, values, old, old_kind), (table,))
+
+    def delete(self, table: Table, old: Row, old_kind: str | None = None) -> None:
+        """Delete a row; `old` and `old_kind` as of :func:`pgoutput_fast.testing.delete`."""
+        self._change(frames.delete(table, old, old_kind), (table,))
+
+    def truncate(self, tables: Iterable[Table], options: int = 0) -> None:
+        """Empty tables; `options` has 1 for CASCADE and 2 for RESTART IDENTITY."""
+        named = tuple(tables)
+        self._change(frames.truncate(named, options), named)
+
+    def message(self, prefix: str, content: bytes) -> None:
+        """Emit a transactional message."""
+        self._must_be("open")
+        # The server gives such a message the LSN where its record ends.
+        self._server._write(_RECORD + len(content))
+        lsn = self._server.lsn
+        frame = frames.message(prefix, content, lsn, flags=1)
+        self._waiting.append(Change(frame, lsn, None, (), self._subxid))
+
+    def savepoint(self) -> Savepoint:
+        """Begin a subtransaction: what follows belongs to it until it ends."""
+        self._must_be("open")
+        made = Savepoint(self, self._server._take_xid())
+        for outer in self._savepoints:
+            outer._inside.append(made.xid)
+        self._savepoints.append(made)
+        return made
+
+    # What is sent.
+
+    def stream(self) -> None:
+        """Send what is waiting as a chunk of a stream, an empty one where nothing is."""
+        self._must_be("open")
+        server = self._server
+        lsn = self._waiting[0].lsn if self._waiting else server.lsn
+        told = self.origin is not None and not self._is_streamed
+        server._send(0 if told else lsn, frames.stream_start(self.xid, not self._is_streamed))
+        if told:
+            self._send_origin(lsn, 0)
+        self._is_streamed = True
+        for change in self._waiting:
+            lsn = change.lsn
+            if change.subxid not in self._streamed_xids:
+                self._streamed_xids.append(change.subxid)
+            # A message has the xid of the whole transaction, a row that of its subtransaction.
+            xid = change.subxid if change.tables else self.xid
+            for table in change.tables:
+                self._announce(table, self._announced, xid)
+            self._send_change(change, frames.in_stream(change.frame, xid))
+        server._send(lsn, frames.stream_stop())
+        self._streamed += self._waiting
+        self._waiting = []
+
+    def commit(self) -> None:
+        """Commit, also what was prepared before."""
+        server = self._server
+        if self._state == "prepared":
+            commit_lsn, end_lsn, time = server._end_record(frames.COMMIT_RECORD)
+            frame = frames.commit_prepared(self.xid, self.gid or "", commit_lsn, end_lsn, time)
+        else:
+            self._must_be("open")
+            commit_lsn, end_lsn, time = server._end_record(frames.COMMIT_RECORD)
+            if self._is_streamed:
+                self._send_rest()
+                server._announced |= self._announced
+                frame = frames.stream_commit(self.xid, commit_lsn, end_lsn, time)
+            elif self._waiting or server._sends_empty:
+                self._send_whole(commit_lsn, frames.begin(self.xid, commit_lsn, time))
+                frame = frames.commit(commit_lsn, end_lsn, time)
+            else:
+                self._end()
+                return
+        server._send(end_lsn, frame)
+        self._end()
+        changes = tuple(_numbered([*self._streamed, *self._waiting]))
+        server.committed.append(
+            Committed(self.xid, commit_lsn, end_lsn, time, self.origin, self.gid, changes)
+        )
+
+    def abort(self) -> None:
+        """Roll back, also what was prepared before."""
+        server = self._server
+        _, end_lsn, time = server._end_record(frames.COMMIT_RECORD)
+        if self._state == "prepared":
+            frame = frames.rollback_prepared(
+                self.xid, self.gid or "", self._prepare_end, end_lsn, self._prepare_time, time
+            )
+            server._send(end_lsn, frame)
+        else:
+            self._must_be("open")
+            if self._is_streamed:
+                subxids = [xid for xid in self._streamed_xids if xid != self.xid]
+                self._send_aborts([*subxids, self.xid], end_lsn)
+        self._end()
+
+    def prepare(self, gid: str) -> None:
+        """Prepare; :meth:`commit` and :meth:`abort` then decide."""
+        self._must_be("open")
+        server = self._server
+        prepare_lsn, end_lsn, time = server._end_record(_PREPARE_RECORD)
+        told = (self.xid, gid, prepare_lsn, end_lsn, time)
+        if self._is_streamed:
+            self._send_rest()
+            server._send(end_lsn, frames.stream_prepare(*told))
+        else:
+            self._send_whole(prepare_lsn, frames.begin_prepare(*told))
+            server._send(end_lsn, frames.prepare(*told))
+        self.gid = gid
+        self._prepare_end, self._prepare_time = end_lsn, time
+        self._end("prepared")
+
+    # Parts of these.
+
+    @property
+    def _subxid(self) -> int:
+        return self._savepoints[-1].xid if self._savepoints else self.xid
+
+    def _must_be(self, state: str) -> None:
+        if self._state != state:
+            raise PgOutputError(f"the transaction {self.xid} is {self._state}, not {state}")
+
+    def _end(self, state: Literal["prepared", "ended"] = "ended") -> None:
+        if self._state == "open":
+            self._server._open.remove(self)
+        self._state = state
+        self._savepoints.clear()
+
+    def _rewind(self) -> None:
+        """Take everything as not sent."""
+        self._waiting = [*self._streamed, *self._waiting]
+        self._streamed.clear()
+        self._streamed_xids.clear()
+        self._is_streamed = False
+        self._announced.clear()
+        self._rows = 0
+
+    def _change(self, frame: bytes, tables: tuple[Table, ...]) -> None:
+        self._must_be("open")
+        lsn = self._server._write(_RECORD + len(frame))
+        self._waiting.append(Change(frame, lsn, None, tables, self._subxid))
+
+    def _announce(
+        self, table: Table, known: dict[int, list[bytes]], xid: int | None = None
+    ) -> None:
+        """Announce a table, where it is not known as it is."""
+        announced = table.announcement()
+        if known.get(table.relation_id) != announced:
+            known[table.relation_id] = announced
+            for frame in table.announcement(xid):
+                self._server._send(0, frame)
+
+    def _send_origin(self, lsn: int, origin_lsn: int) -> None:
+        if self.origin is not None:
+            self._server._send(lsn, frames.origin(self.origin, origin_lsn))
+
+    def _send_change(self, change: Change, frame: bytes) -> None:
+        self._server._send(change.lsn, frame, self._rows if change.tables else None)
+        self._rows += len(change.tables)
+
+    def _send_whole(self, end: int, begin: bytes) -> None:
+        """Send the beginning and all changes; an empty transaction's have the LSN of its end."""
+        lsn = self._waiting[0].lsn if self._waiting else end
+        self._server._send(0 if self.origin is not None else lsn, begin)
+        self._send_origin(lsn, self._origin_lsn)
+        for change in self._waiting:
+            for table in change.tables:
+                self._announce(table, self._server._announced)
+            self._send_change(change, change.frame)
+
+    def _send_rest(self) -> None:
+        if self._waiting:
+            self.stream()
+
+    def _send_aborts(self, xids: Iterable[int], lsn: int) -> None:
+        time = self._server.time
+        told = (lsn, time) if self._server._parallel else (None, None)
+        for xid in xids:
+            self._server._send(lsn, frames.stream_abort(self.xid, xid, *told))
+
+    def _roll_back(self, savepoint: Savepoint) -> None:
+        """Take back a subtransaction and those inside of it."""
+        self._release(savepoint)
+        server = self._server
+        server._write(frames.COMMIT_RECORD)
+        gone = [*savepoint._inside, savepoint.xid]
+        self._waiting = [change for change in self._waiting if change.subxid not in gone]
+        aborted = [xid for xid in gone if xid in self._streamed_xids]
+        if not aborted:
+            return
+        # A message is sent with the xid of the whole transaction: those before the first row of the
+        # subtransaction stay, as no consumer can tell what they belonged to.
+        for i, change in enumerate(self._streamed):
+            if change.tables and change.subxid in gone:
+                del self._streamed[i:]
+                break
+        self._streamed_xids = [xid for xid in self._streamed_xids if xid not in gone]
+        self._announced.clear()
+        self._send_aborts(aborted, server.lsn)
+
+    def _release(self, savepoint: Savepoint) -> None:
+        self._must_be("open")
+        if savepoint not in self._savepoints:
+            raise PgOutputError(f"the subtransaction {savepoint.xid} has ended before")
+        del self._savepoints[self._savepoints.index(savepoint) :]
+
+
+class Savepoint:
+    """A subtransaction; as a context it is released at the end, or rolled back by an exception.
+
+    Attributes
+    ----------
+    xid : int
+    """
+
+    def __init__(self, transaction: Transaction, xid: int) -> None:
+        self.xid = xid
+        self._transaction = transaction
+        self._inside: list[int] = []  # xids of the subtransactions within
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self in self._transaction._savepoints:
+            if kind is None:
+                self.release()
+            else:
+                self.rollback()
+
+    def release(self) -> None:
+        """End it: its changes are its parent's."""
+        self._transaction._release(self)
+
+    def rollback(self) -> None:
+        """Take back its changes, and those of the subtransactions inside of it.
+
+        Stream Aborts are sent for those of which something was streamed.
+        """
+        self._transaction._roll_back(self)
+
+
+def _numbered(changes: Iterable[Change]) -> Iterator[Change]:
+    """Changes with the positions of their rows in the transaction."""
+    seq = 0
+    for change in changes:
+        yield change._replace(seq=seq) if change.tables else change
+        seq += len(change.tables)
