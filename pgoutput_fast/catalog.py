@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import PgOutputError
+from .names import qualified
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -142,12 +143,12 @@ class Catalog:
             It is not published.
         """
         for table in self.tables:
-            if f"{table.namespace}.{table.name}" == name:
+            if qualified(table) == name:
                 return table
         raise PgOutputError(
             f"table {name!r} is not in the catalogue of database {self.database!r}, publications "
             f"{', '.join(self.publications)}; it has "
-            f"{', '.join(f'{table.namespace}.{table.name}' for table in self.tables) or 'none'}"
+            f"{', '.join(map(qualified, self.tables)) or 'none'}"
         )
 
     def by_id(self) -> dict[int, CatalogTable]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from .errors import fail, printable
+from .names import qualified
 from .plan import RelationPlan
 from .wire import LAYOUTS, Cursor, check_size
 
@@ -64,7 +65,7 @@ def _tuple(cursor: Cursor, plan: RelationPlan | None) -> None:
     field = "the number of columns"
     count = cursor.count(cursor.int16(field), 1, start, field)
     if plan is not None and count != plan.width:
-        relation = printable(f"{plan.relation.namespace}.{plan.relation.name}")
+        relation = printable(qualified(plan.relation))
         hint = WIDER_HINT if count > plan.width else NARROWER_HINT
         details = {"found": count, "expected": plan.width, "relation": relation, "hint": hint}
         fail("column_count", frame, start, **details)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from .errors import DecodeError, fail, printable
+from .names import qualified
 from .settings import Settings
 from .types import ColumnType, Converter, column_type, extension_by_name
 from .values import Codec, NoTextForm, OutOfRange, codec_of, fields_of
@@ -193,7 +194,7 @@ def refuse_value(
         encoding = "utf-8"
     else:
         relation = plan.relation
-        column = printable(f"{relation.namespace}.{relation.name}")
+        column = printable(qualified(relation))
         column = f"{plan.names[position]!r} of {column}"
         found_type = plan.column_types[position]
         column += f" ({printable(found_type.name) or f'type {found_type.oid}'})"

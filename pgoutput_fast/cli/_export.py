@@ -14,6 +14,7 @@ import click
 from ..errors import DecodeError, PgOutputError, printable
 from ..files import ExportedTable, ExportProgress, ExportResult, Format, export
 from ..lsn import format_lsn
+from ..names import qualified
 from ..policies import Policies
 from ..types import TypeRegistry
 
@@ -152,4 +153,4 @@ def _lines(result: ExportResult, directory: Path) -> Iterator[str]:
 
 def _name(table: ExportedTable) -> str:
     version = f" v{table.version}" if table.version > 1 else ""
-    return f"{table.namespace}.{table.name}{version}"
+    return qualified(table) + version

@@ -26,6 +26,7 @@ from .. import (
     format_lsn,
 )
 from ..errors import printable
+from ..names import qualified
 from ..values import timestamp_form
 
 if TYPE_CHECKING:
@@ -95,11 +96,6 @@ class Messages:
                 plan = staged.plans.get(oid) if staged is not None else None
                 relation = state.relations.get(oid) if plan is None else plan.relation
                 yield str(oid) if relation is None else qualified(relation)
-
-
-def qualified(relation: Relation) -> str:
-    """``namespace.name``."""
-    return f"{relation.namespace}.{relation.name}"
 
 
 def line(shown: Shown, *, full: bool = False) -> str:

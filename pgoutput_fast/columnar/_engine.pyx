@@ -38,7 +38,7 @@ from .arrays import (
 from ..diagnose import UNKNOWN_HINT, diagnose
 from ..errors import DecodeError, fail
 from .fields import CONVERTERS, EPOCH_SHIFT, LABEL_FIELD, SYNTAXES
-from .selection import shown_name
+from ..names import shown_name
 from .schema import version_of
 from .packed import NewLabel
 from ..plan import refuse_value

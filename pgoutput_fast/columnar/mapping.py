@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
+from ..names import shown_name
 from ..objects import Interval
 from ..policies import Policies
 from ..settings import Settings
@@ -42,7 +43,6 @@ from .packed import (
     then,
 )
 from .registered import registered_field
-from .selection import shown_name
 
 _ORDER: Any = sys.byteorder
 

@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from ..names import qualified, shown_name
 from ..plan import RelationPlan
 from .fields import Field
 from .mapping import field_of
 from .packed import Labels
-from .selection import Selection, shown_name
+from .selection import Selection
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,9 +135,7 @@ def _metadata(plan: RelationPlan) -> dict[bytes, bytes]:
             "type_id": column.type_id,
             "type_modifier": column.type_modifier,
             "type": shown_name(
-                f"{type_.namespace}.{type_.name}"
-                if type_.namespace not in ("", "pg_catalog")
-                else type_.name
+                qualified(type_) if type_.namespace not in ("", "pg_catalog") else type_.name
             ),
             "key": column.is_key,
         }

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 
 from ..errors import PgOutputError
 from ..messages import Relation
+from ..names import shown_name, shown_table
 
 
 class Selection:
@@ -96,13 +97,3 @@ def _check_patterns(what: str, patterns: Iterable[str]) -> None:
                 f"{what}={pattern!r} matches no table: patterns are of namespace.name, as "
                 f"'public.{pattern}' or '*.{pattern}'"
             )
-
-
-def shown_name(name: str) -> str:
-    r"""A name as Arrow can take it: bytes that are no text in the encoding as ``\xNN``."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def shown_table(relation: Relation) -> str:
-    """``namespace.name`` of a relation."""
-    return f"{shown_name(relation.namespace)}.{shown_name(relation.name)}"

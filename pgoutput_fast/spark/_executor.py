@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 import pgoutput_fast as pf
 from pgoutput_fast.columnar.fields import EPOCH_SHIFT
 from pgoutput_fast.columnar.schema import Layout, head_fields
-from pgoutput_fast.columnar.selection import shown_name, shown_table
 from pgoutput_fast.errors import DecodeError, PgOutputError, fail
 from pgoutput_fast.messages import (
     Relation,
@@ -27,6 +26,7 @@ from pgoutput_fast.messages import (
     StreamStart,
     Truncate,
 )
+from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.settings import Settings
 
 from ._column_types import column_ddl, column_field, policies_for

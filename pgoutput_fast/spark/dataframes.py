@@ -13,10 +13,10 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
 
 import pgoutput_fast as pf
-from pgoutput_fast.columnar.selection import shown_name, shown_table
 from pgoutput_fast.encodings import python_encoding
 from pgoutput_fast.errors import DecodeError, PgOutputError
 from pgoutput_fast.messages import Relation, Type, published
+from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.policies import Policies
 from pgoutput_fast.segments import Segment, SegmentReader, list_segments
 from pgoutput_fast.settings import Settings

@@ -37,6 +37,7 @@ from pyspark.sql.window import Window
 from pgoutput_fast.columnar.arrays import column_of
 from pgoutput_fast.columnar.pyarrow_bridge import arrow_array
 from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.names import qualified
 from pgoutput_fast.policies import Policies
 from pgoutput_fast.settings import Settings
 from pgoutput_fast.types import column_type
@@ -85,7 +86,7 @@ def current_state(
     PgOutputError
         The changes are not of the table, or a default does not fit into its column.
     """
-    name = f"{table.namespace}.{table.name}"
+    name = qualified(table)
     row_type = changes.schema["after"].dataType
     columns = {column.name: column for column in table.columns}
     _check_table(name, changes, columns)

@@ -16,6 +16,7 @@ from collections import namedtuple
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from ..names import qualified
 from ..objects import Array, Range
 from ..policies import MOST_DIMENSIONS
 from ..types import ColumnType, Converter
@@ -461,7 +462,7 @@ def restore_composite(name: str, fields: tuple[str, ...], values: tuple[Any, ...
 
 def composite(type: ColumnType, fields: list[Codec]) -> Codec:
     """Composites; `fields` read the fields."""
-    shown = f"{type.namespace}.{type.name}"
+    shown = qualified(type)
     oids = [field.oid for _, field in type.fields]
     names = [name for name, _ in type.fields]
     width = len(fields)

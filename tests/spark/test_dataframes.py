@@ -21,8 +21,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import VariantVal
 
 import pgoutput_fast as pf
-from pgoutput_fast.columnar.selection import shown_table
 from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.names import shown_table
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
 from pgoutput_fast.settings import Settings
 from pgoutput_fast.spark import decode_frames, read_segments
