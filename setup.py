@@ -16,8 +16,8 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-EXTENSIONS = ("_core", "_values", "columnar._engine", "columnar._frames")
 PACKAGE = Path("pgoutput_fast")
+SOURCES = sorted(PACKAGE.rglob("*.pyx"))
 
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
 
@@ -45,8 +45,8 @@ def extensions() -> list[Extension]:
     modules = cythonize(
         [
             Extension(
-                f"pgoutput_fast.{name}",
-                [str(PACKAGE.joinpath(*name.split(".")).with_suffix(".pyx"))],
+                ".".join(source.with_suffix("").parts),
+                [str(source)],
                 # setup.py holds compiler flags and directives: a change of it rebuilds.
                 depends=["setup.py", *map(str, sorted(PACKAGE.rglob("*.h")))],
                 include_dirs=[str(PACKAGE), str(PACKAGE / "columnar")],
@@ -55,7 +55,7 @@ def extensions() -> list[Extension]:
                 extra_link_args=sanitize,
                 define_macros=[("CYTHON_TRACE_NOGIL", "1")] if line_trace else [],
             )
-            for name in EXTENSIONS
+            for source in SOURCES
         ],
         # The generated C stays out of the source tree, in one directory for each set of directives,
         # as Cython compares nothing but the times of files.

@@ -6,7 +6,7 @@
  * caller's and used again and again.
  */
 #include "_convert.h"
-#include "_frames.h"
+#include "_wire.h"
 
 typedef struct {
     uint8_t tag, old_kind;
@@ -70,7 +70,7 @@ int64_t walk(
             return -1;
         uint32_t columns = pgf_load2(frame + 6);
         headers[i].columns = (uint16_t)columns;
-        if (pgf_take_slices(frame, frame + 8, end, slices, columns) != end)
+        if (pgf_read_slices(frame, frame + 8, end, slices, columns) != end)
             return -1;
         slices += columns;
     }

@@ -16,8 +16,15 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_New, PyTuple_SET_ITEM
 from cpython.unicode cimport PyUnicode_Decode
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 from pgoutput_fast._values cimport from_binary, from_text, utf8_text
+from pgoutput_fast._wire cimport (
+    BEGIN_COMMIT_TIME, BEGIN_FINAL_LSN, BEGIN_LENGTH, BEGIN_XID, COMMIT_END_LSN, COMMIT_FLAGS,
+    COMMIT_LENGTH, COMMIT_LSN, COMMIT_TIME, KIND_BINARY, KIND_NULL, KIND_TEXT, KIND_UNCHANGED,
+    MAX_COLUMNS, MAX_FRAME, ROW_MARKER, ROW_RELATION_ID, ROW_TUPLE, XID, XID_SIZE, ColumnSlice,
+    load_uint16, load_uint32, load_uint64, take_column, walk_tuple,
+)
 
 import inspect
 import operator
@@ -38,12 +45,24 @@ from .settings import make_settings
 cdef extern from "Python.h":
     bint PyBytes_CheckExact(object value)
 
+cdef extern from *:
+    """
+    static const pgf_wire_field pgf_wire_fields[] = {
+    #define PGF_FIELD(message, tag, field, offset) {tag, #field, offset},
+        PGF_WIRE_FIELDS(PGF_FIELD)
+    #undef PGF_FIELD
+        {0, NULL, 0},
+    };
+    """
+    ctypedef struct WireField "pgf_wire_field":
+        char tag
+        const char *name
+        int offset
+    const WireField *wire_fields "pgf_wire_fields"
+
 IMPLEMENTATION = "cython"
 
 cdef enum:
-    BEGIN_LENGTH = 21
-    COMMIT_LENGTH = 26
-    MAX_FRAME = 0x3FFFFFFF
     CACHED = 64  # plans at hand without a look into a dict; a power of two
 
 cdef object _UNCHANGED = UNCHANGED
@@ -113,12 +132,12 @@ cdef class _Row:
         """The subtransaction's xid in a stream chunk, None outside."""
         if not self._in_stream:
             return None
-        return load_uint32(data_of(self._frame) + 1)
+        return load_uint32(data_of(self._frame) + XID)
 
     @property
     def relation_id(self):
         """OID of the relation."""
-        return load_uint32(data_of(self._frame) + (5 if self._in_stream else 1))
+        return load_uint32(data_of(self._frame) + ROW_RELATION_ID + xid_size(self._in_stream))
 
     @property
     def relation(self):
@@ -213,6 +232,11 @@ cdef class Delete(_Row):
         return old_tuple(self)
 
 
+# Bytes by which the fields of a row lie further back inside a stream chunk.
+cdef inline Py_ssize_t xid_size(bint in_stream) noexcept nogil:
+    return XID_SIZE if in_stream else 0
+
+
 cdef const uint8_t *data_of(bytes frame) except NULL:
     # A message that nobody decoded (Insert.__new__(Insert)) has no frame, and must not crash.
     if frame is None:
@@ -221,11 +245,11 @@ cdef const uint8_t *data_of(bytes frame) except NULL:
 
 
 cdef uint8_t marker_of(_Row row) except? 0:
-    return data_of(row._frame)[9 if row._in_stream else 5]
+    return data_of(row._frame)[ROW_MARKER + xid_size(row._in_stream)]
 
 
 cdef TupleData old_tuple(_Row row):
-    return make_tuple(row, 10 if row._in_stream else 6, True)
+    return make_tuple(row, ROW_TUPLE + xid_size(row._in_stream), True)
 
 
 cdef TupleData make_tuple(_Row row, uint32_t start, bint is_old):
@@ -460,7 +484,8 @@ cdef class TupleData:
 
     cdef object _is_key(self):
         return bool(
-            self._is_old and data_of(self._frame)[9 if self._in_stream else 5] == c'K'
+            self._is_old
+            and data_of(self._frame)[ROW_MARKER + xid_size(self._in_stream)] == c'K'
         )
 
     # The columns as they stand in the frame.
@@ -593,12 +618,12 @@ cdef class Begin(_Fixed):
     @property
     def final_lsn(self):
         """LSN of the transaction's commit record."""
-        return load_uint64(data_of(self._frame) + 1)
+        return load_uint64(data_of(self._frame) + BEGIN_FINAL_LSN)
 
     @property
     def commit_time(self):
         """Time of the commit, in microseconds since 2000-01-01 UTC."""
-        return <int64_t> load_uint64(data_of(self._frame) + 9)
+        return <int64_t> load_uint64(data_of(self._frame) + BEGIN_COMMIT_TIME)
 
     @property
     def commit_datetime(self):
@@ -608,7 +633,7 @@ cdef class Begin(_Fixed):
     @property
     def xid(self):
         """The transaction's xid."""
-        return load_uint32(data_of(self._frame) + 17)
+        return load_uint32(data_of(self._frame) + BEGIN_XID)
 
 
 @cython.final
@@ -622,22 +647,22 @@ cdef class Commit(_Fixed):
     @property
     def flags(self):
         """Unused by servers so far."""
-        return data_of(self._frame)[1]
+        return data_of(self._frame)[COMMIT_FLAGS]
 
     @property
     def commit_lsn(self):
         """LSN of the commit record."""
-        return load_uint64(data_of(self._frame) + 2)
+        return load_uint64(data_of(self._frame) + COMMIT_LSN)
 
     @property
     def end_lsn(self):
         """LSN after the transaction: what to acknowledge."""
-        return load_uint64(data_of(self._frame) + 10)
+        return load_uint64(data_of(self._frame) + COMMIT_END_LSN)
 
     @property
     def commit_time(self):
         """Time of the commit, in microseconds since 2000-01-01 UTC."""
-        return <int64_t> load_uint64(data_of(self._frame) + 18)
+        return <int64_t> load_uint64(data_of(self._frame) + COMMIT_TIME)
 
     @property
     def commit_datetime(self):
@@ -646,7 +671,7 @@ cdef class Commit(_Fixed):
 
 
 cdef object fail_stateless(bytes frame, bint in_stream):
-    cdef Py_ssize_t start = 5 if in_stream else 1
+    cdef Py_ssize_t start = ROW_RELATION_ID + xid_size(in_stream)
     relation_id = load_uint32(data_of(frame) + start)
     fail("unknown_relation", frame, start, relation_id=relation_id, hint=STATELESS_HINT)
 
@@ -669,7 +694,7 @@ cdef inline _Row make_row(
 ):
     cdef int32_t width = -1 if plan is None else plan.width
     cdef _Row row
-    cdef Py_ssize_t position = 9 if in_stream else 5
+    cdef Py_ssize_t position = ROW_MARKER + xid_size(in_stream)
     cdef Py_ssize_t new_start
     cdef uint8_t tag = data[0]
     cdef uint8_t marker
@@ -873,7 +898,7 @@ cdef class Decoder:
         if message is not None:
             return message
         if tag == c'I' or tag == c'U' or tag == c'D':
-            at = 5 if self._in_stream else 1
+            at = ROW_RELATION_ID + xid_size(self._in_stream)
             if length >= at + 4:
                 relation_id = load_uint32(start + at)
                 found = self._state.plan(relation_id)
@@ -930,7 +955,7 @@ cdef inline object decode_usual(Decoder decoder, bytes data):
     cdef const uint8_t *start = <const uint8_t *> PyBytes_AS_STRING(data)
     cdef Py_ssize_t length = PyBytes_GET_SIZE(data)
     cdef uint8_t tag = start[0]
-    cdef Py_ssize_t at = 5 if decoder._in_stream else 1
+    cdef Py_ssize_t at = ROW_RELATION_ID + xid_size(decoder._in_stream)
     cdef uint32_t relation_id, slot
     cdef _Plan plan
     cdef _Row row
@@ -998,3 +1023,21 @@ def decoder_of(state: StreamState) -> Decoder:
     cdef Decoder decoder = Decoder.__new__(Decoder)
     decoder._adopt(state)
     return decoder
+
+
+def wire_offsets() -> dict[tuple[str, str], int]:
+    """Tag and field → its offset outside stream chunks, as the C code has it; ``end``: the length.
+
+    For the tests, which compare it with the one table of messages.
+    """
+    cdef const WireField *field = wire_fields
+    found = {}
+    while field.name != NULL:
+        found[chr(field.tag), field.name.decode()] = field.offset
+        field += 1
+    return found
+
+
+def wire_limits() -> tuple[int, int]:
+    """The longest frame and the most columns, as the C code has them."""
+    return MAX_FRAME, MAX_COLUMNS

@@ -15,7 +15,7 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from pgoutput_fast._core cimport load_uint16, load_uint32, load_uint64
+from pgoutput_fast._wire cimport load_uint16, load_uint32, load_uint64
 
 import datetime
 import decimal

@@ -25,10 +25,9 @@ from libc.stdint cimport (
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset, strlen
 
-from pgoutput_fast._core cimport load_uint16, load_uint32, load_uint64, walk_tuple
-from pgoutput_fast.columnar._frames cimport (
-    MAX_FRAME, Frame, Memory, Piece, Source, expect_memory, pieces_of, take_frame,
-)
+from pgoutput_fast._wire cimport MAX_FRAME, load_uint16, load_uint32, load_uint64, walk_tuple
+from pgoutput_fast.columnar._input cimport Frame, Piece, Source, pieces_of, take_frame
+from pgoutput_fast.columnar._memory cimport Memory, expect_memory
 
 from .._core import decode, restore
 from .arrays import (

@@ -17,7 +17,7 @@ from ..diagnose import UNKNOWN_HINT, diagnose
 from ..errors import DecodeError, fail
 from ..messages import Truncate, decode_rare
 from ..plan import RelationPlan, refuse_value
-from ._pure_frames import Piece, pieces_of
+from ._pure_input import Piece, pieces_of
 from .arrays import (
     MOST_ROWS,
     TWO_FORMS,

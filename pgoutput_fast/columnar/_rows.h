@@ -7,7 +7,8 @@
 #define PGOUTPUT_FAST_ROWS_H
 
 #include "_convert.h"
-#include "_frames.h"
+#include "_input.h"
+#include "_wire.h"
 
 #if defined(__GNUC__) || defined(__clang__)
 #define PGF_OUTLINE __attribute__((noinline))

@@ -478,5 +478,5 @@ def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) 
     TypeError, ValueError
         `data` or `offsets` are something else.
     """
-    batch: FrameBatch = twin("columnar._frames").decode_batch(data, offsets, in_stream)
+    batch: FrameBatch = twin("columnar._headers").decode_batch(data, offsets, in_stream)
     return batch

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-take_copy_data = twin("columnar._frames").take_copy_data
+take_copy_data = twin("replication._copydata").take_copy_data
 
 # Bytes that the consumer gets at once.
 _BATCH_BYTES = 1 << 20

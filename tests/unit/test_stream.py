@@ -6,8 +6,11 @@ import itertools
 import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -73,7 +76,7 @@ class Connection:
 @pytest.fixture
 def begin(impl, monkeypatch):
     """Streams that never find that nothing has come for a while, once something came."""
-    frames = _impl.twin("columnar._frames", impl.IMPLEMENTATION)
+    frames = _impl.twin("replication._copydata", impl.IMPLEMENTATION)
     monkeypatch.setattr(module, "take_copy_data", frames.take_copy_data)
     monkeypatch.setattr(module, "_IDLE_AFTER", 60.0)
     monkeypatch.setattr(module, "_IDLE_POLL", 0.01)
@@ -283,3 +286,31 @@ def test_who_does_not_receive_is_alive_and_acknowledges(begin, monkeypatch):
 )
 def test_the_same_state_has_advice_for_what_was_said(said, advice):
     assert str(server_error("can't", said, "55000")).endswith(advice)
+
+
+RECEIVING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_stream import Connection, batches, module, xlog
+stream = module.ReplicationStream(Connection([[xlog(1, b"a"), xlog(2, b"b")]]), 0)
+print(batches(stream, 1), module.take_copy_data.__module__)
+stream.close()
+print(sorted({"numpy", "pyarrow"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("name", ["cython", "python"])
+def test_receiving_loads_no_numpy(name):
+    done = subprocess.run(
+        [sys.executable, "-c", RECEIVING, str(Path(__file__).parent)],
+        env={**os.environ, "PGOUTPUT_FAST_IMPL": name},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    implementation = {"cython": "_copydata", "python": "_pure_copydata"}[name]
+    assert (done.stdout.splitlines(), done.stderr) == (
+        [f"[([b'a', b'b'], None)] pgoutput_fast.replication.{implementation}", "[]"],
+        "",
+    )

@@ -196,7 +196,7 @@ def test_twins_are_alike(both: tuple[ModuleType, ModuleType], name: str) -> None
 
 
 COLUMNAR = {
-    "frames": ("decode_batch",),
+    "headers": ("decode_batch",),
     "engine": ("ChangeBatch", "Engine", "export", "export_stream"),
 }
 FIELDS_OF_C = {"binary", "layout", "messages", "num_rows", "state"}  # they have no docstrings

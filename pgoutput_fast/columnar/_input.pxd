@@ -1,10 +1,8 @@
-# Frames from outside, as the compiled modules read them.
+# The pieces of memory that frames come in.
 
 from libc.stdint cimport int64_t, uint8_t
 
-cdef extern from "_frames.h" nogil:
-    enum:
-        MAX_FRAME "PGF_MAX_FRAME"
+cdef extern from "_input.h" nogil:
     ctypedef struct Source "pgf_source":
         int64_t count
         const int64_t *offsets
@@ -27,10 +25,4 @@ cdef class Piece:
 
     cdef bytes frame(self, Py_ssize_t i)
 
-
-cdef class Memory:
-    cdef void *at
-    cdef Py_ssize_t size
-
 cdef list pieces_of(object data, object offsets)
-cdef void expect_memory(int64_t size) noexcept nogil

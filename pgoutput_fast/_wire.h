@@ -1,0 +1,193 @@
+/* The bytes of frames, as the C code reads them: big-endian numbers, where the fields of messages lie,
+ * and the columns of tuples.
+ *
+ * Functions called pgf_take_... rely on what their caller has checked; the others check every bound
+ * before they read.
+ */
+#ifndef PGOUTPUT_FAST_WIRE_H
+#define PGOUTPUT_FAST_WIRE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* --- big-endian loads ------------------------------------------------------------------------- */
+
+/* Shifts, not casts: frames are not aligned, and compilers turn the shifts into one byte swap. */
+static inline uint32_t pgf_load2(const uint8_t *at)
+{
+    return (uint32_t)at[0] << 8 | at[1];
+}
+
+static inline uint32_t pgf_load4(const uint8_t *at)
+{
+    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+}
+
+static inline uint64_t pgf_load8(const uint8_t *at)
+{
+    return (uint64_t)at[0] << 56 | (uint64_t)at[1] << 48 | (uint64_t)at[2] << 40
+        | (uint64_t)at[3] << 32 | (uint64_t)at[4] << 24 | (uint64_t)at[5] << 16
+        | (uint64_t)at[6] << 8 | at[7];
+}
+
+/* --- messages --------------------------------------------------------------------------------- */
+
+/* The longest frame, as errors.MAX_FRAME_LENGTH has it. A column's slice could not hold the length of
+ * a value in a longer one, and no server sends such.
+ */
+enum { PGF_MAX_FRAME = 0x3FFFFFFF };
+
+/* A tuple has at most as many columns as a signed 16-bit number can count. */
+enum { PGF_MAX_COLUMNS = 0x7FFF };
+
+/* Offsets of the fields that C reads, outside stream chunks: inside of them, the messages I, U, D, R,
+ * Y, T and M have an xid behind their tag, so that their other fields come PGF_XID_SIZE later. `end` is
+ * the length of a message whose length is fixed. A test compares them all with the table of messages.
+ */
+#define PGF_WIRE_FIELDS(X) \
+    X(BEGIN, 'B', final_lsn, 1) \
+    X(BEGIN, 'B', commit_time, 9) \
+    X(BEGIN, 'B', xid, 17) \
+    X(BEGIN, 'B', end, 21) \
+    X(COMMIT, 'C', flags, 1) \
+    X(COMMIT, 'C', commit_lsn, 2) \
+    X(COMMIT, 'C', end_lsn, 10) \
+    X(COMMIT, 'C', commit_time, 18) \
+    X(COMMIT, 'C', end, 26) \
+    X(INSERT, 'I', relation_id, 1) \
+    X(INSERT, 'I', new, 5) \
+    X(UPDATE, 'U', relation_id, 1) \
+    X(UPDATE, 'U', old, 5) \
+    X(DELETE, 'D', relation_id, 1) \
+    X(DELETE, 'D', old, 5) \
+    X(RELATION, 'R', relation_id, 1) \
+    X(TRUNCATE, 'T', relation_ids, 6) \
+    X(STREAM_START, 'S', xid, 1) \
+    X(STREAM_COMMIT, 'c', xid, 1) \
+    X(STREAM_ABORT, 'A', xid, 1) \
+    X(BEGIN_PREPARE, 'b', xid, 25) \
+    X(PREPARE, 'P', xid, 26) \
+    X(STREAM_PREPARE, 'p', xid, 26) \
+    X(COMMIT_PREPARED, 'K', xid, 26) \
+    X(ROLLBACK_PREPARED, 'r', xid, 34)
+
+enum {
+#define PGF_FIELD(message, tag, field, offset) PGF_##message##_##field = offset,
+    PGF_WIRE_FIELDS(PGF_FIELD)
+#undef PGF_FIELD
+    PGF_XID = 1, /* of a message inside a stream chunk: right behind its tag */
+    PGF_XID_SIZE = 4,
+    /* Insert, Update and Delete begin alike: relation, then a tuple's marker and the tuple. */
+    PGF_ROW_relation_id = PGF_INSERT_relation_id,
+    PGF_ROW_marker = PGF_INSERT_new,
+    PGF_ROW_tuple = PGF_ROW_marker + 1,
+    PGF_ROW_columns = PGF_ROW_tuple + 2, /* behind the number of columns */
+};
+
+typedef struct {
+    char tag;
+    const char *name;
+    int offset;
+} pgf_wire_field;
+
+/* --- columns ---------------------------------------------------------------------------------- */
+
+/* One column of a tuple: where its value begins in the frame, and its length and kind in one word,
+ * length << 2 | kind.
+ */
+typedef struct {
+    uint32_t offset;
+    uint32_t length_and_kind;
+} pgf_slice;
+
+enum { PGF_KIND_NULL, PGF_KIND_UNCHANGED, PGF_KIND_TEXT, PGF_KIND_BINARY };
+
+/* The slices of a tuple's columns; where the last one ends, NULL if one is malformed. */
+static inline const uint8_t *pgf_read_slices(
+    const uint8_t *frame, const uint8_t *at, const uint8_t *end, pgf_slice *slice, uint32_t count)
+{
+    for (const pgf_slice *last = slice + count; slice < last; slice++) {
+        if (at >= end)
+            return NULL;
+        uint8_t kind = at[0];
+        if (kind == 't' || kind == 'b') {
+            if (end - at < 5)
+                return NULL;
+            uint32_t length = pgf_load4(at + 1);
+            at += 5;
+            /* Unsigned: a negative length is longer than any frame. */
+            if (length > (size_t)(end - at))
+                return NULL;
+            slice->offset = (uint32_t)(at - frame);
+            slice->length_and_kind = length << 2
+                | (kind == 't' ? PGF_KIND_TEXT : PGF_KIND_BINARY);
+            at += length;
+        } else if (kind == 'n' || kind == 'u') {
+            at++;
+            slice->offset = (uint32_t)(at - frame);
+            slice->length_and_kind = kind == 'n' ? PGF_KIND_NULL : PGF_KIND_UNCHANGED;
+        } else {
+            return NULL;
+        }
+    }
+    return at;
+}
+
+/* Where the tuple at `position` ends; -1 if it is malformed, or has not `width` columns (where that
+ * is not -1). `end - position` never gets negative.
+ */
+static inline ptrdiff_t pgf_walk_tuple(
+    const uint8_t *frame, ptrdiff_t position, ptrdiff_t end, int32_t width)
+{
+    uint32_t count, length;
+    if (end - position < 2)
+        return -1;
+    count = pgf_load2(frame + position);
+    position += 2;
+    if (count > PGF_MAX_COLUMNS || (width >= 0 && count != (uint32_t)width))
+        return -1;
+    for (; count > 0; count--) {
+        if (position >= end)
+            return -1;
+        uint8_t kind = frame[position];
+        if (kind == 't' || kind == 'b') {
+            if (end - position < 5)
+                return -1;
+            length = pgf_load4(frame + position + 1);
+            position += 5;
+            /* Unsigned: a negative length is longer than any frame. */
+            if (length > (size_t)(end - position))
+                return -1;
+            position += length;
+        } else if (kind == 'n' || kind == 'u') {
+            position += 1;
+        } else {
+            return -1;
+        }
+    }
+    return position;
+}
+
+/* The column at `position` of a tuple that pgf_walk_tuple has found sound; where the next begins. */
+static inline ptrdiff_t pgf_take_column(
+    const uint8_t *frame, ptrdiff_t position, pgf_slice *column)
+{
+    uint8_t kind = frame[position];
+    if (kind == 't' || kind == 'b') {
+        uint32_t length = pgf_load4(frame + position + 1);
+        column->offset = (uint32_t)(position + 5);
+        if (kind == 't')
+            column->length_and_kind = length << 2 | PGF_KIND_TEXT;
+        else
+            column->length_and_kind = length << 2 | PGF_KIND_BINARY;
+        return position + 5 + length;
+    }
+    column->offset = (uint32_t)(position + 1);
+    if (kind == 'n')
+        column->length_and_kind = PGF_KIND_NULL;
+    else
+        column->length_and_kind = PGF_KIND_UNCHANGED;
+    return position + 1;
+}
+
+#endif

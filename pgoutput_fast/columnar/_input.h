@@ -1,0 +1,40 @@
+/* Where frames lie in memory. */
+#ifndef PGOUTPUT_FAST_INPUT_H
+#define PGOUTPUT_FAST_INPUT_H
+
+#include <stdint.h>
+
+/* Frames in one piece of memory, between offsets, or each at a place of its own. */
+typedef struct {
+    int64_t count;
+    const int64_t *offsets; /* count + 1; NULL where pointers are */
+    const uint8_t *base;
+    const uint8_t *end;
+    const uint8_t **pointers;
+    const int64_t *lengths;
+} pgf_source;
+
+/* A frame, and the bytes around it that may be read. */
+typedef struct {
+    const uint8_t *at;
+    int64_t length;
+    const uint8_t *floor;
+    const uint8_t *ceiling;
+} pgf_frame;
+
+static inline void pgf_take_frame(const pgf_source *source, int64_t i, pgf_frame *frame)
+{
+    if (source->offsets) {
+        frame->at = source->base + source->offsets[i];
+        frame->length = source->offsets[i + 1] - source->offsets[i];
+        frame->floor = source->base;
+        frame->ceiling = source->end;
+    } else {
+        frame->at = source->pointers[i];
+        frame->length = source->lengths[i];
+        frame->floor = frame->at;
+        frame->ceiling = frame->at + frame->length;
+    }
+}
+
+#endif

@@ -1,0 +1,78 @@
+"""What many frames come in: one buffer, a list, Arrow arrays. The twin of ``_input.pyx``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import frame_bytes
+from .arrays import FrameBatch, check_offsets, null_frame, pyarrow, refuse_input, refuse_offset
+
+
+class _Packed:
+    """Frames in one buffer."""
+
+    def __init__(self, data: Any, offsets: object) -> None:
+        try:
+            self._bytes = np.frombuffer(data, np.uint8)
+        except (AttributeError, BufferError, ValueError) as error:
+            raise TypeError(f"frames must lie in a contiguous buffer: {error}") from None
+        self._offsets = checked = check_offsets(offsets)
+        before = np.concatenate(([0], checked[:-1]))
+        wrong = np.flatnonzero((checked < before) | (checked > len(self._bytes)))
+        if len(wrong):
+            first = wrong[0]
+            refuse_offset(first, checked[first], before[first], len(self._bytes))
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, i: int) -> bytes:
+        return self._bytes[self._offsets[i] : self._offsets[i + 1]].tobytes()
+
+
+class _Arrow:
+    """Frames in an array of pyarrow; `before`: frames that come before these in the stream."""
+
+    def __init__(self, array: Any, before: int) -> None:
+        pa = pyarrow()
+        if isinstance(array.type, pa.BaseExtensionType):
+            array = array.storage
+        if array.type not in (pa.binary(), pa.large_binary(), pa.binary_view()):
+            refuse_input(str(array.type))
+        array.validate(full=True)
+        if array.null_count:
+            null_frame(before + array.is_null().to_pylist().index(True))
+        self._array = array
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, i: int) -> bytes:
+        frame: bytes = self._array[i].as_py()
+        return frame
+
+
+Piece = _Packed | _Arrow | tuple[bytes, ...]
+
+
+def pieces_of(data: Any, offsets: Any) -> list[Piece]:
+    """The frames in `data`, as of :func:`decode_batch`."""
+    if isinstance(data, FrameBatch):
+        if offsets is not None:
+            raise TypeError("a decode_batch() result has its offsets")
+        return data.pieces
+    if offsets is not None:
+        return [_Packed(data, offsets)]
+    if hasattr(data, "__arrow_c_array__"):
+        return [_Arrow(pyarrow().array(data), 0)]
+    if hasattr(data, "__arrow_c_stream__"):
+        pieces: list[Piece] = []
+        before = 0
+        for chunk in pyarrow().chunked_array(data).chunks:
+            pieces.append(_Arrow(chunk, before))
+            before += len(chunk)
+        return pieces
+    refuse_input(data)
+    return [tuple([frame_bytes(frame) for frame in data])]

@@ -1,0 +1,72 @@
+# cython: annotation_typing=False
+"""What libpq has received of a slot: the loop over CopyData. The twin of ``_pure_copydata.py``."""
+
+from __future__ import annotations
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+
+from pgoutput_fast._wire cimport load_uint64
+
+from ..copydata import XLOG_DATA, XLOG_DATA_TAG
+
+# The header of XLogData, as pgoutput_fast.copydata describes it.
+cdef enum:
+    DATA_START = 1
+    WAL_END = 9
+    SEND_TIME = 17
+    HEADER_SIZE = 25
+
+if (XLOG_DATA.format, XLOG_DATA_TAG) != (">xQQq", c'w'):
+    raise ImportError("the header of CopyData is not that of this extension; rebuild it")
+
+
+def take_copy_data(get_copy_data: Any, list frames, Py_ssize_t most) -> tuple:
+    """Take XLogData from libpq until there is something else, or so many bytes were taken.
+
+    Parameters
+    ----------
+    get_copy_data : callable
+        psycopg's ``PGconn.get_copy_data``.
+    frames : list
+        Appended to: start LSN, WAL end, send time and frame of each.
+    most : int
+
+    Returns
+    -------
+    tuple
+        Bytes that were taken, the greatest start LSN, and what `get_copy_data` gave last: a length
+        and data that are something else. The data are None where the last was taken too.
+    """
+    cdef Py_buffer view
+    cdef Py_ssize_t size = 0
+    cdef uint64_t lsn, wal_end, received = 0
+    cdef const uint8_t *data
+    cdef object answer, message, start
+    while True:
+        answer = get_copy_data(1)
+        message = (<tuple?> answer)[1]
+        if (<object> (<tuple> answer)[0]) <= 0:
+            return size, received, answer[0], message
+        PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+        try:
+            data = <const uint8_t *> view.buf
+            if view.len < HEADER_SIZE or data[0] != c'w':
+                return size, received, answer[0], message
+            lsn, wal_end = load_uint64(data + DATA_START), load_uint64(data + WAL_END)
+            start = lsn
+            frames.append((
+                start,
+                start if wal_end == lsn else wal_end,
+                <int64_t> load_uint64(data + SEND_TIME),
+                PyBytes_FromStringAndSize(
+                    <const char *> data + HEADER_SIZE, view.len - HEADER_SIZE
+                ),
+            ))
+            size += view.len
+        finally:
+            PyBuffer_Release(&view)
+        received = max(received, lsn)
+        if size >= most:
+            return size, received, answer[0], None

@@ -1,0 +1,34 @@
+"""What libpq has received of a slot: the loop over CopyData. The twin of ``_copydata.pyx``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..copydata import XLOG_DATA, XLOG_DATA_TAG
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def take_copy_data(
+    get_copy_data: Callable[[int], tuple[int, memoryview]],
+    frames: list[tuple[int, int, int, bytes]],
+    most: int,
+) -> tuple[int, int, int, memoryview | None]:
+    """Take XLogData from libpq until there is something else, or so many bytes were taken.
+
+    As of the compiled twin.
+    """
+    size = received = 0
+    while True:
+        length, data = get_copy_data(1)
+        if length < XLOG_DATA.size or data[0] != XLOG_DATA_TAG:
+            return size, received, length, data
+        lsn, wal_end, send_time = XLOG_DATA.unpack_from(data)
+        # A slice of bytes costs less than one of a memoryview.
+        frames.append((lsn, wal_end, send_time, data.tobytes()[XLOG_DATA.size :]))
+        size += length
+        if lsn > received:
+            received = lsn
+        if size >= most:
+            return size, received, length, None
