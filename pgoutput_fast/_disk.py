@@ -1,18 +1,104 @@
-"""What keeps files whole: waiting until they are on disk."""
+"""Files and directories that outlive a crash: fsync, files that are whole, one writer at a time."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 from typing import TYPE_CHECKING
 
+from .errors import PgOutputError
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 
 def fsync_path(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on disk."""
+    """Wait until a file, or the names in a directory, are on disk.
+
+    Raises
+    ------
+    OSError
+        The disk refuses.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_whole(path: Path, parts: Iterable[str], temporary: Path | None = None) -> None:
+    """Write a text file so that it is there whole or not at all, whatever ends the process.
+
+    It replaces a file of its name, and is on disk when this returns.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+    parts : iterable of str
+        Its contents, one after the other.
+    temporary : pathlib.Path, optional
+        Its name until it is whole, in the same file system; without, beside it with a dot before
+        and ``.tmp`` behind the name.
+
+    Raises
+    ------
+    OSError
+        The disk refuses. The file is as it was before.
+    """
+    if temporary is None:
+        temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    fsync_path(path.parent)
+
+
+def claim_directory(directory: Path, writer: str, contents: str) -> int:
+    """Make a directory if it is not there, and keep other writers out of it.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+    writer, contents : str
+        What errors call whoever writes there, "capture", and what it is for, "segments".
+
+    Returns
+    -------
+    int
+        A file descriptor. To close it, or the end of the process, lets others have the directory.
+
+    Raises
+    ------
+    PgOutputError
+        Another writer has the directory, or the system refuses.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        fsync_path(directory.parent)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise PgOutputError(f"can't use {directory} for {contents}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            raise PgOutputError(
+                f"another {writer} writes into {directory}; wait for its end or stop it, or give "
+                f"another directory"
+            ) from None
+        raise PgOutputError(
+            f"can't lock {directory} ({error.strerror}); {contents} need a local directory"
+        ) from error
+    return descriptor

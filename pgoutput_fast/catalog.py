@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ._disk import write_whole
 from .errors import PgOutputError
 from .names import qualified
 
@@ -195,15 +196,9 @@ class Catalog:
             The file can't be written.
         """
         path = Path(path)
-        temporary = path.with_name(f".{path.name}.tmp")
         try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(self.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(path)
+            write_whole(path, [self.to_json()])
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise PgOutputError(f"can't write catalogue {path}: {error.strerror}") from error
 
     @classmethod

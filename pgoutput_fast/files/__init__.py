@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+from pgoutput_fast._disk import claim_directory
 from pgoutput_fast.columnar.decoder import ColumnarDecoder
 from pgoutput_fast.columnar.options import OnError
 from pgoutput_fast.errors import DecodeError, PgOutputError
@@ -194,20 +193,10 @@ def _claimed(directory: Path) -> Iterator[None]:
     """Make the directory if it is new, and keep other exports out of it."""
     try:
         made = not directory.exists()
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise PgOutputError(f"can't use {directory} for files: {error.strerror}") from error
+    lock = claim_directory(directory, "export", "files")
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                raise PgOutputError(
-                    f"another export writes into {directory}; wait for it, or give another "
-                    f"directory"
-                ) from None
-            raise PgOutputError(f"can't lock {directory}: {error.strerror}") from error
         yield
     finally:
         if made:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -169,14 +168,6 @@ class Tables:
 
 
 # --- the directory -------------------------------------------------------------------------------
-
-
-def write_file(path: Path, parts: Iterable[str]) -> None:
-    """Write and sync a file of text."""
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def give_names(directory: Path, names: list[str]) -> None:

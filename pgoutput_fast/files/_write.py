@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from pgoutput_fast._disk import fsync_path
+from pgoutput_fast._disk import fsync_path, write_whole
 from pgoutput_fast.errors import PgOutputError
 
 from ._manifest import (
@@ -28,7 +28,6 @@ from ._manifest import (
     give_names,
     manifest_lines,
     unique,
-    write_file,
 )
 from ._text import csv_column, csv_type
 
@@ -204,9 +203,7 @@ class FileStore:
                 fsync_path(temporary / name)
         with refusals(str(self._directory / NAME)):
             fsync_path(temporary)
-            write_file(temporary / NAME, manifest_lines(manifest))
-            (temporary / NAME).rename(self._directory / NAME)
-            fsync_path(self._directory)
+            write_whole(self._directory / NAME, manifest_lines(manifest), temporary / NAME)
             give_names(self._directory, self._names)
         self._names = []
 

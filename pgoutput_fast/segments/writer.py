@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
-import fcntl
 import functools
 import json
 import os
@@ -13,7 +11,7 @@ from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from .._disk import fsync_path
+from .._disk import claim_directory, fsync_path, write_whole
 from ..errors import PgOutputError
 from ..lsn import format_lsn, parse_lsn
 from .format import (
@@ -120,19 +118,11 @@ class SegmentWriter:
         self.directory = Path(directory)
         self._metadata = metadata
         self._segment_bytes = segment_bytes
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            fsync_path(self.directory.parent)
-            self._lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError as error:
-            raise PgOutputError(
-                f"can't use {self.directory} for segments: {error.strerror}"
-            ) from error
+        self._lock = claim_directory(self.directory, "capture", "segments")
         self._file: BinaryIO | None = None
         self._arrow: Any = None
         self._temporary: list[Path] = []  # of this segment's parts, the open one included
         try:
-            self._take_lock()
             self._resume(confirmed_flush_lsn)
         except BaseException:
             os.close(self._lock)
@@ -178,19 +168,6 @@ class SegmentWriter:
             self._lock = -1
 
     # Start
-
-    def _take_lock(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                raise PgOutputError(
-                    f"another capture writes into {self.directory}; stop it, or give another "
-                    f"directory"
-                ) from None
-            raise PgOutputError(
-                f"can't lock {self.directory} ({error.strerror}); segments need a local directory"
-            ) from error
 
     def _resume(self, confirmed_flush_lsn: int) -> None:
         """Find where to go on, and delete what a capture that was killed has left.
@@ -446,18 +423,11 @@ class SegmentWriter:
 
     @_disk
     def _write_position(self, lsn: int) -> None:
-        path = self.directory / POSITION_NAME
-        temporary = self.directory / f".{POSITION_NAME}.tmp"
         fields = {
             "position": format_lsn(lsn),
             "metadata": json.loads(self._metadata.to_json()),
         }
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(fields, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-        fsync_path(self.directory)
+        write_whole(self.directory / POSITION_NAME, [json.dumps(fields)])
 
     # Files
 

@@ -33,7 +33,7 @@ from exported import manifest_of
 from final_rows import copies
 
 import pgoutput_fast as pf
-from pgoutput_fast import files, segments
+from pgoutput_fast import files
 from pgoutput_fast.cli import main
 from pgoutput_fast.files import _manifest, _source, _text, _write
 from pgoutput_fast.files._rows import Shape
@@ -112,7 +112,7 @@ class Landing:
             self.directory, self.metadata, confirmed_flush_lsn=0,
             segment_bytes=1 if part_frames < 16_384 else 16 << 20,
         ) as writer:  # fmt: skip
-            patched.setattr(segments, "_BATCH_FRAMES", part_frames)
+            patched.setattr("pgoutput_fast.segments.writer._BATCH_FRAMES", part_frames)
             for frames in transactions:
                 self.lsn += 0x1000
                 commit = self.lsn + 0x800
