@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from .errors import fail, printable
+from .errors import PgOutputError, fail, printable
 from .names import qualified
 from .plan import RelationPlan
 from .wire import LAYOUTS, Cursor, check_size
@@ -24,6 +24,11 @@ def diagnose(
     """Raise the DecodeError of a malformed Begin, Commit, Insert, Update or Delete.
 
     `plan_of` finds the plan of a relation, None where none are known (a frame decoded alone).
+
+    Raises
+    ------
+    PgOutputError
+        The frame is sound: what it was read by, or the frame, has changed in between.
     """
     tag = chr(frame[0])
     cursor = Cursor(frame, in_stream, "latin-1")
@@ -46,7 +51,22 @@ def diagnose(
             _marker(cursor, "N")
             _tuple(cursor, plan)
     cursor.finish()
-    raise AssertionError(f"the walk refused a sound frame: {frame!r}")
+    refuse_changed()
+
+
+def refuse_changed() -> NoReturn:
+    """Raise the error of a frame that was malformed at first, and is sound when it is read again.
+
+    Raises
+    ------
+    PgOutputError
+    """
+    raise PgOutputError(
+        "a frame was refused when it was read first, and nothing is wrong with it now that it was "
+        "read again: another thread uses the same decoder, or writes into the buffer that the "
+        "frame is in; give each thread a decoder of its own, and leave a buffer alone until its "
+        "frames are decoded"
+    )
 
 
 def _marker(cursor: Cursor, markers: str) -> str:

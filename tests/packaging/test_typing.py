@@ -29,8 +29,8 @@ BAD = """\
 import pgoutput_fast as pf
 from pgoutput_fast import files
 
-pf.ColumnarDecoder(target="protable")
-pf.ColumnarDecoder(on_error="colect")
+pf.ColumnarDecoder(target="arow")
+pf.ColumnarDecoder(on_error="collec")
 pf.Policies(infinity="nul")
 pf.Policies(out_of_range="clam")
 pf.Policies(special_values="errors")
