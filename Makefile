@@ -133,6 +133,7 @@ lint: $(VENV)/.dependencies
 	check cython-lint cython-lint pgoutput_fast; \
 	check lint-imports lint-imports; \
 	check circles $(abspath $(python)) tools/check_circles.py; \
+	check sizes $(abspath $(python)) tools/check_sizes.py; \
 	check codespell codespell; \
 	check check-jsonschema check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml; \
 	[ -z "$$failed" ]
