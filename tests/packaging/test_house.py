@@ -123,6 +123,22 @@ def test_forbidden_imports_are_found(
     assert said in broken.stdout
 
 
+def test_the_map_names_every_module() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    cells = re.findall(r"^\| ([^|*]+) \|", text, re.MULTILINE)
+    named = set(re.findall(r"\w+", " ".join(cells)))
+    package = ROOT / "pgoutput_fast"
+    modules = {
+        path.relative_to(package).with_suffix("")
+        for path in package.rglob("*")
+        if path.suffix in (".py", ".pyx", ".h") and path.name not in ("__init__.py", "__main__.py")
+    }
+    assert len(modules) > 80
+    missing = [path.as_posix() for path in sorted(modules) if path.name not in named]
+    missing = [one for one in missing if "/_pure_" not in one]
+    assert missing == []
+
+
 def test_make_help_names_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text()
     (targets,) = re.findall(r"^\.PHONY: (help .*)$", makefile, re.MULTILINE)
