@@ -8,9 +8,12 @@ writes frames stands on this table or is compared with it by a test.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import MAX_FRAME_LENGTH, fail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _type_and_modifier = struct.Struct(">Ii").unpack_from
 _uint32 = struct.Struct(">I").unpack_from
@@ -93,6 +96,43 @@ LAYOUTS["p"] = LAYOUTS["P"]
 """Tag → the fields behind it, in the order of the wire, and how each is read."""
 
 TAGS = "".join(sorted(LAYOUTS))
+
+_FIXED = {"uint8": "B", "uint32": "I", "lsn": "Q", "time": "q", "truncate_count": "i"}
+"""How a field is read → the format of `struct`, of fields whose size no frame changes."""
+
+
+def fields_reader(tag: str, *fields: str) -> Callable[[bytes], tuple[int, ...]]:
+    """A function that reads some numbers of a frame from outside of stream chunks, and no more.
+
+    Parameters
+    ----------
+    tag : str
+    fields : str
+        Names of `LAYOUTS`, in its order; before the last of them, all fields are numbers.
+
+    Returns
+    -------
+    callable
+        From a frame with this tag to the values. It raises DecodeError if the frame ends before.
+    """
+    layout = [(name, kind) for name, kind in LAYOUTS[tag] if kind != "stream_xid"]
+    layout = layout[: [name for name, _ in layout].index(fields[-1]) + 1]
+    format_ = [
+        _FIXED[kind] if name in fields else f"{struct.calcsize(_FIXED[kind])}x"
+        for name, kind in layout
+    ]
+    unpack = struct.Struct(">x" + "".join(format_)).unpack_from
+
+    def read(frame: bytes) -> tuple[int, ...]:
+        try:
+            return unpack(frame)
+        except struct.error:
+            cursor = Cursor(frame, in_stream=False, encoding="utf-8")
+            for name, kind in layout:
+                cursor.need(struct.calcsize(_FIXED[kind]), name)
+            raise
+
+    return read
 
 
 class Cursor:

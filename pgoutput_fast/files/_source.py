@@ -14,6 +14,7 @@ import pyarrow as pa
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.lsn import format_lsn, parse_lsn
 from pgoutput_fast.segments import Segment, SegmentReader, list_segments
+from pgoutput_fast.segments.format import ANNOUNCED_LSN
 from pgoutput_fast.segments.reader import is_segment
 from pgoutput_fast.segments.recordings import Frame, Recording
 
@@ -127,7 +128,7 @@ def _chunk(path: Path, encoding: str, batches: list[Any], size: int) -> Chunk:
 def _without_begin(path: Path, batch: Any) -> Any:
     """The first batch of a further part without the transaction's Begin, which is repeated."""
     lsns = batch.column("lsn").to_pylist()
-    at = next((i for i, lsn in enumerate(lsns) if lsn), None)
+    at = next((i for i, lsn in enumerate(lsns) if lsn != ANNOUNCED_LSN), None)
     if at is None or batch.column("data")[at].as_py()[:1] != b"B":
         raise PgOutputError(f"{path} is a further part of a segment, and begins with no Begin")
     return batch.filter(pa.array([i != at for i in range(batch.num_rows)]))

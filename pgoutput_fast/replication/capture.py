@@ -6,11 +6,11 @@ import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from .. import Begin, LogicalMessage, decode
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..segments import SegmentMetadata, SegmentWriter
 from ..segments.listing import has_begun
+from ..wire import fields_reader
 from .stream import ReplicationStream
 from .walsender import ReplicationConnection, confirmed_flush_lsn, start_options
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _ADVANCE_INTERVAL = 10.0
 _ADVANCE_BYTES = 16 << 20
 _SILENCE = 0.1  # seconds
+
+_read_begin = fields_reader("B", "final_lsn")
+_read_message = fields_reader("M", "flags", "lsn")
 
 
 class CaptureProgress(NamedTuple):
@@ -162,19 +165,15 @@ def _before(
 ) -> list[tuple[int, int, int, bytes]]:
     """The frames up to the first of what was committed at an LSN or later."""
     for index, (_, _, _, frame) in enumerate(frames):
-        if frame[:1] in (b"B", b"M"):
-            message = decode(frame)
-            if isinstance(message, Begin):
-                beyond = message.final_lsn >= until_lsn
-            else:
-                # Its LSN is the end of its record.
-                beyond = (
-                    isinstance(message, LogicalMessage)
-                    and not message.transactional
-                    and message.lsn > until_lsn
-                )
-            if beyond:
-                return frames[:index]
+        if frame[:1] == b"B":
+            beyond = _read_begin(frame)[0] >= until_lsn
+        elif frame[:1] == b"M":
+            flags, lsn = _read_message(frame)
+            beyond = not flags & 1 and lsn > until_lsn  # not transactional; the end of its record
+        else:
+            continue
+        if beyond:
+            return frames[:index]
     return frames
 
 

@@ -27,6 +27,9 @@ CRC_KEY = b"pgoutput_fast.crc32"
 END_KEY = b"pgoutput_fast.end"
 LAST_PART = b"last"
 OTHER_PART = b"more"
+ANNOUNCED_LSN = 0
+"""In the column `lsn` of a Relation or Type, which has no place in the WAL: so the server sends
+them, and so a file's beginning repeats those in force."""
 MAX_PART = 99999
 POSITION_NAME = "position.json"
 TEMPORARY = re.compile(r"\.([0-9]{5})\.arrow\.tmp|\.position\.json\.tmp", re.ASCII)

@@ -6,15 +6,16 @@ import dataclasses
 import functools
 import json
 import os
-import struct
 from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .._disk import claim_directory, fsync_path, write_whole
-from ..errors import PgOutputError
+from ..errors import DecodeError, PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
+from ..wire import fields_reader
 from .format import (
+    ANNOUNCED_LSN,
     CRC_KEY,
     END_KEY,
     LAST_PART,
@@ -34,7 +35,7 @@ from .listing import SegmentGroup, chain, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import BinaryIO
+    from typing import BinaryIO, Concatenate
 
     import numpy as np
     from typing_extensions import ParamSpec, Self
@@ -46,10 +47,12 @@ _R = TypeVar("_R")
 _BATCH_FRAMES = 16384
 _BATCH_BYTES = 4 << 20
 
-_BEGIN = struct.Struct(">qqI")  # after the tag: final LSN, commit time, xid
-_COMMIT = struct.Struct(">BQQq")  # flags, commit LSN, end LSN, commit time
-_UINT32 = struct.Struct(">I")
-_MESSAGE = struct.Struct(">BQ")  # flags, LSN
+_read_begin = fields_reader("B", "final_lsn", "commit_time", "xid")
+_read_commit = fields_reader("C", "commit_lsn", "end_lsn")
+_read_relation = fields_reader("R", "relation_id")
+_read_type = fields_reader("Y", "type_id")
+_read_truncate = fields_reader("T", "relation_count")
+_read_message = fields_reader("M", "lsn")
 
 _ROW_TAGS = frozenset(b"IUD")
 
@@ -61,19 +64,22 @@ def _require_numpy() -> None:
         raise PgOutputError(f"segments are written with numpy ({error}); install numpy") from error
 
 
-def _disk(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Give what the disk refuses as this package's error."""
+def _guarded(
+    method: Callable[Concatenate[SegmentWriter, _P], _R],
+) -> Callable[Concatenate[SegmentWriter, _P], _R]:
+    """Refuse the writer's use after its end and after an error of any kind, this call's included.
+
+    What the disk refuses becomes this package's error.
+    """
 
     @functools.wraps(method)
-    def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def wrapped(self: SegmentWriter, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        self._check_usable()
         try:
-            return method(*args, **kwargs)
-        except OSError as error:
-            directory = cast("SegmentWriter", args[0]).directory
-            raise PgOutputError(
-                f"can't write a segment in {directory}: {error.strerror or error}; nothing is "
-                f"lost, the slot keeps what is not acknowledged"
-            ) from error
+            return method(self, *args, **kwargs)
+        except BaseException as error:
+            self._failed(error)
+            raise
 
     return wrapped
 
@@ -82,7 +88,8 @@ class SegmentWriter:
     """Lands frames of protocol version 1, in the order in which the server sends them.
 
     Use it as a context manager: at the end, what is not durable yet is thrown away, as the server
-    sends it again. One writer at a time may have a directory. After an error it can't go on.
+    sends it again. One writer at a time may have a directory. After an error of any kind the writer
+    refuses to go on, as frames may be missing in it.
 
     Parameters
     ----------
@@ -119,13 +126,15 @@ class SegmentWriter:
         self._metadata = metadata
         self._segment_bytes = segment_bytes
         self._lock = claim_directory(self.directory, "capture", "segments")
+        self._unusable: str | None = None  # why, once the writer has failed or was closed
         self._file: BinaryIO | None = None
         self._arrow: Any = None
         self._temporary: list[Path] = []  # of this segment's parts, the open one included
         try:
             self._resume(confirmed_flush_lsn)
-        except BaseException:
+        except BaseException as error:
             os.close(self._lock)
+            self._failed(error)
             raise
 
         # Of the session: by relation id and by type OID, as the server sent them.
@@ -166,6 +175,24 @@ class SegmentWriter:
         finally:
             os.close(self._lock)
             self._lock = -1
+            self._unusable = self._unusable or "it is closed"
+
+    def _failed(self, error: BaseException) -> None:
+        """Take note of an error, after which the writer is refused; raise the disk's as ours."""
+        self._unusable = f"it failed before ({printable(str(error)) or type(error).__name__})"
+        if isinstance(error, OSError):
+            raise PgOutputError(
+                f"can't write a segment in {self.directory}: {error.strerror or error}; nothing is "
+                f"lost, the slot keeps what is not acknowledged"
+            ) from error
+
+    def _check_usable(self) -> None:
+        """Refuse a writer that has failed or was closed."""
+        if self._unusable is not None:
+            raise PgOutputError(
+                f"this writer of {self.directory} can't be used any more: {self._unusable}; make a "
+                f"new one, which goes on where the directory ends"
+            )
 
     # Start
 
@@ -211,7 +238,6 @@ class SegmentWriter:
         # Of the next segment. An idle position does not count: there is no segment up to it.
         self._start_lsn = self.position if last_end is None else last_end
 
-    @_disk
     def _clean_up(self, unfinished: SegmentGroup | None) -> None:
         """Delete parts without their last one, then temporary files, which tell what they are."""
         if unfinished is not None:
@@ -262,24 +288,32 @@ class SegmentWriter:
         Raises
         ------
         PgOutputError
-            The frame is not what follows in protocol version 1, or the disk refuses.
+            The frame is malformed or not what follows in protocol version 1, the disk refuses, the
+            writer failed before, or it is closed.
         """
-        tag = frame[0] if frame else 0
-        if tag in _ROW_TAGS:
-            if self._begin is None:
-                raise self._out_of_order(frame, "outside of a transaction")
-            self._append(lsn, self._seq, frame)
-            self._seq += 1
-            if self._pending_bytes < _BATCH_BYTES and len(self._frames) < _BATCH_FRAMES:
-                return None
-        else:
-            try:
+        # As `_guarded` does, without its call: this one is made for every frame.
+        if self._unusable is not None:
+            self._check_usable()
+        try:
+            tag = frame[0] if frame else 0
+            if tag in _ROW_TAGS:
+                if self._begin is None:
+                    raise self._out_of_order(frame, "outside of a transaction")
+                self._append(lsn, self._seq, frame)
+                self._seq += 1
+                if self._pending_bytes < _BATCH_BYTES and len(self._frames) < _BATCH_FRAMES:
+                    return None
+            else:
                 self._write_other(tag, lsn, frame)
-            except struct.error as error:
-                raise PgOutputError(
-                    f"frame {chr(tag)!r} at LSN {format_lsn(lsn)} is too short: {len(frame)} bytes"
-                ) from error
-        return self._cut()
+            return self._cut()
+        except DecodeError as error:
+            self._failed(error)
+            raise PgOutputError(
+                f"the server sent a malformed frame at LSN {format_lsn(lsn)}: {error}"
+            ) from error
+        except BaseException as error:
+            self._failed(error)
+            raise
 
     def _write_other(self, tag: int, lsn: int, frame: bytes) -> None:
         if tag == ord("B"):
@@ -289,26 +323,31 @@ class SegmentWriter:
         elif tag == ord("A"):
             # 18 sends the abort of a transaction that it never streamed, in protocol 1 too.
             return
-        elif tag in (ord("R"), ord("Y")):
-            (key,) = _UINT32.unpack_from(frame, 1)
-            (self._relations if tag == ord("R") else self._types)[key] = frame
-            if self._arrow is not None:  # else it is written when a file is opened
-                self._append(lsn, -1, frame)
+        elif tag == ord("R"):
+            self._announce(lsn, frame, self._relations, _read_relation(frame)[0])
+        elif tag == ord("Y"):
+            self._announce(lsn, frame, self._types, _read_type(frame)[0])
         elif tag == ord("M") and self._begin is None:
-            _, message_lsn = _MESSAGE.unpack_from(frame, 1)
+            (message_lsn,) = _read_message(frame)
             self._open_at(message_lsn)
             self._append(lsn, -1, frame)
             self._end_lsn = max(self._end_lsn, message_lsn)
         elif self._begin is None:
             raise self._out_of_order(frame, "outside of a transaction")
         elif tag == ord("T"):
-            (count,) = _UINT32.unpack_from(frame, 1)
+            (count,) = _read_truncate(frame)
             self._append(lsn, self._seq, frame)
             self._seq += count
         elif tag in (ord("M"), ord("O")):
             self._append(lsn, -1, frame)
         else:
             raise self._out_of_order(frame, "not of protocol version 1")
+
+    def _announce(self, lsn: int, frame: bytes, known: dict[int, bytes], key: int) -> None:
+        """Take note of a Relation or Type, with which each later file begins."""
+        known[key] = frame
+        if self._arrow is not None:  # else it is written when a file is opened
+            self._append(lsn, -1, frame)
 
     def _out_of_order(self, frame: bytes, why: str) -> PgOutputError:
         return PgOutputError(
@@ -319,8 +358,7 @@ class SegmentWriter:
     def _on_begin(self, lsn: int, frame: bytes) -> None:
         if self._begin is not None:
             raise self._out_of_order(frame, "within a transaction")
-        commit_lsn, commit_time, xid = _BEGIN.unpack_from(frame, 1)
-        commit_lsn &= 0xFFFFFFFFFFFFFFFF
+        commit_lsn, commit_time, xid = _read_begin(frame)
         if commit_lsn < self._end_lsn:
             raise PgOutputError(
                 f"the server sent the transaction {xid} that was committed at "
@@ -337,7 +375,7 @@ class SegmentWriter:
     def _on_commit(self, lsn: int, frame: bytes) -> None:
         if self._transaction is None:
             raise self._out_of_order(frame, "without a Begin")
-        _, commit_lsn, end_lsn, _ = _COMMIT.unpack_from(frame, 1)
+        commit_lsn, end_lsn = _read_commit(frame)
         if commit_lsn != self._transaction[0]:
             raise PgOutputError(
                 f"Commit at {format_lsn(commit_lsn)} follows the Begin of the transaction that "
@@ -378,7 +416,7 @@ class SegmentWriter:
         """Whether all frames that were written are durable."""
         return self._first_lsn is None and self._begin is None and not self._frames
 
-    @_disk
+    @_guarded
     def flush(self) -> int | None:
         """Complete the segment after its last transaction, as on silence.
 
@@ -387,6 +425,11 @@ class SegmentWriter:
         int or None
             The new `position`, which may be acknowledged; None if nothing was pending, or a
             transaction is open.
+
+        Raises
+        ------
+        PgOutputError
+            The disk refuses, the writer failed before, or it is closed.
         """
         if self._begin is not None or self._first_lsn is None:
             return None
@@ -402,6 +445,7 @@ class SegmentWriter:
         self.position = self._start_lsn = self._end_lsn
         return self.position
 
+    @_guarded
     def advance(self, lsn: int) -> int | None:
         """Keep, durably, that the server has nothing for us before an LSN.
 
@@ -414,6 +458,11 @@ class SegmentWriter:
         -------
         int or None
             The LSN, which may be acknowledged; None where frames are pending or it is not new.
+
+        Raises
+        ------
+        PgOutputError
+            The disk refuses, the writer failed before, or it is closed.
         """
         if not self.is_idle or lsn <= self.position:
             return None
@@ -421,7 +470,6 @@ class SegmentWriter:
         self.position = self._end_lsn = lsn
         return lsn
 
-    @_disk
     def _write_position(self, lsn: int) -> None:
         fields = {
             "position": format_lsn(lsn),
@@ -450,7 +498,6 @@ class SegmentWriter:
             self._first_lsn = lsn
             self._open_part()
 
-    @_disk
     def _open_part(self) -> None:
         """A new file, with what was announced before it."""
         part = len(self._temporary)
@@ -470,7 +517,7 @@ class SegmentWriter:
         self._new_batch()
         self._runs = [(0, None)]
         for frame in [*self._types.values(), *self._relations.values()]:
-            self._append(0, -1, frame)
+            self._append(ANNOUNCED_LSN, -1, frame)
         if self._begin is not None:
             self._runs.append((len(self._frames), self._transaction))
             self._append(self._begin[0], -1, self._begin[1])
@@ -510,7 +557,6 @@ class SegmentWriter:
         self._part_bytes += self._pending_bytes
         self._new_batch()
 
-    @_disk
     def _write_arrow(self, columns: list[Any], mark: bytes | None = None) -> None:
         """A batch; with a mark it is the end's."""
         batch = self._pa.RecordBatch.from_arrays(columns, schema=segment_schema())
@@ -522,7 +568,6 @@ class SegmentWriter:
         self._arrow.write_batch(batch, custom_metadata=custom)
         self._batches += 1
 
-    @_disk
     def _finish_part(self, *, last: bool) -> None:
         self._write_batch()
         empty = [self._pa.array([], field.type) for field in segment_schema()]

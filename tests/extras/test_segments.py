@@ -420,14 +420,59 @@ def test_directory_is_one_slots_and_one_writers(tmp_path: Path) -> None:
         ([(1, begin(49))], r"committed at 0/31, before 0/32"),
         ([(1, begin(100)), (1, b"S\0\0\0\1\1")], "'S' not of protocol version 1"),
         ([(1, begin(100)), (1, b"")], "tag '' not of protocol version 1"),
-        ([(1, b"B\0\0")], "'B' at LSN 0/1 is too short: 3 bytes"),
-        ([(1, b"R\0")], "'R' at LSN 0/1 is too short"),
+        (
+            [(1, b"B\0\0")],
+            "malformed frame at LSN 0/1: 'B' frame of 3 bytes, byte 1: final_lsn takes 8",
+        ),
+        (
+            [(1, b"R\0")],
+            "malformed frame at LSN 0/1: 'R' frame of 2 bytes, byte 1: relation_id takes 4",
+        ),
     ],
 )
 def test_frames_that_do_not_follow_are_refused(tmp_path: Path, frames: Frames, match: str) -> None:
     with writer(tmp_path) as out, pytest.raises(PgOutputError, match=match):
         write(out, frames)
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("after", ["a refused frame", "a full disk", "an interrupt", "its end"])
+def test_a_writer_that_failed_refuses_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    """What it was given when it failed is in no segment, so nothing may follow."""
+
+    def raise_(error: BaseException) -> None:
+        raise error
+
+    out = writer(tmp_path)
+    write(out, transaction(100, insert()))
+    if after == "a refused frame":
+        why = r"failed before \(the server sent a frame with tag 'I' outside"
+        with pytest.raises(PgOutputError, match="outside"):
+            out.write(1, insert())
+    elif after == "a full disk":
+        why = r"failed before \(\[Errno 28\]"
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", lambda _: raise_(OSError(errno.ENOSPC, "full")))
+            with pytest.raises(PgOutputError, match="can't write a segment"):
+                out.flush()
+    elif after == "an interrupt":
+        why = r"failed before \(KeyboardInterrupt\)"
+        with monkeypatch.context() as patched:
+            patched.setattr(out, "_append", lambda *_: raise_(KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                out.write(1, begin(200))
+    else:
+        why = "it is closed"
+        out.close()
+    for use in (lambda: out.write(1, begin(200)), out.flush, lambda: out.advance(900)):
+        with pytest.raises(PgOutputError, match=f"can't be used any more: (it )?{why}"):
+            use()
+    out.close()
+    assert list_segments(tmp_path) == []
+    with writer(tmp_path) as again:
+        assert again.position == 50
 
 
 def test_full_disk_is_an_error_that_says_so(

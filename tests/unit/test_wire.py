@@ -1,0 +1,29 @@
+"""Single numbers of a frame, read by the wire table."""
+
+from __future__ import annotations
+
+import pytest
+
+import pgoutput_fast as pf
+from pgoutput_fast.wire import fields_reader
+
+COMMIT = b"C\x05" + bytes.fromhex("00000000000000aa 00000000000000bb ffffffffffffffff") + b"more"
+
+
+def test_fields_are_read_where_the_table_has_them() -> None:
+    assert fields_reader("C", "flags", "commit_lsn", "end_lsn", "commit_time")(COMMIT) == (
+        5, 0xAA, 0xBB, -1,
+    )  # fmt: skip
+    assert fields_reader("C", "end_lsn")(COMMIT) == (0xBB,)
+    assert fields_reader("R", "relation_id")(b"R\xff\xff\xff\xff") == (0xFFFFFFFF,)
+
+
+@pytest.mark.parametrize(
+    ("size", "offset", "field"), [(1, 1, "flags"), (9, 2, "commit_lsn"), (17, 10, "end_lsn")]
+)
+def test_a_frame_that_ends_before_is_refused_at_the_field(
+    size: int, offset: int, field: str
+) -> None:
+    with pytest.raises(pf.DecodeError, match=f"{field} takes") as caught:
+        fields_reader("C", "end_lsn")(COMMIT[:size])
+    assert (caught.value.code, caught.value.offset, caught.value.tag) == ("truncated", offset, "C")
