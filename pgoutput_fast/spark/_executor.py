@@ -30,6 +30,7 @@ from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.settings import Settings
 
 from ._column_types import column_ddl, column_field, policies_for
+from ._worker import end_quietly
 
 if TYPE_CHECKING:
     from pgoutput_fast.plan import RelationPlan
@@ -133,6 +134,7 @@ def change_batches(
     PgOutputError
         A frame or a value that is refused, or lacks context; the error says which and what to do.
     """
+    end_quietly()
     reader = _Reader(target)
     for where, batch in batches:
         yield from reader.read(where, batch)
