@@ -55,7 +55,7 @@ from .wire import Column
 if _typing.TYPE_CHECKING:
     from . import testing as testing
     from ._pure import Begin, Commit, Decoder, Delete, Insert, TupleData, Update, decode
-    from .columnar._pure_engine import ChangeBatch
+    from .columnar._pure_batch import ChangeBatch
 else:
     Begin = _implementation.Begin
     Commit = _implementation.Commit
@@ -142,7 +142,7 @@ if not _typing.TYPE_CHECKING:  # type checkers would take any name for one that 
 
             return importlib.import_module(f"{__name__}.{name}")
         if name == "ChangeBatch":  # its module asks for NumPy
-            found = _twin("columnar._engine").ChangeBatch
+            found = _twin("columnar._batch").ChangeBatch
             _belongs_here(found)
             globals()[name] = found
             return found

@@ -1,47 +1,31 @@
-"""The rows of many frames as Arrow columns, in plain Python: the twin of ``_engine.pyx``.
+"""The rows of many frames as Arrow columns, in plain Python.
 
-Every value goes through the functions of :mod:`pgoutput_fast.columnar.mapping`, and columns are
-bytes until pyarrow makes arrays of them. A row is put into its columns when all of it is there.
+The twin of ``_engine.pyx`` and of ``_reader.pyx``. Every value goes through the functions of
+:mod:`pgoutput_fast.columnar.mapping`. A row is put into its columns when all of it is there.
 """
 
 from __future__ import annotations
 
 import struct
-from array import array
 from typing import TYPE_CHECKING, Any, NoReturn
-
-import numpy as np
 
 from .._pure import Begin, Delete, Insert, _Stumble, make_fixed, make_row
 from ..diagnose import UNKNOWN_HINT, diagnose
 from ..errors import DecodeError, fail
 from ..messages import Truncate, decode_rare
 from ..plan import RelationPlan, refuse_value
+from ._pure_batch import ChangeBatch, batch_of
 from ._pure_input import Piece, pieces_of
-from .arrays import (
-    MOST_ROWS,
-    TWO_FORMS,
-    UNSENT_BEFORE,
-    Column,
-    array_of,
-    bits_of,
-    column_of,
-    commit_of,
-    dictionary_of,
-    fixed_column,
-    lsns_of,
-    pyarrow,
-    refuse_time,
-    validity,
-    variable_column,
-)
+from ._pure_relation import MOST_OFFSET, RelationRows, Stored
+from .arrays import MOST_ROWS, TWO_FORMS, UNSENT_BEFORE, array_of, lsns_of, refuse_time
 from .fields import EPOCH_SHIFT, Field
 from .packed import NewLabel
-from .pyarrow_bridge import arrow_array, schema_of
-from .schema import Layout, version_of
+from .schema import version_of
 
 if TYPE_CHECKING:
-    from ..messages import Message, Relation
+    import numpy as np
+
+    from ..messages import Message
     from ..state import StreamState
     from .options import Options
 
@@ -49,123 +33,8 @@ _uint32 = struct.Struct(">I").unpack_from
 _event = struct.Struct("=qQQqIIB7x").pack
 
 _OPS = {"I": b"insert", "U": b"update", "D": b"delete"}
-_WITH_AFTER = frozenset({b"insert", b"update"})
 _BINARY, _NULL, _UNCHANGED = b"bnu"
-_MOST_OFFSET = 0x7FFFFFFF
 _GREATEST_TIME = 0x7FFFFFFFFFFFFFFF - EPOCH_SHIFT
-
-Stored = list["bytes | None"]
-
-
-# --- columns under construction ------------------------------------------------------------------
-
-
-class _Values:
-    """A column of a relation's, with a value for each row."""
-
-    def __init__(self, field: Field) -> None:
-        self.field = field
-        self.width = field.width
-        self.present = bytearray()
-        self.data = bytearray()
-        self.ends = array("i", [0])
-
-    def put(self, stored: bytes | None) -> None:
-        self.present.append(stored is not None)
-        self.data += bytes(self.width or 1) if stored is None and self.width >= 0 else stored or b""
-        if self.width < 0:
-            self.ends.append(len(self.data))
-
-    def pad(self, count: int) -> None:
-        """Put as many nulls."""
-        self.present += bytes(count)
-        if self.width < 0:
-            self.ends.extend([len(self.data)] * count)
-        else:
-            self.data += bytes(count * (self.width or 1))
-
-    def column(self) -> Column:
-        if self.field.is_nested:
-            spans = zip(self.present, self.ends, self.ends[1:], strict=False)
-            data = bytes(self.data)
-            return column_of(self.field, [data[a:b] if there else None for there, a, b in spans])
-        bits = validity(self.present)
-        data = bits_of(self.data) if self.width == 0 else bytes(self.data)
-        buffers = (bits, self.ends.tobytes(), data) if self.width < 0 else (bits, data)
-        null_count = self.present.count(0)
-        dictionary = dictionary_of(self.field)
-        return Column(len(self.present), null_count, buffers, dictionary=dictionary)
-
-
-class _Side:
-    """The columns of `before` or of `after`."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.columns = [_Values(field) for field in layout.columns]
-        self.present = bytearray()
-        self._missing = 0  # rows without a tuple, that the columns do not have yet
-
-    def put(self, values: Stored | None) -> None:
-        self.present.append(values is not None)
-        if values is None:
-            self._missing += 1
-            return
-        self._catch_up()
-        for column, value in zip(self.columns, values, strict=True):
-            column.put(value)
-
-    def is_full(self, values: Stored | None) -> bool:
-        """Whether the values would pass what offsets of 32 bits can count."""
-        return any(
-            len(column.data) + len(value or b"") > _MOST_OFFSET
-            for column, value in zip(self.columns, values or (), strict=False)
-            if column.width < 0
-        )
-
-    def column(self) -> Column:
-        self._catch_up()
-        children = tuple([column.column() for column in self.columns])
-        present = self.present
-        return Column(len(present), present.count(0), (validity(present),), children)
-
-    def _catch_up(self) -> None:
-        if self._missing:
-            for column in self.columns:
-                column.pad(self._missing)
-            self._missing = 0
-
-
-class _Relation:
-    """The rows of one version of a relation that have come since its last batch."""
-
-    def __init__(self, plan: RelationPlan, layout: Layout | None) -> None:
-        self.plan = plan
-        self.wanted = layout is not None
-        self.layout = layout or Layout(plan, (), (), {})
-        self.names = [field.name.encode() for field in self.layout.columns]
-        self.clear()
-
-    def clear(self) -> None:
-        self.heads: list[tuple[Any, ...]] = []
-        self.before, self.after = _Side(self.layout), _Side(self.layout)
-        self.unchanged: dict[int, list[bytes]] = {}  # row → names
-        self.unchanged_bytes = 0  # of the names, and one for each
-        self.forms: dict[int, bool] = {}  # whether a column that is by_format is binary
-        self.bytes = 0
-        self.row_bytes = self.layout.row_bytes
-
-    def unchanged_column(self) -> Column:
-        count = len(self.heads)
-        ends, names = array("i", [0]), list[bytes]()
-        for row in range(count):
-            names += self.unchanged.get(row, ())
-            ends.append(len(names))
-        present = [row in self.unchanged for row in range(count)]
-        buffers = (validity(present), ends.tobytes())
-        return Column(count, count - sum(present), buffers, (variable_column(names),))
-
-
-# --- the engine ----------------------------------------------------------------------------------
 
 
 class Engine:
@@ -185,9 +54,9 @@ class Engine:
         self._at = self._before = 0
         self._lsns: Any = None
         # By OID those at hand, by version those known, by OID those that have rows.
-        self._cached: dict[int, _Relation] = {}
-        self._known: dict[tuple[object, ...], _Relation] = {}
-        self._open: dict[int, _Relation] = {}
+        self._cached: dict[int, RelationRows] = {}
+        self._known: dict[tuple[object, ...], RelationRows] = {}
+        self._open: dict[int, RelationRows] = {}
         self._held = 0  # bytes of the rows of all relations
         self._ready: list[ChangeBatch] = []
         self._events = bytearray()
@@ -361,7 +230,7 @@ class Engine:
             size += side_bytes * (len(relation.heads) + 1)
         names = sum([1 + len(name) for name in taken.unchanged])
         is_full = self._held > 0 and (
-            self._held + size > options.max_bytes or relation.unchanged_bytes + names > _MOST_OFFSET
+            self._held + size > options.max_bytes or relation.unchanged_bytes + names > MOST_OFFSET
         )
         if is_full or relation.before.is_full(before) or relation.after.is_full(after):
             self._ready += self.flush()
@@ -380,7 +249,7 @@ class Engine:
 
     def _put(
         self,
-        relation: _Relation,
+        relation: RelationRows,
         op: bytes,
         subxid: int | None,
         old_kind: str | None,
@@ -476,7 +345,7 @@ class Engine:
 
     # --- relations
 
-    def _relation_of(self, plan: RelationPlan) -> _Relation:
+    def _relation_of(self, plan: RelationPlan) -> RelationRows:
         """The rows of a plan's version of its relation, which are open from now on.
 
         Those of another version end: they come first.
@@ -484,7 +353,7 @@ class Engine:
         key = version_of(plan)
         relation = self._known.get(key)
         if relation is None:
-            relation = self._known[key] = _Relation(plan, self._options.layout(plan))
+            relation = self._known[key] = RelationRows(plan, self._options.layout(plan))
         relation_id = plan.relation.relation_id
         other = self._open.get(relation_id)
         if other is not relation:
@@ -493,19 +362,19 @@ class Engine:
             self._open[relation_id] = relation
         return relation
 
-    def _give(self, relation: _Relation) -> None:
+    def _give(self, relation: RelationRows) -> None:
         batch = self._close(relation)
         if batch is not None:
             self._ready.append(batch)
 
-    def _close(self, relation: _Relation) -> ChangeBatch | None:
+    def _close(self, relation: RelationRows) -> ChangeBatch | None:
         """The rows of a relation as a batch; None if it has none."""
         self._open.pop(relation.plan.relation.relation_id, None)
         self._cached = {}
         if not relation.heads:
             return None
         self._held -= relation.bytes
-        batch = _batch_of(relation, self._options.target)
+        batch = batch_of(relation, self._options.target)
         relation.clear()
         return batch
 
@@ -517,7 +386,7 @@ class _OtherForm(Exception):
 class _Taken:
     """The values of a row, and what follows from them."""
 
-    def __init__(self, relation: _Relation, frame: bytes) -> None:
+    def __init__(self, relation: RelationRows, frame: bytes) -> None:
         self._relation = relation
         self._frame = frame
         self.bytes = 0
@@ -569,147 +438,3 @@ class _Taken:
 
     def _refuse(self, offset: int, field: Field, error: Exception) -> NoReturn:
         refuse_value(self._frame, offset, field.position, error, self._relation.plan)
-
-
-# --- batches -------------------------------------------------------------------------------------
-
-
-class ChangeBatch:
-    """Rows of one version of a relation, as columns: an Arrow record batch.
-
-    Anything that takes the Arrow PyCapsule interface reads it without a copy:
-    ``pyarrow.record_batch(changes)``, ``polars.DataFrame(changes)``. It outlives its decoder.
-    """
-
-    __slots__ = ("_columns", "_target", "binary", "layout", "num_rows")
-    layout: Layout
-    binary: tuple[int, ...]
-    num_rows: int
-    _columns: Column
-    _target: str
-
-    def __init__(self) -> None:
-        raise TypeError("a ChangeBatch is made by decoding frames")
-
-    def __len__(self) -> int:
-        return self.num_rows
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a ChangeBatch is not pickled; what pyarrow.record_batch() makes of it can be"
-        )
-
-    def __repr__(self) -> str:
-        relation = self.relation
-        return f"<ChangeBatch: {self.num_rows} rows of {relation.namespace}.{relation.name}>"
-
-    @property
-    def relation(self) -> Relation:
-        """The relation as it was announced."""
-        return self.layout.plan.relation
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that the batch keeps."""
-        return _size(self._columns)
-
-    def __arrow_c_schema__(self) -> object:
-        """The schema, as a capsule of the Arrow C data interface."""
-        return schema_of(self.layout.schema(self.binary)).__arrow_c_schema__()
-
-    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
-        """Schema and batch as capsules; `requested_schema` is not looked at, as it may be."""
-        return export(self.layout.schema(self.binary), self._columns)
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """A stream of this batch alone; :class:`ChangeStream` makes one of several."""
-        return export_stream([self])
-
-    def with_commit(self, commit_lsn: int, commit_time: int) -> ChangeBatch:
-        """The same rows, their buffers shared, with the commit filled in where it was not known.
-
-        Parameters
-        ----------
-        commit_lsn : int
-        commit_time : int
-            In microseconds since 2000-01-01.
-
-        Raises
-        ------
-        OverflowError
-            One does not fit into its column.
-        """
-        commit = commit_of(commit_lsn, commit_time, self._target)
-        columns = list(self._columns.children)
-        for i, letter, value in ((4, "u8", commit[0]), (5, "i8", commit[1])):
-            bits, data = columns[i].buffers
-            values = np.frombuffer(data or b"", letter).copy()
-            if bits is not None:
-                known = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
-                values[known[: self.num_rows] == 0] = value
-            columns[i] = Column(self.num_rows, 0, (None, values.tobytes()))
-        return _made(self.layout, self.binary, self._target, tuple(columns))
-
-
-def _batch_of(relation: _Relation, target: str) -> ChangeBatch:
-    head = list(zip(*relation.heads, strict=True))
-    unsigned4, unsigned8 = ("q", "q") if target == "spark" else ("I", "Q")
-    columns = (
-        variable_column(head[0]),
-        fixed_column(unsigned4, head[1]),
-        fixed_column(unsigned4, head[2]),
-        fixed_column(unsigned8, head[3]),
-        fixed_column(unsigned8, head[4]),
-        fixed_column("q", head[5]),
-        fixed_column("q", head[6]),
-        variable_column(head[7]),
-        relation.before.column(),
-        relation.after.column(),
-        relation.unchanged_column(),
-    )
-    binary = tuple(sorted(i for i, is_binary in relation.forms.items() if is_binary))
-    return _made(relation.layout, binary, target, columns)
-
-
-def _made(
-    layout: Layout, binary: tuple[int, ...], target: str, columns: tuple[Column, ...]
-) -> ChangeBatch:
-    batch = ChangeBatch.__new__(ChangeBatch)
-    batch.layout = layout
-    batch.binary = binary
-    batch.num_rows = columns[0].length
-    batch._target = target
-    batch._columns = Column(batch.num_rows, 0, (None,), columns)
-    return batch
-
-
-def _size(column: Column) -> int:
-    return sum(len(buffer or b"") for buffer in column.buffers) + sum(map(_size, column.children))
-
-
-# --- export --------------------------------------------------------------------------------------
-
-
-def export(field: Field, column: Column) -> tuple[object, object]:
-    """Schema and array as capsules, from buffers that are bytes.
-
-    Parameters
-    ----------
-    field : Field
-    column : pgoutput_fast.columnar.arrays.Column
-    """
-    capsules: tuple[object, object] = _record_batch(field, column).__arrow_c_array__()
-    return capsules
-
-
-def export_stream(batches: list[ChangeBatch]) -> object:
-    """One batch or more, of one schema, as the capsule of a stream."""
-    field = batches[0].layout.schema(batches[0].binary)
-    made = (_record_batch(field, batch._columns) for batch in list(batches))
-    reader = pyarrow().RecordBatchReader.from_batches(schema_of(field), made)
-    return reader.__arrow_c_stream__()
-
-
-def _record_batch(field: Field, column: Column) -> Any:
-    arrays = [arrow_array(*pair) for pair in zip(field.children, column.children, strict=True)]
-    return pyarrow().RecordBatch.from_arrays(arrays, schema=schema_of(field))

@@ -6,178 +6,17 @@
 #ifndef PGOUTPUT_FAST_ROWS_H
 #define PGOUTPUT_FAST_ROWS_H
 
+#include "_columns.h"
 #include "_convert.h"
 #include "_input.h"
 #include "_wire.h"
 
-#if defined(__GNUC__) || defined(__clang__)
-#define PGF_OUTLINE __attribute__((noinline))
-#define PGF_INLINE inline __attribute__((always_inline))
-#define PGF_UNREACHABLE() __builtin_unreachable()
-#else
-#define PGF_OUTLINE
-#define PGF_INLINE inline
-#define PGF_UNREACHABLE() ((void)0)
-#endif
-
-/* As pgoutput_fast.columnar.fields numbers them. */
-enum {
-    SLOW, SKIP, BOOL_TEXT, BOOL_BINARY, INT2_TEXT, INT4_TEXT, INT8_TEXT, UINT4_TEXT,
-    UINT4_WIDE_TEXT, SAME2, SAME4, SAME8, UINT4_WIDE, FLOAT4_TEXT, FLOAT8_TEXT, DECIMAL_TEXT,
-    DECIMAL_BINARY, NUMERIC_TEXT, NUMERIC_BINARY, UTF8, ASCII, JSONB_BINARY, BYTES, BYTEA_TEXT,
-    UUID_TEXT, UUID_UTF8_TEXT, UUID_UTF8_BINARY, DATE_TEXT, DATE_BINARY, TIME_TEXT, TIME_BINARY,
-    TIME_NS_TEXT, TIME_NS_BINARY, TIMESTAMP_TEXT, TIMESTAMPTZ_TEXT, TIMESTAMP_BINARY,
-    INTERVAL_BINARY, LABEL, NESTED_TEXT, NESTED_BINARY, CONVERTER_COUNT,
-    FORM, /* by the format of the value: utf8 or binary */
-    END, /* behind the last column */
-};
-
-enum { SLACK = 16 /* bytes behind a value that a copy of 16 may write */ };
-
-/* Bytes to make room for where a variable column has so many: never more than offsets of 32 bits can
- * count, so that what has room has an offset.
- */
-static inline int64_t pgf_roomy(int64_t size)
-{
-    int64_t room = (size + SLACK) * 3 / 2 + 256;
-    return room < INT32_MAX + (int64_t)SLACK ? room : INT32_MAX + (int64_t)SLACK;
-}
-
-typedef struct {
-    uint8_t kind; /* of the values that come: 't' or 'b', as of the last one; 0 before it */
-    uint8_t code; /* the converter of such; SLOW before the first */
-    uint8_t codes[2]; /* the converters of binary values and of text */
-    uint8_t form; /* of a column by format: what came first */
-    uint8_t form_codes[2]; /* of a column by format: how values are stored, as in `codes` */
-    int32_t width; /* bytes of a value; 0 a bit, -1 variable */
-    uint32_t scale;
-    uint8_t *validity; /* NULL for as long as nothing is null */
-    uint8_t *data;
-    int32_t *offsets;
-    int64_t room; /* bytes in `data` of a variable column */
-    union {
-        uint64_t limit; /* of a decimal of up to 18 digits: 10**precision; else 0 */
-        const struct pgf_labels *labels; /* of an enum */
-        struct pgf_part *part; /* of a nested column */
-    };
-    void *field; /* borrowed from the layout */
-} pgf_column;
-
-/* The columns of `before` or of `after`. */
-typedef struct {
-    pgf_column *columns;
-    int64_t filled; /* rows that the columns have; the rows of the batch catch up */
-    int64_t capacity; /* rows */
-} pgf_side;
-
-enum { PGF_INSERT, PGF_UPDATE, PGF_DELETE, PGF_TRUNCATE };
-
-/* Of a row. */
-enum {
-    PGF_OP = 3, /* the bits of an op */
-    PGF_OLD_KEY = 4,
-    PGF_OLD_ROW = 8,
-    PGF_IN_STREAM = 16,
-    PGF_HAS_XID = 32,
-    PGF_HAS_COMMIT = 64,
-    PGF_HAS_AFTER = 128,
-};
-
-/* The rows of one version of a relation that have come since its last batch. */
-typedef struct {
-    void *owner; /* the _Relation */
-    int wanted;
-    int32_t width; /* of the relation */
-    int64_t count;
-    int64_t limit; /* rows of which a new tuple can be stored without more ado */
-    int64_t capacity;
-    int64_t bytes; /* of variable values, and what counts beside `fixed` */
-    int64_t fixed; /* bytes that a row counts beside those */
-    int64_t side_fixed; /* of these, those of its `after`; its `before` has as many */
-    int truncated; /* whether there is a TRUNCATE among them */
-    int has_before; /* whether one has an old tuple: all count their places in `before` then */
-    /* What stands beside the tuples. */
-    uint8_t *flags;
-    uint8_t *xids; /* of 4 or 8 bytes, by the target */
-    uint8_t *subxids; /* of rows in streams alone */
-    uint64_t *lsns;
-    uint64_t *commit_lsns;
-    int64_t *commit_times;
-    int64_t *seqs;
-    pgf_side before;
-    pgf_side after;
-    /* Columns of `after` that were not sent: per row where they end, and which they are. */
-    int32_t *unchanged_ends;
-    int64_t unchanged_filled;
-    int32_t *unchanged;
-    int64_t unchanged_count;
-    int64_t unchanged_bytes; /* of their names, and one for each */
-    int64_t unchanged_room;
-    const char **names; /* of the relation's columns */
-    struct pgf_part *parts; /* per column: of a nested one or an enum what it is made of */
-    ptrdiff_t blocks; /* of memory that a batch can own */
-    /* The last batch, as the next one will be like it. */
-    int64_t usual;
-    int64_t reserved; /* bytes of memory, in expectation of that */
-    int64_t *usual_bytes; /* per column */
-    int64_t *form_rows; /* per column: the row by which its form was decided */
-} pgf_rows;
-
-/* A relation at hand, and the header of those of its rows that are a new tuple and nothing else. */
-typedef struct {
-    uint64_t header;
-    pgf_rows *rows;
-} pgf_cached;
-
-enum { PGF_CACHED = 256 }; /* by the last byte of their OIDs */
-
-/* Where the frames have led, as far as rows need it. */
-typedef struct {
-    int wide; /* xids and LSNs are Spark's longs */
-    int in_stream, in_transaction, has_commit;
-    uint32_t open_xid, xid;
-    uint64_t commit_lsn;
-    int64_t commit_time;
-    int64_t seq; /* of the row that comes next */
-    int64_t held; /* bytes of the rows of all relations */
-    int64_t max_bytes;
-    /* What the rows of the transaction have in common. */
-    uint8_t row_flags;
-    uint32_t row_xid;
-    uint64_t row_commit_lsn;
-    int64_t row_commit_time;
-    pgf_cached cached[PGF_CACHED];
-} pgf_stream;
-
-/* Microseconds from 1970 to 2000. */
-#define PGF_SHIFT INT64_C(946684800000000)
-
-/* Days and microseconds of 1970 to 2000, and from there what Python's dates can hold. */
-enum { PGF_SHIFT_DAYS = 10957, PGF_LEAST_DAY = -730119, PGF_GREATEST_DAY = 2921939 };
-#define PGF_DAY INT64_C(86400000000)
-
 static pgf_power PGF_POWERS_OF_FIVE[PGF_GREATEST_POWER - PGF_LEAST_POWER + 1];
 
-static inline void pgf_set_bit(uint8_t *bits, int64_t row, int value)
+/* The number of a label, -1 if it has none. */
+static PGF_OUTLINE int32_t pgf_label(const pgf_labels *labels, const uint8_t *at, size_t length)
 {
-    uint8_t mask = (uint8_t)(1 << (row & 7));
-    bits[row >> 3] = (uint8_t)(value ? bits[row >> 3] | mask : bits[row >> 3] & ~mask);
-}
-
-/* Null, in a column that has its validity. */
-static inline void pgf_set_null(pgf_column *column, int64_t row)
-{
-    pgf_set_bit(column->validity, row, 0);
-    if (column->width == 8)
-        ((uint64_t *)column->data)[row] = 0;
-    else if (column->width == 4)
-        ((uint32_t *)column->data)[row] = 0;
-    else if (column->width > 0)
-        memset(column->data + row * column->width, 0, (size_t)column->width);
-    else if (column->width == 0)
-        pgf_set_bit(column->data, row, 0);
-    else
-        column->offsets[row + 1] = column->offsets[row];
+    return *pgf_slot(labels, at, length) - 1;
 }
 
 static inline int pgf_put_decimal(pgf_column *column, int64_t row, int64_t value)
@@ -244,16 +83,6 @@ static PGF_OUTLINE int pgf_take_text(
         return 0;
     column->offsets[row + 1] = (int32_t)(used + (int64_t)length);
     return 1;
-}
-
-/* The header of a row that is a new tuple and nothing else: its relation's OID, the tuple's marker
- * and how many columns it has. The byte before them, the tag or the last one of an xid, is set, so
- * that zeros are no header of any frame.
- */
-static inline uint64_t pgf_header(uint32_t relation_id, int32_t width)
-{
-    return UINT64_C(0xFF) << 56 | (uint64_t)relation_id << 24 | (uint64_t)'N' << 16
-        | (uint64_t)width;
 }
 
 static inline uint64_t pgf_load_header(const uint8_t *at)
@@ -440,27 +269,6 @@ static PGF_OUTLINE const uint8_t *pgf_take_more(
     const uint8_t *ceiling, int64_t *bytes)
 {
     return pgf_take_values(next, row, at, end, floor, ceiling, bytes);
-}
-
-/* What the rows to come have in common. */
-static inline void pgf_settle(pgf_stream *stream)
-{
-    stream->row_flags = 0;
-    stream->row_xid = 0;
-    stream->row_commit_lsn = 0;
-    stream->row_commit_time = 0;
-    if (stream->in_stream) {
-        stream->row_flags = PGF_IN_STREAM | PGF_HAS_XID;
-        stream->row_xid = stream->open_xid;
-    } else if (stream->in_transaction) {
-        stream->row_flags = PGF_HAS_XID;
-        stream->row_xid = stream->xid;
-        if (stream->has_commit) {
-            stream->row_flags = PGF_HAS_XID | PGF_HAS_COMMIT;
-            stream->row_commit_lsn = stream->commit_lsn;
-            stream->row_commit_time = stream->commit_time + PGF_SHIFT;
-        }
-    }
 }
 
 /* False if it is malformed, or has what the columns of its rows can't hold. */

@@ -24,7 +24,7 @@ from .selection import Selection
 if TYPE_CHECKING:
     from .._pure import Decoder
     from ..messages import Message, Truncate
-    from ._pure_engine import ChangeBatch
+    from ._pure_batch import ChangeBatch
 
 
 class Event(NamedTuple):
@@ -143,7 +143,7 @@ class ErrorBatch(Sequence[BadFrame]):
             variable_column([str(one.error).encode("utf-8", "backslashreplace") for one in bad]),
             variable_column([one.data for one in bad]),
         )
-        capsules: tuple[object, object] = twin("columnar._engine").export(
+        capsules: tuple[object, object] = twin("columnar._export").export(
             _ERRORS, Column(len(bad), 0, (None,), columns)
         )
         return capsules
@@ -190,7 +190,7 @@ class ChangeStream:
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The stream, as a capsule; `requested_schema` is not looked at, as it may be."""
-        return twin("columnar._engine").export_stream(self._batches)
+        return twin("columnar._batch").export_stream(self._batches)
 
 
 class ColumnarDecoder:

@@ -487,7 +487,7 @@ def test_streams_of_batches() -> None:
 
 def test_batches_outlive_their_decoder_and_are_freed(implementation: str) -> None:
     compiled = implementation == "cython"  # the twin's memory is Python's
-    live_arenas = twin("columnar._engine").live_arenas if compiled else lambda: 0
+    live_arenas = twin("columnar._export").live_arenas if compiled else lambda: 0
     gc.collect()
     before = live_arenas()
     (batch,) = batches_of([R, i(1), row("U", b"N" + tuple_data(text("2"), SAME))])

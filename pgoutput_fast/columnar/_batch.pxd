@@ -1,0 +1,19 @@
+# The rows of a relation as an Arrow record batch.
+
+from libc.stdint cimport int64_t
+
+from pgoutput_fast.columnar._columns cimport Rows
+from pgoutput_fast.columnar._export cimport Arena, Node, Schema
+
+
+cdef class ChangeBatch:
+    cdef Arena *arena
+    cdef Arena *commit_arena  # of with_commit()
+    cdef Node root
+    cdef Schema schema
+    cdef readonly object layout
+    cdef readonly tuple binary
+    cdef bint wide
+    cdef readonly int64_t num_rows
+
+cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil

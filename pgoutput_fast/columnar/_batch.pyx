@@ -1,0 +1,684 @@
+# cython: annotation_typing=False, cdivision=True
+"""The rows of a relation as an Arrow record batch, compiled: the twin of ``_pure_batch.py``.
+
+A batch takes over the memory that its rows were collected in, and makes what is left: the columns
+beside the tuples, the arrays of nested values.
+"""
+
+from __future__ import annotations
+
+cimport cython
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.errno cimport EINVAL, ENOMEM
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset, strlen
+
+from pgoutput_fast.columnar._columns cimport (
+    HAS_AFTER, HAS_COMMIT, HAS_XID, IN_STREAM, OLD_KEY, OLD_ROW, OP, PGF_FIXED, PGF_FIXED_LIST,
+    PGF_LIST, PGF_STRUCT, PGF_VARIABLE, SKIP, SLACK, TRUNCATE, Column, LabelTable, Part, Rows, Side,
+)
+from pgoutput_fast.columnar._export cimport (
+    Arena, ArrowArray, ArrowArrayStream, ArrowSchema, Node, array_capsule, copy_schema, drop,
+    export_array, keep, make_arena, own, schema_capsule,
+)
+from pgoutput_fast.columnar._memory cimport expect_memory, grow
+from pgoutput_fast.columnar._relation cimport forget_rows, free_side, pad
+
+from .arrays import commit_of
+
+cdef extern from "_parts.h" nogil:
+    bint put_part "pgf_put"(Part *part, const uint8_t *at, int32_t size) noexcept
+    void forget_part "pgf_forget_part"(Part *part) noexcept
+    void free_part "pgf_free_part"(Part *part) noexcept
+
+ctypedef const char *Name
+
+cdef enum:
+    COLUMNS = 11
+    SHRUNK = 65_536  # bytes that may lie idle at a column's end
+
+
+# Give back what a column of so many bytes will not need.
+cdef void shrink(Column *column, int64_t used) noexcept nogil:
+    if column.room > 2 * used + SHRUNK and grow(<void **> &column.data, used + SLACK):
+        column.room = used + SLACK
+
+
+cdef int64_t count_null(const uint8_t *validity, int64_t length) noexcept nogil:
+    cdef int64_t valid = 0, i
+    cdef uint8_t bits
+    for i in range(length >> 3):
+        bits = validity[i]
+        valid += POPULATION[bits]
+    for i in range(length & ~7, length):
+        valid += validity[i >> 3] >> (i & 7) & 1
+    return length - valid
+
+
+cdef uint8_t[256] POPULATION
+for _i in range(256):
+    POPULATION[_i] = _i.bit_count() if hasattr(_i, "bit_count") else bin(_i).count("1")
+
+
+cdef struct Finish:
+    Rows *rows
+    Arena *arena
+    int64_t length
+    const uint8_t *zeros  # enough for any column without a value
+    uint8_t any
+    uint8_t all
+
+
+# Bits of the rows that have one of `mask` in their flags: NULL if all do, zeros if none does.
+# False: no memory.
+cdef bint bits_of(Finish *f, uint8_t mask, const uint8_t **found) noexcept nogil:
+    cdef uint8_t *bits
+    cdef int64_t i
+    found[0] = NULL
+    if not f.any & mask:
+        found[0] = f.zeros
+    elif not f.all & mask:
+        bits = <uint8_t *> own(f.arena, calloc(f.length // 8 + 1, 1), f.length // 8 + 1)
+        if bits == NULL:
+            return False
+        for i in range(f.length):
+            bits[i >> 3] |= (f.rows.flags[i] & mask != 0) << (i & 7)
+        found[0] = bits
+    return True
+
+
+cdef void plain(
+    Finish *f, Node *node, const uint8_t *validity, const void *data, int64_t null_count
+) noexcept nogil:
+    node.arena = f.arena
+    node.length = f.length
+    node.n_buffers = 2
+    node.buffers[0] = validity
+    node.buffers[1] = data
+    node.null_count = null_count
+
+
+cdef int64_t nulls_of(Finish *f, const uint8_t *validity) noexcept nogil:
+    if validity == NULL:
+        return 0
+    if validity == f.zeros:
+        return f.length
+    return count_null(validity, f.length)
+
+
+# A column of eight bytes or four per row that is null but where `mask` says.
+cdef bint head(Finish *f, Node *node, uint8_t mask, void *data, int64_t size) noexcept nogil:
+    cdef const uint8_t *validity = NULL
+    if mask:
+        if not f.any & mask:
+            free(data)
+            plain(f, node, f.zeros, f.zeros, f.length)
+            return True
+        if not bits_of(f, mask, &validity):
+            free(data)
+            return False
+    own(f.arena, data, f.length * size)
+    plain(f, node, validity, data, nulls_of(f, validity))
+    return True
+
+
+# Zeros where a row is in no stream.
+cdef void fill_subxids(Finish *f, int64_t size) noexcept nogil:
+    cdef int64_t i
+    if f.any & IN_STREAM and not f.all & IN_STREAM:
+        for i in range(f.length):
+            if not f.rows.flags[i] & IN_STREAM:
+                memset(f.rows.subxids + i * size, 0, size)
+
+
+# op: what names the rows' kinds, all of six letters but truncate.
+cdef bint op_column(Finish *f, Node *node) noexcept nogil:
+    cdef int64_t i, at = 0
+    cdef int32_t *ends = <int32_t *> own(
+        f.arena, malloc((f.length + 1) * 4), (f.length + 1) * 4
+    )
+    cdef char *text = <char *> own(f.arena, malloc(f.length * 8 + 8), f.length * 8 + 8)
+    cdef uint8_t op
+    if ends == NULL or text == NULL:
+        return False
+    if not f.rows.truncated:
+        for i in range(f.length):
+            memcpy(text + 6 * i, OPS[f.rows.flags[i] & OP], 8)
+        for i in range(f.length + 1):
+            ends[i] = <int32_t> (6 * i)
+    else:
+        for i in range(f.length):
+            op = f.rows.flags[i] & OP
+            ends[i] = <int32_t> at
+            memcpy(text + at, OPS[op], 8)
+            at += 8 if op == TRUNCATE else 6
+        ends[f.length] = <int32_t> at
+    plain(f, node, NULL, ends, 0)
+    node.n_buffers = 3
+    node.buffers[2] = text
+    return True
+
+
+cdef Name[4] OPS
+OPS[:] = [b"insert\0\0", b"update\0\0", b"delete\0\0", b"truncate"]
+
+
+cdef bint old_kind_column(Finish *f, Node *node) noexcept nogil:
+    cdef int64_t i
+    cdef int32_t at = 0
+    cdef int32_t *ends
+    cdef char *text
+    cdef const uint8_t *validity = NULL
+    cdef uint8_t flags
+    if not f.any & (OLD_KEY | OLD_ROW):
+        plain(f, node, f.zeros, f.zeros, f.length)
+        node.n_buffers = 3
+        node.buffers[2] = f.zeros
+        return True
+    ends = <int32_t *> own(f.arena, malloc((f.length + 1) * 4), (f.length + 1) * 4)
+    text = <char *> own(f.arena, malloc(f.length + 1), f.length + 1)
+    if ends == NULL or text == NULL or not bits_of(f, OLD_KEY | OLD_ROW, &validity):
+        return False
+    for i in range(f.length):
+        flags = f.rows.flags[i]
+        ends[i] = at
+        if flags & (OLD_KEY | OLD_ROW):
+            text[at] = c'K' if flags & OLD_KEY else c'O'
+            at += 1
+    ends[f.length] = at
+    plain(f, node, validity, ends, nulls_of(f, validity))
+    node.n_buffers = 3
+    node.buffers[2] = text
+    return True
+
+
+# The struct of a side, which the rows with one of `mask` have. The columns' memory goes over to the
+# arena.
+cdef bint side_column(Finish *f, Node *node, Side *side, uint8_t mask) noexcept nogil:
+    cdef Rows *rows = f.rows
+    cdef Column *column
+    cdef Part *part
+    cdef Node *child
+    cdef int32_t c, n = 0
+    cdef const uint8_t *present = NULL
+    cdef bint used = side.filled > 0
+    if not bits_of(f, mask, &present):
+        return False
+    if used and not pad(rows, side, f.length):
+        return False
+    for c in range(rows.width):
+        n += side.columns[c].codes[1] != SKIP
+    plain(f, node, present, NULL, nulls_of(f, present))
+    node.n_buffers = 1
+    node.n_children = n
+    node.children = <Node *> own(f.arena, calloc(n + 1, sizeof(Node)), (n + 1) * sizeof(Node))
+    if node.children == NULL:
+        return False
+    n = 0
+    for c in range(rows.width):
+        column = &side.columns[c]
+        if column.codes[1] == SKIP:
+            continue
+        child = &node.children[n]
+        n += 1
+        part = &rows.parts[c]
+        if part.shape >= PGF_LIST:
+            if used and not nested_column(f, child, part, column):
+                return False
+            if not used and not no_values(f, child, part, f.length):
+                return False
+            continue
+        if part.labels != NULL and not dictionary(f, child, part.labels):
+            return False
+        if not used:
+            plain(f, child, f.zeros, f.zeros, f.length)
+            if column.width < 0:
+                child.n_buffers = 3
+                child.buffers[2] = f.zeros
+            continue
+        if column.width < 0:
+            shrink(column, column.offsets[f.length])
+        own(f.arena, column.validity, f.length // 8 + 1)
+        own(f.arena, column.data, 0)
+        own(f.arena, column.offsets, 0)
+        plain(
+            f, child, column.validity, column.offsets if column.width < 0 else <void *> column.data,
+            nulls_of(f, column.validity),
+        )
+        if column.width < 0:
+            child.n_buffers = 3
+            child.buffers[2] = column.data
+            f.arena.size += column.room + 4 * f.length
+        else:
+            f.arena.size += f.length * column.width
+    return True
+
+
+# A nested column, of values that were kept packed.
+cdef bint nested_column(Finish *f, Node *node, Part *part, Column *column) noexcept nogil:
+    cdef int64_t i
+    cdef int32_t size
+    cdef bint sound = True
+    for i in range(f.length):
+        size = column.offsets[i + 1] - column.offsets[i]
+        if column.validity != NULL and not column.validity[i >> 3] >> (i & 7) & 1:
+            size = -1
+        if not put_part(part, column.data + column.offsets[i], size):
+            sound = False
+            break
+    free(column.validity)
+    free(column.data)
+    free(column.offsets)
+    column.validity = column.data = NULL
+    column.offsets = NULL
+    sound = sound and part_column(f, node, part)
+    if not sound:
+        free_part(part)
+    return sound
+
+
+# A part as a column. Its memory goes over to the arena.
+cdef bint part_column(Finish *f, Node *node, Part *part) noexcept nogil:
+    cdef int32_t i
+    cdef bint sound = True
+    node.arena = f.arena
+    node.length = part.count
+    node.null_count = part.nulls
+    node.n_buffers = 1
+    node.buffers[0] = own(f.arena, part.validity, (part.count + 7) // 8)
+    if part.shape == PGF_FIXED:
+        node.n_buffers = 2
+        node.buffers[1] = own(f.arena, part.data, (part.count * part.width * 8 + 7) // 8)
+    elif part.shape == PGF_VARIABLE or part.shape == PGF_LIST:
+        node.n_buffers = 2 if part.shape == PGF_LIST else 3
+        node.buffers[1] = own(f.arena, part.offsets, 4 * (part.count + 1))
+        node.buffers[2] = own(f.arena, part.data, part.data_room)
+    # Of no value there may be no memory.
+    for i in range(1, node.n_buffers):
+        if node.buffers[i] == NULL:
+            node.buffers[i] = f.zeros
+    forget_part(part)
+    if part.labels != NULL and not dictionary(f, node, part.labels):
+        return False
+    if not part_children(f, node, part):
+        return False
+    for i in range(part.n_children):
+        sound = sound and part_column(f, &node.children[i], &part.children[i])
+    return sound
+
+
+# A part of which there is no value, as a column of nulls.
+cdef bint no_values(Finish *f, Node *node, Part *part, int64_t length) noexcept nogil:
+    cdef int32_t i
+    cdef int64_t below = length
+    node.arena = f.arena
+    node.length = node.null_count = length
+    node.buffers[0] = node.buffers[1] = node.buffers[2] = f.zeros
+    node.n_buffers = 3 if part.shape == PGF_VARIABLE else 2
+    if part.shape == PGF_STRUCT or part.shape == PGF_FIXED_LIST:
+        node.n_buffers = 1
+    if part.shape == PGF_LIST:
+        below = 0
+    elif part.shape == PGF_FIXED_LIST:
+        below = length * part.width
+    if length == 0:
+        node.buffers[0] = NULL
+    if part.labels != NULL and not dictionary(f, node, part.labels):
+        return False
+    if not part_children(f, node, part):
+        return False
+    for i in range(part.n_children):
+        if not no_values(f, &node.children[i], &part.children[i], below):
+            return False
+    return True
+
+
+cdef bint part_children(Finish *f, Node *node, Part *part) noexcept nogil:
+    cdef int64_t size = part.n_children * sizeof(Node)
+    if part.n_children == 0:
+        return True
+    node.n_children = part.n_children
+    node.children = <Node *> own(f.arena, calloc(part.n_children, sizeof(Node)), size)
+    return node.children != NULL
+
+
+# Bytes that a row takes at most in any buffer of a part that has no value.
+cdef int64_t widest_of(const Part *part) noexcept nogil:
+    cdef int32_t i
+    cdef int64_t widest = max(4, part.width)
+    cdef int64_t times = part.width if part.shape == PGF_FIXED_LIST else 1
+    for i in range(part.n_children):
+        widest = max(widest, times * widest_of(&part.children[i]))
+    return widest
+
+
+# The labels that the numbers of a column mean.
+cdef bint dictionary(Finish *f, Node *node, const LabelTable *labels) noexcept nogil:
+    cdef int64_t size = labels.ends[labels.count]
+    cdef Node *made = <Node *> own(f.arena, calloc(1, sizeof(Node)), sizeof(Node))
+    cdef int32_t *ends = <int32_t *> own(
+        f.arena, malloc((labels.count + 1) * 4), (labels.count + 1) * 4
+    )
+    cdef uint8_t *text = <uint8_t *> own(f.arena, malloc(size + 1), size + 1)
+    if made == NULL or ends == NULL or text == NULL:
+        return False
+    memcpy(ends, labels.ends, (labels.count + 1) * 4)
+    memcpy(text, labels.text, size)
+    plain(f, made, NULL, ends, 0)
+    made.length = labels.count
+    made.n_buffers = 3
+    made.buffers[2] = text
+    node.dictionary = made
+    return True
+
+
+cdef bint unchanged_column(Finish *f, Node *node) noexcept nogil:
+    cdef Rows *rows = f.rows
+    cdef Node *child = <Node *> own(f.arena, calloc(1, sizeof(Node)), sizeof(Node))
+    cdef uint8_t *bits
+    cdef int32_t *ends
+    cdef char *text
+    cdef int64_t i, size = 0
+    cdef int32_t at = 0, name_length
+    if child == NULL:
+        return False
+    node.n_children = 1
+    node.children = child
+    if rows.unchanged_count == 0:
+        plain(f, node, f.zeros, f.zeros, f.length)
+        plain(f, child, NULL, f.zeros, 0)
+        child.length = 0
+        child.n_buffers = 3
+        child.buffers[2] = f.zeros
+        return True
+    bits = <uint8_t *> own(f.arena, calloc(f.length // 8 + 1, 1), f.length // 8 + 1)
+    if bits == NULL:
+        return False
+    for i in range(rows.unchanged_filled, f.length):
+        rows.unchanged_ends[i + 1] = rows.unchanged_ends[i]
+    rows.unchanged_filled = f.length
+    for i in range(f.length):
+        bits[i >> 3] |= (rows.unchanged_ends[i + 1] > rows.unchanged_ends[i]) << (i & 7)
+    own(f.arena, rows.unchanged_ends, (f.length + 1) * 4)
+    plain(f, node, bits, rows.unchanged_ends, nulls_of(f, bits))
+    rows.unchanged_ends = NULL
+    for i in range(rows.unchanged_count):
+        size += strlen(rows.names[rows.unchanged[i]])
+    ends = <int32_t *> own(
+        f.arena, malloc((rows.unchanged_count + 1) * 4), (rows.unchanged_count + 1) * 4
+    )
+    text = <char *> own(f.arena, malloc(size + 1), size + 1)
+    if ends == NULL or text == NULL:
+        return False
+    for i in range(rows.unchanged_count):
+        ends[i] = at
+        name_length = <int32_t> strlen(rows.names[rows.unchanged[i]])
+        memcpy(text + at, rows.names[rows.unchanged[i]], name_length)
+        at += name_length
+    ends[rows.unchanged_count] = at
+    plain(f, child, NULL, ends, 0)
+    child.length = rows.unchanged_count
+    child.n_buffers = 3
+    child.buffers[2] = text
+    return True
+
+
+cdef void gather_flags(
+    const uint8_t *flags, int64_t count, uint8_t *any, uint8_t *all
+) noexcept nogil:
+    cdef uint8_t one = 0, each = 0xFF  # not by their pointers: compilers then take many at a time
+    cdef int64_t i
+    for i in range(count):
+        one |= flags[i]
+        each &= flags[i]
+    any[0] = one
+    all[0] = each
+
+
+# Hand the rows over to a batch. False: no memory, and the rows are lost with it.
+cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
+    cdef Finish f
+    cdef Node *nodes
+    cdef int64_t widest = 8, size
+    cdef int32_t c
+    cdef bint sound
+    f.rows = rows
+    f.length = rows.count
+    f.arena = make_arena(rows.blocks)
+    if f.arena == NULL:
+        return False
+    batch.arena = f.arena
+    for c in range(rows.width):
+        size = widest_of(&rows.parts[c]) if rows.parts[c].shape >= PGF_LIST else 0
+        widest = max(widest, size, <int64_t> rows.after.columns[c].width)
+    size = (f.length + 1) * widest
+    # Pages of zeros that nobody writes to take no memory.
+    f.zeros = <const uint8_t *> own(f.arena, calloc(size, 1), 0)
+    nodes = <Node *> own(f.arena, calloc(COLUMNS, sizeof(Node)), COLUMNS * sizeof(Node))
+    if f.zeros == NULL or nodes == NULL:
+        return False
+    gather_flags(rows.flags, f.length, &f.any, &f.all)
+    size = 8 if batch.wide else 4
+    fill_subxids(&f, size)
+    sound = (
+        op_column(&f, nodes)
+        and head(&f, nodes + 1, HAS_XID, rows.xids, size)
+        and head(&f, nodes + 2, IN_STREAM, rows.subxids, size)
+    )
+    rows.xids = rows.subxids = NULL
+    if has_lsns:
+        sound = sound and head(&f, nodes + 3, 0, rows.lsns, 8)
+    else:
+        free(rows.lsns)
+        plain(&f, nodes + 3, f.zeros, f.zeros, f.length)
+    rows.lsns = NULL
+    sound = (
+        sound
+        and head(&f, nodes + 4, HAS_COMMIT, rows.commit_lsns, 8)
+        and head(&f, nodes + 5, HAS_COMMIT, rows.commit_times, 8)
+        and head(&f, nodes + 6, 0, rows.seqs, 8)
+        and old_kind_column(&f, nodes + 7)
+        and side_column(&f, nodes + 8, &rows.before, OLD_KEY | OLD_ROW)
+        and side_column(&f, nodes + 9, &rows.after, HAS_AFTER)
+        and unchanged_column(&f, nodes + 10)
+    )
+    free(rows.flags)
+    free(rows.unchanged_ends)
+    free(rows.unchanged)
+    if rows.before.filled == 0:
+        free_side(rows, &rows.before)
+    if rows.after.filled == 0:
+        free_side(rows, &rows.after)
+    forget_rows(rows)
+    if not sound:
+        return False
+    batch.root.length = f.length
+    batch.root.null_count = 0
+    batch.root.n_buffers = 1
+    batch.root.n_children = COLUMNS
+    batch.root.children = nodes
+    batch.root.arena = f.arena
+    expect_memory(f.arena.size)
+    return True
+
+
+@cython.final
+cdef class ChangeBatch:
+    """Rows of one version of a relation, as columns: an Arrow record batch.
+
+    Anything that takes the Arrow PyCapsule interface reads it without a copy:
+    ``pyarrow.record_batch(changes)``, ``polars.DataFrame(changes)``. It outlives its decoder.
+    """
+
+    def __init__(self):
+        raise TypeError("a ChangeBatch is made by decoding frames")
+
+    def __dealloc__(self):
+        drop(self.arena)
+        drop(self.commit_arena)
+
+    def __len__(self):
+        return self.num_rows
+
+    def __reduce__(self):
+        raise TypeError(
+            "a ChangeBatch is not pickled; what pyarrow.record_batch() makes of it can be"
+        )
+
+    def __repr__(self):
+        relation = self.relation
+        return f"<ChangeBatch: {self.num_rows} rows of {relation.namespace}.{relation.name}>"
+
+    @property
+    def relation(self):
+        """The relation as it was announced."""
+        return self.layout.plan.relation
+
+    @property
+    def nbytes(self):
+        """Bytes of memory that the batch keeps."""
+        return self.arena.size
+
+    def __arrow_c_schema__(self):
+        """The schema, as a capsule of the Arrow C data interface."""
+        return schema_capsule(self.schema)
+
+    def __arrow_c_array__(self, requested_schema=None):
+        """Schema and batch as capsules; `requested_schema` is not looked at, as it may be."""
+        return self.__arrow_c_schema__(), array_capsule(&self.root)
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        """A stream of this batch alone; :class:`ChangeStream` makes one of several."""
+        return export_stream([self])
+
+    def with_commit(self, commit_lsn: int, commit_time: int) -> ChangeBatch:
+        """The same rows, their buffers shared, with the commit filled in where it was not known.
+
+        Parameters
+        ----------
+        commit_lsn : int
+        commit_time : int
+            In microseconds since 2000-01-01.
+
+        Raises
+        ------
+        OverflowError
+            One does not fit into its column.
+        """
+        cdef ChangeBatch made = ChangeBatch.__new__(ChangeBatch)
+        cdef int64_t i
+        cdef Node *nodes
+        cdef uint64_t *lsns
+        cdef int64_t *times
+        cdef const uint8_t *validity
+        cdef uint64_t lsn
+        cdef int64_t time
+        lsn, time = commit_of(commit_lsn, commit_time, "spark" if self.wide else "arrow")
+        made.layout = self.layout
+        made.schema = self.schema
+        made.binary = self.binary
+        made.wide = self.wide
+        made.num_rows = self.num_rows
+        made.root = self.root
+        keep(self.arena)
+        made.arena = self.arena
+        made.commit_arena = make_arena(3)
+        if made.commit_arena == NULL:
+            raise MemoryError
+        nodes = <Node *> own(
+            made.commit_arena, malloc(COLUMNS * sizeof(Node)), COLUMNS * sizeof(Node)
+        )
+        lsns = <uint64_t *> own(made.commit_arena, malloc(self.num_rows * 8), self.num_rows * 8)
+        times = <int64_t *> own(made.commit_arena, malloc(self.num_rows * 8), self.num_rows * 8)
+        if nodes == NULL or lsns == NULL or times == NULL:
+            raise MemoryError
+        memcpy(nodes, self.root.children, COLUMNS * sizeof(Node))
+        validity = <const uint8_t *> nodes[4].buffers[0]
+        for i in range(self.num_rows):
+            if validity == NULL or validity[i >> 3] >> (i & 7) & 1:
+                lsns[i] = (<const uint64_t *> nodes[4].buffers[1])[i]
+                times[i] = (<const int64_t *> nodes[5].buffers[1])[i]
+            else:
+                lsns[i] = lsn
+                times[i] = time
+        for i in range(4, 6):
+            nodes[i].arena = made.commit_arena
+            nodes[i].buffers[0] = NULL
+            nodes[i].null_count = 0
+        nodes[4].buffers[1] = lsns
+        nodes[5].buffers[1] = times
+        made.root.children = nodes
+        return made
+
+
+# --- streams -------------------------------------------------------------------------------------
+
+cdef struct Streamed:
+    void *batches  # a list, owned
+    int64_t next
+
+
+cdef void release_stream(ArrowArrayStream *stream) noexcept with gil:
+    cdef Streamed *streamed = <Streamed *> stream.private_data
+    Py_DECREF(<object> streamed.batches)
+    free(streamed)
+    stream.release = NULL
+
+
+cdef int stream_schema(ArrowArrayStream *stream, ArrowSchema *schema) noexcept with gil:
+    cdef Streamed *streamed = <Streamed *> stream.private_data
+    cdef ChangeBatch batch
+    try:
+        batch = (<list> streamed.batches)[0]
+        copy_schema(&batch.schema.schema, schema)
+    except MemoryError:
+        return ENOMEM
+    except Exception:
+        return EINVAL
+    return 0
+
+
+cdef int stream_next(ArrowArrayStream *stream, ArrowArray *array) noexcept with gil:
+    cdef Streamed *streamed = <Streamed *> stream.private_data
+    cdef list batches = <list> streamed.batches
+    cdef ChangeBatch batch
+    if streamed.next == len(batches):
+        memset(array, 0, sizeof(ArrowArray))
+        return 0
+    batch = batches[streamed.next]
+    streamed.next += 1
+    return 0 if export_array(&batch.root, array) else ENOMEM
+
+
+cdef const char *stream_error(ArrowArrayStream *stream) noexcept nogil:
+    return NULL
+
+
+cdef void free_stream_capsule(object capsule) noexcept:
+    cdef ArrowArrayStream *stream = <ArrowArrayStream *> PyCapsule_GetPointer(
+        capsule, "arrow_array_stream"
+    )
+    if stream.release != NULL:
+        stream.release(stream)
+    free(stream)
+
+
+def export_stream(batches: list[ChangeBatch]) -> object:
+    """One batch or more, of one schema, as the capsule of a stream."""
+    cdef ArrowArrayStream *stream = <ArrowArrayStream *> calloc(1, sizeof(ArrowArrayStream))
+    cdef Streamed *streamed = <Streamed *> calloc(1, sizeof(Streamed))
+    cdef list kept = list(batches)
+    if stream == NULL or streamed == NULL:
+        free(stream)
+        free(streamed)
+        raise MemoryError
+    Py_INCREF(kept)
+    streamed.batches = <void *> kept
+    stream.get_schema = stream_schema
+    stream.get_next = stream_next
+    stream.get_last_error = stream_error
+    stream.release = release_stream
+    stream.private_data = streamed
+    return PyCapsule_New(stream, "arrow_array_stream", free_stream_capsule)

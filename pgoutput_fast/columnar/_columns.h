@@ -1,0 +1,288 @@
+/* Columns while a batch grows, and what stands beside them: the structures that all of C shares. */
+#ifndef PGOUTPUT_FAST_COLUMNS_H
+#define PGOUTPUT_FAST_COLUMNS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__GNUC__) || defined(__clang__)
+#define PGF_OUTLINE __attribute__((noinline))
+#define PGF_INLINE inline __attribute__((always_inline))
+#define PGF_UNREACHABLE() __builtin_unreachable()
+#else
+#define PGF_OUTLINE
+#define PGF_INLINE inline
+#define PGF_UNREACHABLE() ((void)0)
+#endif
+
+/* As pgoutput_fast.columnar.fields numbers them. */
+enum {
+    SLOW, SKIP, BOOL_TEXT, BOOL_BINARY, INT2_TEXT, INT4_TEXT, INT8_TEXT, UINT4_TEXT,
+    UINT4_WIDE_TEXT, SAME2, SAME4, SAME8, UINT4_WIDE, FLOAT4_TEXT, FLOAT8_TEXT, DECIMAL_TEXT,
+    DECIMAL_BINARY, NUMERIC_TEXT, NUMERIC_BINARY, UTF8, ASCII, JSONB_BINARY, BYTES, BYTEA_TEXT,
+    UUID_TEXT, UUID_UTF8_TEXT, UUID_UTF8_BINARY, DATE_TEXT, DATE_BINARY, TIME_TEXT, TIME_BINARY,
+    TIME_NS_TEXT, TIME_NS_BINARY, TIMESTAMP_TEXT, TIMESTAMPTZ_TEXT, TIMESTAMP_BINARY,
+    INTERVAL_BINARY, LABEL, NESTED_TEXT, NESTED_BINARY, CONVERTER_COUNT,
+    FORM, /* by the format of the value: utf8 or binary */
+    END, /* behind the last column */
+};
+
+enum { SLACK = 16 /* bytes behind a value that a copy of 16 may write */ };
+
+/* Bytes to make room for where a variable column has so many: never more than offsets of 32 bits can
+ * count, so that what has room has an offset.
+ */
+static inline int64_t pgf_roomy(int64_t size)
+{
+    int64_t room = (size + SLACK) * 3 / 2 + 256;
+    return room < INT32_MAX + (int64_t)SLACK ? room : INT32_MAX + (int64_t)SLACK;
+}
+
+typedef struct {
+    uint8_t kind; /* of the values that come: 't' or 'b', as of the last one; 0 before it */
+    uint8_t code; /* the converter of such; SLOW before the first */
+    uint8_t codes[2]; /* the converters of binary values and of text */
+    uint8_t form; /* of a column by format: what came first */
+    uint8_t form_codes[2]; /* of a column by format: how values are stored, as in `codes` */
+    int32_t width; /* bytes of a value; 0 a bit, -1 variable */
+    uint32_t scale;
+    uint8_t *validity; /* NULL for as long as nothing is null */
+    uint8_t *data;
+    int32_t *offsets;
+    int64_t room; /* bytes in `data` of a variable column */
+    union {
+        uint64_t limit; /* of a decimal of up to 18 digits: 10**precision; else 0 */
+        const struct pgf_labels *labels; /* of an enum */
+        struct pgf_part *part; /* of a nested column */
+    };
+    void *field; /* borrowed from the layout */
+} pgf_column;
+
+/* The columns of `before` or of `after`. */
+typedef struct {
+    pgf_column *columns;
+    int64_t filled; /* rows that the columns have; the rows of the batch catch up */
+    int64_t capacity; /* rows */
+} pgf_side;
+
+enum { PGF_INSERT, PGF_UPDATE, PGF_DELETE, PGF_TRUNCATE };
+
+/* Of a row. */
+enum {
+    PGF_OP = 3, /* the bits of an op */
+    PGF_OLD_KEY = 4,
+    PGF_OLD_ROW = 8,
+    PGF_IN_STREAM = 16,
+    PGF_HAS_XID = 32,
+    PGF_HAS_COMMIT = 64,
+    PGF_HAS_AFTER = 128,
+};
+
+/* The rows of one version of a relation that have come since its last batch. */
+typedef struct {
+    void *owner; /* the _Relation */
+    int wanted;
+    int32_t width; /* of the relation */
+    int64_t count;
+    int64_t limit; /* rows of which a new tuple can be stored without more ado */
+    int64_t capacity;
+    int64_t bytes; /* of variable values, and what counts beside `fixed` */
+    int64_t fixed; /* bytes that a row counts beside those */
+    int64_t side_fixed; /* of these, those of its `after`; its `before` has as many */
+    int truncated; /* whether there is a TRUNCATE among them */
+    int has_before; /* whether one has an old tuple: all count their places in `before` then */
+    /* What stands beside the tuples. */
+    uint8_t *flags;
+    uint8_t *xids; /* of 4 or 8 bytes, by the target */
+    uint8_t *subxids; /* of rows in streams alone */
+    uint64_t *lsns;
+    uint64_t *commit_lsns;
+    int64_t *commit_times;
+    int64_t *seqs;
+    pgf_side before;
+    pgf_side after;
+    /* Columns of `after` that were not sent: per row where they end, and which they are. */
+    int32_t *unchanged_ends;
+    int64_t unchanged_filled;
+    int32_t *unchanged;
+    int64_t unchanged_count;
+    int64_t unchanged_bytes; /* of their names, and one for each */
+    int64_t unchanged_room;
+    const char **names; /* of the relation's columns */
+    struct pgf_part *parts; /* per column: of a nested one or an enum what it is made of */
+    ptrdiff_t blocks; /* of memory that a batch can own */
+    /* The last batch, as the next one will be like it. */
+    int64_t usual;
+    int64_t reserved; /* bytes of memory, in expectation of that */
+    int64_t *usual_bytes; /* per column */
+    int64_t *form_rows; /* per column: the row by which its form was decided */
+} pgf_rows;
+
+/* A relation at hand, and the header of those of its rows that are a new tuple and nothing else. */
+typedef struct {
+    uint64_t header;
+    pgf_rows *rows;
+} pgf_cached;
+
+enum { PGF_CACHED = 256 }; /* by the last byte of their OIDs */
+
+/* Where the frames have led, as far as rows need it. */
+typedef struct {
+    int wide; /* xids and LSNs are Spark's longs */
+    int in_stream, in_transaction, has_commit;
+    uint32_t open_xid, xid;
+    uint64_t commit_lsn;
+    int64_t commit_time;
+    int64_t seq; /* of the row that comes next */
+    int64_t held; /* bytes of the rows of all relations */
+    int64_t max_bytes;
+    /* What the rows of the transaction have in common. */
+    uint8_t row_flags;
+    uint32_t row_xid;
+    uint64_t row_commit_lsn;
+    int64_t row_commit_time;
+    pgf_cached cached[PGF_CACHED];
+} pgf_stream;
+
+/* Microseconds from 1970 to 2000. */
+#define PGF_SHIFT INT64_C(946684800000000)
+
+/* Days and microseconds of 1970 to 2000, and from there what Python's dates can hold. */
+enum { PGF_SHIFT_DAYS = 10957, PGF_LEAST_DAY = -730119, PGF_GREATEST_DAY = 2921939 };
+#define PGF_DAY INT64_C(86400000000)
+
+static inline void pgf_set_bit(uint8_t *bits, int64_t row, int value)
+{
+    uint8_t mask = (uint8_t)(1 << (row & 7));
+    bits[row >> 3] = (uint8_t)(value ? bits[row >> 3] | mask : bits[row >> 3] & ~mask);
+}
+
+/* Null, in a column that has its validity. */
+static inline void pgf_set_null(pgf_column *column, int64_t row)
+{
+    pgf_set_bit(column->validity, row, 0);
+    if (column->width == 8)
+        ((uint64_t *)column->data)[row] = 0;
+    else if (column->width == 4)
+        ((uint32_t *)column->data)[row] = 0;
+    else if (column->width > 0)
+        memset(column->data + row * column->width, 0, (size_t)column->width);
+    else if (column->width == 0)
+        pgf_set_bit(column->data, row, 0);
+    else
+        column->offsets[row + 1] = column->offsets[row];
+}
+
+/* --- enums ------------------------------------------------------------------------------------ */
+
+/* The labels of an enum, as Arrow has strings, and their numbers by hash. */
+typedef struct pgf_labels {
+    int32_t count;
+    uint32_t mask; /* slots - 1 */
+    int32_t *ends; /* count + 1 */
+    uint8_t *text;
+    int32_t *slots; /* number + 1; 0 where there is none */
+} pgf_labels;
+
+static inline uint32_t pgf_hash(const uint8_t *at, size_t length)
+{
+    uint32_t hash = 2166136261u; /* FNV-1a */
+    for (size_t i = 0; i < length; i++)
+        hash = (hash ^ at[i]) * 16777619u;
+    return hash ^ hash >> 15;
+}
+
+/* The slot of a label, or the empty one where it would be. */
+static inline int32_t *pgf_slot(const pgf_labels *labels, const uint8_t *at, size_t length)
+{
+    uint32_t slot = pgf_hash(at, length) & labels->mask;
+    while (labels->slots[slot]) {
+        const int32_t *ends = labels->ends + labels->slots[slot] - 1;
+        if ((size_t)(ends[1] - ends[0]) == length
+            && memcmp(labels->text + ends[0], at, length) == 0)
+            break;
+        slot = (slot + 1) & labels->mask;
+    }
+    return labels->slots + slot;
+}
+
+/* --- parts ------------------------------------------------------------------------------------ */
+
+enum { PGF_FIXED, PGF_VARIABLE, PGF_LIST, PGF_FIXED_LIST, PGF_STRUCT };
+
+/* As pgoutput_fast.columnar.fields numbers them. */
+enum { PGF_NO_SYNTAX, PGF_ARRAY, PGF_RANGE, PGF_COMPOSITE, PGF_VECTOR, PGF_MULTIRANGE };
+
+typedef struct pgf_part {
+    uint8_t shape;
+    int32_t width; /* of a value: bytes, 0 a bit; of a list of fixed size its parts */
+    int32_t n_children;
+    struct pgf_part *children;
+    const pgf_labels *labels; /* NULL if it is no dictionary */
+    /* How values come. */
+    uint8_t syntax;
+    uint8_t delimiter; /* of an array's elements */
+    uint8_t codes[2]; /* the converters of binary values and of text */
+    uint32_t type_id; /* by which a binary array or composite calls the type; 0: not known */
+    pgf_column cell[2]; /* where a converter puts a value that is not nested: its only row, END */
+    int32_t cell_ends[2];
+    uint64_t cell_bytes[4];
+    /* The array under construction. */
+    int64_t count, nulls, room; /* values */
+    int64_t data_room; /* bytes, of variable ones */
+    uint8_t *validity; /* NULL for as long as nothing is null */
+    uint8_t *data;
+    int32_t *offsets;
+} pgf_part;
+
+/* The header of a row that is a new tuple and nothing else: its relation's OID, the tuple's marker
+ * and how many columns it has. The byte before them, the tag or the last one of an xid, is set, so
+ * that zeros are no header of any frame.
+ */
+static inline uint64_t pgf_header(uint32_t relation_id, int32_t width)
+{
+    return UINT64_C(0xFF) << 56 | (uint64_t)relation_id << 24 | (uint64_t)'N' << 16
+        | (uint64_t)width;
+}
+
+/* What the rows to come have in common. */
+static inline void pgf_settle(pgf_stream *stream)
+{
+    stream->row_flags = 0;
+    stream->row_xid = 0;
+    stream->row_commit_lsn = 0;
+    stream->row_commit_time = 0;
+    if (stream->in_stream) {
+        stream->row_flags = PGF_IN_STREAM | PGF_HAS_XID;
+        stream->row_xid = stream->open_xid;
+    } else if (stream->in_transaction) {
+        stream->row_flags = PGF_HAS_XID;
+        stream->row_xid = stream->xid;
+        if (stream->has_commit) {
+            stream->row_flags = PGF_HAS_XID | PGF_HAS_COMMIT;
+            stream->row_commit_lsn = stream->commit_lsn;
+            stream->row_commit_time = stream->commit_time + PGF_SHIFT;
+        }
+    }
+}
+
+/* --- memory ----------------------------------------------------------------------------------- */
+
+/* A block, and a byte more, so that no block is empty. 0: no memory. */
+static inline int pgf_resize(void *block, int64_t size)
+{
+    void *moved = realloc(*(void **)block, (size_t)size + 1);
+    if (!moved)
+        return 0;
+    *(void **)block = moved;
+    return 1;
+}
+
+static inline int64_t pgf_bits(int64_t count)
+{
+    return (count + 7) / 8;
+}
+
+#endif

@@ -1,0 +1,138 @@
+"""The rows of a relation as an Arrow record batch, in plain Python: the twin of ``_batch.pyx``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from ._pure_export import export, record_batch
+from ._pure_relation import RelationRows
+from .arrays import Column, commit_of, fixed_column, pyarrow, variable_column
+from .pyarrow_bridge import schema_of
+from .schema import Layout
+
+if TYPE_CHECKING:
+    from ..messages import Relation
+
+
+class ChangeBatch:
+    """Rows of one version of a relation, as columns: an Arrow record batch.
+
+    Anything that takes the Arrow PyCapsule interface reads it without a copy:
+    ``pyarrow.record_batch(changes)``, ``polars.DataFrame(changes)``. It outlives its decoder.
+    """
+
+    __slots__ = ("_columns", "_target", "binary", "layout", "num_rows")
+    layout: Layout
+    binary: tuple[int, ...]
+    num_rows: int
+    _columns: Column
+    _target: str
+
+    def __init__(self) -> None:
+        raise TypeError("a ChangeBatch is made by decoding frames")
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a ChangeBatch is not pickled; what pyarrow.record_batch() makes of it can be"
+        )
+
+    def __repr__(self) -> str:
+        relation = self.relation
+        return f"<ChangeBatch: {self.num_rows} rows of {relation.namespace}.{relation.name}>"
+
+    @property
+    def relation(self) -> Relation:
+        """The relation as it was announced."""
+        return self.layout.plan.relation
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the batch keeps."""
+        return _size(self._columns)
+
+    def __arrow_c_schema__(self) -> object:
+        """The schema, as a capsule of the Arrow C data interface."""
+        return schema_of(self.layout.schema(self.binary)).__arrow_c_schema__()
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        """Schema and batch as capsules; `requested_schema` is not looked at, as it may be."""
+        return export(self.layout.schema(self.binary), self._columns)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """A stream of this batch alone; :class:`ChangeStream` makes one of several."""
+        return export_stream([self])
+
+    def with_commit(self, commit_lsn: int, commit_time: int) -> ChangeBatch:
+        """The same rows, their buffers shared, with the commit filled in where it was not known.
+
+        Parameters
+        ----------
+        commit_lsn : int
+        commit_time : int
+            In microseconds since 2000-01-01.
+
+        Raises
+        ------
+        OverflowError
+            One does not fit into its column.
+        """
+        commit = commit_of(commit_lsn, commit_time, self._target)
+        columns = list(self._columns.children)
+        for i, letter, value in ((4, "u8", commit[0]), (5, "i8", commit[1])):
+            bits, data = columns[i].buffers
+            values = np.frombuffer(data or b"", letter).copy()
+            if bits is not None:
+                known = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+                values[known[: self.num_rows] == 0] = value
+            columns[i] = Column(self.num_rows, 0, (None, values.tobytes()))
+        return _made(self.layout, self.binary, self._target, tuple(columns))
+
+
+def batch_of(relation: RelationRows, target: str) -> ChangeBatch:
+    """The rows of a relation as a batch."""
+    head = list(zip(*relation.heads, strict=True))
+    unsigned4, unsigned8 = ("q", "q") if target == "spark" else ("I", "Q")
+    columns = (
+        variable_column(head[0]),
+        fixed_column(unsigned4, head[1]),
+        fixed_column(unsigned4, head[2]),
+        fixed_column(unsigned8, head[3]),
+        fixed_column(unsigned8, head[4]),
+        fixed_column("q", head[5]),
+        fixed_column("q", head[6]),
+        variable_column(head[7]),
+        relation.before.column(),
+        relation.after.column(),
+        relation.unchanged_column(),
+    )
+    binary = tuple(sorted(i for i, is_binary in relation.forms.items() if is_binary))
+    return _made(relation.layout, binary, target, columns)
+
+
+def _made(
+    layout: Layout, binary: tuple[int, ...], target: str, columns: tuple[Column, ...]
+) -> ChangeBatch:
+    batch = ChangeBatch.__new__(ChangeBatch)
+    batch.layout = layout
+    batch.binary = binary
+    batch.num_rows = columns[0].length
+    batch._target = target
+    batch._columns = Column(batch.num_rows, 0, (None,), columns)
+    return batch
+
+
+def _size(column: Column) -> int:
+    return sum(len(buffer or b"") for buffer in column.buffers) + sum(map(_size, column.children))
+
+
+def export_stream(batches: list[ChangeBatch]) -> object:
+    """One batch or more, of one schema, as the capsule of a stream."""
+    field = batches[0].layout.schema(batches[0].binary)
+    made = (record_batch(field, batch._columns) for batch in list(batches))
+    reader = pyarrow().RecordBatchReader.from_batches(schema_of(field), made)
+    return reader.__arrow_c_stream__()

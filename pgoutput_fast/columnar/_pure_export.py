@@ -1,0 +1,27 @@
+"""Arrays through the Arrow C data interface, by pyarrow: the twin of ``_export.pyx``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .arrays import Column, pyarrow
+from .fields import Field
+from .pyarrow_bridge import arrow_array, schema_of
+
+
+def export(field: Field, column: Column) -> tuple[object, object]:
+    """Schema and array as capsules, from buffers that are bytes.
+
+    Parameters
+    ----------
+    field : Field
+    column : pgoutput_fast.columnar.arrays.Column
+    """
+    capsules: tuple[object, object] = record_batch(field, column).__arrow_c_array__()
+    return capsules
+
+
+def record_batch(field: Field, column: Column) -> Any:
+    """The columns of a struct as pyarrow's record batch."""
+    arrays = [arrow_array(*pair) for pair in zip(field.children, column.children, strict=True)]
+    return pyarrow().RecordBatch.from_arrays(arrays, schema=schema_of(field))

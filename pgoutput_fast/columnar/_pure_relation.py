@@ -1,0 +1,124 @@
+"""The rows of one version of a relation, as they are collected: the twin of ``_relation.pyx``.
+
+Columns are bytes until pyarrow makes arrays of them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+from ..plan import RelationPlan
+from .arrays import Column, bits_of, column_of, dictionary_of, validity, variable_column
+from .fields import Field
+from .schema import Layout
+
+MOST_OFFSET = 0x7FFFFFFF
+"""What offsets of 32 bits can count."""
+
+Stored = list["bytes | None"]
+
+
+class _Values:
+    """A column of a relation's, with a value for each row."""
+
+    def __init__(self, field: Field) -> None:
+        self.field = field
+        self.width = field.width
+        self.present = bytearray()
+        self.data = bytearray()
+        self.ends = array("i", [0])
+
+    def put(self, stored: bytes | None) -> None:
+        self.present.append(stored is not None)
+        self.data += bytes(self.width or 1) if stored is None and self.width >= 0 else stored or b""
+        if self.width < 0:
+            self.ends.append(len(self.data))
+
+    def pad(self, count: int) -> None:
+        """Put as many nulls."""
+        self.present += bytes(count)
+        if self.width < 0:
+            self.ends.extend([len(self.data)] * count)
+        else:
+            self.data += bytes(count * (self.width or 1))
+
+    def column(self) -> Column:
+        if self.field.is_nested:
+            spans = zip(self.present, self.ends, self.ends[1:], strict=False)
+            data = bytes(self.data)
+            return column_of(self.field, [data[a:b] if there else None for there, a, b in spans])
+        bits = validity(self.present)
+        data = bits_of(self.data) if self.width == 0 else bytes(self.data)
+        buffers = (bits, self.ends.tobytes(), data) if self.width < 0 else (bits, data)
+        null_count = self.present.count(0)
+        dictionary = dictionary_of(self.field)
+        return Column(len(self.present), null_count, buffers, dictionary=dictionary)
+
+
+class _Side:
+    """The columns of `before` or of `after`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.columns = [_Values(field) for field in layout.columns]
+        self.present = bytearray()
+        self._missing = 0  # rows without a tuple, that the columns do not have yet
+
+    def put(self, values: Stored | None) -> None:
+        self.present.append(values is not None)
+        if values is None:
+            self._missing += 1
+            return
+        self._catch_up()
+        for column, value in zip(self.columns, values, strict=True):
+            column.put(value)
+
+    def is_full(self, values: Stored | None) -> bool:
+        """Whether the values would pass what offsets of 32 bits can count."""
+        return any(
+            len(column.data) + len(value or b"") > MOST_OFFSET
+            for column, value in zip(self.columns, values or (), strict=False)
+            if column.width < 0
+        )
+
+    def column(self) -> Column:
+        self._catch_up()
+        children = tuple([column.column() for column in self.columns])
+        present = self.present
+        return Column(len(present), present.count(0), (validity(present),), children)
+
+    def _catch_up(self) -> None:
+        if self._missing:
+            for column in self.columns:
+                column.pad(self._missing)
+            self._missing = 0
+
+
+class RelationRows:
+    """The rows of one version of a relation that have come since its last batch."""
+
+    def __init__(self, plan: RelationPlan, layout: Layout | None) -> None:
+        self.plan = plan
+        self.wanted = layout is not None
+        self.layout = layout or Layout(plan, (), (), {})
+        self.names = [field.name.encode() for field in self.layout.columns]
+        self.clear()
+
+    def clear(self) -> None:
+        self.heads: list[tuple[Any, ...]] = []
+        self.before, self.after = _Side(self.layout), _Side(self.layout)
+        self.unchanged: dict[int, list[bytes]] = {}  # row → names
+        self.unchanged_bytes = 0  # of the names, and one for each
+        self.forms: dict[int, bool] = {}  # whether a column that is by_format is binary
+        self.bytes = 0
+        self.row_bytes = self.layout.row_bytes
+
+    def unchanged_column(self) -> Column:
+        count = len(self.heads)
+        ends, names = array("i", [0]), list[bytes]()
+        for row in range(count):
+            names += self.unchanged.get(row, ())
+            ends.append(len(names))
+        present = [row in self.unchanged for row in range(count)]
+        buffers = (validity(present), ends.tobytes())
+        return Column(count, count - sum(present), buffers, (variable_column(names),))

@@ -1,0 +1,39 @@
+# The rows of one version of a relation, as they are collected for its next batch.
+
+from libc.stdint cimport int32_t, int64_t
+
+from pgoutput_fast.columnar._columns cimport Column, LabelTable, Rows, Side
+
+cdef enum Form:
+    UNDECIDED
+    AS_TEXT
+    AS_BINARY
+
+
+cdef class RelationRows:
+    cdef Rows rows
+    cdef object layout  # None: its rows are not wanted
+    cdef object plan
+    cdef list names
+    cdef list positions  # of the columns that are wanted
+    cdef dict schemas  # by the columns that are binary
+    cdef dict labels  # Labels → EnumTable
+
+    cdef void clear(self) noexcept
+
+
+cdef class EnumTable:
+    cdef LabelTable table
+
+    cdef int fill(self, labels) except -1
+    cdef void forget(self) noexcept
+
+cdef RelationRows make_relation(object plan, object layout)
+cdef bint set_null(Column *column, Side *side, int64_t row) noexcept nogil
+cdef bint make_ready(Rows *rows, Side *side, int64_t row) noexcept nogil
+cdef bint pad(Rows *rows, Side *side, int64_t count) noexcept nogil
+cdef void undo(Rows *rows, Side *side) noexcept nogil
+cdef bint grow_rows(Rows *rows) noexcept nogil
+cdef bint note_unchanged(Rows *rows, int32_t column) noexcept nogil
+cdef void free_side(Rows *rows, Side *side) noexcept nogil
+cdef void forget_rows(Rows *rows) noexcept nogil
