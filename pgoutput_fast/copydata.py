@@ -19,8 +19,10 @@ XLOG_DATA = struct.Struct(">xQQq")
 """The header of XLogData: the tag, LSN of the data's start, LSN of the end of the WAL, send time.
 The frame comes behind it."""
 
-_KEEPALIVE_TAG = 0x6B  # "k"
-_KEEPALIVE = struct.Struct(">xQqB")  # the tag, WAL end, send time, whether an answer is asked for
+KEEPALIVE_TAG = 0x6B  # "k"
+KEEPALIVE = struct.Struct(">xQqB")
+"""A keepalive: the tag, LSN of the end of the WAL, send time, whether an answer is asked for."""
+
 _STATUS = struct.Struct(">cQQQqB")  # tag "r", LSNs written, flushed, applied, time, ask for answer
 _EPOCH = EPOCH_UTC.timestamp()
 
@@ -44,12 +46,12 @@ def parse_keepalive(data: bytes | memoryview) -> Keepalive:
     PgOutputError
         It is something else.
     """
-    if len(data) != _KEEPALIVE.size or data[0] != _KEEPALIVE_TAG:
+    if len(data) != KEEPALIVE.size or data[0] != KEEPALIVE_TAG:
         raise PgOutputError(
             f"CopyData that is neither a keepalive nor XLogData: {len(data)} bytes, the first "
             f"{bytes(data[:1])!r}"
         )
-    lsn, sent, reply = _KEEPALIVE.unpack(data)
+    lsn, sent, reply = KEEPALIVE.unpack(data)
     return Keepalive(lsn, sent, bool(reply))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import frame_bytes
-from .arrays import FrameBatch, check_offsets, null_frame, pyarrow, refuse_input, refuse_offset
+from .arrays import FrameBatch, check_offsets, check_rising, null_frame, pyarrow, refuse_input
 
 
 class _Packed:
@@ -19,11 +19,7 @@ class _Packed:
         except (AttributeError, BufferError, ValueError) as error:
             raise TypeError(f"frames must lie in a contiguous buffer: {error}") from None
         self._offsets = checked = check_offsets(offsets)
-        before = np.concatenate(([0], checked[:-1]))
-        wrong = np.flatnonzero((checked < before) | (checked > len(self._bytes)))
-        if len(wrong):
-            first = wrong[0]
-            refuse_offset(first, checked[first], before[first], len(self._bytes))
+        check_rising(checked, len(self._bytes))
 
     def __len__(self) -> int:
         return len(self._offsets) - 1

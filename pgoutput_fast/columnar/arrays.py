@@ -145,6 +145,22 @@ def check_offsets(offsets: object) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(array, np.int64)
 
 
+def check_rising(offsets: np.ndarray[Any, Any], size: int) -> None:
+    """Refuse offsets, as :func:`check_offsets` gives them, that fall or leave a buffer.
+
+    Raises
+    ------
+    ValueError
+    """
+    import numpy as np
+
+    before = np.concatenate(([0], offsets[:-1]))
+    wrong = np.flatnonzero((offsets < before) | (offsets > size))
+    if len(wrong):
+        first = wrong[0]
+        refuse_offset(first, offsets[first], before[first], size)
+
+
 def refuse_input(data: object) -> None:
     """Refuse what cannot be many frames.
 

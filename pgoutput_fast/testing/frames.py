@@ -6,10 +6,10 @@ is as outside of streams; with an xid it is as from inside of one.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from typing import Any
 
+from ..copydata import KEEPALIVE, KEEPALIVE_TAG, XLOG_DATA, XLOG_DATA_TAG
 from ..encode import encode_fields
 from ..errors import PgOutputError
 from ..wire import LAYOUTS
@@ -17,9 +17,6 @@ from .tables import Row, Table, UserType, text_of
 
 COMMIT_RECORD = 0x30
 """Bytes of a plain commit's WAL record, and so between `commit_lsn` and the default `end_lsn`."""
-
-_XLOG_DATA = struct.Struct(">cQQq")
-_KEEPALIVE = struct.Struct(">cQqB")
 
 
 def begin(xid: int, final_lsn: int = 0x100, commit_time: int = 0) -> bytes:
@@ -263,12 +260,13 @@ def xlog_data(frame: bytes, lsn: int, wal_end: int | None = None, send_time: int
 
     `wal_end` is as `lsn` by default, as a server sends it for pgoutput's frames.
     """
-    return _XLOG_DATA.pack(b"w", lsn, lsn if wal_end is None else wal_end, send_time) + frame
+    header = XLOG_DATA.pack(lsn, lsn if wal_end is None else wal_end, send_time)
+    return bytes([XLOG_DATA_TAG]) + header[1:] + frame
 
 
 def keepalive(wal_end: int, send_time: int = 0, reply: bool = False) -> bytes:
     """The body of a keepalive; `reply` asks for an answer at once."""
-    return _KEEPALIVE.pack(b"k", wal_end, send_time, reply)
+    return bytes([KEEPALIVE_TAG]) + KEEPALIVE.pack(wal_end, send_time, reply)[1:]
 
 
 def _end(lsn: int, end_lsn: int | None) -> int:
