@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ._disk import write_whole
+from ._forms import of_form
 from .errors import PgOutputError
 from .names import qualified
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["Catalog", "CatalogColumn", "CatalogTable", "read_catalog"]
 
@@ -173,14 +174,9 @@ class Catalog:
             fields = json.loads(text)
             version = fields.pop("format_version")
             if version == FORMAT_VERSION:
-                return cls(
-                    **{
-                        **fields,
-                        "publications": tuple(fields["publications"]),
-                        "tables": tuple(_table(table) for table in fields["tables"]),
-                    }
-                )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+                catalog: Catalog = of_form(fields, cls)
+                return catalog
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise PgOutputError(f"this is no catalogue ({error!r}); read it again") from error
         raise PgOutputError(
             f"the catalogue's format version is {version!r}, this version of pgoutput_fast reads "
@@ -218,17 +214,6 @@ class Catalog:
             return cls.from_json(content)
         except PgOutputError as error:
             raise PgOutputError(f"{path}: {error}") from error
-
-
-def _table(fields: Mapping[str, Any]) -> CatalogTable:
-    lists = ("partition_ids", "primary_key", "identity_index")
-    return CatalogTable(
-        **{
-            **fields,
-            **{name: tuple(fields[name]) for name in lists},
-            "columns": tuple(CatalogColumn(**column) for column in fields["columns"]),
-        }
-    )
 
 
 _TABLES = """

@@ -14,6 +14,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .._forms import of_form
 from ..errors import PgOutputError
 from ..lsn import format_lsn, parse_lsn
 
@@ -37,6 +38,8 @@ _NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9]{5})\.arrow", re.ASCII)
 # The server has forgotten what was acknowledged: it can't be captured again.
 RESTORE = "restore it from a copy; without one, begin with a new slot, snapshot and empty directory"
 
+# What JSON that has another form is found by.
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, PgOutputError)
 _COUNT = struct.Struct("<q")
 _COUNTS = struct.Struct("<qq")
 
@@ -122,9 +125,9 @@ class SegmentMetadata:
             checksum = fields.pop("checksum")
             if version == FORMAT_VERSION and checksum == "crc32":
                 fields["start_lsn"] = parse_lsn(fields["start_lsn"])
-                fields["publications"] = tuple(fields["publications"])
-                return cls(**fields)
-        except (ValueError, KeyError, TypeError, AttributeError, PgOutputError) as error:
+                metadata: SegmentMetadata = of_form(fields, cls)
+                return metadata
+        except _MALFORMED as error:
             raise PgOutputError(f"its metadata are not a segment's ({error!r})") from error
         raise PgOutputError(
             f"its format version is {version!r} with checksum {checksum!r}, this version of "

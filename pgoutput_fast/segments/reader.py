@@ -18,6 +18,7 @@ from .format import (
     require_pyarrow,
     segment_schema,
 )
+from .ipc import is_compressed, record_batch_blocks
 
 if TYPE_CHECKING:
     import os
@@ -64,6 +65,7 @@ class SegmentReader:
             with self._errors():
                 self._reader = pa.ipc.open_file(self._file)
                 schema = self._reader.schema
+                self._blocks = record_batch_blocks(self._file)
                 found = (schema.metadata or {}).get(METADATA_KEY)
             if found is None or not schema.remove_metadata().equals(segment_schema()):
                 raise PgOutputError(
@@ -95,6 +97,14 @@ class SegmentReader:
 
     def _batch(self, index: int) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
         with self._errors():
+            packed = is_compressed(self._file, self._blocks[index])
+        if packed:
+            # Unread: a few bytes may claim to be terabytes.
+            raise PgOutputError(
+                f"record batch {index} of {self.path} is compressed, and those of a segment never "
+                f"are: something has written it anew; {RESTORE}"
+            )
+        with self._errors():
             batch, custom = self._reader.get_batch_with_custom_metadata(index)
             return batch, dict(custom or {})
 
@@ -111,8 +121,7 @@ class SegmentReader:
 
     def _check_end(self, metadata: bytes) -> tuple[int, bool]:
         """How many batches the footer has before the end mark, and if the mark is a last part's."""
-        with self._errors():
-            last = self._reader.num_record_batches - 1
+        last = len(self._blocks) - 1
         if last < 0:
             raise self._damaged("its footer has no record batches, where each segment has one")
         batch, custom = self._batch(last)

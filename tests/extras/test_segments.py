@@ -612,6 +612,56 @@ def rewrite(path: Path, *, batches: list[int], metadata: bytes | None = None) ->
             file.write_batch(batch, custom_metadata=custom)
 
 
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_compressed_batches_are_refused_unread(segment: Path, codec: str, which: int) -> None:
+    """All checksums are right: nothing but the size that they claim would tell."""
+    with pa.ipc.open_file(str(segment)) as file:
+        schema = file.schema
+        batches = [file.get_batch_with_custom_metadata(i) for i in range(file.num_record_batches)]
+    assert len(batches) == 2
+    if which == 1:  # the end mark, whose buffers are empty
+        batches = batches[1:]
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    with pa.ipc.new_file(str(segment), schema, options=options) as file:
+        for batch, custom in batches:
+            file.write_batch(batch, custom_metadata=custom)
+    with (
+        pytest.raises(PgOutputError, match=rf"record batch \d of .*{segment.name} is compressed"),
+        SegmentReader(segment) as reader,
+    ):
+        list(reader)
+
+
+def test_a_bomb_takes_no_memory(segment: Path) -> None:
+    with SegmentReader(segment) as reader:
+        metadata = reader.metadata.to_json().encode()
+    schema = segments.segment_schema().with_metadata({b"pgoutput_fast.segment": metadata})
+    zeros = pa.array([0], pa.uint64()).take(pa.array([0] * (1 << 21)))
+    bomb = pa.RecordBatch.from_arrays(
+        [zeros, zeros, zeros.cast(pa.int64()), zeros.cast(pa.uint32()), zeros.cast(pa.int64()),
+         pa.array([b""] * (1 << 21), pa.binary())],
+        schema=schema,
+    )  # fmt: skip
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(str(segment), schema, options=options) as file:
+        file.write_batch(bomb)
+    assert segment.stat().st_size < 100_000
+    script = (
+        "import sys, pyarrow as pa\n"
+        "from pgoutput_fast.errors import PgOutputError\n"
+        "from pgoutput_fast.segments import SegmentReader\n"
+        "try:\n"
+        "    list(SegmentReader(sys.argv[1]))\n"
+        "except PgOutputError as e:\n"
+        "    print('is compressed' in str(e), pa.default_memory_pool().max_memory() < 1 << 20)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(segment)], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "True True\n"
+
+
 @pytest.mark.parametrize(
     ("batches", "what"),
     [

@@ -1,0 +1,94 @@
+"""Values that were read as JSON, checked against the type annotations of what they are read for."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Any
+
+
+def of_form(value: object, form: Any, place: str = "") -> Any:
+    """A value from JSON, as the type that an annotation names.
+
+    Parameters
+    ----------
+    value : object
+        As `json.loads` gives it.
+    form : type
+        str, int, bool, None or a union of them; ``list[X]``, ``tuple[X, ...]``, ``dict[str, X]``;
+        a dataclass or a TypedDict of such; or Any.
+    place : str
+        Where the value lies in a larger one, for errors.
+
+    Returns
+    -------
+    object
+        Arrays are made lists or tuples, and objects dictionaries or dataclasses, as `form` says.
+
+    Raises
+    ------
+    ValueError
+        The value is of another form; the message says where.
+    """
+    if form is Any:
+        return value
+    origin, arguments = typing.get_origin(form), typing.get_args(form)
+    if origin in (types.UnionType, typing.Union):
+        fitting = next((one for one in arguments if _is_one(value, one)), None)
+        if fitting is None:
+            raise _unlike(value, form, place)
+        return of_form(value, fitting, place)
+    if origin in (list, tuple):
+        if not isinstance(value, list):
+            raise _unlike(value, form, place)
+        items = (of_form(one, arguments[0], f"{place}[{i}]") for i, one in enumerate(value))
+        return origin(items)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise _unlike(value, form, place)
+        return {
+            key: of_form(one, arguments[1], f"{place}.{key}".lstrip("."))
+            for key, one in value.items()
+        }
+    if dataclasses.is_dataclass(form) or typing.is_typeddict(form):
+        return form(**_fields(value, form, place))
+    if not _is_one(value, form):
+        raise _unlike(value, form, place)
+    return value
+
+
+def _is_one(value: object, form: Any) -> bool:
+    """Whether a value is of a plain type; a bool is an int for Python, and not for JSON."""
+    plain = typing.get_origin(form) or (types.NoneType if form is None else form)
+    plain = list if plain is tuple else plain
+    if dataclasses.is_dataclass(plain) or typing.is_typeddict(plain):
+        plain = dict
+    return isinstance(value, plain) and (type(value) is bool) == (plain is bool)
+
+
+def _fields(value: object, form: Any, place: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _unlike(value, form, place)
+    forms = typing.get_type_hints(form)
+    if dataclasses.is_dataclass(form):
+        optional = {
+            field.name
+            for field in dataclasses.fields(form)
+            if field.default is not dataclasses.MISSING
+        }
+    else:
+        optional = form.__optional_keys__
+    missing = sorted(forms.keys() - value.keys() - optional)
+    unknown = sorted(value.keys() - forms.keys())
+    if missing or unknown:
+        what = f"lacks {missing[0]!r}" if missing else f"has an unknown {unknown[0][:40]!r}"
+        raise ValueError(f"{place or 'it'} {what}")
+    return {
+        key: of_form(one, forms[key], f"{place}.{key}".lstrip(".")) for key, one in value.items()
+    }
+
+
+def _unlike(value: object, form: Any, place: str) -> ValueError:
+    expected = form.__name__ if isinstance(form, type) and not typing.get_args(form) else str(form)
+    return ValueError(f"{place or 'it'} is {value!r:.60}, expected {expected}")
