@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -161,7 +162,10 @@ class Progress:
 
 @contextlib.contextmanager
 def deferred_interrupt() -> Iterator[None]:
-    """Hold back Ctrl-C until the end of the block: half a start can't be undone."""
+    """Hold back what interrupts until the end of the block: half a start can't be undone.
+
+    This is Ctrl-C, and SIGTERM where it has a handler, as the command's, which is told as Ctrl-C.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -170,13 +174,41 @@ def deferred_interrupt() -> Iterator[None]:
     def note(number: int, _frame: FrameType | None) -> None:
         received.append(number)
 
-    previous = signal.signal(signal.SIGINT, note)
+    signals = [signal.SIGINT]
+    if callable(signal.getsignal(signal.SIGTERM)):
+        signals.append(signal.SIGTERM)
+    previous = [signal.signal(number, note) for number in signals]
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in zip(signals, previous, strict=True):
+            signal.signal(number, handler)
     if received:
         raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _no_log_of_interrupts() -> Iterator[None]:
+    """Keep py4j from logging, with tracebacks, that it was interrupted: whoever did that knows.
+
+    Its other records are logged as before.
+    """
+
+    def is_another(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        while error is not None and not isinstance(error, KeyboardInterrupt):
+            error = error.__context__
+        return error is None
+
+    # py4j logs by the root logger too. A logger's filters see its own records alone.
+    loggers = [logging.getLogger(name) for name in (None, "py4j.clientserver", "py4j.java_gateway")]
+    for logger in loggers:
+        logger.addFilter(is_another)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_another)
 
 
 @contextlib.contextmanager
@@ -314,6 +346,7 @@ class _Run:
             self.on_server(server.dsn())
         with contextlib.ExitStack() as stack:
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="pgoutput-fast-"))
+            stack.enter_context(_no_log_of_interrupts())
             with self.phase("start Spark"):
                 spark = stack.enter_context(_spark(Path(temporary), self.directory / "spark.log"))
                 self.result.spark_version = spark.version

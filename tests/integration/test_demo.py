@@ -289,4 +289,31 @@ def test_ctrl_c_leaves_nothing(place, tmp_path, phase, delay):
         demo.wait()
     assert demo.returncode == -signal.SIGINT, err
     assert err.rstrip().endswith("KeyboardInterrupt"), err
+    assert "while sending command" not in err  # as py4j would log it
+    place.assert_nothing_is_left()
+
+
+def test_sigterm_ends_the_command_without_a_word(place, tmp_path):
+    """It comes to all processes, Spark's JVM among them, whose connections then break."""
+    out = tmp_path / "out"
+    demo = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "pgoutput_fast", "demo", "--changes", "5000"),
+            *("--out", str(out), "--report", str(tmp_path / "report.html")),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=place.environment,
+        start_new_session=True,
+    )
+    try:
+        while demo.poll() is None and not (out / "changes").exists():
+            time.sleep(0.05)
+        os.killpg(demo.pid, signal.SIGTERM)
+        _, err = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
+        demo.wait()
+    assert (demo.returncode, err) == (130, "")
     place.assert_nothing_is_left()
