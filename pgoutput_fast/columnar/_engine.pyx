@@ -956,12 +956,12 @@ cdef bint note_unchanged(Rows *rows, int32_t column) noexcept nogil:
 
 @cython.final
 cdef class Engine:
-    """Turns frames into rows of columns; :class:`pgoutput_fast.ColumnarDecoder` leads it.
+    """Decodes frames into rows of Arrow columns, for :class:`pgoutput_fast.ColumnarDecoder`.
 
     Parameters
     ----------
     state : StreamState
-    options : pgoutput_fast.columnar.decoder.Options
+    options : pgoutput_fast.columnar.options.Options
     """
 
     cdef readonly object state
@@ -1008,7 +1008,7 @@ cdef class Engine:
     # --- what the leading class asks for
 
     def load(self, data, offsets, lsns):
-        """Take frames; nothing is decoded yet."""
+        """Take frames, without decoding any yet."""
         cdef Py_ssize_t count = 0
         cdef Piece piece
         cdef list pieces = pieces_of(data, offsets)
@@ -1036,29 +1036,29 @@ cdef class Engine:
 
     @property
     def position(self):
-        """Index of the frame that comes next."""
+        """Index of the next frame."""
         return self.before + self.at
 
     def frame(self):
-        """The frame that comes next."""
+        """The next frame."""
         return self.piece.frame(self.at)
 
     def lsn(self):
-        """Its LSN, None where they were not given."""
+        """The LSN of the next frame; None if no LSNs were given."""
         return self.lsns[self.before + self.at] if self.lsns != NULL else None
 
     def skip(self, rows):
-        """Pass over the frame that comes next, which is refused and would have had `rows`."""
+        """Skip the next frame, which was refused; `rows` is how many rows it would have made."""
         self.stream.seq += rows
         self.at += 1
 
     def run(self):
-        """Decode until there are batches to give, which are returned; None at the end.
+        """Decode until record batches are complete, and return them; None after the last frame.
 
         Raises
         ------
         DecodeError
-            The frame that comes next is refused; everything is as it was before it.
+            The next frame is malformed or can't be stored. The engine is as it was before it.
         """
         cdef Status status
         cdef Py_ssize_t stop
@@ -1093,13 +1093,13 @@ cdef class Engine:
         return None
 
     def flush(self):
-        """The batches of all relations that have rows, in the order of their first rows."""
+        """Make record batches of all rows that are held, in the order of their first rows."""
         batches = [self.close(<_Relation> relation) for relation in list(self.open.values())]
         # Of a table that is not wanted, or whose only row was refused, there is none.
         return [batch for batch in batches if batch is not None]
 
     def drop(self):
-        """Forget rows that were not given out."""
+        """Forget all rows that were not yet returned in a batch."""
         for relation in self.open.values():
             (<_Relation> relation).clear()
         self.open = {}
@@ -1108,7 +1108,7 @@ cdef class Engine:
         memset(self.stream.cached, 0, sizeof(self.stream.cached))
 
     def take_events(self):
-        """What came that is no row, as an array."""
+        """The events (frames other than Begin, Insert, Update and Delete), as an array."""
         cdef Memory memory = Memory.__new__(Memory)
         memory.size = self.events.count * sizeof(Event)
         memory.at = malloc(memory.size + 1)
@@ -1119,7 +1119,7 @@ cdef class Engine:
         return array_of("events", memory)
 
     def adopt(self, state):
-        """Take over a state, all of what it says."""
+        """Go on from a stream state."""
         self.state = state
         self.stream.in_stream = state.open_xid is not None
         self.stream.open_xid = state.open_xid or 0
@@ -1133,7 +1133,7 @@ cdef class Engine:
         memset(self.stream.cached, 0, sizeof(self.stream.cached))
 
     def sync(self):
-        """Bring the state up to date."""
+        """Write what the engine keeps by itself back into the state."""
         state = self.state
         state.xid = self.stream.xid if self.stream.in_transaction else None
         state.commit_lsn = self.stream.commit_lsn if self.stream.has_commit else None
@@ -2480,10 +2480,11 @@ cdef object schema_capsule(_Schema known):
 
 @cython.final
 cdef class ChangeBatch:
-    """Rows of one version of a relation, as columns: an Arrow record batch.
+    """Changed rows of one version of a relation, as an Arrow record batch.
 
-    Anything that takes the Arrow PyCapsule interface reads it without a copy:
-    ``pyarrow.record_batch(changes)``, ``polars.DataFrame(changes)``. It outlives its decoder.
+    A library that supports the Arrow PyCapsule interface reads it without a copy:
+    ``pyarrow.record_batch(changes)``, ``polars.DataFrame(changes)``. It stays valid when its
+    decoder is gone.
     """
 
     cdef Arena *arena
@@ -2516,12 +2517,12 @@ cdef class ChangeBatch:
 
     @property
     def relation(self):
-        """The relation as it was announced."""
+        """The Relation message that describes the rows."""
         return self.layout.plan.relation
 
     @property
     def nbytes(self):
-        """Bytes of memory that the batch keeps."""
+        """Bytes of memory that the batch holds."""
         return self.arena.size
 
     def __arrow_c_schema__(self):
@@ -2529,7 +2530,7 @@ cdef class ChangeBatch:
         return schema_capsule(self.schema)
 
     def __arrow_c_array__(self, requested_schema=None):
-        """Schema and batch as capsules; `requested_schema` is not looked at, as it may be."""
+        """Schema and batch as capsules. `requested_schema` is ignored, as the interface allows."""
         cdef ArrowArray *array
         schema = self.__arrow_c_schema__()
         array = <ArrowArray *> calloc(1, sizeof(ArrowArray))
@@ -2539,11 +2540,14 @@ cdef class ChangeBatch:
         return schema, PyCapsule_New(array, "arrow_array", free_array_capsule)
 
     def __arrow_c_stream__(self, requested_schema=None):
-        """A stream of this batch alone; :class:`ChangeStream` makes one of several."""
+        """A stream with this batch alone; :class:`ChangeStream` makes a stream of several."""
         return export_stream([self])
 
     def with_commit(self, commit_lsn: int, commit_time: int) -> ChangeBatch:
-        """The same rows, their buffers shared, with the commit filled in where it was not known.
+        """The same rows with commit LSN and commit time filled in where they are null.
+
+        Rows of a streamed transaction have nulls there, as their commit is known only at the end
+        of the transaction. The new batch shares all other buffers with this one.
 
         Parameters
         ----------
@@ -2553,8 +2557,10 @@ cdef class ChangeBatch:
 
         Raises
         ------
+        TypeError
+            An argument is no int.
         OverflowError
-            One does not fit into its column.
+            A value does not fit into its column.
         """
         cdef ChangeBatch made = ChangeBatch.__new__(ChangeBatch)
         cdef int64_t i
@@ -2603,7 +2609,7 @@ cdef class ChangeBatch:
 
 
 def export(field: Field, column: Column) -> tuple[object, object]:
-    """Schema and array as capsules, from buffers that are bytes.
+    """Export a column whose buffers are bytes as the capsules of its Arrow schema and array.
 
     Parameters
     ----------
@@ -2710,7 +2716,7 @@ cdef void free_stream_capsule(object capsule) noexcept:
 
 
 def export_stream(batches: list[ChangeBatch]) -> object:
-    """One batch or more, of one schema, as the capsule of a stream."""
+    """Export one or more batches, all with the same schema, as the capsule of an Arrow stream."""
     cdef ArrowArrayStream *stream = <ArrowArrayStream *> calloc(1, sizeof(ArrowArrayStream))
     cdef Streamed *streamed = <Streamed *> calloc(1, sizeof(Streamed))
     cdef list kept = list(batches)

@@ -1,7 +1,8 @@
-"""The rows of many frames as Arrow columns, in plain Python: the twin of ``_engine.pyx``.
+"""Decode many frames into Arrow columns, in plain Python: the twin of ``_engine.pyx``.
 
-Every value goes through the functions of :mod:`pgoutput_fast.columnar.mapping`, and columns are
-bytes until pyarrow makes arrays of them. A row is put into its columns when all of it is there.
+Every value is converted by the functions of :mod:`pgoutput_fast.columnar.mapping`. The columns are
+byte buffers until pyarrow makes arrays of them. A row is appended to its columns only when all its
+values are converted, so that a refused row leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ Stored = list["bytes | None"]
 
 
 class _Values:
-    """A column of a relation's, with a value for each row."""
+    """One column of a relation, with a value for each row."""
 
     def __init__(self, field: Field) -> None:
         self.field = field
@@ -77,7 +78,7 @@ class _Values:
             self.ends.append(len(self.data))
 
     def pad(self, count: int) -> None:
-        """Put as many nulls."""
+        """Append `count` nulls."""
         self.present += bytes(count)
         if self.width < 0:
             self.ends.extend([len(self.data)] * count)
@@ -98,12 +99,12 @@ class _Values:
 
 
 class _Side:
-    """The columns of `before` or of `after`."""
+    """The columns of the old rows (`before`) or of the new rows (`after`)."""
 
     def __init__(self, layout: Layout) -> None:
         self.columns = [_Values(field) for field in layout.columns]
         self.present = bytearray()
-        self._missing = 0  # rows without a tuple, that the columns do not have yet
+        self._missing = 0  # rows without a tuple whose nulls are not yet in the columns
 
     def put(self, values: Stored | None) -> None:
         self.present.append(values is not None)
@@ -115,7 +116,7 @@ class _Side:
             column.put(value)
 
     def is_full(self, values: Stored | None) -> bool:
-        """Whether the values would pass what offsets of 32 bits can count."""
+        """Whether a column of these values would outgrow Arrow's offsets of 32 bits."""
         return any(
             len(column.data) + len(value or b"") > _MOST_OFFSET
             for column, value in zip(self.columns, values or (), strict=False)
@@ -136,7 +137,7 @@ class _Side:
 
 
 class _Relation:
-    """The rows of one version of a relation that have come since its last batch."""
+    """The rows of one version of a relation that arrived since its last record batch."""
 
     def __init__(self, plan: RelationPlan, layout: Layout | None) -> None:
         self.plan = plan
@@ -149,8 +150,8 @@ class _Relation:
         self.heads: list[tuple[Any, ...]] = []
         self.before, self.after = _Side(self.layout), _Side(self.layout)
         self.unchanged: dict[int, list[bytes]] = {}  # row → names
-        self.unchanged_bytes = 0  # of the names, and one for each
-        self.forms: dict[int, bool] = {}  # whether a column that is by_format is binary
+        self.unchanged_bytes = 0  # the length of the names, and one byte for each
+        self.forms: dict[int, bool] = {}  # columns with by_format: whether they are in binary
         self.bytes = 0
         self.row_bytes = self.layout.row_bytes
 
@@ -169,12 +170,12 @@ class _Relation:
 
 
 class Engine:
-    """Turns frames into rows of columns; :class:`pgoutput_fast.ColumnarDecoder` leads it.
+    """Decodes frames into rows of Arrow columns, for :class:`pgoutput_fast.ColumnarDecoder`.
 
     Parameters
     ----------
     state : StreamState
-    options : pgoutput_fast.columnar.decoder.Options
+    options : pgoutput_fast.columnar.options.Options
     """
 
     def __init__(self, state: StreamState, options: Options) -> None:
@@ -184,7 +185,8 @@ class Engine:
         self._pieces: list[Piece] = []
         self._at = self._before = 0
         self._lsns: Any = None
-        # By OID those at hand, by version those known, by OID those that have rows.
+        # By OID: the relations whose plan is current. By version: all that have been seen. By OID:
+        # those that hold rows.
         self._cached: dict[int, _Relation] = {}
         self._known: dict[tuple[object, ...], _Relation] = {}
         self._open: dict[int, _Relation] = {}
@@ -197,7 +199,7 @@ class Engine:
     # --- what the leading class asks for
 
     def load(self, data: Any, offsets: Any, lsns: Any) -> None:
-        """Take frames; nothing is decoded yet."""
+        """Take frames, without decoding any yet."""
         pieces = pieces_of(data, offsets)
         self._lsns = None if lsns is None else lsns_of(lsns, sum(map(len, pieces)))
         self._pieces = list(pieces)
@@ -212,29 +214,29 @@ class Engine:
 
     @property
     def position(self) -> int:
-        """Index of the frame that comes next."""
+        """Index of the next frame."""
         return self._before + self._at
 
     def frame(self) -> bytes:
-        """The frame that comes next."""
+        """The next frame."""
         return self._pieces[0][self._at]
 
     def lsn(self) -> int | None:
-        """Its LSN, None where they were not given."""
+        """The LSN of the next frame; None if no LSNs were given."""
         return None if self._lsns is None else int(self._lsns[self.position])
 
     def skip(self, rows: int) -> None:
-        """Pass over the frame that comes next, which is refused and would have had `rows`."""
+        """Skip the next frame, which was refused; `rows` is how many rows it would have made."""
         self.state.row += rows
         self._at += 1
 
     def run(self) -> list[ChangeBatch] | None:
-        """Decode until there are batches to give, which are returned; None at the end.
+        """Decode until record batches are complete, and return them; None after the last frame.
 
         Raises
         ------
         DecodeError
-            The frame that comes next is refused; everything is as it was before it.
+            The next frame is malformed or can't be stored. The engine is as it was before it.
         """
         while self._pieces:
             if self._at == len(self._pieces[0]):
@@ -254,12 +256,12 @@ class Engine:
         return None
 
     def flush(self) -> list[ChangeBatch]:
-        """The batches of all relations that have rows, in the order of their first rows."""
+        """Make record batches of all rows that are held, in the order of their first rows."""
         batches = [self._close(relation) for relation in list(self._open.values())]
         return [batch for batch in batches if batch is not None]
 
     def drop(self) -> None:
-        """Forget rows that were not given out."""
+        """Forget all rows that were not yet returned in a batch."""
         for relation in self._open.values():
             relation.clear()
         self._open = {}
@@ -268,21 +270,21 @@ class Engine:
         self._cached = {}
 
     def take_events(self) -> np.ndarray[Any, Any]:
-        """What came that is no row, as an array."""
+        """The events (frames other than Begin, Insert, Update and Delete), as an array."""
         return array_of("events", bytearray(self._events))
 
     def adopt(self, state: StreamState) -> None:
-        """Take over a state, all of what it says."""
+        """Go on from a stream state."""
         self.state = state
         self._cached = {}
 
     def sync(self) -> None:
-        """Bring the state up to date."""  # it always is
+        """Write what the engine keeps by itself back into the state."""  # the twin keeps nothing
 
     # --- frames
 
     def _receive(self, frame: bytes) -> None:
-        """Take the frame that comes next, or close the batch that it does not fit into."""
+        """Take the next frame, or close the record batch that it does not fit into."""
         tag = frame[:1]
         if tag in (b"I", b"U", b"D"):
             self._change(frame)
@@ -356,7 +358,8 @@ class Engine:
         size = relation.row_bytes + taken.bytes
         side_bytes = 0
         if before is not None and relation.row_bytes == relation.layout.row_bytes:
-            # From the first old tuple on, all rows have their place in the columns of `before`.
+            # The columns of `before` take memory from the first old tuple on, and then for all
+            # rows of the batch, those without an old tuple included.
             side_bytes = relation.layout.side_bytes
             size += side_bytes * (len(relation.heads) + 1)
         names = sum([1 + len(name) for name in taken.unchanged])
@@ -388,7 +391,7 @@ class Engine:
         after: Stored | None,
         size: int,
     ) -> None:
-        """Put a row into its relation's columns."""
+        """Append a row to its relation's columns."""
         state = self.state
         xid, commit_lsn, commit_time = state.open_xid, None, None
         if xid is None and state.xid is not None:
@@ -412,7 +415,7 @@ class Engine:
         state.row += 1
 
     def _rare(self, frame: bytes) -> None:
-        """Take a frame that is neither a row, nor Begin, nor Commit."""
+        """Take a frame that is neither an Insert, Update or Delete nor a Begin or Commit."""
         state = self.state
         open_xid, in_transaction = state.open_xid, state.xid
         if frame[:1] == b"T":
@@ -433,7 +436,7 @@ class Engine:
         self._at += 1
 
     def _truncate(self, message: Truncate) -> None:
-        """A row for each table that a TRUNCATE names. All of them must be known."""
+        """Append a row for each relation of a Truncate; all of them must have been announced."""
         start = 10 if message.in_stream else 6
         plans = []
         for i, relation_id in enumerate(message.relation_ids):
@@ -477,9 +480,9 @@ class Engine:
     # --- relations
 
     def _relation_of(self, plan: RelationPlan) -> _Relation:
-        """The rows of a plan's version of its relation, which are open from now on.
+        """The rows of the version of a relation that a plan stands for, open from now on.
 
-        Those of another version end: they come first.
+        Rows of another version of the relation become a record batch first.
         """
         key = version_of(plan)
         relation = self._known.get(key)
@@ -499,7 +502,7 @@ class Engine:
             self._ready.append(batch)
 
     def _close(self, relation: _Relation) -> ChangeBatch | None:
-        """The rows of a relation as a batch; None if it has none."""
+        """Make a record batch of a relation's rows; None if it has none."""
         self._open.pop(relation.plan.relation.relation_id, None)
         self._cached = {}
         if not relation.heads:
@@ -511,11 +514,11 @@ class Engine:
 
 
 class _OtherForm(Exception):
-    """A value in the other format than the ones before it in its column."""
+    """A value is in text format and those before it in its column in binary, or vice versa."""
 
 
 class _Taken:
-    """The values of a row, and what follows from them."""
+    """The converted values of one row, and what the relation has to note of them."""
 
     def __init__(self, relation: _Relation, frame: bytes) -> None:
         self._relation = relation
@@ -525,7 +528,10 @@ class _Taken:
         self.unchanged: list[bytes] = []
 
     def values(self, positions: Any, old: Any, is_before: bool) -> Stored:
-        """What the columns store of a tuple; `old` is the one that has what was not sent."""
+        """The bytes that the columns store of a tuple.
+
+        Values that the server did not send (unchanged TOAST) are taken from the tuple `old`.
+        """
         relation, frame = self._relation, self._frame
         taken: Stored = []
         for i, field in enumerate(relation.layout.columns):
@@ -575,10 +581,11 @@ class _Taken:
 
 
 class ChangeBatch:
-    """Rows of one version of a relation, as columns: an Arrow record batch.
+    """Changed rows of one version of a relation, as an Arrow record batch.
 
-    Anything that takes the Arrow PyCapsule interface reads it without a copy:
-    ``pyarrow.record_batch(changes)``, ``polars.DataFrame(changes)``. It outlives its decoder.
+    A library that supports the Arrow PyCapsule interface reads it without a copy:
+    ``pyarrow.record_batch(changes)``, ``polars.DataFrame(changes)``. It stays valid when its
+    decoder is gone.
     """
 
     __slots__ = ("_columns", "_target", "binary", "layout", "num_rows")
@@ -605,12 +612,12 @@ class ChangeBatch:
 
     @property
     def relation(self) -> Relation:
-        """The relation as it was announced."""
+        """The Relation message that describes the rows."""
         return self.layout.plan.relation
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the batch keeps."""
+        """Bytes of memory that the batch holds."""
         return _size(self._columns)
 
     def __arrow_c_schema__(self) -> object:
@@ -618,15 +625,18 @@ class ChangeBatch:
         return schema_of(self.layout.schema(self.binary)).__arrow_c_schema__()
 
     def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
-        """Schema and batch as capsules; `requested_schema` is not looked at, as it may be."""
+        """Schema and batch as capsules. `requested_schema` is ignored, as the interface allows."""
         return export(self.layout.schema(self.binary), self._columns)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """A stream of this batch alone; :class:`ChangeStream` makes one of several."""
+        """A stream with this batch alone; :class:`ChangeStream` makes a stream of several."""
         return export_stream([self])
 
     def with_commit(self, commit_lsn: int, commit_time: int) -> ChangeBatch:
-        """The same rows, their buffers shared, with the commit filled in where it was not known.
+        """The same rows with commit LSN and commit time filled in where they are null.
+
+        Rows of a streamed transaction have nulls there, as their commit is known only at the end
+        of the transaction. The new batch shares all other buffers with this one.
 
         Parameters
         ----------
@@ -636,8 +646,10 @@ class ChangeBatch:
 
         Raises
         ------
+        TypeError
+            An argument is no int.
         OverflowError
-            One does not fit into its column.
+            A value does not fit into its column.
         """
         commit = commit_of(commit_lsn, commit_time, self._target)
         columns = list(self._columns.children)
@@ -691,7 +703,7 @@ def _size(column: Column) -> int:
 
 
 def export(field: Field, column: Column) -> tuple[object, object]:
-    """Schema and array as capsules, from buffers that are bytes.
+    """Export a column whose buffers are bytes as the capsules of its Arrow schema and array.
 
     Parameters
     ----------
@@ -703,7 +715,7 @@ def export(field: Field, column: Column) -> tuple[object, object]:
 
 
 def export_stream(batches: list[ChangeBatch]) -> object:
-    """One batch or more, of one schema, as the capsule of a stream."""
+    """Export one or more batches, all with the same schema, as the capsule of an Arrow stream."""
     field = batches[0].layout.schema(batches[0].binary)
     made = (_record_batch(field, batch._columns) for batch in list(batches))
     reader = pyarrow().RecordBatchReader.from_batches(schema_of(field), made)
