@@ -1,4 +1,4 @@
-"""The text encodings of PostgreSQL, by the names that Python has for them."""
+"""Find the Python codec of a PostgreSQL text encoding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from .errors import PgOutputError
 _POSTGRESQL_ENCODINGS = {
     "unicode": "utf-8",
     "sqlascii": "ascii",
-    # The codepages of Windows: Python's own names mean the narrower standards.
+    # These are Windows code pages on the server. Python's codecs of the same names are the
+    # standards that the code pages extend, and lack some of their characters.
     **dict.fromkeys(("sjis", "shiftjis", "mskanji", "win932", "windows932"), "cp932"),
     **dict.fromkeys(("uhc", "win949", "windows949"), "cp949"),
     **dict.fromkeys(("win936", "windows936"), "gbk"),
@@ -38,14 +39,15 @@ _POSTGRESQL_ENCODINGS = {
         for page in (866, 874, *range(1250, 1259))
     },
 }
-"""PostgreSQL's names of encodings, without punctuation, that Python knows by another name, or knows
-for something else."""
+"""PostgreSQL's name of an encoding, without punctuation → Python's name.
+
+Only encodings that Python knows by another name, or whose name means something else in Python."""
 
 _OTHER_MAPS = frozenset(
     {"big5", "big5hkscs", "cp950", "euc_jp", "euc_jis_2004", "euc_jisx0213"}
     | {"shift_jis_2004", "shift_jisx0213"}
 )
-"""Codecs of Python that make other characters of some bytes than a server means by them."""
+"""Python codecs that decode some bytes to other characters than a PostgreSQL server does."""
 
 
 def python_encoding(name: str) -> str:
@@ -54,8 +56,8 @@ def python_encoding(name: str) -> str:
     Raises
     ------
     PgOutputError
-        Python has no such text encoding, ASCII means something else in it, or Python's and the
-        server's differ in some characters.
+        Python has no such text encoding, the encoding does not contain ASCII, or Python decodes
+        some of its characters differently than a server does.
     TypeError
         `name` is no str.
     """

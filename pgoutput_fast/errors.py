@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import NoReturn
 
 MAX_FRAME_LENGTH = 0x3FFFFFFF
-"""Bytes in the longest frame. PostgreSQL's own allocation limit (``MaxAllocSize``, 1 GiB - 1)."""
+"""Bytes of the longest frame: a server can't allocate more (``MaxAllocSize``, 1 GiB - 1)."""
 
 
 class PgOutputError(Exception):
-    """Whatever goes wrong in this package, bad input and bad options included."""
+    """Base class of the errors of this package, which bad input and bad options raise alike."""
 
 
 class DecodeError(PgOutputError, ValueError):
@@ -24,11 +24,11 @@ class DecodeError(PgOutputError, ValueError):
     code : str
         What is wrong, one of the keys of :data:`SENTENCES`.
     offset : int
-        Byte in the frame, from 0 to its length: the first byte of the field that fails.
+        Position of the first byte of the field that is wrong, from 0 to the frame's length.
     tag : str or None
         The frame's first byte as a character; None for an empty frame.
     frame : int or None
-        Index of the frame in its batch; None where a single frame was decoded.
+        Index of the frame among those that one call decoded; None if it decoded a single frame.
     """
 
     code: str
@@ -74,7 +74,7 @@ def _restore_error(
     extra: dict[str, object],
 ) -> DecodeError:
     error = cls(message, code=code, offset=offset, tag=tag, frame=frame)
-    error.__dict__.update(extra)  # notes and whatever a caller has hung on it
+    error.__dict__.update(extra)  # notes, and attributes that a caller has set
     return error
 
 
@@ -100,7 +100,7 @@ SENTENCES: dict[str, str] = {
     "out_of_range": "{column}: {found}",
     "no_text_form": "column {column}: {found}",
 }
-"""Code of an error → its sentence, which says what was expected, what was found, what to do."""
+"""Error code → sentence. Each says what was expected, what was found, and what to do."""
 
 
 def fail(code: str, frame: bytes, offset: int, **details: object) -> NoReturn:
@@ -117,19 +117,20 @@ def fail(code: str, frame: bytes, offset: int, **details: object) -> NoReturn:
 
 
 def printable(name: str) -> str:
-    """`name` as it is, or escaped: a server's names may hold control characters and lone bytes."""
+    """`name`, escaped if it has control characters or bytes that are no text in its encoding."""
     return name if name.isprintable() else repr(name)[1:-1]
 
 
 def frame_bytes(frame: object) -> bytes:
-    """The frame as `bytes`: exact `bytes` as they are, any other contiguous buffer copied.
+    """The frame as `bytes`: an object of exactly that class itself, any other buffer copied.
 
-    A read-only memoryview can have an owner that changes its bytes, so nothing but `bytes` is kept.
+    Messages keep their frames. The bytes of a memoryview may change even if it is read-only, as its
+    owner may write to them, so only `bytes` are kept without a copy.
 
     Raises
     ------
     TypeError
-        `frame` has no buffer, or not a contiguous one.
+        `frame` is not a contiguous buffer.
     """
     if type(frame) is bytes:
         return frame

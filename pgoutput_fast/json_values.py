@@ -1,4 +1,4 @@
-"""Values of PostgreSQL's types as JSON has them, for what JSON has no values of its own."""
+"""Convert decoded values to JSON that :mod:`json` can't convert by itself."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _AS_STR = (
 
 
 def json_default(value: object) -> Any:
-    """What JSON is to have of a value that :mod:`json` does not know: an argument of `json.dumps`.
+    """Convert a value that :mod:`json` can't convert: to be passed to `json.dumps` as `default`.
 
     ``json.dumps(row.as_dict(), default=pf.json_default)`` works for every value that this package
-    decodes. Nothing is rounded, and none of them becomes null:
+    decodes. No value is rounded, and none becomes null:
 
     - a value that was not sent (``pf.UNCHANGED``): ``{"unchanged": true}``
     - bytes: ``{"hex": "00ff"}``
     - Decimal, UUID, and the classes of :mod:`ipaddress`: their str, such as ``"99.50"``
     - date, time, datetime: ISO 8601, such as ``"2026-01-31T12:00:00+00:00"``
     - Interval: ``{"months": 0, "days": 1, "microseconds": 0}``
-    - Range: ``{"lower": 1, "upper": 5, "bounds": "[)"}``, where null is an end that is not there;
-      the empty one is ``{"empty": true}``
+    - Range: ``{"lower": 1, "upper": 5, "bounds": "[)"}``, where null is a missing bound; the empty
+      range is ``{"empty": true}``
     - SparseVector: ``{"dim": 5, "indices": [1], "values": [0.5]}``
 
-    `json` itself knows the others, and is not told otherwise: an Array becomes a list without its
-    lower bounds, a composite a list without its fields' names, and a float that is not finite
-    becomes ``NaN`` or ``Infinity``, which only some readers take.
+    `json` converts all other values without asking this function: an Array becomes a list without
+    its lower bounds, a composite becomes a list without its fields' names, and a float that is not
+    finite becomes ``NaN`` or ``Infinity``, which some JSON parsers refuse.
 
     Raises
     ------

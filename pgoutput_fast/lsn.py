@@ -1,4 +1,4 @@
-"""Log sequence numbers as PostgreSQL prints them: ``16/B374D848``."""
+"""Parse and format log sequence numbers (LSNs) as PostgreSQL prints them: ``16/B374D848``."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ def format_lsn(lsn: int) -> str:
     ------
     PgOutputError
         `lsn` does not fit into an unsigned 64-bit integer.
+    TypeError
+        `lsn` is no number.
     """
     if not 0 <= lsn <= 0xFFFFFFFFFFFFFFFF:
         raise PgOutputError(f"{lsn} is no LSN; expected 0 to 2**64 - 1")

@@ -1,4 +1,4 @@
-"""Names of tables and columns, as errors, files and Arrow show them."""
+"""Format the names of tables and columns for error messages, files and Arrow schemas."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from typing import Protocol
 
 
 class Named(Protocol):
-    """What has a name in a schema: a relation, a table of the catalogue, a type."""
+    """Anything with a name in a schema: a relation, a table of the catalogue, a type."""
 
     @property
     def namespace(self) -> str:
-        """The name of its schema."""
+        """The schema's name."""
 
     @property
     def name(self) -> str:
-        """Its own name."""
+        """The name within the schema."""
 
 
 def qualified(thing: Named) -> str:
-    """``namespace.name`` as the server has them."""
+    """``namespace.name``, neither quoted nor escaped."""
     return f"{thing.namespace}.{thing.name}"
 
 
 def shown_name(name: str) -> str:
-    r"""A name as Arrow can take it: bytes that are no text in the encoding as ``\xNN``."""
+    r"""A name as valid Unicode for Arrow: bytes that are no text in the encoding become ``\xNN``."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def shown_table(thing: Named) -> str:
-    """``namespace.name`` as Arrow can take it."""
+    """``namespace.name`` as valid Unicode, as of :func:`shown_name`."""
     return shown_name(qualified(thing))

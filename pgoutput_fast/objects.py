@@ -1,6 +1,7 @@
-"""Values that Python has no class for: intervals, ranges, arrays with bounds, unchanged ones.
+"""Classes of values that Python lacks: intervals, ranges, arrays with bounds, unchanged TOAST.
 
-They are small, do not change, compare, hash and pickle. Names follow psycopg's where it has them.
+Their objects can be compared and pickled, and all but arrays can't be changed and can be hashed.
+Classes and attributes are named as in psycopg where psycopg has them.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, order=False)
 class Interval:
-    """An interval as PostgreSQL keeps it: a month is no number of days, nor a day of hours.
+    """An interval, as PostgreSQL keeps it: in months, days and microseconds.
+
+    The three are kept apart because months differ in their days, and days in their hours.
 
     Attributes
     ----------
     months, days, microseconds : int
-        Each with a sign of its own.
+        Each has its own sign.
     """
 
     months: int = 0
@@ -33,20 +36,26 @@ class Interval:
 
 @functools.total_ordering
 class Range(Generic[T]):
-    """A range of values, or the empty one.
+    """A range of values, or the empty range.
 
-    It is as psycopg's: the empty one is false, ``value in range`` looks between the ends, and
-    ranges are ordered by their lower end, then their upper end, then `bounds`, an end that is not
-    there before all others. (The server has a missing upper end after all others.)
+    It behaves as psycopg's Range: the empty range is false, ``value in range`` tests whether a
+    value lies within the bounds, and ranges are ordered by `lower`, then `upper`, then `bounds`,
+    where a missing bound comes before all others. (The server orders a missing upper bound after
+    all others.)
 
     Attributes
     ----------
     lower, upper : object
-        The ends; None where there is none (of an empty range both).
+        The bounds; None for a missing bound. Both are None in the empty range.
     bounds : str
-        "[)", "[]", "(]" or "()": whether the ends belong to it, which one that is not there never
-        does. Of an empty range "".
+        "[)", "[]", "(]" or "()": a bracket if the bound belongs to the range, a parenthesis if it
+        does not or is missing. "" for the empty range.
     empty : bool
+
+    Raises
+    ------
+    ValueError
+        `bounds` is none of the four.
     """
 
     __slots__ = ("bounds", "empty", "lower", "upper")
@@ -77,7 +86,7 @@ class Range(Generic[T]):
 
     @property
     def isempty(self) -> bool:
-        """As `empty`, by psycopg's name."""
+        """The same as `empty`, under psycopg's name."""
         return self.empty
 
     @property
@@ -92,12 +101,12 @@ class Range(Generic[T]):
 
     @property
     def lower_inf(self) -> bool:
-        """Whether the range has no lower end."""
+        """Whether the range has no lower bound."""
         return not self.empty and self.lower is None
 
     @property
     def upper_inf(self) -> bool:
-        """Whether the range has no upper end."""
+        """Whether the range has no upper bound."""
         return not self.empty and self.upper is None
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
@@ -149,12 +158,12 @@ class Range(Generic[T]):
 
 
 class Array(list[Any]):
-    """A list whose elements are not counted from 1: an array with other lower bounds.
+    """An array whose elements PostgreSQL does not count from 1: a list with its lower bounds.
 
     Attributes
     ----------
     lower_bounds : tuple of int
-        One per dimension.
+        The subscript of the first element in each dimension.
     """
 
     __slots__ = ("lower_bounds",)
@@ -183,15 +192,16 @@ class Array(list[Any]):
 
 @dataclass(frozen=True, slots=True)
 class SparseVector:
-    """A vector of which only the elements that are not zero are kept.
+    """A vector that keeps only its elements other than zero (``sparsevec`` of pgvector).
 
     Attributes
     ----------
     dim : int
-        Number of dimensions; up to 10⁹, so it is never written out.
+        Number of dimensions. It can be 10⁹, so the vector is never made into a full list.
     indices : tuple of int
-        Positions from 0 on, rising.
+        Positions of the kept elements, in rising order, counted from 0.
     values : tuple of float
+        The kept elements.
     """
 
     dim: int
@@ -200,16 +210,18 @@ class SparseVector:
 
 
 class Unchanged:
-    """The type of :data:`UNCHANGED`: the value exists and was not sent (unchanged TOAST).
+    """The class of :data:`UNCHANGED`, which stands for a value that the server did not send.
 
-    It is not None. It has no truth value, as nothing is known of the value it stands for.
+    A server does not send TOAST values that an UPDATE left unchanged. UNCHANGED is not None, which
+    stands for NULL. It is neither true nor false (``bool()`` raises a TypeError), as nothing is
+    known of the value.
     """
 
     __slots__ = ()
     _instance: ClassVar[Any] = None
 
     def __new__(cls) -> Self:
-        """Return the one instance."""
+        """Return the only instance."""
         if cls._instance is None:
             cls._instance = super().__new__(cls)
         instance: Self = cls._instance

@@ -1,4 +1,4 @@
-"""What to do with values that a target cannot hold."""
+"""The user's choices for values that Python or an Arrow column cannot hold."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Literal
 from .errors import PgOutputError
 
 Unheld = Literal["error", "null", "clamp", "text"]
-"""What becomes of a value that its target cannot hold."""
+"""What a value becomes that does not fit into its Python type or Arrow column."""
 
 Json = Literal["text", "parse"]
-"""What becomes of json and jsonb."""
+"""What values of json and jsonb become."""
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "infinity": typing.get_args(Unheld),
@@ -22,40 +22,43 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 MOST_DIMENSIONS = 6
-"""Of an array (PostgreSQL's ``MAXDIM``)."""
+"""The most dimensions that an array can have (PostgreSQL's ``MAXDIM``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The choices of a user for values that Python or a column format cannot hold.
+    """What to do with values that Python or an Arrow column cannot hold.
 
     Attributes
     ----------
     infinity : {"error", "null", "clamp", "text"}
-        ``infinity`` and ``-infinity`` of dates and timestamps: raise, None, the type's greatest or
-        least value, or the server's text as str.
+        For ``infinity`` and ``-infinity`` of dates and timestamps: raise an error, give None, give
+        the type's greatest or least value, or give the server's text as str.
     out_of_range : {"error", "null", "clamp", "text"}
-        Dates and timestamps before year 1 or after year 9999, and the time 24:00:00.
+        The same choice for dates and timestamps before year 1 or after year 9999, and for the time
+        24:00:00.
     special_values : {"error", "null", "clamp", "text"}
-        NaN and ±Infinity of numerics in columns; a Python Decimal holds them and asks no policy.
-        "clamp" makes ±Infinity the column's greatest or least value, and refuses NaN, which is
-        near to none.
+        The same choice for NaN and ±Infinity of numerics in columns. A Python Decimal can be NaN or
+        infinite, so messages don't use this policy. "clamp" gives the column's greatest or least
+        value for ±Infinity and an error for NaN, which has no nearest value.
     json : {"text", "parse"}
-        json and jsonb as str, or parsed as by :func:`json.loads`: numbers with a point or an
-        exponent are floats. One too great for a float is refused, and so is NaN, which is no JSON.
+        json and jsonb as str, or parsed as by :func:`json.loads`, where numbers with a point or an
+        exponent become floats. A number too great for a float is an error, and so is NaN, which
+        JSON does not have.
     numeric : (int, int), optional
-        Precision, from 1 to 38, and scale, from 0 to the precision, of columns of numerics that
-        have none; without, they are text. What does not fit is refused, never rounded.
+        Precision (from 1 to 38) and scale (from 0 to the precision) of the Arrow columns of
+        numerics that were declared without. By default such columns are text. A value that does
+        not fit is an error and is never rounded.
     arrays : {"error", "text"} or int
-        What becomes of an array in a column that has another number of dimensions than the others,
-        or is not counted from 1, as a column's type cannot change from value to value: it is
-        refused, or all the column's arrays are text. A number, from 1 to 6, is the number of
-        dimensions of all columns of arrays, where "error" takes 1. A Python list asks no policy.
+        An Arrow column holds arrays of one number of dimensions, counted from 1. A number from 1 to
+        6 sets how many dimensions all columns of arrays have; with "error" they have 1. An array of
+        another shape is an error. With "text" all columns of arrays are text. Messages give arrays
+        as Python lists, which can have any shape, so they don't use this policy.
 
     Raises
     ------
     PgOutputError
-        A value that is none of these.
+        An argument is none of the values above.
     """
 
     infinity: Unheld = "error"
@@ -84,8 +87,8 @@ class Policies:
             )
 
 
-# The package says of its public classes that they are its own, so that who evaluates annotations
-# looks for their names there, in vain.
+# The package sets the __module__ of its public classes to its own name. typing.get_type_hints()
+# would look there for the names in the annotations and not find them, so they are evaluated here.
 Policies.__annotations__ = typing.get_type_hints(Policies)
 
 

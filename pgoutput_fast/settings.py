@@ -1,4 +1,4 @@
-"""What a decoder was told: policies, encoding and registered types."""
+"""The arguments of a decoder, checked: policies, encoding and registered types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .types import TypeRegistry
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a decoder was told: the choices that decide how a value comes out."""
+    """The arguments of a decoder, which decide how values are decoded."""
 
     policies: Policies = field(default_factory=Policies)
     encoding: str = "utf-8"  # Python's name
@@ -23,7 +23,15 @@ def make_settings(
     encoding: str = "utf-8",
     registry: TypeRegistry | None = None,
 ) -> Settings:
-    """A decoder's arguments, checked."""
+    """Check a decoder's arguments.
+
+    Raises
+    ------
+    PgOutputError
+        The encoding is unknown or can't be used.
+    TypeError
+        An argument is of a wrong type.
+    """
     if policies is None:
         policies = Policies()
     elif not isinstance(policies, Policies):

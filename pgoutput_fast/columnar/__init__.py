@@ -1,1 +1,1 @@
-"""Many frames in, typed Arrow record batches out, without a Python object for each row."""
+"""Decode many frames into typed Arrow record batches, without a Python object for each row."""

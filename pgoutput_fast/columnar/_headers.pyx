@@ -1,5 +1,5 @@
 # cython: annotation_typing=False, cdivision=True
-"""The headers of many frames and the slices of their columns, as arrays.
+"""Decode the headers of many frames, and where their columns lie, into arrays.
 
 The twin is in ``_pure_headers.py``.
 """
@@ -349,7 +349,7 @@ cdef class _Walk:
 
 
 def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) -> FrameBatch:
-    """As :func:`pgoutput_fast.decode_batch`, which calls it."""
+    """What :func:`pgoutput_fast.decode_batch` calls, which describes arguments and errors."""
     cdef list pieces = pieces_of(data, offsets)
     cdef Piece piece
     cdef _Walk walk = _Walk.__new__(_Walk)

@@ -1,4 +1,4 @@
-"""The headers of many frames and the slices of their columns, as arrays.
+"""Decode the headers of many frames, and where their columns lie, into arrays.
 
 The twin of ``_headers.pyx``.
 """
@@ -26,11 +26,11 @@ _KINDS = {ord("n"): 0, ord("u"): 1, ord("t"): 2, ord("b"): 3}
 
 
 def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) -> FrameBatch:
-    """As :func:`pgoutput_fast.decode_batch`, which calls it."""
+    """What :func:`pgoutput_fast.decode_batch` calls, which describes arguments and errors."""
     pieces = pieces_of(data, offsets)
     state = StreamState(make_settings())
     state.open_xid = None if in_stream is False else _xid(in_stream)
-    # A chunk that was open before may be of an xid that nobody told.
+    # in_stream=True says that a stream chunk was open before, but not the xid of its transaction.
     opened: Any = in_stream if isinstance(in_stream, bool) else state.open_xid
     heads, slices, begins, commits = bytearray(), bytearray(), bytearray(), bytearray()
     messages: dict[int, Message] = {}
@@ -98,7 +98,10 @@ def _xid(in_stream: int) -> int:
 
 
 def _add_slices(slices: bytearray, frame: bytes, positions: Any) -> int:
-    """Append the slices of a tuple, as the walk found them; the number of its columns."""
+    """Append a slice for each column of a tuple, and return the number of columns.
+
+    `positions` are those of the columns' kind bytes in the frame, and the end of the tuple.
+    """
     start, *ends = positions
     for end in ends:
         kind = _KINDS[frame[start]]

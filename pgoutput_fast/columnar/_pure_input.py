@@ -1,4 +1,4 @@
-"""What many frames come in: one buffer, a list, Arrow arrays. The twin of ``_input.pyx``."""
+"""Read many frames from one buffer, a list, or Arrow arrays. The twin of ``_input.pyx``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .arrays import FrameBatch, check_offsets, check_rising, null_frame, pyarrow
 
 
 class _Packed:
-    """Frames in one buffer."""
+    """Frames that lie one after the other in one buffer."""
 
     def __init__(self, data: Any, offsets: object) -> None:
         try:
@@ -29,7 +29,7 @@ class _Packed:
 
 
 class _Arrow:
-    """Frames in an array of pyarrow; `before`: frames that come before these in the stream."""
+    """Frames in an Arrow array; `before` is how many frames the arrays before it have."""
 
     def __init__(self, array: Any, before: int) -> None:
         pa = pyarrow()
@@ -54,7 +54,7 @@ Piece = _Packed | _Arrow | tuple[bytes, ...]
 
 
 def pieces_of(data: Any, offsets: Any) -> list[Piece]:
-    """The frames in `data`, as of :func:`decode_batch`."""
+    """The frames in `data` and `offsets`, the arguments of :func:`pgoutput_fast.decode_batch`."""
     if isinstance(data, FrameBatch):
         if offsets is not None:
             raise TypeError("a decode_batch() result has its offsets")
