@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import importlib
 import importlib.metadata
 import os
@@ -48,6 +49,18 @@ def pytest_report_header() -> list[str]:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """`-k` chooses few tests: they are done before other processes would have begun."""
     return 0 if config.getoption("keyword") else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as slow what `sample(n)` leaves out: all cases of a test but each n-th."""
+    seen: collections.Counter[str] = collections.Counter()
+    for item in items:
+        if (sample := item.get_closest_marker("sample")) is not None:
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % sample.args[0]:
+                item.add_marker("slow")
+            seen[test] += 1
 
 
 def implementation(name: str) -> ModuleType:

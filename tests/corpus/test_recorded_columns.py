@@ -149,6 +149,7 @@ MOST_FRAMES = 20_000
 """Of a capture that was made to measure by: rows of four integers and a text."""
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_columns_are_the_messages(
@@ -171,6 +172,7 @@ def test_columns_are_the_messages(
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_final_rows_are_what_the_server_copied(
     implementation: str, capture: Capture, say: Callable[[str], None]

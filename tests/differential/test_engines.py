@@ -81,6 +81,7 @@ def frames_of(capture: Capture) -> list[bytes]:
 # --- the engines against each other --------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @each_capture
 def test_captures(capture: Capture) -> None:
     """Each with some of the options; all of them with PGOUTPUT_FAST_DIFFERENTIAL."""
@@ -93,6 +94,7 @@ def test_captures(capture: Capture) -> None:
         assert not found, (options, found)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("capture", [pytest.param(c, id=c.name) for c in CATALOGUED])
 def test_captures_with_a_catalogue(capture: Capture) -> None:
     assert capture.truth is not None
@@ -114,6 +116,7 @@ def test_vectors(first: int) -> None:
             assert not found, (vector["id"], options, found)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(8 * TIMES))
 def test_batches_with_mutated_frames(seed: int) -> None:
     """Bad frames at any place of a batch, whose other frames are as before."""
@@ -140,6 +143,7 @@ def test_batches_with_mutated_frames(seed: int) -> None:
     assert outcomes >= {"truncated", "bad_marker", "bad_column_kind", "column_count", "bad_value"}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(6 * TIMES))
 def test_batches_of_streams_in_any_order(seed: int) -> None:
     """Segments, aborts, prepared transactions, tables that change; resets in between."""
@@ -167,6 +171,7 @@ def test_batches_of_streams_in_any_order(seed: int) -> None:
     assert rows > 20
 
 
+@pytest.mark.sample(3)
 @each_capture
 def test_any_cutting(capture: Capture) -> None:
     """The same rows, events and state, whatever the frames are cut into, by both engines."""
@@ -208,6 +213,7 @@ def flat(column: Any) -> list[Any]:
 # --- columns against messages --------------------------------------------------------------------
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("capture", "catalogued"),
     [pytest.param(c, False, id=c.name) for c in CAPTURES]
@@ -247,6 +253,7 @@ def frame_differences(*arguments: Any) -> list[Any]:
     return [] if seen[0] == seen[1] else seen
 
 
+@pytest.mark.sample(3)
 @each_capture
 def test_frames_of_captures(capture: Capture) -> None:
     frames = frames_of(capture)

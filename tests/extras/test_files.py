@@ -399,6 +399,7 @@ def recorded(request: pytest.FixtureRequest) -> Recorded:
     return Recorded(request.param)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("impl", "format"), [*(("cython", one) for one in files.FORMATS), ("python", "parquet")]
 )
@@ -934,6 +935,7 @@ for line in sys.stdin:
 """Exports in a child each, so that the modules are imported once; prints calls and exit status."""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("format", files.FORMATS)
 def test_killed_anywhere_the_next_call_gives_the_same(format: str, tmp_path: Path) -> None:
     land = Landing(tmp_path / "segments")
@@ -1157,6 +1159,7 @@ print(result.rows, pa.default_memory_pool().max_memory())
 """
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("form", ["parquet", "arrow", "csv"])
 def test_memory_does_not_grow_with_the_input(form: str, tmp_path: Path) -> None:
     land = Landing(tmp_path / "segments")

@@ -254,12 +254,13 @@ def worker(database: Any, directory: Path, silence: float = 0.1) -> subprocess.P
     )
 
 
+@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.slow)])
 def test_killed_in_the_middle_it_goes_on_without_loss_or_doubling(
-    prepared18: Any, tmp_path: Path
+    prepared18: Any, tmp_path: Path, kills: int
 ) -> None:
     """Killed again and again while transactions of many sizes are written."""
     rows = 0
-    for kill in range(6):
+    for kill in range(kills):
         process = worker(prepared18, tmp_path, silence=60.0 if kill % 2 else 0.01)
         assert process.stdout is not None
         with prepared18.connect() as connection:

@@ -27,10 +27,11 @@ from click.testing import CliRunner
 import pgoutput_fast as pf
 from pgoutput_fast.cli import main
 from pgoutput_fast.cli.demo import command
-from pgoutput_fast.demo import verify
+from pgoutput_fast.demo import report, verify
+from pgoutput_fast.demo import run as run_module
 from pgoutput_fast.demo.run import Result, TableResult
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 MARK = "PGOUTPUT_FAST_TEST_MARK"
 
@@ -100,6 +101,7 @@ def demo(tmp_path_factory):
     return run, directory / "out", (directory / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_command_proves_all_tables_and_leaves_nothing(demo):
     run, directory, report = demo
     assert run.stderr == ""
@@ -139,6 +141,7 @@ FAMILIES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_wide_table_has_sparks_types(demo):
     _, directory, _ = demo
     schema = pq.read_table(directory / "state" / "demo.wide").schema
@@ -152,6 +155,20 @@ def test_the_wide_table_has_sparks_types(demo):
     assert found["embedding"] == "list<element: float>"
     assert found["span"] == found["mood"] == found["uid"] == "string"
     assert found["fee"] == "decimal128(10, 2)"
+
+
+def test_two_tables_in_the_sparks_of_the_tests(spark, monkeypatch, tmp_path):
+    """What stands for the demonstration where it would take too long: a part, in this process."""
+    monkeypatch.setattr(run_module, "_spark", lambda *_: contextlib.nullcontext(spark))
+    two = [table for table in run_module.TABLES if table[0] in {"demo.accounts", "demo.baskets"}]
+    monkeypatch.setattr(run_module, "TABLES", two)
+    (tmp_path / "out").mkdir()
+    result = run_module.run(20, directory=tmp_path / "out", seed=4)
+    assert result.difference is None
+    assert [table.name for table in result.tables] == ["demo.accounts", "demo.baskets"]
+    assert all(0 < table.rows <= table.changes for table in result.tables)
+    assert all(table.checks >= 3 * table.rows for table in result.tables)
+    assert "All 2 tables equal the server's" in unescape(report.make_report(result))
 
 
 def test_an_existing_directory_is_left_alone(tmp_path):
@@ -213,6 +230,7 @@ def compared(spark, demo, tmp_path, table, column, value):
     return min(ids), rows.num_rows, verify.compare(table, server, state, ["id"])
 
 
+@pytest.mark.slow
 def test_a_wrong_value_is_found_and_named(spark, demo, tmp_path):
     number, rows, found = compared(
         spark, demo, tmp_path, "demo.orders", "comment", lambda _: "tampered"
@@ -226,6 +244,7 @@ def test_a_wrong_value_is_found_and_named(spark, demo, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_wrong_part_of_a_nested_value_is_found(spark, demo, tmp_path):
     def without_sign(values):
         assert str(values[1]) == "-0.0"
@@ -265,6 +284,7 @@ def test_a_directory_to_keep_is_named_however_it_ends(monkeypatch, tmp_path, cap
     assert kept.is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("phase", "delay"),
     [

@@ -182,6 +182,7 @@ def state(spark, changes, *, key=KEY, added=None):
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(3))
 def test_random_histories_of_a_table_with_a_key(spark, seed):
     server = Server(seed, full=seed == 2).run(500)

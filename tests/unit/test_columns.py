@@ -398,6 +398,7 @@ MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 takes_6_gb = pytest.mark.skipif(MEMORY < 12 << 30, reason="takes 6 GB of memory")
 
 
+@pytest.mark.slow
 @takes_6_gb
 def test_offsets_of_32_bits_cut_a_batch(implementation: str) -> None:
     for size in (100_000_000,) if implementation == "python" else (100_000_000, 1_000_000):
@@ -412,6 +413,7 @@ def test_offsets_of_32_bits_cut_a_batch(implementation: str) -> None:
         assert found == [0x7FFFFFFF // size, count - 0x7FFFFFFF // size]
 
 
+@pytest.mark.slow
 @takes_6_gb
 def test_names_of_what_was_not_sent_cut_a_batch() -> None:
     name = "c" * 100_000_000

@@ -507,6 +507,7 @@ def mutated(chance: random.Random, value: bytes) -> bytes:
     return value
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("seed", range(6))
 def test_mutated_values(seed: int, implementation: str) -> None:
     """Columns and messages take the same values for the same, and refuse the others alike."""

@@ -458,6 +458,7 @@ def test_every_tag_alone(impl: ModuleType, tag: int) -> None:
     assert caught.value.tag == chr(tag)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("tag", [b"B", b"I", b"R"])
 def test_a_frame_of_a_gigabyte_is_refused(impl: ModuleType, tag: bytes) -> None:
     frame = tag + bytes(2**30 - 1)
