@@ -23,7 +23,7 @@ def qualified(thing: Named) -> str:
 
 
 def shown_name(name: str) -> str:
-    r"""A name as valid Unicode for Arrow: bytes that are no text in the encoding become ``\xNN``."""
+    r"""A name as Unicode for Arrow: bytes that are no text in the encoding become ``\xNN``."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
