@@ -69,7 +69,7 @@ def other_functions(path: Path, lines: list[str]) -> Iterator[tuple[int, str, in
                 start = None
         return
     for number, line in enumerate(lines):
-        head = re.match(r"( *)(?:cdef|def|cpdef)\b[^=]*?(\w+)\(", line)
+        head = re.match(r"( *)(?:cdef|def|cpdef)\b(?! class)[^=]*?(\w+)\(", line)
         if head is None:
             continue
         end = number + 1
