@@ -3,44 +3,36 @@
 
 Both have the same classes and functions in the same order, and give the same values and the same
 errors. A frame is walked once when it is decoded; a message is the frame, the relation's plan and a
-position. Values are made when they are asked for; the slices of a tuple's columns are filled in
-when a single column is, as going through all of them is quicker without (measured). Where the walk
-stumbles, :func:`pgoutput_fast.diagnose.diagnose` reads the frame again and names the first fault.
+position. Where the walk stumbles, :func:`pgoutput_fast.diagnose.diagnose` reads the frame again and
+names the first fault.
 """
 
 from __future__ import annotations
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF
-from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_New, PyTuple_SET_ITEM
-from cpython.unicode cimport PyUnicode_Decode
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
-from pgoutput_fast._values cimport from_binary, from_text, utf8_text
+from pgoutput_fast._tuples cimport (
+    Plan, TupleData as TupleOfC, compiled, data_of, fail_stateless, make_tuple, plan_of, xid_size,
+)
 from pgoutput_fast._wire cimport (
     BEGIN_COMMIT_TIME, BEGIN_FINAL_LSN, BEGIN_LENGTH, BEGIN_XID, COMMIT_END_LSN, COMMIT_FLAGS,
-    COMMIT_LENGTH, COMMIT_LSN, COMMIT_TIME, KIND_BINARY, KIND_NULL, KIND_TEXT, KIND_UNCHANGED,
-    MAX_COLUMNS, MAX_FRAME, ROW_MARKER, ROW_RELATION_ID, ROW_TUPLE, XID, XID_SIZE, ColumnSlice,
-    load_uint16, load_uint32, load_uint64, take_column, walk_tuple,
+    COMMIT_LENGTH, COMMIT_LSN, COMMIT_TIME, MAX_COLUMNS, MAX_FRAME, ROW_MARKER, ROW_RELATION_ID,
+    ROW_TUPLE, XID, load_uint32, load_uint64, walk_tuple,
 )
 
 import inspect
-import operator
-from collections.abc import Sequence
 from types import MappingProxyType
 
-from .diagnose import STATELESS_HINT, diagnose
-from .errors import DecodeError, fail, frame_bytes
-from .objects import UNCHANGED
+from ._tuples import TupleData  # no-cython-lint: a name of this module
+from .diagnose import diagnose
+from .errors import DecodeError, frame_bytes
 from .messages import decode_rare, describe, to_datetime
-from .views import describe_tuple, restore_tuple
-from .views import restore as restore_message
-from .plan import refuse_value
+from .settings import make_settings
 from .state import StreamState
 from .views import describe_decoder, restore_decoder
-from .settings import make_settings
+from .views import restore as restore_message
 
 cdef extern from "Python.h":
     bint PyBytes_CheckExact(object value)
@@ -65,43 +57,7 @@ IMPLEMENTATION = "cython"
 cdef enum:
     CACHED = 64  # plans at hand without a look into a dict; a power of two
 
-cdef object _UNCHANGED = UNCHANGED
 cdef str _UTF8 = "utf-8"
-
-
-@cython.final
-cdef class _Plan:
-    """A relation's plan as the code below reads it; kept in `RelationPlan.compiled`."""
-
-    cdef object plan
-    cdef bytes codes
-    cdef tuple text
-    cdef tuple binary
-    cdef int32_t width
-    cdef bint utf8
-
-
-cdef _Plan compiled(object plan):
-    """The plan of a RelationPlan."""
-    cdef _Plan made = plan.compiled
-    if made is None:
-        made = _Plan.__new__(_Plan)
-        made.plan = plan
-        made.width = plan.width
-        made.utf8 = plan.settings.encoding == "utf-8"
-        plan.compiled = made
-    return made
-
-
-cdef object plan_of(_Plan plan):
-    return None if plan is None else plan.plan
-
-
-cdef int resolve(_Plan plan) except -1:
-    plan.text = plan.plan.text
-    plan.binary = plan.plan.binary
-    plan.codes = plan.plan.codes
-    return 0
 
 
 @cython.no_gc
@@ -110,7 +66,7 @@ cdef class _Row:
     """What Insert, Update and Delete share: the frame, and where its tuples begin."""
 
     cdef bytes _frame
-    cdef _Plan _plan  # None: decoded alone
+    cdef Plan _plan  # None: decoded alone
     cdef uint32_t _new_start
     cdef bint _in_stream
 
@@ -185,7 +141,7 @@ cdef class Insert(_Row):
     @property
     def new(self):
         """The row."""
-        return make_tuple(self, self._new_start, False)
+        return make_tuple(self._frame, self._in_stream, self._plan, self._new_start, False)
 
 
 @cython.final
@@ -205,12 +161,12 @@ cdef class Update(_Row):
     @property
     def old(self):
         """The row as it was, or its key: see `old_kind`."""
-        return None if marker_of(self) == c'N' else old_tuple(self)
+        return None if marker_of(self) == c'N' else first_tuple(self, True)
 
     @property
     def new(self):
         """The row as it is."""
-        return make_tuple(self, self._new_start, False)
+        return make_tuple(self._frame, self._in_stream, self._plan, self._new_start, False)
 
 
 @cython.final
@@ -229,339 +185,17 @@ cdef class Delete(_Row):
     @property
     def old(self):
         """The row as it was, or its key: see `old_kind`."""
-        return old_tuple(self)
+        return first_tuple(self, True)
 
 
-# Bytes by which the fields of a row lie further back inside a stream chunk.
-cdef inline Py_ssize_t xid_size(bint in_stream) noexcept nogil:
-    return XID_SIZE if in_stream else 0
-
-
-cdef const uint8_t *data_of(bytes frame) except NULL:
-    # A message that nobody decoded (Insert.__new__(Insert)) has no frame, and must not crash.
-    if frame is None:
-        raise TypeError("the message was not made by decoding a frame")
-    return <const uint8_t *> PyBytes_AS_STRING(frame)
+# The tuple behind the first marker of a row.
+cdef TupleOfC first_tuple(_Row row, bint is_old):
+    cdef Py_ssize_t start = ROW_TUPLE + xid_size(row._in_stream)
+    return make_tuple(row._frame, row._in_stream, row._plan, start, is_old)
 
 
 cdef uint8_t marker_of(_Row row) except? 0:
     return data_of(row._frame)[ROW_MARKER + xid_size(row._in_stream)]
-
-
-cdef TupleData old_tuple(_Row row):
-    return make_tuple(row, ROW_TUPLE + xid_size(row._in_stream), True)
-
-
-cdef TupleData make_tuple(_Row row, uint32_t start, bint is_old):
-    cdef TupleData data = TupleData.__new__(TupleData)
-    data._width = load_uint16(data_of(row._frame) + start)
-    data._start = start + 2
-    data._frame = row._frame
-    data._in_stream = row._in_stream
-    data._plan = row._plan
-    data._is_old = is_old
-    return data
-
-
-@cython.final
-@cython.no_gc
-@cython.freelist(64)
-@cython.collection_type("sequence")
-cdef class TupleData:
-    """The columns of a row, as a sequence of typed values made when they are asked for.
-
-    It keeps the frame alive. In the tuple of an old key (kind "K") only the columns of the replica
-    identity mean anything: nothing is known of the others, and :meth:`as_dict` leaves them out.
-    """
-
-    cdef bytes _frame
-    cdef _Plan _plan  # None: decoded alone
-    cdef bytes _slices  # room for ColumnSlices, one behind the last column too; None so far
-    cdef uint32_t _start
-    cdef uint32_t _width
-    cdef bint _in_stream
-    cdef bint _is_old
-
-    def __init__(self):
-        raise TypeError("TupleData is made by decoding a frame")
-
-    def __len__(self):
-        return self._width
-
-    def kind(self, i: int) -> str:
-        """The kind of column `i`: "n" NULL, "u" unchanged, "t" text or "b" binary."""
-        return "nutb"[self._column(self._index(i)).length_and_kind & 3]
-
-    def raw(self, i: int) -> bytes | Unchanged | None:
-        """The bytes of column `i`, None for NULL, or UNCHANGED."""
-        return self._raw(self._column(self._index(i)))
-
-    def text(self, i: int) -> str | Unchanged | None:
-        """Column `i` as the text that the server prints, None for NULL, or UNCHANGED.
-
-        Raises
-        ------
-        DecodeError
-            ``bad_encoding``; of binary values ``bad_value``, ``no_text_form`` where the type's text
-            is not known, and ``unknown_relation`` where the frame was decoded alone.
-        """
-        cdef Py_ssize_t at = self._index(i)
-        cdef ColumnSlice column = self._column(at)
-        try:
-            return self._text(at, column)
-        except ValueError as error:
-            refuse_value(self._frame, column.offset, at, error, plan_of(self._plan))
-
-    def raws(self) -> tuple[bytes | Unchanged | None, ...]:
-        """Every column as of :meth:`raw`."""
-        cdef const uint8_t *frame = data_of(self._frame)
-        cdef Py_ssize_t position = self._start
-        cdef ColumnSlice column
-        cdef Py_ssize_t i
-        cdef object value
-        cdef tuple values = PyTuple_New(self._width)
-        for i in range(self._width):
-            position = take_column(frame, position, &column)
-            value = self._raw(column)
-            Py_INCREF(value)
-            PyTuple_SET_ITEM(values, i, value)
-        return values
-
-    # Both without what a function of Python has beside: the interpreter calls them 13 ns faster.
-    @cython.binding(False)
-    @cython.embedsignature(True)
-    @cython.embedsignature.format("clinic")
-    def texts(self) -> tuple[str | Unchanged | None, ...]:
-        """Every column as of :meth:`text`."""
-        cdef const uint8_t *frame = data_of(self._frame)
-        cdef Py_ssize_t position = self._start
-        cdef ColumnSlice column
-        cdef Py_ssize_t i = 0
-        cdef object value
-        cdef tuple values = PyTuple_New(self._width)
-        cdef bint utf8 = self._plan is None or self._plan.utf8
-        column.offset = 0
-        try:
-            for i in range(self._width):
-                position = take_column(frame, position, &column)
-                if column.length_and_kind & 3 == KIND_TEXT and utf8:
-                    value = utf8_text(
-                        <const char *> frame + column.offset, column.length_and_kind >> 2
-                    )
-                else:
-                    value = self._text(i, column)
-                Py_INCREF(value)
-                PyTuple_SET_ITEM(values, i, value)
-        except ValueError as error:
-            refuse_value(self._frame, column.offset, i, error, plan_of(self._plan))
-        return values
-
-    @cython.binding(False)
-    @cython.embedsignature(True)
-    @cython.embedsignature.format("clinic")
-    def values(self) -> tuple[Any, ...]:
-        """Every column as a Python object; None for NULL, or UNCHANGED.
-
-        Raises
-        ------
-        DecodeError
-            A value is refused, or ``unknown_relation``: the frame was decoded alone.
-        """
-        cdef const uint8_t *frame = data_of(self._frame)
-        cdef Py_ssize_t position = self._start
-        cdef ColumnSlice column
-        cdef Py_ssize_t i = 0
-        cdef object value
-        cdef _Plan plan = self._plan
-        if plan is None:
-            fail_stateless(self._frame, self._in_stream)
-        if plan.codes is None:
-            resolve(plan)
-        cdef const uint8_t *codes = <const uint8_t *> PyBytes_AS_STRING(plan.codes)
-        cdef tuple text = plan.text
-        cdef tuple binary = plan.binary
-        cdef tuple values = PyTuple_New(self._width)
-        column.offset = 0
-        try:
-            for i in range(self._width):
-                position = take_column(frame, position, &column)
-                value = value_of(
-                    frame, column, codes[i], PyTuple_GET_ITEM(text, i), PyTuple_GET_ITEM(binary, i)
-                )
-                Py_INCREF(value)
-                PyTuple_SET_ITEM(values, i, value)
-        except Exception as error:
-            refuse_value(self._frame, column.offset, i, error, plan.plan)
-        return values
-
-    def as_dict(self, columns: Iterable[str] | None = None) -> dict[str, Any]:
-        """Column name → value, for all columns or those named; see the class for old keys.
-
-        Raises
-        ------
-        DecodeError
-            As of :meth:`values`.
-        KeyError
-            The relation has no column of that name.
-        """
-        if self._plan is None:
-            fail_stateless(self._frame, self._in_stream)
-        plan = self._plan.plan
-        if columns is None:
-            if not self._is_key():
-                return dict(zip(plan.names, self.values(), strict=True))
-            selected = range(plan.width)
-        else:
-            selected = [plan.positions[name] for name in columns]
-        if self._is_key():
-            selected = [i for i in selected if plan.is_key[i] or self.kind(i) != "n"]
-        return {plan.names[i]: self[i] for i in selected}
-
-    def index(self, value: object, start: int = 0, stop: int | None = None) -> int:
-        """Position of the first column that equals `value`."""
-        return self.values().index(value, start, len(self) if stop is None else stop)
-
-    def count(self, value: object) -> int:
-        """Number of columns that equal `value`."""
-        return self.values().count(value)
-
-    def __getitem__(self, key):
-        cdef ColumnSlice column
-        cdef Py_ssize_t i
-        cdef _Plan plan = self._plan
-        if isinstance(key, slice):
-            return tuple([self[j] for j in range(*key.indices(len(self)))])
-        if isinstance(key, str):
-            if plan is None:
-                fail_stateless(self._frame, self._in_stream)
-            i = plan.plan.positions[key]
-        else:
-            i = self._index(key)
-            if plan is None:
-                fail_stateless(self._frame, self._in_stream)
-        if plan.codes is None:
-            resolve(plan)
-        column = self._column(i)
-        try:
-            return value_of(
-                data_of(self._frame), column, <uint8_t> PyBytes_AS_STRING(plan.codes)[i],
-                PyTuple_GET_ITEM(plan.text, i), PyTuple_GET_ITEM(plan.binary, i),
-            )
-        except Exception as error:
-            refuse_value(self._frame, column.offset, i, error, plan.plan)
-
-    def __iter__(self):
-        return iter(self.values())
-
-    def __reversed__(self):
-        return iter(self.values()[::-1])
-
-    def __contains__(self, value):
-        return value in self.values()
-
-    def __eq__(self, other):
-        if type(other) is not TupleData:
-            return NotImplemented
-        cdef TupleData data = <TupleData> other
-        return self._is_key() == data._is_key() and self._wire() == data._wire()
-
-    def __hash__(self):
-        return hash((self._is_key(), self._wire()))
-
-    def __reduce__(self):
-        plan = plan_of(self._plan)
-        which = "old" if self._is_old else "new"
-        return restore_tuple, (self._frame, bool(self._in_stream), plan, which)
-
-    def __copy__(self):
-        return self
-
-    def __deepcopy__(self, memo):
-        return self
-
-    def __repr__(self):
-        return describe_tuple(self, plan_of(self._plan))
-
-    cdef object _is_key(self):
-        return bool(
-            self._is_old
-            and data_of(self._frame)[ROW_MARKER + xid_size(self._in_stream)] == c'K'
-        )
-
-    # The columns as they stand in the frame.
-    cdef bytes _wire(self):
-        return self._frame[self._start:self._column(self._width).offset - 1]
-
-    cdef Py_ssize_t _index(self, key) except -1:
-        try:
-            i = operator.index(key)
-        except TypeError:
-            raise TypeError(
-                f"a column's position must be an int, not {type(key).__name__}; names and "
-                "slices are for row[…] alone"
-            ) from None
-        width = self._width
-        if not -width <= i < width:
-            raise IndexError(f"column {i} of a tuple of {width} columns")
-        return i + width if i < 0 else i
-
-    cdef ColumnSlice _column(self, Py_ssize_t i) except *:
-        cdef const uint8_t *frame
-        cdef ColumnSlice *slices
-        cdef Py_ssize_t position = self._start
-        cdef uint32_t at
-        if self._slices is None:
-            frame = data_of(self._frame)
-            self._slices = PyBytes_FromStringAndSize(NULL, (self._width + 1) * sizeof(ColumnSlice))
-            slices = <ColumnSlice *> PyBytes_AS_STRING(self._slices)
-            for at in range(self._width):
-                position = take_column(frame, position, &slices[at])
-            slices[self._width].offset = <uint32_t> position + 1
-            slices[self._width].length_and_kind = KIND_NULL
-        return (<ColumnSlice *> PyBytes_AS_STRING(self._slices))[i]
-
-    cdef object _raw(self, ColumnSlice column):
-        cdef uint32_t kind = column.length_and_kind & 3
-        if kind == KIND_NULL:
-            return None
-        if kind == KIND_UNCHANGED:
-            return _UNCHANGED
-        return PyBytes_FromStringAndSize(
-            PyBytes_AS_STRING(self._frame) + column.offset, column.length_and_kind >> 2
-        )
-
-    cdef object _text(self, Py_ssize_t i, ColumnSlice column):
-        cdef uint32_t kind = column.length_and_kind & 3
-        cdef const char *text
-        if kind == KIND_TEXT:
-            text = PyBytes_AS_STRING(self._frame) + column.offset
-            if self._plan is None or self._plan.utf8:
-                return utf8_text(text, column.length_and_kind >> 2)
-            encoding = (<str> self._plan.plan.settings.encoding).encode("ascii")
-            return PyUnicode_Decode(text, column.length_and_kind >> 2, encoding, NULL)
-        if kind == KIND_NULL:
-            return None
-        if kind == KIND_UNCHANGED:
-            return _UNCHANGED
-        if self._plan is None:
-            fail_stateless(self._frame, self._in_stream)
-        return self._plan.plan.text_form[i](self._raw(column))
-
-
-cdef inline object value_of(
-    const uint8_t *frame, ColumnSlice column, uint8_t code, PyObject *text, PyObject *binary
-):
-    cdef uint32_t kind = column.length_and_kind & 3
-    cdef const char *at = <const char *> frame + column.offset
-    cdef Py_ssize_t length = column.length_and_kind >> 2
-    if kind == KIND_TEXT:
-        return from_text(code, at, length, <object> text)
-    if kind == KIND_BINARY:
-        return from_binary(code, at, length, <object> binary)
-    return None if kind == KIND_NULL else _UNCHANGED
-
-
-Sequence.register(TupleData)
 
 
 @cython.no_gc
@@ -670,12 +304,6 @@ cdef class Commit(_Fixed):
         return to_datetime(self, "commit_time")
 
 
-cdef object fail_stateless(bytes frame, bint in_stream):
-    cdef Py_ssize_t start = ROW_RELATION_ID + xid_size(in_stream)
-    relation_id = load_uint32(data_of(frame) + start)
-    fail("unknown_relation", frame, start, relation_id=relation_id, hint=STATELESS_HINT)
-
-
 # The Begin or Commit in a frame.
 cdef _Fixed make_fixed(bytes frame, bint in_stream):
     cdef _Fixed message
@@ -690,7 +318,7 @@ cdef _Fixed make_fixed(bytes frame, bint in_stream):
 
 # The Insert, Update or Delete in a frame; None if it is malformed.
 cdef inline _Row make_row(
-    bytes frame, const uint8_t *data, Py_ssize_t end, bint in_stream, _Plan plan
+    bytes frame, const uint8_t *data, Py_ssize_t end, bint in_stream, Plan plan
 ):
     cdef int32_t width = -1 if plan is None else plan.width
     cdef _Row row
@@ -891,7 +519,7 @@ cdef class Decoder:
         cdef uint8_t tag = start[0]  # the NUL behind its end, if it is empty
         cdef Py_ssize_t at
         cdef uint32_t relation_id, slot
-        cdef _Plan plan
+        cdef Plan plan
         cdef object found
         cdef _Row row = None
         message = decode_usual(self, data)
@@ -957,7 +585,7 @@ cdef inline object decode_usual(Decoder decoder, bytes data):
     cdef uint8_t tag = start[0]
     cdef Py_ssize_t at = ROW_RELATION_ID + xid_size(decoder._in_stream)
     cdef uint32_t relation_id, slot
-    cdef _Plan plan
+    cdef Plan plan
     cdef _Row row
     cdef _Fixed message
     if tag == c'I' or tag == c'U' or tag == c'D':
@@ -965,7 +593,7 @@ cdef inline object decode_usual(Decoder decoder, bytes data):
             return None
         relation_id = load_uint32(start + at)
         slot = relation_id & (CACHED - 1)
-        plan = <_Plan> decoder._cached_plans[slot]
+        plan = <Plan> decoder._cached_plans[slot]
         if plan is None or decoder._cached_ids[slot] != relation_id:
             return None
         row = make_row(data, start, length, decoder._in_stream, plan)

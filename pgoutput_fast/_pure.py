@@ -8,23 +8,36 @@ and then :func:`pgoutput_fast.diagnose.diagnose` reads the frame again and names
 
 from __future__ import annotations
 
-import operator
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
-from .diagnose import STATELESS_HINT, diagnose
-from .errors import MAX_FRAME_LENGTH, DecodeError, fail, frame_bytes
+from ._pure_tuples import TupleData, fail_stateless, make_tuple, marker_of
+from .diagnose import diagnose
+from .errors import MAX_FRAME_LENGTH, DecodeError, frame_bytes
 from .messages import Message, Relation, decode_rare, describe, to_datetime
-from .objects import UNCHANGED, Unchanged
-from .plan import RelationPlan, refuse_value
+from .plan import RelationPlan
 from .policies import Policies
 from .settings import make_settings
 from .state import StreamState
 from .types import TypeRegistry
-from .views import describe_decoder, describe_tuple, restore_decoder, restore_tuple
+from .views import describe_decoder, restore_decoder
 from .views import restore as restore_message
+
+__all__ = [
+    "IMPLEMENTATION",
+    "Begin",
+    "Commit",
+    "Decoder",
+    "Delete",
+    "Insert",
+    "TupleData",
+    "Update",
+    "decode",
+    "decoder_of",
+    "restore",
+]
 
 IMPLEMENTATION = "python"
 
@@ -192,250 +205,6 @@ class Delete(_Row):
         return make_tuple(self, self._old)
 
 
-def marker_of(row: _Row) -> int:
-    return row._frame[9 if row._in_stream else 5]
-
-
-def make_tuple(row: _Row, positions: Any) -> TupleData:
-    data: TupleData = _new(TupleData)
-    data._row = row
-    data._positions = positions
-    return data
-
-
-class TupleData:
-    """The columns of a row, as a sequence of typed values made when they are asked for.
-
-    It keeps the frame alive. In the tuple of an old key (kind "K") only the columns of the replica
-    identity mean anything: nothing is known of the others, and :meth:`as_dict` leaves them out.
-    """
-
-    __slots__ = ("_positions", "_row")
-    _row: _Row
-    _positions: list[int]
-
-    def __init__(self) -> None:
-        raise TypeError("TupleData is made by decoding a frame")
-
-    def __len__(self) -> int:
-        return len(self._positions) - 1
-
-    def kind(self, i: int) -> str:
-        """The kind of column `i`: "n" NULL, "u" unchanged, "t" text or "b" binary."""
-        return chr(self._row._frame[self._positions[self._index(i)]])
-
-    def raw(self, i: int) -> bytes | Unchanged | None:
-        """The bytes of column `i`, None for NULL, or UNCHANGED."""
-        i = self._index(i)
-        frame = self._row._frame
-        start = self._positions[i]
-        kind = frame[start]
-        if kind == _NULL:
-            return None
-        if kind == _UNCHANGED:
-            return UNCHANGED
-        return frame[start + 5 : self._positions[i + 1]]
-
-    def text(self, i: int) -> str | Unchanged | None:
-        """Column `i` as the text that the server prints, None for NULL, or UNCHANGED.
-
-        Raises
-        ------
-        DecodeError
-            ``bad_encoding``; of binary values ``bad_value``, ``no_text_form`` where the type's text
-            is not known, and ``unknown_relation`` where the frame was decoded alone.
-        """
-        return self._text(self._index(i))
-
-    def raws(self) -> tuple[bytes | Unchanged | None, ...]:
-        """Every column as of :meth:`raw`."""
-        return tuple([self.raw(i) for i in range(len(self))])
-
-    def texts(self) -> tuple[str | Unchanged | None, ...]:
-        """Every column as of :meth:`text`."""
-        frame, plan = self._row._frame, self._row._plan
-        if plan is not None and plan.settings.encoding != "utf-8":
-            return tuple([self._text(i) for i in range(len(self))])
-        texts: list[str | Unchanged | None] = []
-        append = texts.append
-        start = self._positions[0]
-        try:
-            for end in self._positions[1:]:
-                kind = frame[start]
-                if kind == _TEXT:
-                    append(frame[start + 5 : end].decode())
-                elif kind == _NULL:
-                    append(None)
-                else:
-                    append(self._text(len(texts)))
-                start = end
-        except UnicodeDecodeError as error:
-            refuse_value(frame, start + 5, len(texts), error, plan)
-        return tuple(texts)
-
-    def values(self) -> tuple[Any, ...]:
-        """Every column as a Python object; None for NULL, or UNCHANGED.
-
-        Raises
-        ------
-        DecodeError
-            A value is refused, or ``unknown_relation``: the frame was decoded alone.
-        """
-        row = self._row
-        plan = row._plan
-        if plan is None:
-            fail_stateless(row)
-        frame, binary = row._frame, plan.binary
-        values: list[Any] = []
-        append = values.append
-        start = self._positions[0]
-        try:
-            for end, from_text in zip(self._positions[1:], plan.text):
-                kind = frame[start]
-                if kind == _TEXT:
-                    append(from_text(frame[start + 5 : end]))
-                elif kind == _BINARY:
-                    append(binary[len(values)](frame[start + 5 : end]))
-                elif kind == _NULL:
-                    append(None)
-                else:
-                    append(UNCHANGED)
-                start = end
-        except Exception as error:
-            refuse_value(frame, start + 5, len(values), error, plan)
-        return tuple(values)
-
-    def as_dict(self, columns: Iterable[str] | None = None) -> dict[str, Any]:
-        """Column name → value, for all columns or those named; see the class for old keys.
-
-        Raises
-        ------
-        DecodeError
-            As of :meth:`values`.
-        KeyError
-            The relation has no column of that name.
-        """
-        plan = self._row._plan
-        if plan is None:
-            fail_stateless(self._row)
-        is_key = self._is_key()
-        if columns is None:
-            if not is_key:
-                return dict(zip(plan.names, self.values()))
-            selected: Iterable[int] = range(plan.width)
-        else:
-            selected = [plan.positions[name] for name in columns]
-        if is_key:
-            selected = [i for i in selected if plan.is_key[i] or self.kind(i) != "n"]
-        return {plan.names[i]: self[i] for i in selected}
-
-    def index(self, value: object, start: int = 0, stop: int | None = None) -> int:
-        """Position of the first column that equals `value`."""
-        return self.values().index(value, start, len(self) if stop is None else stop)
-
-    def count(self, value: object) -> int:
-        """Number of columns that equal `value`."""
-        return self.values().count(value)
-
-    def __getitem__(self, key: int | str | slice) -> Any:
-        if isinstance(key, slice):
-            return tuple([self[i] for i in range(*key.indices(len(self)))])
-        plan = self._row._plan
-        if isinstance(key, str):
-            if plan is None:
-                fail_stateless(self._row)
-            i = plan.positions[key]
-        else:
-            i = self._index(key)
-            if plan is None:
-                fail_stateless(self._row)
-        frame = self._row._frame
-        start = self._positions[i]
-        kind = frame[start]
-        if kind == _NULL:
-            return None
-        if kind == _UNCHANGED:
-            return UNCHANGED
-        converters = plan.text if kind == _TEXT else plan.binary
-        try:
-            return converters[i](frame[start + 5 : self._positions[i + 1]])
-        except Exception as error:
-            refuse_value(frame, start + 5, i, error, plan)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.values())
-
-    def __reversed__(self) -> Iterator[Any]:
-        return iter(self.values()[::-1])
-
-    def __contains__(self, value: object) -> bool:
-        return value in self.values()
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not TupleData:
-            return NotImplemented
-        return self._is_key() == other._is_key() and self._wire() == other._wire()
-
-    def __hash__(self) -> int:
-        return hash((self._is_key(), self._wire()))
-
-    def __reduce__(self) -> tuple[object, ...]:
-        row = self._row
-        which = "old" if self._is_old() else "new"
-        return restore_tuple, (row._frame, row._in_stream, row._plan, which)
-
-    def __copy__(self) -> TupleData:
-        return self
-
-    def __deepcopy__(self, memo: object) -> TupleData:
-        return self
-
-    def __repr__(self) -> str:
-        return describe_tuple(self, self._row._plan)
-
-    def _is_old(self) -> bool:
-        return not isinstance(self._row, Insert) and self._positions is self._row._old
-
-    def _is_key(self) -> bool:
-        return self._is_old() and marker_of(self._row) == _K
-
-    def _wire(self) -> bytes:
-        """The columns as they stand in the frame."""
-        return self._row._frame[self._positions[0] : self._positions[-1]]
-
-    def _index(self, key: object) -> int:
-        try:
-            i = operator.index(key)  # type: ignore[arg-type]
-        except TypeError:
-            raise TypeError(
-                f"a column's position must be an int, not {type(key).__name__}; names and "
-                "slices are for row[…] alone"
-            ) from None
-        width = len(self)
-        if not -width <= i < width:
-            raise IndexError(f"column {i} of a tuple of {width} columns")
-        return i + width if i < 0 else i
-
-    def _text(self, i: int) -> str | Unchanged | None:
-        raw = self.raw(i)
-        if not isinstance(raw, bytes):
-            return raw
-        frame, plan = self._row._frame, self._row._plan
-        start = self._positions[i]
-        try:
-            if frame[start] == _TEXT:
-                return raw.decode("utf-8" if plan is None else plan.settings.encoding)
-            if plan is None:
-                fail_stateless(self._row)
-            text: str = plan.text_form[i](raw)
-            return text
-        except ValueError as error:
-            refuse_value(frame, start + 5, i, error, plan)
-
-
-Sequence.register(TupleData)
-
-
 class _Fixed:
     """What Begin and Commit share: a frame of fixed length, its fields read when asked for."""
 
@@ -543,12 +312,6 @@ class Commit(_Fixed):
     def commit_datetime(self) -> Any:
         """`commit_time` as an aware datetime in UTC, where Python's can hold it."""
         return to_datetime(self, "commit_time")
-
-
-def fail_stateless(row: _Row) -> NoReturn:
-    """Raise ``unknown_relation`` for a row that was decoded without a Decoder."""
-    start = 5 if row._in_stream else 1
-    fail("unknown_relation", row._frame, start, relation_id=row.relation_id, hint=STATELESS_HINT)
 
 
 def make_fixed(frame: bytes, in_stream: bool) -> Begin | Commit:
