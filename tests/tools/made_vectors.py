@@ -28,35 +28,38 @@ from reference_parser import (
     text_value,
 )
 
+import pgoutput_fast as pf
+from pgoutput_fast import testing
+
 Vector = dict[str, Any]
 
 XID = 4294967295  # the greatest; xids wrap to 3
 OID = 4294967295
 LSN = 0xFFFFFFF0_F0000000
 TIME = 848_546_465_533_693
+MOOD = testing.UserType(16400, "mood")
 
 # --- building blocks ----------------------------------------------------------------------------
+#
+# Well-formed frames are made by the package's test kit; what is wrong with the others is patched
+# into their bytes.
+
+Value = Any  # as testing.encode_tuple() takes it
+
+NULL = None
+SAME = pf.UNCHANGED
 
 
-def string(text: str | bytes) -> bytes:
-    return (text.encode() if isinstance(text, str) else text) + b"\0"
+def text(value: str | bytes) -> tuple[str, bytes]:
+    return "t", value.encode() if isinstance(value, str) else value
 
 
-def tuple_data(*columns: bytes) -> bytes:
-    return struct.pack(">h", len(columns)) + b"".join(columns)
+def binary(data: bytes) -> tuple[str, bytes]:
+    return "b", data
 
 
-def text(value: str | bytes) -> bytes:
-    data = value.encode() if isinstance(value, str) else value
-    return b"t" + struct.pack(">i", len(data)) + data
-
-
-def binary(data: bytes) -> bytes:
-    return b"b" + struct.pack(">i", len(data)) + data
-
-
-NULL = b"n"
-SAME = b"u"
+def tuple_data(*columns: Value) -> bytes:
+    return testing.encode_tuple(columns)
 
 
 def relation(
@@ -68,92 +71,87 @@ def relation(
     namespace: str = "public",
     keys: int = 1,
 ) -> bytes:
-    head = b"R" if xid is None else b"R" + struct.pack(">I", xid)
-    packed = [
-        bytes([number < keys]) + string(column) + struct.pack(">Ii", type_id, -1)
-        for number, (column, type_id) in enumerate(columns)
-    ]
-    return (
-        head
-        + struct.pack(">I", relation_id)
-        + string(namespace)
-        + string(name)
-        + identity.encode()
-        + struct.pack(">h", len(columns))
-        + b"".join(packed)
+    """A table with the first `keys` columns for its key; names may come twice, as in no table."""
+    return testing.encode_fields(
+        "R",
+        xid=xid,
+        relation_id=relation_id,
+        namespace=namespace,
+        name=name,
+        replica_identity=identity,
+        columns=[
+            (number < keys, column, type_id, -1) for number, (column, type_id) in enumerate(columns)
+        ],
     )
 
 
 def row(tag: str, rest: bytes, relation_id: int = 16385, xid: int | None = None) -> bytes:
-    head = b"" if xid is None else struct.pack(">I", xid)
-    return tag.encode() + head + struct.pack(">I", relation_id) + rest
+    """A row message with anything behind the relation's OID."""
+    head = testing.insert(relation_id, [], xid)[1:-3]
+    return tag.encode() + head + rest
 
 
-def insert(*columns: bytes, relation_id: int = 16385, xid: int | None = None) -> bytes:
-    return row("I", b"N" + tuple_data(*columns), relation_id, xid)
+def insert(*columns: Value, relation_id: int = 16385, xid: int | None = None) -> bytes:
+    return testing.insert(relation_id, columns, xid)
 
 
-def start(xid: int, first: int = 1) -> bytes:
-    return b"S" + struct.pack(">IB", xid, first)
+def start(xid: int, first: bool = True) -> bytes:
+    return testing.stream_start(xid, first)
 
 
-STOP = b"E"
+STOP = testing.stream_stop()
 TWO = [("id", 23), ("name", 25)]
 
 
 def prepared(tag: str, gid: str) -> bytes:
     if tag == "b":
-        return b"b" + struct.pack(">QQqI", LSN, LSN + 8, TIME, XID) + string(gid)
+        return testing.begin_prepare(XID, gid, LSN, LSN + 8, TIME)
     if tag == "r":
-        return b"r" + struct.pack(">BQQqqI", 0, LSN, LSN + 8, TIME, TIME + 1, XID) + string(gid)
-    return tag.encode() + struct.pack(">BQQqI", 0, LSN, LSN + 8, TIME, XID) + string(gid)
+        return testing.rollback_prepared(XID, gid, LSN, LSN + 8, TIME, TIME + 1)
+    return PREPARED[tag](XID, gid, LSN, LSN + 8, TIME)
 
 
-# One well-formed frame of every kind, and whether it comes from inside a stream chunk.
+PREPARED = {
+    "P": testing.prepare,
+    "p": testing.stream_prepare,
+    "K": testing.commit_prepared,
+}
+
+
+def patched(frame: bytes, at: int, data: bytes) -> bytes:
+    """The frame with other bytes from byte `at` on."""
+    return frame[:at] + data + frame[at + len(data) :]
+
+
+# One well-formed frame of every kind, and whether it comes from inside a stream segment.
 WELL_FORMED: dict[str, tuple[bytes, bool]] = {
-    "begin": (b"B" + struct.pack(">QqI", LSN, TIME, XID), False),
-    "commit": (b"C" + struct.pack(">BQQq", 0, LSN, LSN + 8, TIME), False),
-    "origin": (b"O" + struct.pack(">Q", LSN) + string("origin"), False),
-    "origin-streamed": (b"O" + struct.pack(">Q", 0) + string("origin"), True),
+    "begin": (testing.begin(XID, LSN, TIME), False),
+    "commit": (testing.commit(LSN, LSN + 8, TIME), False),
+    "origin": (testing.origin("origin", LSN), False),
+    "origin-streamed": (testing.origin("origin"), True),
     "relation": (relation(TWO), False),
     "relation-streamed": (relation(TWO, xid=XID), True),
-    "type": (b"Y" + struct.pack(">I", 16400) + string("public") + string("mood"), False),
-    "type-streamed": (
-        b"Y" + struct.pack(">II", XID, 16400) + string("public") + string("mood"),
-        True,
-    ),
+    "type": (testing.type_(MOOD), False),
+    "type-streamed": (testing.type_(MOOD, XID), True),
     "insert": (insert(text("1"), NULL), False),
     "insert-streamed": (insert(binary(b"\0\0\0\1"), text("é"), xid=XID), True),
-    "update": (row("U", b"N" + tuple_data(text("1"), SAME)), False),
-    "update-key": (
-        row("U", b"K" + tuple_data(text("1"), NULL) + b"N" + tuple_data(text("2"), SAME)),
-        False,
-    ),
+    "update": (testing.update(16385, [text("1"), SAME]), False),
+    "update-key": (testing.update(16385, [text("2"), SAME], [text("1"), NULL], "K"), False),
     "update-old-streamed": (
-        row(
-            "U",
-            b"O" + tuple_data(text("1"), text("x")) + b"N" + tuple_data(text("1"), NULL),
-            xid=XID,
-        ),
+        testing.update(16385, [text("1"), NULL], [text("1"), text("x")], "O", XID),
         True,
     ),
-    "delete-key": (row("D", b"K" + tuple_data(text("1"), NULL)), False),
-    "delete-old-streamed": (row("D", b"O" + tuple_data(text("1"), text("")), xid=XID), True),
-    "truncate": (b"T" + struct.pack(">iBII", 2, 3, 16385, OID), False),
-    "truncate-streamed": (b"T" + struct.pack(">IiBI", XID, 1, 0, 16385), True),
-    "message": (
-        b"M" + struct.pack(">BQ", 1, LSN) + string("prefix") + struct.pack(">i", 3) + b"\0a\xff",
-        False,
-    ),
-    "message-streamed": (
-        b"M" + struct.pack(">IBQ", XID, 1, LSN) + string("") + struct.pack(">i", 0),
-        True,
-    ),
+    "delete-key": (testing.delete(16385, [text("1"), NULL], "K"), False),
+    "delete-old-streamed": (testing.delete(16385, [text("1"), text("")], "O", XID), True),
+    "truncate": (testing.truncate([16385, OID], 3), False),
+    "truncate-streamed": (testing.truncate([16385], xid=XID), True),
+    "message": (testing.message("prefix", b"\0a\xff", LSN, 1), False),
+    "message-streamed": (testing.message("", b"", LSN, 1, XID), True),
     "stream-start": (start(XID), False),
     "stream-stop": (STOP, True),
-    "stream-commit": (b"c" + struct.pack(">IBQQq", XID, 0, LSN, LSN + 8, TIME), False),
-    "stream-abort": (b"A" + struct.pack(">II", XID, XID - 1), False),
-    "stream-abort-parallel": (b"A" + struct.pack(">IIQq", XID, XID, LSN, TIME), False),
+    "stream-commit": (testing.stream_commit(XID, LSN, LSN + 8, TIME), False),
+    "stream-abort": (testing.stream_abort(XID, XID - 1), False),
+    "stream-abort-parallel": (testing.stream_abort(XID, XID, LSN, TIME), False),
     "begin-prepare": (prepared("b", "gid"), False),
     "prepare": (prepared("P", "gid"), False),
     "commit-prepared": (prepared("K", "gid"), False),
@@ -223,31 +221,25 @@ def made_vectors() -> list[Vector]:
 def _edges() -> Iterator[Vector]:
     for name, (frame, in_stream) in WELL_FORMED.items():
         yield good(f"well-formed/{name}", frame, in_stream=in_stream)
-    stray = b"A" + struct.pack(">II", 4711, 4711)
+    stray = testing.stream_abort(4711)
     options = {"proto_version": "1", "publication_names": '"pub"'}
     yield good("stray-abort", stray, "abort without a stream", server="18.4", options=options)
-    lowest = struct.pack(">QqI", 0, -(2**63), 3)
-    yield good("begin/lowest", b"B" + lowest, "time before 2000")
-    highest = struct.pack(">QqI", 2**64 - 1, 2**63 - 1, XID)
-    yield good("begin/highest", b"B" + highest, "LSN past 2**63")
-    yield good("commit/flags", b"C" + struct.pack(">BQQq", 0xFF, 1, 2, -1), "unknown flags")
-    yield good(
-        "stream-commit/flags", b"c" + struct.pack(">IBQQq", 3, 0x80, 1, 2, -1), "unknown flags"
-    )
-    yield good("truncate/flags", b"T" + struct.pack(">iBI", 1, 0xFC, 16385), "unknown flags")
-    yield good("truncate/none", b"T" + struct.pack(">iB", 0, 0))
-    many = b"T" + struct.pack(">iB200I", 200, 1, *range(16384, 16584))
+    lowest = testing.begin(3, 0, -(2**63))
+    yield good("begin/lowest", lowest, "time before 2000")
+    highest = testing.begin(XID, 2**64 - 1, 2**63 - 1)
+    yield good("begin/highest", highest, "LSN past 2**63")
+    yield good("commit/flags", testing.commit(1, 2, -1, 0xFF), "unknown flags")
+    yield good("stream-commit/flags", testing.stream_commit(3, 1, 2, -1, 0x80), "unknown flags")
+    yield good("truncate/flags", testing.truncate([16385], 0xFC), "unknown flags")
+    yield good("truncate/none", testing.truncate([]))
+    many = testing.truncate(range(16384, 16584), 1)
     yield good("truncate/many", many, "truncate of several relations")
-    message = b"M" + struct.pack(">BQ", 0xFE, 0) + string("p") + struct.pack(">i", 0)
+    message = testing.message("p", b"", 0, 0xFE)
     yield good("message/flags", message, "unknown flags")
-    no_text = (
-        b"M" + struct.pack(">BQ", 0, 0) + string(b"pr\xe9fix") + struct.pack(">i", 1) + b"\xff"
-    )
+    no_text = testing.message("pr\udce9fix", b"\xff", 0)
     yield good("message/prefix-no-text", no_text, "names that are no text")
-    yield good("origin/no-name", b"O" + struct.pack(">Q", 0) + b"\0")
-    yield good(
-        "origin/no-text", b"O" + struct.pack(">Q", 0) + b"\xff\xfe\0", "names that are no text"
-    )
+    yield good("origin/no-name", testing.origin(""))
+    yield good("origin/no-text", testing.origin("\udcff\udcfe"), "names that are no text")
     yield good("relation/no-columns", relation([]), "no columns")
     flagged = relation(TWO).replace(b"\x01id\0", b"\xfeid\0")
     yield good("relation/flags", flagged, "unknown flags")
@@ -261,9 +253,9 @@ def _edges() -> Iterator[Vector]:
     )
     yield good("relation/names-no-text", named, "names that are no text")
     yield good("relation/pg-catalog", relation(TWO, namespace=""))
-    modifier = relation([("n", 1700)])[:-4] + struct.pack(">i", (10 << 16 | 2) + 4)
+    modifier = testing.Table("t", {"n": "numeric(10,2)"}).relation()
     yield good("relation/modifier", modifier)
-    domain = b"Y" + struct.pack(">I", OID) + string("") + string("int4")
+    domain = testing.type_(testing.UserType(OID, "int4", ""))
     yield good("type/domain", domain, "domain looks like its base type", "unsigned OIDs")
     for tag in "bPKrp":
         yield good(f"gid/empty-{tag}", prepared(tag, ""), "empty GID")
@@ -272,14 +264,14 @@ def _edges() -> Iterator[Vector]:
         yield good(
             f"unknown-prepared/{tag}", prepared(tag, "never seen"), "unknown prepared transaction"
         )
-    for last in (b"\0", b"\1"):
-        yield good(f"stream-start/{last[0]}", b"S" + struct.pack(">I", 3) + last)
+    for first in (0, 1):
+        yield good(f"stream-start/{first}", start(3, bool(first)))
     yield good(
         "stream-abort/subtransaction",
-        b"A" + struct.pack(">II", 3, XID),
+        testing.stream_abort(3, XID),
         "abort of a subtransaction",
     )
-    lsn = b"A" + struct.pack(">IIQq", 3, 3, 2**64 - 1, -(2**63))
+    lsn = testing.stream_abort(3, 3, 2**64 - 1, -(2**63))
     yield good("stream-abort/extremes", lsn, "abort with LSN in parallel streaming")
     yield good("insert/no-columns", insert(), "tuple without columns")
     yield good("insert/empty-values", insert(text(""), binary(b"")), "empty value")
@@ -310,7 +302,7 @@ def _edges() -> Iterator[Vector]:
 
 def _values() -> Iterator[Vector]:
     """One column each, in a relation of one column: what a typed value is."""
-    edges: list[tuple[str, int, list[bytes]]] = [
+    edges: list[tuple[str, int, list[tuple[str, bytes]]]] = [
         ("bool", 16, [text("t"), text("f"), binary(b"\1"), binary(b"\0")]),
         ("int2", 21, [text("-32768"), text("32767"), binary(b"\x80\0"), binary(b"\x7f\xff")]),
         ("int4", 23, [text("-2147483648"), binary(b"\x80\0\0\0"), binary(b"\x7f\xff\xff\xff")]),
@@ -434,7 +426,7 @@ def _values() -> Iterator[Vector]:
             ],
         ),
     ]
-    bad_values: list[tuple[str, int, list[bytes]]] = [
+    bad_values: list[tuple[str, int, list[tuple[str, bytes]]]] = [
         ("bool", 16, [text("x"), text(""), binary(b""), binary(b"\0\0")]),
         ("int2", 21, [text(""), text("abc"), binary(b"\0"), binary(b"\0\0\0")]),
         ("int4", 23, [text("1.5"), text("0x1"), binary(b"\0\0\0"), binary(b"")]),
@@ -467,7 +459,7 @@ def _values() -> Iterator[Vector]:
     ]
     for name, type_id, columns in edges:
         for number, column in enumerate(columns):
-            data, kind = column[5:], chr(column[0])
+            kind, data = column
             value = (
                 text_value(type_id, data, "utf-8")
                 if kind == "t"
@@ -489,7 +481,7 @@ def _values() -> Iterator[Vector]:
     yield _one_value("bad-encoding/text/binary", 25, binary(b"\xff"), ["error", "bad_encoding"])
 
 
-def _one_value(name: str, type_id: int, column: bytes, value: list[str] | None) -> Vector:
+def _one_value(name: str, type_id: int, column: Value, value: list[str] | None) -> Vector:
     vector = good(name, insert(column), relation=["public", "t"])
     vector["before"] = [relation([("v", type_id)]).hex()]
     if value is not None:
@@ -535,23 +527,25 @@ def _errors() -> Iterator[Vector]:
         yield bad(f"marker/update-new-{marker.hex()}", frame, "bad_marker", 6 + len(one))
     # kinds of columns
     for kind in (b"N", b"T", b"B", b"x", b"\0", b"\xff"):
-        frame = insert(NULL, kind + b"\0\0\0\0")
+        frame = patched(insert(NULL, binary(b"")), 9, kind)
         yield bad(f"kind/second-{kind.hex()}", frame, "bad_column_kind", 9)
-        yield bad(f"kind/first-{kind.hex()}", insert(kind, NULL), "bad_column_kind", 8)
+        frame = patched(insert(NULL, NULL), 8, kind)
+        yield bad(f"kind/first-{kind.hex()}", frame, "bad_column_kind", 8)
     # lengths of values
     for length in (-1, -(2**31), 2, 2**31 - 1):
-        for kind in (b"t", b"b"):
-            value = kind + struct.pack(">i", length) + b"x"
-            name = f"length/{kind.decode()}{length}"
-            yield bad(f"{name}-last", insert(NULL, value), "bad_length", 10)
-            name = f"length/{kind.decode()}{length}-first"
-            found = "bad_length" if length != 2 else "truncated"
-            if found == "bad_length":
-                yield bad(name, insert(value, NULL), found, 9)
-    content = b"M" + struct.pack(">BQ", 0, 0) + string("p")
+        told = struct.pack(">i", length)
+        for kind in ("t", "b"):
+            name = f"length/{kind}{length}"
+            frame = patched(insert(NULL, (kind, b"x")), 10, told)
+            yield bad(f"{name}-last", frame, "bad_length", 10)
+            if length != 2:
+                frame = patched(insert((kind, b"x"), NULL), 9, told)
+                yield bad(f"{name}-first", frame, "bad_length", 9)
+    message = testing.message("p", b"x", 0)
+    place = len(message) - 5
     for length in (-1, -(2**31), 2, 2**31 - 1):
-        frame = content + struct.pack(">i", length) + b"x"
-        yield bad(f"length/content{length}", frame, "bad_length", len(content))
+        frame = patched(message, place, struct.pack(">i", length))
+        yield bad(f"length/content{length}", frame, "bad_length", place)
     # counts
     for count in (-1, -(2**15), 3, 2**15 - 1):
         data = struct.pack(">h", count) + b"nn"
@@ -566,24 +560,24 @@ def _errors() -> Iterator[Vector]:
         )
         frame = row("U", b"O" + one + b"N" + data)
         yield bad(f"count/update-new{count}", frame, "bad_count", 7 + len(one))
-    head = b"R" + struct.pack(">I", 16390) + string("public") + string("t") + b"d"
+    place = len(relation([], 16390)) - 2
     for count in (-1, -(2**15), 2, 2**15 - 1):
-        frame = head + struct.pack(">h", count) + b"\1a\0" + struct.pack(">Ii", 25, -1)
-        yield bad(f"count/relation{count}", frame, "bad_count", len(head))
+        frame = patched(relation([("a", 25)], 16390, keys=1), place, struct.pack(">h", count))
+        yield bad(f"count/relation{count}", frame, "bad_count", place)
     for count in (-1, -(2**31), 2, 2**31 - 1, 0x4000_0001):
-        frame = b"T" + struct.pack(">iBI", count, 0, 16385)
+        frame = patched(testing.truncate([16385]), 1, struct.pack(">i", count))
         yield bad(f"count/truncate{count}", frame, "bad_count", 1)
-    yield bad("count/truncate-no-options", b"T" + struct.pack(">i", 1), "bad_count", 1)
-    yield bad("count/truncate-options-missing", b"T" + struct.pack(">i", 0), "truncated", 5)
+    yield bad("count/truncate-no-options", testing.truncate([5])[:5], "bad_count", 1)
+    yield bad("count/truncate-options-missing", testing.truncate([])[:5], "truncated", 5)
     # strings
     for name, frame, offset in (
-        ("origin", b"O" + struct.pack(">Q", 0) + b"name", 9),
-        ("origin-nothing", b"O" + struct.pack(">Q", 0), 9),
-        ("relation-namespace", b"R" + struct.pack(">I", 1) + b"public", 5),
-        ("relation-name", b"R" + struct.pack(">I", 1) + b"public\0t", 12),
-        ("type-namespace", b"Y" + struct.pack(">I", 1) + b"public", 5),
-        ("type-name", b"Y" + struct.pack(">I", 1) + b"\0int4", 6),
-        ("message", b"M" + struct.pack(">BQ", 0, 0) + b"prefix", 10),
+        ("origin", testing.origin("name")[:-1], 9),
+        ("origin-nothing", testing.origin("")[:-1], 9),
+        ("relation-namespace", relation([], 1)[:11], 5),
+        ("relation-name", relation([], 1)[:13], 12),
+        ("type-namespace", testing.type_(testing.UserType(1, "int4"))[:11], 5),
+        ("type-name", testing.type_(testing.UserType(1, "int4", ""))[:-1], 6),
+        ("message", testing.message("prefix", b"", 0)[:16], 10),
         ("gid-b", prepared("b", "gid")[:-1], 29),
         ("gid-P", prepared("P", "gid")[:-1], 30),
         ("gid-K", prepared("K", "gid")[:-1], 30),
@@ -591,8 +585,8 @@ def _errors() -> Iterator[Vector]:
         ("gid-p", prepared("p", "")[:-1], 30),
     ):
         yield bad(f"string/{name}", frame, "unterminated_string", offset)
-    column = head + struct.pack(">h", 1) + b"\1" + b"name without end"
-    yield bad("string/relation-column", column, "unterminated_string", len(head) + 3)
+    column = relation([("name without end", 25)], 16390)[:-9]
+    yield bad("string/relation-column", column, "unterminated_string", place + 3)
 
 
 def _cuts() -> Iterator[Vector]:
@@ -641,7 +635,7 @@ def _context_errors() -> Iterator[Vector]:
         other = relation(TWO, 16386)
         yield refused_by_decoder(f"unknown/{name}", frame, [], "unknown_relation", 1)
         yield refused_by_decoder(f"unknown/{name}-other", frame, [other], "unknown_relation", 1)
-        streamed = frame[:1] + struct.pack(">I", XID) + frame[1:]
+        streamed = testing.in_stream(frame, XID)
         yield refused_by_decoder(
             f"unknown/{name}-streamed",
             streamed,
@@ -714,11 +708,11 @@ def sequence(name: str, frames: list[bytes], *facts: str) -> dict[str, Any]:
 
 
 def _commit(xid: int) -> bytes:
-    return b"c" + struct.pack(">IBQQq", xid, 0, 1, 2, 3)
+    return testing.stream_commit(xid, 1, 2, 3)
 
 
 def _abort(xid: int, subxid: int | None = None) -> bytes:
-    return b"A" + struct.pack(">II", xid, xid if subxid is None else subxid)
+    return testing.stream_abort(xid, subxid)
 
 
 _BEGIN = WELL_FORMED["begin"][0]
@@ -732,7 +726,7 @@ def _of(xid: int) -> bytes:
 
 
 def _prepare(tag: str, xid: int) -> bytes:
-    return tag.encode() + struct.pack(">BQQqI", 0, 1, 2, 3, xid) + string("gid")
+    return PREPARED[tag](xid, "gid", 1, 2, 3)
 
 
 _SEQUENCES: dict[str, tuple[list[bytes], tuple[str, ...]]] = {
@@ -789,7 +783,7 @@ _SEQUENCES: dict[str, tuple[list[bytes], tuple[str, ...]]] = {
     "streamed-type/commit": (
         [
             start(10),
-            b"Y" + struct.pack(">II", 10, 16400) + string("") + string("int4"),
+            testing.type_(testing.UserType(16400, "int4", ""), 10),
             relation([("d", 16400)], xid=10),
             insert(text("5"), xid=10),
             STOP,

@@ -7,7 +7,9 @@ import struct
 from typing import Any
 
 from made_vectors import (
+    NULL,
     RESET,
+    SAME,
     STOP,
     TWO,
     WELL_FORMED,
@@ -17,10 +19,11 @@ from made_vectors import (
     relation,
     row,
     start,
-    string,
     text,
     tuple_data,
 )
+
+from pgoutput_fast import testing
 
 EDGES_16 = (-1, 0, 1, 2, 3, 127, 255, 1600, 32767, -32768)
 EDGES_32 = (-1, 0, 1, 2, 4, 255, 65535, 2**24, 2**30, 2**31 - 1, -(2**31), -5)
@@ -109,7 +112,7 @@ def stream_frame(chance: random.Random, inside: int | None) -> bytes:
     what = chance.randrange(20)
     if what <= 5:
         width = chance.choice((1, 2, 2, 2, 3, 0))
-        values = (text("1"), b"n", b"u", binary(b"\0\0\0\1"), text("x"), text(b"\xff"), text(""))
+        values = (text("1"), NULL, SAME, binary(b"\0\0\0\1"), text("x"), text(b"\xff"), text(""))
         columns = [chance.choice(values) for _ in range(width)]
         if what <= 2:
             return insert(*columns, relation_id=relation_id, xid=streamed)
@@ -125,26 +128,23 @@ def stream_frame(chance: random.Random, inside: int | None) -> bytes:
         identity = chance.choice("dfin")
         return relation(columns, relation_id, identity=identity, xid=streamed)
     if what == 9:
-        head = b"Y" if streamed is None else b"Y" + struct.pack(">I", streamed)
         name = chance.choice(("int4", "text", "mood"))
-        return head + struct.pack(">I", 16400) + string("") + string(name)
+        return testing.type_(testing.UserType(16400, name, ""), streamed)
     if what == 10:
-        return start(xid, chance.randrange(2))
+        return start(xid, bool(chance.randrange(2)))
     if what in (11, 12):
         return STOP if inside is not None or chance.random() < 0.2 else start(xid)
     if what == 13:
-        return b"c" + struct.pack(">IBQQq", xid, 0, 1, 2, 3)
+        return testing.stream_commit(xid, 1, 2, 3)
     if what == 14:
         subxid = chance.choice((xid, xid, 11, 12))
-        more = chance.choice((b"", b"", struct.pack(">Qq", 1, 2)))
-        return b"A" + struct.pack(">II", xid, subxid) + more
+        return testing.stream_abort(xid, subxid, *chance.choice(((), (), (1, 2))))
     if what == 15:
-        return b"p" + struct.pack(">BQQqI", 0, 1, 2, 3, xid) + string("gid")
+        return testing.stream_prepare(xid, "gid", 1, 2, 3)
     if what == 16:
         return chance.choice((WELL_FORMED["begin"][0], WELL_FORMED["commit"][0]))
     if what == 17:
         return prepared(chance.choice("bPKr"), "gid")
     if what == 18:
-        head = b"T" if streamed is None else b"T" + struct.pack(">I", streamed)
-        return head + struct.pack(">iBI", 1, 0, relation_id)
+        return testing.truncate([relation_id], xid=streamed)
     return RESET if chance.random() < 0.2 else chance.choice((b"", b"?", b"I", b"O" + bytes(9)))

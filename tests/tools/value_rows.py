@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from make_frames import OID, relation, type_frame
 
 import pgoutput_fast as pf
+from pgoutput_fast import testing
 from pgoutput_fast.types import BUILTIN_TYPES
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ def row_of(
     if isinstance(type_, str) and oid == _EXTENSION_OID:
         decoder.decode(type_frame(oid, "public", type_))
     decoder.decode(relation("c", type_id=oid))
-    body = struct.pack(">h", 1) + kind + struct.pack(">i", len(value)) + value
-    return decoder.decode(b"I" + struct.pack(">I", OID) + b"N" + body).new
+    return decoder.decode(testing.insert(OID, [(kind.decode(), value)])).new
 
 
 def same(value: Any, expected: Any) -> bool:
