@@ -21,7 +21,7 @@ import psycopg
 from psycopg import pq
 
 from .._impl import twin
-from ..connections import result_error, server_error
+from ..connections import STREAM_ADVICE, result_error, server_error
 from ..copydata import parse_keepalive, status_update
 from ..errors import PgOutputError
 from ..lsn import format_lsn
@@ -219,53 +219,66 @@ class ReplicationStream:
                 self.connection.close()
 
     def _receive(self, deadline: float | None) -> Batch | None:
-        frames: list[tuple[int, int, int, bytes]] = []
-        size = 0
-        keepalive: int | None = None
-        since = 0.0  # when the first of them came
-        get_copy_data, waiter = self._pgconn.get_copy_data, self._waiter
-        waited = came = False  # came: since the last wait
+        """What `receive` does when nothing is left over and the stream has not ended before."""
+        taken = _Taken()
+        waited = False
         try:
             while not self._stop.is_set():
-                # This is what a client costs.
-                taken, lsn, length, data = take_copy_data(
-                    get_copy_data, frames, _BATCH_BYTES - size
-                )
-                if taken:
-                    came = True
-                    size += taken
-                    keepalive = None
-                    self._received = max(self._received, lsn)
-                if length > 0 and data is not None:
-                    came = True
-                    keepalive = self._take_keepalive(data)
-                    continue
-                now = time.monotonic()
-                is_late = deadline is not None and now >= deadline
-                if frames or keepalive is not None:
-                    since = since or now
-                    is_pause = waited and (waiter.was_idle or not came)
-                    if length or is_pause or is_late or now - since >= _COLLECT:
-                        if length < 0:
-                            self._end()
-                        return Batch(frames, keepalive)
-                elif length < 0:
+                length = self._take(taken)
+                if length < 0:
                     self._end()
                     break
-                elif is_late and waited:
-                    return Batch(frames, None)
+                if self._is_time(taken, deadline, is_full=length > 0, waited=waited):
+                    return taken.batch()
                 self._send_status_if_due(self._status_interval)
-                waiter.wait(came, deadline)
-                waited, came = True, False
+                self._waiter.wait(taken.came, deadline)
+                waited, taken.came = True, False
         except (PgOutputError, psycopg.Error) as error:
             if not self._stop.is_set():
                 self._ended = True
                 self._error = error if isinstance(error, PgOutputError) else _lost(error)
-        if frames or keepalive is not None:
-            return Batch(frames, keepalive)  # what is wrong comes with the next call
+        if taken:
+            return taken.batch()  # what is wrong comes with the next call
         if self._error is not None:
             raise self._error from None
         return None
+
+    def _take(self, taken: _Taken) -> int:
+        """Add what libpq has received.
+
+        Returns
+        -------
+        int
+            0 if libpq has no more yet, above 0 if the batch is large enough, -1 at the end.
+        """
+        get_copy_data = self._pgconn.get_copy_data
+        while not self._stop.is_set():
+            # This is what a client costs.
+            size, lsn, length, data = take_copy_data(
+                get_copy_data, taken.frames, _BATCH_BYTES - taken.size
+            )
+            if size:
+                taken.came = True
+                taken.size += size
+                taken.keepalive = None
+                self._received = max(self._received, lsn)
+            if length <= 0 or data is None:
+                return int(length)
+            taken.came = True
+            taken.keepalive = self._take_keepalive(data)
+        return 0
+
+    def _is_time(
+        self, taken: _Taken, deadline: float | None, *, is_full: bool, waited: bool
+    ) -> bool:
+        """Whether the consumer is given what was taken, nothing included, or more is waited for."""
+        now = time.monotonic()
+        is_late = deadline is not None and now >= deadline
+        if not taken:
+            return is_late and waited
+        taken.since = taken.since or now
+        is_pause = waited and (self._waiter.was_idle or not taken.came)
+        return is_full or is_pause or is_late or now - taken.since >= _COLLECT
 
     def _take_keepalive(self, data: memoryview) -> int:
         try:
@@ -282,7 +295,7 @@ class ReplicationStream:
         self._ended = True
         result = self._pgconn.get_result()
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            self._error = result_error("the server ended the stream", result)
+            self._error = result_error("the server ended the stream", result, STREAM_ADVICE)
 
     def _keep_alive(self) -> None:
         """In a thread: tell the server what is due while nobody receives."""
@@ -333,6 +346,29 @@ class ReplicationStream:
                     return  # the command is complete, and the slot free
                 wait_for(pgconn, select.POLLIN, 0.1)
                 pgconn.consume_input()
+
+
+class _Taken:
+    """What one call of `receive` has taken so far."""
+
+    __slots__ = ("came", "frames", "keepalive", "since", "size")
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[int, int, int, bytes]] = []
+        self.keepalive: int | None = None
+        """The LSN of a keepalive behind the last frame."""
+        self.size = 0
+        """Bytes."""
+        self.since = 0.0
+        """When the consumer would have been given the first of it; 0.0 before there was any."""
+        self.came = False
+        """Whether something came since the last wait."""
+
+    def __bool__(self) -> bool:
+        return bool(self.frames) or self.keepalive is not None
+
+    def batch(self) -> Batch:
+        return Batch(self.frames, self.keepalive)
 
 
 class _Waiter:

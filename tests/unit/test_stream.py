@@ -281,6 +281,7 @@ def test_who_does_not_receive_is_alive_and_acknowledges(begin, monkeypatch):
     ("said", "advice"),
     [
         ("logical decoding requires wal_level >= logical", "and restart it"),
+        ('replication slots can only be used if "max_replication_slots" > 0', "and restart it"),
         ("can no longer get changes from replication slot", "begin with a new snapshot"),
     ],
 )
