@@ -63,30 +63,37 @@ _CLOSE_TIMEOUT = 2.0  # seconds for the server to end the stream
 
 
 class Received(NamedTuple):
-    """One frame with its header."""
+    """One frame with the header of its XLogData, as iteration over a stream gives it."""
 
     lsn: int
-    """Start LSN of the data (0 for Type and Relation)."""
+    """Where the change begins in the server's log; 0 for Type and Relation, which have no place
+    there."""
     wal_end: int
+    """For pgoutput the same as `lsn`."""
     send_time: int
     """Microseconds since 2000-01-01 UTC, by the server's clock."""
     frame: bytes
+    """One message, for :class:`~pgoutput_fast.Decoder` or
+    :class:`~pgoutput_fast.ColumnarDecoder`."""
 
 
 class Batch(NamedTuple):
-    """What came together."""
+    """What came together, as `ReplicationStream.receive` gives it."""
 
     frames: list[tuple[int, int, int, bytes]]
-    """The fields of `Received`; plain tuples, as naming them costs a quarter of receiving."""
+    """Plain tuples with the fields of `Received`: naming them would cost a quarter of receiving."""
     keepalive_lsn: int | None
-    """The server has nothing before this LSN that is still to come; it came after the frames."""
+    """The server has nothing before this LSN that it still has to send; None if it did not say so
+    after the last frame. It may be acknowledged while no transaction is open and nothing waits to
+    be made durable."""
 
 
 class ReplicationStream:
     """Frames of one session, in the order in which the server sends them.
 
     Made by `connect`. Iterate over it, or call `receive`; after what was taken is durable, call
-    `acknowledge`. Close it, or use it as a context manager.
+    `acknowledge`. Close it, or use it as a context manager. Iteration raises what `receive` raises.
+    ``docs/replication.md`` says more.
     """
 
     def __init__(self, connection: ReplicationConnection, start_lsn: int) -> None:
@@ -153,7 +160,8 @@ class ReplicationStream:
         Returns
         -------
         Batch or None
-            An empty one after the timeout; None if the server has ended the stream.
+            An empty one after the timeout; None if the server has ended the stream, or the stream
+            was closed.
 
         Raises
         ------
@@ -191,9 +199,24 @@ class ReplicationStream:
     def acknowledge(self, lsn: int) -> None:
         """Tell the server that everything before an LSN is durable: it won't send it again.
 
-        Give a transaction's end LSN, or a keepalive's when nothing is in flight. To give one again,
-        or a smaller one, does no harm. The server is told within half a second, and at the end.
+        Give the end LSN of a Commit, or a batch's `keepalive_lsn` while no transaction is open and
+        nothing waits to be made durable. To give one again, or a smaller one, does no harm. The
+        server is told within half a second, and when the stream is closed.
+
+        Parameters
+        ----------
+        lsn : int
+
+        Raises
+        ------
+        PgOutputError
+            It is out of an LSN's range.
+        TypeError
+            It is no int.
         """
+        if type(lsn) is not int:
+            raise TypeError(f"an LSN must be an int, not {type(lsn).__name__}")
+        format_lsn(lsn)  # refuses what is out of range
         self._acknowledged = max(self._acknowledged, lsn)
 
     def ask_for_keepalive(self) -> None:
