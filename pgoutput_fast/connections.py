@@ -21,7 +21,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 SESSION_SETTINGS = {
     "client_encoding": "UTF8",
@@ -47,8 +47,8 @@ _ADVICE = {
     "53300": "raise max_wal_senders, or end another replication connection",
     "53400": "raise max_replication_slots, or drop a slot that nobody uses",
     "55000": (
-        "a slot whose WAL is gone can't be used any more: drop it, make a new one, and begin with "
-        "a new snapshot"
+        "if the slot's WAL is gone, the slot can't be used any more: drop it, make a new one, and "
+        "begin with a new snapshot"
     ),
     "55006": "another process reads the slot: end it, or use a slot of your own",
     "57P01": "the server shuts down or an administrator ended the connection; start again later",
@@ -56,7 +56,23 @@ _ADVICE = {
 }
 
 
-_WAL_LEVEL = "set wal_level to logical in the server's configuration, and restart it"
+# What to do, by the setting that the server names: it does so in any language, and in states that
+# it has for other things too.
+_SETTINGS_ADVICE = {
+    "wal_level": "set wal_level to logical in the server's configuration, and restart it",
+    "max_replication_slots": (
+        "set max_replication_slots to the number of slots that are needed, at least 1, in the "
+        "server's configuration, and restart it"
+    ),
+}
+
+_PUBLICATION = (
+    "a publication must have been there when the changes were written: one that was made, or "
+    "dropped and made again, after that can't be used for them, though it is there now; make it "
+    "first, then a new slot, and begin with a new snapshot"
+)
+STREAM_ADVICE = _ADVICE | {"42704": _PUBLICATION}
+"""What to do, by SQLSTATE, about errors that end a stream, whose publications were there before."""
 
 
 class ReplicationError(PgOutputError):
@@ -71,7 +87,9 @@ class ReplicationError(PgOutputError):
     sqlstate: str | None = None
 
 
-def server_error(doing: str, text: str, sqlstate: str | None) -> ReplicationError:
+def server_error(
+    doing: str, text: str, sqlstate: str | None, advice: Mapping[str, str] = _ADVICE
+) -> ReplicationError:
     """The error for something the server refused.
 
     Parameters
@@ -82,25 +100,29 @@ def server_error(doing: str, text: str, sqlstate: str | None) -> ReplicationErro
         The server's or libpq's message, without secrets.
     sqlstate : str or None
         The error's code, where it has one.
+    advice : mapping of str to str
+        What to do, by code; the usual, without.
     """
-    # PostgreSQL says in the same state, and in any language, that wal_level is too low.
-    advice = _WAL_LEVEL if "wal_level" in text else _ADVICE.get(sqlstate or "")
+    named = next((told for name, told in _SETTINGS_ADVICE.items() if name in text), None)
+    todo = named or advice.get(sqlstate or "")
     code = f" (SQLSTATE {sqlstate})" if sqlstate else ""
     said = " ".join(text.split())  # libpq breaks lines
-    error = ReplicationError(f"{doing}: {said}{code}" + (f"; {advice}" if advice else ""))
+    error = ReplicationError(f"{doing}: {said}{code}" + (f"; {todo}" if todo else ""))
     error.sqlstate = sqlstate
     return error
 
 
-def result_error(doing: str, result: pq.abc.PGresult) -> ReplicationError:
-    """The error of a failed result."""
+def result_error(
+    doing: str, result: pq.abc.PGresult, advice: Mapping[str, str] = _ADVICE
+) -> ReplicationError:
+    """The error of a failed result; the arguments are those of `server_error`."""
     state = result.error_field(pq.DiagnosticField.SQLSTATE)
     primary = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
     detail = result.error_field(pq.DiagnosticField.MESSAGE_DETAIL)
     text = primary.decode("utf-8", "replace")
     if detail:
         text += f" ({detail.decode('utf-8', 'replace')})"
-    return server_error(doing, text, state.decode() if state else None)
+    return server_error(doing, text, state.decode() if state else None, advice)
 
 
 def _conninfo(dsn: str, *, replication: bool) -> tuple[str, list[str]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -167,18 +166,10 @@ def export(
             run.close()
         if run.is_new and tables is not None and not (result.tables or result.errors):
             # A name that was mistyped would be that of the directory for ever.
-            _empty(Path(directory))
+            with refusals(str(directory)):
+                run.discard()
             return result._replace(position=None)
         return result
-
-
-def _empty(directory: Path) -> None:
-    """Delete all that an export has made."""
-    for path in directory.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def _listed(value: Any) -> Any:
@@ -286,6 +277,10 @@ class _Export:
     def close(self) -> None:
         """Drop what was not finished."""
         self._store.close()
+
+    def discard(self) -> None:
+        """Delete what was made in a directory that was new, and nothing else."""
+        self._store.discard(self._manifest)
 
     def result(self, part_bytes: int) -> ExportResult:
         """Do what is to be done."""

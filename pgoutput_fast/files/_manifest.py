@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from pgoutput_fast._disk import fsync_path
+from pgoutput_fast._forms import of_form
 from pgoutput_fast.errors import PgOutputError
 
 from ._rows import Shape
@@ -25,6 +27,79 @@ FORMAT_VERSION = 1
 NAME = "_manifest.json"
 TEMPORARY = ".pgoutput_fast.tmp"
 _LONGEST = 180  # bytes of a file's name before the version, part and suffix
+
+
+class _PartOfFiles(TypedDict, total=False):
+    file: str
+    bytes: int
+
+
+class Part(_PartOfFiles):
+    """A file of a table, of the events or of the errors; in a database, rows put there at once."""
+
+    rows: int
+
+
+class _ColumnOfTable(TypedDict, total=False):
+    column: str
+    type: Any
+
+
+class ColumnEntry(_ColumnOfTable):
+    """A column: `part` is "change", "after" or "before"; of the table's, with what it is there."""
+
+    name: str
+    part: str
+    arrow: str
+
+
+class _VersionInDatabase(TypedDict, total=False):
+    table: list[str]
+
+
+class Version(_VersionInDatabase):
+    """A version of a table's schema; in a database, with the schema and name of its table."""
+
+    version: int
+    schema: str
+    relation_id: int
+    replica_identity: str
+    key_columns: list[str]
+    columns: list[ColumnEntry]
+    rows: int
+    parts: list[Part]
+
+
+class _TableOfFiles(TypedDict, total=False):
+    files: str
+
+
+class TableEntry(_TableOfFiles):
+    """A table; where files are the format, with what the names of its files begin with."""
+
+    namespace: str
+    name: str
+    versions: list[Version]
+
+
+class _ManifestOfFiles(TypedDict, total=False):
+    publishing: list[str]
+
+
+class Manifest(_ManifestOfFiles):
+    """All that a directory has; `publishing` are the files that the last step made."""
+
+    pgoutput_fast_files: int
+    format: str
+    options: dict[str, Any]
+    source: dict[str, Any]
+    start: str | None
+    position: str | None
+    rolled_back: int
+    undecided: int
+    tables: list[TableEntry]
+    events: list[Part]
+    errors: list[Part]
 
 
 def new_manifest(format: str, options: dict[str, Any], source: dict[str, Any]) -> dict[str, Any]:
@@ -50,19 +125,38 @@ def checked(text: str, where: str) -> dict[str, Any]:
     Raises
     ------
     PgOutputError
-        It is none, or of a newer version.
+        It is none, of a newer version, or names files outside of the directory.
     """
     try:
         found = json.loads(text)
         version = found["pgoutput_fast_files"]
         if version == FORMAT_VERSION:
-            return dict(found)
-    except (ValueError, KeyError, TypeError) as error:
+            manifest: dict[str, Any] = of_form(found, Manifest)
+            stems = [table["files"] for table in manifest["tables"] if "files" in table]
+            for name in (*manifest.get("publishing", ()), *stems, *file_names(manifest)):
+                _check_file_name(name)
+            return manifest
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PgOutputError(f"{where} is damaged, or no manifest ({error!r})") from error
     raise PgOutputError(
         f"{where} is of version {version!r}, this version of pgoutput_fast writes "
         f"{FORMAT_VERSION}; update pgoutput_fast"
     )
+
+
+def file_names(manifest: dict[str, Any]) -> Iterator[str]:
+    """The names of all files that a manifest lists, the manifest's own left out."""
+    parts = [*manifest["events"], *manifest["errors"]]
+    for table in manifest["tables"]:
+        for version in table["versions"]:
+            parts += version["parts"]
+    yield from (part["file"] for part in parts if "file" in part)
+
+
+def _check_file_name(name: str) -> None:
+    """Refuse what an export calls no file: whoever wrote it may want one that is not its own."""
+    if not name or name[0] in ".-" or name == NAME or re.search(r"[/\\\0]", name):
+        raise ValueError(f"{name!r} is no name of an exported file")
 
 
 def manifest_lines(manifest: dict[str, Any]) -> Iterator[str]:

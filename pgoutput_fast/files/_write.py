@@ -23,6 +23,7 @@ from ._manifest import (
     TEMPORARY,
     checked,
     clear,
+    file_names,
     file_stem,
     folded,
     give_names,
@@ -118,6 +119,9 @@ class Store(Protocol):
     def close(self) -> None:
         """Drop what was not committed."""
 
+    def discard(self, manifest: Entry) -> None:
+        """Delete all that was committed, and nothing else; the store is closed."""
+
 
 @contextlib.contextmanager
 def refusals(what: str) -> Iterator[None]:
@@ -210,6 +214,12 @@ class FileStore:
     def close(self) -> None:
         """As of `Store`."""
         clear(self._directory)
+
+    def discard(self, manifest: Entry) -> None:
+        """As of `Store`."""
+        # The manifest first: it lists what is there.
+        for name in (NAME, *file_names(manifest)):
+            (self._directory / name).unlink(missing_ok=True)
 
 
 def _write_parquet(path: Path, schema: Any, batches: Iterator[Any]) -> None:
@@ -393,6 +403,12 @@ class DuckdbStore:
             self._connection.close()
             self._connection = None
         clear(self._directory)
+
+    def discard(self, manifest: Entry) -> None:
+        """As of `Store`."""
+        del manifest  # is in the database
+        for name in (DATABASE, f"{DATABASE}.wal"):
+            (self._directory / name).unlink(missing_ok=True)
 
 
 def open_store(directory: Path, format: str) -> Store:

@@ -5,17 +5,18 @@
 ...     for received in stream:
 ...         print(received.lsn, received.frame)
 
-`capture` lands a slot's changes in segments.
+`capture` lands a slot's changes in segments. ``docs/replication.md`` describes streams.
 """
 
 from __future__ import annotations
 
 from ..connections import ReplicationError  # says what to install, if psycopg is missing
 from .capture import CaptureProgress, capture
-from .stream import Received, ReplicationStream, connect
+from .stream import Batch, Received, ReplicationStream, connect
 from .walsender import ReplicationConnection, SlotState
 
 __all__ = [
+    "Batch",
     "CaptureProgress",
     "Received",
     "ReplicationConnection",

@@ -12,7 +12,7 @@ from ..segments import SegmentMetadata, SegmentWriter
 from ..segments.listing import has_begun
 from ..wire import fields_reader
 from .stream import ReplicationStream
-from .walsender import ReplicationConnection, confirmed_flush_lsn, start_options
+from .walsender import ReplicationConnection, SlotState, confirmed_flush_lsn, start_options
 
 if TYPE_CHECKING:
     import threading
@@ -101,7 +101,10 @@ def capture(
     KeyboardInterrupt
         Ctrl-C. What was acknowledged is durable, the slot has the rest: call again to go on.
     """
-    _check_types(
+    _check_arguments(
+        until_lsn,
+        progress,
+        stop,
         directory=(directory, (str, os.PathLike), "a path"),
         create_slot=(create_slot, bool, "a bool"),
         adopt_slot=(adopt_slot, bool, "a bool"),
@@ -109,25 +112,11 @@ def capture(
         messages=(messages, bool, "a bool"),
         segment_bytes=(segment_bytes, int, "an int, of bytes"),
     )
-    if until_lsn is not None:
-        what = "an int, as pgoutput_fast.parse_lsn makes it of '16/B374D848'"
-        _check_types(until_lsn=(until_lsn, int, what))
-        format_lsn(until_lsn)  # refuses what is out of range
-    if progress is not None and not callable(progress):
-        raise TypeError(f"progress must be callable, not {type(progress).__name__}")
-    if stop is not None and not callable(getattr(stop, "is_set", None)):
-        raise TypeError(f"stop must be a threading.Event, not {type(stop).__name__}")
     with ReplicationConnection(dsn) as connection:
         connection.check_publications(publications)
         options = start_options(connection, publications, binary=binary, messages=messages)
         state = connection.slot(slot)
-        if state is not None and not adopt_slot and not has_begun(directory):
-            raise PgOutputError(
-                f"slot {slot!r} is there already, and no capture has begun in "
-                f"{os.fspath(directory)}: give the directory that has what the slot brought so "
-                f"far, or, if there is none, adopt_slot=True to begin where the slot stands, "
-                f"{format_lsn(state.confirmed_flush_lsn)}"
-            )
+        _check_beginning(state, slot, directory, adopt_slot=adopt_slot)
         confirmed = confirmed_flush_lsn(connection, slot, create=create_slot)
         metadata = SegmentMetadata(
             system_identifier=connection.system_identifier,
@@ -150,14 +139,65 @@ def capture(
         with writer:
             connection.start(slot, writer.position, options)
             with ReplicationStream(connection, writer.position) as stream:
-                return _land(stream, writer, until_lsn, progress, stop)
+                return _Landing(stream, writer, until_lsn, progress).run(stop)
 
 
-def _check_types(**arguments: tuple[object, type | tuple[type, ...], str]) -> None:
+def _check_arguments(
+    until_lsn: object,
+    progress: object,
+    stop: object,
+    **arguments: tuple[object, type | tuple[type, ...], str],
+) -> None:
+    """Refuse arguments of other types before anything is made.
+
+    Raises
+    ------
+    PgOutputError
+        `until_lsn` is out of an LSN's range.
+    TypeError
+        An argument is of another type. In `arguments`, each has its value, the types that it may be
+        of, and what errors call these.
+    """
+    if until_lsn is not None:
+        what = "an int, as pgoutput_fast.parse_lsn makes it of '16/B374D848'"
+        arguments["until_lsn"] = (until_lsn, int, what)
     for name, (value, types, what) in arguments.items():
         # A bool is an int, and meant as none.
         if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
             raise TypeError(f"{name} must be {what}, not {type(value).__name__}")
+    if isinstance(until_lsn, int):
+        format_lsn(until_lsn)  # refuses what is out of range
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be callable, not {type(progress).__name__}")
+    if stop is not None and not callable(getattr(stop, "is_set", None)):
+        raise TypeError(f"stop must be a threading.Event, not {type(stop).__name__}")
+
+
+def _check_beginning(
+    state: SlotState | None, slot: str, directory: str | os.PathLike[str], *, adopt_slot: bool
+) -> None:
+    """Refuse a slot without the directory that goes with it, and a directory without its slot.
+
+    Raises
+    ------
+    PgOutputError
+        The slot is there and the directory is new, or the directory is not and the slot is gone.
+    """
+    begun = has_begun(directory)
+    if state is not None and not adopt_slot and not begun:
+        raise PgOutputError(
+            f"slot {slot!r} is there already, and no capture has begun in "
+            f"{os.fspath(directory)}: give the directory that has what the slot brought so "
+            f"far, or, if there is none, adopt_slot=True to begin where the slot stands, "
+            f"{format_lsn(state.confirmed_flush_lsn)}"
+        )
+    if state is None and begun:
+        raise PgOutputError(
+            f"the server has no slot {slot!r}, and a capture has begun in {os.fspath(directory)}: "
+            f"give the slot with which it was begun; if that was dropped, begin with a new slot, "
+            f"a new snapshot and an empty directory, as a slot that is made now brings nothing of "
+            f"what was committed since this one's end"
+        )
 
 
 def _before(
@@ -177,55 +217,94 @@ def _before(
     return frames
 
 
-def _land(
-    stream: ReplicationStream,
-    writer: SegmentWriter,
-    until_lsn: int | None,
-    progress: Callable[[CaptureProgress], None] | None,
-    stop: threading.Event | None,
-) -> CaptureProgress:
-    frames = transactions = size = 0
-    received = server_lsn = writer.position
-    last_advance = time.monotonic()
-    write = writer.write
+class _Landing:
+    """The loop of a capture: frames go into segments, and what is durable back to the server."""
 
-    def acknowledge(position: int | None) -> None:
-        if position is not None:
-            stream.acknowledge(position)
+    def __init__(
+        self,
+        stream: ReplicationStream,
+        writer: SegmentWriter,
+        until_lsn: int | None,
+        progress: Callable[[CaptureProgress], None] | None,
+    ) -> None:
+        self._stream = stream
+        self._writer = writer
+        self._until_lsn = until_lsn
+        self._tell = progress
+        # As in CaptureProgress.
+        self._frames = self._transactions = self._bytes = 0
+        self._received = writer.position
+        # The server has told that nothing comes before it.
+        self._server_lsn = writer.position
+        self._last_advance = time.monotonic()
 
-    while stop is None or not stop.is_set():
-        batch = stream.receive(_SILENCE)
-        if batch is None:  # the server shuts down
-            break
-        landed = batch.frames if until_lsn is None else _before(batch.frames, until_lsn)
-        for lsn, _, _, frame in landed:
-            size += len(frame)
+    def run(self, stop: threading.Event | None) -> CaptureProgress:
+        """Land what comes, until `stop`, `until_lsn` or the server's end."""
+        while stop is None or not stop.is_set():
+            batch = self._stream.receive(_SILENCE)
+            if batch is None:  # the server shuts down
+                break
+            wanted = batch.frames
+            if self._until_lsn is not None:
+                wanted = _before(wanted, self._until_lsn)
+            self._land(wanted)
+            if len(wanted) < len(batch.frames):
+                break
+            if batch.keepalive_lsn is not None:
+                self._on_keepalive(batch.keepalive_lsn)
+            elif not wanted:
+                self._on_silence()
+            if self._is_done():
+                break
+        self._acknowledge(self._writer.flush())
+        return self._progress()
+
+    def _land(self, frames: list[tuple[int, int, int, bytes]]) -> None:
+        """Hand frames to the writer."""
+        write = self._writer.write
+        for lsn, _, _, frame in frames:
+            self._bytes += len(frame)
             if frame[:1] == b"C":
-                transactions += 1
+                self._transactions += 1
             position = write(lsn, frame)
             if position is not None:
-                stream.acknowledge(position)
-        if landed:
-            frames += len(landed)
-            received = max(received, landed[-1][0])
-            if progress is not None:
-                progress(CaptureProgress(frames, transactions, size, received, writer.position))
-        if len(landed) < len(batch.frames):
-            break
-        if not landed and batch.keepalive_lsn is None:
-            acknowledge(writer.flush())
-            if until_lsn is not None:
-                stream.ask_for_keepalive()
-        if batch.keepalive_lsn is not None:
-            server_lsn = received = max(received, batch.keepalive_lsn)
-            if (
-                time.monotonic() - last_advance > _ADVANCE_INTERVAL
-                or server_lsn - writer.position > _ADVANCE_BYTES
-            ):
-                acknowledge(writer.advance(server_lsn))
-                last_advance = time.monotonic()
-        reached = max(writer.end_lsn, server_lsn)
-        if until_lsn is not None and reached >= until_lsn and not writer.in_transaction:
-            break
-    acknowledge(writer.flush())
-    return CaptureProgress(frames, transactions, size, received, writer.position)
+                self._stream.acknowledge(position)
+        if frames:
+            self._frames += len(frames)
+            self._received = max(self._received, frames[-1][0])
+            if self._tell is not None:
+                self._tell(self._progress())
+
+    def _on_silence(self) -> None:
+        """Complete the segment; find out how far the server is if that may be the end."""
+        self._acknowledge(self._writer.flush())
+        if self._until_lsn is not None:
+            self._stream.ask_for_keepalive()
+
+    def _on_keepalive(self, lsn: int) -> None:
+        """Keep how far the server is where nothing is to be landed, now and then."""
+        self._server_lsn = self._received = max(self._received, lsn)
+        if (
+            time.monotonic() - self._last_advance > _ADVANCE_INTERVAL
+            or self._server_lsn - self._writer.position > _ADVANCE_BYTES
+        ):
+            self._acknowledge(self._writer.advance(self._server_lsn))
+            self._last_advance = time.monotonic()
+
+    def _is_done(self) -> bool:
+        """Whether all that was committed before `until_lsn` has come."""
+        reached = max(self._writer.end_lsn, self._server_lsn)
+        return (
+            self._until_lsn is not None
+            and reached >= self._until_lsn
+            and not self._writer.in_transaction
+        )
+
+    def _acknowledge(self, position: int | None) -> None:
+        if position is not None:
+            self._stream.acknowledge(position)
+
+    def _progress(self) -> CaptureProgress:
+        return CaptureProgress(
+            self._frames, self._transactions, self._bytes, self._received, self._writer.position
+        )

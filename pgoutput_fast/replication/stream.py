@@ -21,7 +21,7 @@ import psycopg
 from psycopg import pq
 
 from .._impl import twin
-from ..connections import result_error, server_error
+from ..connections import STREAM_ADVICE, result_error, server_error
 from ..copydata import parse_keepalive, status_update
 from ..errors import PgOutputError
 from ..lsn import format_lsn
@@ -63,30 +63,37 @@ _CLOSE_TIMEOUT = 2.0  # seconds for the server to end the stream
 
 
 class Received(NamedTuple):
-    """One frame with its header."""
+    """One frame with the header of its XLogData, as iteration over a stream gives it."""
 
     lsn: int
-    """Start LSN of the data (0 for Type and Relation)."""
+    """Where the change begins in the server's log; 0 for Type and Relation, which have no place
+    there."""
     wal_end: int
+    """For pgoutput the same as `lsn`."""
     send_time: int
     """Microseconds since 2000-01-01 UTC, by the server's clock."""
     frame: bytes
+    """One message, for :class:`~pgoutput_fast.Decoder` or
+    :class:`~pgoutput_fast.ColumnarDecoder`."""
 
 
 class Batch(NamedTuple):
-    """What came together."""
+    """What came together, as `ReplicationStream.receive` gives it."""
 
     frames: list[tuple[int, int, int, bytes]]
-    """The fields of `Received`; plain tuples, as naming them costs a quarter of receiving."""
+    """Plain tuples with the fields of `Received`: naming them would cost a quarter of receiving."""
     keepalive_lsn: int | None
-    """The server has nothing before this LSN that is still to come; it came after the frames."""
+    """The server has nothing before this LSN that it still has to send; None if it did not say so
+    after the last frame. It may be acknowledged while no transaction is open and nothing waits to
+    be made durable."""
 
 
 class ReplicationStream:
     """Frames of one session, in the order in which the server sends them.
 
     Made by `connect`. Iterate over it, or call `receive`; after what was taken is durable, call
-    `acknowledge`. Close it, or use it as a context manager.
+    `acknowledge`. Close it, or use it as a context manager. Iteration raises what `receive` raises.
+    ``docs/replication.md`` says more.
     """
 
     def __init__(self, connection: ReplicationConnection, start_lsn: int) -> None:
@@ -153,7 +160,8 @@ class ReplicationStream:
         Returns
         -------
         Batch or None
-            An empty one after the timeout; None if the server has ended the stream.
+            An empty one after the timeout; None if the server has ended the stream, or the stream
+            was closed.
 
         Raises
         ------
@@ -191,9 +199,24 @@ class ReplicationStream:
     def acknowledge(self, lsn: int) -> None:
         """Tell the server that everything before an LSN is durable: it won't send it again.
 
-        Give a transaction's end LSN, or a keepalive's when nothing is in flight. To give one again,
-        or a smaller one, does no harm. The server is told within half a second, and at the end.
+        Give the end LSN of a Commit, or a batch's `keepalive_lsn` while no transaction is open and
+        nothing waits to be made durable. To give one again, or a smaller one, does no harm. The
+        server is told within half a second, and when the stream is closed.
+
+        Parameters
+        ----------
+        lsn : int
+
+        Raises
+        ------
+        PgOutputError
+            It is out of an LSN's range.
+        TypeError
+            It is no int.
         """
+        if type(lsn) is not int:
+            raise TypeError(f"an LSN must be an int, not {type(lsn).__name__}")
+        format_lsn(lsn)  # refuses what is out of range
         self._acknowledged = max(self._acknowledged, lsn)
 
     def ask_for_keepalive(self) -> None:
@@ -219,53 +242,66 @@ class ReplicationStream:
                 self.connection.close()
 
     def _receive(self, deadline: float | None) -> Batch | None:
-        frames: list[tuple[int, int, int, bytes]] = []
-        size = 0
-        keepalive: int | None = None
-        since = 0.0  # when the first of them came
-        get_copy_data, waiter = self._pgconn.get_copy_data, self._waiter
-        waited = came = False  # came: since the last wait
+        """What `receive` does when nothing is left over and the stream has not ended before."""
+        taken = _Taken()
+        waited = False
         try:
             while not self._stop.is_set():
-                # This is what a client costs.
-                taken, lsn, length, data = take_copy_data(
-                    get_copy_data, frames, _BATCH_BYTES - size
-                )
-                if taken:
-                    came = True
-                    size += taken
-                    keepalive = None
-                    self._received = max(self._received, lsn)
-                if length > 0 and data is not None:
-                    came = True
-                    keepalive = self._take_keepalive(data)
-                    continue
-                now = time.monotonic()
-                is_late = deadline is not None and now >= deadline
-                if frames or keepalive is not None:
-                    since = since or now
-                    is_pause = waited and (waiter.was_idle or not came)
-                    if length or is_pause or is_late or now - since >= _COLLECT:
-                        if length < 0:
-                            self._end()
-                        return Batch(frames, keepalive)
-                elif length < 0:
+                length = self._take(taken)
+                if length < 0:
                     self._end()
                     break
-                elif is_late and waited:
-                    return Batch(frames, None)
+                if self._is_time(taken, deadline, is_full=length > 0, waited=waited):
+                    return taken.batch()
                 self._send_status_if_due(self._status_interval)
-                waiter.wait(came, deadline)
-                waited, came = True, False
+                self._waiter.wait(taken.came, deadline)
+                waited, taken.came = True, False
         except (PgOutputError, psycopg.Error) as error:
             if not self._stop.is_set():
                 self._ended = True
                 self._error = error if isinstance(error, PgOutputError) else _lost(error)
-        if frames or keepalive is not None:
-            return Batch(frames, keepalive)  # what is wrong comes with the next call
+        if taken:
+            return taken.batch()  # what is wrong comes with the next call
         if self._error is not None:
             raise self._error from None
         return None
+
+    def _take(self, taken: _Taken) -> int:
+        """Add what libpq has received.
+
+        Returns
+        -------
+        int
+            0 if libpq has no more yet, above 0 if the batch is large enough, -1 at the end.
+        """
+        get_copy_data = self._pgconn.get_copy_data
+        while not self._stop.is_set():
+            # This is what a client costs.
+            size, lsn, length, data = take_copy_data(
+                get_copy_data, taken.frames, _BATCH_BYTES - taken.size
+            )
+            if size:
+                taken.came = True
+                taken.size += size
+                taken.keepalive = None
+                self._received = max(self._received, lsn)
+            if length <= 0 or data is None:
+                return int(length)
+            taken.came = True
+            taken.keepalive = self._take_keepalive(data)
+        return 0
+
+    def _is_time(
+        self, taken: _Taken, deadline: float | None, *, is_full: bool, waited: bool
+    ) -> bool:
+        """Whether the consumer is given what was taken, nothing included, or more is waited for."""
+        now = time.monotonic()
+        is_late = deadline is not None and now >= deadline
+        if not taken:
+            return is_late and waited
+        taken.since = taken.since or now
+        is_pause = waited and (self._waiter.was_idle or not taken.came)
+        return is_full or is_pause or is_late or now - taken.since >= _COLLECT
 
     def _take_keepalive(self, data: memoryview) -> int:
         try:
@@ -282,7 +318,7 @@ class ReplicationStream:
         self._ended = True
         result = self._pgconn.get_result()
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            self._error = result_error("the server ended the stream", result)
+            self._error = result_error("the server ended the stream", result, STREAM_ADVICE)
 
     def _keep_alive(self) -> None:
         """In a thread: tell the server what is due while nobody receives."""
@@ -333,6 +369,29 @@ class ReplicationStream:
                     return  # the command is complete, and the slot free
                 wait_for(pgconn, select.POLLIN, 0.1)
                 pgconn.consume_input()
+
+
+class _Taken:
+    """What one call of `receive` has taken so far."""
+
+    __slots__ = ("came", "frames", "keepalive", "since", "size")
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[int, int, int, bytes]] = []
+        self.keepalive: int | None = None
+        """The LSN of a keepalive behind the last frame."""
+        self.size = 0
+        """Bytes."""
+        self.since = 0.0
+        """When the consumer would have been given the first of it; 0.0 before there was any."""
+        self.came = False
+        """Whether something came since the last wait."""
+
+    def __bool__(self) -> bool:
+        return bool(self.frames) or self.keepalive is not None
+
+    def batch(self) -> Batch:
+        return Batch(self.frames, self.keepalive)
 
 
 class _Waiter:

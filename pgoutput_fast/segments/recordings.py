@@ -1,8 +1,8 @@
-"""Recorded streams: what came over one replication connection, as it came.
+"""Reading recorded streams: what came over one replication connection, as it came.
 
-A recorded stream is an Arrow IPC file with the columns `start_lsn`, `server_time` and `payload`:
-one frame in each row, or whole CopyData messages. Its schema's metadata ``pgcap`` is JSON that
-tells the client_encoding, and in `method` whether the payload is CopyData ("walsender_raw").
+Tests keep real servers' streams in this form, of any protocol version. `inspect` prints them and
+files are made of them, so the form is public: docs/segments.md specifies it beside that of
+segments. Nothing here writes one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
+from .._forms import of_form
 from ..copydata import XLOG_DATA, XLOG_DATA_TAG, Keepalive, parse_keepalive
 from ..errors import PgOutputError
 from .format import require_pyarrow
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
 
 
 class Frame(NamedTuple):
-    """A frame, and the LSN and the time of the header around it."""
+    """A frame, with what is known of the header that was around it."""
 
     lsn: int | None
+    """Where the change begins in the server's log; 0 for Type and Relation."""
     time: int | None
+    """When it was sent, in microseconds since 2000-01-01 UTC."""
     frame: bytes
 
 
@@ -35,29 +38,41 @@ class Recording:
     encoding : str
         The client_encoding of the session, as PostgreSQL names it.
     ended_with : str or None
-        The error that ended the recording.
+        The error with which the server ended the stream.
 
     Raises
     ------
     PgOutputError
-        It is something else, or damaged.
+        The file can't be read, is something else, or is damaged.
     """
 
     def __init__(self, path: Path) -> None:
         pa = require_pyarrow()
         self._path = path
         self._arrow_errors: tuple[type[Exception], ...] = (pa.ArrowException, OSError, ValueError)
-        self._file = pa.OSFile(str(path))
+        try:
+            self._file = pa.OSFile(str(path))
+        except OSError as error:
+            raise PgOutputError(f"can't open {path}: {error.strerror or error}") from error
         try:
             self._reader = pa.ipc.open_file(self._file)
             schema = self._reader.schema
             metadata = json.loads((schema.metadata or {})[b"pgcap"])
-            self.encoding = str(metadata["client_encoding"])
+            self.encoding = of_form(metadata["client_encoding"], str, "client_encoding")
             self._is_copy_data = metadata.get("method") == "walsender_raw"
-            self.ended_with = metadata.get("capture_error")
-            if not {"start_lsn", "server_time", "payload"} <= set(schema.names):
-                raise KeyError("the columns start_lsn, server_time and payload")
-        except (*self._arrow_errors, KeyError, TypeError, AttributeError) as error:
+            error_ = metadata.get("capture_error")
+            self.ended_with: str | None = of_form(error_, str | None, "capture_error")
+            columns = {"start_lsn": pa.uint64(), "server_time": pa.int64(), "payload": pa.binary()}
+            for name, type_ in columns.items():
+                if schema.field(name).type != type_:
+                    raise TypeError(f"its column {name} is no {type_}")
+        except (
+            *self._arrow_errors,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             self._file.close()
             raise PgOutputError(
                 f"{path} is neither a segment nor a recorded stream ({error})"
@@ -68,7 +83,13 @@ class Recording:
         self._file.close()
 
     def frames(self) -> Iterator[Frame | Keepalive]:
-        """What came, in order. One record batch is in memory at a time."""
+        """What came, in order. One record batch is in memory at a time.
+
+        Raises
+        ------
+        PgOutputError
+            The file is damaged, or has a row that is neither a frame nor a keepalive.
+        """
         for index in range(self._reader.num_record_batches):
             try:
                 batch = self._reader.get_batch(index)
@@ -84,7 +105,7 @@ class Recording:
                 yield self._unwrap(payload) if self._is_copy_data else Frame(lsn, time, payload)
 
     def _unwrap(self, payload: bytes) -> Frame | Keepalive:
-        """The frame in CopyData."""
+        """The frame or the keepalive in one CopyData."""
         if len(payload) >= XLOG_DATA.size and payload[0] == XLOG_DATA_TAG:
             lsn, _, time = XLOG_DATA.unpack_from(payload)
             return Frame(lsn, time, payload[XLOG_DATA.size :])

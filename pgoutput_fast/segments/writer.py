@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from .._disk import claim_directory, fsync_path, write_whole
 from ..errors import DecodeError, PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
+from ..messages import Relation, Type, decode_rare
+from ..state import Names
 from ..wire import fields_reader
 from .format import (
     ANNOUNCED_LSN,
@@ -34,7 +36,7 @@ from .format import (
 from .listing import SegmentGroup, chain, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from typing import BinaryIO, Concatenate
 
     import numpy as np
@@ -49,12 +51,11 @@ _BATCH_BYTES = 4 << 20
 
 _read_begin = fields_reader("B", "final_lsn", "commit_time", "xid")
 _read_commit = fields_reader("C", "commit_lsn", "end_lsn")
-_read_relation = fields_reader("R", "relation_id")
-_read_type = fields_reader("Y", "type_id")
 _read_truncate = fields_reader("T", "relation_count")
 _read_message = fields_reader("M", "lsn")
 
 _ROW_TAGS = frozenset(b"IUD")
+_ANNOUNCING_TAGS = frozenset(b"RY")
 
 
 def _require_numpy() -> None:
@@ -82,6 +83,41 @@ def _guarded(
             raise
 
     return wrapped
+
+
+class _Announced:
+    """The Types and Relations of a session that are in force: every file begins with them.
+
+    Relations of tables that are no more, and types that these alone used, are forgotten as a
+    decoder forgets them, so that files do not grow with every table that is dropped and made again.
+    """
+
+    def __init__(self) -> None:
+        self._types: dict[int, bytes] = {}
+        self._relations: dict[int, Relation] = {}
+        self._names = Names()
+
+    def take(self, frame: bytes) -> None:
+        """Take note of a Type or Relation, in place of the one that it replaces."""
+        # Names are compared alone: in Latin-1 every byte is a letter.
+        message = decode_rare(frame, in_stream=False, encoding="latin-1")
+        if isinstance(message, Type):
+            self._types[message.type_id] = frame
+        elif isinstance(message, Relation):
+            self._relations[message.relation_id] = message
+            gone = [self._relations.pop(one) for one in self._names.give(message)]
+            if gone:
+                for type_id in _types_of(gone) - _types_of(self._relations.values()):
+                    self._types.pop(type_id, None)
+
+    def frames(self) -> Iterator[bytes]:
+        """What is in force, types before the relations that use them."""
+        yield from self._types.values()
+        yield from (relation.frame for relation in self._relations.values())
+
+
+def _types_of(relations: Iterable[Relation]) -> set[int]:
+    return {column.type_id for relation in relations for column in relation.columns}
 
 
 class SegmentWriter:
@@ -137,9 +173,7 @@ class SegmentWriter:
             self._failed(error)
             raise
 
-        # Of the session: by relation id and by type OID, as the server sent them.
-        self._relations: dict[int, bytes] = {}
-        self._types: dict[int, bytes] = {}
+        self._announced = _Announced()
         # Of the transaction: its Begin with the LSN of its header; None outside of one.
         self._begin: tuple[int, bytes] | None = None
         self._transaction: tuple[int, int, int] | None = None  # commit LSN, commit time, xid
@@ -323,10 +357,10 @@ class SegmentWriter:
         elif tag == ord("A"):
             # 18 sends the abort of a transaction that it never streamed, in protocol 1 too.
             return
-        elif tag == ord("R"):
-            self._announce(lsn, frame, self._relations, _read_relation(frame)[0])
-        elif tag == ord("Y"):
-            self._announce(lsn, frame, self._types, _read_type(frame)[0])
+        elif tag in _ANNOUNCING_TAGS:
+            self._announced.take(frame)
+            if self._arrow is not None:  # else it is written when a file is opened
+                self._append(lsn, -1, frame)
         elif tag == ord("M") and self._begin is None:
             (message_lsn,) = _read_message(frame)
             self._open_at(message_lsn)
@@ -342,12 +376,6 @@ class SegmentWriter:
             self._append(lsn, -1, frame)
         else:
             raise self._out_of_order(frame, "not of protocol version 1")
-
-    def _announce(self, lsn: int, frame: bytes, known: dict[int, bytes], key: int) -> None:
-        """Take note of a Relation or Type, with which each later file begins."""
-        known[key] = frame
-        if self._arrow is not None:  # else it is written when a file is opened
-            self._append(lsn, -1, frame)
 
     def _out_of_order(self, frame: bytes, why: str) -> PgOutputError:
         return PgOutputError(
@@ -516,7 +544,7 @@ class SegmentWriter:
         self._part_bytes = 0
         self._new_batch()
         self._runs = [(0, None)]
-        for frame in [*self._types.values(), *self._relations.values()]:
+        for frame in self._announced.frames():
             self._append(ANNOUNCED_LSN, -1, frame)
         if self._begin is not None:
             self._runs.append((len(self._frames), self._transaction))

@@ -1032,6 +1032,67 @@ def test_a_database_gets_a_step_whole_however_many_tables(
 # --- what is refused -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("publishing",), ["../outside.parquet"]),
+        (("publishing",), ["/tmp/outside.parquet"]),
+        (("publishing",), ["..\\outside.parquet"]),
+        (("publishing",), [".hidden"]),
+        (("publishing",), ["_manifest.json"]),
+        (("publishing",), [""]),
+        (("publishing",), ["a\0b"]),
+        (("tables", 0, "files"), "../outside"),
+        (("tables", 0, "versions", 0, "parts", 0, "file"), "../outside.parquet"),
+        (("events", 0, "file"), "a/../../outside.parquet"),
+        (("tables", 0, "versions", 0, "rows"), "7"),
+        (("tables",), {}),
+        (("position",), 7),
+        (("start",), "nowhere"),
+    ],
+)
+def test_a_manifest_that_leads_elsewhere_is_refused(
+    tmp_path: Path, place: tuple[Any, ...], value: object
+) -> None:
+    """Whoever wrote it: nothing outside of the directory is named, moved or overwritten."""
+    land = Landing(tmp_path / "segments")
+    many(land, 1)
+    out = tmp_path / "out"
+    files.export(land.directory, out)
+    path = out / _manifest.NAME
+    manifest = json.loads(path.read_text())
+    *steps, last = place
+    inner = manifest
+    for step in steps:
+        inner = inner[step]
+    inner[last] = value
+    path.write_text(json.dumps(manifest))
+    (out / "outside.parquet").write_bytes(b"moved")
+    before = {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
+    with pytest.raises(pf.PgOutputError, match=r"_manifest\.json is damaged|is no LSN"):
+        files.export(land.directory, out)
+    assert {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()} == before
+
+
+@pytest.mark.parametrize("format", files.FORMATS)
+def test_what_someone_else_put_there_stays(tmp_path: Path, format: str) -> None:
+    """An export of no changes removes what it made, and nothing that came meanwhile."""
+    land = Landing(tmp_path / "segments")
+    many(land, 1)
+    out = tmp_path / "out"
+
+    def meanwhile(_: object) -> None:
+        (out / "theirs").mkdir(exist_ok=True)
+        (out / "theirs" / "notes.txt").write_text("mine")
+        (out / "notes.txt").write_text("mine")
+
+    result = files.export(land.directory, out, format, tables="public.nothing", progress=meanwhile)
+    assert (result.rows, result.position, result.tables) == (0, None, ())
+    assert sorted(str(path.relative_to(out)) for path in out.rglob("*")) == [
+        "notes.txt", "theirs", "theirs/notes.txt",
+    ]  # fmt: skip
+
+
 def test_directories_that_are_not_to_be_continued(tmp_path: Path) -> None:
     land = Landing(tmp_path / "segments")
     many(land, 1)

@@ -93,15 +93,18 @@ def directory(tmp_path: Path) -> Path:
     return path
 
 
-def recording(path: Path, frames: Sequence[bytes], **metadata: Any) -> Path:
+def recording(path: Path, frames: Sequence[bytes], *, payload: Any = None, **metadata: Any) -> Path:
+    payload = payload or pa.binary()
     schema = pa.schema(
-        [("start_lsn", pa.uint64()), ("server_time", pa.int64()), ("payload", pa.binary())],
+        [("start_lsn", pa.uint64()), ("server_time", pa.int64()), ("payload", payload)],
         metadata={"pgcap": json.dumps({"client_encoding": "UTF8", **metadata})},
     )
     count = len(frames)
     columns = [pa.array(range(1, count + 1), pa.uint64()), pa.nulls(count, pa.int64())]
     with pa.ipc.new_file(str(path), schema) as file:
-        file.write_batch(pa.RecordBatch.from_arrays([*columns, pa.array(frames)], schema=schema))
+        file.write_batch(
+            pa.RecordBatch.from_arrays([*columns, pa.array(frames, payload)], schema=schema)
+        )
     return path
 
 
@@ -342,6 +345,8 @@ def test_files_that_are_none(run: Run, tmp_path: Path, directory: Path) -> None:
             "has CopyData that is neither a keepalive nor XLogData: 4 bytes, the first b'w'",
         ),
         (recording(tmp_path / "e", [], client_encoding="klingon"), "klingon"),
+        (recording(tmp_path / "n", [], client_encoding=7), "client_encoding is 7, expected str"),
+        (recording(tmp_path / "t", [], payload=pa.utf8()), "its column payload is no binary"),
     ]:
         assert run("inspect", path, code=1) == []
         assert run.error.startswith("pgoutput-fast: ")

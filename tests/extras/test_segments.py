@@ -31,6 +31,7 @@ from pgoutput_fast.segments import (
     listing,
 )
 from pgoutput_fast.segments import writer as writing
+from pgoutput_fast.state import MOST_SUPERSEDED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -180,6 +181,34 @@ def test_relations_in_force_are_repeated(tmp_path: Path) -> None:
         (0, None),
         (195, 7),
     ]
+
+
+def test_tables_that_are_dropped_and_made_again_are_not_repeated_for_ever(tmp_path: Path) -> None:
+    count = 3 * MOST_SUPERSEDED
+    # A column of the type with the number of the table and 100000.
+    made = [
+        frame
+        for oid in range(1, count + 1)
+        for frame in (
+            type_(100_000 + oid),
+            relation(oid)[:-2] + struct.pack(">HB2sIi", 1, 0, b"c", 100_000 + oid, -1),
+        )
+    ]
+    kept = relation(count + 1, b"other")
+    with writer(tmp_path) as out:
+        write(out, transaction(100, *made, kept, insert(count)))
+        out.flush()
+        write(out, transaction(200, insert(count)))
+        out.flush()
+    *repeated, begun, row, end = data(list_segments(tmp_path)[1])
+    assert [begun[:1], row, end[:1]] == [b"B", insert(count), b"C"]
+    assert repeated[-2:] == [made[-1], kept]
+    # Types first, and one for each relation that is left.
+    assert len(repeated) % 2 == 1
+    left = len(repeated) // 2
+    assert repeated[:left] == made[-2 * left :: 2]
+    assert repeated[left:-1] == made[-2 * left + 1 :: 2]
+    assert MOST_SUPERSEDED <= left <= 2 * MOST_SUPERSEDED + 1
 
 
 def test_segment_ends_at_the_first_commit_after_its_size(tmp_path: Path) -> None:

@@ -1,13 +1,17 @@
-"""A capture that is refused leaves no slot behind that it made itself."""
+"""A capture's slot: made, gone, or refused by the server; and what errors say is to be done."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 import pgoutput_fast as pf
-from pgoutput_fast.replication import capture
+from pgoutput_fast._disk import claim_directory
+from pgoutput_fast.embedded import EmbeddedServer
+from pgoutput_fast.replication import ReplicationError, capture
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,12 +37,19 @@ def land(database: Any, directory: Path, slot: str) -> None:
 
 
 def test_refused_by_the_directory(database: Any, tmp_path: Path) -> None:
+    """A capture leaves no slot behind that it made itself."""
     database.execute("CREATE TABLE t (id int)", "CREATE PUBLICATION p FOR TABLE t")
     land(database, tmp_path / "a", "slot_a")
     before = slots(database)
     assert "slot_a" in before
-    with pytest.raises(pf.PgOutputError, match="not of this slot"):
+    with pytest.raises(pf.PgOutputError, match="no slot 'slot_b', and a capture has begun in"):
         land(database, tmp_path / "a", "slot_b")
+    assert slots(database) == before
+    # Made and dropped again.
+    lock = claim_directory(tmp_path / "b", "capture", "segments")
+    with pytest.raises(pf.PgOutputError, match="another capture writes into"):
+        land(database, tmp_path / "b", "slot_b")
+    os.close(lock)
     assert slots(database) == before
     file = tmp_path / "file"
     file.touch()
@@ -52,3 +63,56 @@ def test_refused_by_the_directory(database: Any, tmp_path: Path) -> None:
     assert "slot_d" in slots(database)
     for slot in ("slot_a", "slot_d"):
         database.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+
+
+@pytest.mark.parametrize("create_slot", [True, False])
+def test_a_slot_that_was_dropped_is_not_made_again_for_its_directory(
+    database: Any, tmp_path: Path, create_slot: bool
+) -> None:
+    """It would begin later, and what was committed between the two would be nowhere."""
+    database.execute("CREATE TABLE t (id int)", "CREATE PUBLICATION p FOR TABLE t")
+    directory = tmp_path / "a"
+    land(database, directory, "slot_e")
+    database.execute("SELECT pg_drop_replication_slot('slot_e')", "INSERT INTO t VALUES (1)")
+    before = slots(database)
+    with pytest.raises(
+        pf.PgOutputError,
+        match=r"no slot 'slot_e', and a capture has begun in .*dropped, begin with a new slot",
+    ):
+        capture(
+            database.dsn, slot="slot_e", publications=["p"], directory=directory,
+            create_slot=create_slot,
+        )  # fmt: skip
+    assert slots(database) == before
+
+
+def test_a_publication_that_was_made_again(pg16: Any, tmp_path: Path) -> None:
+    """18 passes over such changes with a warning in its log."""
+    with psycopg.connect(pg16.dsn(), autocommit=True) as connection:
+        for statement in (
+            b"CREATE TABLE again (id int)",
+            b"CREATE PUBLICATION again FOR TABLE again",
+            b"SELECT pg_create_logical_replication_slot('again', 'pgoutput')",
+            b"DROP PUBLICATION again",
+            b"INSERT INTO again VALUES (1)",
+            b"CREATE PUBLICATION again FOR TABLE again",
+        ):
+            connection.execute(statement)
+        options: Any = {"slot": "again", "publications": ["again"], "directory": tmp_path}
+        match = r"\"again\" does not exist .*42704.*dropped and made again.* new snapshot"
+        with pytest.raises(ReplicationError, match=match):
+            capture(pg16.dsn(), adopt_slot=True, **options)
+        connection.execute("SELECT pg_drop_replication_slot('again')")
+        connection.execute("DROP PUBLICATION again")
+        connection.execute("DROP TABLE again")
+
+
+def test_a_server_without_slots_is_told_what_to_set(tmp_path: Path) -> None:
+    with EmbeddedServer(18, {"max_replication_slots": 0}) as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("CREATE PUBLICATION p FOR ALL TABLES")
+        with pytest.raises(ReplicationError, match=r"55000.*; set max_replication_slots") as caught:
+            capture(
+                server.dsn(), slot="s", publications=["p"], directory=tmp_path, create_slot=True
+            )
+    assert "snapshot" not in str(caught.value)

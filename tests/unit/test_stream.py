@@ -267,6 +267,19 @@ def test_a_frame_without_a_byte_and_times_before_the_epoch(begin):
     assert stream.receive(10) == ([(2**64 - 1, 5, -1, b"")], None)
 
 
+@pytest.mark.parametrize(
+    ("lsn", "error"),
+    [("0/1", TypeError), (True, TypeError), (None, TypeError), (-1, PgOutputError),
+     (1 << 64, PgOutputError)],
+)  # fmt: skip
+def test_what_is_no_lsn_is_not_acknowledged(begin, lsn, error):
+    """It would end the thread that tells the server, where nobody sees it."""
+    stream, _ = begin([], collect=0.0)
+    with pytest.raises(error):
+        stream.acknowledge(lsn)
+    assert stream.acknowledged_lsn == 0
+
+
 def test_who_does_not_receive_is_alive_and_acknowledges(begin, monkeypatch):
     monkeypatch.setattr(module, "_ACKNOWLEDGE_INTERVAL", 0.05)
     stream, connection = begin([], collect=0.0)
@@ -281,6 +294,7 @@ def test_who_does_not_receive_is_alive_and_acknowledges(begin, monkeypatch):
     ("said", "advice"),
     [
         ("logical decoding requires wal_level >= logical", "and restart it"),
+        ('replication slots can only be used if "max_replication_slots" > 0', "and restart it"),
         ("can no longer get changes from replication slot", "begin with a new snapshot"),
     ],
 )
