@@ -366,7 +366,13 @@ class ColumnarDecoder:
         return self._next
 
     def reset(self) -> None:
-        """Begin a new connection: open streams and what they announced are dropped."""
+        """Begin a new connection: open streams and what they announced are dropped.
+
+        Raises
+        ------
+        PgOutputError
+            Another thread decodes with this decoder.
+        """
         if self._runs:
             raise PgOutputError("another thread decodes with this decoder; give each its own")
         self._engine.drop()
