@@ -237,7 +237,8 @@ class StreamStop(Message):
 class StreamCommit(Message):
     """A streamed transaction is committed.
 
-    Fields: xid, flags, commit_lsn, end_lsn, commit_time (µs since 2000-01-01 UTC).
+    Fields: xid, flags, commit_lsn, end_lsn, commit_time (µs since 2000-01-01 UTC; as a datetime:
+    `commit_datetime`).
     """
 
     __slots__ = ("commit_lsn", "commit_time", "end_lsn", "flags", "xid")
@@ -254,7 +255,8 @@ class StreamCommit(Message):
 class StreamAbort(Message):
     """A streamed transaction (xid = subxid) or a subtransaction of it is taken back.
 
-    Fields: xid, subxid, abort_lsn, abort_time (both None unless ``streaming 'parallel'``).
+    Fields: xid, subxid, abort_lsn, abort_time (µs since 2000-01-01 UTC; as a datetime:
+    `abort_datetime`). The last two are None unless ``streaming 'parallel'``.
     """
 
     __slots__ = ("abort_lsn", "abort_time", "subxid", "xid")
@@ -270,7 +272,8 @@ class StreamAbort(Message):
 class BeginPrepare(Message):
     """The changes of a prepared transaction follow.
 
-    Fields: prepare_lsn, end_lsn, prepare_time (µs since 2000-01-01 UTC), xid, gid.
+    Fields: prepare_lsn, end_lsn, prepare_time (µs since 2000-01-01 UTC; as a datetime:
+    `prepare_datetime`), xid, gid.
     """
 
     __slots__ = ("end_lsn", "gid", "prepare_lsn", "prepare_time", "xid")
@@ -287,8 +290,8 @@ class BeginPrepare(Message):
 class Prepare(Message):
     """A transaction is prepared; its end is decided later.
 
-    Fields: flags, prepare_lsn, end_lsn, prepare_time (µs since 2000-01-01 UTC), xid, gid (may be
-    empty).
+    Fields: flags, prepare_lsn, end_lsn, prepare_time (µs since 2000-01-01 UTC; as a datetime:
+    `prepare_datetime`), xid, gid (may be empty).
     """
 
     __slots__ = ("end_lsn", "flags", "gid", "prepare_lsn", "prepare_time", "xid")
@@ -324,7 +327,8 @@ class StreamPrepare(Message):
 class CommitPrepared(Message):
     """A prepared transaction is committed.
 
-    Fields: flags, commit_lsn, end_lsn, commit_time (µs since 2000-01-01 UTC), xid, gid.
+    Fields: flags, commit_lsn, end_lsn, commit_time (µs since 2000-01-01 UTC; as a datetime:
+    `commit_datetime`), xid, gid.
     """
 
     __slots__ = ("commit_lsn", "commit_time", "end_lsn", "flags", "gid", "xid")
@@ -343,7 +347,7 @@ class RollbackPrepared(Message):
     """A prepared transaction is rolled back.
 
     Fields: flags, prepare_end_lsn, rollback_end_lsn, prepare_time, rollback_time (µs since
-    2000-01-01 UTC), xid, gid.
+    2000-01-01 UTC; as datetimes: `prepare_datetime`, `rollback_datetime`), xid, gid.
     """
 
     __slots__ = (

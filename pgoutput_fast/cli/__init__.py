@@ -29,11 +29,20 @@ _COMMANDS = {
 """Name and help; the module of the same name in this package has the attribute `command`."""
 
 
+_COMPLETE = "_PGOUTPUT_FAST_COMPLETE"
+"""The variable by which a shell asks for completions, or for the script that asks."""
+
+
 def _group() -> click.Group:
     import click
+    from click.shell_completion import CompletionItem
+
+    from ._style import Context
 
     class Group(click.Group):
         """Commands that are imported when they are needed."""
+
+        context_class = Context
 
         def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
             return sorted(_COMMANDS)
@@ -49,7 +58,17 @@ def _group() -> click.Group:
             if cmd_name not in _COMMANDS:
                 return None
             command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
+            command.context_class = Context
             return command
+
+        def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+            if incomplete.startswith("-"):
+                return super().shell_complete(ctx, incomplete)
+            return [
+                CompletionItem(name, help=text)
+                for name, text in sorted(_COMMANDS.items())
+                if name.startswith(incomplete)
+            ]
 
         def format_commands(
             self,
@@ -98,6 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # Not Group.main(), which has ways of its own with Ctrl-C and closed pipes.
         group = _group()
+        if instruction := os.environ.get(_COMPLETE):
+            return _completed(group, instruction)
         with group.make_context("pgoutput-fast", given) as context:
             code = group.invoke(context)
         sys.stdout.flush()
@@ -110,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return 130
     except PgOutputError as error:
-        print(f"pgoutput-fast: {error}", file=sys.stderr)
+        _print_error(str(error))
         return 1
     except BrokenPipeError:
         # Python would complain once more when it flushes at exit.
@@ -119,5 +140,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         # Of the output, such as a file on a full disk.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"pgoutput-fast: can't write the output: {error}", file=sys.stderr)
+        _print_error(f"can't write the output: {error}")
         return 1
+
+
+def _completed(group: click.Group, instruction: str) -> int:
+    """Answer a shell: ``bash_source`` asks for a script, ``bash_complete`` for completions."""
+    from click.shell_completion import shell_complete
+
+    try:
+        return shell_complete(group, {}, "pgoutput-fast", _COMPLETE, instruction)
+    except PgOutputError:
+        return 1  # an extra is missing, which the command itself says: no line for an error here
+
+
+def _print_error(text: str) -> None:
+    from ._style import paint_for
+
+    paint = paint_for(sys.stderr)
+    print(f"{paint('pgoutput-fast:', 'error')} {text}", file=sys.stderr)

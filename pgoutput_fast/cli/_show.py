@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+import math
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+import click
 
 from .. import (
     UNCHANGED,
@@ -15,6 +19,7 @@ from .. import (
     Delete,
     Insert,
     Prepare,
+    Range,
     Relation,
     RollbackPrepared,
     StreamAbort,
@@ -24,17 +29,30 @@ from .. import (
     Truncate,
     Update,
     format_lsn,
+    json_default,
 )
 from ..errors import printable
 from ..names import qualified
 from ..values import timestamp_form
+from ._style import Paint, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .. import TupleData
+    from .. import Policies, TupleData, TypeRegistry
 
 _CUT = 60  # characters of a value in a line
+
+Values = Literal["text", "typed"]
+"""How a row's values are in JSON."""
+
+values_option = click.option(
+    "--values",
+    type=click.Choice(get_args(Values)),
+    help="With --json: all values as the server's text (the default), or numbers, booleans, arrays "
+    "and composites as JSON's own, and what JSON can't hold exactly (numeric, times, bytes) as "
+    "pgoutput_fast.json_default has it.",
+)
 
 _OF_TRANSACTIONS = (
     *(Begin, BeginPrepare, Prepare, CommitPrepared, RollbackPrepared),
@@ -67,8 +85,13 @@ class Shown(NamedTuple):
 class Messages:
     """Decodes one stream of frames, and keeps what a single frame does not tell."""
 
-    def __init__(self, encoding: str) -> None:
-        self._decoder = Decoder(encoding=encoding)
+    def __init__(
+        self,
+        encoding: str,
+        policies: Policies | None = None,
+        registry: TypeRegistry | None = None,
+    ) -> None:
+        self._decoder = Decoder(policies, encoding=encoding, registry=registry)
 
     def decode(self, lsn: int | None, time: int | None, frame: bytes) -> Shown:
         """One frame. An error is in what is shown, not raised: the next frame may be sound."""
@@ -98,73 +121,121 @@ class Messages:
                 yield str(oid) if relation is None else qualified(relation)
 
 
-def line(shown: Shown, *, full: bool = False) -> str:
-    """One line: LSN, transaction, message. Nothing in it is a control character."""
-    lsn = "-" if shown.lsn is None else format_lsn(shown.lsn)
-    xid = "-" if shown.xid is None else str(shown.xid)
-    return f"{lsn} {xid} {_text(shown, full=full)}"
+class Lines:
+    """Messages as lines.
 
+    Parameters
+    ----------
+    full : bool
+        Long values are not cut.
+    paint : callable
+        Puts the parts of a line in colours.
+    """
 
-def _text(shown: Shown, *, full: bool) -> str:
-    message = shown.message
-    if shown.error is not None:
-        return f"ERROR {shown.error.code} at byte {shown.error.offset}: {shown.error}"
-    tables = ", ".join(map(printable, shown.tables))
-    if isinstance(message, Insert):
-        return f"INSERT {tables} {_tuple_text(message, message.new, full=full)}"
-    if isinstance(message, Update):
-        old = ""
-        if message.old is not None:
+    def __init__(self, *, full: bool = False, paint: Paint = plain) -> None:
+        self._full = full
+        self._paint = paint
+
+    def __call__(self, shown: Shown) -> str:
+        """One line: LSN, transaction, message. What a server sent is without control characters."""
+        lsn = "-" if shown.lsn is None else format_lsn(shown.lsn)
+        xid = "-" if shown.xid is None else str(shown.xid)
+        return f"{self._paint(f'{lsn} {xid}', 'place')} {self._text(shown)}"
+
+    def _text(self, shown: Shown) -> str:
+        message, paint = shown.message, self._paint
+        if shown.error is not None:
+            code = paint(f"ERROR {shown.error.code}", "error")
+            return f"{code} at byte {shown.error.offset}: {shown.error}"
+        tables = ", ".join(paint(printable(table), "table") for table in shown.tables)
+        if isinstance(message, Insert):
+            return f"{paint('INSERT', 'insert')} {tables} {self._tuple(message, message.new)}"
+        if isinstance(message, Update):
+            old = ""
+            if message.old is not None:
+                key = message.old_kind == "K"
+                values = self._tuple(message, message.old, key=key)
+                old = f"old {'key ' if key else ''}({values}) "
+            return f"{paint('UPDATE', 'update')} {tables} {old}{self._tuple(message, message.new)}"
+        if isinstance(message, Delete):
             key = message.old_kind == "K"
-            values = _tuple_text(message, message.old, key=key, full=full)
-            old = f"old {'key ' if key else ''}({values}) "
-        return f"UPDATE {tables} {old}{_tuple_text(message, message.new, full=full)}"
-    if isinstance(message, Delete):
-        key = message.old_kind == "K"
-        return f"DELETE {tables} {_tuple_text(message, message.old, key=key, full=full)}"
-    if isinstance(message, Truncate):
-        options = " CASCADE" * message.cascade + " RESTART IDENTITY" * message.restart_identity
-        return f"TRUNCATE {tables}{options}"
-    return repr(message)
+            values = self._tuple(message, message.old, key=key)
+            return f"{paint('DELETE', 'delete')} {tables} {values}"
+        if isinstance(message, Truncate):
+            options = " CASCADE" * message.cascade + " RESTART IDENTITY" * message.restart_identity
+            return f"{paint('TRUNCATE', 'truncate')} {tables}{options}"
+        name, fields = type(message).__name__, repr(message)
+        return paint(name, "message") + fields.removeprefix(name)
+
+    def _tuple(self, message: Any, data: TupleData, *, key: bool = False) -> str:
+        return " ".join(
+            f"{self._paint(printable(name), 'column')}={self._value(value)}"
+            for name, value in _values(data, message.relation, key=key)
+        )
+
+    def _value(self, value: Any) -> str:
+        full = self._full
+        if value is None:
+            return self._paint("NULL", "no value")
+        if value is UNCHANGED:
+            return self._paint("UNCHANGED", "no value")
+        if isinstance(value, bytes):
+            text = f"\\x{value[: None if full else _CUT // 2].hex()}"
+            return text + "…" * (not full and len(value) > _CUT // 2)
+        return repr(value if full else value[:_CUT]) + "…" * (not full and len(value) > _CUT)
 
 
-def _values(data: TupleData, relation: Relation, *, key: bool) -> Iterator[tuple[str, Any]]:
-    """Names and values: str, None, UNCHANGED, or bytes of what has no text.
+def _values(
+    data: TupleData, relation: Relation, *, key: bool, typed: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """Names and values: str, None, UNCHANGED, or bytes of what has no text; if `typed` any other.
 
-    Of the old key only the key's columns are known.
+    Of the old key only the key's columns are known. A value that Python cannot hold is its text.
     """
     for position, column in enumerate(relation.columns):
         if key and data.kind(position) == "n" and not column.is_key:
             continue
+        value: Any
         try:
-            value: Any = data.text(position)
+            value = _typed(data, position) if typed else data.text(position)
         except DecodeError:
             value = data.raw(position)
         yield column.name, value
 
 
-def _tuple_text(message: Any, data: TupleData, *, full: bool, key: bool = False) -> str:
-    parts = []
-    for name, value in _values(data, message.relation, key=key):
-        if value is None:
-            text = "NULL"
-        elif value is UNCHANGED:
-            text = "UNCHANGED"
-        elif isinstance(value, bytes):
-            text = f"\\x{value[: None if full else _CUT // 2].hex()}"
-            text += "…" * (not full and len(value) > _CUT // 2)
-        else:
-            text = repr(value if full else value[:_CUT]) + "…" * (not full and len(value) > _CUT)
-        parts.append(f"{printable(name)}={text}")
-    return " ".join(parts)
+def _typed(data: TupleData, position: int) -> Any:
+    try:
+        return _finite(data[position])
+    except DecodeError:
+        return data.text(position)
 
 
-def as_json(shown: Shown) -> str:
+def _finite(value: Any) -> Any:
+    """A value for JSON, which has no NaN and no Infinity: these are strings.
+
+    Composites are objects, by the names of their fields.
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(Decimal(value))  # as PostgreSQL writes it
+    if isinstance(value, Range):
+        return _finite(json_default(value))
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return _finite(value._asdict())
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return value
+
+
+def as_json(shown: Shown, *, typed: bool = False) -> str:
     """One JSON object on one line, ASCII.
 
     A value of a column is a string (as the server writes it), null, ``{"unchanged": true}`` (it
-    exists and was not sent), or ``{"hex": …}`` (bytes without a text). LSNs and times are strings
-    as the server writes them.
+    exists and was not sent), or ``{"hex": …}`` (bytes without a text). If `typed`, numbers that
+    JSON holds exactly, booleans, arrays and composites are JSON's own, and all others what
+    :func:`~pgoutput_fast.json_default` makes of them. LSNs and times of a message are strings as
+    the server writes them.
     """
     message = shown.message
     fields: dict[str, Any] = {
@@ -193,10 +264,7 @@ def as_json(shown: Shown) -> str:
         elif name in ("old", "new"):
             if value is not None:
                 key = name == "old" and message.old_kind == "K"
-                fields[name] = {
-                    column: _json_value(data)
-                    for column, data in _values(value, message.relation, key=key)
-                }
+                fields[name] = dict(_values(value, message.relation, key=key, typed=typed))
         elif name == "lsn" or name.endswith("_lsn"):
             fields["message_lsn" if name == "lsn" else name] = (
                 None if value is None else format_lsn(value)
@@ -204,17 +272,9 @@ def as_json(shown: Shown) -> str:
         elif name.endswith("_time"):
             fields[name] = None if value is None else timestamp_form(value, "+00")
         else:
-            fields[name] = _json_value(value) if isinstance(value, bytes) else value
+            fields[name] = value
     if isinstance(message, (Insert, Update, Delete)):
         fields["table"] = shown.tables[0]
     elif isinstance(message, Truncate):
         fields["tables"] = shown.tables
-    return json.dumps(fields)
-
-
-def _json_value(value: Any) -> Any:
-    if value is UNCHANGED:
-        return {"unchanged": True}
-    if isinstance(value, bytes):
-        return {"hex": value.hex()}
-    return value
+    return json.dumps(fields, default=json_default)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,11 @@ from ..segments.recordings import Frame, Recording
 from ..values import timestamp_form
 from ..wire import TAGS
 from ._export import policies_option, run_export, types_option
-from ._show import Messages, Shown, as_json, line
+from ._show import Lines, Messages, Shown, Values, as_json, values_option
+from ._style import Paint, paint_for, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from ..policies import Policies
     from ..types import TypeRegistry
@@ -47,11 +49,13 @@ def _files(paths: tuple[Path, ...]) -> Iterator[Path]:
             yield path
 
 
-def _messages(path: Path) -> Iterator[Shown | Keepalive]:
+def _messages(
+    path: Path, policies: Policies | None, registry: TypeRegistry | None
+) -> Iterator[Shown | Keepalive]:
     """What a file holds, decoded from its start."""
     if is_segment(path):
         with SegmentReader(path) as reader:
-            messages = Messages(reader.metadata.encoding)
+            messages = Messages(reader.metadata.encoding, policies, registry)
             for batch in reader:
                 for lsn, frame in zip(
                     batch.column("lsn").to_pylist(), batch.column("data").to_pylist(), strict=True
@@ -60,7 +64,7 @@ def _messages(path: Path) -> Iterator[Shown | Keepalive]:
         return
     recording = Recording(path)
     try:
-        messages = Messages(recording.encoding)
+        messages = Messages(recording.encoding, policies, registry)
         for frame in recording.frames():
             yield messages.decode(*frame) if isinstance(frame, Frame) else frame
     finally:
@@ -147,7 +151,7 @@ class _Stats:
             "tables": {name: dict(self.tables[name]) for name in sorted(self.tables)},
         }
 
-    def lines(self) -> Iterator[str]:
+    def lines(self, paint: Paint = plain) -> Iterator[str]:
         found = self.as_dict()
         for name in ("files", "frames", "bytes", "transactions", "errors"):
             yield f"{name:<14}{found[name]:>14,}"
@@ -155,14 +159,15 @@ class _Stats:
             if found[name]:
                 yield f"{name.replace('_', ' '):<16}{found[name][0]} to {found[name][1]}"
         yield ""
-        yield f"{'message':<18}{'frames':>12}{'bytes':>16}"
+        yield paint(f"{'message':<18}{'frames':>12}{'bytes':>16}", "heading")
         for name, counts in found["messages"].items():
             yield f"{name:<18}{counts['frames']:>12,}{counts['bytes']:>16,}"
         if self.tables:
             operations = ("insert", "update", "delete", "truncate")
             width = max(len(printable(name)) for name in self.tables) + 2
             yield ""
-            yield f"{'table':<{width}}" + "".join(f"{name:>12}" for name in operations)
+            names = "".join(f"{name:>12}" for name in operations)
+            yield paint(f"{'table':<{width}}{names}", "heading")
             for table, counts in found["tables"].items():
                 yield f"{printable(table):<{width}}" + "".join(
                     f"{counts.get(name, 0):>12,}" for name in operations
@@ -185,6 +190,7 @@ def _checked_tags(_: click.Context, __: click.Parameter, value: str | None) -> s
     "paths", metavar="FILE|DIR…", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
 @click.option("--json", "as_objects", is_flag=True, help="One JSON object per line.")
+@values_option
 @click.option("--table", "tables", multiple=True, help="Only of this table: name or schema.name.")
 @click.option("--xid", "xids", multiple=True, type=int, help="Only of this transaction.")
 @click.option(
@@ -211,18 +217,20 @@ def _checked_tags(_: click.Context, __: click.Parameter, value: str | None) -> s
     multiple=True,
     metavar="NAME=VALUE",
     callback=policies_option,
-    help="With --to: what to do with values that a column can't hold, e.g. infinity=null.",
+    help="With --to or --values typed: what to do with values that a column, or Python, can't "
+    "hold, e.g. infinity=null.",
 )
 @click.option(
     "--types",
     metavar="FILE",
     type=click.Path(path_type=Path),
     callback=types_option,
-    help="With --to: users' types, as TypeRegistry.to_json() writes them.",
+    help="With --to or --values typed: users' types, as TypeRegistry.to_json() writes them.",
 )
 def command(
     paths: tuple[Path, ...],
     as_objects: bool,
+    values: Values | None,
     tables: tuple[str, ...],
     xids: tuple[int, ...],
     tags: str,
@@ -241,18 +249,17 @@ def command(
 
     With --to the changes go to files instead, one per table, whatever their number.
     """
-    printing = {
-        "--json": as_objects,
-        "--xid": xids,
-        "--tag": tags,
-        "--full": full,
-        "--stats": stats,
-    }
-    of_files = {"--before": before, "--on-error": on_error, "--policy": policies, "--types": types}
-    unused = [name for name, given in (of_files if to is None else printing).items() if given]
-    if unused:
-        way = "is for --to" if to is None else "is not for --to"
-        raise click.UsageError(f"{unused[0]} {way}")
+    if to is not None:
+        printing = {"--json": as_objects, "--values": values, "--xid": xids, "--tag": tags,
+                    "--full": full, "--stats": stats}  # fmt: skip
+        _refuse(printing, "is not for --to")
+    else:
+        _refuse({"--before": before, "--on-error": on_error}, "is for --to")
+        if values != "typed":
+            of_types = {"--policy": policies, "--types": types}
+            _refuse(of_types, "is for --to, and for --json --values typed")
+        if not as_objects:
+            _refuse({"--values": values}, "is for --json")
     if to is not None:
         return run_export(
             paths,
@@ -265,10 +272,12 @@ def command(
         )
     wanted = _Filter(tables, xids, tags)
     counts = _Stats()
+    paint = plain if as_objects else paint_for(sys.stdout)
+    lines = Lines(full=full, paint=paint)
     errors = 0
     for path in _files(paths):
         counts.files += 1
-        for shown in _messages(path):
+        for shown in _messages(path, policies, types):
             if isinstance(shown, Keepalive):
                 if wanted.is_empty and not stats:
                     _print_keepalive(shown, as_objects=as_objects)
@@ -279,16 +288,23 @@ def command(
             if stats:
                 counts.add(shown)
             else:
-                print(as_json(shown) if as_objects else line(shown, full=full))
+                print(as_json(shown, typed=values == "typed") if as_objects else lines(shown))
     if counts.files == 0:
         raise PgOutputError(f"there is no segment in {', '.join(map(str, paths))}")
     if stats:
-        print(json.dumps(counts.as_dict()) if as_objects else "\n".join(counts.lines()))
+        print(json.dumps(counts.as_dict()) if as_objects else "\n".join(counts.lines(paint)))
     if errors:
         raise PgOutputError(f"{errors} frames could not be decoded")
     if not wanted.is_empty and not wanted.matches:
         raise PgOutputError(wanted.nothing())
     return 0
+
+
+def _refuse(options: Mapping[str, object], way: str) -> None:
+    """Refuse an option that was given and has nothing to do."""
+    for name, given in options.items():
+        if given:
+            raise click.UsageError(f"{name} {way}")
 
 
 def _print_keepalive(keepalive: Keepalive, *, as_objects: bool) -> None:

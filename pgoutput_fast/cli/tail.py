@@ -10,27 +10,34 @@ import click
 
 from .. import Begin, Commit
 from ..replication import connect
-from ._show import Messages, as_json, line
+from ._show import Lines, Messages, Values, as_json, values_option
+from ._style import paint_for
+
+_SERVERS = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
+"""Variables of libpq that name a server, or what is wanted of the local one."""
 
 
 @click.command(context_settings={"allow_extra_args": True})
 @click.option(
     "--dsn",
-    required=True,
     envvar="PGOUTPUT_FAST_DSN",
-    help="Connection string or URL. A password is better in PGPASSWORD or a password file.",
+    help="Connection string or URL of libpq; the default is PGOUTPUT_FAST_DSN. What it leaves out, "
+    "or all of it, is taken from libpq's variables (PGHOST, PGPORT, PGDATABASE, PGUSER, …) and "
+    "service files (PGSERVICE). A password is best in a password file (~/.pgpass).",
 )
 @click.option("--publication", "publications", multiple=True, required=True, help="One or more.")
 @click.option("--json", "as_objects", is_flag=True, help="One JSON object per line.")
+@values_option
 @click.option("--binary", is_flag=True, help="Ask for values in binary form.")
 @click.option("--messages", is_flag=True, help="Logical messages too.")
 @click.option("--full", is_flag=True, help="Do not cut long values in lines.")
 @click.pass_context
 def command(
     context: click.Context,
-    dsn: str,
+    dsn: str | None,
     publications: tuple[str, ...],
     as_objects: bool,
+    values: Values | None,
     binary: bool,
     messages: bool,
     full: bool,
@@ -42,11 +49,19 @@ def command(
     """
     if context.args:
         # Not shown, as click would: it may be the password of a DSN without quotes.
-        raise click.UsageError("unexpected extra argument; quote the DSN")
+        raise click.UsageError("unexpected extra argument; a DSN follows --dsn, in quotes")
+    if values and not as_objects:
+        raise click.UsageError("--values is for --json")
+    if dsn is None and not any(os.environ.get(name) for name in _SERVERS):
+        raise click.UsageError(
+            "no server is named: give --dsn, or set libpq's variables, as PGHOST and PGDATABASE, "
+            "or PGSERVICE for an entry of a service file"
+        )
+    lines = Lines(full=full, paint=paint_for(sys.stdout))
     slot = f"pgoutput_fast_tail_{os.getpid()}_{secrets.token_hex(4)}"
     try:
         with connect(
-            dsn,
+            dsn or "",
             slot=slot,
             publications=publications,
             temporary=True,
@@ -59,7 +74,7 @@ def command(
             while (batch := stream.receive()) is not None:
                 for lsn, _, time, frame in batch.frames:
                     shown = decoder.decode(lsn, time, frame)
-                    print(as_json(shown) if as_objects else line(shown, full=full))
+                    print(as_json(shown, typed=values == "typed") if as_objects else lines(shown))
                     if isinstance(shown.message, Begin):
                         in_transaction = True
                     elif isinstance(shown.message, Commit):

@@ -6,6 +6,7 @@ the arguments, the batches in their order, errors, and what came beside rows.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
@@ -16,6 +17,7 @@ from ..policies import Policies
 from ..settings import Settings, make_settings
 from ..state import StreamState
 from ..types import TypeRegistry
+from ..values import EPOCH_UTC
 from .arrays import Column, FrameBatch, fixed_column, variable_column
 from .fields import Field, Target
 from .options import Layouts, OnError, Options
@@ -28,11 +30,29 @@ if TYPE_CHECKING:
 
 
 class Event(NamedTuple):
-    """A frame that is no row.
+    """A frame that is neither a row nor a Begin, as a :class:`ColumnarDecoder` tells of it.
 
-    Fields: frame (index), tag, xid (of the top-level transaction, None outside of any), subxid (of
-    the frame, None outside of streams; of a Stream Abort what is taken back), message (decoded;
-    None of a Commit), and of what ends a transaction commit_lsn, end_lsn and commit_time (else 0).
+    Attributes
+    ----------
+    frame : int
+        The frame's index in the call of `decode`.
+    tag : str
+        Its first byte: "C" of a Commit, "c" of a Stream Commit, "A" of a Stream Abort, "M" of a
+        logical message, and so on.
+    xid : int or None
+        The top-level transaction that the frame is of; None outside of any.
+    subxid : int or None
+        The xid in the frame itself, where it comes inside of a stream; None elsewhere. Of a Stream
+        Abort, the subtransaction whose rows are taken back.
+    message : message or None
+        The frame, decoded. None of a Commit, which comes with every transaction: the fields below
+        have what it says.
+    commit_lsn, end_lsn : int
+        The message's fields of these names, 0 where it has none. The `end_lsn` of what commits a
+        transaction is what is acknowledged to the server.
+    commit_time : int
+        The message's field of this name, in microseconds since 2000-01-01 UTC, 0 where it has none;
+        `commit_datetime` is the same as a datetime.
     """
 
     frame: int
@@ -44,9 +64,34 @@ class Event(NamedTuple):
     end_lsn: int
     commit_time: int
 
+    @property
+    def commit_datetime(self) -> datetime.datetime | None:
+        """`commit_time` as an aware datetime in UTC; None of a frame that commits nothing.
+
+        Raises
+        ------
+        PgOutputError
+            It is before year 1 or after year 9999.
+        """
+        if self.tag not in _COMMITS:
+            return None
+        try:
+            return EPOCH_UTC + datetime.timedelta(microseconds=self.commit_time)
+        except OverflowError:
+            raise PgOutputError(
+                f"the commit time {self.commit_time} (microseconds since 2000-01-01) does not fit "
+                "into Python's datetime"
+            ) from None
+
+
+_COMMITS = frozenset("CcK")
+"""Tags of what commits a transaction: Commit, Stream Commit, Commit Prepared."""
+
 
 class Events:
-    """What came that is neither a row nor a Begin, in the order of the stream: a sequence.
+    """What came that is neither a row nor a Begin, in the order of the stream.
+
+    It has a length, and is indexed and iterated over: its items are :class:`Event`.
 
     Attributes
     ----------
@@ -88,7 +133,16 @@ class Events:
 class BadFrame(NamedTuple):
     """A frame that was refused, as ``on_error="collect"`` keeps it.
 
-    Fields: frame (index), lsn (None where there were none), error, data (the frame).
+    Attributes
+    ----------
+    frame : int
+        Its index in the call of `decode`.
+    lsn : int or None
+        Its LSN; None where `decode` was given none.
+    error : DecodeError
+        Why it was refused.
+    data : bytes
+        The frame.
     """
 
     frame: int
@@ -312,7 +366,13 @@ class ColumnarDecoder:
         return self._next
 
     def reset(self) -> None:
-        """Begin a new connection: open streams and what they announced are dropped."""
+        """Begin a new connection: open streams and what they announced are dropped.
+
+        Raises
+        ------
+        PgOutputError
+            Another thread decodes with this decoder.
+        """
         if self._runs:
             raise PgOutputError("another thread decodes with this decoder; give each its own")
         self._engine.drop()

@@ -7,6 +7,7 @@ changes leave the same tables.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 PUBLICATION = "demo"
@@ -493,64 +494,71 @@ class Step(NamedTuple):
     statements: tuple[str, ...]
 
 
-def steps(changes: int, seed: int) -> Iterator[Step]:
-    """The workload.
+@dataclass(frozen=True)
+class _Amounts:
+    """How many rows each table gets at first.
 
-    Parameters
+    Attributes
     ----------
-    changes : int
-        How many changes there are to be, at least; 5,000 is the least that it can make.
-    seed : int
-        Of random(), and of what is not random.
+    unit : int
+        A hundredth of the changes.
     """
-    unit = max(changes, 5000) // 100 + 1
-    accounts, orders, documents, events = 32 * unit, 14 * unit, 2 * unit, 8 * unit
-    measurements, baskets, wide = 4 * unit, 3 * unit, max(unit // 4, 50)
-    yield Step("seed", (f"SELECT setseed({(seed % 2001 - 1000) / 1000})",))
-    yield Step(
+
+    unit: int
+
+    @property
+    def accounts(self) -> int:
+        return 32 * self.unit
+
+    @property
+    def orders(self) -> int:
+        return 14 * self.unit
+
+    @property
+    def documents(self) -> int:
+        return 2 * self.unit
+
+    @property
+    def events(self) -> int:
+        return 8 * self.unit
+
+    @property
+    def measurements(self) -> int:
+        return 4 * self.unit
+
+    @property
+    def baskets(self) -> int:
+        return 3 * self.unit
+
+    @property
+    def wide(self) -> int:
+        return max(self.unit // 4, 50)
+
+
+def _first_rows(rows: _Amounts, seed: int) -> Step:
+    return Step(
         "first rows",
         (
             (
                 "INSERT INTO demo.accounts SELECT g, g % 1000, (random() * 1e6)::numeric(14,2), "
                 "CASE WHEN g % 10 = 0 THEN NULL ELSE repeat('·', g % 40) END "
-                f"FROM generate_series(1, {accounts}) AS g"
+                f"FROM generate_series(1, {rows.accounts}) AS g"
             ),
-            _ORDERS.format(first=1, last=orders // 2, seed=seed, added=""),
-            _wide_rows(1, wide),
-            _DOCUMENTS.format(first=1, last=documents, seed=seed),
-            _EVENTS.format(rows=events // 4),
-            _MEASUREMENTS.format(first=1, last=measurements),
+            _ORDERS.format(first=1, last=rows.orders // 2, seed=seed, added=""),
+            _wide_rows(1, rows.wide),
+            _DOCUMENTS.format(first=1, last=rows.documents, seed=seed),
+            _EVENTS.format(rows=rows.events // 4),
+            _MEASUREMENTS.format(first=1, last=rows.measurements),
             (
                 "INSERT INTO demo.baskets SELECT g, 'owner ' || g % 10, jsonb_build_array(g) "
-                f"FROM generate_series(1, {baskets}) AS g"
+                f"FROM generate_series(1, {rows.baskets}) AS g"
             ),
         ),
     )
-    yield Step(
-        "small transactions",
-        (_SMALL_TRANSACTIONS.format(transactions=2 * unit, first=1, rows=accounts - 5),),
-    )
-    yield Step(
-        "rolled back",
-        (
-            "BEGIN",
-            "INSERT INTO demo.accounts SELECT -g, 0, 0, 'never' FROM generate_series(1, 500) AS g",
-            "TRUNCATE demo.orders",
-            "ROLLBACK",
-            "BEGIN",
-            "UPDATE demo.accounts SET filler = 'before the savepoint' WHERE id % 200 = 1",
-            "SAVEPOINT one",
-            "DELETE FROM demo.accounts WHERE id % 3 = 0",
-            "SAVEPOINT two",
-            "UPDATE demo.documents SET body = 'never', id = id + 5000000 WHERE id % 2 = 0",
-            "ROLLBACK TO SAVEPOINT one",
-            "UPDATE demo.accounts SET filler = filler || '!' WHERE id % 300 = 2",
-            "RELEASE SAVEPOINT one",
-            "COMMIT",
-            _SUBTRANSACTIONS,
-        ),
-    )
-    yield Step(
+
+
+def _keys_and_toast(rows: _Amounts) -> Step:
+    return Step(
         "keys and TOAST",
         (
             # The large values stay as they are: they are not sent.
@@ -584,14 +592,14 @@ def steps(changes: int, seed: int) -> Iterator[Step]:
             "COMMIT",
             "UPDATE demo.documents SET id = -3 WHERE id = 3",
             "INSERT INTO demo.documents VALUES (3, '/docs/3', 'another', repeat('short ', 3), '')",
-            f"UPDATE demo.accounts SET id = -id WHERE id <= {unit}",
+            f"UPDATE demo.accounts SET id = -id WHERE id <= {rows.unit}",
             (
                 "INSERT INTO demo.accounts "
                 "SELECT g, 0, 0, 'in the place of another' "
-                f"FROM generate_series(1, {unit // 2}) AS g"
+                f"FROM generate_series(1, {rows.unit // 2}) AS g"
             ),
             "UPDATE demo.accounts SET id = id - 1000000 WHERE id < 0",
-            f"DELETE FROM demo.accounts WHERE id < {-1000000 - unit // 2}",
+            f"DELETE FROM demo.accounts WHERE id < {-1000000 - rows.unit // 2}",
             # Deleted, and made again in the same transaction.
             "BEGIN",
             "DELETE FROM demo.accounts WHERE id = 7",
@@ -599,55 +607,38 @@ def steps(changes: int, seed: int) -> Iterator[Step]:
             "COMMIT",
         ),
     )
-    yield Step(
+
+
+def _truncate(rows: _Amounts) -> Step:
+    return Step(
         "truncate",
         (
             "TRUNCATE demo.baskets, demo.events",
-            _EVENTS.format(rows=events),
+            _EVENTS.format(rows=rows.events),
             (
                 "INSERT INTO demo.baskets SELECT g, 'second', NULL "
-                f"FROM generate_series(1, {baskets // 3}) AS g"
+                f"FROM generate_series(1, {rows.baskets // 3}) AS g"
             ),
             "BEGIN",
             "UPDATE demo.baskets SET owner = 'gone soon'",
             "TRUNCATE demo.baskets",
             (
                 "INSERT INTO demo.baskets SELECT g, 'third', jsonb_build_object('basket', g) "
-                f"FROM generate_series(1, {baskets // 3}) AS g"
+                f"FROM generate_series(1, {rows.baskets // 3}) AS g"
             ),
             "UPDATE demo.baskets SET id = -id WHERE id % 10 = 0",
             "COMMIT",
         ),
     )
-    yield Step(
-        "new columns",
-        (
-            "ALTER TABLE demo.orders ADD note text",
-            (
-                "ALTER TABLE demo.orders ADD priority int NOT NULL DEFAULT 3, "
-                "ADD checked_at timestamptz DEFAULT '2024-07-01 12:00:00.25+02', "
-                "ADD rate numeric(6,3) DEFAULT 1.5, "
-                "ADD label text DEFAULT 'a ''quoted'', {braced} \\'"
-            ),
-            (
-                "ALTER TABLE demo.wide ADD added_array int[] DEFAULT '{1,NULL}', "
-                "ADD added_range numrange DEFAULT '[1.50,)', "
-                "ADD added_mood demo.mood DEFAULT 'sad', "
-                "ADD added_place demo.place DEFAULT "
-                "ROW('x', ROW(1, '-0', 'NaN'), '{a}', 'empty', NULL, 1)::demo.place, "
-                "ADD added_span interval DEFAULT '1 day'"
-            ),
-            "ALTER TABLE demo.documents ADD language text DEFAULT 'en', ADD reviewer text",
-            "ALTER TABLE demo.events ADD origin text DEFAULT 'before', ADD extra int",
-            "ALTER TABLE demo.measurements ADD quality numeric(5,2) DEFAULT 99.5, ADD flag boolean",
-        ),
-    )
-    yield Step(
+
+
+def _second_rows(rows: _Amounts, seed: int) -> Step:
+    return Step(
         "second rows",
         (
             _ORDERS.format(
-                first=orders // 2 + 1,
-                last=orders,
+                first=rows.orders // 2 + 1,
+                last=rows.orders,
                 seed=seed,
                 added=", CASE WHEN g % 2 = 0 THEN 'note ' || g END, g % 5, NULL, g % 1000 / 7.0",
             ),
@@ -661,21 +652,25 @@ def steps(changes: int, seed: int) -> Iterator[Step]:
             "UPDATE demo.documents SET reviewer = 'someone' WHERE id % 4 = 0",
             "UPDATE demo.documents SET id = id + 10000000 WHERE id % 11 = 0",
             _wide_rows(
-                wide + 1, wide + wide // 2, ("NULL", "'(,2]'", "'so so'", "NULL", "'1 mon'")
+                rows.wide + 1,
+                rows.wide + rows.wide // 2,
+                ("NULL", "'(,2]'", "'so so'", "NULL", "'1 mon'"),
             ),
             "UPDATE demo.wide SET added_array = NULL, added_mood = 'glad, very' WHERE id % 11 = 0",
             # Of rows that are alike some go and some stay.
             (
                 "DELETE FROM demo.events WHERE ctid IN "
-                f"(SELECT ctid FROM demo.events WHERE kind = 'click' ORDER BY ctid LIMIT {unit})"
+                "(SELECT ctid FROM demo.events WHERE kind = 'click' "
+                f"ORDER BY ctid LIMIT {rows.unit})"
             ),
             (
                 "UPDATE demo.events SET amount = 2.5 WHERE ctid IN "
-                f"(SELECT ctid FROM demo.events WHERE kind = 'view' ORDER BY ctid LIMIT {unit})"
+                "(SELECT ctid FROM demo.events WHERE kind = 'view' "
+                f"ORDER BY ctid LIMIT {rows.unit})"
             ),
             (
                 "INSERT INTO demo.events SELECT kind, at, amount, payload, NULL, 1 "
-                f"FROM demo.events ORDER BY ctid LIMIT {unit}"
+                f"FROM demo.events ORDER BY ctid LIMIT {rows.unit}"
             ),
             "UPDATE demo.measurements SET value = -value WHERE sensor % 4 = 0",
             # From one partition to the other.
@@ -696,3 +691,71 @@ def steps(changes: int, seed: int) -> Iterator[Step]:
             "DELETE FROM demo.accounts WHERE id % 12 = 5",
         ),
     )
+
+
+_ROLLED_BACK = Step(
+    "rolled back",
+    (
+        "BEGIN",
+        "INSERT INTO demo.accounts SELECT -g, 0, 0, 'never' FROM generate_series(1, 500) AS g",
+        "TRUNCATE demo.orders",
+        "ROLLBACK",
+        "BEGIN",
+        "UPDATE demo.accounts SET filler = 'before the savepoint' WHERE id % 200 = 1",
+        "SAVEPOINT one",
+        "DELETE FROM demo.accounts WHERE id % 3 = 0",
+        "SAVEPOINT two",
+        "UPDATE demo.documents SET body = 'never', id = id + 5000000 WHERE id % 2 = 0",
+        "ROLLBACK TO SAVEPOINT one",
+        "UPDATE demo.accounts SET filler = filler || '!' WHERE id % 300 = 2",
+        "RELEASE SAVEPOINT one",
+        "COMMIT",
+        _SUBTRANSACTIONS,
+    ),
+)
+
+_NEW_COLUMNS = Step(
+    "new columns",
+    (
+        "ALTER TABLE demo.orders ADD note text",
+        (
+            "ALTER TABLE demo.orders ADD priority int NOT NULL DEFAULT 3, "
+            "ADD checked_at timestamptz DEFAULT '2024-07-01 12:00:00.25+02', "
+            "ADD rate numeric(6,3) DEFAULT 1.5, "
+            "ADD label text DEFAULT 'a ''quoted'', {braced} \\'"
+        ),
+        (
+            "ALTER TABLE demo.wide ADD added_array int[] DEFAULT '{1,NULL}', "
+            "ADD added_range numrange DEFAULT '[1.50,)', "
+            "ADD added_mood demo.mood DEFAULT 'sad', "
+            "ADD added_place demo.place DEFAULT "
+            "ROW('x', ROW(1, '-0', 'NaN'), '{a}', 'empty', NULL, 1)::demo.place, "
+            "ADD added_span interval DEFAULT '1 day'"
+        ),
+        "ALTER TABLE demo.documents ADD language text DEFAULT 'en', ADD reviewer text",
+        "ALTER TABLE demo.events ADD origin text DEFAULT 'before', ADD extra int",
+        "ALTER TABLE demo.measurements ADD quality numeric(5,2) DEFAULT 99.5, ADD flag boolean",
+    ),
+)
+
+
+def steps(changes: int, seed: int) -> Iterator[Step]:
+    """The workload.
+
+    Parameters
+    ----------
+    changes : int
+        How many changes there are to be, at least; 5,000 is the least that it can make.
+    seed : int
+        Of random(), and of what is not random.
+    """
+    rows = _Amounts(max(changes, 5000) // 100 + 1)
+    yield Step("seed", (f"SELECT setseed({(seed % 2001 - 1000) / 1000})",))
+    yield _first_rows(rows, seed)
+    small = _SMALL_TRANSACTIONS.format(transactions=2 * rows.unit, first=1, rows=rows.accounts - 5)
+    yield Step("small transactions", (small,))
+    yield _ROLLED_BACK
+    yield _keys_and_toast(rows)
+    yield _truncate(rows)
+    yield _NEW_COLUMNS
+    yield _second_rows(rows, seed)

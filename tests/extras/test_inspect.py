@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import collections
 import json
+import os
+import pty
+import re
 import struct
 import subprocess
 import sys
@@ -381,9 +384,9 @@ def test_usage_and_version(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["tail", "--dsn", "host=h", "password=s3cret", "--publication", "p"], "quote the DSN"),
+        (["tail", "--dsn", "host=h", "password=s3cret", "--publication", "p"], "in quotes"),
         (["tail", "--publication", "p", "--dsn", "host=h", "user=u", "password=s3cret"], "quote"),
-        (["tail", "host=h", "password=s3cret", "--publication", "p"], "Missing option '--dsn'"),
+        (["tail", "host=h", "password=s3cret", "--publication", "p"], "a DSN follows --dsn"),
         (["tail", "--dsn", "host=h", "--password=s3cret"], "--password"),
         (["password=s3cret"], "the first argument is a command"),
         (["postgresql://u:s3cret@h/d"], "the first argument is a command"),
@@ -396,6 +399,21 @@ def test_dsn_that_is_no_option_is_not_shown(
     assert run(*arguments, code=2) == []
     assert text in run.error
     assert "s3cret" not in run.error
+
+
+def test_a_server_has_to_be_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an option, or as libpq is told: what it falls back on is nobody's wish."""
+    for name in ("PGOUTPUT_FAST_DSN", *(name for name in os.environ if name.startswith("PG"))):
+        monkeypatch.delenv(name, raising=False)
+    arguments = ["tail", "--publication", "p"]
+    run(*arguments, code=2)
+    assert "no server is named: give --dsn, or set libpq's variables" in run.error
+    monkeypatch.setenv("PGHOST", "/nonexistent")
+    run(*arguments, code=1)
+    assert "can't connect" in run.error
+    monkeypatch.delenv("PGHOST")
+    run(*arguments, "--dsn", "host=/nonexistent", code=1)
+    assert "can't connect" in run.error
 
 
 def test_two_phase_commit(run: Run, tmp_path: Path) -> None:
@@ -489,3 +507,165 @@ def test_command_names_the_extra_that_is_missing(
     assert (done.returncode, done.stdout) == (1, "")
     assert extra in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+# --- what a terminal shows -----------------------------------------------------------------------
+
+
+def on_terminal(*arguments: str | Path, **settings: str) -> str:
+    """What the command prints to a terminal."""
+    leader, follower = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdout=follower,
+        stderr=follower,
+        env={**environment, "TERM": "xterm", "COLUMNS": "200", **settings},
+    )
+    os.close(follower)
+    printed = b""
+    try:
+        while data := os.read(leader, 1 << 16):
+            printed += data
+    except OSError:  # Linux says so that nobody writes any more
+        pass
+    os.close(leader)
+    process.wait(timeout=60)
+    return printed.decode().replace("\r\n", "\n")
+
+
+COLOURED = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0m")
+
+
+def test_a_terminal_gets_colours(directory: Path, run: Run) -> None:
+    printed = on_terminal("inspect", directory).splitlines()
+    assert COLOURED.findall(printed[2]) == [
+        ("2", "0/1002 41"), ("32", "INSERT"), ("1", "public.t"), ("36", "id"), ("36", "a b"),
+        ("36", "raw"),
+    ]  # fmt: skip
+    assert ("2", "UNCHANGED") in COLOURED.findall(printed[3])
+    assert [COLOURED.sub(r"\2", line) for line in printed] == run("inspect", directory)
+    helped = on_terminal("inspect", "--help")
+    assert ("36", "--json") in COLOURED.findall(helped)
+    failed = on_terminal("inspect", directory, "--tag", "c")
+    assert failed.startswith("\x1b[31m\x1b[1mpgoutput-fast:\x1b[0m no message matches")
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ([], {"NO_COLOR": "1"}),
+        ([], {"TERM": "dumb"}),
+        (["--json"], {}),
+        (["--json", "--stats"], {}),
+    ],
+)
+def test_colours_that_nobody_wants(
+    directory: Path, options: list[str], settings: dict[str, str]
+) -> None:
+    printed = on_terminal("inspect", *options, directory, **settings)
+    assert "\x1b[" not in printed
+    assert len(printed) > 100
+    assert "\x1b[" not in on_terminal("inspect", "--help", NO_COLOR="1")
+
+
+def completed(*words: str) -> list[str]:
+    """What bash is told of these words, of which the last is to be completed."""
+    process = subprocess.run(
+        COMMAND,
+        env={
+            **os.environ,
+            "_PGOUTPUT_FAST_COMPLETE": "bash_complete",
+            "COMP_WORDS": " ".join(["pgoutput-fast", *words]),
+            "COMP_CWORD": str(len(words)),
+        },
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert process.stderr == ""
+    return [line.removeprefix("plain,") for line in process.stdout.splitlines()]
+
+
+def test_shells_complete_commands_and_options() -> None:
+    assert completed("") == ["demo", "inspect", "tail"]
+    assert completed("in") == ["inspect"]
+    assert completed("inspect", "--va") == ["--values"]
+    assert completed("inspect", "--values", "t") == ["text", "typed"]
+    assert completed("tail", "--pub") == ["--publication"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_get_the_script_that_completes(shell: str) -> None:
+    process = subprocess.run(
+        COMMAND,
+        env={**os.environ, "_PGOUTPUT_FAST_COMPLETE": f"{shell}_source"},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert f"_PGOUTPUT_FAST_COMPLETE={shell}_complete" in process.stdout
+
+
+# --- typed values --------------------------------------------------------------------------------
+
+
+def typed_recording(tmp_path: Path) -> Path:
+    columns = [
+        ("b", 16, "t"), ("i", 20, "9007199254740993"), ("f", 701, "0.5"), ("nan", 701, "-Infinity"),
+        ("n", 1700, "99.50"), ("a", 1007, "{1,NULL}"), ("fs", 1022, "{NaN}"), ("s", 25, "x"),
+        ("raw", 17, "\\x00ff"), ("at", 1184, "2026-01-31 12:00:00+00"), ("day", 1082, "infinity"),
+        ("r", 3904, "[1,5)"), ("j", 3802, '{"x": 1.50}'),
+    ]  # fmt: skip
+    frames = [
+        begin(1, 1),
+        relation(7, b"public", b"t", *((0, name.encode(), oid) for name, oid, _ in columns)),
+        b"I" + struct.pack(">I", 7) + b"N" + row(*(text.encode() for *_, text in columns)),
+    ]
+    return recording(tmp_path / "typed.arrow", frames)
+
+
+TYPED = {
+    "b": True, "i": 9007199254740993, "f": 0.5, "nan": "-Infinity", "n": "99.50", "a": [1, None],
+    "fs": ["NaN"], "s": "x", "raw": {"hex": "00ff"}, "at": "2026-01-31T12:00:00+00:00",
+    "day": "infinity", "r": {"lower": 1, "upper": 5, "bounds": "[)"}, "j": '{"x": 1.50}',
+}  # fmt: skip
+
+
+def test_values_that_json_has_itself(run: Run, tmp_path: Path) -> None:
+    path = typed_recording(tmp_path)
+    *_, found = run.objects("--values", "typed", path)
+    assert found["new"] == TYPED
+    assert found["xid"] == 1
+    for options in ([], ["--values", "text"]):
+        *_, found = run.objects(*options, path)
+        assert {name: found["new"][name] for name in ("b", "i", "n", "day")} == {
+            "b": "t", "i": "9007199254740993", "n": "99.50", "day": "infinity"
+        }  # fmt: skip
+
+
+def test_policies_say_what_typed_values_are(run: Run, tmp_path: Path) -> None:
+    options = ["--values", "typed", "--policy", "json=parse", "--policy", "infinity=null"]
+    *_, found = run.objects(*options, typed_recording(tmp_path))
+    assert found["new"] == {**TYPED, "j": {"x": 1.5}, "day": None}
+
+
+def test_users_types_are_typed_too(run: Run, tmp_path: Path) -> None:
+    """A composite is an object; what is no number of JSON's is a string in it as well."""
+    registry = pf.TypeRegistry()
+    path = tmp_path / "types.json"
+    path.write_text(registry.to_json())
+    *_, found = run.objects("--values", "typed", "--types", path, typed_recording(tmp_path))
+    assert found["new"] == TYPED
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--values", "typed"], "--values is for --json"),
+        (["--json", "--policy", "json=parse"], "--policy is for --to, and for --json --values"),
+        (["--json", "--values", "text", "--policy", "json=parse"], "--policy is for --to, and"),
+        (["--values", "typed", "--to", "csv", "out"], "--values is not for --to"),
+    ],
+)
+def test_values_and_policies_where_they_do_nothing(
+    run: Run, directory: Path, options: list[str], said: str
+) -> None:
+    run("inspect", *options, directory, code=2)
+    assert said in run.error

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 if TYPE_CHECKING:
@@ -22,13 +23,15 @@ pytestmark = pytest.mark.integration
 class Tail:
     """The command, once its slot is there."""
 
-    def __init__(self, database: Any, *options: str) -> None:
-        arguments = ["--dsn", database.dsn, "--publication", "p", *options]
+    def __init__(self, database: Any, *options: str, environment: Any = None) -> None:
+        server = ["--dsn", database.dsn] if environment is None else []
+        arguments = [*server, "--publication", "p", *options]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pgoutput_fast", "tail", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env=environment,
         )
         assert self.process.stdout is not None
         assert self.process.stderr is not None
@@ -51,8 +54,8 @@ def tail(database: Any) -> Iterator[Callable[..., Tail]]:
     )
     begun: list[Tail] = []
 
-    def begin(*options: str) -> Tail:
-        begun.append(Tail(database, *options))
+    def begin(*options: str, environment: Any = None) -> Tail:
+        begun.append(Tail(database, *options, environment=environment))
         return begun[-1]
 
     yield begin
@@ -90,6 +93,21 @@ def test_json_and_binary(database: Any, tail: Callable[..., Tail]) -> None:
     assert found[2]["new"] == {"id": "1", "body": "é"}
     assert found[2]["sent"].startswith("20")
     assert found[5]["prefix"] == "note"
+    assert shown.end() == (0, "")
+
+
+def test_a_server_that_the_environment_names(database: Any, tail: Callable[..., Tail]) -> None:
+    """By libpq's own variables, as psql takes them; rows as JSON has their values."""
+    named = psycopg.conninfo.conninfo_to_dict(database.dsn)
+    assert set(named) <= {"host", "port", "user", "dbname", "password"}
+    variables = {
+        "PGDATABASE" if name == "dbname" else f"PG{name.upper()}": str(value)
+        for name, value in named.items()
+    }
+    shown = tail("--json", "--values", "typed", environment={**os.environ, **variables})
+    database.execute("INSERT INTO t VALUES (1, NULL)")
+    found = [json.loads(next(shown.lines)) for _ in range(3)]
+    assert found[2]["new"] == {"id": 1, "body": None}
     assert shown.end() == (0, "")
 
 

@@ -9,12 +9,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 from builds import ROOT, run_python
 
 from pgoutput_fast.embedded import EmbeddedServer
+
+if TYPE_CHECKING:
+    from typing_extensions import LiteralString
 
 
 def blocks(language: str, document: Path = ROOT / "README.md") -> list[str]:
@@ -54,6 +58,18 @@ def on(server: EmbeddedServer, example: str) -> str:
     return example.replace('"postgresql:///shop"', repr(server.dsn()))
 
 
+def wait_for(
+    connection: psycopg.Connection[Any], query: LiteralString, process: subprocess.Popen[str]
+) -> None:
+    """Wait until the query has a row, which a process brings about."""
+    for _ in range(1200):
+        if connection.execute(query).fetchone() is not None:
+            return
+        assert process.poll() is None
+        time.sleep(0.05)
+    pytest.fail(f"no row came of {query}")
+
+
 def without_numbers(line: str) -> str:
     """A line with 0 for what differs from run to run: LSNs, xids, OIDs and times."""
     line = re.sub(r"\d{4}-\d\d-\d\d [\d:.]+\+00", "TIME", line)
@@ -71,9 +87,7 @@ def test_capture_inspect_segments_and_live(tmp_path: Path) -> None:
         try:
             with psycopg.connect(server.dsn(), autocommit=True) as connection:
                 active = "SELECT FROM pg_replication_slots WHERE slot_name = 'live' AND active"
-                while connection.execute(active).fetchone() is None:
-                    assert reading.poll() is None
-                    time.sleep(0.05)
+                wait_for(connection, active, reading)
             ran = run_python("-W", "error", "-c", on(server, capture), cwd=tmp_path)
             assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
             assert reading.stdout is not None
@@ -95,6 +109,41 @@ def test_capture_inspect_segments_and_live(tmp_path: Path) -> None:
         "accounts {'id': 2, 'balance': Decimal('1.00'), 'note': 'x'}",
         "accounts {'id': 2, 'balance': Decimal('7.00'), 'note': 'x'}",
     ]
+
+
+@pytest.mark.parametrize("impl", ["cython", "python"])
+def test_columns_for_polars(impl: str, tmp_path: Path) -> None:
+    pytest.importorskip("polars")
+    example, _ = python_blocks(ROOT / "docs" / "columns.md")
+    expected = re.findall(r"^ *print\(.*\) +# (.*)$", example, re.MULTILINE)
+    assert len(expected) == 2
+    ran = run_python("-W", "error", "-c", example, cwd=tmp_path, PGOUTPUT_FAST_IMPL=impl)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.splitlines() == expected
+
+
+@pytest.mark.integration
+def test_a_consumer_acknowledges_by_events(tmp_path: Path) -> None:
+    """The loop of the document: what it has stored, the server need not keep."""
+    _, example = python_blocks(ROOT / "docs" / "columns.md")
+    slot = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE active"
+    with fresh_server() as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
+        reading = subprocess.Popen(
+            [sys.executable, "-c", on(server, example)], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            wait_for(connection, slot, reading)
+            connection.execute("INSERT INTO accounts VALUES (1, 99.50, NULL)")
+            ((end,),) = connection.execute("SELECT pg_current_wal_lsn()")
+            assert reading.stdout is not None
+            assert reading.stdout.readline() == (
+                "['insert'] [{'id': 1, 'balance': Decimal('99.50'), 'note': None}]\n"
+            )
+            confirmed = f"SELECT 1 FROM ({slot}) s WHERE confirmed_flush_lsn >= '{end}'"
+            wait_for(connection, confirmed, reading)
+        finally:
+            reading.kill()
+            reading.communicate()
 
 
 @pytest.mark.integration

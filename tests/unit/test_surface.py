@@ -307,6 +307,9 @@ def test_fields(impl: ModuleType, name: str) -> None:
     doc = type(message).__doc__ + (pf.Prepare.__doc__ if name == "StreamPrepare" else "")
     for field in FIELDS[name]:
         assert re.search(rf"\b{field}\b", doc), field
+    for time in PROPERTIES.get(name, ()):
+        if time.endswith("_datetime") and name in SHARED:
+            assert f"`{time}`" in doc
     assert not hasattr(message, "__dict__")
 
 

@@ -1,0 +1,67 @@
+"""Colours of what the command prints: on a terminal, where NO_COLOR does not say otherwise."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, TextIO
+
+import click
+
+Paint = Callable[[str, str], str]
+"""A text in the colours of what it is: a key of `_STYLES`."""
+
+_STYLES: dict[str, dict[str, Any]] = {
+    "column": {"fg": "cyan"},
+    "delete": {"fg": "red"},
+    "error": {"fg": "red", "bold": True},
+    "heading": {"bold": True},
+    "insert": {"fg": "green"},
+    "message": {"fg": "blue"},
+    "no value": {"dim": True},
+    "place": {"dim": True},
+    "table": {"bold": True},
+    "truncate": {"fg": "magenta"},
+    "update": {"fg": "yellow"},
+}
+
+
+def plain(text: str, _: str) -> str:
+    """The text as it is."""
+    return text
+
+
+def _coloured(text: str, what: str) -> str:
+    return click.style(text, **_STYLES[what])
+
+
+def paint_for(stream: TextIO) -> Paint:
+    """What paints a text that is printed to `stream`: :func:`plain` where it is no terminal."""
+    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return _coloured if wanted and stream.isatty() else plain
+
+
+class Formatter(click.HelpFormatter):
+    """Help with headings and options in colours."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._paint: Paint = paint_for(sys.stdout)
+
+    def write_heading(self, heading: str) -> None:
+        """Write the heading of a section."""
+        self.write(f"{'':>{self.current_indent}}{self._paint(heading + ':', 'heading')}\n")
+
+    def write_dl(
+        self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
+    ) -> None:
+        """Write options or commands with what they do."""
+        painted = [(self._paint(first, "column"), second) for first, second in rows]
+        super().write_dl(painted, col_max, col_spacing)
+
+
+class Context(click.Context):
+    """The context of a command whose help is in colours."""
+
+    formatter_class = Formatter
