@@ -31,7 +31,7 @@ SESSION_SETTINGS = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
 }
-"""What decides how values look as text. Every session sets all of it."""
+"""The settings that decide how values look as text. Every session sets all of them."""
 
 _SECRETS = ("password", "sslpassword", "oauth_client_secret")
 
@@ -90,7 +90,7 @@ class ReplicationError(PgOutputError):
 def server_error(
     doing: str, text: str, sqlstate: str | None, advice: Mapping[str, str] = _ADVICE
 ) -> ReplicationError:
-    """The error for something the server refused.
+    """The error for something that the server refused, with what to do about it.
 
     Parameters
     ----------
@@ -126,10 +126,17 @@ def result_error(
 
 
 def _conninfo(dsn: str, *, replication: bool) -> tuple[str, list[str]]:
-    """Complete connection string, and the secrets in it. Errors never show a part of it.
+    """A connection string with what every connection needs, and the secrets in it.
 
-    A password with characters that are not escaped ends up in the host or port, which libpq's
-    messages show: so these are looked at first.
+    libpq's messages show host and port, and a password whose special characters were not escaped
+    ends up there: so both are looked at first.
+
+    Raises
+    ------
+    PgOutputError
+        The string can't be read. The message shows no part of it.
+    TypeError
+        It is no str.
     """
     if not isinstance(dsn, str):
         raise TypeError(f"the connection string must be a str, not {type(dsn).__name__}")
@@ -147,7 +154,7 @@ def _conninfo(dsn: str, *, replication: bool) -> tuple[str, list[str]]:
             "the connection string has a host or port that can't be one; special characters in a "
             "URL's user and password are written as %XX"
         )
-    # A shorter one would be found in any word.
+    # They are blotted out of messages. Shorter ones are left: they would be found in any word.
     secrets = [str(parameters[name]) for name in _SECRETS if len(str(parameters.get(name, ""))) > 3]
     parameters["client_encoding"] = "UTF8"
     parameters.pop("replication", None)
@@ -158,16 +165,26 @@ def _conninfo(dsn: str, *, replication: bool) -> tuple[str, list[str]]:
 
 
 def open_connection(dsn: str, *, replication: bool) -> psycopg.Connection[tuple[object, ...]]:
-    """Connect, and set `SESSION_SETTINGS`. Each statement is a transaction.
+    """Connect, and set `SESSION_SETTINGS`. Each statement is a transaction of its own.
+
+    Parameters
+    ----------
+    dsn : str
+        Connection string of libpq, or URL.
+    replication : bool
+        Whether the connection is one of replication mode.
 
     Raises
     ------
     PgOutputError
-        The server can't be reached or refuses. No message has the password.
+        The string can't be read, or the server can't be reached or refuses. No message has the
+        password.
+    TypeError
+        `dsn` is no str.
     """
     conninfo_, secrets = _conninfo(dsn, replication=replication)
     try:
-        # Nothing is prepared: a walsender knows the simple protocol alone.
+        # Statements are not prepared, as a walsender knows the simple protocol alone.
         connection = psycopg.Connection.connect(conninfo_, autocommit=True, prepare_threshold=None)
     except psycopg.Error as error:
         text = str(error)
@@ -191,7 +208,13 @@ def open_connection(dsn: str, *, replication: bool) -> psycopg.Connection[tuple[
 def check_publications(
     connection: psycopg.Connection[tuple[object, ...]], publications: Sequence[str]
 ) -> None:
-    """Refuse publications that are not there: 18 and later would silently wait for them."""
+    """Refuse publications that are not there: PostgreSQL 18 would silently pass over their changes.
+
+    Raises
+    ------
+    PgOutputError
+        One is not there, `publications` is no list of names, or the server can't be asked.
+    """
     if (
         not isinstance(publications, (list, tuple))
         or not publications
@@ -201,7 +224,10 @@ def check_publications(
     query = sql.SQL("SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({})").format(
         sql.SQL(", ").join(sql.Literal(name) for name in publications)
     )
-    rows = connection.execute(query).fetchall()
+    try:
+        rows = connection.execute(query).fetchall()
+    except psycopg.Error as error:
+        raise server_error("can't look publications up", str(error), error.sqlstate) from error
     missing = sorted(set(publications) - {str(row[0]) for row in rows})
     if missing:
         raise PgOutputError(

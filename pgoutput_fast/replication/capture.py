@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
-# Idle positions are kept in a file that is synced: not for each keepalive. Seconds, bytes of WAL.
+# How far the server is where nothing is to be landed is kept in a file that is synced: not for
+# every keepalive, but after so many seconds, or so many bytes of the server's log.
 _ADVANCE_INTERVAL = 10.0
 _ADVANCE_BYTES = 16 << 20
-_SILENCE = 0.1  # seconds
+_SILENCE = 0.1  # seconds without a frame, after which the segment is completed
 
 _read_begin = fields_reader("B", "final_lsn")
 _read_message = fields_reader("M", "flags", "lsn")
@@ -31,15 +32,16 @@ class CaptureProgress(NamedTuple):
     """How far a capture is."""
 
     frames: int
-    """Taken in this run."""
+    """Frames that this run has taken."""
     transactions: int
-    """Whole ones, taken in this run."""
+    """Whole transactions that this run has taken."""
     bytes: int
-    """Of frames taken in this run."""
+    """Bytes of the frames that this run has taken."""
     received_lsn: int
-    """Start LSN of what was taken last, or how far the server has told that nothing more comes."""
+    """Where the last change that was taken begins in the server's log; or a later LSN, before which
+    the server has said that nothing more comes."""
     durable_lsn: int
-    """Everything before it is in segments, and acknowledged."""
+    """Everything before this LSN is in segments, and acknowledged."""
 
 
 def capture(
@@ -59,43 +61,55 @@ def capture(
 ) -> CaptureProgress:
     """Land a slot's changes in segments, from where the directory ends.
 
-    It goes on until `until_lsn`, or `stop`, or Ctrl-C, or an error. A segment ends at a commit
-    after `segment_bytes`, or when nothing comes for a tenth of a second. After any end, also a
-    kill, the next call goes on without loss and without doubling.
+    It goes on until `until_lsn` or `stop`, until the server shuts down, or until Ctrl-C or an error.
+    A segment ends at a commit after `segment_bytes`, or when nothing comes for a tenth of a second.
+    However a call ends, killed or not, the next one goes on without loss and without doubling.
 
     Parameters
     ----------
     dsn : str
         Connection string of libpq, or URL.
     slot : str
-    publications : sequence of str
+    publications : list or tuple of str
+        Names of publications, as they are: they are quoted here.
     directory : path
-        See `pgoutput_fast.segments`. Made if it is not there.
+        Of segments (`pgoutput_fast.segments`). Made if it is not there.
     create_slot : bool
-        Make the slot if it is not there.
+        Make the slot if it is not there. Only for a directory in which no capture has begun.
     adopt_slot : bool
-        Let a slot that is there already, as one that was made with SQL, begin a directory in which
-        there is nothing yet. Refused without it: if another directory has what the slot brought so
-        far, whatever came into this one would be missing there.
+        Let a slot that is there already, one that was made with SQL, say, begin a directory in
+        which there is nothing yet. It is refused otherwise: if another directory has what the slot
+        brought so far, whatever came into this one would be missing there.
     until_lsn : int
-        Land exactly what was committed before this LSN, which is what `pg_current_wal_lsn()` was
-        asked for, or any other; then end. A transaction counts by the start of its commit record, a
-        non-transactional message by the end of its record. What comes after stays in the slot.
-    binary, messages : bool
-        As for `connect`.
+        Land exactly what was committed before this LSN, then end: `pg_current_wal_lsn()` gives the
+        one for all that is committed by now. What counts is where the commit record of a
+        transaction begins, and where the record of a non-transactional message ends. What comes
+        after stays in the slot.
+    binary : bool
+        Values in their types' binary form, where they have one.
+    messages : bool
+        Logical messages (`pg_logical_emit_message`) too.
     segment_bytes : int
-        As for `SegmentWriter`.
+        A segment ends with the first commit after so many bytes of frames. A transaction that is
+        larger is cut into parts of twice as many.
     progress : callable
-        Called after each batch of frames that came.
+        Called with a `CaptureProgress` after each batch of frames that came.
     stop : threading.Event
         Ends the capture from another thread, within some tenths of a second. What was received of
         whole transactions is made durable before.
 
+    Returns
+    -------
+    CaptureProgress
+        At the end.
+
     Raises
     ------
     PgOutputError
-        The server can't be reached or refuses, the slot is beyond the end of the directory, the
-        directory is another slot's or another capture's, or the disk refuses.
+        The server can't be reached or refuses; there is no such publication, or no such slot; the
+        slot is beyond the end of the directory; no capture has begun in the directory, and the slot
+        is there already; the directory is another slot's or another capture's, or damaged; the disk
+        refuses; or pyarrow or NumPy is not installed. No message has the password.
     TypeError
         An argument is of another type. Nothing was made.
     KeyboardInterrupt
@@ -133,7 +147,7 @@ def capture(
                 directory, metadata, confirmed_flush_lsn=confirmed, segment_bytes=segment_bytes
             )
         except BaseException:
-            if state is None:  # made here; left behind it would keep the server's log for ever
+            if state is None:  # the slot was made here, and would keep the server's log for ever
                 connection.drop_slot(slot)
             raise
         with writer:
@@ -209,7 +223,8 @@ def _before(
             beyond = _read_begin(frame)[0] >= until_lsn
         elif frame[:1] == b"M":
             flags, lsn = _read_message(frame)
-            beyond = not flags & 1 and lsn > until_lsn  # not transactional; the end of its record
+            # Bit 0 says that it is transactional. Its LSN is where its record ends.
+            beyond = not flags & 1 and lsn > until_lsn
         else:
             continue
         if beyond:

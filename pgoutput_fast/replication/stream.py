@@ -39,25 +39,29 @@ if TYPE_CHECKING:
 
 take_copy_data = twin("replication._copydata").take_copy_data
 
-# Bytes that the consumer gets at once.
+# A batch is handed over once it has so many bytes.
 _BATCH_BYTES = 1 << 20
-# While data flow, what comes within so many seconds goes together: a wait brings some hundred
-# frames at most, of which what a consumer pays for each batch would be the greater part.
+# While data flow, what comes within so many seconds is one batch. Each wait brings some hundred
+# frames at most, and a consumer would pay more for a batch of so few than for its frames.
 _COLLECT = 0.02
 
-# Waking up for each packet costs the client more than anything else it does. On TCP the kernel
-# waits for so many bytes; a poll is short, because the stream's tail is less. On unix sockets poll
-# ignores that, so what has come is read, and then a nap is taken.
+# To wake up for each packet would cost the client more than all else that it does. On TCP the
+# kernel wakes it for so many bytes at once; a poll is short, as the last bytes of a stream are
+# fewer. On unix sockets poll() knows no such mark: what has come is read, then a nap is taken.
 _LOW_WATER = 64 << 10
 _TCP_POLL = 0.005  # seconds
-# Seconds. A socket's buffer holds some 280 small messages: a nap of 1 ms halved the rate.
+# Seconds. A unix socket's buffer holds some 280 small messages, so that the server waits during a
+# longer nap: one of 1 ms halved the rate.
 _UNIX_NAP = 0.0002
-_IDLE_AFTER = 0.05  # seconds without data; then the first byte wakes
-_IDLE_POLL = 0.1  # seconds; also how long close() waits for another thread's receive()
+# After so many seconds without data, the next byte wakes the client at once.
+_IDLE_AFTER = 0.05
+# Seconds that a wait for it takes at most, and so close(), while another thread receives.
+_IDLE_POLL = 0.1
 
-_STATUS_INTERVAL = 10.0  # seconds, at most
-# While nobody receives, who would see that the server asks: its timeout may have been changed.
-_AWAY_INTERVAL = 1.0  # seconds
+_STATUS_INTERVAL = 10.0  # seconds between two status messages, at most
+# The same while nobody receives: a server that asks for a status, as its timeout may have become
+# shorter meanwhile, is not heard then. Seconds.
+_AWAY_INTERVAL = 1.0
 _ACKNOWLEDGE_INTERVAL = 0.5  # seconds between two status messages that only tell a new position
 _CLOSE_TIMEOUT = 2.0  # seconds for the server to end the stream
 
@@ -99,8 +103,8 @@ class ReplicationStream:
     def __init__(self, connection: ReplicationConnection, start_lsn: int) -> None:
         self.connection = connection
         self._pgconn = connection.pgconn
-        # libpq's connection is for one thread at a time. Re-entrant, for a signal's handler that
-        # closes the stream.
+        # One thread at a time may use libpq's connection. The lock is re-entrant, as a signal's
+        # handler may close the stream in the middle of receive().
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._error: PgOutputError | None = None
@@ -108,7 +112,7 @@ class ReplicationStream:
         self._acknowledged = start_lsn
         self._received = start_lsn
         self._ask = False
-        # 3 answers per timeout: one may be late.
+        # Three statuses within the server's timeout, so that one may be late.
         timeout = connection.wal_sender_timeout
         self._status_interval = min(_STATUS_INTERVAL, timeout / 3) if timeout else _STATUS_INTERVAL
         self._left_over: deque[tuple[int, int, int, bytes]] = deque()
@@ -182,14 +186,14 @@ class ReplicationStream:
                     raise self._error
                 if self._ended:
                     return None
-                # The consumer's time is not the server's silence.
+                # The time that the consumer took for itself is no silence of the server's.
                 self._waiter.last_data += time.monotonic() - self._left
                 batch = self._receive(deadline)
                 self._left = time.monotonic()
                 return batch
         except BaseException as error:
             if self._error is None:
-                # As Ctrl-C, between taking a frame from libpq and handing it over.
+                # Ctrl-C, say, came after a frame was taken from libpq, before it was handed over.
                 self._error = PgOutputError(
                     f"receiving was interrupted ({type(error).__name__}), so that this stream may "
                     "have lost frames: connect again, what was not acknowledged comes again"
@@ -220,13 +224,13 @@ class ReplicationStream:
         self._acknowledged = max(self._acknowledged, lsn)
 
     def ask_for_keepalive(self) -> None:
-        """Have the server tell soon how far it is, also when nothing happens."""
+        """Ask the server how far it is: a keepalive comes soon, also when nothing happens."""
         self._ask = True
 
     def close(self) -> None:
         """Tell the server the last position, and end the connection.
 
-        In a process that was forked, nothing: the connection is its parent's.
+        It does nothing in a process that was forked: the connection is its parent's.
         """
         if os.getpid() != self._process:
             return
@@ -276,7 +280,7 @@ class ReplicationStream:
         """
         get_copy_data = self._pgconn.get_copy_data
         while not self._stop.is_set():
-            # This is what a client costs.
+            # Nearly all that a client costs is spent in this call.
             size, lsn, length, data = take_copy_data(
                 get_copy_data, taken.frames, _BATCH_BYTES - taken.size
             )
@@ -321,15 +325,15 @@ class ReplicationStream:
             self._error = result_error("the server ended the stream", result, STREAM_ADVICE)
 
     def _keep_alive(self) -> None:
-        """In a thread: tell the server what is due while nobody receives."""
-        # Often enough that of two statuses per timeout one may be late.
+        """In a thread of its own: send the statuses that are due while nobody receives."""
+        # So often that within the server's timeout one of two may be late.
         while not self._stop.wait(min(_ACKNOWLEDGE_INTERVAL, self._status_interval / 2)):
             if self._lock.acquire(blocking=False):
                 try:
                     if not self._ended:
                         self._send_status_if_due(min(_AWAY_INTERVAL, self._status_interval))
                 except psycopg.Error:
-                    pass  # the next receive() finds it
+                    pass  # the next receive() finds the connection lost
                 finally:
                     self._lock.release()
 
@@ -350,7 +354,7 @@ class ReplicationStream:
         self._pgconn.flush()
 
     def _finish(self) -> None:
-        """Tell the position, and wait until the server has read it: it ends the stream."""
+        """Tell the last position and end the stream; wait until the server has ended it too."""
         pgconn = self._pgconn
         deadline = time.monotonic() + _CLOSE_TIMEOUT
         with contextlib.suppress(psycopg.Error):
@@ -403,10 +407,11 @@ class _Waiter:
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
         self.last_data = time.monotonic()
-        # A duplicate: closing it leaves libpq's alone.
+        # Of a duplicate of the descriptor, so that closing it leaves libpq's alone.
         self._socket = socket.socket(fileno=os.dup(self._descriptor))
         self._is_unix = self._socket.family == socket.AF_UNIX
-        # With TLS, libpq may hold data that the socket no longer shows: never wait for more.
+        # With TLS, libpq may hold data that the socket no longer shows, so that there might never
+        # be enough in it.
         self._coalesce = not self._is_unix and not pgconn.ssl_in_use
         self._low_water = 1
         self.was_idle = True
@@ -438,7 +443,7 @@ class _Waiter:
         else:
             self._set_low_water(_LOW_WATER)
             self._poll.poll(min(_TCP_POLL, left) * 1000)
-        # In any case: less than the low-water mark may be there.
+        # Also if the poll was in vain: fewer bytes than it waits for may be there.
         self._pgconn.consume_input()
 
     def _set_low_water(self, size: int) -> None:
@@ -464,19 +469,21 @@ def connect(
 ) -> ReplicationStream:
     """Begin to receive a slot's changes, in protocol version 1: whole transactions.
 
+    ``docs/replication.md`` says what the stream gives, and what may be acknowledged when.
+
     Parameters
     ----------
     dsn : str
         Connection string of libpq, or URL.
     slot : str
-    publications : sequence of str
+    publications : list or tuple of str
         Names of publications, as they are: they are quoted here.
     create_slot : bool
         Make the slot if it is not there.
     temporary : bool
         Make a slot that ends with the connection; there must be none of this name.
     start_lsn : int
-        Where to go on; by default where the slot stands.
+        Where to go on: by default, at the LSN up to which the slot was acknowledged.
     binary : bool
         Values in their types' binary form, where they have one.
     messages : bool
@@ -486,7 +493,9 @@ def connect(
     ------
     PgOutputError
         The server can't be reached or refuses; there is no such slot or publication; the slot is in
-        use; the slot is beyond `start_lsn`, so that changes are lost.
+        use; the slot is beyond `start_lsn`, so that changes are lost. No message has the password.
+    TypeError
+        `dsn` or `slot` is no str.
     """
     connection = ReplicationConnection(dsn)
     try:

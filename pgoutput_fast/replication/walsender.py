@@ -28,13 +28,18 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-# After a disconnect the server notices only after some 300 ms that a slot is free. Seconds.
+# Seconds between tries to take a slot that is in use: when its last reader has gone, the server
+# notices it only some 300 ms later.
 _BUSY_WAITS = (0.1, 0.2, 0.4, 0.8, 1.5, 3.0)
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
 
 
 class SlotState(NamedTuple):
-    """A logical slot, as pg_replication_slots shows it."""
+    """A logical slot, as pg_replication_slots shows it.
+
+    Fields: plugin, database, confirmed_flush_lsn (up to where it was acknowledged), active_pid (of
+    the process that reads it, or None), wal_status (None before PostgreSQL 13).
+    """
 
     plugin: str
     database: str
@@ -49,21 +54,27 @@ class ReplicationConnection:
     Parameters
     ----------
     dsn : str
-        Connection string of libpq, or URL; ``replication`` and ``client_encoding`` are given here.
+        Connection string of libpq, or URL. What it says of ``replication`` and ``client_encoding``
+        is not looked at.
 
     Attributes
     ----------
     system_identifier, database : str
-        As IDENTIFY_SYSTEM tells them.
+        What IDENTIFY_SYSTEM tells.
     server_version : int
-        As libpq's: 180004 is 18.4.
+        The server's version as libpq has it: 180004 is 18.4.
     settings : dict of str to str
         The session settings, as the server shows them.
+    wal_sender_timeout : float
+        Seconds after which the server gives a silent client up; 0 for never.
 
     Raises
     ------
     PgOutputError
-        The server can't be reached or refuses. No message has the password.
+        The connection string can't be read, or the server can't be reached or refuses. No message
+        has the password.
+    TypeError
+        `dsn` is no str.
     """
 
     def __init__(self, dsn: str) -> None:
@@ -77,7 +88,6 @@ class ReplicationConnection:
             timeout = self.query(
                 "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
             )
-            # Seconds; 0: none.
             self.wal_sender_timeout = int(str(timeout[0][0])) / 1000
         except BaseException:
             self._connection.close()
@@ -98,11 +108,22 @@ class ReplicationConnection:
 
     @property
     def pgconn(self) -> pq.abc.PGconn:
-        """The connection in libpq's terms."""
+        """The connection of libpq that psycopg's stands on."""
         return self._connection.pgconn
 
     def query(self, command: str | sql.Composable) -> list[tuple[object, ...]]:
-        """Run one command; its rows, values as text or as psycopg makes them."""
+        """Run one command of the walsender, or of SQL.
+
+        Returns
+        -------
+        list of tuple
+            Its rows, with values as psycopg makes them.
+
+        Raises
+        ------
+        PgOutputError
+            The server refuses, or the connection is lost.
+        """
         composed = command if isinstance(command, sql.Composable) else sql.SQL(command)
         text = composed.as_string(self._connection)
         try:
@@ -121,7 +142,10 @@ class ReplicationConnection:
         Raises
         ------
         PgOutputError
-            It is another kind of slot, of another database, or its WAL is gone.
+            It is another kind of slot, of another database, or its WAL is gone; the name can't be
+            one; or the server can't be asked.
+        TypeError
+            `name` is no str.
         """
         check_slot_name(name)
         wal_status = "wal_status" if self.server_version >= 130000 else "NULL"
@@ -155,9 +179,21 @@ class ReplicationConnection:
         )
 
     def create_slot(self, name: str, *, temporary: bool = False) -> int:
-        """Make a slot for pgoutput; without a snapshot. The LSN at which it begins.
+        """Make a slot for pgoutput, without a snapshot.
 
         It waits until transactions that are running have ended.
+
+        Returns
+        -------
+        int
+            The LSN at which the slot begins.
+
+        Raises
+        ------
+        PgOutputError
+            There is one of this name, the name can't be one, or the server refuses.
+        TypeError
+            `name` is no str.
         """
         check_slot_name(name)
         old = self.server_version < 150000
@@ -171,12 +207,26 @@ class ReplicationConnection:
         return parse_lsn(str(rows[0][1]))
 
     def drop_slot(self, name: str) -> None:
-        """Drop a slot; the server no longer keeps its log for it."""
+        """Drop a slot, so that the server no longer keeps its log for it.
+
+        Raises
+        ------
+        PgOutputError
+            There is none of this name, it is in use, or the server refuses.
+        TypeError
+            `name` is no str.
+        """
         check_slot_name(name)
         self.query(sql.SQL("DROP_REPLICATION_SLOT {}").format(sql.Identifier(name)))
 
     def check_publications(self, publications: Sequence[str]) -> None:
-        """Refuse publications that are not there; see `check_publications`."""
+        """Refuse publications that are not there.
+
+        Raises
+        ------
+        PgOutputError
+            One is not there, `publications` is no list of names, or the server can't be asked.
+        """
         check_publications(self._connection, publications)
 
     def start(self, slot: str, lsn: int, options: Mapping[str, str]) -> None:
@@ -184,10 +234,20 @@ class ReplicationConnection:
 
         A slot that is in use is tried again for some seconds.
 
+        Parameters
+        ----------
+        slot : str
+        lsn : int
+            Where to begin; the server begins later if the slot was acknowledged further.
+        options : mapping of str to str
+            As `start_options` makes them.
+
         Raises
         ------
         PgOutputError
-            The server refuses. Its SQLSTATE is in the message.
+            The server refuses, or the connection is lost.
+        TypeError
+            `slot` is no str.
         """
         check_slot_name(slot)
         given = ", ".join(f'"{name}" {_literal(value)}' for name, value in options.items())
@@ -207,7 +267,7 @@ class ReplicationConnection:
             time.sleep(wait)
 
     def _result(self) -> pq.abc.PGresult:
-        """Wait for the result of a command, so that Ctrl-C can end it."""
+        """The result of a command; while it is waited for, Ctrl-C is heard."""
         pgconn = self.pgconn
         try:
             while pgconn.is_busy():
@@ -229,7 +289,15 @@ def wait_for(pgconn: pq.abc.PGconn, event: int, seconds: float) -> None:
 
 
 def check_slot_name(name: str) -> None:
-    """Refuse what can't be the name of a slot."""
+    """Refuse what can't be the name of a slot.
+
+    Raises
+    ------
+    PgOutputError
+        It has other characters than the server allows, or is too long.
+    TypeError
+        It is no str.
+    """
     if not isinstance(name, str):
         raise TypeError(f"the name of a slot must be a str, not {type(name).__name__}")
     if not _SLOT_NAME.fullmatch(name):
@@ -239,7 +307,7 @@ def check_slot_name(name: str) -> None:
 
 
 def _literal(value: str) -> str:
-    """A string of the replication grammar: only quotes are doubled, backslashes are themselves."""
+    """A string as START_REPLICATION takes it: quotes are doubled, backslashes are left alone."""
     if "\0" in value:
         raise PgOutputError(f"an option of START_REPLICATION has a NUL byte: {value!r}")
     return "'" + value.replace("'", "''") + "'"
@@ -257,7 +325,13 @@ def start_options(
     binary: bool,
     messages: bool,
 ) -> Mapping[str, str]:
-    """Options of START_REPLICATION for protocol version 1."""
+    """Options of START_REPLICATION for protocol version 1.
+
+    Raises
+    ------
+    PgOutputError
+        The server is too old for one.
+    """
     options = {"proto_version": "1", "publication_names": publication_names(publications)}
     for name, wanted in (("binary", binary), ("messages", messages)):
         if wanted:
@@ -268,7 +342,15 @@ def start_options(
 
 
 def confirmed_flush_lsn(connection: ReplicationConnection, slot: str, *, create: bool) -> int:
-    """Where a slot stands; made before if asked for."""
+    """Up to where a slot was acknowledged; with `create` it is made if it is not there.
+
+    Raises
+    ------
+    PgOutputError
+        There is no such slot, it can't be used, or the server refuses.
+    TypeError
+        `slot` is no str.
+    """
     state = connection.slot(slot)
     if state is not None:
         return state.confirmed_flush_lsn

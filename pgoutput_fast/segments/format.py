@@ -29,23 +29,30 @@ END_KEY = b"pgoutput_fast.end"
 LAST_PART = b"last"
 OTHER_PART = b"more"
 ANNOUNCED_LSN = 0
-"""In the column `lsn` of a Relation or Type, which has no place in the WAL: so the server sends
-them, and so a file's beginning repeats those in force."""
+"""The value of the column `lsn` for a Relation or Type, which has no place in the server's log: as
+the server sends it, and as the beginning of each file repeats it."""
 MAX_PART = 99999
 POSITION_NAME = "position.json"
 TEMPORARY = re.compile(r"\.([0-9]{5})\.arrow\.tmp|\.position\.json\.tmp", re.ASCII)
 _NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9]{5})\.arrow", re.ASCII)
-# The server has forgotten what was acknowledged: it can't be captured again.
+# What to do about a damaged file. It can't be captured again: what was acknowledged, the server has
+# forgotten.
 RESTORE = "restore it from a copy; without one, begin with a new slot, snapshot and empty directory"
 
-# What JSON that has another form is found by.
+# What reading JSON of another form raises.
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, PgOutputError)
 _COUNT = struct.Struct("<q")
 _COUNTS = struct.Struct("<qq")
 
 
 def require_pyarrow() -> Any:
-    """The module pyarrow with its IPC formats; an error that says what to do if it is missing."""
+    """The module pyarrow, with its IPC formats loaded.
+
+    Raises
+    ------
+    PgOutputError
+        It is not installed.
+    """
     try:
         import pyarrow as pa
         import pyarrow.ipc
@@ -57,7 +64,13 @@ def require_pyarrow() -> Any:
 
 
 def segment_schema() -> pa.Schema:
-    """Arrow schema of every segment, without its metadata."""
+    """The Arrow schema of every segment, without its metadata.
+
+    Raises
+    ------
+    PgOutputError
+        pyarrow is not installed.
+    """
     pa = require_pyarrow()
     return pa.schema(
         [
@@ -73,20 +86,21 @@ def segment_schema() -> pa.Schema:
 
 @dataclasses.dataclass(frozen=True)
 class SegmentMetadata:
-    """What a segment says of itself.
+    """What a segment says of itself, in its schema's metadata.
 
     Attributes
     ----------
     system_identifier : str
-        Of the database cluster, as IDENTIFY_SYSTEM tells it.
+        Identifies the database cluster; IDENTIFY_SYSTEM tells it.
     database, slot : str
         Where the frames come from.
     publications : tuple of str
-        As given to START_REPLICATION.
+        Their names, as they were given to START_REPLICATION.
     server_version : int
-        As libpq's: 180004 is 18.4.
+        The server's version as libpq has it: 180004 is 18.4.
     encoding : str
-        The client_encoding of the session: of all text in the frames, as PostgreSQL names it.
+        The client_encoding of the session, in which all text in the frames is, as PostgreSQL names
+        it.
     settings : dict of str to str
         Session settings that shape text values: DateStyle, IntervalStyle, TimeZone …
     options : dict of str to str
@@ -106,7 +120,13 @@ class SegmentMetadata:
     start_lsn: int = 0
 
     def to_json(self) -> str:
-        """JSON with the format's version and the checksum's name beside the attributes."""
+        """The attributes as JSON, with the format's version and the checksum's name.
+
+        Raises
+        ------
+        PgOutputError
+            `start_lsn` is out of an LSN's range.
+        """
         fields = dataclasses.asdict(self) | {"start_lsn": format_lsn(self.start_lsn)}
         return json.dumps({"format_version": FORMAT_VERSION, "checksum": "crc32", **fields})
 
@@ -135,7 +155,7 @@ class SegmentMetadata:
         )
 
     def differences(self, other: SegmentMetadata) -> list[str]:
-        """Sentences on why segments of the two can't stand in one directory."""
+        """Why segments of the two can't lie in one directory: a clause for each reason."""
         return [
             f"{name} {getattr(other, name)!r} is not {getattr(self, name)!r}"
             for name in ("system_identifier", "database", "slot")
@@ -144,7 +164,11 @@ class SegmentMetadata:
 
 
 class Segment(NamedTuple):
-    """One file of a directory of segments, as its name describes it."""
+    """One file of a directory of segments, as its name describes it.
+
+    Fields: first_lsn, end_lsn, part (from 0), path (`pathlib.Path`). A transaction is in the
+    segment if ``first_lsn <= its commit LSN < end_lsn``; parts of one segment have both in common.
+    """
 
     first_lsn: int
     end_lsn: int
@@ -176,10 +200,18 @@ def segment_name(first_lsn: int, end_lsn: int, part: int) -> str:
 
 
 def checksum(index: int, batch: pa.RecordBatch, more: bytes = b"") -> str | None:
-    """The CRC of a file's batch as text; None if its buffers are too short for what they say.
+    """The checksum of a record batch as text; None if its buffers are shorter than its rows need.
 
-    Each column counts with the exact bytes that its values take: how much padding follows is
-    the Arrow library's choice. `more` is what the end batch answers for.
+    Only the bytes that values take are counted: how much padding follows them is the Arrow
+    library's choice.
+
+    Parameters
+    ----------
+    index : int
+        The batch's number in the file, so that lost, doubled and exchanged ones are found.
+    batch : pyarrow.RecordBatch
+    more : bytes
+        What the checksum covers beside the batch: of the end mark, the file's metadata.
     """
     rows = batch.num_rows
     crc = zlib.crc32(_COUNTS.pack(index, rows))

@@ -40,7 +40,7 @@ class SegmentGroup(NamedTuple):
     parts: list[Segment]
     complete: bool
     has_last: bool
-    """Whether its last part is there: it was renamed when all others had been."""
+    """Whether its last part is there: which gets its name when all others have theirs."""
     metadata: SegmentMetadata
 
     @property
@@ -67,7 +67,13 @@ def _check_pair(before: SegmentReader, reader: SegmentReader) -> None:
 
 
 def _groups(segments: list[Segment]) -> Iterator[SegmentGroup]:
-    """The segments of sorted files that are of one slot."""
+    """Sorted files put together to segments.
+
+    Raises
+    ------
+    PgOutputError
+        A file is damaged, is given twice, or is of another slot than the one before it.
+    """
     before: SegmentReader | None = None
     for _, grouped in itertools.groupby(segments, lambda s: (s.first_lsn, s.end_lsn)):
         parts = list(grouped)
@@ -84,12 +90,13 @@ def _groups(segments: list[Segment]) -> Iterator[SegmentGroup]:
 
 
 def chain(segments: list[Segment]) -> tuple[list[SegmentGroup], SegmentGroup | None]:
-    """The complete segments, and what is there of one at the end without its last part.
+    """The complete segments of sorted files; then, or None, a last one without its last part.
 
     Raises
     ------
     PgOutputError
-        As `list_segments` says.
+        A file is damaged, files are of different slots, segments overlap, or one is missing between
+        two others, or a part of one is.
     """
     groups = list(_groups(segments))
     for before, group in itertools.pairwise(groups):
@@ -108,11 +115,11 @@ def chain(segments: list[Segment]) -> tuple[list[SegmentGroup], SegmentGroup | N
     unfinished = groups.pop() if groups and not groups[-1].has_last else None
     for group in groups:
         if not group.complete:
-            raise incomplete(group)
+            raise _incomplete(group)
     return groups, unfinished
 
 
-def incomplete(group: SegmentGroup) -> PgOutputError:
+def _incomplete(group: SegmentGroup) -> PgOutputError:
     """The error for a segment of which a part is missing."""
     return PgOutputError(
         f"{group.name} is not complete: there are its parts {group.numbers}, and the last or one "
@@ -121,7 +128,7 @@ def incomplete(group: SegmentGroup) -> PgOutputError:
 
 
 def _is_last_part_unnamed(group: SegmentGroup) -> bool:
-    """Whether the last part has its temporary name still, as a capture names it last."""
+    """Whether the last part has its temporary name still: a capture gives it its name last."""
     found = (TEMPORARY.fullmatch(path.name) for path in _files(group.parts[0].path.parent))
     return any(match and match[1] and int(match[1]) > group.parts[-1].part for match in found)
 
@@ -129,21 +136,26 @@ def _is_last_part_unnamed(group: SegmentGroup) -> bool:
 def list_segments(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
 ) -> list[Segment]:
-    """Complete segments, with all their parts, in commit order: a stretch of one slot's stream.
+    """The files of complete segments in commit order: a stretch of one slot's stream.
 
     Parameters
     ----------
     path : path or iterable of paths
-        A directory, of which all are listed; or files, one or several, in any order and from any
-        directories. A segment in a directory whose parts a capture is just publishing, at the end,
-        is left out: one whose last part has its temporary name still.
+        A directory, of which all segments are listed; or files, one or several, in any order and
+        from any directories. Of a directory, a segment at the end whose last part has its
+        temporary name still is left out: a capture is just giving its parts their names.
+
+    Returns
+    -------
+    list of Segment
+        All parts of all segments; empty for a directory without segments.
 
     Raises
     ------
     PgOutputError
         The directory can't be read, a file has another name or is damaged, files are of different
-        slots, segments overlap, or one is missing between two others, or a part; among several
-        paths, one is given twice, or is a directory.
+        slots, segments overlap, or one is missing between two others, or a part of one is; among
+        several paths, one is given twice, or is a directory; or pyarrow is not installed.
     """
     if not isinstance(path, (str, os.PathLike)):
         return _list_files([Path(one) for one in path])
@@ -156,11 +168,12 @@ def list_segments(
         before = unfinished
         groups, unfinished = chain(listed(directory))
         if unfinished == before:
-            raise incomplete(unfinished)
+            raise _incomplete(unfinished)
     return [segment for group in groups for segment in group.parts]
 
 
 def _list_files(paths: list[Path]) -> list[Segment]:
+    """The same of a list of files."""
     for path in paths:
         if path.is_dir():
             raise PgOutputError(
@@ -170,7 +183,7 @@ def _list_files(paths: list[Path]) -> list[Segment]:
     segments = sorted(Segment.from_path(path) for path in paths)
     _, unfinished = chain(segments)
     if unfinished is not None:
-        raise incomplete(unfinished)
+        raise _incomplete(unfinished)
     return segments
 
 

@@ -29,9 +29,13 @@ if TYPE_CHECKING:
 
 
 class SegmentReader:
-    """The record batches of one segment, each checked against its checksum.
+    """The record batches of one file of a segment, each checked against its checksum.
 
     Use it as a context manager and iterate over it. One batch is in memory at a time.
+
+    Parameters
+    ----------
+    path : path
 
     Attributes
     ----------
@@ -43,8 +47,9 @@ class SegmentReader:
     Raises
     ------
     PgOutputError
-        The file is no segment, of another version, cut short or damaged. The error names the file.
-        Metadata and the number of batches are checked at once, a batch when it is read.
+        The file can't be read, is no segment, of another version, cut short or damaged, or pyarrow
+        is not installed. Metadata and the number of batches are checked when the file is opened; a
+        batch when iteration comes to it, which raises the error then.
     """
 
     path: Path
@@ -99,7 +104,7 @@ class SegmentReader:
         with self._errors():
             packed = is_compressed(self._file, self._blocks[index])
         if packed:
-            # Unread: a few bytes may claim to be terabytes.
+            # It is not read: a few bytes may claim to be terabytes.
             raise PgOutputError(
                 f"record batch {index} of {self.path} is compressed, and those of a segment never "
                 f"are: something has written it anew; {RESTORE}"
@@ -115,12 +120,18 @@ class SegmentReader:
         expected = custom.get(CRC_KEY, b"").decode("ascii", "replace")
         if found != expected:
             what = "the end mark with the metadata" if more else f"record batch {index}"
-            # Of a damaged file: it may be anything.
+            # The file is damaged, so that this may be anything.
             shown = printable(expected[:16]) or "one"
             raise self._damaged(f"{what} has checksum {found}, expected {shown}")
 
     def _check_end(self, metadata: bytes) -> tuple[int, bool]:
-        """How many batches the footer has before the end mark, and if the mark is a last part's."""
+        """The number of batches before the end mark, and whether this is a segment's last part.
+
+        Raises
+        ------
+        PgOutputError
+            There is no end mark, or its checksum is not that of the file's metadata.
+        """
         last = len(self._blocks) - 1
         if last < 0:
             raise self._damaged("its footer has no record batches, where each segment has one")

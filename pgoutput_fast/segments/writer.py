@@ -68,9 +68,9 @@ def _require_numpy() -> None:
 def _guarded(
     method: Callable[Concatenate[SegmentWriter, _P], _R],
 ) -> Callable[Concatenate[SegmentWriter, _P], _R]:
-    """Refuse the writer's use after its end and after an error of any kind, this call's included.
+    """Make a method refuse a writer that has failed or was closed, and note its own failure.
 
-    What the disk refuses becomes this package's error.
+    An error of the disk is raised as this package's.
     """
 
     @functools.wraps(method)
@@ -132,18 +132,25 @@ class SegmentWriter:
     directory : path
         Made if it is not there.
     metadata : SegmentMetadata
-        Of the session; its `start_lsn` is not looked at.
+        What the session tells of itself; its `start_lsn` is not looked at.
     confirmed_flush_lsn : int
-        The slot's. A directory without segments begins there.
+        Up to where the server has the slot acknowledged. A directory without segments begins there.
     segment_bytes : int
-        A segment ends with the first commit after so many bytes of frames; a part, within a
-        transaction, after twice as many.
+        A segment ends with the first commit after so many bytes of frames. A transaction that is
+        larger is cut into parts of twice as many.
+
+    Attributes
+    ----------
+    directory : pathlib.Path
+    position : int
+        LSN up to which everything is durable: it may be acknowledged, and the stream has to begin
+        there.
 
     Raises
     ------
     PgOutputError
-        Another capture has the directory, its segments are another slot's, or the slot is beyond
-        their end.
+        Another capture has the directory, its segments are another slot's or damaged, the slot is
+        beyond their end, the disk refuses, or pyarrow or NumPy is not installed.
     """
 
     def __init__(
@@ -198,7 +205,7 @@ class SegmentWriter:
         if self._lock < 0:
             return
         try:
-            # Its only use is to write the footer of a file that is deleted next.
+            # It is not closed: that would write the footer of a file that is deleted next.
             self._arrow = None
             if self._file is not None:
                 self._file.close()
@@ -212,7 +219,7 @@ class SegmentWriter:
             self._unusable = self._unusable or "it is closed"
 
     def _failed(self, error: BaseException) -> None:
-        """Take note of an error, after which the writer is refused; raise the disk's as ours."""
+        """Note an error, after which the writer is refused, and raise it as ours if the disk's."""
         self._unusable = f"it failed before ({printable(str(error)) or type(error).__name__})"
         if isinstance(error, OSError):
             raise PgOutputError(
@@ -228,12 +235,13 @@ class SegmentWriter:
                 f"new one, which goes on where the directory ends"
             )
 
-    # Start
+    # --- beginning
 
     def _resume(self, confirmed_flush_lsn: int) -> None:
         """Find where to go on, and delete what a capture that was killed has left.
 
-        Nothing is deleted before it is sure that the server sends it again.
+        What the directory holds is checked against the slot first, so that nothing is deleted which
+        the server does not send again.
         """
         groups, unfinished = chain(listed(self.directory))
         if groups or unfinished is not None:
@@ -267,13 +275,17 @@ class SegmentWriter:
             )
         self._clean_up(unfinished)
         if not known:
-            # So that a slot that moves on before the first segment is noticed too.
+            # Else nobody would notice that the slot moved on before the first segment was written.
             self._write_position(self.position)
-        # Of the next segment. An idle position does not count: there is no segment up to it.
+        # Where the next segment goes on: at the end of the last one, though the server may have
+        # told since that nothing came behind it.
         self._start_lsn = self.position if last_end is None else last_end
 
     def _clean_up(self, unfinished: SegmentGroup | None) -> None:
-        """Delete parts without their last one, then temporary files, which tell what they are."""
+        """Delete the parts of a segment without its last one, and temporary files.
+
+        The parts go first: by the temporary file of their last one they are known as such.
+        """
         if unfinished is not None:
             for segment in unfinished.parts:
                 segment.path.unlink()
@@ -284,6 +296,7 @@ class SegmentWriter:
         fsync_path(self.directory)
 
     def _read_position(self) -> int | None:
+        """How far the slot was acknowledged where nothing was landed; None if it never was."""
         path = self.directory / POSITION_NAME
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
@@ -303,7 +316,7 @@ class SegmentWriter:
             )
         return position
 
-    # Frames
+    # --- frames
 
     def write(self, lsn: int, frame: bytes) -> int | None:
         """Take the next frame.
@@ -325,7 +338,7 @@ class SegmentWriter:
             The frame is malformed or not what follows in protocol version 1, the disk refuses, the
             writer failed before, or it is closed.
         """
-        # As `_guarded` does, without its call: this one is made for every frame.
+        # What `_guarded` does is written out here: its call would be made for every frame.
         if self._unusable is not None:
             self._check_usable()
         try:
@@ -350,12 +363,14 @@ class SegmentWriter:
             raise
 
     def _write_other(self, tag: int, lsn: int, frame: bytes) -> None:
+        """Take a frame that is none of Insert, Update, Delete."""
         if tag == ord("B"):
             self._on_begin(lsn, frame)
         elif tag == ord("C"):
             self._on_commit(lsn, frame)
         elif tag == ord("A"):
-            # 18 sends the abort of a transaction that it never streamed, in protocol 1 too.
+            # PostgreSQL 18 sends the abort of transactions that it never streamed, in protocol
+            # version 1 too.
             return
         elif tag in _ANNOUNCING_TAGS:
             self._announced.take(frame)
@@ -436,7 +451,7 @@ class SegmentWriter:
 
     @property
     def end_lsn(self) -> int:
-        """End of what was written, durable or not: of the last whole transaction."""
+        """LSN of the end of the last whole transaction that was written, durable or not."""
         return self._end_lsn
 
     @property
@@ -446,7 +461,7 @@ class SegmentWriter:
 
     @_guarded
     def flush(self) -> int | None:
-        """Complete the segment after its last transaction, as on silence.
+        """Complete the segment, as when nothing more comes; not within a transaction.
 
         Returns
         -------
@@ -464,7 +479,8 @@ class SegmentWriter:
         self._finish_part(last=True)
         for part, path in enumerate(self._temporary):
             if 0 < part == len(self._temporary) - 1:
-                # No crash of the machine leaves the last part with its name and another without.
+                # So no crash of the machine leaves the last part with its name, and another
+                # one without.
                 fsync_path(self.directory)
             path.rename(self.directory / segment_name(self._first_lsn, self._end_lsn, part))
         fsync_path(self.directory)
@@ -475,17 +491,17 @@ class SegmentWriter:
 
     @_guarded
     def advance(self, lsn: int) -> int | None:
-        """Keep, durably, that the server has nothing for us before an LSN.
+        """Keep, durably, that the server has nothing to send before an LSN.
 
         Parameters
         ----------
         lsn : int
-            Of a keepalive.
+            The LSN of a keepalive.
 
         Returns
         -------
         int or None
-            The LSN, which may be acknowledged; None where frames are pending or it is not new.
+            The LSN, which may be acknowledged; None if frames are pending, or it is not new.
 
         Raises
         ------
@@ -505,29 +521,31 @@ class SegmentWriter:
         }
         write_whole(self.directory / POSITION_NAME, [json.dumps(fields)])
 
-    # Files
+    # --- files
 
     def _new_batch(self) -> None:
         self._lsns = array("Q")
         self._seqs = array("q")
         self._frames: list[bytes] = []
         self._pending_bytes = 0
-        # From which row on which transaction.
+        # The row from which on a transaction is open, and its values; None: none is open.
         self._runs: list[tuple[int, tuple[int, int, int] | None]] = [(0, self._transaction)]
 
     def _append(self, lsn: int, seq: int, frame: bytes) -> None:
+        """Put a frame into the batch; `seq` is -1 for one without rows."""
         self._lsns.append(lsn)
         self._seqs.append(seq)
         self._frames.append(frame)
         self._pending_bytes += len(frame)
 
     def _open_at(self, lsn: int) -> None:
+        """Begin a segment, whose first commit or message is at an LSN, if none has begun."""
         if self._first_lsn is None:
             self._first_lsn = lsn
             self._open_part()
 
     def _open_part(self) -> None:
-        """A new file, with what was announced before it."""
+        """Open a new file, which begins with what was announced before, and with the Begin."""
         part = len(self._temporary)
         if part > MAX_PART:
             raise PgOutputError(
@@ -551,7 +569,7 @@ class SegmentWriter:
             self._append(self._begin[0], -1, self._begin[1])
 
     def _write_batch(self) -> None:
-        """Hand the pending frames to the file."""
+        """Write the pending frames to the file, as a record batch."""
         import numpy as np
 
         pa = self._pa
@@ -586,7 +604,7 @@ class SegmentWriter:
         self._new_batch()
 
     def _write_arrow(self, columns: list[Any], mark: bytes | None = None) -> None:
-        """A batch; with a mark it is the end's."""
+        """Write a record batch with its checksum; with a mark it is the file's last."""
         batch = self._pa.RecordBatch.from_arrays(columns, schema=segment_schema())
         more = b"" if mark is None else self._metadata_json + mark
         crc = checksum(self._batches, batch, more)
@@ -597,6 +615,7 @@ class SegmentWriter:
         self._batches += 1
 
     def _finish_part(self, *, last: bool) -> None:
+        """Write what is pending and the end mark, and have the file on disk."""
         self._write_batch()
         empty = [self._pa.array([], field.type) for field in segment_schema()]
         self._write_arrow(empty, LAST_PART if last else OTHER_PART)

@@ -441,6 +441,7 @@ def test_slot_in_use(prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"slot": "physical"}, "is of plugin None and database None"),
         ({"publications": ["p", "q"]}, "no publication 'q' in database"),
         ({"publications": "p"}, "must be a list"),
+        ({"publications": ["p\0"]}, "can't look publications up"),
         ({"publications": ["p", None]}, "must be a list"),
         ({"publications": None}, "must be a list"),
         ({"publications": []}, "must be a list"),
