@@ -17,11 +17,13 @@ from value_rows import row_of, same
 
 import pgoutput_fast as pf
 from pgoutput_fast import _core, _pure
-from pgoutput_fast.columnar.fields import EPOCH_SHIFT
 from pgoutput_fast.settings import Settings
 from pgoutput_fast.types import ColumnType
 
 __all__ = ["Compared", "compare_with_messages"]
+
+EPOCH_SHIFT = 946_684_800_000_000
+"""Microseconds from 1970, from which Arrow counts, to 2000, from which PostgreSQL does."""
 
 
 @dataclass

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import decimal
-import itertools
 import math
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 import pgoutput_fast as pf
-from pgoutput_fast.columnar.packed import packed
 from pgoutput_fast.settings import Settings
 from pgoutput_fast.types import ColumnType
 from pgoutput_fast.values import codec_of
 
-__all__ = ["has_other_shape", "is_special", "same_value", "stored"]
+__all__ = ["has_other_shape", "is_special", "same_value"]
 
 
 def same_value(
@@ -99,39 +96,3 @@ def has_other_shape(value: Any) -> bool:
         return True
     parts = value if isinstance(value, (list, tuple)) else ()
     return any(map(has_other_shape, parts))
-
-
-def stored(column: Any) -> list[bytes | None]:
-    """The bytes of each value of a column; text and binary as they are, nested ones packed."""
-    column = getattr(column, "storage", column)
-    kind = column.type
-    valid = column.is_valid().to_pylist()
-    if pa.types.is_dictionary(kind):
-        return stored(column.indices)
-    if pa.types.is_struct(kind):
-        fields = [stored(column.field(i)) for i in range(kind.num_fields)]
-        rows = list(zip(*fields, strict=True)) if fields else [()] * len(column)
-        values = [packed(row) for row in rows]
-    elif pa.types.is_map(kind):
-        entries = zip(stored(column.keys), stored(column.items), strict=True)
-        values = _lists(column.offsets.to_pylist(), [packed(entry) for entry in entries])
-    elif pa.types.is_list(kind):
-        values = _lists(column.offsets.to_pylist(), stored(column.values))
-    elif pa.types.is_fixed_size_list(kind):
-        size = kind.list_size
-        values = _lists(range(0, size * len(column) + 1, size), stored(column.values))
-    elif pa.types.is_boolean(kind):
-        values = [bytes([bool(value)]) for value in column.to_pylist()]
-    elif kind in (pa.utf8(), pa.binary()):
-        ends = np.frombuffer(column.buffers()[1], np.int32)[: len(column) + 1].tolist()
-        data = column.buffers()[2].to_pybytes() if column.buffers()[2] else b""
-        values = [data[start:end] for start, end in itertools.pairwise(ends)]
-    else:
-        width = kind.bit_width // 8
-        data = column.buffers()[1].to_pybytes()
-        values = [data[i * width : (i + 1) * width] for i in range(len(column))]
-    return [value if there else None for value, there in zip(values, valid, strict=True)]
-
-
-def _lists(ends: Any, parts: list[bytes | None]) -> list[bytes]:
-    return [packed(parts[start:end]) for start, end in itertools.pairwise(ends)]
