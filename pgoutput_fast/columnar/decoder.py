@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Event(NamedTuple):
-    """A frame other than Begin, Insert, Update and Delete, as a :class:`ColumnarDecoder` reports it.
+    """A frame other than Begin, Insert, Update and Delete, as a ColumnarDecoder reports it.
 
     Attributes
     ----------

@@ -247,7 +247,7 @@ def test_arguments() -> None:
             without_xids(data, [0])
 
 
-def test_any_buffer_is_taken() -> None:
+def test_any_buffer_has_copy_rows() -> None:
     data = copy_row(b"x") * 2
     expected = inserts_of_copy(data, 5, "b")
     for given in (bytearray(data), memoryview(b"__" + data)[2:], memoryview(data).cast("H")):
