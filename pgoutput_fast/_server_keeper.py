@@ -22,8 +22,8 @@ import sys
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-# A forked child of the owner holds the write end of the pipe too: so who the parent is, is looked
-# at from time to time as well. Seconds.
+# A child that the owner forked holds the write end of the pipe too, and may outlive it. So the
+# keeper also looks, after so many seconds, whether its parent is still the owner.
 _PARENT_POLL = 0.5
 # PostgreSQL itself kills its children 5 seconds after an immediate shutdown. Seconds.
 _STOP_TIMEOUT = 15.0
@@ -53,7 +53,7 @@ def _run(command: list[str], options: dict[str, Any], owner: int, wakeup: int) -
         return child.returncode
     finally:
         if child.poll() is None:
-            # Immediate shutdown: the data are thrown away, so nothing is worth a checkpoint.
+            # An immediate shutdown: the data are thrown away, so no checkpoint is needed.
             child.send_signal(signal.SIGQUIT)
             try:
                 child.wait(_STOP_TIMEOUT)
@@ -65,7 +65,7 @@ def _run(command: list[str], options: dict[str, Any], owner: int, wakeup: int) -
 def main() -> int:
     """Run the commands one after the other, then remove the directory."""
     owner = os.getppid()
-    # The signals of a terminal or a service manager are the owner's affair: it closes the pipe.
+    # Signals of a terminal or a service manager are left to the owner, which closes the pipe.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     wakeup, wakeup_write = os.pipe()
@@ -73,7 +73,7 @@ def main() -> int:
     signal.set_wakeup_fd(wakeup_write)
     signal.signal(signal.SIGCHLD, lambda *_: None)
 
-    # Unbuffered: what follows the line must not hide in a buffer from select().
+    # Read byte by byte: what follows the line would hide from select() in a buffer.
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)

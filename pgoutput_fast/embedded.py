@@ -51,7 +51,7 @@ _SETTINGS: dict[str, object] = {
     "max_wal_senders": 20,
     "max_replication_slots": 20,
     "max_prepared_transactions": 10,
-    # The data do not outlive the process: nothing needs to survive a crash of the machine.
+    # The data end with the process, so they need not survive a crash of the machine.
     "fsync": False,
     "full_page_writes": False,
     "timezone": "UTC",
@@ -60,7 +60,7 @@ _SETTINGS: dict[str, object] = {
     "lc_messages": "C",
     "unix_socket_permissions": "0700",
 }
-# What the class decides: another value would lead out of the private directory.
+# Settings that the class gives: with others the server would leave its private directory.
 _OWN_SETTINGS = frozenset(
     {
         "config_file",
@@ -95,7 +95,7 @@ def _bindir_version(bindir: Path) -> int | None:
 
 def _candidate_bindirs(version: int) -> Iterator[Path]:
     if version in _PACKAGE_INSTALLS:
-        # find_spec alone: importing the package makes lock files.
+        # It is found, and not imported, which would make lock files.
         spec = importlib.util.find_spec(_PACKAGE)
         if spec is not None:
             for location in spec.submodule_search_locations or ():
@@ -154,7 +154,13 @@ class _User:
     """The operating system's user that runs the server."""
 
     def __init__(self, name: str | None) -> None:
-        """Only root may give another name than its own; None is "nobody" for root."""
+        """Find the user: `name`, which only root may choose; None is "nobody" for root.
+
+        Raises
+        ------
+        PgOutputError
+            There is no such user, it is root, or only root could run a server as it.
+        """
         self.options: dict[str, Any] = {}  # of subprocess.Popen
         if os.geteuid() != 0:
             if name is not None and name != pwd.getpwuid(os.geteuid()).pw_name:
@@ -178,7 +184,7 @@ class _User:
             os.chown(path, *self.ids)
 
     def can_run(self, path: Path) -> bool:
-        """Whether the user may run a program, or enter a directory; asked of the system itself."""
+        """Whether the user may run a program, or enter a directory: the system is asked."""
         if not self.options:
             return os.access(path, os.X_OK)
         check = ["/bin/sh", "-c", 'test -x "$1"', "sh", str(path)]
@@ -186,7 +192,13 @@ class _User:
 
 
 def _make_directory(user: _User) -> Path:
-    """A new private directory of the user, with a path short enough for a socket."""
+    """Make a private directory of the user, with a path that is short enough for a socket.
+
+    Raises
+    ------
+    PgOutputError
+        There is no place for one.
+    """
     refused = []
     for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp"]):  # noqa: S108
         try:
@@ -213,7 +225,13 @@ def _make_directory(user: _User) -> Path:
 
 
 def _copy_programs(bindir: Path, directory: Path) -> Path:
-    """Copy an installation, which finds its libraries and share files relative to itself."""
+    """Copy an installation whole, as its programs find their files relative to themselves.
+
+    Returns
+    -------
+    pathlib.Path
+        The copy's directory of programs.
+    """
     install = bindir.parent
     target = directory / "programs" / install.parent.name / install.name
     shutil.copytree(install, target, ignore=shutil.ignore_patterns("include"), symlinks=True)
@@ -240,8 +258,8 @@ def _free_port() -> int:
 class EmbeddedServer:
     """A PostgreSQL server of one's own, between ``with`` and its end.
 
-    The superuser is ``postgres``, the cluster's encoding UTF8 and its locale C. Who reaches the
-    socket, in a directory that only the server's user and root can enter, is trusted. Settings
+    The superuser is ``postgres``, the cluster's encoding UTF8 and its locale C. Whoever reaches the
+    socket is trusted: only the server's user and root can enter its directory. Settings
     differ from PostgreSQL's where logical decoding needs it (``wal_level=logical``, enough slots
     and walsenders, ``max_prepared_transactions=10``), and where durability would cost time
     (``fsync=off``).
@@ -249,7 +267,7 @@ class EmbeddedServer:
     Parameters
     ----------
     version : int
-        Major version; which ones are there, see `find_server_bindir`.
+        Major version; `find_server_bindir` says where its programs are looked for.
     settings : mapping of str to str, int, float or bool
         For postgresql.conf, over the defaults; ``ALTER SYSTEM`` works as usual.
     bindir : path
@@ -266,7 +284,12 @@ class EmbeddedServer:
     directory : pathlib.Path
         With the socket and the data; gone after the end.
     port : int
-        Of the socket's name and of TCP.
+        In the socket's name, and of TCP.
+
+    Raises
+    ------
+    PgOutputError
+        A setting has no name or value of one, or is the server's own.
     """
 
     version: int
@@ -291,7 +314,7 @@ class EmbeddedServer:
         self._user_name = user
         self._password = secrets.token_urlsafe(24)
         self._keeper: subprocess.Popen[bytes] | None = None
-        # A file without a name leaves nothing behind.
+        # A file without a name, so that nothing is left behind.
         self._log: IO[bytes] | None = None
         self._stopping = threading.RLock()  # a signal may stop it while it is being stopped
         self._last_log = ""
@@ -313,7 +336,8 @@ class EmbeddedServer:
         Raises
         ------
         PgOutputError
-            It did not start; the error quotes the end of the server's log.
+            There are no programs of that version, no place for the data, or the server did not
+            start: the error quotes the end of its log.
         """
         if self._keeper is not None:
             raise PgOutputError("the embedded server is running already")
@@ -333,7 +357,7 @@ class EmbeddedServer:
             self._wait_until_ready(self._launch(bindir, user))
         except BaseException:
             self.stop()
-            # Without a keeper yet, or with one that was interrupted.
+            # The keeper does it, if there is one and it was not interrupted.
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
 
@@ -367,7 +391,7 @@ class EmbeddedServer:
             *("--encoding", "UTF8", "--no-locale", "--no-sync"),
         ]
         postgres = [str(bindir / "postgres"), "-c", f"config_file={directory}/postgresql.conf"]
-        # PG* would change what the programs do, LC_* and LANG their language.
+        # Variables PG… would change what the programs do, and LC_… and LANG their language.
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -386,7 +410,7 @@ class EmbeddedServer:
             stdout=log,
             stderr=log,
             cwd="/",
-            # A session of its own: Ctrl-C goes to the owner alone.
+            # In a session of its own, so that Ctrl-C goes to the owner alone.
             start_new_session=True,
         )
         pipe = cast("IO[bytes]", self._keeper.stdin)
@@ -395,7 +419,7 @@ class EmbeddedServer:
         return self._keeper
 
     def _wait_until_ready(self, keeper: subprocess.Popen[bytes]) -> None:
-        """As pg_ctl does: the eighth line of postmaster.pid says when connections are taken."""
+        """Wait as pg_ctl does: line 8 of postmaster.pid says when connections are taken."""
         pid_file = self.directory / "data" / "postmaster.pid"
         deadline = time.monotonic() + _START_TIMEOUT
         while True:
@@ -413,9 +437,9 @@ class EmbeddedServer:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """End the server and remove its directory. Does nothing if it does not run.
+        """End the server and remove its directory; do nothing if it does not run.
 
-        Any thread may call it; who comes second waits for the first.
+        Any thread may call it. A second one waits for the first.
         """
         with self._stopping:
             if self._keeper is not None:
@@ -439,10 +463,10 @@ class EmbeddedServer:
         self._keeper = None
 
     def log(self) -> str:
-        """The end of the server's log, initdb's output included; after the server's end too."""
+        """The end of the server's log, with initdb's output; also after the server's end."""
         if self._log is None:
             return self._last_log
-        # pread: the keeper writes at the position that both processes share.
+        # By pread(), as the keeper writes at a position that both processes share.
         descriptor = self._log.fileno()
         start = max(0, os.fstat(descriptor).st_size - _LOG_TAIL)
         return os.pread(descriptor, _LOG_TAIL, start).decode("utf-8", "replace")
@@ -458,6 +482,11 @@ class EmbeddedServer:
             For a replication connection to that database.
         tcp : bool
             Through TCP, with the password; else through the socket.
+
+        Raises
+        ------
+        PgOutputError
+            The server does not run, or was started without TCP.
         """
         if self._keeper is None:
             raise PgOutputError("the embedded server does not run")
