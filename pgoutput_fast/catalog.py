@@ -1,9 +1,10 @@
-"""What only the server's catalogue knows of published tables, in a form that travels.
+"""The catalogue of published tables: what the server knows of them and the stream does not tell.
 
-The stream does not tell a table's primary key (its key flags are the replica identity's), what rows
-that are older than a column hold in it, nor which partitions stand behind a table. `read_catalog`
-asks the server once; `Catalog` goes to JSON and back, so that whoever reads segments needs no
-connection.
+That is a table's primary key (its key flags are the replica identity's), what rows that are older
+than a column hold in it, and which partitions stand behind a table. `read_catalog` asks the server
+once; `Catalog` goes to JSON and back, so that whoever reads segments needs no connection.
+
+The catalogue of *types* is another thing: `pgoutput_fast.TypeRegistry`.
 """
 
 from __future__ import annotations
@@ -37,17 +38,19 @@ class CatalogColumn:
     type_id : int
         The type's OID.
     type_name : str
-        As `format_type` writes it: ``numeric(10,2)``.
+        The type as PostgreSQL's ``format_type`` writes it: ``numeric(10,2)``.
     type_modifier : int
+        ``pg_attribute.atttypmod``; -1 for none.
     not_null : bool
     has_default : bool
-        The column or its domain has one now; generated and identity columns count.
+        Whether the column or its domain has a default now; generated and identity columns have.
     generated : str
         "s" stored, "v" virtual, "" not generated.
     has_missing : bool
-        Rows that are older than the column hold `missing` (``pg_attribute.atthasmissing``).
+        Whether rows that are older than the column hold `missing`
+        (``pg_attribute.atthasmissing``).
     missing : str or None
-        As text, in the session settings of the stream.
+        What they hold, as text in the session settings of the stream; None for NULL.
     """
 
     name: str
@@ -63,27 +66,28 @@ class CatalogColumn:
 
 @dataclasses.dataclass(frozen=True)
 class CatalogTable:
-    """One published table; a partitioned one stands for its partitions if the publication says so.
+    """One published table. A partitioned one stands for its partitions, if the publication says so.
 
     Attributes
     ----------
     relation_id : int
-        Its OID, as in Relation messages.
+        Its OID, by which Relation messages name it.
     namespace, name : str
     kind : str
-        As ``pg_class.relkind``: "r" table, "p" partitioned table.
+        ``pg_class.relkind``: "r" table, "p" partitioned table.
     replica_identity : str
-        As ``pg_class.relreplident``: "d" default, "n" nothing, "f" full, "i" index.
+        ``pg_class.relreplident``: "d" default, "n" nothing, "f" full, "i" index.
     root_id : int or None
-        OID of the topmost partitioned table above it.
+        OID of the topmost partitioned table above it; None for a table that is no partition.
     partition_ids : tuple of int
         OIDs of the leaf partitions below it.
     primary_key : tuple of str
-        In the key's order; empty without one.
+        The names of its columns, in the key's order; empty without one.
     identity_index : tuple of str
-        Columns of the index that REPLICA IDENTITY USING INDEX names, in its order.
+        Columns of the index that REPLICA IDENTITY USING INDEX names, in the index's order.
     columns : tuple of CatalogColumn
-        Of a partitioned table, `missing` is its partitions'.
+        Its columns, in the table's order. `missing` of a partitioned table's is what rows in its
+        partitions hold.
     """
 
     relation_id: int
@@ -99,18 +103,18 @@ class CatalogTable:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Columns by which changes find their row; empty where only whole rows can.
+        """The columns by which a change finds its row; empty if only the whole row tells.
 
-        Those of the replica identity, or the primary key where that is FULL or NOTHING.
+        They are those of the replica identity, or of the primary key where that is FULL or NOTHING.
         """
         return self.identity_index if self.replica_identity == "i" else self.primary_key
 
     @property
     def added_values(self) -> dict[str, str | None]:
-        """What rows that are older than a column hold in it: text, or None for NULL.
+        """By column, what rows that are older than it hold in it: text, or None for NULL.
 
-        A column is left out where the catalogue does not know: one with a default that was computed
-        for each row, and any with a default after the table was rewritten.
+        A column is left out if the catalogue does not know: if its default was computed for each
+        row, or the table was rewritten since.
         """
         return {
             column.name: column.missing
@@ -126,7 +130,7 @@ class Catalog:
     Attributes
     ----------
     system_identifier, database : str
-        Where it was read.
+        The cluster and the database in which it was read.
     publications : tuple of str
     tables : tuple of CatalogTable
     """
@@ -234,7 +238,8 @@ WHERE tree.isleaf AND tree.relid <> root.oid
 ORDER BY 1, 2
 """
 
-# A deferrable key is none in mid-transaction: for a moment two rows may have the same values.
+# A deferrable key does not tell rows apart in the middle of a transaction, where two may have the
+# same values: it is left out.
 _INDEXES = """
 SELECT i.indrelid::bigint, i.indisprimary, i.indisreplident, array_agg(a.attname::text ORDER BY k.n)
 FROM pg_catalog.pg_index AS i
@@ -245,7 +250,7 @@ WHERE i.indrelid = ANY(%s::oid[]) AND (i.indisprimary OR i.indisreplident)
 GROUP BY i.indexrelid, 1, 2, 3
 """
 
-# attmissingval is an array of one element, of the column's type: text[] takes any type's text.
+# attmissingval is an array of one element of the column's type; as text[] it can be read for any.
 _COLUMNS = """
 SELECT a.attrelid::bigint, a.attname, a.atttypid::bigint,
     pg_catalog.format_type(a.atttypid, a.atttypmod), a.atttypmod, a.attnotnull,
@@ -261,19 +266,21 @@ ORDER BY a.attrelid, a.attnum
 def read_catalog(dsn: str, publications: Sequence[str]) -> Catalog:
     """Ask a server for the tables that publications publish.
 
-    All of it is as of one moment. Values are text in the same session settings as the stream's.
+    All of it is read as of one moment. Values are text in the session settings of the stream.
 
     Parameters
     ----------
     dsn : str
         Connection string of libpq, or URL.
-    publications : sequence of str
+    publications : list or tuple of str
 
     Raises
     ------
     PgOutputError
         psycopg is not installed, the server can't be reached or refuses, or there is no such
         publication. No message has the password.
+    TypeError
+        `dsn` is no str.
     """
     from .connections import check_publications, open_connection, server_error
 
@@ -328,7 +335,7 @@ def read_catalog(dsn: str, publications: Sequence[str]) -> Catalog:
 
 
 def _index(indexes: Iterable[Sequence[Any]], oid: int, flag: int) -> tuple[str, ...]:
-    """Columns of the index of a table that has a flag set."""
+    """The columns of the index of a table whose flag, in that place of a row, is set."""
     for row in indexes:
         if row[0] == oid and row[flag]:
             return tuple(row[3])
@@ -338,10 +345,10 @@ def _index(indexes: Iterable[Sequence[Any]], oid: int, flag: int) -> tuple[str, 
 def _with_missing(
     columns: Sequence[CatalogColumn], leaves: Sequence[Sequence[CatalogColumn]]
 ) -> tuple[CatalogColumn, ...]:
-    """A partitioned table's columns, with what its partitions' old rows hold.
+    """A partitioned table's columns, with what old rows in its partitions hold.
 
-    Where partitions differ, nothing is known of a row whose partition is not: the column is taken
-    as one with a default that the catalogue does not keep.
+    A change does not tell the partition of its row. So where partitions differ, the column is taken
+    as one with a default that the catalogue does not know.
     """
     if not leaves:
         return tuple(columns)

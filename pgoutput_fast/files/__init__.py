@@ -36,14 +36,16 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 class ExportProgress(NamedTuple):
-    """How far an export is. Bytes are of the files that are read."""
+    """How far an export is."""
 
     bytes: int
+    """Bytes of the source's files that were read in this call."""
     total_bytes: int
+    """Bytes of the source's files that this call reads."""
     rows: int
-    """Decoded in this call."""
+    """Rows that this call has decoded."""
     rows_written: int
-    """Of them, those that are in files."""
+    """Of these rows, those that are in files."""
 
 
 class ExportedTable(NamedTuple):
@@ -52,10 +54,11 @@ class ExportedTable(NamedTuple):
     namespace: str
     name: str
     version: int
-    """1, and 1 more for each schema that the table had: columns, types, keys, another OID."""
+    """1 for the table's first schema, 1 more for each other one: columns, types, keys, OID."""
     rows: int
+    """All rows of this version, those of earlier calls included."""
     files: tuple[Path, ...]
-    """In the order of the stream; the database, where that is the format."""
+    """Its files in the order of the stream; the database, where that is the format."""
     table: tuple[str, str] | None
     """Schema and table in the database; None where files are the format."""
 
@@ -64,18 +67,18 @@ class ExportResult(NamedTuple):
     """What an export did."""
 
     rows: int
-    """Written by this call."""
+    """Rows that this call wrote."""
     errors: int
-    """Frames that this call refused, with ``on_error="collect"``."""
+    """Frames that this call refused and put aside, with ``on_error="collect"``."""
     rolled_back: int
     """Rows of a recording that its transactions took back; they are not written."""
     undecided: int
     """Rows of a recording that ends before their transaction does; their commit_lsn is null."""
     position: int | None
-    """LSN up to which the directory has everything; None of a recording, and where nothing was made
+    """LSN up to which the directory has everything; None for a recording, and if nothing was made,
     as there are no changes of the tables that were asked for."""
     tables: tuple[ExportedTable, ...]
-    """All of the directory."""
+    """All tables of the directory, those that this call added nothing to included."""
 
 
 def export(
@@ -154,7 +157,7 @@ def export(
         "tables": decoding["tables"] and sorted(decoding["tables"]),
         "columns": _listed(decoding["columns"]),
         "policies": _listed(dataclasses.asdict(decoding["policies"])),
-        # Not which: they change as the database's do.
+        # Not which types: these change as the database's do.
         "types": registry is not None,
     }
     with _claimed(Path(directory)):
@@ -165,7 +168,7 @@ def export(
         finally:
             run.close()
         if run.is_new and tables is not None and not (result.tables or result.errors):
-            # A name that was mistyped would be that of the directory for ever.
+            # A mistyped name would else be one of the options that this directory was begun with.
             with refusals(str(directory)):
                 run.discard()
             return result._replace(position=None)
@@ -173,7 +176,7 @@ def export(
 
 
 def _listed(value: Any) -> Any:
-    """Options as JSON has them."""
+    """An option's value as JSON has it."""
     if isinstance(value, Mapping):
         return {name: _listed(one) for name, one in value.items()}
     return list(value) if isinstance(value, (list, tuple, set, frozenset)) else value
@@ -283,7 +286,7 @@ class _Export:
         self._store.discard(self._manifest)
 
     def result(self, part_bytes: int) -> ExportResult:
-        """Do what is to be done."""
+        """Write what the source has and the directory has not, and say what was done."""
         units = self._source.remaining(self._manifest["start"], self._manifest["position"])
         if self._manifest["position"] is None:
             self._manifest["start"] = self._source.start

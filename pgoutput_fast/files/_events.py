@@ -1,4 +1,4 @@
-"""What is no row, and frames that were refused: tables of their own."""
+"""The tables of events, which are all that is no row, and of errors: frames that were refused."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _NAMES = {
     "K": "commit_prepared",
     "r": "rollback_prepared",
 }
-"""Tag → the event's name. Relations and types are the files' schemas; where a stream's chunks
-begin and end tells nothing."""
+"""Tag → the event's name. Not here are Relation and Type, which are what the files' schemas tell,
+and Stream Start and Stop, which do not matter once rows are put in order."""
 
 EVENTS = pa.schema(
     [
@@ -93,7 +93,7 @@ def _unless(missing: Any, values: Any) -> Any:
 
 
 def _details(message: Any) -> str | None:
-    """What the message has beside what columns hold, as JSON."""
+    """The fields of a message that have no column of their own, as JSON."""
     if message is None:
         return None
     told: dict[str, Any] = {}

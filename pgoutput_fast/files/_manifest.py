@@ -1,9 +1,10 @@
 """What a directory of files holds, and up to where: ``_manifest.json``.
 
-The manifest is the one truth of a directory. A step's files are written under temporary names and
-synced; the manifest that lists them replaces the one before, and only then do they get their names.
-A process that is killed in between leaves a manifest that says which names are still to be given,
-and the next one gives them. So files are whole, and those of a step are there or none is.
+What counts in a directory is what its manifest lists. A step's files are written under temporary
+names and synced; the manifest that lists them replaces the one before, and only then do they get
+their names. A process that is killed in between leaves a manifest that says which names are still
+to be given, and the next process gives them. So files are whole, and of a step all are there or
+none is.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Manifest(_ManifestOfFiles):
 
 
 def new_manifest(format: str, options: dict[str, Any], source: dict[str, Any]) -> dict[str, Any]:
-    """Of a directory in which there is nothing yet."""
+    """The manifest of a directory in which there is nothing yet."""
     return {
         "pgoutput_fast_files": FORMAT_VERSION,
         "format": format,
@@ -154,7 +155,13 @@ def file_names(manifest: dict[str, Any]) -> Iterator[str]:
 
 
 def _check_file_name(name: str) -> None:
-    """Refuse what an export calls no file: whoever wrote it may want one that is not its own."""
+    """Refuse a name that no export gives: it may lead to a file of someone else's.
+
+    Raises
+    ------
+    ValueError
+        It is such a name.
+    """
     if not name or name[0] in ".-" or name == NAME or re.search(r"[/\\\0]", name):
         raise ValueError(f"{name!r} is no name of an exported file")
 
@@ -189,10 +196,10 @@ def _part(name: str) -> str:
 
 
 def file_stem(namespace: str, name: str) -> str:
-    """A file's name for a table, which may be that of another table in rare cases."""
+    """What a table's files are called, before version and part; rarely two tables have the same."""
     stem = f"{_part(namespace or 'pg_catalog')}.{_part(name)}"
     if stem[0] in "-_":
-        # _ is what Spark and others do not read, and - begins an option.
+        # Spark and others pass over files that begin with _, and - begins a command's option.
         stem = f"%{ord(stem[0]):02X}{stem[1:]}"
     if len(stem.encode()) > _LONGEST:
         digest = hashlib.sha256(stem.encode()).hexdigest()[:12]
@@ -201,12 +208,12 @@ def file_stem(namespace: str, name: str) -> str:
 
 
 def folded(name: str) -> str:
-    """What file systems and duckdb may take for the same name."""
+    """The same text for names that a file system or duckdb may take for one."""
     return unicodedata.normalize("NFKC", name).casefold()
 
 
 def unique(name: str, taken: set[str]) -> str:
-    """The name, or with ~2 and so on behind it, if it is taken; it is taken then."""
+    """A name that no other has, which is added to those taken: with ~2, ~3 … if it has to be."""
     found = name
     number = 1
     while folded(found) in taken:
@@ -227,7 +234,7 @@ class Tables:
         self._by_name = {(one["namespace"], one["name"]): one for one in self._tables}
 
     def version(self, shape: Shape) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The entries of a table and of a version of it, which are made if they are new."""
+        """The manifest's entries of a table and of its version; they are made if they are new."""
         metadata = {key.decode(): value.decode() for key, value in shape.schema.metadata.items()}
         name = metadata["pgoutput.namespace"], metadata["pgoutput.relation"]
         table = self._by_name.get(name)

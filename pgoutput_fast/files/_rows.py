@@ -1,4 +1,4 @@
-"""The rows of a file: a ChangeBatch with its structs made columns."""
+"""The rows of a file: a ChangeBatch whose structs `before` and `after` are made columns."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CHANGE_COLUMNS = (
     *("op", "xid", "subxid", "lsn", "commit_lsn", "commit_time", "seq", "old_kind"),
     "unchanged",
 )
-"""What a file has beside the table's columns; a ChangeBatch's names."""
+"""The columns of a ChangeBatch that a file has beside those of the table, by the same names."""
 
 
 class FileColumn(NamedTuple):
-    """A column of a file, and what it is of.
+    """A column of a file, and where it comes from.
 
-    Fields: name; part, "change", "after" or "before"; column, the table's name for it or None;
-    type, Arrow's.
+    Fields: name; part ("change", "after" or "before"); column (the table's name for it, None for a
+    part that is "change"); type (Arrow's).
     """
 
     name: str
@@ -96,8 +96,8 @@ class Shape:
     def rows(self, batch: Any) -> Any:
         """The rows of a batch.
 
-        Of a delete, the table's columns are the old row's, as far as the server sent it; the others
-        are named in `unchanged`.
+        A delete has no new row. The table's columns have the old one there, as far as the server
+        sent it, so that they say which row was deleted; the others are named in `unchanged`.
         """
         new, old = (batch.column(name).flatten() for name in ("after", "before"))
         unchanged = batch.column("unchanged")
@@ -122,7 +122,7 @@ class Shape:
 
 
 def schema_digest(schema: Any) -> str:
-    """What tells schemas apart: names, types and metadata."""
+    """A digest of all in which schemas may differ: names, types and metadata."""
     told = [
         [[field.name, str(field.type), sorted((field.metadata or {}).items())] for field in schema],
         sorted(schema.metadata.items()),
@@ -141,8 +141,8 @@ def chosen(one: Any, other: Any, from_other: Any) -> Any:
 def column_names(columns: list[str], *, fold: bool) -> list[str]:
     """The names that a table's columns have in a file.
 
-    They are the table's own. A column that is called as one of :data:`CHANGE_COLUMNS` has
-    ``after_`` before its name; ``_`` is put behind what is taken still.
+    They are the table's own. A column with the name of one of :data:`CHANGE_COLUMNS` has ``after_``
+    before it, and a name that is taken nevertheless ``_`` behind it.
     """
     reserved = {_key(name, fold=fold) for name in CHANGE_COLUMNS}
     taken = set(reserved)

@@ -21,7 +21,8 @@ from pgoutput_fast.segments.recordings import Frame, Recording
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Of frames that are decoded at once. Where tables are many, each has a batch of its own from them.
+# How much is decoded at once. Each table has a batch of its own of it, so where tables are many,
+# less would make batches of few rows.
 _CHUNK_BYTES = 16 << 20
 _CHUNK_FRAMES = 131_072
 _DIGESTED = 1 << 20  # bytes at either end of a recording
@@ -49,7 +50,15 @@ class Unit(NamedTuple):
 
 
 class SegmentSource:
-    """Segments that follow each other."""
+    """Segments that follow each other.
+
+    Attributes
+    ----------
+    start : str
+        LSN where they begin.
+    identity : dict
+        What the manifest has of the source, which has to be the same when an export goes on.
+    """
 
     def __init__(self, segments: list[Segment]) -> None:
         groups = itertools.groupby(segments, lambda one: (one.first_lsn, one.end_lsn))
@@ -65,7 +74,7 @@ class SegmentSource:
         }
 
     def remaining(self, begun: str | None, position: str | None) -> list[Unit]:
-        """What comes after a position: everything from `begun` up to it was read.
+        """The units behind a position, up to which everything from `begun` on was read.
 
         Raises
         ------
@@ -135,7 +144,7 @@ def _without_begin(path: Path, batch: Any) -> Any:
 
 
 class RecordingSource:
-    """A recorded stream, from its start to its end."""
+    """A recorded stream, from its start to its end; the attributes are those of SegmentSource."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -157,7 +166,7 @@ class RecordingSource:
     def remaining(self, begun: str | None, position: str | None) -> list[Unit]:
         """The recording, if it was not read."""
         size = int(self.identity["bytes"])
-        del begun  # with the position
+        del begun  # is None: a recording has no LSN where it begins
         return [] if position is not None else [Unit((self._path,), size, "end")]
 
     def chunks(self, unit: Unit) -> Iterator[Chunk]:

@@ -36,7 +36,8 @@ class Step:
         self._before, self._fold = before, fold
         self._decoder: ColumnarDecoder | None = None
         self._encoding = ""
-        # Layouts live as long as the decoder, which is kept; a shape's number is its key.
+        # By a batch's layout and format, the number of its shape: its key in the spill. A layout is
+        # kept with it, so that no other one gets its id.
         self._known: dict[tuple[int, Any], tuple[Any, int]] = {}
         self._numbers: dict[str, int] = {}
         self._shapes: list[Shape] = []
@@ -49,7 +50,18 @@ class Step:
         self._spill.close()
 
     def add(self, chunk: Chunk) -> int:
-        """Decode the next frames; the number of their rows."""
+        """Decode the next frames, and keep their rows, events and errors.
+
+        Returns
+        -------
+        int
+            The number of rows.
+
+        Raises
+        ------
+        DecodeError
+            A frame is refused, and is not to be put aside.
+        """
         decoder = self._decoder
         if decoder is None or self._encoding != chunk.encoding:
             decoder = ColumnarDecoder(**self._decoding, encoding=chunk.encoding)
@@ -69,19 +81,18 @@ class Step:
         return rows
 
     def _number(self, changes: Any) -> int:
-        """The number of the shape that a batch's rows have."""
+        """The number of the shape that a batch's rows get; batches of one shape go together."""
         known = id(changes.layout), changes.binary
         if known not in self._known:
             shape = Shape(pa.schema(changes), before=self._before, fold=self._fold)
             number = self._numbers.setdefault(shape.digest, len(self._shapes))
             if number == len(self._shapes):
                 self._shapes.append(shape)
-            # With the layout, so that no other has its id.
             self._known[known] = changes.layout, number
         return self._known[known][1]
 
     def _note(self, decoder: ColumnarDecoder) -> None:
-        """Keep how transactions ended whose rows came before their commit."""
+        """Remember how streamed and prepared transactions ended: their rows came before."""
         array = decoder.events.array
         for place in np.flatnonzero(np.isin(array["tag"], [ord(tag) for tag in "cAKr"])):
             event = decoder.events[int(place)]
@@ -109,7 +120,7 @@ class Step:
         return self._spill.batches(key) if key in self._spill else None
 
     def _decided(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Without rows that were taken back; with the commit of those that were committed late."""
+        """Leave out rows that were taken back, and fill in the commit of those that had none."""
         for batch in batches:
             open_rows = batch.column("commit_lsn").is_null()
             if open_rows.true_count:

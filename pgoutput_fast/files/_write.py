@@ -1,8 +1,8 @@
 """Where rows go: first all together into a temporary file, then table by table into files.
 
-A step's rows come table by table mixed, of thousands of tables maybe, in batches that may be tiny.
-The temporary file takes them as they come, so that neither memory nor open files grow with the
-number of tables, and each table is written in one go, in row groups of a good size.
+The rows of a step come in batches that may be tiny, of thousands of tables in turn. The temporary
+file takes them as they come, so that neither memory nor open files grow with the number of tables.
+Then each table is written in one go, in row groups of a good size.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from ._text import csv_column, csv_type
 
 DATABASE = "changes.duckdb"
 
-# Of a row group: what is in memory of a table while it is written.
+# Of a row group, which is what is in memory of a table while it is written.
 _GROUP_ROWS = 122_880
 _GROUP_BYTES = 16 << 20
-_CSV_ROWS = 16_384  # of which the text is in memory
+_CSV_ROWS = 16_384  # whose text is in memory at once
 _DUCKDB_MEGABYTES = 256
 # A table that is made takes 53 kB until its transaction ends (duckdb 2.0, 12 columns).
 _DUCKDB_MEGABYTES_PER_TABLE = 0.2
@@ -200,8 +200,8 @@ class FileStore:
         """As of `Store`."""
         manifest["publishing"] = self._names
         temporary = self._directory / TEMPORARY
-        # All at once, which where tables are many takes far less time than one by one as they are
-        # written.
+        # Synced all at once: where tables are many, that takes far less time than to sync each when
+        # it is written.
         for name in self._names:
             with refusals(str(self._directory / name)):
                 fsync_path(temporary / name)
@@ -280,7 +280,7 @@ class DuckdbStore:
         self._connection: Any = None
         self._is_new = False
         self._made = 0  # tables written in the transaction
-        # Names: of the schema for a namespace, of all schemas, of the tables in each.
+        # By namespace, the name of its schema; the names of all schemas, and of the tables in each.
         self._schemas: dict[str, str] = {}
         self._names = {folded(name) for name in _RESERVED}
         self._tables: dict[str, set[str]] = {}
@@ -328,7 +328,10 @@ class DuckdbStore:
             raise PgOutputError(
                 f"{self._path} was made by something else; give another directory"
             ) from error
-        manifest = checked(found[0][0], f"the manifest in {self._path}")
+        except self._duckdb.Error as error:
+            self.close()
+            raise PgOutputError(f"can't read {self._path}: {error}") from error
+        manifest = checked(found[0][0] if found else "", f"the manifest in {self._path}")
         for table in manifest["tables"]:
             for version in table["versions"]:
                 schema, name = version["table"]
@@ -362,7 +365,7 @@ class DuckdbStore:
             connection.register("pgoutput_fast_rows", reader)
             self._made += 1
             if self._made % _DUCKDB_TABLES == 0 and self._is_new:
-                # Nobody sees a new file before it is whole.
+                # The file is new, so nobody sees it before it is whole.
                 connection.execute("COMMIT")
                 connection.execute("CHECKPOINT")
                 connection.execute("BEGIN")
@@ -388,7 +391,7 @@ class DuckdbStore:
                 [json.dumps(manifest)],
             )
             connection.execute("COMMIT")
-            # The file alone has everything then; it is opened anew by what comes next.
+            # Closed, the file alone has everything; the next step opens it again.
             connection.close()
             self._connection = None
             if self._is_new:

@@ -61,9 +61,10 @@ def capture(
 ) -> CaptureProgress:
     """Land a slot's changes in segments, from where the directory ends.
 
-    It goes on until `until_lsn` or `stop`, until the server shuts down, until Ctrl-C or an error. A
-    segment ends at a commit after `segment_bytes`, or when nothing comes for a tenth of a second.
-    However a call ends, killed or not, the next one goes on without loss and without doubling.
+    It goes on until `until_lsn` or `stop`, until the server shuts down, or until Ctrl-C or an
+    error. A segment ends at a commit after `segment_bytes`, or when nothing comes for a tenth of a
+    second. However a call ends, killed or not, the next one goes on without loss and without
+    doubling.
 
     Parameters
     ----------
