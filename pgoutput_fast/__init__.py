@@ -123,9 +123,10 @@ _SUBPACKAGES = frozenset(
 
 
 def _belongs_here(thing: _typing.Any) -> None:
-    """Let a class or function say of itself that it is of this package, not where it is written.
+    """Set the module of a class or function to this package, from which users import it.
 
-    So pickles of classes load with either implementation, and help() names what users import.
+    help() and editors then do not name private modules, and a pickle that refers to the class can
+    be loaded with either implementation.
     """
     if callable(thing):
         try:

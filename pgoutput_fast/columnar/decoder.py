@@ -1,7 +1,8 @@
-"""Frames in, one Arrow record batch per relation out: what both implementations have in common.
+"""ColumnarDecoder: frames in, Arrow record batches out, one for each relation.
 
-An engine (``_engine.pyx``, ``_pure_engine.py``) turns frames into rows. Here is what leads it:
-the arguments, the batches in their order, errors, and what came beside rows.
+An engine, which exists twice (``_engine.pyx``, ``_pure_engine.py``), turns frames into rows. This
+module exists once and leads it: it checks arguments, gives out batches in their order, handles
+errors, and lists the frames that are no rows.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ class Events:
     Attributes
     ----------
     array : structured array
-        The fields of :class:`Event`, without `message`, `tag` as uint8, and 0 for None: for whoever
-        goes through many transactions.
+        The fields of :class:`Event` but `message`, with `tag` as uint8 and 0 for None. It is faster
+        than one Event after the other.
     messages : mapping of int to message
         By the index of its frame, each event's `message` that is not None.
     """
@@ -255,11 +256,11 @@ class ColumnarDecoder:
     policies : Policies, optional
         What to do with values that a column cannot hold.
     decoder : Decoder, optional
-        Where to go on from: its state is copied, its policies, encoding and registry hold where
-        they are not given here.
+        The decoder whose state is copied, to go on from where it stands. Its policies, encoding and
+        registry are taken too, unless they are given here.
     target : {"arrow", "spark", "portable"}
-        Whose types the columns have: Arrow's richest, Spark's own, or such as polars and duckdb
-        take too.
+        Which types the columns have: the richest of Arrow's, those of Spark, or those that polars
+        and duckdb can read too.
     tables : str or iterable of str, optional
         Patterns of ``namespace.name`` of the tables that are wanted, with ``*``, ``?`` and
         ``[...]``.
@@ -270,13 +271,14 @@ class ColumnarDecoder:
     registry : TypeRegistry, optional
         Users' types.
     fill_unchanged : bool
-        Take values that were not sent from the old row, where REPLICA IDENTITY FULL sends it.
+        Whether values that were not sent are taken from the old row, which the server sends under
+        REPLICA IDENTITY FULL.
     max_rows, max_bytes : int
-        A batch is given out before it gets larger. Bytes count all rows that are held, of all
-        relations; a row that is larger by itself makes a batch of its own.
+        A batch is given out before it gets larger than this. The bytes are those of all rows of all
+        relations that are held. A row that is larger by itself makes a batch of its own.
     on_error : {"raise", "collect"}
-        What becomes of a frame that is refused: the rows before it are given out and its error is
-        raised, or it goes to `errors` and decoding goes on.
+        What happens at a frame that is refused: with "raise" its error is raised after all rows
+        before it were given out; with "collect" the frame goes to `errors`, and decoding goes on.
     layouts : callable, optional
         It is called with each version of a relation (its
         :class:`~pgoutput_fast.plan.RelationPlan`), and returns the
@@ -343,26 +345,26 @@ class ColumnarDecoder:
 
     @property
     def state(self) -> StreamState:
-        """What the decoder knows: relations, types, the open transaction."""
+        """What the decoder knows between calls: relations, types, the open transaction."""
         self._engine.sync()
         state: StreamState = self._engine.state
         return state
 
     @property
     def events(self) -> Events:
-        """Of the last call, as far as its batches were taken: what came that is no row."""
+        """The frames of the last call that are no rows, as far as its batches were taken."""
         if self._events is None:
             self._events = Events(self._engine.take_events(), self._engine.messages)
         return self._events
 
     @property
     def errors(self) -> ErrorBatch:
-        """Of the last call: the frames that were refused, under ``on_error="collect"``."""
+        """The frames of the last call that were refused, with ``on_error="collect"``."""
         return self._bad
 
     @property
     def next_frame(self) -> int:
-        """Index of the frame of the last call to go on from: behind the last that was taken."""
+        """The index of the first frame of the last call that was not decoded."""
         return self._next
 
     def reset(self) -> None:
@@ -470,7 +472,7 @@ class ColumnarDecoder:
                 engine.unload()
 
     def _collects(self, error: PgOutputError) -> bool:
-        """Put the frame that is refused aside, if nothing after it depends on it."""
+        """Put the frame that was refused into `errors`, unless later frames depend on it."""
         if not isinstance(error, DecodeError):
             return False
         if self._options.on_error != "collect" or error.tag in ("S", "E", "B", "b"):
@@ -490,7 +492,7 @@ class ColumnarDecoder:
         return True
 
     def _rows_of(self, frame: bytes) -> int:
-        """How many rows a frame that is refused would have had."""
+        """How many rows a frame that was refused would have had."""
         if frame[:1] == b"T":
             try:
                 message = decode_rare(frame, self._engine.state.open_xid is not None, "latin-1")
@@ -500,7 +502,7 @@ class ColumnarDecoder:
         return int(frame[:1] in (b"I", b"U", b"D"))
 
     def _forget_announced(self, state: StreamState, frame: bytes) -> None:
-        """After a Relation or a Type that is refused, what it told of is unknown."""
+        """Forget the relation or type that a refused Relation or Type message was about."""
         start = 5 if state.open_xid is not None else 1
         number = (
             int.from_bytes(frame[start : start + 4], "big") if len(frame) >= start + 4 else None
@@ -512,22 +514,23 @@ class ColumnarDecoder:
 
 
 def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) -> FrameBatch:
-    """Walk through many frames: their headers and the slices of their columns, as NumPy arrays.
+    """The headers of many frames, and where their columns are, as NumPy arrays.
 
-    Every frame is validated as by :func:`decode`. How many columns a tuple must have is not known
-    here, as that takes its relation.
+    Every frame is checked as by :func:`decode`, without its relation: whether a tuple has as many
+    columns as its relation is not checked here.
 
     Parameters
     ----------
     data : sequence of bytes-like, Arrow array of binary, or buffer
-        An Arrow array is anything that has ``__arrow_c_array__`` or ``__arrow_c_stream__``, of the
-        type binary, large_binary or binary_view, sliced and chunked too. A buffer must not change
-        for as long as the result is used.
+        The frames. An Arrow array is anything that has ``__arrow_c_array__`` or
+        ``__arrow_c_stream__``, of the type binary, large_binary or binary_view; it may be sliced or
+        chunked. A buffer has all frames one behind the other; it must not change for as long as the
+        result is used.
     offsets : array of int, optional
-        Of a buffer: n + 1 offsets of n frames.
+        With a buffer: where its n frames begin and end, n + 1 offsets.
     in_stream : int or bool
-        The xid of the stream chunk that is open before the first frame, or False: `in_stream` of
-        the batch before.
+        The xid of the stream chunk that is open before the first frame, or False if none is. The
+        result of the call before has it in its `in_stream`.
 
     Raises
     ------
