@@ -1,8 +1,8 @@
 """The command `pgoutput-fast`. Each subcommand is imported when it is called.
 
-Exit codes: 0 success, 1 an error, or nothing found of what was asked for, told in one line on
-standard error, 2 wrong usage, 130 Ctrl-C (0 for `tail`, which is meant to end so), 141 nobody reads
-standard output any more.
+Exit codes: 0 success; 1 an error, or nothing of what was asked for was found, which one line on
+standard error says; 2 wrong usage; 130 Ctrl-C (but 0 for `tail`, which usually ends with it); 141
+standard output is a pipe that nobody reads any more.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _group() -> click.Group:
             cmd_name: str,
         ) -> click.Command | None:
             if "=" in cmd_name or "://" in cmd_name:
-                # Not shown, as click would: there may be a password in it.
+                # click would print the argument, and there may be a password in it.
                 ctx.fail("the first argument is a command; a DSN follows --dsn of tail")
             if cmd_name not in _COMMANDS:
                 return None
@@ -93,12 +93,12 @@ def _group() -> click.Group:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code.
+    """Run the command, and return its exit code.
 
     Parameters
     ----------
-    arguments : sequence of str
-        By default the process's.
+    arguments : sequence of str, optional
+        The arguments; by default those of the process.
     """
     try:
         import click
@@ -110,12 +110,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 1
     for stream in (sys.stdout, sys.stderr):
-        # A character that a terminal can't show is no reason to end.
+        # A character that the terminal's encoding lacks is printed escaped; it is no error.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        # Not Group.main(), which has ways of its own with Ctrl-C and closed pipes.
+        # Group.main() is not called, because it handles Ctrl-C and closed pipes in its own way.
         group = _group()
         if instruction := os.environ.get(_COMPLETE):
             return _completed(group, instruction)
@@ -134,11 +134,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_error(str(error))
         return 1
     except BrokenPipeError:
-        # Python would complain once more when it flushes at exit.
+        # Python flushes standard output at exit, and would print the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        # Of the output, such as a file on a full disk.
+        # Standard output can't be written, for example as the disk is full.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _print_error(f"can't write the output: {error}")
         return 1
@@ -151,7 +151,7 @@ def _completed(group: click.Group, instruction: str) -> int:
     try:
         return shell_complete(group, {}, "pgoutput-fast", _COMPLETE, instruction)
     except PgOutputError:
-        return 1  # an extra is missing, which the command itself says: no line for an error here
+        return 1  # an extra is missing; a shell's prompt is no place to say it
 
 
 def _print_error(text: str) -> None:

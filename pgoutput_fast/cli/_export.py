@@ -22,7 +22,7 @@ from ..types import TypeRegistry
 def policies_option(
     _: click.Context, __: click.Parameter, given: tuple[str, ...]
 ) -> Policies | None:
-    """The policies of options such as infinity=null."""
+    """The Policies that options such as infinity=null make."""
     if not given:
         return None
     chosen: dict[str, Any] = {}
@@ -45,7 +45,7 @@ def _value(name: str, value: str) -> Any:
             return int(precision), int(scale)
         return int(value) if name == "arrays" and value not in ("error", "text") else value
     except ValueError:
-        return value  # which Policies refuse
+        return value  # Policies raises an error that says what is expected
 
 
 def types_option(_: click.Context, __: click.Parameter, path: Path | None) -> TypeRegistry | None:
@@ -65,7 +65,7 @@ def run_export(
     tables: tuple[str, ...],
     **options: Any,
 ) -> int:
-    """Write the files, and print what the directory has then."""
+    """Write the files, and print which tables the directory holds afterwards."""
     chosen, directory = to
     with _progress() as progress:
         try:
@@ -102,7 +102,7 @@ def _patterns(tables: tuple[str, ...]) -> list[str] | None:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[ExportProgress], None] | None]:
-    """A bar on standard error, if that is a terminal."""
+    """A progress bar on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -62,7 +62,7 @@ _OF_TRANSACTIONS = (
 
 
 class Shown(NamedTuple):
-    """One frame, decoded or not, and where it belongs."""
+    """A frame, its message or its error, and the transaction and tables that it belongs to."""
 
     lsn: int | None
     time: int | None
@@ -83,7 +83,7 @@ class Shown(NamedTuple):
 
 
 class Messages:
-    """Decodes one stream of frames, and keeps what a single frame does not tell."""
+    """Decodes the frames of one stream, and knows which transaction and tables each belongs to."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Messages:
         self._decoder = Decoder(policies, encoding=encoding, registry=registry)
 
     def decode(self, lsn: int | None, time: int | None, frame: bytes) -> Shown:
-        """One frame. An error is in what is shown, not raised: the next frame may be sound."""
+        """Decode a frame. An error is returned, not raised, as the next frame may be sound."""
         state = self._decoder.state
         before = state.xid if state.open_xid is None else state.open_xid
         try:
@@ -122,14 +122,14 @@ class Messages:
 
 
 class Lines:
-    """Messages as lines.
+    """Makes a line of each message.
 
     Parameters
     ----------
     full : bool
-        Long values are not cut.
+        Whether long values are shown whole.
     paint : callable
-        Puts the parts of a line in colours.
+        Colours the parts of a line.
     """
 
     def __init__(self, *, full: bool = False, paint: Paint = plain) -> None:
@@ -137,7 +137,7 @@ class Lines:
         self._paint = paint
 
     def __call__(self, shown: Shown) -> str:
-        """One line: LSN, transaction, message. What a server sent is without control characters."""
+        """A line: LSN, transaction, message. Control characters that were sent are escaped."""
         lsn = "-" if shown.lsn is None else format_lsn(shown.lsn)
         xid = "-" if shown.xid is None else str(shown.xid)
         return f"{self._paint(f'{lsn} {xid}', 'place')} {self._text(shown)}"
@@ -188,9 +188,11 @@ class Lines:
 def _values(
     data: TupleData, relation: Relation, *, key: bool, typed: bool = False
 ) -> Iterator[tuple[str, Any]]:
-    """Names and values: str, None, UNCHANGED, or bytes of what has no text; if `typed` any other.
+    """Names and values of a row's columns.
 
-    Of the old key only the key's columns are known. A value that Python cannot hold is its text.
+    A value is a str, None, UNCHANGED, or bytes if it has no text. If `typed`, it is the Python
+    value of its type, and a value that Python cannot hold is its text. If `key`, only the columns
+    of the key are given, as nothing is known of the others.
     """
     for position, column in enumerate(relation.columns):
         if key and data.kind(position) == "n" and not column.is_key:
@@ -211,9 +213,9 @@ def _typed(data: TupleData, position: int) -> Any:
 
 
 def _finite(value: Any) -> Any:
-    """A value for JSON, which has no NaN and no Infinity: these are strings.
+    """The value with NaN and Infinity, which JSON does not have, as strings.
 
-    Composites are objects, by the names of their fields.
+    Composites become dicts with the names of their fields.
     """
     if isinstance(value, float):
         return value if math.isfinite(value) else str(Decimal(value))  # as PostgreSQL writes it
@@ -229,13 +231,13 @@ def _finite(value: Any) -> Any:
 
 
 def as_json(shown: Shown, *, typed: bool = False) -> str:
-    """One JSON object on one line, ASCII.
+    """The message as a JSON object, on one line and in ASCII.
 
-    A value of a column is a string (as the server writes it), null, ``{"unchanged": true}`` (it
-    exists and was not sent), or ``{"hex": …}`` (bytes without a text). If `typed`, numbers that
-    JSON holds exactly, booleans, arrays and composites are JSON's own, and all others what
-    :func:`~pgoutput_fast.json_default` makes of them. LSNs and times of a message are strings as
-    the server writes them.
+    The value of a column is a string (the server's text), null, ``{"unchanged": true}`` (there is a
+    value, but it was not sent), or ``{"hex": …}`` (bytes that have no text). If `typed`, numbers
+    that JSON holds exactly, booleans, arrays and composites are JSON's own, and all other values
+    are what :func:`~pgoutput_fast.json_default` makes of them. The LSNs and times of the message
+    itself are strings, as the server writes them.
     """
     message = shown.message
     fields: dict[str, Any] = {
@@ -256,7 +258,7 @@ def as_json(shown: Shown, *, typed: bool = False) -> str:
     for name in message.__match_args__:
         value = getattr(message, name)
         if name == "xid":
-            # Inside a stream the frame has the subtransaction's, or the same.
+            # Inside of a stream the frame has the xid of the subtransaction.
             if value is not None and value != shown.xid:
                 fields["subxid"] = value
         elif name == "columns":

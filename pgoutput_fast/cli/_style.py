@@ -1,4 +1,4 @@
-"""Colours of what the command prints: on a terminal, where NO_COLOR does not say otherwise."""
+"""The colours in which the command prints to a terminal, unless NO_COLOR is set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import click
 
 Paint = Callable[[str, str], str]
-"""A text in the colours of what it is: a key of `_STYLES`."""
+"""Colours a text, its first argument, as what it is: the second argument, a key of `_STYLES`."""
 
 _STYLES: dict[str, dict[str, Any]] = {
     "column": {"fg": "cyan"},
@@ -28,7 +28,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 
 def plain(text: str, _: str) -> str:
-    """The text as it is."""
+    """The text without colours."""
     return text
 
 
@@ -37,7 +37,7 @@ def _coloured(text: str, what: str) -> str:
 
 
 def paint_for(stream: TextIO) -> Paint:
-    """What paints a text that is printed to `stream`: :func:`plain` where it is no terminal."""
+    """The function that colours what is printed to `stream`; :func:`plain` if it is no terminal."""
     wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return _coloured if wanted and stream.isatty() else plain
 

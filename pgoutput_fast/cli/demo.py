@@ -1,4 +1,4 @@
-"""``pgoutput-fast demo``: the whole path on this machine, and the proof that it is right."""
+"""``pgoutput-fast demo``: from a server's changes to Spark's tables, compared with the server's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LEAST_CHANGES, _MOST_CHANGES = 5_000, 5_000_000
 
 
 class _Bars(Progress):
-    """A progress bar for each stretch of the run."""
+    """A progress bar for each phase of the run."""
 
     def __init__(self, console: Console) -> None:
         from rich.progress import (
@@ -60,7 +60,7 @@ class _Bars(Progress):
             self.bars.update(self.task, completed=done, note=note)
 
     def end(self) -> None:
-        """The last stretch is over."""
+        """Show the last phase as finished."""
         if self.task is not None:
             task = self.bars.tasks[self.task]
             total = task.total if task.total is not None else max(task.completed, 1)
@@ -166,7 +166,7 @@ def command(changes: int, out: Path | None, keep: bool, seed: int, report: Path)
     """  # noqa: D205 - click's help is one paragraph
     from rich.console import Console
 
-    # PySpark's own, of what it calls itself.
+    # PySpark warns of its own use of pandas.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     signal.signal(signal.SIGTERM, _interrupt)
     if not report.absolute().parent.is_dir():

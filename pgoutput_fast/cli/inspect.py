@@ -52,7 +52,7 @@ def _files(paths: tuple[Path, ...]) -> Iterator[Path]:
 def _messages(
     path: Path, policies: Policies | None, registry: TypeRegistry | None
 ) -> Iterator[Shown | Keepalive]:
-    """What a file holds, decoded from its start."""
+    """The messages of a file, decoded from its start."""
     if is_segment(path):
         with SegmentReader(path) as reader:
             messages = Messages(reader.metadata.encoding, policies, registry)
@@ -72,7 +72,7 @@ def _messages(
 
 
 class _Filter:
-    """Which messages were asked for. Each kind of condition must hold."""
+    """Chooses messages by table, transaction and tag; each of these that was given must match."""
 
     def __init__(self, tables: tuple[str, ...], xids: tuple[int, ...], tags: str) -> None:
         self._tables = set(tables)
@@ -98,7 +98,7 @@ class _Filter:
         )
 
     def nothing(self) -> str:
-        """Sentence for when no message was as asked for."""
+        """The error if no message matched."""
         tables = [printable(table) for table in sorted(self._seen)]
         more = f" and {len(tables) - _NAMED} more" if len(tables) > _NAMED else ""
         found = f"of the tables {', '.join(tables[:_NAMED])}{more}" if tables else "of no table"
@@ -110,7 +110,7 @@ def _widened(span: tuple[int, int] | None, value: int) -> tuple[int, int]:
 
 
 class _Stats:
-    """Counts over all messages that were asked for."""
+    """Counts of the messages that were asked for."""
 
     def __init__(self) -> None:
         self.tags: collections.Counter[str] = collections.Counter()
@@ -244,10 +244,10 @@ def command(
 ) -> int:
     """Print the messages of segments, directories of segments, or recorded streams.
 
-    A frame that can't be decoded is printed with its error, and the exit code is 1. It is 1 too
-    where no message has the table, transaction and tag that were asked for.
+    A frame that can't be decoded is printed with its error, and the exit code is 1. It is also 1 if
+    no message has the table, transaction and tag that were asked for.
 
-    With --to the changes go to files instead, one per table, whatever their number.
+    With --to the changes are written to files instead, one per table.
     """
     if to is not None:
         printing = {"--json": as_objects, "--values": values, "--xid": xids, "--tag": tags,

@@ -44,11 +44,11 @@ def command(
 ) -> int:
     """Print the changes of a server from now on, transactions in commit order, until Ctrl-C.
 
-    A temporary slot is made, and gone at the end, however that comes. Ctrl-C is the usual end: exit
-    code 0.
+    A temporary slot is made, which is gone when the command ends, even if it is killed. Ctrl-C is
+    the usual end, with exit code 0.
     """
     if context.args:
-        # Not shown, as click would: it may be the password of a DSN without quotes.
+        # click would print the argument, which may be the password in a DSN without quotes.
         raise click.UsageError("unexpected extra argument; a DSN follows --dsn, in quotes")
     if values and not as_objects:
         raise click.UsageError("--values is for --json")
@@ -79,7 +79,7 @@ def command(
                         in_transaction = True
                     elif isinstance(shown.message, Commit):
                         in_transaction = False
-                        # Nothing more is done with it than to print it.
+                        # It was printed, and nothing else is done with it.
                         stream.acknowledge(shown.message.end_lsn)
                 sys.stdout.flush()
                 if batch.keepalive_lsn is not None and not in_transaction:

@@ -1,1 +1,1 @@
-"""The whole path on one machine: a server, its changes, Spark's tables, and the proof."""
+"""The demonstration: a server's changes become Spark's tables, which are compared with its own."""

@@ -1,4 +1,4 @@
-"""The picture of a run: one HTML file that needs nothing else."""
+"""The report of a run of the demonstration: one HTML file, with everything in it."""
 
 from __future__ import annotations
 
@@ -199,7 +199,10 @@ _HEIGHT = 220  # pixels of the chart's area
 
 
 def _throughput(spans: list[Span], seconds: float) -> str:
-    """Steps over time. Positions across are percentages, so that text keeps its size."""
+    """A chart of rates over time.
+
+    Horizontal positions are percentages, so that text keeps its size.
+    """
     rates = [(span, span.amount / max(span.end - span.start, 1e-9)) for span in spans]
     exponents = [math.log10(max(rate, 1)) for _, rate in rates] or [0.0]
     low = math.floor(min(exponents))
@@ -231,7 +234,7 @@ def _throughput(spans: list[Span], seconds: float) -> str:
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 2.5, 5, 10 times a power of ten."""
+    """The least of 1, 2, 2.5 or 5 times a power of ten that is not less than `value`."""
     power = 1.0
     while power * 10 <= value:
         power *= 10

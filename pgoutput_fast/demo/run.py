@@ -1,4 +1,4 @@
-"""The demonstration: a server, a workload, its capture, Spark's tables, the proof, the report."""
+"""The run of the demonstration: server, workload, capture, Spark's tables, and the comparison."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 
 @dataclass
 class Family:
-    """What was compared of one family of types.
+    """How much was compared of one family of types.
 
     Attributes
     ----------
     columns, values, nulls : int
-        Of the values those that are not NULL.
+        The number of columns, of values that are not NULL, and of NULLs.
     """
 
     columns: int = 0
@@ -93,7 +93,7 @@ class TableResult:
 
 @dataclass
 class Phase:
-    """A stretch of the run, in seconds since its start."""
+    """A phase of the run; `start` and `end` are seconds since the start of the run."""
 
     name: str
     start: float
@@ -102,7 +102,7 @@ class Phase:
 
 @dataclass
 class Span:
-    """What was done with so many changes, or rows, from when to when (seconds since the start)."""
+    """Work on `amount` changes or rows; its times are seconds since the start of the run."""
 
     stage: str
     table: str
@@ -113,7 +113,7 @@ class Span:
 
 @dataclass
 class Result:
-    """What came of a run."""
+    """The results of a run."""
 
     implementation: str
     fallback_reason: str | None
@@ -134,7 +134,7 @@ class Result:
 
     @property
     def families(self) -> dict[str, Family]:
-        """What was compared of each family of types, in all tables."""
+        """How much was compared of each family of types in all tables."""
         found: dict[str, Family] = {}
         for table in self.tables:
             for name, family in table.families.items():
@@ -151,20 +151,21 @@ class Result:
 
 
 class Progress:
-    """What a run tells while it goes on; this one keeps silent."""
+    """Is told how far a run has come. This class does nothing with it; subclasses show it."""
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """A stretch begins, of `total` units of whatever it does."""
+        """A phase begins, which has `total` units of work; None if that is not known."""
 
     def advance(self, done: int, note: str = "") -> None:
-        """So much of the stretch is done, in all."""
+        """So many units of the phase are done in all."""
 
 
 @contextlib.contextmanager
 def deferred_interrupt() -> Iterator[None]:
-    """Hold back what interrupts until the end of the block: half a start can't be undone.
+    """Hold back Ctrl-C until the end of the block, as half a start can't be undone.
 
-    This is Ctrl-C, and SIGTERM where it has a handler, as the command's, which is told as Ctrl-C.
+    SIGTERM is held back too if it has a handler, as the command gives it one; at the end it raises
+    KeyboardInterrupt as Ctrl-C does.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -189,7 +190,7 @@ def deferred_interrupt() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_log_of_interrupts() -> Iterator[None]:
-    """Keep py4j from logging, with tracebacks, that it was interrupted: whoever did that knows.
+    """Keep py4j from logging tracebacks of a KeyboardInterrupt, which is no error.
 
     Its other records are logged as before.
     """
@@ -200,7 +201,7 @@ def _no_log_of_interrupts() -> Iterator[None]:
             error = error.__context__
         return error is None
 
-    # py4j logs by the root logger too. A logger's filters see its own records alone.
+    # py4j logs through the root logger too. Filters see only the records of their own logger.
     loggers = [logging.getLogger(name) for name in (None, "py4j.clientserver", "py4j.java_gateway")]
     for logger in loggers:
         logger.addFilter(is_another)
@@ -213,7 +214,7 @@ def _no_log_of_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _spark(directory: Path, log: Path) -> Iterator[SparkSession]:
-    """Spark for the time of the block; afterwards its JVM and workers are gone."""
+    """A Spark session within the block. After it, Spark's JVM and workers have ended."""
     from pyspark import SparkContext
 
     from pgoutput_fast.spark import session
@@ -228,7 +229,7 @@ def _spark(directory: Path, log: Path) -> Iterator[SparkSession]:
         **_SPARK,
         "spark.local.dir": str(temporary),
         "spark.sql.warehouse.dir": str(temporary / "warehouse"),
-        # Of a JVM that lives for a minute, most of the time would go into its second compiler.
+        # The JVM lives for a minute. Its second compiler would take most of the processors' time.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
         f"-XX:-UsePerfData -Djava.io.tmpdir={temporary} -Dlog4j2.configurationFile={log4j}",
     }
@@ -292,11 +293,12 @@ def run(
     changes : int
         How many changes the server is to make, at least.
     directory : path
-        An empty one: for ``segments``, ``changes``, ``state`` and ``copies`` of the server's.
+        An empty directory, in which ``segments``, ``changes``, ``state`` and ``copies`` (of the
+        server's tables) are made.
     seed : int
-        Of the workload.
+        The seed of the workload's random numbers.
     progress : Progress, optional
-        Is told what goes on.
+        Is told how far the run has come.
 
     Returns
     -------
@@ -306,7 +308,7 @@ def run(
     Raises
     ------
     PgOutputError
-        Something else went wrong. Whatever was started has ended.
+        Something other than a difference went wrong. Whatever was started has ended.
     """
     return _Run(changes, directory, seed, progress or Progress()).run()
 
@@ -335,7 +337,7 @@ class _Run:
         )
 
     def run(self) -> Result:
-        # Before the server starts: what needs an extra says so at once.
+        # These imports come first, so that a missing extra is reported before the server starts.
         import pgoutput_fast.replication
         import pgoutput_fast.spark  # noqa: F401
         from pgoutput_fast.embedded import EmbeddedServer
@@ -388,10 +390,10 @@ class _Run:
             raise PgOutputError(f"the embedded server refused: {error}") from error
 
     def make_changes(self, connection: psycopg.Connection[Any], dsn: str) -> int:
-        """Tables, publication, slot and workload. Returns the LSN after all of it."""
+        """Make tables, publication and slot, and run the workload. Returns the LSN after it."""
         from pgoutput_fast.replication import ReplicationConnection
 
-        # Spelled out, since the statements are this package's own and no parameters are in them.
+        # psycopg's types ask for literal strings. The statements are this package's own.
         execute = cast("Callable[[str], Any]", connection.execute)
         execute(SCHEMA)
         with ReplicationConnection(dsn) as replication:
@@ -558,7 +560,7 @@ class _Run:
 
 
 def _reason(error: Exception) -> str:
-    """The sentence of an exception from Spark that says what is wrong, without the traces."""
+    """The sentence in an exception of Spark's that says what is wrong, without the tracebacks."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - a Java exception asks the JVM, which may be gone

@@ -1,8 +1,8 @@
-"""The proof: a current-state table against the server's own COPY of the same table.
+"""Compares a current-state table with the server's own COPY of the same table.
 
-Nothing here knows pgoutput, nor this package's types: the server prints its values, in CSV, Spark
-casts them to the types of the state table, and the two are compared row by row, column by column.
-What is made of other values the server prints as JSON of the texts of its parts.
+This is independent of the rest of the package: the server prints its values as CSV, Spark casts
+them to the types of the state table, and the two are compared row by row and column by column. The
+server prints a value that is made of others, such as an array, as JSON of the texts of its parts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Difference(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What came of comparing one table."""
+    """The result of comparing one table."""
 
     rows: int
     """Of the server."""
@@ -57,7 +57,7 @@ def copy_table(
 ) -> tuple[int, dict[str, str]]:
     """Have the server print a table as CSV into a file, with a header.
 
-    All values are quoted but NULL, so that NULL and an empty string differ.
+    All values except NULL are quoted, so that NULL and an empty string differ.
 
     Returns
     -------
@@ -127,9 +127,9 @@ def _printed(name: str, types: dict[int, _Type], oid: int) -> str:
 
 
 def _json(value: str, types: dict[int, _Type], oid: int, depth: int) -> str | None:
-    """The expression for a value's JSON, None where the value has no parts.
+    """The SQL expression for a value's JSON, None if the value has no parts.
 
-    A composite IS NULL if all its fields are, hence IS DISTINCT FROM.
+    It uses IS DISTINCT FROM NULL, because a composite IS NULL if all of its fields are.
     """
 
     def json(part: str, type_: int) -> str:
@@ -198,7 +198,7 @@ _KINDS = {"a": "arrays", "c": "composites", "d": "domains", "e": "enums", "r": "
 
 
 def _family(type_: _Type, bare: bool) -> str:
-    """What the report counts a column's values under."""
+    """The family of types under which the report counts a column's values."""
     if type_.name == "numeric":
         return "numeric without precision" if bare else "numeric(p,s)"
     kinds = {**_KINDS, "m": "multiranges"}
@@ -206,7 +206,7 @@ def _family(type_: _Type, bare: bool) -> str:
 
 
 def server_rows(spark: SparkSession, csv: Path, parquet: Path, row_type: T.StructType) -> DataFrame:
-    """The rows of such a file, as the types of a state table."""
+    """The rows of a file that :func:`copy_table` made, in the types of a state table."""
     _to_parquet(csv, parquet)
     texts = spark.read.parquet(str(parquet))
     if texts.columns != row_type.fieldNames():
@@ -218,7 +218,7 @@ def server_rows(spark: SparkSession, csv: Path, parquet: Path, row_type: T.Struc
 
 
 def _to_parquet(csv: Path, parquet: Path) -> None:
-    """By Arrow: Spark's own CSV reader can't tell NULL from an empty string."""
+    """Write a CSV file as Parquet, with Arrow: Spark's reader takes an empty string for NULL."""
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
@@ -238,7 +238,7 @@ def _to_parquet(csv: Path, parquet: Path) -> None:
     )
     with reader, pa.parquet.ParquetWriter(parquet, reader.schema) as writer:
         for batch in reader:
-            # Small groups, so that Spark has more than one part of a file to give out.
+            # Small row groups, so that Spark can read a file in more than one task.
             writer.write_batch(batch, row_group_size=10_000)
 
 
@@ -250,7 +250,7 @@ def _typed(text: Column, field: T.StructField) -> Column:
 
 
 def _of_texts(data_type: T.DataType) -> Any:
-    """A type with string in the place of whatever has no parts."""
+    """The type with every part that has no parts of its own replaced by string."""
     if isinstance(data_type, T.ArrayType):
         return T.ArrayType(_of_texts(data_type.elementType))
     if isinstance(data_type, T.StructType):
@@ -259,7 +259,7 @@ def _of_texts(data_type: T.DataType) -> Any:
 
 
 def _value(text: Column, data_type: T.DataType) -> Column:
-    """A text, or texts that have the form of a nested type, as that type."""
+    """A value of the type, from its text, or from the texts of its parts."""
     if isinstance(data_type, T.ArrayType):
         return F.transform(text, lambda item: _value(item, data_type.elementType))
     if isinstance(data_type, T.StructType):
@@ -297,7 +297,7 @@ def _by_key(table: str, server: DataFrame, state: DataFrame, key: list[str]) -> 
         )
         for side, frame in (("server", server), ("state", state))
     ]
-    # Not eqNullSafe of the structs: that would take a row that one side lacks for a row of NULLs.
+    # eqNullSafe of the structs would take a row that one side lacks for a row of NULLs.
     same = paired = F.col("server").isNotNull() & F.col("state").isNotNull()
     for i in range(len(fields)):
         same &= F.col(f"server.c{i}").eqNullSafe(F.col(f"state.c{i}"))
@@ -386,7 +386,7 @@ def _as_multisets(table: str, server: DataFrame, state: DataFrame) -> Comparison
         )
         other = only["state"]
         if only["server"] is not None and other is not None:
-            # Where a value is wrong, both sides have a row that the other one has not.
+            # If a value is wrong, each side has a row that the other side lacks.
             for name, column in zip(names, columns, strict=True):
                 if row[column] != other[column]:
                     first = Difference(

@@ -1,7 +1,7 @@
-"""What the demonstration does to its server: tables, and a great many changes.
+"""The demonstration's tables, and the SQL that changes them.
 
-Everything is made by the server itself, in SQL, with random() seeded: the same seed and number of
-changes leave the same tables.
+The server makes all values itself, with a seeded random(): the same seed and number of changes
+give the same tables.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Wide(NamedTuple):
 
 
 def _choice(*values: str) -> str:
-    """One of some expressions after the other."""
+    """An expression that gives one of some expressions after the other, row by row."""
     whens = " ".join(f"WHEN {n} THEN {value}" for n, value in enumerate(values[1:], 1))
     return f"CASE g % {len(values)} {whens} ELSE {values[0]} END"
 
@@ -501,7 +501,7 @@ class _Amounts:
     Attributes
     ----------
     unit : int
-        A hundredth of the changes.
+        A hundredth of the number of changes.
     """
 
     unit: int
@@ -745,9 +745,9 @@ def steps(changes: int, seed: int) -> Iterator[Step]:
     Parameters
     ----------
     changes : int
-        How many changes there are to be, at least; 5,000 is the least that it can make.
+        The least number of changes; at least 5,000 are made.
     seed : int
-        Of random(), and of what is not random.
+        The seed of random(), which also varies the values that are not random.
     """
     rows = _Amounts(max(changes, 5000) // 100 + 1)
     yield Step("seed", (f"SELECT setseed({(seed % 2001 - 1000) / 1000})",))

@@ -1,4 +1,4 @@
-"""Spark's types of columns, and how the columnar engine stores their values."""
+"""The type of Spark's that a column gets, and how the columnar engine stores its values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pgoutput_fast.types import ColumnType
 from pgoutput_fast.values import codec_of
 from pgoutput_fast.values.temporal import interval_iso
 
-# Spark's types, each of which holds all values of those before it.
+# In each family, a type holds all values of the types before it.
 _INTEGERS = ("smallint", "int", "bigint")
 _FLOATS = ("float", "double")
 _KEEPS_ALL = Policies(infinity="text", out_of_range="text")
@@ -28,10 +28,11 @@ def column_ddl(type_: ColumnType, policies: Policies, *, binary: bool) -> str:
     ----------
     type_ : ColumnType
     policies : Policies
-        "text" makes a column string whose type could not hold some of its values; `json` "parse"
-        makes JSON a variant; `numeric` and `arrays` choose the shapes of theirs.
+        With "text", a column is a string if Spark's type could not hold some of its values. With
+        `json` "parse", JSON is a variant. `numeric` and `arrays` choose the types of numerics
+        without a precision and of arrays.
     binary : bool
-        Values of unknown types come in binary format.
+        Whether values of unknown types come in binary format.
     """
     return _natural(type_, Settings(policies), binary=binary).spark_type
 
@@ -39,10 +40,16 @@ def column_ddl(type_: ColumnType, policies: Policies, *, binary: bool) -> str:
 def policies_for(
     type_: ColumnType, wanted: str, policies: Policies
 ) -> tuple[Policies, bool] | None:
-    """The policies by which Spark's type `wanted` holds every value of the column as it is.
+    """The policies with which Spark's type `wanted` holds every value of the column unchanged.
 
-    Arrays may be wanted with any number of dimensions. The second is whether values of unknown
-    types are to be binary. None if the type does not fit.
+    Returns
+    -------
+    Policies
+        Those that were given, but for the number of an array's dimensions, which may be any.
+    bool
+        Whether values of unknown types are to be binary.
+
+    In place of both it is None if the type does not fit.
     """
     shaped = (replace(policies, arrays=n + 1) for n in range(MOST_DIMENSIONS))
     for candidate in (policies, *shaped):
@@ -53,7 +60,7 @@ def policies_for(
 
 
 def _fits(ddl: str, wanted: str) -> bool:
-    # Spark shows a struct without the quotes of its fields' names, and a time with its precision.
+    # Spark prints the names of a struct's fields without quotes, and a time with its precision.
     found, wanted = (re.sub(r"`|(?<=\btime)\(6\)", "", name) for name in (ddl, wanted))
     if found == wanted or wanted == "string":
         return True
@@ -69,7 +76,7 @@ def _fits(ddl: str, wanted: str) -> bool:
 
 
 def is_text(type_: ColumnType, ddl: str) -> bool:
-    """Whether the column has the server's text."""
+    """Whether the column holds the server's text, rather than values of a type of its own."""
     if type_.entry is not None and type_.entry.codec == "interval":
         return False
     registered = type_.registered
@@ -84,9 +91,9 @@ def column_field(type_: ColumnType, settings: Settings, ddl: str, *, binary: boo
     ----------
     type_ : ColumnType
     settings : Settings
-        With policies of :func:`policies_for`.
+        With the policies that :func:`policies_for` gave.
     ddl : str
-        Spark's type; "string" takes the text of any value.
+        Spark's type. "string" fits every column and holds the server's text.
     binary : bool
         As of :func:`column_ddl`.
     """
@@ -95,14 +102,14 @@ def column_field(type_: ColumnType, settings: Settings, ddl: str, *, binary: boo
     plain = without_functions(type_)
     entry = plain.entry
     if plain.registered is None and entry is not None and entry.codec == "numeric":
-        # The decimal that is wanted holds more than the column's own, or as much.
+        # The wanted decimal holds all values of the column's own decimal.
         precision, scale = _precision_and_scale(ddl)
         plain = replace(plain, modifier=(precision << 16 | scale) + 4)
     return _natural(plain, settings, binary=binary)
 
 
 def _natural(type_: ColumnType, settings: Settings, *, binary: bool) -> Field:
-    """The column that Spark has of a type's values where nothing else is wanted."""
+    """The column that a type gets in Spark if no other type is asked for."""
 
     def special(part: ColumnType, settings: Settings) -> Field | None:
         if part.registered is not None:
@@ -127,7 +134,7 @@ def _precision_and_scale(ddl: str) -> tuple[int, int]:
 
 
 def _unknown_field(type_: ColumnType, settings: Settings, *, binary: bool) -> Field:
-    """Values of which nothing is known: the type is what is wanted, whatever their format."""
+    """The column of a type that is not known: bytes if `binary`, else text, in either format."""
     codec, encoding = codec_of(type_, settings), settings.encoding
 
     def text(raw: bytes) -> bytes:

