@@ -7,53 +7,42 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pgoutput_fast as pf
+from pgoutput_fast import testing
+
 from . import baseline
 from .harness import NotMeasured, optional_module
 
-_RELATION = (
-    struct.pack(">cI", b"R", 7) + b"public\0t\0" + struct.pack(">ch", b"d", 2)
-    + b"\x01id\0" + struct.pack(">Ii", 23, -1) + b"\x00at\0" + struct.pack(">Ii", 1082, -1)
-)  # fmt: skip
-_BEGIN = struct.pack(">cQqI", b"B", 1, 2, 3)
-
-
-def _insert(*columns: bytes, xid: bytes = b"") -> bytes:
-    head = b"I" + xid + struct.pack(">IcH", 7, b"N", len(columns))
-    return head + b"".join(columns)
-
-
-def _value(kind: bytes, data: bytes) -> bytes:
-    return kind + struct.pack(">i", len(data)) + data
-
-
-_TEXT_1 = _value(b"t", b"1")
-_XID = struct.pack(">I", 5)
+_TABLE = testing.Table("t", {"id": "int4", "at": "date"}, 7)
+_RELATION = _TABLE.relation()
+_BEGIN = testing.begin(3, 1, 2)
+_ROW = testing.insert(_TABLE, ["1", None])
 
 # What a decoder is given in order, and the last of which must do what the feature says.
 _FRAMES = {
-    "unchanged TOAST told from NULL": [_RELATION, _BEGIN, _insert(_TEXT_1, b"n"),
-                                       _insert(_TEXT_1, b"u")],
-    "typed values": [_RELATION, _BEGIN, _insert(_TEXT_1, _value(b"t", b"2024-02-29"))],
+    "unchanged TOAST told from NULL": [
+        _RELATION, _BEGIN, _ROW, testing.insert(_TABLE, ["1", pf.UNCHANGED]),
+    ],
+    "typed values": [_RELATION, _BEGIN, testing.insert(_TABLE, ["1", "2024-02-29"])],
     "binary format, typed": [
         _RELATION, _BEGIN,
-        _insert(_value(b"b", struct.pack(">i", 1)), _value(b"b", struct.pack(">i", 8825))),
+        testing.insert(_TABLE, [struct.pack(">i", 1), struct.pack(">i", 8825)]),
     ],
     "streamed transactions": [
-        b"S" + _XID + b"\x01", b"R" + _XID + _RELATION[1:], _insert(_TEXT_1, b"n", xid=_XID),
-        b"E", b"c" + _XID + b"\0" + struct.pack(">QQq", 1, 2, 3),
+        testing.stream_start(5), testing.in_stream(_RELATION, 5), testing.in_stream(_ROW, 5),
+        testing.stream_stop(), testing.stream_commit(5, 1, 2, 3),
     ],
     "two-phase commit": [
-        struct.pack(">cQQqI", b"b", 1, 2, 3, 5) + b"gid\0",
-        struct.pack(">cBQQqI", b"P", 0, 1, 2, 3, 5) + b"gid\0",
-        struct.pack(">cBQQqI", b"K", 0, 1, 2, 3, 5) + b"gid\0",
+        testing.begin_prepare(5, "gid", 1, 2, 3), testing.prepare(5, "gid", 1, 2, 3),
+        testing.commit_prepared(5, "gid", 1, 2, 3),
     ],
-    "Truncate": [_RELATION, _BEGIN, struct.pack(">cIBI", b"T", 1, 0, 7)],
+    "Truncate": [_RELATION, _BEGIN, testing.truncate([_TABLE])],
     "Type, Origin, logical messages": [
-        struct.pack(">cI", b"Y", 9) + b"public\0mood\0", struct.pack(">cQ", b"O", 1) + b"o\0",
-        struct.pack(">cBQ", b"M", 0, 1) + b"p\0" + struct.pack(">I", 2) + b"hi",
+        testing.type_(testing.UserType(9, "mood")), testing.origin("o", 1),
+        testing.message("p", b"hi", 1),
     ],
-    "refuses a frame that is cut": [_RELATION, _BEGIN, _insert(_TEXT_1, _TEXT_1)[:-1]],
-    "refuses bytes left over": [_RELATION, _BEGIN, _insert(_TEXT_1, b"n") + b"x"],
+    "refuses a frame that is cut": [_RELATION, _BEGIN, testing.insert(_TABLE, ["1", "1"])[:-1]],
+    "refuses bytes left over": [_RELATION, _BEGIN, _ROW + b"x"],
 }  # fmt: skip
 
 

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import functools
 import os
-import struct
 import tempfile
 import time
 from pathlib import Path
@@ -24,6 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 
+import pgoutput_fast as pf
+from pgoutput_fast import testing
 from pgoutput_fast.segments import SegmentMetadata, SegmentReader, SegmentWriter, list_segments
 from pgoutput_fast.spark import decode_frames, read_segments, session
 from pgoutput_fast.spark._executor import Target, change_batches
@@ -39,24 +40,25 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 GENERATED = 100_000  # rows; more are the same ones again, at other LSNs
-_BEGIN = struct.Struct(">cQqI")
-_COMMIT = struct.Struct(">cBQQq")
 
 
 def frames_of(workload: workloads.Workload, changes: int) -> Iterator[bytes]:
     """The frames of at least as many changes, their LSNs rising."""
     preamble = workload.frames[: workload.preamble]
     body = workload.frames[workload.preamble :]
-    first, last = _BEGIN.unpack(body[0])[1], _COMMIT.unpack(body[-1])[3]
+    ends: tuple[Any, Any] = (pf.decode(body[0]), pf.decode(body[-1]))
+    first, last = ends[0].final_lsn, ends[1].end_lsn
     yield from preamble
     for shift in range(0, -(-changes // len(workload.rows)) * (last - first), last - first):
         for frame in body:
             if frame[:1] == b"B":
-                tag, lsn, at, xid = _BEGIN.unpack(frame)
-                yield _BEGIN.pack(tag, lsn + shift, at, xid)
+                begin: Any = pf.decode(frame)
+                yield testing.begin(begin.xid, begin.final_lsn + shift, begin.commit_time)
             elif frame[:1] == b"C":
-                tag, flags, lsn, end, at = _COMMIT.unpack(frame)
-                yield _COMMIT.pack(tag, flags, lsn + shift, end + shift, at)
+                commit: Any = pf.decode(frame)
+                yield testing.commit(
+                    commit.commit_lsn + shift, commit.end_lsn + shift, commit.commit_time
+                )
             else:
                 yield frame
 
@@ -72,7 +74,8 @@ def land(workload: workloads.Workload, changes: int, directory: Path) -> None:
         lsn = 0
         for frame in frames_of(workload, changes):
             if frame[:1] == b"B":
-                lsn = _BEGIN.unpack(frame)[1]
+                begin: Any = pf.decode(frame)
+                lsn = begin.final_lsn
             writer.write(0 if frame[:1] == b"R" else lsn, frame)
         writer.flush()
     (directory / "frames").mkdir()

@@ -21,6 +21,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pgoutput_fast import testing
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -277,28 +279,26 @@ TABLES = {"narrow": _NARROW, "wide": _WIDE, "fat": _FAT}
 
 
 def _relation(table: Table) -> bytes:
-    frame = struct.pack(">cI", b"R", table.oid)
-    frame += b"public\0" + table.name.encode() + b"\0"
-    frame += struct.pack(">ch", b"d", len(table.columns))
-    for column in table.columns:
-        frame += struct.pack(">B", column.is_key) + column.name.encode() + b"\0"
-        frame += struct.pack(">Ii", column.type.oid, column.modifier)
-    return frame
+    types = {column.name: (column.type.oid, column.modifier) for column in table.columns}
+    key = [column.name for column in table.columns if column.is_key]
+    return testing.Table(table.name, types, table.oid, key=key).relation()
 
 
-def _row(table: Table, tag: bytes, row: tuple[Any, ...], tuple_format: TupleFormat) -> bytes:
+def _row(table: Table, tag: str, row: tuple[Any, ...], tuple_format: TupleFormat) -> bytes:
+    values: list[str | bytes | None]
+    if tuple_format == "text":
+        values = [
+            None if value is None else column.type.text(value)
+            for column, value in zip(table.columns, row, strict=True)
+        ]
+    else:
+        values = [
+            None if value is None else column.type.binary(value)
+            for column, value in zip(table.columns, row, strict=True)
+        ]
     # The key does not change, so an Update has no old tuple.
-    parts = [struct.pack(">cIch", tag, table.oid, b"N", len(row))]
-    for column, value in zip(table.columns, row, strict=True):
-        if value is None:
-            parts.append(b"n")
-            continue
-        if tuple_format == "text":
-            kind, data = b"t", column.type.text(value).encode()
-        else:
-            kind, data = b"b", column.type.binary(value)
-        parts.append(struct.pack(">ci", kind, len(data)) + data)
-    return b"".join(parts)
+    make = testing.update if tag == "U" else testing.insert
+    return make(table.oid, values)
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,7 @@ def generate(name: str, tuple_format: TupleFormat, rows: int, seed: int = SEED) 
     for _ in range(rows // ROWS_PER_TRANSACTION):
         changes = []
         for _ in range(ROWS_PER_TRANSACTION):
-            tag = b"U" if rng.random() < UPDATE_SHARE else b"I"
+            tag = "U" if rng.random() < UPDATE_SHARE else "I"
             row = tuple(
                 None if not column.is_key and rng.random() < table.null_share else column.make(rng)
                 for column in table.columns
@@ -365,9 +365,9 @@ def generate(name: str, tuple_format: TupleFormat, rows: int, seed: int = SEED) 
         commit_lsn = lsn + 1_024
         end_lsn = commit_lsn + 48
         time += rng.randrange(50, 5_000)
-        frames.append(struct.pack(">cQqI", b"B", commit_lsn, time, xid))
+        frames.append(testing.begin(xid, commit_lsn, time))
         frames += changes
-        frames.append(struct.pack(">cBQQq", b"C", 0, commit_lsn, end_lsn, time))
+        frames.append(testing.commit(commit_lsn, end_lsn, time))
         lsn = end_lsn
         xid += 1
     return Workload(name, tuple_format, table, frames, 1, values)

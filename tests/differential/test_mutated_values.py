@@ -19,6 +19,7 @@ from catalog_types import registry_of
 from make_frames import OID, relation
 
 import pgoutput_fast as pf
+from pgoutput_fast import testing
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -136,8 +137,7 @@ def decoder_of(
 
 
 def outcome(decoder: Any, kind: bytes, value: bytes) -> Any:
-    body = struct.pack(">h", 1) + kind + struct.pack(">i", len(value)) + value
-    row = decoder.decode(b"I" + struct.pack(">I", OID) + b"N" + body).new
+    row = decoder.decode(testing.insert(OID, [(kind.decode(), value)])).new
 
     def attempt(function: Any) -> Any:
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import functools
 import re
-import struct
 import uuid
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -23,10 +22,11 @@ import pyarrow as pa
 import pytest
 from catalog_types import registry_of
 from corpus_files import captures
-from made_vectors import NULL, insert, relation, text
+from made_vectors import NULL, insert, text
 from make_frames import type_frame
 
 import pgoutput_fast as pf
+from pgoutput_fast import testing
 
 DATA = Path(__file__).parents[1] / "data" / "final"
 SCENARIOS = ("18/all_types", "18/schema_evolution")
@@ -71,7 +71,7 @@ def columns(target: str) -> dict[str, list[pa.RecordBatch]]:
                     for kind, one in columns_of(changes):
                         found.setdefault(kind, []).append(one)
     # No capture has a vector of so many dimensions.
-    announced = relation([("c", 16500)])[:-4] + struct.pack(">i", 3)
+    announced = testing.Table("t", {"c": (16500, 3)}).relation()
     frames = [type_frame(16500, "public", "vector"), announced]
     frames += [insert(text("[1,2.5,-3]")), insert(NULL), insert(text("[0,0,1e-3]"))]
     for changes in pf.ColumnarDecoder(target=target).decode(frames):

@@ -33,7 +33,7 @@ from exported import manifest_of
 from final_rows import copies
 
 import pgoutput_fast as pf
-from pgoutput_fast import files
+from pgoutput_fast import files, testing
 from pgoutput_fast.cli import main
 from pgoutput_fast.files import _manifest, _source, _text, _write
 from pgoutput_fast.files._rows import Shape
@@ -54,43 +54,28 @@ HEAD = ["op", "xid", "subxid", "lsn", "commit_lsn", "commit_time", "seq", "old_k
 # --- frames and segments -------------------------------------------------------------------------
 
 
-def string(text: str) -> bytes:
-    return text.encode() + b"\0"
-
-
 def relation(
     oid: int, name: str, *columns: tuple[int, str, int], namespace: str = "public"
 ) -> bytes:
-    frame = b"R" + struct.pack(">I", oid) + string(namespace) + string(name) + b"d"
-    frame += struct.pack(">H", len(columns))
-    for flags, column, type_id in columns:
-        frame += struct.pack(">B", flags) + string(column) + struct.pack(">Ii", type_id, -1)
-    return frame
+    types = {column: type_id for _, column, type_id in columns}
+    key = [column for flags, column, _ in columns if flags]
+    return testing.Table(name, types, oid, namespace=namespace, key=key).relation()
 
 
-def row(*values: str | pf.Column | None) -> bytes:
-    found = struct.pack(">H", len(values))
-    for value in values:
-        if value is None:
-            found += b"n"
-        elif value == "<unchanged>":
-            found += b"u"
-        else:
-            assert isinstance(value, str)
-            found += b"t" + struct.pack(">I", len(value.encode())) + value.encode()
-    return found
+def row(values: Sequence[Any]) -> list[Any]:
+    return [pf.UNCHANGED if value == "<unchanged>" else value for value in values]
 
 
 def insert(oid: int, *values: Any) -> bytes:
-    return b"I" + struct.pack(">I", oid) + b"N" + row(*values)
+    return testing.insert(oid, row(values))
 
 
 def update(oid: int, *values: Any) -> bytes:
-    return b"U" + struct.pack(">I", oid) + b"N" + row(*values)
+    return testing.update(oid, row(values))
 
 
-def delete(oid: int, *key: Any, kind: bytes = b"K") -> bytes:
-    return b"D" + struct.pack(">I", oid) + kind + row(*key)
+def delete(oid: int, *key: Any, kind: str = "K") -> bytes:
+    return testing.delete(oid, row(key), kind)
 
 
 class Landing:
@@ -116,10 +101,10 @@ class Landing:
             for frames in transactions:
                 self.lsn += 0x1000
                 commit = self.lsn + 0x800
-                writer.write(self.lsn, b"B" + struct.pack(">QqI", commit, 5_000_000, self.lsn))
+                writer.write(self.lsn, testing.begin(self.lsn, commit, 5_000_000))
                 for number, frame in enumerate(frames):
                     writer.write(self.lsn + number, frame)
-                writer.write(commit, b"C" + struct.pack(">BQQq", 0, commit, commit + 8, 5_000_000))
+                writer.write(commit, testing.commit(commit, commit + 8, 5_000_000))
             writer.flush()
         return self.directory
 
@@ -619,8 +604,8 @@ def test_rows_in_every_format(impl: str, tmp_path: Path) -> None:
             insert(7, "2", "", None),
             update(7, "2", "<unchanged>", None),
             delete(7, "1", None, None),
-            delete(7, "2", "old", "1 day", kind=b"O"),
-            b"T" + struct.pack(">IBI", 1, 2, 7),
+            delete(7, "2", "old", "1 day", kind="O"),
+            testing.truncate([7], 2),
         ]
     )
     commit = land.lsn + 0x800
@@ -769,7 +754,7 @@ def test_labels_that_are_added_in_the_middle(impl: str, form: str, tmp_path: Pat
     with chosen(impl):
         decoder = pf.ColumnarDecoder(registry=user_types())
         decoder_frames = [table, *(insert(7, *row) for row in rows)]
-        begin = b"B" + struct.pack(">QqI", 9, 0, 1)
+        begin = testing.begin(1, 9)
         assert len(list(decoder.decode([begin, *decoder_frames]))) > 1
         files.export(land.directory, tmp_path / "out", form, registry=user_types())
         land([table, insert(7, "5", "newest", "{}", "(newest,)", "()")])

@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import re
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ import pyarrow.ipc
 import pytest
 
 import pgoutput_fast as pf
+from pgoutput_fast import testing
 from pgoutput_fast.cli import main
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
 
@@ -29,56 +29,34 @@ RECORDINGS = sorted(DATA.glob("*/*/*.arrow"))
 COMMAND = [sys.executable, "-m", "pgoutput_fast"]
 
 
-def string(text: bytes) -> bytes:
-    return text + b"\0"
-
-
-def relation(oid: int, namespace: bytes, name: bytes, *columns: tuple[int, bytes, int]) -> bytes:
-    frame = b"R" + struct.pack(">I", oid) + string(namespace) + string(name) + b"d"
-    frame += struct.pack(">H", len(columns))
-    for flags, column, type_id in columns:
-        frame += struct.pack(">B", flags) + string(column) + struct.pack(">Ii", type_id, -1)
-    return frame
-
-
-def row(*values: bytes | str | tuple[bytes] | None) -> bytes:
-    """A tuple: text (bytes), NULL (None), unchanged ("u"), binary (a tuple)."""
-    found = struct.pack(">H", len(values))
-    for value in values:
-        if value is None:
-            found += b"n"
-        elif value == "u":
-            found += b"u"
-        elif isinstance(value, tuple):
-            found += b"b" + struct.pack(">I", len(value[0])) + value[0]
-        else:
-            assert isinstance(value, bytes)
-            found += b"t" + struct.pack(">I", len(value)) + value
-    return found
+def relation(oid: int, namespace: str, name: str, *columns: tuple[int, str, int]) -> bytes:
+    types = {column: type_id for _, column, type_id in columns}
+    key = [column for flags, column, _ in columns if flags]
+    return testing.Table(name, types, oid, namespace=namespace, key=key).relation()
 
 
 def begin(lsn: int, xid: int) -> bytes:
-    return b"B" + struct.pack(">QqI", lsn, 0, xid)
+    return testing.begin(xid, lsn)
 
 
 def commit(lsn: int) -> bytes:
-    return b"C" + struct.pack(">BQQq", 0, lsn, lsn + 1, 1_500_000)
+    return testing.commit(lsn, lsn + 1, 1_500_000)
 
 
-TABLE = relation(7, b"public", b"t", (1, b"id", 23), (0, b"a b", 25), (0, b"raw", 600))
-OTHER = relation(8, b"other", b"t", (1, b"id", 23))
+TABLE = relation(7, "public", "t", (1, "id", 23), (0, "a b", 25), (0, "raw", 600))
+OTHER = relation(8, "other", "t", (1, "id", 23))
 FRAMES = [
     begin(256, 41),
     TABLE,
-    b"I" + struct.pack(">I", 7) + b"N" + row(b"1", b"it's\n\x1b[31m", (b"\x00\xff",)),
-    b"U" + struct.pack(">I", 7) + b"K" + row(b"1", None, None) + b"N" + row(b"2", "u", None),
-    b"D" + struct.pack(">I", 7) + b"O" + row(b"2", b"x" * 100, None),
+    testing.insert(7, ["1", "it's\n\x1b[31m", b"\x00\xff"]),
+    testing.update(7, ["2", pf.UNCHANGED, None], ["1", None, None]),
+    testing.delete(7, ["2", "x" * 100, None], "O"),
     commit(256),
     begin(512, 42),
     OTHER,
-    b"T" + struct.pack(">IBII", 2, 3, 7, 8),
-    b"I" + struct.pack(">I", 8) + b"N" + row(b"5"),
-    b"M" + struct.pack(">BQ", 1, 510) + string(b"note") + struct.pack(">I", 2) + b"\x00\xfe",
+    testing.truncate([7, 8], 3),
+    testing.insert(8, ["5"]),
+    testing.message("note", b"\x00\xfe", 510, 1),
     commit(512),
 ]
 
@@ -235,7 +213,7 @@ def test_an_empty_directory_is_said(run: Run, tmp_path: Path) -> None:
 
 
 def test_nothing_found_among_many_tables_or_none(run: Run, tmp_path: Path) -> None:
-    frames = [relation(n, b"s", b"t%02d" % n) for n in range(22)]
+    frames = [relation(n, "s", f"t{n:02}") for n in range(22)]
     run("inspect", "--table", "t", recording(tmp_path / "a.arrow", frames), code=1)
     assert run.error.endswith(f"tables {', '.join(f's.t{n:02}' for n in range(20))} and 2 more\n")
     run("inspect", "--tag", "I", recording(tmp_path / "b.arrow", [begin(1, 1)]), code=1)
@@ -298,8 +276,8 @@ def test_there_are_recordings() -> None:
 def test_encoding_is_the_files(run: Run, tmp_path: Path) -> None:
     frames = [
         begin(1, 1),
-        relation(1, b"public", b"gr\xfc\xdfe", (1, b"id", 25)),
-        b"I" + struct.pack(">I", 1) + b"N" + row(b"\xe9t\xe9"),
+        relation(1, "public", "gr\udcfc\udcdfe", (1, "id", 25)),
+        testing.insert(1, [("t", b"\xe9t\xe9")]),
     ]
     found = run.objects(recording(tmp_path / "a", frames, client_encoding="LATIN1"))
     assert (found[2]["table"], found[2]["new"]) == ("public.grüße", {"id": "été"})
@@ -312,7 +290,7 @@ def test_encoding_is_the_files(run: Run, tmp_path: Path) -> None:
 
 
 def test_frame_that_cannot_be_decoded_is_shown_and_counted(run: Run, tmp_path: Path) -> None:
-    frames = [begin(1, 1), b"I" + struct.pack(">I", 99) + b"N" + row(b"1"), b"", b"?", commit(1)]
+    frames = [begin(1, 1), testing.insert(99, ["1"]), b"", b"?", commit(1)]
     path = recording(tmp_path / "a", frames)
     found = run.objects(path, code=1)
     assert run.error == "pgoutput-fast: 3 frames could not be decoded\n"
@@ -418,16 +396,13 @@ def test_a_server_has_to_be_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_two_phase_commit(run: Run, tmp_path: Path) -> None:
     """The ends of prepared transactions come alone: nothing before says whose they are."""
-
-    def prepared(tag: bytes, xid: int, *, flags: bool = True) -> bytes:
-        frame = tag + b"\0" * flags + struct.pack(">QQq", 100, 110, 1_500_000)
-        frame += struct.pack(">q", 2_500_000) * (tag == b"r")
-        return frame + struct.pack(">I", xid) + string(b"gid")
-
-    insert = b"I" + struct.pack(">I", 7) + b"N" + row(b"1", None, None)
+    told = ("gid", 100, 110, 1_500_000)
+    insert = testing.insert(7, ["1", None, None])
     frames = [
-        *(prepared(b"b", 41, flags=False), TABLE, insert, prepared(b"P", 41)),
-        *(prepared(b"K", 41), prepared(b"r", 42), prepared(b"P", 43)),
+        *(testing.begin_prepare(41, *told), TABLE, insert, testing.prepare(41, *told)),
+        testing.commit_prepared(41, *told),
+        testing.rollback_prepared(42, *told, 2_500_000),
+        testing.prepare(43, *told),
     ]
     path = recording(tmp_path / "a", frames)
     found = run.objects(path)

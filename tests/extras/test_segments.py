@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from pgoutput_fast import segments
+from pgoutput_fast import segments, testing
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments import (
     Segment,
@@ -50,31 +50,31 @@ Frames = list[tuple[int, bytes]]
 
 
 def begin(commit_lsn: int, xid: int = 7, time: int = -5) -> bytes:
-    return b"B" + struct.pack(">QqI", commit_lsn, time, xid)
+    return testing.begin(xid, commit_lsn, time)
 
 
 def commit(commit_lsn: int, end_lsn: int) -> bytes:
-    return b"C" + struct.pack(">BQQq", 0, commit_lsn, end_lsn, -5)
+    return testing.commit(commit_lsn, end_lsn, -5)
 
 
-def relation(oid: int, name: bytes = b"t") -> bytes:
-    return b"R" + struct.pack(">I", oid) + b"public\0" + name + b"\0d\0\0"
+def relation(oid: int, name: str = "t") -> bytes:
+    return testing.Table(name, {}, oid).relation()
 
 
 def type_(oid: int) -> bytes:
-    return b"Y" + struct.pack(">I", oid) + b"public\0mood\0"
+    return testing.type_(testing.UserType(oid, "mood"))
 
 
 def insert(oid: int = 1, value: bytes = b"x") -> bytes:
-    return b"I" + struct.pack(">I", oid) + b"N\0\1t" + struct.pack(">I", len(value)) + value
+    return testing.insert(oid, [("t", value)])
 
 
 def truncate(*oids: int) -> bytes:
-    return b"T" + struct.pack(f">IB{len(oids)}I", len(oids), 0, *oids)
+    return testing.truncate(oids)
 
 
 def message(lsn: int, content: bytes = b"c", *, transactional: bool = False) -> bytes:
-    return b"M" + struct.pack(">BQ", transactional, lsn) + b"p\0" + struct.pack(">I", 1) + content
+    return testing.message("p", content, lsn, transactional)
 
 
 def transaction(lsn: int, *body: bytes, xid: int = 7) -> Frames:
@@ -165,16 +165,16 @@ def test_columns_name_and_metadata(tmp_path: Path) -> None:
 
 def test_relations_in_force_are_repeated(tmp_path: Path) -> None:
     with writer(tmp_path) as out:
-        write(out, transaction(100, type_(9), relation(1, b"old"), relation(2), insert()))
+        write(out, transaction(100, type_(9), relation(1, "old"), relation(2), insert()))
         assert out.flush() == 110
-        write(out, transaction(200, relation(1, b"new"), insert()))
+        write(out, transaction(200, relation(1, "new"), insert()))
         assert out.flush() == 210
         write(out, [(300, message(300))])
         assert out.flush() == 300
     first, second, third = list_segments(tmp_path)
     assert data(first)[0] == begin(100)
-    assert data(second)[:4] == [type_(9), relation(1, b"old"), relation(2), begin(200)]
-    assert data(third) == [type_(9), relation(1, b"new"), relation(2), message(300)]
+    assert data(second)[:4] == [type_(9), relation(1, "old"), relation(2), begin(200)]
+    assert data(third) == [type_(9), relation(1, "new"), relation(2), message(300)]
     assert [(row["lsn"], row["xid"]) for row in rows(second)[:4]] == [
         (0, None),
         (0, None),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pgoutput_fast import files
+from pgoutput_fast import files, testing
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
 
 if TYPE_CHECKING:
@@ -36,19 +35,15 @@ COLUMNS: list[tuple[str, int, list[str | None]]] = [
 
 
 def test_the_server_reads_csv_again(database18: Database, tmp_path: Path) -> None:
-    relation = b"R" + struct.pack(">I", 7) + b"public\0t\0d" + struct.pack(">H", len(COLUMNS))
-    frames = [b"B" + struct.pack(">QqI", 0x1800, 5_000_000, 9), relation]
-    for number, (name, oid, _) in enumerate(COLUMNS):
-        modifier = (8 << 16 | 2) + 4 if name == "numeric(8,2)" else -1
-        frames[1] += b"\0" + f"c{number}".encode() + b"\0" + struct.pack(">Ii", oid, modifier)
-    for i in range(3):
-        frame = b"I" + struct.pack(">I", 7) + b"N" + struct.pack(">H", len(COLUMNS))
-        for _, _, texts in COLUMNS:
-            raw = texts[i]
-            frame += b"n" if raw is None else b"t" + struct.pack(">I", len(raw.encode()))
-            frame += b"" if raw is None else raw.encode()
-        frames.append(frame)
-    frames.append(b"C" + struct.pack(">BQQq", 0, 0x1800, 0x1808, 5_000_000))
+    table = testing.Table(
+        "t",
+        {f"c{n}": name if "(" in name else oid for n, (name, oid, _) in enumerate(COLUMNS)},
+        7,
+        key=[],
+    )
+    frames = [testing.begin(9, 0x1800, 5_000_000), table.relation()]
+    frames += [testing.insert(table, [texts[i] for _, _, texts in COLUMNS]) for i in range(3)]
+    frames.append(testing.commit(0x1800, commit_time=5_000_000))
     metadata = SegmentMetadata(
         system_identifier="1", database="d", slot="s", publications=("p",), server_version=180004,
         encoding="UTF8", settings={}, options={},

@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import VariantVal
 
 import pgoutput_fast as pf
+from pgoutput_fast import testing
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.names import shown_table
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
@@ -39,50 +40,35 @@ INT4, INT8, TEXT, NUMERIC, TIME, DATE, UUID, JSONB, BYTEA, TIMESTAMPTZ, TIMESTAM
 
 
 def relation(oid, name, columns, *, namespace="public", identity="d", key=("id",)):
-    frame = b"R" + struct.pack(">I", oid) + f"{namespace}\0{name}\0{identity}".encode()
-    frame += struct.pack(">H", len(columns))
-    for column, (type_id, modifier) in columns.items():
-        frame += bytes([column in key]) + column.encode() + b"\0"
-        frame += struct.pack(">Ii", type_id, modifier)
-    return frame
-
-
-def tuple_data(values):
-    data = struct.pack(">H", len(values))
-    for value in values:
-        if value is None:
-            data += b"n"
-        elif value is pf.UNCHANGED:
-            data += b"u"
-        else:
-            raw = value.encode()
-            data += b"t" + struct.pack(">I", len(raw)) + raw
-    return data
+    table = testing.Table(
+        name, columns, oid, namespace=namespace, replica_identity=identity,
+        key=[column for column in columns if column in key],
+    )  # fmt: skip
+    return table.relation()
 
 
 def insert(oid, *values):
-    return b"I" + struct.pack(">I", oid) + b"N" + tuple_data(values)
+    return testing.insert(oid, values)
 
 
-def update(oid, values, old=None, kind=b"K"):
-    before = b"" if old is None else kind + tuple_data(old)
-    return b"U" + struct.pack(">I", oid) + before + b"N" + tuple_data(values)
+def update(oid, values, old=None, kind="K"):
+    return testing.update(oid, values, old, None if old is None else kind)
 
 
-def delete(oid, old, kind=b"K"):
-    return b"D" + struct.pack(">I", oid) + kind + tuple_data(old)
+def delete(oid, old, kind="K"):
+    return testing.delete(oid, old, kind)
 
 
 def truncate(*oids):
-    return b"T" + struct.pack(f">IB{len(oids)}I", len(oids), 0, *oids)
+    return testing.truncate(oids)
 
 
 def begin(lsn, xid, time=86_400_000_000):
-    return b"B" + struct.pack(">QqI", lsn, time, xid)
+    return testing.begin(xid, lsn, time)
 
 
 def commit(lsn, time=86_400_000_000):
-    return b"C" + struct.pack(">BQQq", 0, lsn, lsn + 8, time)
+    return testing.commit(lsn, lsn + 8, time)
 
 
 def transaction(lsn, xid, *frames):
@@ -90,13 +76,13 @@ def transaction(lsn, xid, *frames):
 
 
 def streamed(xid, *frames, first=True):
-    """A stream chunk: its frames have the xid behind the tag."""
-    inside = [frame[:1] + struct.pack(">I", xid) + frame[1:] for frame in frames]
-    return [b"S" + struct.pack(">IB", xid, first), *inside, b"E"]
+    """A stream segment: its frames have the xid behind the tag."""
+    inside = [testing.in_stream(frame, xid) for frame in frames]
+    return [testing.stream_start(xid, first), *inside, testing.stream_stop()]
 
 
 def stream_commit(xid, lsn, time=86_400_000_000):
-    return b"c" + struct.pack(">IBQQq", xid, 0, lsn, lsn + 8, time)
+    return testing.stream_commit(xid, lsn, lsn + 8, time)
 
 
 COMMIT_TIME = dt.datetime(2000, 1, 2)  # in the session's time zone, which is UTC
@@ -266,7 +252,7 @@ def test_columns_that_the_table_never_had_are_no_nulls(spark, tmp_path, schema, 
 def test_binary_values_whose_text_is_the_servers_secret_are_digits(spark, tmp_path):
     frames = [
         relation(1, "t", {"m": (790, -1), "r": (2205, -1)}, key=()),
-        *transaction(100, 7, binary_insert(1, struct.pack(">q", 1234), struct.pack(">I", 16433))),
+        *transaction(100, 7, insert(1, struct.pack(">q", 1234), struct.pack(">I", 16433))),
     ]
     changes = read_segments(spark, land(tmp_path / "s", frames), "public.t")
     assert changes.first().after == ("1234", "16433")
@@ -387,15 +373,15 @@ def test_relations_are_found_inside_streams(spark):
 
 
 def test_the_last_relation_is_found_and_its_domains(spark):
-    domain = b"Y" + struct.pack(">I", 50000) + b"public\0positive\0"
-    int_domain = b"Y" + struct.pack(">I", 23) + b"pg_catalog\0positive\0"
+    domain = testing.type_(testing.UserType(50000, "positive"))
+    int_domain = testing.type_(testing.UserType(23, "positive", "pg_catalog"))
     first = [*streamed(77, relation(1, "t", OLD)), stream_commit(77, 100)]
     # An aborted transaction's rows come too, and chunks of several may take turns.
     second = [
         *streamed(78, domain, int_domain, relation(1, "t", NEW), relation(2, "other", OLD)),
         *streamed(79, relation(3, "t", OLD, namespace="s")),
         *streamed(78, insert(1, "1", "one", "1.50"), first=False),
-        b"A" + struct.pack(">II", 78, 78),
+        testing.stream_abort(78),
     ]
     changes = decode_frames(partitions(spark, first, second), "public.t")
     assert changes.schema["after"].dataType.simpleString() == (
@@ -756,13 +742,6 @@ def test_registered_types_come_as_their_arrow_type(spark, tmp_path):
 # --- columns -------------------------------------------------------------------------------------
 
 
-def binary_insert(oid, *values):
-    data = struct.pack(">H", len(values))
-    for value in values:
-        data += b"n" if value is None else b"b" + struct.pack(">I", len(value)) + value
-    return b"I" + struct.pack(">I", oid) + b"N" + data
-
-
 def target_of(spark, columns, *, policies=None, registry=None, encoding="utf-8", relations=()):
     """The target of a table public.t, whose columns are given as DDL."""
     settings = Settings(policies or pf.Policies(), encoding, registry)
@@ -858,7 +837,7 @@ def test_columns_in_another_order_and_wider(spark):
         relation(1, "t", {"i": INT4, "r": (700, -1), "n": NUMERIC, "a": TEXT, "more": TEXT}),
         *transaction(100, 7, insert(1, "-1", "1.5", "1.50", "ä", "x")),
         begin(200, 8),
-        binary_insert(1, struct.pack(">i", -2), struct.pack(">f", 2.5), None, "ö".encode(), b"y"),
+        insert(1, struct.pack(">i", -2), struct.pack(">f", 2.5), None, "ö".encode(), b"y"),
         update(1, ["3", pf.UNCHANGED, "Infinity", pf.UNCHANGED, pf.UNCHANGED], ["4"] + [None] * 4),
         commit(200),
     ]
@@ -888,7 +867,7 @@ def test_columns_in_both_formats_and_in_another_encoding(spark):
         relation(1, "t", columns, key=()),
         begin(100, 7),
         insert(1, "{1,2}", '"x"', "seven", "plain", "1.0"),
-        binary_insert(1, array, b'\1"\xe4"', None, b"\xe4", one),
+        insert(1, array, b'\1"\xe4"', None, b"\xe4", one),
         insert(1, None, None, "eight", None, None),
         commit(100),
     ]
@@ -901,7 +880,7 @@ def test_columns_in_both_formats_and_in_another_encoding(spark):
         (None, None, "eight", None, None),
     ]
     target = target_of(spark, "what binary", encoding="iso8859-1")
-    frames[3] = binary_insert(1, array, b"\1{}", b"\0\xff", b"", one)
+    frames[3] = insert(1, array, b"\1{}", b"\0\xff", b"", one)
     found = [row["after"]["what"] for b in changes_of(target, frames) for row in b.to_pylist()]
     assert found == [b"seven", b"\0\xff", b"eight"]
     # The server's text of a binary value of a type that nobody knows is not known either.
@@ -915,7 +894,7 @@ def test_an_interval_is_iso_whatever_it_is(spark):
         begin(100, 7),
         insert(1, "-1 mons +2 days 03:00:00"),
         insert(1, "-infinity"),
-        binary_insert(1, struct.pack(">qii", 1_500_000, 0, -14)),
+        insert(1, struct.pack(">qii", 1_500_000, 0, -14)),
         commit(100),
     ]
     (batch,) = changes_of(target_of(spark, "v string"), frames)

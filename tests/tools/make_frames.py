@@ -32,9 +32,11 @@ def commit(lsn: int = 0x100, end: int = 0x130, time: int = 5) -> bytes:
     return testing.commit(lsn, end, time)
 
 
-def relation(*names: str, oid: int = OID, xid: int | None = None, type_id: int = 25) -> bytes:
+def relation(
+    *columns: str, oid: int = OID, xid: int | None = None, type_id: int = 25, name: str = "t"
+) -> bytes:
     """A table all columns of which are of one type, and of its key."""
-    return Table("t", dict.fromkeys(names, type_id), oid, key=names).relation(xid)
+    return Table(name, dict.fromkeys(columns, type_id), oid, key=columns).relation(xid)
 
 
 def type_frame(type_id: int, namespace: str, name: str, xid: int | None = None) -> bytes:

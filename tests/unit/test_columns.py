@@ -35,6 +35,7 @@ from make_frames import (
 )
 
 import pgoutput_fast as pf
+from pgoutput_fast import testing
 from pgoutput_fast._impl import twin
 from pgoutput_fast.columnar.schema import layout_of
 from pgoutput_fast.columnar.selection import Selection
@@ -315,7 +316,7 @@ def test_a_row_that_is_refused_decides_nothing() -> None:
 
 
 def test_a_modifier_that_no_server_sends() -> None:
-    announced = relation([("n", 1700)])[:-4] + (4).to_bytes(4, "big")
+    announced = testing.Table("t", {"n": (1700, 4)}).relation()
     (batch,) = batches_of([announced, insert(text("123456"))])
     assert pa.record_batch(batch).schema.field("after").type.field("n").type == pa.string()
     assert rows(batch)[0]["after"] == {"n": "123456"}
@@ -368,7 +369,7 @@ def test_max_bytes_counts_old_rows_too() -> None:
     # From the first old tuple on, all rows of a batch have their place in the columns of before:
     # 10 bytes more each, and the old tuple's text.
     old = b"O" + tuple_data(text("1"), text("y" * 30))
-    update = b"U" + OID.to_bytes(4, "big") + old + b"N" + tuple_data(text("1"), text("x" * 30))
+    update = row("U", old + b"N" + tuple_data(text("1"), text("x" * 30)), OID)
     frames = [R, i(1, "x" * 30), i(2, "x" * 30), update, i(3, "x" * 30), update]
     # Two rows of 100 bytes, one of 140 that makes 20 of the two, then one of 110.
     assert [len(b) for b in batches_of(frames, max_bytes=470)] == [4, 1]
@@ -389,7 +390,7 @@ def test_a_row_of_zeros_is_of_no_relation() -> None:
 
 def test_truncate_counts_as_other_rows() -> None:
     old = b"O" + tuple_data(text("1"), text("y"))
-    update = b"U" + OID.to_bytes(4, "big") + old + b"N" + tuple_data(text("1"), text("x"))
+    update = row("U", old + b"N" + tuple_data(text("1"), text("x")), OID)
     batches = batches_of([R, update, truncate(OID), i(1)], max_bytes=142)
     assert [column([batch], "op") for batch in batches] == [["update"], ["truncate", "insert"]]
 
@@ -510,7 +511,7 @@ def test_batches_outlive_their_decoder_and_are_freed(implementation: str) -> Non
 
 
 def test_events() -> None:
-    message = b"M" + struct.pack(">BQ", 1, 0x90) + b"p\0" + struct.pack(">I", 2) + b"hi"
+    message = testing.message("p", b"hi", 0x90, 1)
     decoder = pf.ColumnarDecoder()
     frames = [begin(7, 0x100, 5), R, message, i(1), truncate(OID), commit(0x100, 0x130, 5)]
     assert len(list(decoder.decode(frames))) == 1
@@ -581,8 +582,8 @@ def test_collected_frames_count_their_rows() -> None:
 
 def test_a_bound_that_cannot_be_in_a_chunk_does_not_end_it() -> None:
     decoder = pf.ColumnarDecoder(on_error="collect")
-    row = b"I" + (50).to_bytes(4, "big") + i(1)[1:]
-    announced = b"R" + (50).to_bytes(4, "big") + R[1:]
+    row = testing.in_stream(i(1), 50)
+    announced = testing.in_stream(R, 50)
     for bad in (commit(), b"P", b"C"):
         decoder.reset()
         frames = [stream_start(50), announced, row, row, bad, row, STREAM_STOP]
@@ -594,7 +595,7 @@ def test_after_a_bad_stream_commit_what_it_announced_is_unknown() -> None:
     decoder = pf.ColumnarDecoder(on_error="collect")
     other = relation([("id", 23), ("other", 25)])
     frames = [
-        R, stream_start(50), b"R" + (50).to_bytes(4, "big") + other[1:], STREAM_STOP,
+        R, stream_start(50), testing.in_stream(other, 50), STREAM_STOP,
         stream_commit(50)[:-1], i(1), R, i(2),
     ]  # fmt: skip
     batches = list(decoder.decode(frames))

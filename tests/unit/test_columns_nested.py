@@ -346,7 +346,7 @@ def test_a_label_of_a_bad_frame_is_not_learned() -> None:
     found = batch.column("after").field(0)
     assert (found.to_pylist(), len(found.dictionary)) == (["ok", "sad"], 3)
     with pytest.raises(pf.DecodeError) as caught:
-        column(MOOD, text("ok"), b"t" + parts(b"\xff"))
+        column(MOOD, text("ok"), text(b"\xff"))
     assert caught.value.code == "bad_encoding"
 
 
@@ -421,11 +421,11 @@ def test_parts_of_unknown_types_have_the_form_of_their_values() -> None:
 
 def test_columns_in_other_encodings() -> None:
     for encoding in ("latin-1", "cp949", "gb18030"):
-        value = b"t" + parts('{ü,"ü ,"}'.encode(encoding, "replace"))
+        value = text('{ü,"ü ,"}'.encode(encoding, "replace"))
         expected = ["ü", "ü ,"] if encoding != "cp949" else ["?", "? ,"]
         assert column(1009, value, encoding=encoding).to_pylist() == [expected]
     # The second byte is one of an array's own signs.
-    value = b"t" + parts("{俓|,a}".encode("gb18030"))
+    value = text("{俓|,a}".encode("gb18030"))
     assert column(1009, value, encoding="gb18030").to_pylist() == [["俓|", "a"]]
 
 
@@ -519,7 +519,7 @@ def test_mutated_values(seed: int, implementation: str) -> None:
         type_id, shown, raw, *_ = VALUES[chance.choice(list(VALUES))]
         in_text = chance.random() < 0.5
         value = mutated(chance, shown.encode() if in_text else raw)
-        frame = insert((b"t" if in_text else b"b") + parts(value))
+        frame = insert((text if in_text else binary)(value))
         decoder = pf.Decoder(registry=types)
         decoder.decode(announced(type_id))
         message = decoder.decode(frame)
@@ -561,9 +561,10 @@ def test_mutated_rows(seed: int, implementation: str) -> None:
             cells = []
             for name in names:
                 _, shown, raw, *_ = VALUES[name]
-                plain = chance.choice((b"t" + parts(shown.encode()), b"b" + parts(raw), NULL))
-                if chance.random() < 0.1 and plain != NULL:
-                    plain = plain[:1] + parts(mutated(chance, plain[5:]))
+                plain = chance.choice((text(shown), binary(raw), NULL))
+                if chance.random() < 0.1 and plain is not NULL:
+                    kind, value = plain
+                    plain = kind, mutated(chance, value)
                 cells.append(plain)
             op = chance.choice("IIUD")
             if op == "I":

@@ -19,6 +19,7 @@ import pytest
 from make_frames import OID, relation, type_frame
 
 import pgoutput_fast as pf
+from pgoutput_fast import testing
 from pgoutput_fast.values import nested
 
 if TYPE_CHECKING:
@@ -67,8 +68,7 @@ def row_of(
 ) -> Any:
     decoder = impl.Decoder(policies, encoding, registry)
     decoder.decode(relation("c", type_id=type_id))
-    body = struct.pack(">h", 1) + kind + struct.pack(">i", len(value)) + value
-    return decoder.decode(b"I" + struct.pack(">I", OID) + b"N" + body).new
+    return decoder.decode(testing.insert(OID, [(kind.decode(), value)])).new
 
 
 def i32(*values: int) -> bytes:
@@ -367,8 +367,7 @@ def test_domains_ranges_and_arrays_need_no_catalogue(impl: ModuleType) -> None:
     decoder = impl.Decoder()
     for frame in (type_frame(16500, "", "_int4"), relation("c", type_id=16500)):
         decoder.decode(frame)
-    body = struct.pack(">h", 1) + b"t" + part(b"{1,NULL}")
-    assert decoder.decode(b"I" + struct.pack(">I", OID) + b"N" + body).new[0] == [1, None]
+    assert decoder.decode(testing.insert(OID, ["{1,NULL}"])).new[0] == [1, None]
     assert row_of(impl, 3904, b"[1,2)", registry=None)[0] == Range(1, 2)
     assert row_of(impl, ADDR, b"(a,1,)", registry=None)[0] == "(a,1,)"
     assert row_of(impl, ADDR, ONE_ADDR, b"b", registry=None)[0] == ONE_ADDR

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
-import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from make_frames import OID, insert, relation, type_frame
 
 import pgoutput_fast as pf
+from pgoutput_fast import testing
 from pgoutput_fast.types import MOST_NESTED, column_type
 
 if TYPE_CHECKING:
@@ -207,8 +207,7 @@ def test_from_connection_wants_a_connection() -> None:
 
 
 def send(decoder: Any, value: bytes, kind: bytes = b"t") -> Any:
-    body = struct.pack(">h", 1) + kind + struct.pack(">i", len(value)) + value
-    return decoder.decode(b"I" + struct.pack(">I", OID) + b"N" + body).new
+    return decoder.decode(testing.insert(OID, [(kind.decode(), value)])).new
 
 
 def decoder_of(impl: ModuleType, registry: pf.TypeRegistry, type_: dict[str, Any]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +22,7 @@ from make_frames import (
 )
 
 import pgoutput_fast as pf
+from pgoutput_fast import testing
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -74,7 +74,7 @@ def test_relation_sent_again_in_a_stream_is_the_same_object(impl: ModuleType) ->
     assert len(decoder.state.staged[70].messages) == 2
     other = decoder.decode(relation("a", xid=71, type_id=16400))
     assert other is not first
-    decode_all(decoder, STREAM_STOP, stream_abort(70, 71), stream_start(70, first=0))
+    decode_all(decoder, STREAM_STOP, stream_abort(70, 71), stream_start(70, first_segment=False))
     assert decoder.decode(insert(b"1", xid=70)).relation is first
 
 
@@ -88,7 +88,7 @@ def test_streamed_relation_counts_for_its_transaction_alone(impl: ModuleType) ->
     decode_all(decoder, begin(72), insert(b"3"), commit())
     decode_all(decoder, stream_start(80), relation("z", xid=80), insert(b"4", xid=80), STREAM_STOP)
     # Back in the first one: its own relation is there still.
-    decoder.decode(stream_start(70, first=0))
+    decoder.decode(stream_start(70, first_segment=False))
     assert decoder.decode(insert(b"5", b"6", xid=70)).new.as_dict() == {"a": "5", "b": "6"}
     decode_all(decoder, STREAM_STOP, stream_commit(70))
     published = decoder.relations[OID]
@@ -116,7 +116,7 @@ def test_abort_and_prepare_drop_what_the_stream_announced(impl: ModuleType, end:
 def test_subtransaction_abort_takes_back_its_relation(impl: ModuleType) -> None:
     decoder = impl.Decoder()
     decode_all(decoder, stream_start(70), relation("a", xid=70), relation("a", "b", xid=71))
-    decode_all(decoder, STREAM_STOP, stream_abort(70, 71), stream_start(70, first=0))
+    decode_all(decoder, STREAM_STOP, stream_abort(70, 71), stream_start(70, first_segment=False))
     assert decoder.decode(insert(b"1", xid=70)).new.as_dict() == {"a": "1"}
     decode_all(decoder, STREAM_STOP, stream_commit(70))
     assert [c.name for c in decoder.relations[OID].columns] == ["a"]
@@ -135,10 +135,8 @@ def test_abort_of_an_unknown_transaction_is_ignored(impl: ModuleType) -> None:
     "frame",
     [begin(1), commit(), stream_start(9), stream_commit(70), stream_abort(70, 70),
      stream_prepare(70),
-     b"b" + struct.pack(">QQqI", 1, 2, 3, 4) + b"g\0",
-     b"P" + struct.pack(">BQQqI", 0, 1, 2, 3, 4) + b"g\0",
-     b"K" + struct.pack(">BQQqI", 0, 1, 2, 3, 4) + b"g\0",
-     b"r" + struct.pack(">BQQqqI", 0, 1, 2, 3, 3, 4) + b"g\0"],
+     testing.begin_prepare(4), testing.prepare(4), testing.commit_prepared(4),
+     testing.rollback_prepared(4)],
     ids=lambda frame: chr(frame[0]),
 )  # fmt: skip
 def test_frames_that_no_chunk_holds(impl: ModuleType, frame: bytes) -> None:
@@ -187,7 +185,7 @@ def test_rows_are_counted_per_transaction(impl: ModuleType) -> None:
     # Streamed transactions go on counting in their next chunk, whatever comes between.
     decode_all(decoder, stream_start(70), insert(b"1", xid=70), insert(b"2", xid=71), STREAM_STOP)
     assert decoder.state.rows == {70: 2}
-    decode_all(decoder, begin(8), insert(b"1"), commit(), stream_start(70, first=0))
+    decode_all(decoder, begin(8), insert(b"1"), commit(), stream_start(70, first_segment=False))
     assert (decoder.state.row, decoder.state.rows) == (2, {})
     decode_all(decoder, truncate(OID, OID + 1, xid=70), STREAM_STOP)
     assert decoder.state.rows == {70: 4}
@@ -200,7 +198,7 @@ def test_a_first_segment_begins_anew(impl: ModuleType) -> None:
     decoder = impl.Decoder()
     decode_all(decoder, stream_start(70), relation("a", xid=70), insert(b"1", xid=70), STREAM_STOP)
     assert decoder.state.rows == {70: 1}
-    decoder.decode(stream_start(70, first=1))
+    decoder.decode(stream_start(70, first_segment=True))
     assert (decoder.state.row, decoder.state.staged[70].messages) == (0, [])
     with pytest.raises(pf.DecodeError, match="never announced"):
         decoder.decode(insert(b"1", xid=70))
@@ -208,17 +206,17 @@ def test_a_first_segment_begins_anew(impl: ModuleType) -> None:
 
 def test_prepared_transaction_has_no_commit_yet(impl: ModuleType) -> None:
     decoder = impl.Decoder()
-    decode_all(decoder, relation("a"), b"b" + struct.pack(">QQqI", 1, 2, 3, 44) + b"g\0")
+    decode_all(decoder, relation("a"), testing.begin_prepare(44))
     decoder.decode(insert(b"1"))
     state = decoder.state
     assert (state.xid, state.commit_lsn, state.commit_time, state.row) == (44, None, None, 1)
-    decoder.decode(b"P" + struct.pack(">BQQqI", 0, 1, 2, 3, 44) + b"g\0")
+    decoder.decode(testing.prepare(44))
     assert (decoder.state.xid, decoder.state.row) == (None, 0)
 
 
 def test_relation_inside_a_prepared_transaction_counts_at_once(impl: ModuleType) -> None:
     decoder = impl.Decoder()
-    decode_all(decoder, b"b" + struct.pack(">QQqI", 1, 2, 3, 44) + b"g\0", relation("a"))
+    decode_all(decoder, testing.begin_prepare(44), relation("a"))
     assert OID in decoder.relations
 
 

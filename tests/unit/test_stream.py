@@ -16,18 +16,18 @@ import pytest
 
 pytest.importorskip("psycopg")
 
-from pgoutput_fast import _impl
+from pgoutput_fast import _impl, testing
 from pgoutput_fast.connections import server_error
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.replication import stream as module
 
 
 def xlog(lsn, frame):
-    return b"w" + struct.pack(">QQq", lsn, lsn + 8, 1) + frame
+    return testing.xlog_data(frame, lsn, lsn + 8, 1)
 
 
 def keepalive(lsn, answer=0):
-    return b"k" + struct.pack(">QqB", lsn, 1, answer)
+    return testing.keepalive(lsn, 1, answer)
 
 
 class Connection:
@@ -262,7 +262,7 @@ def test_copy_data_of_no_known_kind(begin, data, match):
 
 
 def test_a_frame_without_a_byte_and_times_before_the_epoch(begin):
-    data = b"w" + struct.pack(">QQq", 2**64 - 1, 5, -1)
+    data = testing.xlog_data(b"", 2**64 - 1, 5, -1)
     stream, _ = begin([[data]], collect=0.0)
     assert stream.receive(10) == ([(2**64 - 1, 5, -1, b"")], None)
 

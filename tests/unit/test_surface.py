@@ -22,6 +22,8 @@ from typing import Any, Literal
 import pytest
 from class_table import FIELDS, PROPERTIES, TAGS, TUPLE_METHODS
 from made_vectors import (
+    NULL,
+    SAME,
     STOP,
     TWO,
     WELL_FORMED,
@@ -413,7 +415,7 @@ def test_messages_do_not_change(impl: ModuleType, name: str) -> None:
 def test_tuple_is_a_sequence(impl: ModuleType) -> None:
     decoder = impl.Decoder()
     decoder.decode(relation([("id", 23), ("name", 25), ("big", 25), ("n", 20)]))
-    data = decoder.decode(insert(text("1"), text("é"), b"u", b"n")).new
+    data = decoder.decode(insert(text("1"), text("é"), SAME, NULL)).new
     assert isinstance(data, Sequence)
     assert set(TUPLE_METHODS) == public_names(data)
     assert len(data) == 4
@@ -460,7 +462,7 @@ def test_tuple_is_a_sequence(impl: ModuleType) -> None:
 def test_key_tuple_leaves_out_what_nobody_knows(impl: ModuleType) -> None:
     decoder = impl.Decoder()
     decoder.decode(relation(TWO))
-    rest = tuple_data(text("1"), b"n")
+    rest = tuple_data(text("1"), NULL)
     key = decoder.decode(row("D", b"K" + rest)).old
     whole = decoder.decode(row("D", b"O" + rest)).old
     assert key.as_dict() == {"id": 1}
@@ -483,9 +485,9 @@ def test_unchanged_is_not_null() -> None:
 
 
 def test_a_tuple_keeps_its_frame_alive(impl: ModuleType) -> None:
-    data = impl.decode(insert(text("x" * 1000), b"n")).new
+    data = impl.decode(insert(text("x" * 1000), NULL)).new
     for _ in range(100):
-        impl.decode(insert(text("y" * 1000), b"n"))
+        impl.decode(insert(text("y" * 1000), NULL))
     assert data.raw(0) == b"x" * 1000
 
 
@@ -503,7 +505,7 @@ def test_relations_cannot_be_written_to(impl: ModuleType) -> None:
 
 def test_decode_many_is_lazy(impl: ModuleType) -> None:
     decoder = impl.Decoder()
-    messages = decoder.decode_many(iter([relation(TWO), insert(text("1"), b"n"), b"?"]))
+    messages = decoder.decode_many(iter([relation(TWO), insert(text("1"), NULL), b"?"]))
     assert iter(messages) is messages
     assert type(next(messages)).__name__ == "Relation"
     assert next(messages).new["id"] == 1
@@ -535,7 +537,7 @@ def test_a_copied_decoder_goes_its_own_way(impl: ModuleType, copied: Any) -> Non
     decoder.decode(relation([("x", 25)]))
     decoder.decode(start(7))
     assert [column.name for column in other.relations[16385].columns] == ["id", "name"]
-    assert other.decode(insert(text("1"), b"n")).new.as_dict() == {"id": 1, "name": None}
+    assert other.decode(insert(text("1"), NULL)).new.as_dict() == {"id": 1, "name": None}
 
 
 def test_what_an_error_says_and_how_it_travels(impl: ModuleType) -> None:
