@@ -61,4 +61,4 @@ def json_default(value: object) -> Any:
         if value.empty:
             return {"empty": True}
         return {"lower": value.lower, "upper": value.upper, "bounds": value.bounds}
-    raise TypeError(f"a value of type {type(value).__name__} is none that this package decodes to")
+    raise TypeError(f"json_default() converts no values of type {type(value).__name__}")

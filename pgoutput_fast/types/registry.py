@@ -1,4 +1,4 @@
-"""What is known of users' types: a server's catalogue of types, and registered functions."""
+"""Keep what is known of users' types: a database's catalogue of types, and registered functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .table import BY_OID, EXTENSION_BY_NAME
 
 @dataclass(frozen=True, slots=True)
 class CatalogType:
-    """A type as ``pg_type`` and its neighbours describe it.
+    """A type as ``pg_type`` and other tables of the system catalogue describe it.
 
     Attributes
     ----------
@@ -27,18 +27,18 @@ class CatalogType:
         ``typtype``: base, composite, domain, enum, range, multirange. An array is a base type that
         has an element.
     element : int
-        OID of an array's elements, a range's subtype, a multirange's range, a domain's base type;
-        0 for none.
+        OID of an array's elements, a range's subtype, a multirange's range or a domain's base type;
+        0 for other types.
     modifier : int
-        A domain's ``typtypmod``, -1 for none.
+        ``typtypmod`` of a domain; -1 if it has none.
     delimiter : str
-        ``typdelim``: what stands between values of the type in the text of an array.
+        ``typdelim``: the character between values of the type in the text of an array.
     extension : str
-        The extension that made it, "" for none.
+        The extension that created the type; "" if none did.
     labels : tuple of str
-        An enum's, in ``enumsortorder``.
+        The labels of an enum, in ``enumsortorder``.
     fields : tuple of (str, int, int)
-        A composite's: name, type OID and modifier of each that is not dropped.
+        Name, type OID and modifier of each field of a composite, without dropped ones.
     """
 
     oid: int
@@ -54,29 +54,28 @@ class CatalogType:
 
 
 class TypeRegistry:
-    """What is known of users' types: decoders for them, and what the catalogue says of them.
+    """What is known of users' types: registered decoders, and the catalogue of a database.
 
     >>> registry = TypeRegistry()
     >>> registry.register("complex", text=lambda raw: complex(raw.decode()))
 
-    The catalogue is as of one moment. A stream never tells that a type was altered, so what is
-    found then depends on what was done:
+    The catalogue describes the types as they were when it was read. A stream does not say that a
+    type was altered since. What happens to its values depends on the alteration:
 
-    - a label that was added to an enum, or renamed, is the str that it is;
-    - a domain keeps its base type; what was altered of it says nothing of how values are read;
-    - a composite that has another number of fields, and in binary format any field or element of
-      another type, is an error: if the catalogue is older than the value, :meth:`update_from`
-      helps, else a registry that was read before the type was altered;
-    - a type that the stream calls by another name than the catalogue, or whose OID it does not know
-      (one that was dropped and made again), may be another type, of which only the name is known:
-      without more, its values are str from text and bytes from binary. A type that was renamed is
-      such a one, as the stream goes on with its old name.
+    - A label that was added to an enum, or renamed, is decoded to its str.
+    - A domain keeps its base type. No other alteration of a domain changes how values are decoded.
+    - If a composite has another number of fields, or in binary format a field or element of another
+      type, its values are errors. If the catalogue is older than the value, :meth:`update_from`
+      helps; if it is newer, a registry that was read before the type was altered.
+    - If the stream gives a type another name than the catalogue, or its OID is not in the catalogue
+      (as after it was dropped and made again), it may be another type. Then only its name counts:
+      if that says nothing, values are str from text and bytes from binary format. This happens to a
+      renamed type too, as the stream keeps its old name.
 
-    One thing nothing shows: a field of a composite that was renamed, or that was dropped while
-    another one was added (in binary format, another one of the same type). The values are then
-    those of the fields in their order, under names of before. Whoever alters composites so should
-    call :meth:`update_from` after it, and before values of the new form are read; it says which
-    types were altered. Or leave the catalogue away: without one, composites are text.
+    One alteration can't be noticed: a field of a composite was renamed, or was dropped while
+    another field (in binary format, of the same type) was added. The values are then right but have
+    the old names. After such an alteration call :meth:`update_from` before values of the new form
+    are decoded; it returns the types that were altered. Without a catalogue, composites are text.
     """
 
     def __init__(self) -> None:
@@ -91,12 +90,12 @@ class TypeRegistry:
 
     @property
     def version(self) -> int:
-        """Grows with every change, for whoever keeps what was found."""
+        """A number that grows with every change of the registry."""
         return self._version
 
     @property
     def catalog(self) -> Mapping[int, CatalogType]:
-        """What the catalogue says, by OID; empty where none was read."""
+        """The types of the catalogue, by OID; empty if none was read."""
         return MappingProxyType(self._catalog)
 
     def register(
@@ -109,21 +108,22 @@ class TypeRegistry:
     ) -> None:
         """Decode values of `type` by `text` and `binary`, each a function from bytes to a value.
 
-        It counts for domains over the type too, and for arrays, composites and ranges of it where
-        the catalogue tells of them. Register a built-in type before its values are decoded: a
-        relation's decoders of those are found once.
+        The functions are also used for domains over the type, and for arrays, composites and ranges
+        of it if they are in the catalogue. Register a built-in type before its values are decoded:
+        the decoders of a relation's columns of built-in types are found only once.
 
         Parameters
         ----------
         type : int or str
             An OID, or a type's name as the server's Type message gives it, ``name`` or
-            ``schema.name``. An OID goes before a qualified name, that before a bare one.
+            ``schema.name``. If several fit a type, an OID goes before a qualified name, and a
+            qualified name before a bare one.
         text, binary : callable, optional
-            A ValueError that one raises becomes a :class:`DecodeError` that names the column.
+            Functions for values in text format and in binary format. An exception in them becomes a
+            :class:`DecodeError` that names the column.
         arrow : str or pyarrow.DataType, optional
-            The type that values have in columns, an alias as pyarrow knows it; columns ask pyarrow
-            for it. Without, the functions are not for columns, which have what they would have
-            without them.
+            The Arrow type of the values in columns, as a pyarrow type or an alias of one. Without
+            it the functions are not used for columns.
 
         Raises
         ------
@@ -145,7 +145,7 @@ class TypeRegistry:
         self._changed()
 
     def find(self, oid: int, namespace: str, name: str) -> RegisteredType | None:
-        """What is registered for a type; `namespace` "" is pg_catalog, as in Type messages."""
+        """What is registered for a type; `namespace` "" means pg_catalog, as in Type messages."""
         for key in (oid, f"{namespace or 'pg_catalog'}.{name}", name):
             if (found := self._registered.get(key)) is not None:
                 return found
@@ -158,20 +158,21 @@ class TypeRegistry:
         Parameters
         ----------
         connection : psycopg.Connection
-            To the database of the replication slot, not a replication connection. Its transaction,
-            if one is open, goes on; else there is none afterwards.
+            An ordinary connection (not a replication connection) to the database of the replication
+            slot. If it is in a transaction, that stays open; else none is open afterwards.
 
         Returns
         -------
         TypeRegistry
-            Types of users and extensions; of tables' row types those that a column has.
+            The types of users and extensions. Row types of tables are among them only if a column
+            has such a type.
 
         Raises
         ------
         psycopg.Error
-            As the connection raises it.
+            The server refuses a query, or the connection fails.
         TypeError
-            `connection` is something else, a psycopg.AsyncConnection too.
+            `connection` is no psycopg.Connection (a psycopg.AsyncConnection is none).
         """
         if not hasattr(connection, "transaction") or inspect.iscoroutinefunction(
             getattr(connection, "execute", None)
@@ -197,16 +198,16 @@ class TypeRegistry:
         return registry
 
     def update_from(self, connection: Any) -> tuple[CatalogType, ...]:
-        """Look the catalogue up again; decoders that use this registry see it at once.
+        """Read the catalogue again; decoders that use this registry follow it at once.
 
-        Types that are no more are kept: frames from before they were dropped may still come. For
-        parameters and errors see :meth:`from_connection`.
+        Types that no longer exist are kept, as frames from before they were dropped may still come.
+        Parameters and errors are those of :meth:`from_connection`.
 
         Returns
         -------
         tuple of CatalogType
-            The types that were altered since, as they are now, without those that are new. What was
-            read of them before, with the names of before, may want another look.
+            The types that were altered since the last time, as they are now, without new ones.
+            Values of theirs that were decoded in between may have the old names of fields.
         """
         before = self._catalog
         self.merge(type(self).from_connection(connection))
@@ -219,25 +220,25 @@ class TypeRegistry:
         )
 
     def merge(self, other: TypeRegistry) -> TypeRegistry:
-        """Take in what `other` has; where both know a type, `other` counts. Returns self."""
+        """Add what `other` has, which replaces what both have. Returns self."""
         self._catalog = {**self._catalog, **other._catalog}
         self._registered.update(other._registered)
         self._changed()
         return self
 
     def to_json(self) -> str:
-        """The catalogue as JSON, which :meth:`from_json` reads. Functions are not in it."""
+        """The catalogue as JSON for :meth:`from_json`, without registered functions."""
         types = [dataclasses.asdict(self._catalog[oid]) for oid in sorted(self._catalog)]
         return json.dumps({"format_version": FORMAT_VERSION, "types": types})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> TypeRegistry:
-        """Read what :meth:`to_json` wrote.
+        """Make a registry from JSON that :meth:`to_json` wrote.
 
         Raises
         ------
         PgOutputError
-            It is something else, or of a newer format version.
+            `text` is something else, or of another format version.
         """
         try:
             content = json.loads(text)
@@ -255,7 +256,7 @@ class TypeRegistry:
         )
 
     def known(self, oid: int, modifier: int = -1) -> ColumnType:
-        """The type of an OID by the table and the catalogue, of kind "unknown" if in neither."""
+        """The type of an OID, from the table or the catalogue; of kind "unknown" if in neither."""
         found = self._known.get((oid, modifier))
         if found is None:
             found = self._known[oid, modifier] = self._resolve(oid, modifier)
@@ -299,12 +300,15 @@ class TypeRegistry:
         return named
 
     def _delimiter(self, oid: int) -> str:
-        """What stands between values of the type in an array."""
+        """The character between values of the type in the text of an array."""
         entry = self._catalog.get(oid) or BY_OID.get(oid)
         return entry.delimiter if entry is not None else ","
 
     def base_name(self, oid: int) -> tuple[str, str] | None:
-        """Namespace and name that a Type message has by the catalogue: a domain's base type's."""
+        """Namespace and name that a Type message should have: for a domain its base type's.
+
+        None if the type is neither in the catalogue nor in the table.
+        """
         entry = self._catalog.get(oid)
         while entry is not None and entry.kind == "d" and oid not in self._too_deep:
             oid = entry.element
@@ -326,7 +330,7 @@ class TypeRegistry:
             return NotImplemented
         return self._registered == other._registered and self._catalog == other._catalog
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # registries can be changed
 
     def __repr__(self) -> str:
         registered = ", ".join(sorted(map(str, self._registered)))
@@ -338,10 +342,12 @@ class TypeRegistry:
 FORMAT_VERSION = 1
 
 MOST_NESTED = 32
-"""Levels of a type within a type, domains included; a type that has more is unknown."""
+"""The most levels of types within a type, domains included; a type with more is unknown."""
 
 MOST_PARTS = 100_000
-"""Types that one type is made of at all its levels, a range's twice; one of more is unknown."""
+"""The most parts of a type at all its levels together; a type with more is unknown.
+
+The parts of a range count twice, as columns have both bounds."""
 
 _ELEMENT_KINDS = {"r": "range", "m": "multirange"}
 
@@ -413,7 +419,7 @@ WHERE t.typtype IN ('b', 'c', 'd', 'e', 'r', 'm') AND t.typisdefined
 
 
 def _catalog_type(fields: Any) -> CatalogType:
-    """A type as JSON has it, checked; ValueError, KeyError or TypeError if it is none."""
+    """Make a type from JSON. Raises a ValueError, KeyError or TypeError if it is malformed."""
     if not isinstance(fields["labels"], list) or not isinstance(fields["fields"], list):
         raise TypeError("labels and fields are lists")
     made = CatalogType(
@@ -429,9 +435,9 @@ def _catalog_type(fields: Any) -> CatalogType:
         numbers += [oid, modifier]
         strings.append(name)
     if not all(type(number) is int and -1 <= number < 1 << 32 for number in numbers):
-        raise ValueError(f"type {made.name!r} has something for a number that is none")
+        raise ValueError(f"an OID or modifier of type {made.name!r} is no 32-bit integer")
     if not all(isinstance(string, str) for string in strings):
-        raise ValueError(f"type {made.name!r} has something for a string that is none")
+        raise ValueError(f"a name, label or other text of type {made.name!r} is no string")
     if made.kind not in ("b", "c", "d", "e", "r", "m"):
         raise ValueError(f"type {made.name!r} is of kind {made.kind!r}")
     if len(made.delimiter) != 1 or not made.delimiter.isascii() or made.delimiter in '"\\{}':
@@ -440,9 +446,9 @@ def _catalog_type(fields: Any) -> CatalogType:
 
 
 def _too_deep(catalog: Mapping[int, CatalogType]) -> frozenset[int]:
-    """OIDs of the types that nest without end or past all use, and of what is made of them.
+    """OIDs of types that contain themselves or exceed the limits, and of types that contain them.
 
-    Without them the work for a type has bounds, whoever wrote the catalogue.
+    With these left out, the work for any type is bounded, even if the catalogue is hostile.
     """
     endless = MOST_NESTED + 1, 0
     measured: dict[int, tuple[int, int]] = {}  # levels and parts of a type
@@ -461,14 +467,14 @@ def _too_deep(catalog: Mapping[int, CatalogType]) -> frozenset[int]:
                 waiting += missing
                 continue
             waiting.pop()
-            if missing:  # it is a part of itself
+            if missing:  # the type contains itself
                 measured[oid] = endless
                 continue
             below = [measured[part] for part in parts]
             levels = 1 + max((levels for levels, _ in below), default=0)
             count = 1 + len(entry.fields) + sum(count for _, count in below)
             if entry.kind == "r":
-                count *= 2  # columns have its subtype for either end
+                count *= 2  # columns have the subtype twice, for the lower and the upper bound
             fits = levels <= MOST_NESTED and count <= MOST_PARTS
             measured[oid] = (levels, count) if fits else endless
     return frozenset(oid for oid, size in measured.items() if size == endless)

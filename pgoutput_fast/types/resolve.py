@@ -1,8 +1,8 @@
-"""How the type of a column is found: by its OID, its Type message and a registry, if there is one.
+"""Find the type of a column: by its OID, its Type message, and a registry if there is one.
 
-Built-in types are found by OID; a user's type by its Type message, which names the base type, and
-wholly by a catalogue of types, where there is one. A type that is found in none of them is str from
-text and bytes from binary.
+Built-in types are found by OID. Of a user's type, the Type message gives the name of the base type,
+and a catalogue of types gives the whole description. Values of a type that is not found are str
+from text format and bytes from binary format.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ Converter = Callable[[bytes], Any]
 
 @dataclass(frozen=True, slots=True)
 class RegisteredType:
-    """What a user registered for a type: a decoder of each format, None where there is none.
+    """What a user registered for a type.
 
     Attributes
     ----------
     text, binary : callable or None
+        The functions that decode values in text format and in binary format.
     arrow : object
-        The Arrow type of the values in columns, None where the user named none.
+        The Arrow type of the values in columns; None if the user gave none.
     """
 
     text: Converter | None
@@ -34,30 +35,34 @@ class RegisteredType:
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """The type of a column, or of a part of one: a tree, of which the plan of a relation is made.
+    """The type of a column, as a tree with the types of its elements and fields.
 
     Attributes
     ----------
     kind : {"base", "array", "vector", "range", "multirange", "composite", "enum", "unknown"}
-        Domains are not among them: they look like what they are made of.
+        A domain has the kind of its base type.
     oid : int
-        The column's own, a domain's too; 0 where only the name is known.
+        The OID of the column's type, also if it is a domain; 0 if only the name is known.
     namespace, name : str
-        As the catalogue or the Type message says, a domain's base type's; "" where neither did.
+        The names in the catalogue or the Type message (for a domain, those of its base type); ""
+        if the type is in neither.
     entry : PgType or None
-        The table's row; None for arrays, composites, enums, users' ranges and unknown types.
+        The row of the table of types; None for arrays, composites, enums, users' ranges and unknown
+        types.
     modifier : int
-        ``atttypmod``, or a domain's ``typtypmod``; -1 for none. An array's is its elements'.
+        ``atttypmod``, or a domain's ``typtypmod``; -1 if there is none. For an array it applies to
+        the elements.
     element : ColumnType or None
-        Of an array or vector its elements', of a range its subtype's, of a multirange its range's.
+        The type of an array's or vector's elements, of a range's bounds, or of a multirange's
+        ranges.
     delimiter : str
-        Between the elements of an array.
+        The character between the elements of an array in text format.
     fields : tuple of (str, ColumnType)
-        Of a composite.
+        The fields of a composite.
     labels : tuple of str
-        Of an enum, in their order.
+        The labels of an enum, in their order.
     registered : RegisteredType or None
-        What the user registered for the type; it goes before everything else.
+        What the user registered for the type, which goes before everything else.
     """
 
     kind: str
@@ -74,16 +79,16 @@ class ColumnType:
 
 
 class Registry(Protocol):
-    """What is asked of a :class:`pgoutput_fast.TypeRegistry` here."""
+    """The methods of :class:`pgoutput_fast.TypeRegistry` that are used here."""
 
     def find(self, oid: int, namespace: str, name: str) -> RegisteredType | None:
         """What a user registered for a type."""
 
     def known(self, oid: int, modifier: int = -1) -> ColumnType:
-        """The type of an OID by the table and the catalogue."""
+        """The type of an OID, from the table or the catalogue."""
 
     def base_name(self, oid: int) -> tuple[str, str] | None:
-        """Namespace and name that a Type message has by the catalogue."""
+        """Namespace and name that a Type message should have, by the catalogue."""
 
 
 def column_type(
@@ -93,17 +98,17 @@ def column_type(
     announced: tuple[str, str] | None = None,
     registry: Registry | None = None,
 ) -> ColumnType:
-    """The type of a column.
+    """Find the type of a column.
 
     Parameters
     ----------
     oid, modifier : int
-        ``atttypid`` and ``atttypmod``, as the Relation has them.
+        ``atttypid`` and ``atttypmod``, as in the Relation message.
     announced : (str, str), optional
-        Namespace and name of its Type message. It carries the *column's* OID and the *base*
-        type's name, so that a domain over int4 comes as ``("", "int4")``.
+        Namespace and name in the Type message of the OID. For a domain they are those of the base
+        type: ``("", "int4")`` for a domain over int4.
     registry : TypeRegistry, optional
-        Users' types, and the catalogue where there is one.
+        Users' types, and the catalogue if it was read.
     """
     builtin = builtin_type(oid, modifier, registry)
     if builtin is not None:
@@ -123,7 +128,7 @@ def column_type(
 
 
 def builtin_type(oid: int, modifier: int, registry: Registry | None) -> ColumnType | None:
-    """The type of an OID of the table, or of an array of one; None if it is in none."""
+    """The built-in type of an OID, or the array of one; None if the OID is not in the table."""
     entry = BY_OID.get(oid)
     if entry is not None:
         registered = registry.find(oid, "pg_catalog", entry.name) if registry is not None else None
@@ -157,7 +162,7 @@ _BUILTIN_KINDS = {"range": "range", "multirange": "multirange", "vector": "vecto
 
 
 def _named(namespace: str, name: str, modifier: int, registry: Registry | None) -> ColumnType:
-    """The type of a name, for which there is no catalogue; of kind "unknown" if none is known."""
+    """The type of a name without help of a catalogue; of kind "unknown" if the name is unknown."""
     if namespace == "pg_catalog":
         entry = BY_NAME.get(name)
         if entry is not None:
@@ -191,14 +196,14 @@ def _named(namespace: str, name: str, modifier: int, registry: Registry | None) 
 
 
 def extension_by_name(type: ColumnType, registry: Registry | None) -> str:
-    """The extension for whose type a column's was taken by its name alone, "" if for none."""
+    """The extension whose type a column's type was taken for by its name alone; "" if none."""
     entry = (type.element or type).entry
     told = registry is not None and registry.base_name(type.oid) == (type.namespace, type.name)
     return "" if entry is None or told else entry.extension
 
 
 def numeric_modifier(type_modifier: int) -> tuple[int, int] | None:
-    """(precision, scale) of a numeric's type modifier, None for a numeric without.
+    """(precision, scale) of the type modifier of a numeric; None if it was declared without.
 
     From PostgreSQL 15 on the scale may be negative or greater than the precision.
     """
@@ -207,12 +212,12 @@ def numeric_modifier(type_modifier: int) -> tuple[int, int] | None:
     packed = type_modifier - 4
     precision, scale = packed >> 16 & 0xFFFF, packed & 0x7FF
     if precision == 0:
-        return None  # which no server sends
+        return None  # no server sends such a modifier
     return precision, scale - 0x800 if scale & 0x400 else scale
 
 
 def decimal_shape(type_modifier: int) -> tuple[int, int] | None:
-    """(precision, scale) of the decimal that holds every value of the column; None if unbounded."""
+    """(precision, scale) of a decimal type that holds every value; None without a modifier."""
     modifier = numeric_modifier(type_modifier)
     if modifier is None:
         return None

@@ -1,7 +1,7 @@
-"""The one table of types: what is known of each type of PostgreSQL by its OID or its name.
+"""The table of PostgreSQL's types: what the package knows of each, by its OID or its name.
 
-Everything that treats a type specially reads it here: the decoders of both implementations, the
-columns, the Spark reader, the documentation.
+It is used by all code that treats types differently: the decoders of both implementations, the
+Arrow columns, the Spark reader, the documentation.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PgType:
-    """One row of the table: a type of which a value is not made of others, or a range of one.
+    """One row of the table: a scalar type, or a built-in range, multirange or vector type.
 
     Attributes
     ----------
     oid : int
-        ``pg_type.oid``; 0 for types of extensions, which have another in every database.
+        ``pg_type.oid``; 0 for types of extensions, whose OIDs differ from database to database.
     name : str
         ``pg_type.typname``.
     array_oid : int
-        OID of the type of its arrays, 0 where there is none.
+        OID of the type of its arrays; 0 if there is none.
     category : str
         ``pg_type.typcategory`` of PostgreSQL 16 and later.
     codec : str
-        Which functions read it, a key of :data:`pgoutput_fast.values.CODECS`; "range",
-        "multirange", "vector" and "other" are no scalars.
+        The functions that decode its values: a key of :data:`pgoutput_fast.values.CODECS`, or
+        "range", "multirange", "vector" or "other", which have no entry there.
     policies : tuple of str
-        The fields of :class:`Policies` that have a say in its values.
+        The fields of :class:`Policies` that its values depend on.
     element : int
-        OID of the subtype of a range, of the range of a multirange, of a vector's elements.
+        OID of a range's subtype, of a multirange's range, or of a vector's elements; else 0.
     delimiter : str
-        What stands between the elements of its arrays in text.
+        The character between the elements of its arrays in text format.
     extension : str
-        The extension that makes it, "" for built-in types.
+        The extension that creates the type; "" for built-in types.
     """
 
     oid: int
@@ -132,7 +132,7 @@ BUILTIN_TYPES: tuple[PgType, ...] = (
     PgType(5038, "pg_snapshot", 5039, "U", "snapshot"),
     PgType(5069, "xid8", 271, "U", "uint8"),
 )
-"""Every type that a server is born with, but pseudo-types and the rows of system catalogues."""
+"""All built-in types except pseudo-types and the row types of system catalogues."""
 
 EXTENSION_TYPES: tuple[PgType, ...] = (
     PgType(0, "citext", 0, "S", "text", extension="citext"),
@@ -147,7 +147,7 @@ EXTENSION_TYPES: tuple[PgType, ...] = (
     PgType(0, "geometry", 0, "U", "ewkb", delimiter=":", extension="postgis"),
     PgType(0, "geography", 0, "U", "ewkb", delimiter=":", extension="postgis"),
 )
-"""Types of extensions, found by name: their OIDs differ from database to database."""
+"""Types of extensions, which are found by name, as their OIDs differ from database to database."""
 
 BY_OID: dict[int, PgType] = {entry.oid: entry for entry in BUILTIN_TYPES}
 BY_ARRAY_OID: dict[int, PgType] = {e.array_oid: e for e in BUILTIN_TYPES if e.array_oid}

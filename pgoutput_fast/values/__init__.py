@@ -1,12 +1,13 @@
-"""From the bytes of one value to a Python object, and from a binary value to the server's text.
+"""Convert the bytes of a value to a Python object, and of a binary value to the server's text.
 
-A codec is a name in :mod:`pgoutput_fast.types`; here it gets its functions. They raise ValueError
-for bytes that are no value of the type, :class:`OutOfRange` for a value that Python cannot hold
-(after the user's policy said so), and never return a guess. The caller names the column.
+A codec is a name in the table of :mod:`pgoutput_fast.types`; this package has the functions that
+belong to it. They raise a ValueError for bytes that are no value of the type, and an
+:class:`OutOfRange` error for a value that Python cannot hold, if the policy for it is "error". They
+never return a guess. The caller adds the name of the column to the error.
 
 The binary forms are those of the types' ``*_send`` functions in PostgreSQL's
-``src/backend/utils/adt``; the texts are what the server prints with DateStyle ISO, TimeZone UTC,
-bytea_output hex and extra_float_digits 1.
+``src/backend/utils/adt``. The texts are those that the server prints with DateStyle ISO, TimeZone
+UTC, bytea_output hex and extra_float_digits 1.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ CODECS: dict[str, CodecOf] = {
     **temporal.CODECS,
     **text.CODECS,
 }
-"""Codec → its functions for given policies and a Python encoding."""
+"""Codec → a function that makes its :class:`Codec` for given policies and a Python encoding."""
 
 
 NO_ASCII = frozenset({"cp932", "cp949", "gb18030", "gbk", "johab"})
-"""Encodings, as Python names them, in which what looks like ASCII can be half of a character."""
+"""Encodings, by Python's names, in which an ASCII byte can be the second half of a character."""
 
 
 def codec_of(type: ColumnType, settings: Settings) -> Codec:
-    """The functions for values of a type; a nested type's call those of its parts."""
+    """The functions for values of a type. Those of a nested type call those of its parts."""
     return _codec_of(type, settings, settings.encoding)
 
 
@@ -60,14 +61,15 @@ def _codec_of(type: ColumnType, settings: Settings, encoding: str) -> Codec:
     if type.kind == "base" and type.entry is not None:
         codec = CODECS[type.entry.codec](settings.policies, encoding)
     elif type.kind == "enum":
-        # A label that is not among the catalogue's was added since; it is right all the same.
+        # Labels are not compared with the catalogue's: one could have been added since.
         codec = CODECS["text"](settings.policies, encoding)
     elif element is None and type.kind != "composite":
         codec = CODECS["other"](settings.policies, encoding)
     else:
         codec = _nested(type, settings, encoding)
         if encoding in NO_ASCII:
-            # Quotes and braces are looked for among bytes.
+            # The functions of nested types look for quotes and braces among the bytes, where in
+            # these encodings they can be parts of other characters. So they are given UTF-8.
             in_utf8 = _nested(type, settings, "utf-8").text
             codec = codec._replace(text=lambda raw: in_utf8(raw.decode(encoding).encode()))
     registered = type.registered

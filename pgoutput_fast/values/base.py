@@ -1,4 +1,4 @@
-"""What the functions of all codecs share: their form, their errors, policies."""
+"""What all codecs share: the class Codec, errors, and the use of policies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..types import Converter
 
 
 class OutOfRange(ValueError):
-    """A legal value of PostgreSQL's that Python's type cannot hold."""
+    """A valid value of PostgreSQL that does not fit into its Python type."""
 
 
 class NoTextForm(ValueError):
@@ -18,19 +18,32 @@ class NoTextForm(ValueError):
 
 
 class Codec(NamedTuple):
-    """The functions of one codec, made for a session's policies and encoding."""
+    """The functions of one codec, for one decoder's policies and encoding.
+
+    Each takes the bytes of a value: `text` converts from text format to a Python object, `binary`
+    from binary format to a Python object, and `text_form` from binary format to the server's text.
+    """
 
     text: Converter
     binary: Converter
-    text_form: Converter  # binary value → the server's text
+    text_form: Converter
 
 
 CodecOf = Callable[[Policies, str], Codec]
-"""Makes the functions of a codec for given policies and a Python encoding."""
+"""A function that makes a Codec for given policies and a Python encoding."""
 
 
 def limited(choice: str, policy: str, shown: str, clamp: Any, name: str, note: str = "") -> Any:
-    """What the policy makes of a value that Python's type cannot hold."""
+    """Apply a policy to a value that does not fit into its Python type.
+
+    `choice` is the user's choice for `policy`, `shown` the value's text, `clamp` the nearest value
+    that fits, `name` the Python type, and `note` more text for the error.
+
+    Raises
+    ------
+    OutOfRange
+        The choice is "error".
+    """
     if choice == "null":
         return None
     if choice == "clamp":
@@ -44,7 +57,7 @@ def limited(choice: str, policy: str, shown: str, clamp: Any, name: str, note: s
 
 
 def in_field(error: Exception, name: str) -> None:
-    """Note on `error` that it came out of the field `name` of a composite."""
+    """Note on `error` that it was raised for the field `name` of a composite."""
     error.__dict__["pgoutput_fields"] = (name, *fields_of(error))
 
 
@@ -55,16 +68,16 @@ def fields_of(error: Exception) -> tuple[str, ...]:
 
 
 def wrong_size(raw: bytes, size: int, name: str) -> ValueError:
-    """Make the error of a binary value that has another size than its type."""
+    """Make the error for a binary value whose size is not that of its type."""
     return ValueError(f"a binary {name} has {size} bytes, found {len(raw)}")
 
 
 def expect_size(raw: bytes, size: int, name: str) -> None:
-    """Refuse a binary value that has another size than its type."""
+    """Raise a ValueError if the size of a binary value is not that of its type."""
     if len(raw) != size:
         raise ValueError(f"a binary {name} has {size} bytes, found {len(raw)}")
 
 
 def show_bytes(raw: bytes) -> str:
-    """Bytes as an error shows them, cut where they are many."""
+    """Bytes as error messages show them: at most 40."""
     return repr(raw if len(raw) <= 40 else raw[:40] + b"...")[1:]

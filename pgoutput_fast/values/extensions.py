@@ -1,4 +1,4 @@
-"""Types of extensions: hstore, cube, pgvector's three, PostGIS."""
+"""Decode types of extensions: hstore, cube, the three of pgvector, and PostGIS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ESCAPE = re.compile(r"\\(.)")
 _int32 = struct.Struct(">i").unpack_from
 
 
-# pq_sendtext converts what hstore_send has counted.
+# hstore_send counts the bytes of its texts before pq_sendtext converts them to client_encoding.
 _HSTORE_LENGTHS = (
     "its lengths are those of text in the database's encoding, so that the session's "
     "client_encoding must be the same, or the format text"
@@ -55,14 +55,15 @@ def _hstore(encoding: str) -> Codec:
             raise ValueError(f"{error}; {_HSTORE_LENGTHS}") from None
 
     def pairs_of(raw: bytes) -> dict[str, str | None]:
-        """int32 number of pairs; each: int32 length and bytes of the key and of the value.
+        """The pairs of a binary hstore.
 
-        A length of -1 is a NULL.
+        Binary format: int32 number of pairs; for each, int32 length and bytes of the key, and int32
+        length and bytes of the value, where the length -1 means NULL.
         """
         value: dict[str, str | None] = {}
         try:
             count: int = _int32(raw, 0)[0]
-            # Each takes eight bytes at least.
+            # Each pair takes at least eight bytes.
             if not 0 <= count <= len(raw) // 8:
                 raise ValueError(f"a binary hstore of {count} pairs in {len(raw)} bytes")
             offset = 4
@@ -117,7 +118,11 @@ def _cube_text(raw: bytes) -> str:
 
 
 def _cube_form(raw: bytes) -> str:
-    """uint32 number of dimensions, its highest bit set for a point; a corner or two of floats."""
+    """The server's text of a binary cube.
+
+    Binary format: uint32 number of dimensions, whose highest bit is set for a point; then a float8
+    for each dimension of the first corner and, unless it is a point, of the second corner.
+    """
     header = int.from_bytes(raw[:4], "big")
     dimensions = header & ~_POINT_FLAG
     count = dimensions if header & _POINT_FLAG else 2 * dimensions
@@ -126,19 +131,20 @@ def _cube_form(raw: bytes) -> str:
     numbers = struct.unpack_from(f">{count}d", raw, 4)
     lower, upper = numbers[:dimensions], numbers[dimensions:]
     shown = f"({', '.join(map(float8_text, lower))})"
-    # Two corners that are equal are printed as one; NaN equals nothing.
+    # Two equal corners are printed as one. NaN equals nothing, so corners with NaN are not equal.
     if not upper or all(low == high for low, high in zip(lower, upper, strict=True)):
         return shown
     return f"{shown},({', '.join(map(float8_text, upper))})"
 
 
-_VECTOR_DIMENSIONS = 16_000  # of pgvector's vector and halfvec, and elements of a sparsevec
+# The most dimensions of pgvector's vector and halfvec, and the most elements of a sparsevec.
+_VECTOR_DIMENSIONS = 16_000
 _SPARSE_DIMENSIONS = 1_000_000_000
 _NUMBERS = re.compile(rb"[0-9.e+,-]+").fullmatch
 
 
 def _floats(numbers: list[bytes], letter: str, raw: bytes, name: str) -> tuple[float, ...]:
-    """Numbers rounded to the size of `letter` in struct, as the binary format has them."""
+    """Numbers rounded to the float type of `letter` (in struct), as they are in binary format."""
     form = f">{len(numbers)}{letter}"
     try:
         values: tuple[float, ...] = struct.unpack(form, struct.pack(form, *map(float, numbers)))
@@ -148,7 +154,10 @@ def _floats(numbers: list[bytes], letter: str, raw: bytes, name: str) -> tuple[f
 
 
 def _dense(name: str, letter: str) -> Codec:
-    """A vector or halfvec: int16 number of dimensions, int16 unused, the floats."""
+    """The type vector or halfvec: a list of float.
+
+    Binary format: int16 number of dimensions, int16 unused, then the floats.
+    """
     size = struct.calcsize(letter)
 
     def text(raw: bytes) -> list[float]:
@@ -182,7 +191,7 @@ _SPARSE = re.compile(rb"\{((?:\d+:[0-9.e+-]+(?:,\d+:[0-9.e+-]+)*)?)\}/(\d{1,10})
 
 
 def _sparse(dim: int, indices: tuple[int, ...], values: tuple[float, ...]) -> SparseVector:
-    """Made of indices from 0 on; refuses what pgvector refuses."""
+    """Make a SparseVector from indices counted from 0, with the checks that pgvector makes."""
     previous = -1
     for index in indices:
         if index <= previous:
@@ -196,7 +205,7 @@ def _sparse(dim: int, indices: tuple[int, ...], values: tuple[float, ...]) -> Sp
 
 
 def _sparse_text(raw: bytes) -> SparseVector:
-    """Text counts its indices from 1 on, binary from 0."""
+    """A sparsevec in text format, which counts indices from 1; binary format counts from 0."""
     match = _SPARSE.fullmatch(raw)
     if match is None:
         raise ValueError(f"{show_bytes(raw)} is no sparsevec")
@@ -211,7 +220,11 @@ _sparse_head = struct.Struct(">iii").unpack_from
 
 
 def _sparse_binary(raw: bytes) -> SparseVector:
-    """int32 dimensions, int32 elements, int32 unused, int32 indices, float32 values."""
+    """A sparsevec in binary format.
+
+    int32 number of dimensions, int32 number of elements, int32 unused, int32 indices, float4
+    values.
+    """
     if len(raw) < 12:
         raise ValueError(f"a binary sparsevec has at least 12 bytes, found {len(raw)}")
     dim, count, unused = _sparse_head(raw)
@@ -231,7 +244,7 @@ def _sparse_form(raw: bytes) -> str:
 
 
 def _ewkb(raw: bytes) -> bytes:
-    """PostGIS' own form: the order of bytes, the type, and more."""
+    """A geometry in EWKB, the binary format of PostGIS: byte order (0 or 1), uint32 type, data."""
     if len(raw) < 5 or raw[0] > 1:
         raise ValueError(f"{show_bytes(raw)} is no EWKB")
     return raw

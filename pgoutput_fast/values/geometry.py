@@ -1,4 +1,4 @@
-"""Points and what is made of them: str, the server's text in either format."""
+"""Decode the geometric types, from point to circle, to str: the server's texts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _codec(name: str, pattern: str, form: Callable[[bytes], str]) -> Codec:
 def _fixed(
     name: str, count: int, pattern: str, layout: Callable[[tuple[float, ...]], str]
 ) -> Codec:
-    """A type of `count` floats."""
+    """A type whose binary format is `count` float8."""
     unpack = struct.Struct(f">{count}d").unpack
 
     def form(raw: bytes) -> str:
@@ -45,7 +45,7 @@ def _fixed(
 
 
 def _counted(name: str, raw: bytes, start: int) -> str:
-    """Points whose number stands before them at byte `start`."""
+    """The text of points in binary format: from byte `start` on, their int32 number, then they."""
     count = int.from_bytes(raw[start : start + 4], "big")
     if len(raw) < start + 4 or len(raw) != start + 4 + 16 * count or not count:
         raise ValueError(f"a binary {name} of {count} points in {len(raw)} bytes")

@@ -1,9 +1,10 @@
-"""Values made of values: arrays, vectors, ranges, multiranges, composites.
+"""Decode values that contain values: arrays, vectors, ranges, multiranges, composites.
 
-Their texts are those of ``array_out``, ``record_out``, ``range_out`` and ``multirange_out``, their
-binary forms those of the ``*_send`` functions beside them. Only what these write is read. A binary
-array says of which type its elements are and a composite says it of its fields: it is compared with
-what is known of the type, which may have been altered since.
+Their texts are those that ``array_out``, ``record_out``, ``range_out`` and ``multirange_out``
+write, and their binary forms those that the ``*_send`` functions beside them write. Other forms are
+errors. A binary array has the OID of its elements' type, and a binary composite those of its
+fields' types. They are compared with the catalogue, as the type may have been altered since it was
+read.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _refuse(raw: bytes, name: str) -> NoReturn:
 
 
 def _part(raw: bytes, at: int, what: str) -> tuple[bytes | None, int]:
-    """The value with its length before it at byte `at`, None for NULL, and where it ends."""
+    """The value after its int32 length at byte `at` (None for length -1), and where it ends."""
     if len(raw) - at < 4:
         raise ValueError(f"binary value of {len(raw)} bytes: the length of {what} is cut off")
     length = _int32(raw, at)[0]
@@ -79,19 +80,19 @@ class _ArrayTexts:
     def __init__(self, type: ColumnType, element: Codec) -> None:
         self._delimiter = type.delimiter.encode()
         delimiter = re.escape(self._delimiter)
-        # A brace, a delimiter, a quoted element or one without quotes.
+        # A brace, a delimiter, a quoted element or an element without quotes.
         self._token = re.compile(
             rb'\{|\}|%s|"([^"\\]*(?:\\["\\][^"\\]*)*)"|([^\s"\\{}%s]+)' % (delimiter, delimiter)
         ).match
         self._element = element.text
 
     def read(self, raw: bytes) -> Any:
-        """The list that a text stands for, as `array_out` writes it."""
+        """The list that a text stands for."""
         inner = raw[1:-1]
         if raw[:1] == b"{" and raw[-1:] == b"}":
             if not inner and len(raw) == 2:
                 return []
-            # One dimension, nothing quoted, no NULL: what most arrays are.
+            # Most arrays have one dimension, no quotes and no NULL.
             if _PLAIN.fullmatch(inner) is not None and b"NULL" not in inner.upper():
                 parts = inner.split(self._delimiter)
                 if b"" in parts:
@@ -110,9 +111,9 @@ class _ArrayTexts:
     def _nested(self, raw: bytes, at: int) -> tuple[list[Any], list[int]]:
         """The array that begins at a brace, and its length in each dimension."""
         open_lists: list[list[Any]] = []
-        lengths: list[int] = []  # by dimension; -1 until one of its lists is whole
-        leaves = 0  # how many braces are open around an element; 0 until the first one
-        expected = True  # a value, not what stands between values
+        lengths: list[int] = []  # by dimension; -1 until the first list of the dimension is closed
+        leaves = 0  # how many braces are open around elements; 0 until the first element
+        expected = True  # whether an element or brace must follow, and no delimiter
         while True:
             match = self._token(raw, at)
             if match is None:
@@ -126,7 +127,7 @@ class _ArrayTexts:
                 word: bytes = match[kind]
                 if kind == 1:
                     if b"\\" in word:
-                        # Each quote has one backslash of its own, right before it.
+                        # Each quote in the word has a backslash right before it that escapes it.
                         word = word.replace(b'\\"', b'"').replace(b"\\\\", b"\\")
                     value = self._element(word)
                 elif word == b"NULL":
@@ -178,7 +179,12 @@ class _BinaryArrays:
         self._form_of = element.text_form
 
     def _read(self, raw: bytes, convert: Converter) -> tuple[list[Any], list[int], list[int]]:
-        """Elements in their order, lengths and lower bounds of a binary array."""
+        """The elements of a binary array in their order, its lengths and its lower bounds.
+
+        Binary format: int32 number of dimensions, int32 flags, uint32 OID of the elements' type;
+        for each dimension int32 length and int32 lower bound; for each element int32 length (-1 for
+        NULL) and bytes.
+        """
         if len(raw) < 12:
             raise ValueError(f"a binary array has at least 12 bytes, found {len(raw)}")
         dimensions, flags, oid = _array_header(raw)
@@ -246,12 +252,12 @@ class _BinaryArrays:
 
 
 def bounded(values: list[Any], lowers: tuple[int, ...]) -> list[Any]:
-    """A list, or an :class:`Array` where a dimension is not counted from 1."""
+    """`values`, as an :class:`Array` if any of its dimensions is not counted from 1."""
     return values if all(lower == 1 for lower in lowers) else Array(values, lowers)
 
 
 def vector(type: ColumnType, element: Codec) -> Codec:
-    """int2vector and oidvector: flat arrays that begin at 0, a list each."""
+    """The types int2vector and oidvector: arrays of one dimension from 0 on, as plain lists."""
     arrays = array(type, element)
     from_text = element.text
 
@@ -278,7 +284,7 @@ _RECORD_QUOTED = re.compile(r"[\s\"\\(),]|\A\Z", re.ASCII).search
 
 
 def _word(quoted: bytes | None, plain: bytes | None) -> bytes | None:
-    """A part of a range or composite, None where there is none."""
+    """A bound of a range or a field of a composite, without quotes; None if it is missing."""
     if quoted is None:
         return plain
     return quoted.replace(b'""', b'"').replace(b"\\\\", b"\\")
@@ -294,7 +300,7 @@ def _quote(shown: str, must_quote: Callable[[str], object]) -> str:
 def _range_value(
     lower: Any, upper: Any, bounds: str, has_lower: bool, has_upper: bool
 ) -> Range[Any] | None:
-    """The range; None where a policy made None of an end, which would mean that there is none."""
+    """The range; None if a policy made None of a bound, as None would mean a missing bound."""
     if (has_lower and lower is None) or (has_upper and upper is None):
         return None
     return Range(lower, upper, bounds)
@@ -304,7 +310,7 @@ def _range_of_match(match: re.Match[bytes], convert: Converter) -> Range[Any] | 
     opening, *words, closing = match.groups()
     lower, upper = _word(*words[:2]), _word(*words[2:])
     if (lower is None and opening == b"[") or (upper is None and closing == b"]"):
-        _refuse(match[0], "range: an end that is not there cannot belong to it")
+        _refuse(match[0], "range: a missing bound cannot be inclusive")
     return _range_value(
         None if lower is None else convert(lower),
         None if upper is None else convert(upper),
@@ -315,7 +321,10 @@ def _range_of_match(match: re.Match[bytes], convert: Converter) -> Range[Any] | 
 
 
 def _read_range(raw: bytes) -> tuple[int, bytes | None, bytes | None]:
-    """Flags and ends of a binary range."""
+    """Flags and bounds of a binary range.
+
+    Binary format: uint8 flags, then for each bound that is not missing int32 length and bytes.
+    """
     if not raw:
         raise ValueError("a binary range has at least 1 byte, found 0")
     flags = raw[0]
@@ -379,7 +388,10 @@ def range_(element: Codec) -> Codec:
 
 
 def multirange(element: Codec) -> Codec:
-    """Multiranges: a list of ranges; `element` reads ranges."""
+    """Multiranges: lists of ranges, which `element` decodes.
+
+    Binary format: uint32 number of ranges, then for each int32 length and bytes.
+    """
     subtype_text = element.text
 
     def text(raw: bytes) -> list[Any]:
@@ -429,7 +441,7 @@ def multirange(element: Codec) -> Codec:
 
 
 def identifier(name: str) -> str:
-    """A Python identifier for a name, as psycopg makes it: what cannot be in one becomes ``_``."""
+    """A Python identifier for a name, as psycopg makes it: invalid characters become ``_``."""
     name = unicodedata.normalize("NFKC", name)  # which Python does itself, to all identifiers
     if not name.isidentifier():
         if name[:1].isdigit():
@@ -441,9 +453,9 @@ def identifier(name: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def composite_class(name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    """The class of a composite's values: a named tuple, of which every process makes its own.
+    """The class of a composite's values: a named tuple, which every process makes for itself.
 
-    A field whose name is a keyword of Python's, or comes twice, is named by its position: ``_1``.
+    A field whose name is a Python keyword or comes twice is named by its position: ``_1``.
     """
     base = namedtuple(identifier(name), map(identifier, fields), rename=True)  # type: ignore[misc]  # noqa: PYI024
 
@@ -461,7 +473,11 @@ def restore_composite(name: str, fields: tuple[str, ...], values: tuple[Any, ...
 
 
 def composite(type: ColumnType, fields: list[Codec]) -> Codec:
-    """Composites; `fields` read the fields."""
+    """Composites, whose fields are decoded by `fields`.
+
+    Binary format: int32 number of fields; for each uint32 OID of its type, int32 length (-1 for
+    NULL) and bytes.
+    """
     shown = qualified(type)
     oids = [field.oid for _, field in type.fields]
     names = [name for name, _ in type.fields]
@@ -469,7 +485,7 @@ def composite(type: ColumnType, fields: list[Codec]) -> Codec:
     texts = [field.text for field in fields]
     binaries = [field.binary for field in fields]
     forms = [field.text_form for field in fields]
-    # The class's own constructor wants each field as an argument.
+    # tuple.__new__ takes a list; the constructor of the class takes each field as an argument.
     make = functools.partial(tuple.__new__, composite_class(type.name, tuple(names)))
 
     def wrong_width(found: int) -> ValueError:

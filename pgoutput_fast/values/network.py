@@ -1,7 +1,6 @@
-"""inet and cidr.
+"""Decode inet and cidr to the classes of :mod:`ipaddress`, as psycopg does.
 
-As psycopg has them: an inet without a prefix is an address, one with a prefix an interface, and a
-cidr is a network.
+An inet without a prefix is an address, an inet with a prefix is an interface, a cidr is a network.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from .base import Codec, CodecOf, show_bytes
 Inet = IPv4Address | IPv6Address | IPv4Interface | IPv6Interface
 Cidr = IPv4Network | IPv6Network
 
-# What ipaddress takes beyond what the server prints, such as netmasks and zones, is not here.
+# The pattern excludes forms that ipaddress accepts and servers never print: netmasks and zones.
 _TEXT = re.compile(rb"([0-9.]{7,15}|(?=.{0,4}:)[0-9a-f:.]{2,45})(?:/(0|[1-9]\d{0,2}))?")
 _IPV4, _IPV6 = 2, 3  # PGSQL_AF_INET and PGSQL_AF_INET6
 
 
 def _text(raw: bytes, name: str) -> tuple[bool, str, int | None]:
-    """Whether it is IPv6, the address, and the prefix, None without one."""
+    """Whether the text is IPv6, the address, and the prefix, or None without a prefix."""
     match = _TEXT.fullmatch(raw)
     if match is None:
         raise ValueError(f"{show_bytes(raw)} is no {name}")
@@ -44,7 +43,7 @@ def _inet_text(raw: bytes) -> Inet:
 
 
 def _inet(ipv6: bool, address: str, prefix: int | None) -> Inet:
-    # The server leaves a whole address' prefix out; only its function text() does not.
+    # The server leaves out the prefix of a whole address, except in its function text().
     if prefix is None or prefix == (128 if ipv6 else 32):
         return IPv6Address(address) if ipv6 else IPv4Address(address)
     return IPv6Interface((address, prefix)) if ipv6 else IPv4Interface((address, prefix))
@@ -61,7 +60,11 @@ def _cidr_text(raw: bytes) -> Cidr:
 
 
 def _parts(raw: bytes, name: str, is_cidr: int) -> tuple[bool, int, bytes]:
-    """Whether it is IPv6, the prefix and the address."""
+    """Whether a binary value is IPv6, the prefix, and the address.
+
+    Binary format: address family, prefix, whether it is a cidr, size of the address (a byte each),
+    then the address.
+    """
     if len(raw) not in (8, 20):
         raise ValueError(f"a binary {name} has 8 or 20 bytes, found {len(raw)}")
     family, prefix, flag, size = raw[:4]
@@ -91,8 +94,8 @@ def _cidr_binary(raw: bytes) -> Cidr:
 def _address(ipv6: bool, address: bytes) -> str:
     """An address as ``pg_inet_net_ntop`` writes it.
 
-    The longest run of zero words, the first of equals, is ``::``; an IPv4 address in one is shown
-    as such, which Python does not do everywhere.
+    The longest run of zero words (the first, if several are equally long) is printed as ``::``. An
+    IPv4 address at the end of an IPv6 one is printed with dots, which Python does not always do.
     """
     if not ipv6:
         return ".".join(map(str, address))

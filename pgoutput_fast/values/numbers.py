@@ -1,4 +1,4 @@
-"""bool, integers, floats, numeric, money and the aliases of oid."""
+"""Decode bool, integers, floats, numeric, money, and the types whose values are OIDs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _FLOAT_NAMES = {
 }
 
 
-# With fewer digits the greatest floats are printed rounded up, past what the type holds.
+# With a lower extra_float_digits the greatest floats are rounded up to more than the type holds.
 _ROUNDED = "; the session's extra_float_digits must be 1"
 
 
@@ -88,7 +88,7 @@ def _float8_text(raw: bytes) -> float:
 def _float4_text(raw: bytes) -> float:
     value = _float8_text(raw)
     try:
-        # The nearest float32, so that text gives what the binary format gives.
+        # The nearest float32 is taken, so that text and binary format give the same value.
         rounded: float = _float32.unpack(_float32.pack(value))[0]
     except OverflowError:
         raise ValueError(f"{show_bytes(raw)} does not fit into float4{_ROUNDED}") from None
@@ -110,19 +110,21 @@ def _float8_binary(raw: bytes) -> float:
 
 
 def _shortest_between(value: float, before: float, after: float, surviving: int) -> tuple[str, int]:
-    """The fewest digits that name `value` and none of its neighbours, and the first one's exponent.
+    """The fewest digits that identify `value` among its neighbours, and the first digit's exponent.
 
-    As the server has it (Ryu), they lie strictly between the midpoints to both neighbours. Python's
-    repr takes a midpoint too where reading it back rounds to `value`: 1e23 is
-    9.999999999999999e+22 there. Beside a power of two the lower neighbour is the nearer one, so
-    that the nearest decimal may be none of `value` while the next one above is.
+    The server finds them by the algorithm Ryu: the decimal lies strictly between the midpoints of
+    `value` and its two neighbours. Python's repr also accepts a midpoint if reading it rounds to
+    `value`, so it prints 1e23 where the server prints 9.999999999999999e+22. The lower neighbour
+    of a power of two is nearer than the upper one, so the decimal nearest to `value` may lie
+    outside while the next one above it lies inside.
 
-    `surviving` digits survive the way from text to a float and back, so that fewer show as zeros at
-    the end; 1 where there is no such number.
+    `surviving` is how many digits always survive the conversion from text to a float and back, so
+    that a shorter result has zeros at its end; 1 if there is no such number.
     """
     exact = Fraction(value)
     low = (exact + Fraction(before)) / 2
-    # The greatest float has no finite neighbour above: it would be as far as the one below.
+    # The greatest float has no finite neighbour above. One is assumed at the distance of the one
+    # below.
     high = (exact + Fraction(after)) / 2 if after < math.inf else 2 * exact - low
     exponent = int(f"{value:.20e}".partition("e")[2])
     for last in range(exponent - surviving + 1, exponent - 20, -1):
@@ -136,7 +138,7 @@ def _shortest_between(value: float, before: float, after: float, surviving: int)
 
 
 def _float_layout(sign: str, digits: str, exponent: int, fixed_below: int) -> str:
-    """As the server prints it, in scientific notation from 10**`fixed_below` on."""
+    """A float's digits as the server prints them: in scientific notation from 10**`fixed_below`."""
     if not -4 <= exponent < fixed_below:
         point = "." if len(digits) > 1 else ""
         return f"{sign}{digits[0]}{point}{digits[1:]}e{exponent:+03d}"
@@ -150,15 +152,15 @@ _FLOAT_WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def _shortest_float8(size: float) -> tuple[str, int]:
-    """The digits of a float from 1e15 to 1e41, and the first one's exponent."""
+    """The digits of a float from 1e15 to 1e41, and the exponent of the first digit."""
     mantissa, _, exponent_text = repr(size).partition("e")
     whole, _, fraction = mantissa.partition(".")
     digits = (whole + fraction).rstrip("0")
     exponent = int(exponent_text or 0) + len(whole) - 1
     if size < 1 << 53:
         return digits, exponent
-    # From here to 1e41 a midpoint between two floats, all of them integers, can have as few digits
-    # as they have, and repr can be one.
+    # From 2**53 to 1e41 all floats and the midpoints between them are integers. A midpoint can have
+    # as few digits as its neighbours, so repr() can be a midpoint, which the server does not print.
     exact, step = int(size), int(math.ulp(size))
     off = 2 * (int(digits) * 10 ** (exponent - len(digits) + 1) - exact)
     if -(step // 2 if exact & (exact - 1) == 0 else step) < off < step:
@@ -184,9 +186,10 @@ def float4_text(value: float) -> str:
         return float8_text(value)
     packed = _float32.pack(size)
     bits = _uint32(packed)[0]
-    # A midpoint of two float32 can have as few digits as they have from 2**21 to 1e20.
+    # From 2**21 to 1e20 a midpoint of two float32 can have as few digits as they have.
     if bits & 0x7FFFFF and bits >> 23 and not 2097152 <= size < 1e20:
-        # Six digits always survive the way to a float32 and back, so that fewer show as zeros.
+        # Six digits always survive the conversion to a float32 and back, so fewer need not be
+        # tried: they show as zeros at the end of six.
         for digits in range(6, 10):
             shortest = float(f"{size:.{digits}g}")
             try:
@@ -218,8 +221,8 @@ def _float4_form(raw: bytes) -> str:
 
 _NUMERIC_SPECIAL = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 _NUMERIC_NAMES = frozenset({b"NaN", b"Infinity", b"-Infinity"})
-# A context that rounds nothing. With the thread's own, Decimal() makes NaN of what is no number
-# where someone has switched its trap off.
+# A context that never rounds, and raises an error for text that is no number. Decimal() uses the
+# thread's context instead, and returns NaN if the trap is switched off there.
 _decimal = Context(
     prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, capitals=1, clamp=0, flags=[],
     traps=[InvalidOperation],
@@ -294,10 +297,11 @@ def _numeric_binary(raw: bytes) -> Decimal:
 
 
 def _money(encoding: str) -> Codec:
-    """Text as lc_monetary makes it. The binary form has the amount in the smallest unit alone.
+    """The type money: in text format a str in the form of lc_monetary, in binary format an int.
 
-    A locale can put any letters and signs before, after and between the digits, so that no more can
-    be asked of a text than that it has a digit.
+    The binary format has only the amount in the smallest unit of the currency. In text format a
+    locale can put any letters and signs before, after and between the digits. So the only check is
+    that there is a digit.
     """
 
     def text(raw: bytes) -> str:
@@ -323,7 +327,7 @@ _DIGIT = re.compile(rb"\d").search
 
 
 def _reg(encoding: str) -> Codec:
-    """An OID, in text the name of what it is the OID of."""
+    """Types such as regclass: an OID, which text format shows as the name of its object."""
 
     def text(raw: bytes) -> str:
         if not raw:
@@ -331,7 +335,7 @@ def _reg(encoding: str) -> Codec:
         return raw.decode(encoding)
 
     def binary(raw: bytes) -> str:
-        # The server takes the digits, and prints them itself where nothing has that OID.
+        # As the server does for an OID that no object has, and accepts as input.
         return str(_UINT4.binary(raw))
 
     def form(raw: bytes) -> str:

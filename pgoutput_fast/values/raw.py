@@ -1,4 +1,4 @@
-"""bytea, "char", uuid, bit strings, and what is bytes or numbers inside and looks like text."""
+"""Decode bytea, "char", uuid, bit strings, tid, pg_lsn, MAC addresses and snapshots."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _UNKNOWN_SAFETY = uuid.SafeUUID.unknown
 
 
 def _make_uuid(value: int) -> uuid.UUID:
-    """uuid.UUID(int=value) without its constructor, which takes three times as long."""
+    """The same as uuid.UUID(int=value), whose constructor takes three times as long."""
     made = _new(_UUID_CLASS)
     _set(made, "int", value)
     _set(made, "is_safe", _UNKNOWN_SAFETY)
@@ -85,7 +85,10 @@ def _make_uuid(value: int) -> uuid.UUID:
 
 
 def _bits(name: str) -> Codec:
-    """A str of 0 and 1; in binary the number of bits, then the bits from the highest on."""
+    """The type bit or varbit: a str of "0" and "1".
+
+    Binary format: int32 number of bits, then the bits from the highest one on.
+    """
 
     def text(raw: bytes) -> str:
         if raw.strip(b"01"):
@@ -113,7 +116,7 @@ _int32 = struct.Struct(">i").unpack_from
 
 
 def _plain(name: str, pattern: bytes, size: int, form: Callable[[bytes], str]) -> Codec:
-    """A type of fixed size whose value is the server's text."""
+    """A type whose values are str, the server's texts, and have a fixed size in binary format."""
     matches = re.compile(pattern).fullmatch
 
     def text(raw: bytes) -> str:
@@ -162,14 +165,14 @@ _snapshot_head = struct.Struct(">iQQ").unpack_from
 
 
 def _snapshot_check(lowest: int, highest: int, running: Sequence[int]) -> None:
-    """Refuse transaction IDs that are no snapshot: those running lie between, and rise."""
+    """Refuse a snapshot unless its running transactions rise from `lowest` to below `highest`."""
     bounds = [lowest, *running, highest]
     if (
         not 0 < lowest <= highest < 1 << 64
         or any(map(operator.gt, bounds, bounds[1:]))
         or (running and running[-1] == highest)
     ):
-        raise ValueError(f"a snapshot from {lowest} to {highest} whose transactions do not rise")
+        raise ValueError(f"the transactions of a snapshot do not rise from {lowest} to {highest}")
 
 
 def _snapshot_text(raw: bytes) -> str:

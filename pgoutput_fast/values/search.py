@@ -1,4 +1,4 @@
-"""Full text search: tsvector and tsquery, each a str, the server's text in either format."""
+"""Decode the types of full text search, tsvector and tsquery, to str: the server's texts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def _quoted(lexeme: str) -> str:
 
 
 def _lexeme(raw: bytes, start: int, encoding: str) -> tuple[str, int]:
-    """The lexeme that begins at byte `start`, and where the byte after its NUL is."""
+    """The lexeme that begins at byte `start`, and the position after the NUL that ends it."""
     end = raw.find(b"\0", start)
     if end < 0:
-        raise ValueError(f"a lexeme without its end: {show_bytes(raw[start:])}")
+        raise ValueError(f"a lexeme without the NUL that ends it: {show_bytes(raw[start:])}")
     return raw[start:end].decode(encoding), end + 1
 
 
@@ -43,15 +43,16 @@ def _vector(encoding: str) -> Codec:
         return value
 
     def form(raw: bytes) -> str:
-        """int32 number of lexemes; each: bytes and NUL, uint16 number of positions, the positions.
+        """The server's text of a binary tsvector.
 
-        A position has its weight in the two highest bits.
+        Binary format: int32 number of lexemes; for each its bytes, a NUL, an uint16 number of
+        positions, and the positions, uint16 each, with the weight in the two highest bits.
         """
         shown = []
         try:
             count: int = _int32(raw, 0)[0]
             offset = 4
-            # Each takes three bytes at least.
+            # Each lexeme takes at least three bytes.
             if not 0 <= count <= len(raw) // 3:
                 raise ValueError(f"a binary tsvector of {count} lexemes in {len(raw)} bytes")
             for _ in range(count):
@@ -79,7 +80,7 @@ _PRIORITY = {_NOT: 4, _AND: 2, _OR: 1, _PHRASE: 3}
 
 
 class _Operation:
-    """An operator of a tsquery with what it joins, each an operation or a lexeme as printed."""
+    """An operator of a tsquery with its operands, each an operation or the text of a lexeme."""
 
     __slots__ = ("left", "operator", "right", "sign")
 
@@ -91,10 +92,11 @@ class _Operation:
 
 
 def _query_items(raw: bytes, encoding: str) -> list[_Operation | str]:
-    """Items in their order, each an operator without what it joins or a lexeme as printed.
+    """The items of a binary tsquery in their order: operators without operands, texts of lexemes.
 
-    int32 number of items; each: int8 kind, then of a lexeme int8 weights, int8 whether it is a
-    prefix, its bytes and NUL; of an operator int8 which, and of <-> an uint16 distance.
+    Binary format: int32 number of items; for each an int8 kind. A lexeme follows with int8 weights,
+    int8 whether it is a prefix, its bytes and a NUL; an operator with an int8 that says which, and
+    for ``<->`` an uint16 distance.
     """
     items: list[_Operation | str] = []
     try:
@@ -135,7 +137,7 @@ def _query_items(raw: bytes, encoding: str) -> list[_Operation | str]:
 
 
 def _query_tree(items: list[_Operation | str]) -> _Operation | str:
-    """Items stand in Polish notation, an operator before its right and then its left operand."""
+    """The tree of a query's items, where an operator precedes its right, then its left operand."""
     stack: list[_Operation | str] = []
     for item in reversed(items):
         if isinstance(item, _Operation):
@@ -146,12 +148,12 @@ def _query_tree(items: list[_Operation | str]) -> _Operation | str:
                 item.left = stack.pop()
         stack.append(item)
     if len(stack) != 1:
-        raise ValueError(f"a binary tsquery with {len(stack)} operands and nothing between them")
+        raise ValueError(f"a binary tsquery with {len(stack)} operands that no operator joins")
     return stack[0]
 
 
 def _parts(operation: _Operation) -> list[_Operation | str]:
-    """What is printed for `operation`: parts of which those that are operations follow in turn."""
+    """The parts of an operation's text, in which operands that are operations are not yet text."""
     priority = _PRIORITY[operation.operator]
 
     def operand(part: _Operation | str, right_of_phrase: bool) -> list[_Operation | str]:
@@ -184,7 +186,8 @@ def _query(encoding: str) -> Codec:
         items = _query_items(raw, encoding)
         if not items:
             return ""
-        # A list of what is to be printed instead of recursion: a query can be thousands deep.
+        # A stack of the parts to be printed replaces recursion, as a query can be thousands of
+        # levels deep.
         waiting = [_query_tree(items)]
         shown = []
         while waiting:

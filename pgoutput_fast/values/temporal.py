@@ -1,4 +1,4 @@
-"""Dates, times, timestamps and intervals."""
+"""Decode dates, times, timestamps and intervals, in text format of any DateStyle that is clear."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _TIMETZ = re.compile(_CLOCK + rb"([+-])(\d\d)(?::(\d\d)(?::(\d\d))?)?")
 _TIMESTAMP = re.compile(
     rb"(\d{4,6})-(\d\d)-(\d\d) " + _CLOCK + rb"(?:([+-])(\d{2,3})(?::(\d\d)(?::(\d\d))?)?)?( BC)?"
 )
-# In these styles a zone is a numeric offset or an abbreviation, which can be numeric: +0545.
+# The time zone in the DateStyles German, SQL and Postgres: an offset or an abbreviation, which can
+# consist of digits too, as +0545.
 _ZONE = rb"(?: ?(?:([+-])(\d\d)(?::?(\d\d)(?::?(\d\d))?)?|([A-Za-z]{3,})))?( BC)?"
 _GERMAN_TIMESTAMP = re.compile(rb"(\d\d)\.(\d\d)\.(\d{4,6}) " + _CLOCK + _ZONE)
 _POSTGRES_TIMESTAMP = re.compile(
@@ -40,7 +41,7 @@ _MONTHS = {
     name: number + 1
     for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())
 }
-# The style SQL, and dates in the style Postgres: day and month, or the other way round.
+# In the DateStyle SQL, and for dates in the DateStyle Postgres, the day or the month comes first.
 _SQL_DATE = re.compile(rb"(\d\d)([-/])(\d\d)\2(\d{4,7})( BC)?")
 _SQL_TIMESTAMP = re.compile(rb"(\d\d)/(\d\d)/(\d{4,6}) " + _CLOCK + _ZONE)
 _DAY_OR_MONTH_FIRST = re.compile(rb"\d\d([-/])\d\d\1\d{4,7}(?: .*)?")
@@ -91,7 +92,7 @@ def _date(policies: Policies) -> Codec:
         if days in (0x7FFFFFFF, -0x80000000):
             return "infinity" if days > 0 else "-infinity"
         if not _LEAST_DAY <= days < _DATE_END:
-            raise ValueError(f"a binary date {days} days from 2000-01-01, which no date is")
+            raise ValueError(f"a binary date {days} days from 2000-01-01, {_BEYOND_SERVER}")
         return "{}-{:02d}-{:02d}{}".format(*_civil(days))
 
     def binary(raw: bytes) -> Any:
@@ -140,7 +141,7 @@ def _timestamp(policies: Policies, zoned: bool) -> Codec:
     least = datetime.datetime.min.replace(tzinfo=zone)
     greatest = datetime.datetime.max.replace(tzinfo=zone)
     fromisoformat = datetime.datetime.fromisoformat
-    # Past six digits of a fraction, fromisoformat ignores whatever comes.
+    # fromisoformat ignores what follows six digits of a fraction, so longer texts don't go there.
     longest = 29 if zoned else 26
 
     def text(raw: bytes) -> Any:
@@ -148,7 +149,7 @@ def _timestamp(policies: Policies, zoned: bool) -> Codec:
             len(raw) <= longest
             and raw[4:17:3] == b"-- ::"
             and (not zoned or raw[-3:] == b"+00")
-            and 44 not in raw  # a comma, which fromisoformat takes for a point
+            and 44 not in raw  # a comma, which fromisoformat accepts in place of a point
         ):
             try:
                 value = fromisoformat(raw.decode())
@@ -166,7 +167,7 @@ def _timestamp(policies: Policies, zoned: bool) -> Codec:
         if zoned is (shift is None):
             raise _no_value(raw, name)
         if not bc and year <= 9999:
-            # The way of nearly all values; the one below goes without Python's calendar.
+            # Nearly all values end here. The others are computed without Python's calendar.
             try:
                 usual = datetime.datetime(year, month, day, *clock, zone)
                 return usual - timedelta(0, shift) if shift else usual
@@ -188,7 +189,7 @@ def _timestamp(policies: Policies, zoned: bool) -> Codec:
         if value in (0x7FFFFFFFFFFFFFFF, -0x8000000000000000):
             return "infinity" if value > 0 else "-infinity"
         if not _LEAST_TIMESTAMP <= value < _TIMESTAMP_END:
-            raise ValueError(f"a binary {name} {value} microseconds from 2000, which none is")
+            raise ValueError(f"a binary {name} {value} microseconds from 2000, {_BEYOND_SERVER}")
         return timestamp_form(value, "+00" if zoned else "")
 
     def binary(raw: bytes) -> Any:
@@ -203,25 +204,29 @@ def _timestamp(policies: Policies, zoned: bool) -> Codec:
 
 
 _LAST_ORDINAL = datetime.date.max.toordinal()
-# IS_VALID_DATE and IS_VALID_TIMESTAMP: from 4714-11-24 BC to 5874897-12-31, and to 294276-12-31.
+# The server's limits (IS_VALID_DATE, IS_VALID_TIMESTAMP): dates from 4714-11-24 BC to
+# 5874897-12-31, timestamps to 294276-12-31.
 _LEAST_DAY, _DATE_END = -2_451_545, 2_145_031_949
 _LEAST_TIMESTAMP, _TIMESTAMP_END = _LEAST_DAY * _DAY, 9_223_371_331_200_000_000
 _BEYOND_SERVER = "beyond the server's calendar"
 
 
 def _no_such(raw: bytes, name: str, reason: object) -> ValueError:
-    """Make the error of a text that looks like a value and is none."""
+    """Make the error for a text that has the form of a value, but is not valid for `reason`."""
     return ValueError(f"{show_bytes(raw)} is no {name}: {reason}")
 
 
 def _no_value(raw: bytes, name: str) -> ValueError:
-    """Make the error of a text that is no date or timestamp, or one whose style hides which."""
+    """Make the error for a text that is no date or timestamp, or whose DateStyle is not clear."""
     reason = _FIRST_UNKNOWN if _DAY_OR_MONTH_FIRST.fullmatch(raw) else _STYLE
     return ValueError(f"{show_bytes(raw)} is no {name}{reason}")
 
 
 def _day_and_month(first: bytes, second: bytes, raw: bytes, name: str) -> tuple[bytes, bytes]:
-    """Which of two numbers is the day, where the other one can't be: 31/12, 12/31 and 5/5."""
+    """Which of two numbers is the day and which the month, if only one order is possible.
+
+    So it is for 31/12 and 12/31, and for 5/5, where the order makes no difference.
+    """
     if second > b"12" or first == second:
         return second, first
     if first > b"12":
@@ -232,10 +237,10 @@ def _day_and_month(first: bytes, second: bytes, raw: bytes, name: str) -> tuple[
 def _timestamp_fields(
     raw: bytes, name: str
 ) -> tuple[int, int, int, tuple[int, int, int, int], int | None, bool]:
-    """Year, month, day, the time of day, the seconds east of UTC if told, and whether it is BC.
+    """Year, month, day, time of day, seconds east of UTC (None without a zone), and whether BC.
 
-    In the styles ISO and German, in Postgres, which names the month, and in SQL where the numbers
-    tell day and month apart.
+    The text can have the DateStyle ISO, German, Postgres (which names the month), or SQL if its
+    numbers tell day and month apart.
     """
     abbreviation: bytes | None = None
     if (match := _TIMESTAMP.fullmatch(raw)) is not None:
@@ -257,7 +262,7 @@ def _timestamp_fields(
     shift = None
     if sign is not None:
         shift = _offset(sign, hours, minutes, seconds, raw, name)
-    elif abbreviation in (b"UTC", b"GMT"):  # the server itself reads them so
+    elif abbreviation in (b"UTC", b"GMT"):  # for the server too, these two have one meaning
         shift = 0
     elif abbreviation is not None:
         raise ValueError(
@@ -269,18 +274,18 @@ def _timestamp_fields(
     return int(year), int(month), int(day), time, shift, era is not None
 
 
-# What the server takes for TimeZone at most, a week, as in UTC+167. It prints the offset, though it
-# reads none of 16 hours or more.
+# The greatest offset that a server accepts as TimeZone is under a week, as in UTC+167. It prints
+# timestamps with such an offset, although it does not read offsets of 16 hours or more.
 _MOST_HOURS = 167
 
 
 def _offset(
     sign: bytes, hours: bytes, minutes: bytes | None, seconds: bytes | None, raw: bytes, name: str
 ) -> int:
-    """The seconds east of UTC that a text has."""
+    """The seconds east of UTC of the time zone in a text."""
     parts = int(hours), int(minutes or 0), int(seconds or 0)
     if parts[0] > _MOST_HOURS or parts[1] > 59 or parts[2] > 59:
-        raise _no_such(raw, name, "its offset from UTC is none")
+        raise _no_such(raw, name, "its offset from UTC is not valid")
     size = (parts[0] * 60 + parts[1]) * 60 + parts[2]
     return -size if sign == b"-" else size
 
@@ -288,7 +293,7 @@ def _offset(
 def _timetz(policies: Policies) -> Codec:
     def make(clock: tuple[int, int, int, int], shift: int, shown: str) -> Any:
         if abs(shift) >= _WIDEST:
-            raise ValueError(f"{shown!r} is 16 hours or more off UTC, which no timetz is")
+            raise ValueError(f"{shown!r} is no timetz: its zone is 16 hours or more off UTC")
         zone = datetime.timezone(datetime.timedelta(seconds=shift))
         if clock == (24, 0, 0, 0):
             clamp = datetime.time.max.replace(tzinfo=zone)
@@ -335,9 +340,10 @@ def _timetz(policies: Policies) -> Codec:
 
 
 _timetz_parts = struct.Struct(">qi").unpack
-_WIDEST = 16 * 3600  # seconds off UTC, which no timetz reaches
+_WIDEST = 16 * 3600  # seconds; the zone of a timetz is less off UTC
 
-# Each style of IntervalStyle is told from the others by its form. Every part has a space before it.
+# The form of a text tells its IntervalStyle. In the style postgres every part follows a space,
+# which is also put before the first part.
 _INTERVAL_CLOCK = rb"([+-]?)(\d{1,10}):([0-5]\d):([0-5]\d)(?:\.(\d{1,6}))?"
 _INTERVAL_POSTGRES = re.compile(
     rb"(?: ([+-]?\d{1,9}) years?)?(?: ([+-]?\d{1,2}) mons?)?(?: ([+-]?\d{1,10}) days?)?"
@@ -352,7 +358,8 @@ _INTERVAL_ISO = re.compile(
     rb"P(?:(-?\d{1,9})Y)?(?:(-?\d{1,2})M)?(?:(-?\d{1,10})D)?"
     rb"(?:T(?:(-?\d{1,10})H)?(?:(-?\d{1,2})M)?(?:(-?)(\d{1,2})(?:\.(\d{1,6}))?S)?)?"
 )
-# One sign in front counts for the whole, as long as not every part has one.
+# In the IntervalStyle sql_standard, one sign in front applies to the whole interval, unless every
+# part has a sign.
 _INTERVAL_SQL_SIGNED = re.compile(
     rb"([+-])(\d{1,9})-(\d{1,2}) ([+-]\d{1,10}) (?=[+-])" + _INTERVAL_CLOCK
 )
@@ -369,7 +376,7 @@ _interval_parts = struct.Struct(">qii").unpack
 def _duration(
     sign: bytes, hours: bytes, minutes: bytes, seconds: bytes, fraction: bytes | None
 ) -> int:
-    """Microseconds of a clock's reading with a sign before it."""
+    """Microseconds of an interval's hours, minutes and seconds, with one sign for all."""
     size = (int(hours) * 3600 + int(minutes) * 60 + int(seconds)) * 1_000_000
     size += _microseconds(fraction)
     return -size if sign == b"-" else size
@@ -379,7 +386,7 @@ def _signed_parts(
     years: bytes | None, months: bytes | None, days: bytes | None, hours: bytes | None,
     minutes: bytes | None, sign: bytes | None, seconds: bytes | None, fraction: bytes | None,
 ) -> tuple[int, int, int]:  # fmt: skip
-    """Months, days and microseconds of parts each of which has a sign of its own."""
+    """Months, days and microseconds of an interval each of whose parts has its own sign."""
     microseconds = (int(hours or 0) * 60 + int(minutes or 0)) * 60_000_000
     if seconds is not None:
         microseconds += _duration(sign or b"", b"0", b"0", seconds, fraction)
@@ -387,7 +394,7 @@ def _signed_parts(
 
 
 def _interval_fields(raw: bytes) -> tuple[int, int, int]:
-    """Months, days and microseconds of a text in any of the four styles."""
+    """Months, days and microseconds of an interval's text in any of the four IntervalStyles."""
     match = _INTERVAL_POSTGRES.fullmatch(b" " + raw)
     if match is not None and raw:
         years, months, days, *clock = match.groups()
@@ -438,8 +445,8 @@ def _interval(policies: Policies) -> Codec:
     def parts(raw: bytes) -> Interval | bytes:
         expect_size(raw, 16, "interval")
         microseconds, days, months = _interval_parts(raw)
-        # Infinite from PostgreSQL 17 on; before, a finite interval, the last one. Nothing in a
-        # frame tells the versions apart.
+        # These extremes are the infinite intervals from PostgreSQL 17 on, and were the greatest and
+        # the least finite ones before. Nothing in a frame tells the server's version.
         if months in (0x7FFFFFFF, -0x80000000):
             for name, extreme in _INFINITE_PARTS.items():
                 if (months, days, microseconds) == (
@@ -467,7 +474,7 @@ _BEFORE_17 = (
 
 
 def interval_form(value: Interval) -> str:
-    """`value` in IntervalStyle postgres: a sign after a negative part is always printed."""
+    """`value` in IntervalStyle postgres, which prints a plus sign after a negative part."""
     years, months = divmod(abs(value.months), 12)
     if value.months < 0:
         years, months = -years, -months
@@ -502,7 +509,7 @@ def _clock(microseconds: int) -> str:
 
 
 def _clock_of(clock: tuple[int, int, int, int], raw: bytes, name: str) -> int:
-    """Microseconds of a day until the time of the text `raw`, if it is one."""
+    """Microseconds from midnight to a time, whose text is `raw`. Raises a ValueError if invalid."""
     hour, minute, second, fraction = clock
     _time_of(*clock, raw, name)
     return ((hour * 60 + minute) * 60 + second) * 1_000_000 + fraction
@@ -517,7 +524,7 @@ def _time_of(
     name: str,
     zone: datetime.timezone | None = None,
 ) -> datetime.time:
-    """The time of the text `raw`, if it is one."""
+    """The time with these parts, whose text is `raw`. Raises a ValueError if it is invalid."""
     try:
         return datetime.time(hour, minute, second, fraction, zone)
     except ValueError as error:
@@ -525,10 +532,11 @@ def _time_of(
 
 
 def _days(year: int, month: int, day: int, bc: bool, raw: bytes, name: str) -> int:
-    """Days from 2000-01-01 until the date of the text `raw`, in any year, if it is a date."""
+    """Days from 2000-01-01 to a date in any year, whose text is `raw`. Raises a ValueError."""
     if not year:
         raise _no_such(raw, name, "there is no year 0")
-    # As in _civil: years of the cycle that begins in 2000 stand in for all others.
+    # As in _civil, the calendar repeats every 400 years, so the 400 years from 2000 on stand for
+    # all others.
     cycles, of_cycle = divmod(1 - year if bc else year, 400)
     try:
         stand_in = datetime.date(2000 + of_cycle, month, day)
@@ -538,10 +546,10 @@ def _days(year: int, month: int, day: int, bc: bool, raw: bytes, name: str) -> i
 
 
 def _civil(days: int) -> tuple[str, int, int, str]:
-    """Year, month, day and era of the day `days` after 2000-01-01, in any year.
+    """Year, month, day and era (" BC" or "") of the day `days` after 2000-01-01, in any year.
 
-    Python's calendar ends at both sides of what PostgreSQL's holds, and the Gregorian one repeats
-    itself every 400 years of 146,097 days.
+    Python's calendar has fewer years than PostgreSQL's. But the Gregorian calendar repeats itself
+    every 400 years, which are 146,097 days.
     """
     cycles, rest = divmod(days, 146_097)
     date = datetime.date.fromordinal(_EPOCH_ORDINAL + rest)
@@ -563,7 +571,7 @@ CODECS: dict[str, CodecOf] = {
 
 
 def interval_iso(value: Interval) -> str:
-    """`value` in ISO 8601, each part with a sign of its own: P1Y2M-3DT4H5M6.789S."""
+    """`value` in ISO 8601, with a sign for each negative part: P1Y2M-3DT4H5M6.789S."""
     years, months = divmod(abs(value.months), 12)
     sign = "-" if value.months < 0 else ""
     shown = "".join(

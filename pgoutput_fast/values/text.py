@@ -1,4 +1,4 @@
-"""Text in the session's encoding, and JSON."""
+"""Decode text in the session's encoding, XML and JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .base import Codec, CodecOf, NoTextForm, show_bytes
 
 def _text(encoding: str) -> Codec:
     if encoding == "utf-8":
-        # Without arguments bytes.decode takes a shorter way through the interpreter.
+        # bytes.decode is faster than a Python function that calls it with an encoding.
         return Codec(bytes.decode, bytes.decode, bytes.decode)
 
     def decode(raw: bytes) -> str:
@@ -23,7 +23,7 @@ def _text(encoding: str) -> Codec:
 
 
 def _other(encoding: str) -> Codec:
-    """A type that is in no table: str from text, bytes from binary."""
+    """A type of which nothing is known: str from text format, bytes from binary format."""
 
     def form(raw: bytes) -> str:
         raise NoTextForm(
@@ -41,7 +41,7 @@ def _xml(encoding: str) -> Codec:
     decode = _text(encoding).text
 
     def form(raw: bytes) -> str:
-        """The text of a binary xml, before which xml_send writes the session's encoding."""
+        """The text of a binary xml, without the encoding that xml_send puts before it."""
         text: str = decode(raw)
         match = _XML_DECLARATION.match(text)
         if match is None:
@@ -64,7 +64,8 @@ def _json_float(text: str) -> float:
     return value
 
 
-# Python's parser takes NaN and Infinity, which json_in refuses, and makes infinity of 1e999.
+# By itself, Python's parser accepts NaN and Infinity, which are no JSON, and makes infinity of
+# 1e999.
 _parse_json = json.JSONDecoder(parse_constant=_no_json_constant, parse_float=_json_float).decode
 
 
@@ -94,7 +95,7 @@ def _json(policies: Policies, encoding: str, binary_prefix: bytes) -> Codec:
 
 
 def _versioned(encoding: str) -> Codec:
-    """Text that has a version before it in binary, which is 1 for every such type."""
+    """Text types whose binary format is a version byte (so far always 1) and the text."""
     decode = _text(encoding).text
 
     def form(raw: bytes) -> str:
@@ -111,7 +112,7 @@ CODECS: dict[str, CodecOf] = {
     "xml": lambda policies, encoding: _xml(encoding),
     "json": lambda policies, encoding: _json(policies, encoding, b""),
     "jsonb": lambda policies, encoding: _json(policies, encoding, b"\x01"),
-    # There is no aclitemsend: it comes as text always.
+    # PostgreSQL has no aclitemsend(), so values always come in text format.
     "aclitem": lambda policies, encoding: _other(encoding),
     "jsonpath": lambda policies, encoding: _versioned(encoding),
     "versioned_text": lambda policies, encoding: _versioned(encoding),
