@@ -1,11 +1,11 @@
-"""PostgreSQL's pgoutput frames, decoded: messages, and values of PostgreSQL's types.
+"""Decode frames of PostgreSQL's pgoutput plugin into messages with typed values.
 
 >>> import pgoutput_fast as pf
 >>> pf.decode(bytes.fromhex("45"))
 StreamStop()
 
-`IMPLEMENTATION` tells which implementation was loaded, "cython" or "python"; `FALLBACK_REASON` is
-None, or says why it is not the compiled one.
+`IMPLEMENTATION` tells which implementation was loaded, "cython" or "python". `FALLBACK_REASON` is
+None, or says why the compiled one could not be loaded.
 
 `pgoutput_fast.testing` is a subpackage for tests, imported when it is first used.
 """
@@ -119,29 +119,30 @@ __all__ = [
 _SUBPACKAGES = frozenset(
     {"catalog", "embedded", "files", "replication", "segments", "spark", "testing"}
 )
-"""Those for users, which are imported when they are asked for, as some need an extra."""
+"""Submodules for users. They are imported at first access, as some need packages of an extra."""
 
 
 def _belongs_here(thing: _typing.Any) -> None:
-    """Let a class or function say of itself that it is of this package, not where it is written.
+    """Set `__module__` of a class or function to this package, in place of its own module.
 
-    So pickles of classes load with either implementation, and help() names what users import.
+    So pickles of classes load with either implementation, and help() shows the name that users
+    import.
     """
     if callable(thing):
         try:
             thing.__module__ = __name__
         except TypeError:
-            pass  # a compiled class, which says it by itself
+            pass  # a compiled class, whose __module__ is this package already
 
 
-if not _typing.TYPE_CHECKING:  # type checkers would take any name for one that is there
+if not _typing.TYPE_CHECKING:  # with __getattr__, type checkers would accept any name
 
     def __getattr__(name: str) -> object:
         if name in _SUBPACKAGES:
             import importlib
 
             return importlib.import_module(f"{__name__}.{name}")
-        if name == "ChangeBatch":  # its module asks for NumPy
+        if name == "ChangeBatch":  # its module imports NumPy
             found = _twin("columnar._batch").ChangeBatch
             _belongs_here(found)
             globals()[name] = found

@@ -1,4 +1,4 @@
-"""``python -m pgoutput_fast`` is the command ``pgoutput-fast``."""
+"""Run the command ``pgoutput-fast`` as ``python -m pgoutput_fast``."""
 
 from __future__ import annotations
 

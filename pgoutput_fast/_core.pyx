@@ -85,7 +85,7 @@ cdef class _Row:
 
     @property
     def xid(self):
-        """The subtransaction's xid in a stream chunk, None outside."""
+        """The xid of the (sub)transaction in a stream chunk, None outside."""
         if not self._in_stream:
             return None
         return load_uint32(data_of(self._frame) + XID)
@@ -97,12 +97,12 @@ cdef class _Row:
 
     @property
     def relation(self):
-        """The relation as it was announced.
+        """The Relation message that announced the row's table.
 
         Raises
         ------
         DecodeError
-            ``unknown_relation``: the frame was decoded alone.
+            ``unknown_relation``: the frame was decoded without a Decoder.
         """
         if self._plan is None:
             fail_stateless(self._frame, self._in_stream)
@@ -133,7 +133,13 @@ cdef class _Row:
 @cython.final
 @cython.no_gc
 cdef class Insert(_Row):
-    """A row inserted. Fields: xid, relation_id, new; `relation`."""
+    """An inserted row.
+
+    Fields in wire order: xid (only inside stream chunks, else None), relation_id (the OID of the
+    table), the marker "N", new (the row). `relation` is the table's Relation message.
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-INSERT
+    """
 
     __match_args__ = ("xid", "relation_id", "new")
     tag = "I"
@@ -147,14 +153,21 @@ cdef class Insert(_Row):
 @cython.final
 @cython.no_gc
 cdef class Update(_Row):
-    """A row updated. Fields: xid, relation_id, old_kind, old, new; `relation`."""
+    """An updated row.
+
+    Fields in wire order: xid (only inside stream chunks, else None), relation_id (the OID of the
+    table), old_kind ("K" or "O", if an old row is sent), old, the marker "N", new (the row).
+    `relation` is the table's Relation message.
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-UPDATE
+    """
 
     __match_args__ = ("xid", "relation_id", "old_kind", "old", "new")
     tag = "U"
 
     @property
     def old_kind(self):
-        """What `old` is: "K" the key, "O" the whole row; None where it was not sent."""
+        """What `old` is: "K" the key, "O" the whole row, None if it was not sent."""
         cdef uint8_t marker = marker_of(self)
         return None if marker == c'N' else chr(marker)
 
@@ -165,14 +178,20 @@ cdef class Update(_Row):
 
     @property
     def new(self):
-        """The row as it is."""
+        """The row after the update."""
         return make_tuple(self._frame, self._in_stream, self._plan, self._new_start, False)
 
 
 @cython.final
 @cython.no_gc
 cdef class Delete(_Row):
-    """A row deleted. Fields: xid, relation_id, old_kind, old; `relation`."""
+    """A deleted row.
+
+    Fields in wire order: xid (only inside stream chunks, else None), relation_id (the OID of the
+    table), old_kind ("K" or "O"), old. `relation` is the table's Relation message.
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-DELETE
+    """
 
     __match_args__ = ("xid", "relation_id", "old_kind", "old")
     tag = "D"
@@ -201,7 +220,10 @@ cdef uint8_t marker_of(_Row row) except? 0:
 @cython.no_gc
 @cython.freelist(16)
 cdef class _Fixed:
-    """What Begin and Commit share: a frame of fixed length, its fields read when asked for."""
+    """Base class of Begin and Commit, whose frames have a fixed length.
+
+    Their fields are read from the frame when they are accessed.
+    """
 
     cdef bytes _frame
     cdef bint _in_stream
@@ -244,7 +266,12 @@ cdef class _Fixed:
 @cython.final
 @cython.no_gc
 cdef class Begin(_Fixed):
-    """A transaction begins. Fields: final_lsn, commit_time, xid."""
+    """The begin of a transaction, which is sent after it was committed.
+
+    Fields in wire order: final_lsn, commit_time, xid.
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-BEGIN
+    """
 
     __match_args__ = ("final_lsn", "commit_time", "xid")
     tag = "B"
@@ -261,7 +288,13 @@ cdef class Begin(_Fixed):
 
     @property
     def commit_datetime(self):
-        """`commit_time` as an aware datetime in UTC, where Python's can hold it."""
+        """`commit_time` as an aware datetime in UTC.
+
+        Raises
+        ------
+        DecodeError
+            ``out_of_range``: the time is before year 1 or after year 9999.
+        """
         return to_datetime(self, "commit_time")
 
     @property
@@ -273,14 +306,19 @@ cdef class Begin(_Fixed):
 @cython.final
 @cython.no_gc
 cdef class Commit(_Fixed):
-    """A transaction is committed. Fields: flags, commit_lsn, end_lsn, commit_time."""
+    """The end of a committed transaction.
+
+    Fields in wire order: flags, commit_lsn, end_lsn, commit_time.
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-COMMIT
+    """
 
     __match_args__ = ("flags", "commit_lsn", "end_lsn", "commit_time")
     tag = "C"
 
     @property
     def flags(self):
-        """Unused by servers so far."""
+        """Flags, which servers do not use so far."""
         return data_of(self._frame)[COMMIT_FLAGS]
 
     @property
@@ -290,7 +328,7 @@ cdef class Commit(_Fixed):
 
     @property
     def end_lsn(self):
-        """LSN after the transaction: what to acknowledge."""
+        """LSN after the transaction, which is to be acknowledged to the server."""
         return load_uint64(data_of(self._frame) + COMMIT_END_LSN)
 
     @property
@@ -300,7 +338,13 @@ cdef class Commit(_Fixed):
 
     @property
     def commit_datetime(self):
-        """`commit_time` as an aware datetime in UTC, where Python's can hold it."""
+        """`commit_time` as an aware datetime in UTC.
+
+        Raises
+        ------
+        DecodeError
+            ``out_of_range``: the time is before year 1 or after year 9999.
+        """
         return to_datetime(self, "commit_time")
 
 
@@ -360,20 +404,23 @@ cdef inline _Row make_row(
 
 
 def decode(frame: Any, in_stream: bool = False) -> AnyMessage:
-    """Decode one frame on its own, without what earlier frames said.
+    """Decode one frame by itself, without the state of a :class:`Decoder`.
+
+    The values of rows can't be decoded without their relation; their bytes and texts can.
 
     Parameters
     ----------
     frame : bytes-like
-        One pgoutput message, without CopyData and XLogData headers. Exact `bytes` is kept; any
-        other contiguous buffer is copied.
+        One pgoutput message, without CopyData and XLogData headers. An object of the class `bytes`
+        is kept by the message, any other contiguous buffer is copied.
     in_stream : bool
-        Whether it comes from between Stream Start and Stream Stop, which no frame tells by itself.
+        Whether the frame comes from inside a stream chunk (between Stream Start and Stream Stop).
+        The frame itself does not tell, and its fields differ.
 
     Returns
     -------
     message
-        An instance of the class of its tag.
+        An object of the class that belongs to the frame's tag.
 
     Raises
     ------
@@ -393,7 +440,7 @@ def decode(frame: Any, in_stream: bool = False) -> AnyMessage:
 
 
 def restore(frame: bytes, in_stream: bool, plan: RelationPlan | None) -> AnyMessage:
-    """The Begin, Commit, Insert, Update or Delete in a frame, whose relation's plan is known."""
+    """The Begin, Commit, Insert, Update or Delete in a frame; `plan` is that of its relation."""
     cdef bytes data = frame_bytes(frame)
     cdef char tag = PyBytes_AS_STRING(data)[0]
     cdef _Row row
@@ -415,11 +462,14 @@ cdef enum Pending:
 
 
 cdef class Decoder:
-    """Decodes the frames of one stream, in order, and knows what the earlier ones said.
+    """Decodes the frames of one replication stream in their order.
+
+    It keeps what earlier frames announced, such as relations. A decoder must not be used by several
+    threads at a time.
 
     Parameters
     ----------
-    policies : Policies
+    policies : Policies, optional
         What to do with values that Python cannot hold.
     encoding : str
         The session's client_encoding, by Python's or PostgreSQL's name.
@@ -429,7 +479,9 @@ cdef class Decoder:
     Raises
     ------
     PgOutputError
-        The encoding is unknown.
+        The encoding is unknown or can't be used.
+    TypeError
+        An argument is of a wrong type.
     """
 
     # The state is a Python object. What rows change in it is kept here, in C, until somebody asks:
@@ -454,17 +506,17 @@ cdef class Decoder:
 
     @property
     def state(self):
-        """What the decoder knows: relations, types, the open transaction."""
+        """What the decoder knows of earlier frames: relations, types, the open transaction."""
         self._sync()
         return self._state
 
     @property
     def relations(self):
-        """The relations announced so far, by OID; not those of streams still in progress."""
+        """The relations announced so far, by OID, except in streamed transactions in progress."""
         return MappingProxyType(self._state.relations)
 
     def reset(self) -> None:
-        """Begin a new connection: open streams and what they announced are dropped."""
+        """Begin a new connection: forget open transactions and what streamed ones announced."""
         self._state.reset()
         self._adopt(self._state)
 
@@ -474,25 +526,27 @@ cdef class Decoder:
         Parameters
         ----------
         frame : bytes-like
-            As of :func:`decode`.
+            One pgoutput message, as :func:`decode` takes it.
 
         Raises
         ------
         DecodeError
-            The frame is malformed, or cannot come here; the decoder is as it was before.
+            The frame is malformed or can't come now. The decoder is as it was before.
         TypeError
             `frame` is no contiguous buffer.
         """
         return self._decode(frame)
 
     def decode_many(self, frames: Iterable[Any]) -> Iterator[AnyMessage]:
-        """Decode frames one after the other, as the result is iterated.
+        """Decode frames one after the other, while the result is iterated.
 
         Raises
         ------
         DecodeError
-            As of :meth:`decode`, with `.frame`, the index in `frames`; the decoder is as it was
+            As :meth:`decode` does; its `frame` is the index in `frames`. The decoder is as it was
             before that frame.
+        TypeError
+            `frames` can't be iterated, or has something else than contiguous buffers.
         """
         cdef _Messages messages = _Messages.__new__(_Messages)
         messages._decoder = self

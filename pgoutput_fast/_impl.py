@@ -1,6 +1,7 @@
-"""The one place that chooses the implementation: Cython where it was built, Python otherwise.
+"""Choose the implementation: Cython if the extension was built, else Python.
 
-The environment variable PGOUTPUT_FAST_IMPL forces one, ``cython`` or ``python``.
+The environment variable PGOUTPUT_FAST_IMPL forces ``cython`` or ``python``. No other module asks
+which implementation is in use.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _MODULES = {"cython": "pgoutput_fast._core", "python": "pgoutput_fast._pure"}
 
 
 def _choose() -> tuple[ModuleType, str | None]:
-    """The module to use, and why it is not the extension where nobody asked for that."""
+    """The module to use; and if it is the Python one without being asked for, the reason."""
     forced = os.environ.get("PGOUTPUT_FAST_IMPL", "").strip().lower()
     if forced:
         if forced not in _MODULES:
@@ -46,15 +47,20 @@ def _choose() -> tuple[ModuleType, str | None]:
 
 
 def twin(name: str, implementation: str | None = None) -> ModuleType:
-    """A module that exists twice, as the implementation has it.
+    """Import one of the modules that exist twice.
 
     Parameters
     ----------
     name : str
-        Of the compiled one, below this package: ``columnar._engine`` lies beside its twin
+        Name of the compiled module below this package. The twin of ``columnar._engine`` is
         ``columnar._pure_engine``.
     implementation : {"cython", "python"}, optional
-        The one that was chosen, without.
+        By default the one that was chosen.
+
+    Raises
+    ------
+    ImportError
+        The module is not there.
     """
     if (implementation or IMPLEMENTATION) == "python":
         package, _, module = name.rpartition("._")
@@ -71,6 +77,6 @@ if TYPE_CHECKING:  # type checkers read the twin
     IMPLEMENTATION: str
 else:
     implementation, FALLBACK_REASON = _choose()
-    # What is pickled is restored by the implementation that is chosen here.
+    # Pickled messages and decoders are restored by this implementation.
     views.chosen = implementation
     IMPLEMENTATION = implementation.IMPLEMENTATION

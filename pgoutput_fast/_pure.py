@@ -1,9 +1,11 @@
-"""The messages that come by the thousand, in plain Python: the twin of ``_core.pyx``.
+"""The frequent messages and the decoder, in plain Python: the twin of ``_core.pyx``.
 
-Both have the same classes and functions in the same order, and give the same values and the same
-errors. A frame is walked once when it is decoded; what the walk keeps is where each column begins.
-The walk checks little: whatever is wrong makes it stumble, or end elsewhere than the frame does,
-and then :func:`pgoutput_fast.diagnose.diagnose` reads the frame again and names the first fault.
+The frequent messages are Begin, Commit, Insert, Update and Delete. Both modules have the same
+classes and functions in the same order, and give the same values and the same errors. When a row is
+decoded, its frame is walked once, and the positions of its columns are kept. The walk checks
+little: any fault raises an exception in it, or makes it end at another byte than the frame. Then
+:func:`pgoutput_fast.diagnose.diagnose` reads the frame again and raises the error of its first
+fault.
 """
 
 from __future__ import annotations
@@ -56,14 +58,16 @@ COMMIT_LENGTH = 26
 
 
 class _Stumble(Exception):
-    """The fast walk met what no sound frame has."""
+    """The walk over a frame found that the frame is malformed."""
 
 
 def walk(frame: bytes, position: int, count: int) -> list[int]:
-    """Where each of `count` columns begins, the first one at byte `position`, and where they end.
+    """The positions at which `count` columns begin, from byte `position` on, and their end.
 
-    A column is a kind byte and, for the kinds ``t`` and ``b``, an int32 length and that many bytes.
-    Lengths are read as unsigned, so that a negative one leads past the end of every frame.
+    A column is a kind byte and, for the kinds ``t`` and ``b``, an int32 length and that many bytes
+    (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-TUPLEDATA).
+    Lengths are read as unsigned, so that a negative length leads past the end of every frame.
+    Raises IndexError, struct.error or _Stumble if the columns are malformed.
     """
     positions = [position]
     append = positions.append
@@ -80,14 +84,14 @@ def walk(frame: bytes, position: int, count: int) -> list[int]:
 
 
 class _Row:
-    """What Insert, Update and Delete share: the frame, and where its columns begin."""
+    """Base class of Insert, Update and Delete: the frame, and the positions of its columns."""
 
     __slots__ = ("_frame", "_in_stream", "_new", "_old", "_plan")
     tag: str
     _frame: bytes
     _in_stream: bool
     _plan: RelationPlan | None
-    _old: list[int] | None  # what walk() returned
+    _old: list[int] | None  # the positions that walk() returned
     _new: list[int] | None
 
     def __init__(self) -> None:
@@ -105,7 +109,7 @@ class _Row:
 
     @property
     def xid(self) -> int | None:
-        """The subtransaction's xid in a stream chunk, None outside."""
+        """The xid of the (sub)transaction in a stream chunk, None outside."""
         if not self._in_stream:
             return None
         xid: int = _uint32(self._frame, 1)[0]
@@ -119,12 +123,12 @@ class _Row:
 
     @property
     def relation(self) -> Relation:
-        """The relation as it was announced.
+        """The Relation message that announced the row's table.
 
         Raises
         ------
         DecodeError
-            ``unknown_relation``: the frame was decoded alone.
+            ``unknown_relation``: the frame was decoded without a Decoder.
         """
         if self._plan is None:
             fail_stateless(self)
@@ -152,7 +156,13 @@ class _Row:
 
 
 class Insert(_Row):
-    """A row inserted. Fields: xid, relation_id, new; `relation`."""
+    """An inserted row.
+
+    Fields in wire order: xid (only inside stream chunks, else None), relation_id (the OID of the
+    table), the marker "N", new (the row). `relation` is the table's Relation message.
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-INSERT
+    """
 
     __slots__ = ()
     __match_args__ = ("xid", "relation_id", "new")
@@ -165,7 +175,14 @@ class Insert(_Row):
 
 
 class Update(_Row):
-    """A row updated. Fields: xid, relation_id, old_kind, old, new; `relation`."""
+    """An updated row.
+
+    Fields in wire order: xid (only inside stream chunks, else None), relation_id (the OID of the
+    table), old_kind ("K" or "O", if an old row is sent), old, the marker "N", new (the row).
+    `relation` is the table's Relation message.
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-UPDATE
+    """
 
     __slots__ = ()
     __match_args__ = ("xid", "relation_id", "old_kind", "old", "new")
@@ -173,7 +190,7 @@ class Update(_Row):
 
     @property
     def old_kind(self) -> str | None:
-        """What `old` is: "K" the key, "O" the whole row; None where it was not sent."""
+        """What `old` is: "K" the key, "O" the whole row, None if it was not sent."""
         return None if self._old is None else chr(marker_of(self))
 
     @property
@@ -183,12 +200,18 @@ class Update(_Row):
 
     @property
     def new(self) -> TupleData:
-        """The row as it is."""
+        """The row after the update."""
         return make_tuple(self, self._new)
 
 
 class Delete(_Row):
-    """A row deleted. Fields: xid, relation_id, old_kind, old; `relation`."""
+    """A deleted row.
+
+    Fields in wire order: xid (only inside stream chunks, else None), relation_id (the OID of the
+    table), old_kind ("K" or "O"), old. `relation` is the table's Relation message.
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-DELETE
+    """
 
     __slots__ = ()
     __match_args__ = ("xid", "relation_id", "old_kind", "old")
@@ -206,7 +229,10 @@ class Delete(_Row):
 
 
 class _Fixed:
-    """What Begin and Commit share: a frame of fixed length, its fields read when asked for."""
+    """Base class of Begin and Commit, whose frames have a fixed length.
+
+    Their fields are read from the frame when they are accessed.
+    """
 
     __slots__ = ("_frame", "_in_stream")
     tag: str
@@ -248,7 +274,12 @@ class _Fixed:
 
 
 class Begin(_Fixed):
-    """A transaction begins. Fields: final_lsn, commit_time, xid."""
+    """The begin of a transaction, which is sent after it was committed.
+
+    Fields in wire order: final_lsn, commit_time, xid.
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-BEGIN
+    """
 
     __slots__ = ()
     __match_args__ = ("final_lsn", "commit_time", "xid")
@@ -268,7 +299,13 @@ class Begin(_Fixed):
 
     @property
     def commit_datetime(self) -> Any:
-        """`commit_time` as an aware datetime in UTC, where Python's can hold it."""
+        """`commit_time` as an aware datetime in UTC.
+
+        Raises
+        ------
+        DecodeError
+            ``out_of_range``: the time is before year 1 or after year 9999.
+        """
         return to_datetime(self, "commit_time")
 
     @property
@@ -279,7 +316,12 @@ class Begin(_Fixed):
 
 
 class Commit(_Fixed):
-    """A transaction is committed. Fields: flags, commit_lsn, end_lsn, commit_time."""
+    """The end of a committed transaction.
+
+    Fields in wire order: flags, commit_lsn, end_lsn, commit_time.
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-COMMIT
+    """
 
     __slots__ = ()
     __match_args__ = ("flags", "commit_lsn", "end_lsn", "commit_time")
@@ -287,7 +329,7 @@ class Commit(_Fixed):
 
     @property
     def flags(self) -> int:
-        """Unused by servers so far."""
+        """Flags, which servers do not use so far."""
         return self._frame[1]
 
     @property
@@ -298,7 +340,7 @@ class Commit(_Fixed):
 
     @property
     def end_lsn(self) -> int:
-        """LSN after the transaction: what to acknowledge."""
+        """LSN after the transaction, which is to be acknowledged to the server."""
         lsn: int = _uint64(self._frame, 10)[0]
         return lsn
 
@@ -310,12 +352,18 @@ class Commit(_Fixed):
 
     @property
     def commit_datetime(self) -> Any:
-        """`commit_time` as an aware datetime in UTC, where Python's can hold it."""
+        """`commit_time` as an aware datetime in UTC.
+
+        Raises
+        ------
+        DecodeError
+            ``out_of_range``: the time is before year 1 or after year 9999.
+        """
         return to_datetime(self, "commit_time")
 
 
 def make_fixed(frame: bytes, in_stream: bool) -> Begin | Commit:
-    """The Begin or Commit in a frame."""
+    """The Begin or Commit in a frame. Raises a DecodeError if its length is wrong."""
     if len(frame) != (BEGIN_LENGTH if frame[0] == _B else COMMIT_LENGTH):
         diagnose(frame, in_stream, None)
     message: Begin | Commit
@@ -328,9 +376,10 @@ def make_fixed(frame: bytes, in_stream: bool) -> Begin | Commit:
 def make_row(
     frame: bytes, in_stream: bool, plan_of: Callable[[int], RelationPlan | None] | None
 ) -> Insert | Update | Delete:
-    """The Insert, Update or Delete in a frame; IndexError, struct.error or _Stumble if malformed.
+    """The Insert, Update or Delete in a frame.
 
-    `plan_of` finds the plan of a relation, None where none are known (a frame decoded alone).
+    `plan_of` finds the plan of a relation. It is None if the frame is decoded without a Decoder.
+    Raises IndexError, struct.error or _Stumble if the frame is malformed.
     """
     relation_id, marker, count = _row_header(frame, 5 if in_stream else 1)
     if plan_of is None:
@@ -357,7 +406,7 @@ def make_row(
             end = positions[-1]
             new_count = _count(frame, end + 1)[0]
             sound = (marker == _K or marker == _O) and frame[end] == _N
-            # Decoded alone, the two tuples may be of any width.
+            # Without a plan, nothing says how many columns the two tuples have.
             sound = sound and (new_count == count or (plan is None and new_count <= 0x7FFF))
             row._old = positions
             positions = walk(frame, end + 3, new_count)
@@ -378,20 +427,23 @@ AnyMessage = Begin | Commit | Insert | Update | Delete | Message
 
 
 def decode(frame: Any, in_stream: bool = False) -> AnyMessage:
-    """Decode one frame on its own, without what earlier frames said.
+    """Decode one frame by itself, without the state of a :class:`Decoder`.
+
+    The values of rows can't be decoded without their relation; their bytes and texts can.
 
     Parameters
     ----------
     frame : bytes-like
-        One pgoutput message, without CopyData and XLogData headers. Exact `bytes` is kept; any
-        other contiguous buffer is copied.
+        One pgoutput message, without CopyData and XLogData headers. An object of the class `bytes`
+        is kept by the message, any other contiguous buffer is copied.
     in_stream : bool
-        Whether it comes from between Stream Start and Stream Stop, which no frame tells by itself.
+        Whether the frame comes from inside a stream chunk (between Stream Start and Stream Stop).
+        The frame itself does not tell, and its fields differ.
 
     Returns
     -------
     message
-        An instance of the class of its tag.
+        An object of the class that belongs to the frame's tag.
 
     Raises
     ------
@@ -411,7 +463,7 @@ def decode(frame: Any, in_stream: bool = False) -> AnyMessage:
 
 
 def restore(frame: bytes, in_stream: bool, plan: RelationPlan | None) -> AnyMessage:
-    """The Begin, Commit, Insert, Update or Delete in a frame, whose relation's plan is known."""
+    """The Begin, Commit, Insert, Update or Delete in a frame; `plan` is that of its relation."""
     if frame[0] == _B or frame[0] == _C:
         return make_fixed(frame, in_stream)
     plan_of = None if plan is None else lambda relation_id: plan
@@ -423,11 +475,14 @@ def restore(frame: bytes, in_stream: bool, plan: RelationPlan | None) -> AnyMess
 
 
 class Decoder:
-    """Decodes the frames of one stream, in order, and knows what the earlier ones said.
+    """Decodes the frames of one replication stream in their order.
+
+    It keeps what earlier frames announced, such as relations. A decoder must not be used by several
+    threads at a time.
 
     Parameters
     ----------
-    policies : Policies
+    policies : Policies, optional
         What to do with values that Python cannot hold.
     encoding : str
         The session's client_encoding, by Python's or PostgreSQL's name.
@@ -437,7 +492,9 @@ class Decoder:
     Raises
     ------
     PgOutputError
-        The encoding is unknown.
+        The encoding is unknown or can't be used.
+    TypeError
+        An argument is of a wrong type.
     """
 
     __slots__ = ("_state",)
@@ -452,16 +509,16 @@ class Decoder:
 
     @property
     def state(self) -> StreamState:
-        """What the decoder knows: relations, types, the open transaction."""
+        """What the decoder knows of earlier frames: relations, types, the open transaction."""
         return self._state
 
     @property
     def relations(self) -> Mapping[int, Relation]:
-        """The relations announced so far, by OID; not those of streams still in progress."""
+        """The relations announced so far, by OID, except in streamed transactions in progress."""
         return MappingProxyType(self._state.relations)
 
     def reset(self) -> None:
-        """Begin a new connection: open streams and what they announced are dropped."""
+        """Begin a new connection: forget open transactions and what streamed ones announced."""
         self._state.reset()
 
     def decode(self, frame: Any) -> AnyMessage:
@@ -470,12 +527,12 @@ class Decoder:
         Parameters
         ----------
         frame : bytes-like
-            As of :func:`decode`.
+            One pgoutput message, as :func:`decode` takes it.
 
         Raises
         ------
         DecodeError
-            The frame is malformed, or cannot come here; the decoder is as it was before.
+            The frame is malformed or can't come now. The decoder is as it was before.
         TypeError
             `frame` is no contiguous buffer.
         """
@@ -504,13 +561,15 @@ class Decoder:
         return state.receive(frame)
 
     def decode_many(self, frames: Iterable[Any]) -> Iterator[AnyMessage]:
-        """Decode frames one after the other, as the result is iterated.
+        """Decode frames one after the other, while the result is iterated.
 
         Raises
         ------
         DecodeError
-            As of :meth:`decode`, with `.frame`, the index in `frames`; the decoder is as it was
+            As :meth:`decode` does; its `frame` is the index in `frames`. The decoder is as it was
             before that frame.
+        TypeError
+            `frames` can't be iterated, or has something else than contiguous buffers.
         """
         return self._decode_many(iter(frames))
 

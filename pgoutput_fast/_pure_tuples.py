@@ -1,4 +1,4 @@
-"""The tuples of rows, in plain Python: the twin of ``_tuples.pyx``."""
+"""Decode the tuples of rows, in plain Python: the twin of ``_tuples.pyx``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BINARY, _NULL, _TEXT, _UNCHANGED = b"bntu"
 
 
 class Row(Protocol):
-    """What a tuple needs of the Insert, Update or Delete that it is of."""
+    """The attributes of an Insert, Update or Delete that its tuples use."""
 
     tag: str
     _frame: bytes
@@ -52,10 +52,14 @@ def make_tuple(row: Row, positions: Any) -> TupleData:
 
 
 class TupleData:
-    """The columns of a row, as a sequence of typed values made when they are asked for.
+    """The columns of a row, as a sequence whose values are decoded when they are accessed.
 
-    It keeps the frame alive. In the tuple of an old key (kind "K") only the columns of the replica
-    identity mean anything: nothing is known of the others, and :meth:`as_dict` leaves them out.
+    ``row[0]`` and ``row["name"]`` give the value of a column as a Python object, None for NULL, or
+    UNCHANGED. They raise a DecodeError as :meth:`values` does, an IndexError for a position and a
+    KeyError for a name that the row does not have. A tuple keeps its frame alive.
+
+    In an old row of the kind "K" only the columns of the replica identity have values. Nothing is
+    known of the others: they are NULL on the wire, and :meth:`as_dict` leaves them out.
     """
 
     __slots__ = ("_positions", "_row")
@@ -69,11 +73,23 @@ class TupleData:
         return len(self._positions) - 1
 
     def kind(self, i: int) -> str:
-        """The kind of column `i`: "n" NULL, "u" unchanged, "t" text or "b" binary."""
+        """The kind of column `i`: "n" NULL, "u" unchanged, "t" text or "b" binary.
+
+        Raises
+        ------
+        IndexError
+            The tuple has no column `i`.
+        """
         return chr(self._row._frame[self._positions[self._index(i)]])
 
     def raw(self, i: int) -> bytes | Unchanged | None:
-        """The bytes of column `i`, None for NULL, or UNCHANGED."""
+        """The bytes of column `i`, None for NULL, or UNCHANGED.
+
+        Raises
+        ------
+        IndexError
+            The tuple has no column `i`.
+        """
         i = self._index(i)
         frame = self._row._frame
         start = self._positions[i]
@@ -90,17 +106,27 @@ class TupleData:
         Raises
         ------
         DecodeError
-            ``bad_encoding``; of binary values ``bad_value``, ``no_text_form`` where the type's text
-            is not known, and ``unknown_relation`` where the frame was decoded alone.
+            ``bad_encoding``: the value is no text in the decoder's encoding. A value in binary
+            format can also raise ``bad_value`` (it is malformed), ``no_text_form`` (the text form
+            of its type is not known) and ``unknown_relation`` (the frame was decoded without a
+            Decoder).
+        IndexError
+            The tuple has no column `i`.
         """
         return self._text(self._index(i))
 
     def raws(self) -> tuple[bytes | Unchanged | None, ...]:
-        """Every column as of :meth:`raw`."""
+        """All columns, each as :meth:`raw` gives it."""
         return tuple([self.raw(i) for i in range(len(self))])
 
     def texts(self) -> tuple[str | Unchanged | None, ...]:
-        """Every column as of :meth:`text`."""
+        """All columns, each as :meth:`text` gives it.
+
+        Raises
+        ------
+        DecodeError
+            As :meth:`text` does.
+        """
         frame, plan = self._row._frame, self._row._plan
         if plan is not None and plan.settings.encoding != "utf-8":
             return tuple([self._text(i) for i in range(len(self))])
@@ -122,12 +148,13 @@ class TupleData:
         return tuple(texts)
 
     def values(self) -> tuple[Any, ...]:
-        """Every column as a Python object; None for NULL, or UNCHANGED.
+        """All columns as Python objects; None for NULL, or UNCHANGED.
 
         Raises
         ------
         DecodeError
-            A value is refused, or ``unknown_relation``: the frame was decoded alone.
+            A value is malformed or refused by a policy, or ``unknown_relation``: the frame was
+            decoded without a Decoder.
         """
         row = self._row
         plan = row._plan
@@ -154,12 +181,14 @@ class TupleData:
         return tuple(values)
 
     def as_dict(self, columns: Iterable[str] | None = None) -> dict[str, Any]:
-        """Column name → value, for all columns or those named; see the class for old keys.
+        """Column name → value, of all columns or those in `columns`.
+
+        Columns of which nothing is known are left out: see the class.
 
         Raises
         ------
         DecodeError
-            As of :meth:`values`.
+            As :meth:`values` does.
         KeyError
             The relation has no column of that name.
         """
@@ -178,11 +207,25 @@ class TupleData:
         return {plan.names[i]: self[i] for i in selected}
 
     def index(self, value: object, start: int = 0, stop: int | None = None) -> int:
-        """Position of the first column that equals `value`."""
+        """Position of the first column whose value equals `value`.
+
+        Raises
+        ------
+        DecodeError
+            As :meth:`values` does.
+        ValueError
+            No column equals `value`.
+        """
         return self.values().index(value, start, len(self) if stop is None else stop)
 
     def count(self, value: object) -> int:
-        """Number of columns that equal `value`."""
+        """Number of columns whose value equals `value`.
+
+        Raises
+        ------
+        DecodeError
+            As :meth:`values` does.
+        """
         return self.values().count(value)
 
     def __getitem__(self, key: int | str | slice) -> Any:

@@ -1,12 +1,14 @@
 """The process that keeps one embedded PostgreSQL server: starts it, waits, and cleans up after it.
 
-Run as a script by `pgoutput_fast.embedded`, with the standard library alone (``python -I -S``).
-Its standard input is a pipe: one line of JSON says what to run, and the end of file says that the
-owner wants the server gone, or is gone itself, however it ended: a killed process closes its pipes.
-The server therefore can't outlive its owner, and neither can its directory.
+`pgoutput_fast.embedded` runs it as a script that imports only the standard library
+(``python -I -S``). The process that does so is the owner of the server. The keeper's standard input
+is a pipe from the owner. One line of JSON in it says what to run. The end of the pipe says that the
+owner wants the server stopped, or has ended: the pipes of a killed process are closed too. So
+neither the server nor its directory outlives the owner.
 
-This is a process and not a thread, nor a death signal set in the server itself: a thread dies with
-a killed owner, and Linux sends the death signal when the *thread* that forked ends.
+The keeper is a process of its own because a thread would die with a killed owner. A death signal
+set in the server by the owner would not do either: Linux sends it when the *thread* that forked the
+server ends.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ import sys
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-# A forked child of the owner holds the write end of the pipe too: so who the parent is, is looked
-# at from time to time as well. Seconds.
+# Forked children of the owner hold the write end of the pipe open too, so the keeper also checks
+# at this interval whether the owner is still its parent. Seconds.
 _PARENT_POLL = 0.5
 # PostgreSQL itself kills its children 5 seconds after an immediate shutdown. Seconds.
 _STOP_TIMEOUT = 15.0
@@ -36,7 +38,7 @@ def _die_with_keeper() -> None:
 
 
 def _run(command: list[str], options: dict[str, Any], owner: int, wakeup: int) -> int | None:
-    """Run a command until it ends (its exit code) or the owner wants it gone (None)."""
+    """Run a command. Returns its exit code, or None if it was stopped because of the owner."""
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -53,7 +55,7 @@ def _run(command: list[str], options: dict[str, Any], owner: int, wakeup: int) -
         return child.returncode
     finally:
         if child.poll() is None:
-            # Immediate shutdown: the data are thrown away, so nothing is worth a checkpoint.
+            # Immediate shutdown without a checkpoint, as the data are thrown away.
             child.send_signal(signal.SIGQUIT)
             try:
                 child.wait(_STOP_TIMEOUT)
@@ -65,7 +67,7 @@ def _run(command: list[str], options: dict[str, Any], owner: int, wakeup: int) -
 def main() -> int:
     """Run the commands one after the other, then remove the directory."""
     owner = os.getppid()
-    # The signals of a terminal or a service manager are the owner's affair: it closes the pipe.
+    # Signals of a terminal or a service manager are handled by the owner, who closes the pipe.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     wakeup, wakeup_write = os.pipe()
@@ -73,7 +75,7 @@ def main() -> int:
     signal.set_wakeup_fd(wakeup_write)
     signal.signal(signal.SIGCHLD, lambda *_: None)
 
-    # Unbuffered: what follows the line must not hide in a buffer from select().
+    # Read without a buffer, as select() would not see what a buffer has already read.
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)

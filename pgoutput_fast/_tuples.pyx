@@ -84,10 +84,14 @@ cdef TupleData make_tuple(bytes frame, bint in_stream, Plan plan, uint32_t start
 @cython.freelist(64)
 @cython.collection_type("sequence")
 cdef class TupleData:
-    """The columns of a row, as a sequence of typed values made when they are asked for.
+    """The columns of a row, as a sequence whose values are decoded when they are accessed.
 
-    It keeps the frame alive. In the tuple of an old key (kind "K") only the columns of the replica
-    identity mean anything: nothing is known of the others, and :meth:`as_dict` leaves them out.
+    ``row[0]`` and ``row["name"]`` give the value of a column as a Python object, None for NULL, or
+    UNCHANGED. They raise a DecodeError as :meth:`values` does, an IndexError for a position and a
+    KeyError for a name that the row does not have. A tuple keeps its frame alive.
+
+    In an old row of the kind "K" only the columns of the replica identity have values. Nothing is
+    known of the others: they are NULL on the wire, and :meth:`as_dict` leaves them out.
     """
 
     def __init__(self):
@@ -97,11 +101,23 @@ cdef class TupleData:
         return self._width
 
     def kind(self, i: int) -> str:
-        """The kind of column `i`: "n" NULL, "u" unchanged, "t" text or "b" binary."""
+        """The kind of column `i`: "n" NULL, "u" unchanged, "t" text or "b" binary.
+
+        Raises
+        ------
+        IndexError
+            The tuple has no column `i`.
+        """
         return "nutb"[self._column(self._index(i)).length_and_kind & 3]
 
     def raw(self, i: int) -> bytes | Unchanged | None:
-        """The bytes of column `i`, None for NULL, or UNCHANGED."""
+        """The bytes of column `i`, None for NULL, or UNCHANGED.
+
+        Raises
+        ------
+        IndexError
+            The tuple has no column `i`.
+        """
         return self._raw(self._column(self._index(i)))
 
     def text(self, i: int) -> str | Unchanged | None:
@@ -110,8 +126,12 @@ cdef class TupleData:
         Raises
         ------
         DecodeError
-            ``bad_encoding``; of binary values ``bad_value``, ``no_text_form`` where the type's text
-            is not known, and ``unknown_relation`` where the frame was decoded alone.
+            ``bad_encoding``: the value is no text in the decoder's encoding. A value in binary
+            format can also raise ``bad_value`` (it is malformed), ``no_text_form`` (the text form
+            of its type is not known) and ``unknown_relation`` (the frame was decoded without a
+            Decoder).
+        IndexError
+            The tuple has no column `i`.
         """
         cdef Py_ssize_t at = self._index(i)
         cdef ColumnSlice column = self._column(at)
@@ -121,7 +141,7 @@ cdef class TupleData:
             refuse_value(self._frame, column.offset, at, error, plan_of(self._plan))
 
     def raws(self) -> tuple[bytes | Unchanged | None, ...]:
-        """Every column as of :meth:`raw`."""
+        """All columns, each as :meth:`raw` gives it."""
         cdef const uint8_t *frame = data_of(self._frame)
         cdef Py_ssize_t position = self._start
         cdef ColumnSlice column
@@ -140,7 +160,13 @@ cdef class TupleData:
     @cython.embedsignature(True)
     @cython.embedsignature.format("clinic")
     def texts(self) -> tuple[str | Unchanged | None, ...]:
-        """Every column as of :meth:`text`."""
+        """All columns, each as :meth:`text` gives it.
+
+        Raises
+        ------
+        DecodeError
+            As :meth:`text` does.
+        """
         cdef const uint8_t *frame = data_of(self._frame)
         cdef Py_ssize_t position = self._start
         cdef ColumnSlice column
@@ -168,12 +194,13 @@ cdef class TupleData:
     @cython.embedsignature(True)
     @cython.embedsignature.format("clinic")
     def values(self) -> tuple[Any, ...]:
-        """Every column as a Python object; None for NULL, or UNCHANGED.
+        """All columns as Python objects; None for NULL, or UNCHANGED.
 
         Raises
         ------
         DecodeError
-            A value is refused, or ``unknown_relation``: the frame was decoded alone.
+            A value is malformed or refused by a policy, or ``unknown_relation``: the frame was
+            decoded without a Decoder.
         """
         cdef const uint8_t *frame = data_of(self._frame)
         cdef Py_ssize_t position = self._start
@@ -203,12 +230,14 @@ cdef class TupleData:
         return values
 
     def as_dict(self, columns: Iterable[str] | None = None) -> dict[str, Any]:
-        """Column name → value, for all columns or those named; see the class for old keys.
+        """Column name → value, of all columns or those in `columns`.
+
+        Columns of which nothing is known are left out: see the class.
 
         Raises
         ------
         DecodeError
-            As of :meth:`values`.
+            As :meth:`values` does.
         KeyError
             The relation has no column of that name.
         """
@@ -226,11 +255,25 @@ cdef class TupleData:
         return {plan.names[i]: self[i] for i in selected}
 
     def index(self, value: object, start: int = 0, stop: int | None = None) -> int:
-        """Position of the first column that equals `value`."""
+        """Position of the first column whose value equals `value`.
+
+        Raises
+        ------
+        DecodeError
+            As :meth:`values` does.
+        ValueError
+            No column equals `value`.
+        """
         return self.values().index(value, start, len(self) if stop is None else stop)
 
     def count(self, value: object) -> int:
-        """Number of columns that equal `value`."""
+        """Number of columns whose value equals `value`.
+
+        Raises
+        ------
+        DecodeError
+            As :meth:`values` does.
+        """
         return self.values().count(value)
 
     def __getitem__(self, key):

@@ -1,4 +1,4 @@
-"""The version, in this place alone: pyproject.toml takes it from here."""
+"""The version of the package, which pyproject.toml reads from here."""
 
 from __future__ import annotations
 

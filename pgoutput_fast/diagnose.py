@@ -1,8 +1,8 @@
-"""What is wrong with a malformed Begin, Commit, Insert, Update or Delete: its first fault.
+"""Find the first fault of a malformed Begin, Commit, Insert, Update or Delete.
 
-The fast walks of both implementations only find out *that* a frame is malformed, and stop where
-they stumble. Then the frame is read again here, slowly, every bound checked in the order of the
-bytes, so that the lowest offset wins and both implementations say the same.
+The fast decoders of both implementations only find out *that* a frame is malformed. Then the frame
+is read again here, slowly and in the order of its bytes, with all bounds checked. So both
+implementations report the same fault, the one with the lowest offset.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ def diagnose(
 ) -> NoReturn:
     """Raise the DecodeError of a malformed Begin, Commit, Insert, Update or Delete.
 
-    `plan_of` finds the plan of a relation, None where none are known (a frame decoded alone).
+    `plan_of` finds the plan of a relation. It is None if the frame is decoded without a Decoder.
 
     Raises
     ------
+    DecodeError
     PgOutputError
-        The frame is sound: what it was read by, or the frame, has changed in between.
+        Nothing is wrong with the frame: its bytes or the decoder's state changed in between.
     """
     tag = chr(frame[0])
     cursor = Cursor(frame, in_stream, "latin-1")
@@ -55,7 +56,7 @@ def diagnose(
 
 
 def refuse_changed() -> NoReturn:
-    """Raise the error of a frame that was malformed at first, and is sound when it is read again.
+    """Raise the error for a frame that was malformed at first, and not when it was read again.
 
     Raises
     ------
@@ -79,7 +80,10 @@ def _marker(cursor: Cursor, markers: str) -> str:
 
 
 def _tuple(cursor: Cursor, plan: RelationPlan | None) -> None:
-    """Pass a tuple: an int16 count, then for each column a kind and, if any, length and bytes."""
+    """Read and check a tuple: an int16 count of columns, then for each column its kind (a byte).
+
+    The kinds "t" and "b" are followed by an int32 length and that many bytes.
+    """
     frame = cursor.frame
     start = cursor.position
     field = "the number of columns"

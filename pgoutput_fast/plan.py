@@ -1,7 +1,8 @@
-"""What a relation's tuples need to become values, resolved once per relation.
+"""Prepare the decoding of a relation's tuples, once for each Relation message.
 
-A plan is the one thing that a message needs beside its frame: it names the columns, finds them by
-name, and holds a decoder per column. Both implementations read the same plans.
+A message of a row consists of its frame and the plan of its relation. The plan has the columns'
+names, their positions by name, and a function for each column that decodes its values. Both
+implementations read the same plans.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ CODES = {
     "jsonb": 15,
     "other": 16,
 }
-"""Codec → the number by which the compiled implementation knows it; 0 is none of these."""
+"""Codec → its number in the compiled implementation, where 0 stands for any other codec."""
 
 
-TEXTUAL = frozenset({"text", "json", "jsonb", "other"})  # codecs whose bytes are the encoding's
+TEXTUAL = frozenset({"text", "json", "jsonb", "other"})  # codecs of text in the session's encoding
 
 
 class RelationPlan:
-    """The columns of one relation under one decoder's settings.
+    """How to decode the columns of one relation, under the settings of one decoder.
 
     Attributes
     ----------
     relation : Relation
     types : dict of int to Type
-        The Type messages that announced this relation's columns, by OID.
+        The Type messages of the types of the relation's columns, by OID.
     settings : Settings
     width : int
         Number of columns.
@@ -57,10 +58,11 @@ class RelationPlan:
     positions : dict of str to int
     is_key : tuple of bool
     text, binary, text_form : tuple of callable
-        A function per column: from a text value or a binary one to a Python object, and from a
-        binary one to the server's text. Resolved when first asked for.
+        Functions for each column, found at first access: from a value in text format to a Python
+        object, from a value in binary format to a Python object, and from a value in binary format
+        to the text that the server would print.
     compiled : object
-        What the compiled implementation makes of the plan and keeps here.
+        The compiled implementation's own form of the plan, which it keeps here.
     """
 
     __slots__ = (
@@ -89,7 +91,7 @@ class RelationPlan:
         self.settings = settings
         self.width = len(columns)
         self.names = tuple(column.name for column in columns)
-        # Names are unique on a server; should they not be, the first one is found.
+        # A server sends no name twice. If a frame does, the name stands for the first column.
         self.positions = {name: i for i, name in reversed(list(enumerate(self.names)))}
         self.is_key = tuple(column.is_key for column in columns)
         self._column_types: tuple[ColumnType, ...] | None = None
@@ -101,7 +103,7 @@ class RelationPlan:
 
     @property
     def column_types(self) -> tuple[ColumnType, ...]:
-        """The type of each column, by the table, its Type message and the registry."""
+        """The type of each column, from the table of types, its Type message and the registry."""
         registry = self.settings.registry
         version = 0 if registry is None else registry.version
         if self._column_types is None or self._version != version:
@@ -123,11 +125,12 @@ class RelationPlan:
 
     @property
     def codes(self) -> bytes:
-        """For each column the code of :data:`CODES`, 0 where its functions above must be called."""
+        """The code of each column in :data:`CODES`; 0 if a function of the plan must be called."""
         return bytes([self._code(position) for position in range(self.width)])
 
     def __getattr__(self, name: str) -> tuple[Converter, ...]:
-        # The functions are slots that are empty so far: a row asks for them without a detour then.
+        # Called for the slots of functions while they are empty. Once filled, they are found
+        # without this method.
         if name not in Codec._fields:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         codecs = [self._codec(position) for position in range(self.width)]
@@ -145,19 +148,19 @@ class RelationPlan:
         return self._looked_up(position)
 
     def _settled(self, type: ColumnType) -> bool:
-        """Whether nothing that the catalogue may yet say changes how values are read."""
+        """Whether no later lookup in the server's catalogue can change how values are decoded."""
         return self.settings.registry is None or (
             type.kind == "base" and type.entry is not None and type.entry.oid != 0
         )
 
     def _looked_up(self, position: int) -> Codec:
-        """Functions that follow the registry when its types are looked up again."""
+        """Functions that find the type anew whenever the registry has looked up its types again."""
         version = -1
         codec: Codec
 
         def current() -> Codec:
             nonlocal version, codec
-            found = self.column_types[position]  # it sets the version
+            found = self.column_types[position]  # the property sets self._version
             if self._version != version:
                 codec = codec_of(found, self.settings)
                 version = self._version
@@ -186,7 +189,10 @@ class RelationPlan:
 def refuse_value(
     frame: bytes, offset: int, position: int, error: Exception, plan: RelationPlan | None
 ) -> NoReturn:
-    """Raise the DecodeError for the value at byte `offset`, refused with `error`."""
+    """Raise the DecodeError for the value at byte `offset`, whose conversion raised `error`.
+
+    A MemoryError or DecodeError is raised as it is.
+    """
     if isinstance(error, (MemoryError, DecodeError)):
         raise error
     if plan is None:

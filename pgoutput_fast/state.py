@@ -1,6 +1,7 @@
-"""What a decoder knows between frames: relations, types, the open transaction, the open chunk.
+"""Keep what a decoder knows between frames: relations, types, the open transaction and chunk.
 
-One object, pure Python, that pickles. Both implementations' decoders stand on it.
+The state is one object in pure Python that can be pickled. The decoders of both implementations use
+it.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from .settings import Settings
 
 
 class Staged:
-    """What one streamed transaction, not yet committed, said of relations and types.
+    """The relations and types that one streamed transaction announced and has not yet committed.
 
-    It counts for that transaction alone, as it may still be rolled back: `messages` are its
-    Relation and Type messages in their order, the last that each of its subtransactions sent of a
-    relation or type, `plans` and `types` what follows from them.
+    Only the rows of that transaction are decoded by them, as it may still be rolled back.
+    `messages` are its Relation and Type messages in the order in which they came; of several
+    messages of one subtransaction on one relation or type, the last. `plans` and `types` are made
+    from them, by OID.
     """
 
     __slots__ = ("_messages", "plans", "types")
@@ -53,11 +55,11 @@ class Staged:
 
     @property
     def messages(self) -> list[Relation | Type]:
-        """What it said, in the order in which it was said."""
+        """The Relation and Type messages, in the order in which they came."""
         return list(self._messages.values())
 
     def add(self, message: Relation | Type) -> None:
-        """Keep a message, in place of the one that it replaces."""
+        """Add a message, and remove the one that it replaces."""
         number = message.type_id if isinstance(message, Type) else message.relation_id
         key = (message.tag, number, message.xid)
         self._messages.pop(key, None)
@@ -65,11 +67,12 @@ class Staged:
 
 
 class Names:
-    """Which relation bears which name, to find relations that are no more.
+    """Which relation has which name, to find relations that no longer exist.
 
-    No frame says that a table was dropped. But where a relation takes the name of another one, that
-    one was dropped or renamed. PostgreSQL 14 and 15 go on using it under the old name after its
-    *schema* was renamed, so it is forgotten only when many have lost their names since.
+    No frame says that a table was dropped. But if a Relation message has a name that another
+    relation had, the other relation was dropped or renamed, and its entry can be forgotten.
+    PostgreSQL 14 and 15, however, send rows of a relation under its old name after its *schema* was
+    renamed. So a relation that lost its name is kept until many others have lost theirs too.
     """
 
     __slots__ = ("_bearers", "_names", "_superseded")
@@ -88,7 +91,7 @@ class Names:
         return copy
 
     def give(self, relation: Relation) -> list[int]:
-        """A relation bears its name from now on. Returns the OIDs of those to forget."""
+        """Note the name of an announced relation. Returns the OIDs of relations to forget."""
         relation_id, name = relation.relation_id, (relation.namespace, relation.name)
         before = self._names.get(relation_id)
         if before == name and self._bearers.get(name) == relation_id:
@@ -103,7 +106,7 @@ class Names:
         self._names[relation_id] = name
         if len(self._superseded) <= 2 * MOST_SUPERSEDED:
             return []
-        # Many at a time, as what they used has to be looked for.
+        # Many are forgotten at a time, as each time the types that they used are searched for.
         old = list(self._superseded)[:-MOST_SUPERSEDED]
         for relation_id in old:
             del self._superseded[relation_id], self._names[relation_id]
@@ -116,28 +119,30 @@ class StreamState:
     Attributes
     ----------
     settings : Settings
-    relations, types : dict
-        By OID: what was announced outside streams, and inside those that were committed.
+    relations, types : dict of int to Relation, dict of int to Type
+        The messages that came outside stream chunks or in streamed transactions that were
+        committed, by OID.
     plans : dict of int to RelationPlan
-        One for each of `relations`.
+        A plan for each of `relations`, by OID.
     staged : dict of int to Staged
-        By top-level xid: what streamed transactions in progress announced.
+        The relations and types that streamed transactions in progress announced, by top-level xid.
     open_xid : int or None
-        Top-level xid of the stream chunk that is open.
+        Top-level xid of the open stream chunk.
     xid : int or None
         The transaction between Begin (or Begin Prepare) and its end.
     commit_lsn, commit_time : int or None
-        Of that transaction, from its Begin.
+        The commit of that transaction, from its Begin.
     row : int
-        Number of rows so far in the transaction, or the streamed transaction, that is open. A
-        TRUNCATE of k tables makes k.
-    suspect : set
-        OIDs of types whose Type message could not be read; None for one whose OID could not be. A
-        relation that uses one stays unknown.
+        Number of rows so far in the open transaction, streamed or not. A TRUNCATE of k tables
+        counts as k rows.
+    suspect : set of int or None
+        OIDs of types whose Type message was malformed; None if the OID could not be read either.
+        A relation that uses such a type stays unknown.
     names : Names
-        Of `relations`.
+        The names of `relations`.
     rows : dict of int to int
-        By top-level xid: the same, of streamed transactions whose chunk is not open.
+        The number of rows so far of streamed transactions whose chunk is not open, by top-level
+        xid.
     """
 
     __slots__ = (
@@ -166,14 +171,14 @@ class StreamState:
         self.reset()
 
     def reset(self) -> None:
-        """Begin a new connection: open transactions and what streams announced are dropped."""
+        """Begin a new connection: forget open transactions and what streamed ones announced."""
         self.staged: dict[int, Staged] = {}
         self.open_xid: int | None = None
         self.rows: dict[int, int] = {}
         self.end()
 
     def copy(self, settings: Settings | None = None) -> StreamState:
-        """A state that goes its own way from here, with other settings where they are given."""
+        """An independent copy, with other settings if they are given."""
         copy = StreamState(self.settings)
         for name in self.__slots__:
             value = getattr(self, name)
@@ -188,19 +193,19 @@ class StreamState:
         return copy
 
     def begin(self, xid: int, commit_lsn: int | None, commit_time: int | None) -> None:
-        """A transaction begins."""
+        """Note that a transaction begins."""
         self.xid: int | None = xid
         self.commit_lsn = commit_lsn
         self.commit_time = commit_time
         self.row = 0
 
     def end(self) -> None:
-        """No transaction is open any more."""
+        """Note that no transaction is open any more."""
         self.xid = self.commit_lsn = self.commit_time = None
         self.row = 0
 
     def plan(self, relation_id: int) -> RelationPlan | None:
-        """The plan of a relation as the open transaction sees it."""
+        """The plan of a relation in the open transaction; None if it was not announced."""
         if self.open_xid is not None:
             plan = self.staged[self.open_xid].plans.get(relation_id)
             if plan is not None:
@@ -208,7 +213,13 @@ class StreamState:
         return self.plans.get(relation_id)
 
     def check_order(self, frame: bytes) -> None:
-        """Refuse a frame that cannot come here: chunks do not nest, and hold changes only."""
+        """Refuse a frame that can't come now: stream chunks don't nest and contain changes only.
+
+        Raises
+        ------
+        DecodeError
+            ``stream_order``.
+        """
         tag = frame[:1]
         if self.open_xid is None:
             if tag == b"E":
@@ -221,12 +232,12 @@ class StreamState:
             fail("stream_order", frame, 0, found=found + "still open; expected its Stream Stop")
 
     def receive(self, frame: bytes) -> Message:
-        """Decode a frame that is none of B, C, I, U, D, and take note of it.
+        """Decode a frame whose tag is none of B, C, I, U and D, and note what it says.
 
         Raises
         ------
         DecodeError
-            The state is as it was.
+            The frame is malformed or can't come now. The state is as it was before.
         """
         self.check_order(frame)
         message = self._known(frame)
@@ -242,7 +253,8 @@ class StreamState:
         elif isinstance(message, StreamStart):
             self.end()
             if message.first_segment:
-                # What an earlier connection sent of it comes again, from the start.
+                # The server sends the transaction from its start again, after an earlier
+                # connection was lost in it.
                 self._forget(message.xid)
             self.open_xid = message.xid
             self.row = self.rows.pop(message.xid, 0)
@@ -268,7 +280,7 @@ class StreamState:
         return message
 
     def _known(self, frame: bytes) -> Message | None:
-        """A relation that is announced as before, as servers do whenever their caches are reset."""
+        """The known Relation if the frame repeats it, as servers do when their caches are reset."""
         if frame[:1] != b"R" or self.open_xid is not None or len(frame) < 5:
             return None
         known = self.relations.get(int.from_bytes(frame[1:5], "big"))
@@ -277,11 +289,11 @@ class StreamState:
         return known
 
     def _suspect(self, message: Relation | Type) -> None:
-        """Take note of what follows a Type message that could not be read."""
+        """Note a Relation or Type message that comes after a Type message that was malformed."""
         if isinstance(message, Type):
             self.suspect.discard(message.type_id)
             return
-        # Types come right before the relations that use them.
+        # A server sends Type messages right before the relation that uses the types.
         any_type = None in self.suspect
         self.suspect.discard(None)
         for column in message.columns:
@@ -289,13 +301,14 @@ class StreamState:
                 self.forget_relation(message.relation_id)
 
     def forget_type(self, type_id: int | None) -> None:
-        """Take note of a Type message that could not be read."""
+        """Note a malformed Type message; `type_id` is None if its OID could not be read."""
         self.suspect.add(type_id)
 
     def forget_relation(self, relation_id: int | None) -> None:
-        """Forget a relation, or all of them, whose next Relation message could not be read.
+        """Forget the relation of a malformed Relation message, or all if its OID is not known.
 
-        A streamed transaction that is open must not fall back to what others know.
+        The open streamed transaction forgets what it announced of the relation too. Its rows must
+        not be decoded by the relation that other transactions know.
         """
         if relation_id is None:
             self.relations.clear()
@@ -316,9 +329,10 @@ class StreamState:
                 self._stage(self.staged[self.open_xid], message)
 
     def lose_stream(self, xid: int | None) -> None:
-        """Take note of a Stream Commit that could not be read, of `xid` if that is known.
+        """Note a malformed Stream Commit; `xid` is None if the xid could not be read.
 
-        What its transaction announced holds now, and is not known any more.
+        The transaction may have changed relations and types that other transactions use, so those
+        that it announced are forgotten.
         """
         lost = [xid] if xid in self.staged else list(self.staged)
         for message in [message for xid in lost for message in self.staged[xid].messages]:
@@ -329,13 +343,13 @@ class StreamState:
                 self.forget_type(message.type_id)
 
     def _forget(self, xid: int) -> list[Relation | Type]:
-        """A streamed transaction is over. Returns what it announced."""
+        """Forget a streamed transaction that has ended, and return what it announced."""
         self.rows.pop(xid, None)
         staged = self.staged.pop(xid, None)
         return staged.messages if staged is not None else []
 
     def _take_back(self, xid: int, subxid: int) -> None:
-        """A subtransaction is rolled back, and with it what it said of its tables."""
+        """Forget what a subtransaction announced, as it was rolled back."""
         staged = self.staged.get(xid)
         if staged is None:
             return
@@ -368,7 +382,7 @@ class StreamState:
         return message
 
     def _drop(self, relation_ids: list[int]) -> None:
-        """Forget relations that are no more, and the types that they alone used."""
+        """Forget relations that no longer exist, and the types that no other relation uses."""
         types: set[int] = set()
         for relation_id in relation_ids:
             self.relations.pop(relation_id, None)
@@ -382,7 +396,7 @@ class StreamState:
                 self.types.pop(type_id, None)
 
     def _stage(self, staged: Staged, message: Relation | Type) -> Relation | Type:
-        """Note what a streamed transaction announces; what it said already is the same object."""
+        """Note what a streamed transaction announces. A repeated message gives the known object."""
         if isinstance(message, Type):
             known_type = staged.types.get(message.type_id)
             if known_type == message:
@@ -401,7 +415,7 @@ class StreamState:
     def _plan(
         self, plans: dict[int, RelationPlan], relation: Relation, types: dict[int, Type]
     ) -> None:
-        """Make the relation's plan, unless it has the same one already."""
+        """Make the relation's plan, unless the relation and its types are still the same."""
         used = {
             column.type_id: types[column.type_id]
             for column in relation.columns
@@ -420,10 +434,11 @@ class StreamState:
 
 
 MOST_SUPERSEDED = 1000
-"""Of relations whose names others bear now, that are kept at least; twice as many at most."""
+"""So many relations whose names others have now are kept at least, twice as many at most."""
 
 FIRST_USER_OID = 16_384
-"""Of types that are no built-in ones, for which Type messages come (``FirstNormalObjectId``)."""
+"""The least OID of types that are not built in, which Type messages announce
+(``FirstNormalObjectId``)."""
 
 _OUTSIDE_CHUNKS = {
     b"B": "Begin",

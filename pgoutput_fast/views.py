@@ -1,7 +1,7 @@
-"""How the messages and decoders of both implementations are shown, and restored when they travel.
+"""The repr of messages and decoders, and how they are restored from pickles.
 
-What one implementation pickles, a process with the other one loads: a pickle names the functions of
-this module, which ask the implementation that was chosen there.
+A process with one implementation can load what a process with the other one pickled: pickles name
+the functions of this module, which call the implementation that was chosen where they are loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SHOWN_COLUMNS = 20
 
 
 def restore(frame: bytes, in_stream: bool, plan: RelationPlan | None) -> Any:
-    """The hot message of a pickled frame; `plan` is None for one decoded without its relation."""
+    """The message in a pickled frame; `plan` is None if it was decoded without a Decoder."""
     return chosen.restore(frame, in_stream, plan)
 
 
@@ -30,7 +30,7 @@ def restore_tuple(frame: bytes, in_stream: bool, plan: RelationPlan | None, whic
 
 
 def restore_decoder(state: StreamState) -> Any:
-    """The decoder of a pickled state, by the implementation that is chosen here."""
+    """A decoder with a pickled state, of the implementation that was chosen in this process."""
     return chosen.decoder_of(state)
 
 
@@ -46,7 +46,7 @@ def describe_decoder(decoder: Any) -> str:
 
 
 def describe_tuple(tuple_data: Any, plan: RelationPlan | None) -> str:
-    """The repr of a tuple: name and text of each column, long ones cut."""
+    """The repr of a tuple: name and text of its first columns, long texts cut."""
     encoding = plan.settings.encoding if plan is not None else "utf-8"
     parts = []
     for position in range(min(len(tuple_data), _SHOWN_COLUMNS)):
@@ -60,7 +60,7 @@ def describe_tuple(tuple_data: Any, plan: RelationPlan | None) -> str:
             if kind == "b":
                 shown = shown_bytes(raw)
             else:
-                # A character has at most four bytes, so this cut takes none that is shown.
+                # A character has at most four bytes, so all that are shown are before this cut.
                 most = 4 * (SHOWN_CHARACTERS + 1)
                 text = raw[:most].decode(encoding, "backslashreplace")
                 more = len(text) > SHOWN_CHARACTERS or len(raw) > most

@@ -1,8 +1,8 @@
 """The wire layout of every message: which fields a frame has, in which order, and how each is read.
 
 The layouts are those of "Logical Replication Message Formats" in PostgreSQL's documentation,
-https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html. Whatever reads or
-writes frames stands on this table or is compared with it by a test.
+https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html. All code that
+reads or writes frames uses this table, or a test compares it with the table.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _int64 = struct.Struct(">q").unpack_from
 
 
 class Column(NamedTuple):
-    """One column of a Relation.
+    """One column of a Relation message.
 
-    Fields: flags (bit 0: part of the replica identity), name, type_id (OID), type_modifier
-    (``atttypmod``, -1 for none).
+    Fields in wire order: flags (bit 0: the column is part of the replica identity), name, type_id
+    (the OID of its type), type_modifier (``atttypmod``, -1 if it has none).
     """
 
     flags: int
@@ -93,27 +93,32 @@ LAYOUTS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
 }  # fmt: skip
 LAYOUTS["p"] = LAYOUTS["P"]
-"""Tag → the fields behind it, in the order of the wire, and how each is read."""
+"""Tag → the fields that follow it, in wire order: name, and how it is read.
+
+How a field is read is the name of a method of :class:`Cursor`, or describes a tuple with the marker
+before it: "N", "K or O", "optional K or O".
+"""
 
 TAGS = "".join(sorted(LAYOUTS))
 
 _FIXED = {"uint8": "B", "uint32": "I", "lsn": "Q", "time": "q", "truncate_count": "i"}
-"""How a field is read → the format of `struct`, of fields whose size no frame changes."""
+"""How a field is read → its format in :mod:`struct`; only fields that always have one size."""
 
 
 def fields_reader(tag: str, *fields: str) -> Callable[[bytes], tuple[int, ...]]:
-    """A function that reads some numbers of a frame from outside of stream chunks, and no more.
+    """Make a function that reads only some fields of a frame from outside stream chunks.
 
     Parameters
     ----------
     tag : str
     fields : str
-        Names of `LAYOUTS`, in its order; before the last of them, all fields are numbers.
+        Names from `LAYOUTS`, in wire order. All fields up to the last of them must be numbers.
 
     Returns
     -------
     callable
-        From a frame with this tag to the values. It raises DecodeError if the frame ends before.
+        Takes a frame with this tag and returns the values of `fields`. Raises a DecodeError if the
+        frame ends before the last of them.
     """
     layout = [(name, kind) for name, kind in LAYOUTS[tag] if kind != "stream_xid"]
     layout = layout[: [name for name, _ in layout].index(fields[-1]) + 1]
@@ -136,7 +141,11 @@ def fields_reader(tag: str, *fields: str) -> Callable[[bytes], tuple[int, ...]]:
 
 
 class Cursor:
-    """A place in a frame. Every read checks first, and fails at the field's own first byte."""
+    """A position in a frame, from which fields are read one after the other.
+
+    Each method checks that its field is whole before it reads it. If it is not, the method raises a
+    DecodeError whose offset is the field's first byte.
+    """
 
     __slots__ = ("encoding", "end", "frame", "in_stream", "position", "starts")
 
@@ -149,7 +158,7 @@ class Cursor:
         self.starts: dict[str, int] = {}
 
     def need(self, size: int, field: str) -> int:
-        """The position of a field of `size` bytes, which is passed."""
+        """Skip a field of `size` bytes and return the position at which it begins."""
         position = self.position
         if size > self.end - position:
             found = self.end - position
@@ -162,7 +171,7 @@ class Cursor:
         return self.frame[self.need(1, field)]
 
     def char(self, field: str) -> str:
-        """A byte as the character it stands for."""
+        """A byte as the character that it encodes."""
         return chr(self.uint8(field))
 
     def bool(self, field: str) -> bool:
@@ -195,50 +204,52 @@ class Cursor:
         return value
 
     def stream_xid(self, field: str) -> int | None:
-        """The xid that is there inside stream chunks alone."""
+        """The xid, which only frames inside stream chunks have; None outside."""
         return self.uint32(field) if self.in_stream else None
 
     def optional_lsn(self, field: str) -> int | None:
-        """The LSN of a Stream Abort, None where the frame ends before it.
+        """The LSN of a Stream Abort; None if the frame ends before it.
 
-        Whether it is there depends on ``streaming 'parallel'``, which no frame tells; protocol
-        version 4 with ``streaming 'on'`` has none. So what is left decides.
+        A server sends it only with ``streaming 'parallel'``, in protocol version 4 too. No frame
+        tells the value of that option, so the number of bytes that are left decides.
         """
         return self.lsn(field) if self.position < self.end else None
 
     def optional_time(self, field: str) -> int | None:
-        """The time of a Stream Abort, which is there where the LSN is."""
+        """The time of a Stream Abort; None if the frame has no LSN either."""
         return self.time(field) if self.starts["abort_lsn"] < self.end else None
 
     def string(self, field: str) -> str:
-        """A string with a NUL at its end."""
+        """A string that ends with a NUL byte."""
         start = self.position
         stop = self.frame.find(0, start)
         if stop < 0:
             fail("unterminated_string", self.frame, start, field=field)
         self.position = stop + 1
-        # A name that is no text must not cost the frame; surrogates keep its bytes.
+        # A name that is no text in the encoding is no reason to refuse the frame: lone surrogates
+        # stand for such bytes.
         return self.frame[start:stop].decode(self.encoding, "surrogateescape")
 
     def count(self, value: int, size: int, start: int, field: str) -> int:
-        """`value`, a count at byte `start` of items that take at least `size` bytes each."""
+        """Check a count that was read at byte `start`, of items of at least `size` bytes each."""
         most = (self.end - self.position) // size
         if not 0 <= value <= most:
             fail("bad_count", self.frame, start, field=field, found=value, expected=most)
         return value
 
     def columns(self, field: str) -> tuple[Column, ...]:
-        """A count, then the columns of a Relation."""
+        """The columns of a Relation, after their number (int16)."""
         start = self.position
         count = self.count(self.int16("the number of columns"), 10, start, "the number of columns")
         return tuple([self.column(i) for i in range(count)])
 
     def column(self, i: int) -> Column:
-        """A column of a Relation."""
+        """A column of a Relation: flags (uint8), name, type OID (uint32), type modifier (int32)."""
         start = self.position
         stop = self.frame.find(0, start + 1)
         if stop < 0 or stop + 9 > self.end:
-            # It is cut off: field by field, as the error names the one.
+            # The frame is cut off within this column. Each field is read by itself, so that the
+            # error names the first one that is incomplete.
             return Column(
                 self.uint8(f"the flags of column {i}"),
                 self.string(f"the name of column {i}"),
@@ -250,7 +261,7 @@ class Cursor:
         return Column(self.frame[start], name, *_type_and_modifier(self.frame, stop + 1))
 
     def truncate_count(self, field: str) -> int:
-        """The number of relations of a Truncate, behind which the options come first."""
+        """The number of relations of a Truncate; the options lie between it and the OIDs."""
         start = self.position
         value = self.int32("the number of relations")
         most = max(self.end - self.position - 1, 0) // 4
@@ -260,7 +271,7 @@ class Cursor:
         return value
 
     def oids(self, field: str) -> tuple[int, ...]:
-        """As many OIDs as the count said that was read before."""
+        """The OIDs of a Truncate, as many as its number of relations says."""
         count = _int32(self.frame, self.starts["relation_count"])[0]
         return struct.unpack_from(f">{count}I", self.frame, self.need(4 * count, field))
 
@@ -276,13 +287,13 @@ class Cursor:
         return self.frame[position : position + length]
 
     def finish(self) -> None:
-        """Refuse bytes that are left over."""
+        """Raise a DecodeError if bytes are left over."""
         if self.position != self.end:
             fail("trailing_bytes", self.frame, self.position, found=self.end - self.position)
 
 
 def check_size(frame: bytes) -> None:
-    """Refuse a frame that no server can send; offsets in it would not fit into a slice."""
+    """Refuse a frame longer than a server can send, whose offsets a column slice can't hold."""
     if len(frame) > MAX_FRAME_LENGTH:
         fail(
             "bad_length", frame, 0,
