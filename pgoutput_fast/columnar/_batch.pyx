@@ -506,10 +506,11 @@ cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
 
 @cython.final
 cdef class ChangeBatch:
-    """Rows of one version of a relation, as columns: an Arrow record batch.
+    """Changed rows of one version of a relation, as an Arrow record batch.
 
-    Anything that takes the Arrow PyCapsule interface reads it without a copy:
-    ``pyarrow.record_batch(changes)``, ``polars.DataFrame(changes)``. It outlives its decoder.
+    A library that supports the Arrow PyCapsule interface reads it without a copy:
+    ``pyarrow.record_batch(changes)``, ``polars.DataFrame(changes)``. It stays valid when its
+    decoder is gone.
     """
 
     def __init__(self):
@@ -533,12 +534,12 @@ cdef class ChangeBatch:
 
     @property
     def relation(self):
-        """The relation as it was announced."""
+        """The Relation message that describes the rows."""
         return self.layout.plan.relation
 
     @property
     def nbytes(self):
-        """Bytes of memory that the batch keeps."""
+        """Bytes of memory that the batch holds."""
         return self.arena.size
 
     def __arrow_c_schema__(self):
@@ -546,15 +547,18 @@ cdef class ChangeBatch:
         return schema_capsule(self.schema)
 
     def __arrow_c_array__(self, requested_schema=None):
-        """Schema and batch as capsules; `requested_schema` is not looked at, as it may be."""
+        """Schema and batch as capsules. `requested_schema` is ignored, as the interface allows."""
         return self.__arrow_c_schema__(), array_capsule(&self.root)
 
     def __arrow_c_stream__(self, requested_schema=None):
-        """A stream of this batch alone; :class:`ChangeStream` makes one of several."""
+        """A stream with this batch alone; :class:`ChangeStream` makes a stream of several."""
         return export_stream([self])
 
     def with_commit(self, commit_lsn: int, commit_time: int) -> ChangeBatch:
-        """The same rows, their buffers shared, with the commit filled in where it was not known.
+        """The same rows with commit LSN and commit time filled in where they are null.
+
+        Rows of a streamed transaction have nulls there, as their commit is known only at the end
+        of the transaction. The new batch shares all other buffers with this one.
 
         Parameters
         ----------
@@ -564,8 +568,10 @@ cdef class ChangeBatch:
 
         Raises
         ------
+        TypeError
+            An argument is no int.
         OverflowError
-            One does not fit into its column.
+            A value does not fit into its column.
         """
         cdef ChangeBatch made = ChangeBatch.__new__(ChangeBatch)
         cdef int64_t i
@@ -666,7 +672,7 @@ cdef void free_stream_capsule(object capsule) noexcept:
 
 
 def export_stream(batches: list[ChangeBatch]) -> object:
-    """One batch or more, of one schema, as the capsule of a stream."""
+    """Export one or more batches, all with the same schema, as the capsule of an Arrow stream."""
     cdef ArrowArrayStream *stream = <ArrowArrayStream *> calloc(1, sizeof(ArrowArrayStream))
     cdef Streamed *streamed = <Streamed *> calloc(1, sizeof(Streamed))
     cdef list kept = list(batches)

@@ -41,12 +41,12 @@ cdef enum:
 
 @cython.final
 cdef class Engine(Reader):
-    """Turns frames into rows of columns; :class:`pgoutput_fast.ColumnarDecoder` leads it.
+    """Decodes frames into rows of Arrow columns, for :class:`pgoutput_fast.ColumnarDecoder`.
 
     Parameters
     ----------
     state : StreamState
-    options : pgoutput_fast.columnar.decoder.Options
+    options : pgoutput_fast.columnar.options.Options
     """
 
     cdef readonly object state
@@ -79,7 +79,7 @@ cdef class Engine(Reader):
     # --- what the leading class asks for
 
     def load(self, data, offsets, lsns):
-        """Take frames; nothing is decoded yet."""
+        """Take frames, without decoding any yet."""
         cdef Py_ssize_t count = 0
         cdef Piece piece
         cdef list pieces = pieces_of(data, offsets)
@@ -107,29 +107,29 @@ cdef class Engine(Reader):
 
     @property
     def position(self):
-        """Index of the frame that comes next."""
+        """Index of the next frame."""
         return self.before + self.at
 
     def frame(self):
-        """The frame that comes next."""
+        """The next frame."""
         return self.piece.frame(self.at)
 
     def lsn(self):
-        """Its LSN, None where they were not given."""
+        """The LSN of the next frame; None if no LSNs were given."""
         return self.lsns[self.before + self.at] if self.lsns != NULL else None
 
     def skip(self, rows):
-        """Pass over the frame that comes next, which is refused and would have had `rows`."""
+        """Skip the next frame, which was refused; `rows` is how many rows it would have made."""
         self.stream.seq += rows
         self.at += 1
 
     def run(self):
-        """Decode until there are batches to give, which are returned; None at the end.
+        """Decode until record batches are complete, and return them; None after the last frame.
 
         Raises
         ------
         DecodeError
-            The frame that comes next is refused; everything is as it was before it.
+            The next frame is malformed or can't be stored. The engine is as it was before it.
         """
         cdef Status status
         cdef Py_ssize_t stop
@@ -164,13 +164,13 @@ cdef class Engine(Reader):
         return None
 
     def flush(self):
-        """The batches of all relations that have rows, in the order of their first rows."""
+        """Make record batches of all rows that are held, in the order of their first rows."""
         batches = [self.close(<RelationRows> relation) for relation in list(self.open.values())]
         # Of a table that is not wanted, or whose only row was refused, there is none.
         return [batch for batch in batches if batch is not None]
 
     def drop(self):
-        """Forget rows that were not given out."""
+        """Forget all rows that were not yet returned in a batch."""
         for relation in self.open.values():
             (<RelationRows> relation).clear()
         self.open = {}
@@ -179,7 +179,7 @@ cdef class Engine(Reader):
         memset(self.stream.cached, 0, sizeof(self.stream.cached))
 
     def take_events(self):
-        """What came that is no row, as an array."""
+        """The events (frames other than Begin, Insert, Update and Delete), as an array."""
         cdef Memory memory = Memory.__new__(Memory)
         memory.size = self.events.count * sizeof(Event)
         memory.at = malloc(memory.size + 1)
@@ -190,7 +190,7 @@ cdef class Engine(Reader):
         return array_of("events", memory)
 
     def adopt(self, state):
-        """Take over a state, all of what it says."""
+        """Go on from a stream state."""
         self.state = state
         self.stream.in_stream = state.open_xid is not None
         self.stream.open_xid = state.open_xid or 0
@@ -204,7 +204,7 @@ cdef class Engine(Reader):
         memset(self.stream.cached, 0, sizeof(self.stream.cached))
 
     def sync(self):
-        """Bring the state up to date."""
+        """Write what the engine keeps by itself back into the state."""
         state = self.state
         state.xid = self.stream.xid if self.stream.in_transaction else None
         state.commit_lsn = self.stream.commit_lsn if self.stream.has_commit else None

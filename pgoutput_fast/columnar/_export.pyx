@@ -282,7 +282,7 @@ cdef object array_capsule(const Node *root):
 
 
 def export(field: Field, column: Column) -> tuple[object, object]:
-    """Schema and array as capsules, from buffers that are bytes.
+    """Export a column whose buffers are bytes as the capsules of its Arrow schema and array.
 
     Parameters
     ----------

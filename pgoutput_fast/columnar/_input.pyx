@@ -81,7 +81,7 @@ cdef class _ArrowArray:
 
 
 cdef list pieces_of(object data, object offsets):
-    """The frames in `data`, as of :func:`decode_batch`."""
+    """The frames in `data` and `offsets`, the arguments of :func:`pgoutput_fast.decode_batch`."""
     if isinstance(data, FrameBatch):
         if offsets is not None:
             raise TypeError("a decode_batch() result has its offsets")

@@ -1,4 +1,4 @@
-"""The rows of a relation as an Arrow record batch, in plain Python: the twin of ``_batch.pyx``."""
+"""Make an Arrow record batch of a relation's rows, in plain Python: the twin of ``_batch.pyx``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 
 class ChangeBatch:
-    """Rows of one version of a relation, as columns: an Arrow record batch.
+    """Changed rows of one version of a relation, as an Arrow record batch.
 
-    Anything that takes the Arrow PyCapsule interface reads it without a copy:
-    ``pyarrow.record_batch(changes)``, ``polars.DataFrame(changes)``. It outlives its decoder.
+    A library that supports the Arrow PyCapsule interface reads it without a copy:
+    ``pyarrow.record_batch(changes)``, ``polars.DataFrame(changes)``. It stays valid when its
+    decoder is gone.
     """
 
     __slots__ = ("_columns", "_target", "binary", "layout", "num_rows")
@@ -47,12 +48,12 @@ class ChangeBatch:
 
     @property
     def relation(self) -> Relation:
-        """The relation as it was announced."""
+        """The Relation message that describes the rows."""
         return self.layout.plan.relation
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the batch keeps."""
+        """Bytes of memory that the batch holds."""
         return _size(self._columns)
 
     def __arrow_c_schema__(self) -> object:
@@ -60,15 +61,18 @@ class ChangeBatch:
         return schema_of(self.layout.schema(self.binary)).__arrow_c_schema__()
 
     def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
-        """Schema and batch as capsules; `requested_schema` is not looked at, as it may be."""
+        """Schema and batch as capsules. `requested_schema` is ignored, as the interface allows."""
         return export(self.layout.schema(self.binary), self._columns)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """A stream of this batch alone; :class:`ChangeStream` makes one of several."""
+        """A stream with this batch alone; :class:`ChangeStream` makes a stream of several."""
         return export_stream([self])
 
     def with_commit(self, commit_lsn: int, commit_time: int) -> ChangeBatch:
-        """The same rows, their buffers shared, with the commit filled in where it was not known.
+        """The same rows with commit LSN and commit time filled in where they are null.
+
+        Rows of a streamed transaction have nulls there, as their commit is known only at the end
+        of the transaction. The new batch shares all other buffers with this one.
 
         Parameters
         ----------
@@ -78,8 +82,10 @@ class ChangeBatch:
 
         Raises
         ------
+        TypeError
+            An argument is no int.
         OverflowError
-            One does not fit into its column.
+            A value does not fit into its column.
         """
         commit = commit_of(commit_lsn, commit_time, self._target)
         columns = list(self._columns.children)
@@ -94,7 +100,7 @@ class ChangeBatch:
 
 
 def batch_of(relation: RelationRows, target: str) -> ChangeBatch:
-    """The rows of a relation as a batch."""
+    """Make a record batch of a relation's rows."""
     head = list(zip(*relation.heads, strict=True))
     unsigned4, unsigned8 = ("q", "q") if target == "spark" else ("I", "Q")
     columns = (
@@ -131,7 +137,7 @@ def _size(column: Column) -> int:
 
 
 def export_stream(batches: list[ChangeBatch]) -> object:
-    """One batch or more, of one schema, as the capsule of a stream."""
+    """Export one or more batches, all with the same schema, as the capsule of an Arrow stream."""
     field = batches[0].layout.schema(batches[0].binary)
     made = (record_batch(field, batch._columns) for batch in list(batches))
     reader = pyarrow().RecordBatchReader.from_batches(schema_of(field), made)

@@ -1,7 +1,8 @@
-"""The rows of many frames as Arrow columns, in plain Python.
+"""Decode many frames into Arrow columns, in plain Python.
 
-The twin of ``_engine.pyx`` and of ``_reader.pyx``. Every value goes through the functions of
-:mod:`pgoutput_fast.columnar.mapping`. A row is put into its columns when all of it is there.
+The twin of ``_engine.pyx`` and of ``_reader.pyx``. Every value is converted by the functions of
+:mod:`pgoutput_fast.columnar.mapping`. A row is appended to its columns only when all its values are
+converted, so that a refused row leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ _GREATEST_TIME = 0x7FFFFFFFFFFFFFFF - EPOCH_SHIFT
 
 
 class Engine:
-    """Turns frames into rows of columns; :class:`pgoutput_fast.ColumnarDecoder` leads it.
+    """Decodes frames into rows of Arrow columns, for :class:`pgoutput_fast.ColumnarDecoder`.
 
     Parameters
     ----------
     state : StreamState
-    options : pgoutput_fast.columnar.decoder.Options
+    options : pgoutput_fast.columnar.options.Options
     """
 
     def __init__(self, state: StreamState, options: Options) -> None:
@@ -53,7 +54,8 @@ class Engine:
         self._pieces: list[Piece] = []
         self._at = self._before = 0
         self._lsns: Any = None
-        # By OID those at hand, by version those known, by OID those that have rows.
+        # By OID: the relations whose plan is current. By version: all that have been seen. By OID:
+        # those that hold rows.
         self._cached: dict[int, RelationRows] = {}
         self._known: dict[tuple[object, ...], RelationRows] = {}
         self._open: dict[int, RelationRows] = {}
@@ -66,7 +68,7 @@ class Engine:
     # --- what the leading class asks for
 
     def load(self, data: Any, offsets: Any, lsns: Any) -> None:
-        """Take frames; nothing is decoded yet."""
+        """Take frames, without decoding any yet."""
         pieces = pieces_of(data, offsets)
         self._lsns = None if lsns is None else lsns_of(lsns, sum(map(len, pieces)))
         self._pieces = list(pieces)
@@ -81,29 +83,29 @@ class Engine:
 
     @property
     def position(self) -> int:
-        """Index of the frame that comes next."""
+        """Index of the next frame."""
         return self._before + self._at
 
     def frame(self) -> bytes:
-        """The frame that comes next."""
+        """The next frame."""
         return self._pieces[0][self._at]
 
     def lsn(self) -> int | None:
-        """Its LSN, None where they were not given."""
+        """The LSN of the next frame; None if no LSNs were given."""
         return None if self._lsns is None else int(self._lsns[self.position])
 
     def skip(self, rows: int) -> None:
-        """Pass over the frame that comes next, which is refused and would have had `rows`."""
+        """Skip the next frame, which was refused; `rows` is how many rows it would have made."""
         self.state.row += rows
         self._at += 1
 
     def run(self) -> list[ChangeBatch] | None:
-        """Decode until there are batches to give, which are returned; None at the end.
+        """Decode until record batches are complete, and return them; None after the last frame.
 
         Raises
         ------
         DecodeError
-            The frame that comes next is refused; everything is as it was before it.
+            The next frame is malformed or can't be stored. The engine is as it was before it.
         """
         while self._pieces:
             if self._at == len(self._pieces[0]):
@@ -123,12 +125,12 @@ class Engine:
         return None
 
     def flush(self) -> list[ChangeBatch]:
-        """The batches of all relations that have rows, in the order of their first rows."""
+        """Make record batches of all rows that are held, in the order of their first rows."""
         batches = [self._close(relation) for relation in list(self._open.values())]
         return [batch for batch in batches if batch is not None]
 
     def drop(self) -> None:
-        """Forget rows that were not given out."""
+        """Forget all rows that were not yet returned in a batch."""
         for relation in self._open.values():
             relation.clear()
         self._open = {}
@@ -137,21 +139,21 @@ class Engine:
         self._cached = {}
 
     def take_events(self) -> np.ndarray[Any, Any]:
-        """What came that is no row, as an array."""
+        """The events (frames other than Begin, Insert, Update and Delete), as an array."""
         return array_of("events", bytearray(self._events))
 
     def adopt(self, state: StreamState) -> None:
-        """Take over a state, all of what it says."""
+        """Go on from a stream state."""
         self.state = state
         self._cached = {}
 
     def sync(self) -> None:
-        """Bring the state up to date."""  # it always is
+        """Write what the engine keeps by itself back into the state."""  # the twin keeps nothing
 
     # --- frames
 
     def _receive(self, frame: bytes) -> None:
-        """Take the frame that comes next, or close the batch that it does not fit into."""
+        """Take the next frame, or close the record batch that it does not fit into."""
         tag = frame[:1]
         if tag in (b"I", b"U", b"D"):
             self._change(frame)
@@ -225,7 +227,8 @@ class Engine:
         size = relation.row_bytes + taken.bytes
         side_bytes = 0
         if before is not None and relation.row_bytes == relation.layout.row_bytes:
-            # From the first old tuple on, all rows have their place in the columns of `before`.
+            # The columns of `before` take memory from the first old tuple on, and then for all
+            # rows of the batch, those without an old tuple included.
             side_bytes = relation.layout.side_bytes
             size += side_bytes * (len(relation.heads) + 1)
         names = sum([1 + len(name) for name in taken.unchanged])
@@ -257,7 +260,7 @@ class Engine:
         after: Stored | None,
         size: int,
     ) -> None:
-        """Put a row into its relation's columns."""
+        """Append a row to its relation's columns."""
         state = self.state
         xid, commit_lsn, commit_time = state.open_xid, None, None
         if xid is None and state.xid is not None:
@@ -281,7 +284,7 @@ class Engine:
         state.row += 1
 
     def _rare(self, frame: bytes) -> None:
-        """Take a frame that is neither a row, nor Begin, nor Commit."""
+        """Take a frame that is neither an Insert, Update or Delete nor a Begin or Commit."""
         state = self.state
         open_xid, in_transaction = state.open_xid, state.xid
         if frame[:1] == b"T":
@@ -302,7 +305,7 @@ class Engine:
         self._at += 1
 
     def _truncate(self, message: Truncate) -> None:
-        """A row for each table that a TRUNCATE names. All of them must be known."""
+        """Append a row for each relation of a Truncate; all of them must have been announced."""
         start = 10 if message.in_stream else 6
         plans = []
         for i, relation_id in enumerate(message.relation_ids):
@@ -346,9 +349,9 @@ class Engine:
     # --- relations
 
     def _relation_of(self, plan: RelationPlan) -> RelationRows:
-        """The rows of a plan's version of its relation, which are open from now on.
+        """The rows of the version of a relation that a plan stands for, open from now on.
 
-        Those of another version end: they come first.
+        Rows of another version of the relation become a record batch first.
         """
         key = version_of(plan)
         relation = self._known.get(key)
@@ -368,7 +371,7 @@ class Engine:
             self._ready.append(batch)
 
     def _close(self, relation: RelationRows) -> ChangeBatch | None:
-        """The rows of a relation as a batch; None if it has none."""
+        """Make a record batch of a relation's rows; None if it has none."""
         self._open.pop(relation.plan.relation.relation_id, None)
         self._cached = {}
         if not relation.heads:
@@ -380,11 +383,11 @@ class Engine:
 
 
 class _OtherForm(Exception):
-    """A value in the other format than the ones before it in its column."""
+    """A value is in text format and those before it in its column in binary, or vice versa."""
 
 
 class _Taken:
-    """The values of a row, and what follows from them."""
+    """The converted values of one row, and what the relation has to note of them."""
 
     def __init__(self, relation: RelationRows, frame: bytes) -> None:
         self._relation = relation
@@ -394,7 +397,10 @@ class _Taken:
         self.unchanged: list[bytes] = []
 
     def values(self, positions: Any, old: Any, is_before: bool) -> Stored:
-        """What the columns store of a tuple; `old` is the one that has what was not sent."""
+        """The bytes that the columns store of a tuple.
+
+        Values that the server did not send (unchanged TOAST) are taken from the tuple `old`.
+        """
         relation, frame = self._relation, self._frame
         taken: Stored = []
         for i, field in enumerate(relation.layout.columns):

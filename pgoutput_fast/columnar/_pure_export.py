@@ -1,4 +1,4 @@
-"""Arrays through the Arrow C data interface, by pyarrow: the twin of ``_export.pyx``."""
+"""Export arrays through the Arrow C data interface, by pyarrow: the twin of ``_export.pyx``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .pyarrow_bridge import arrow_array, schema_of
 
 
 def export(field: Field, column: Column) -> tuple[object, object]:
-    """Schema and array as capsules, from buffers that are bytes.
+    """Export a column whose buffers are bytes as the capsules of its Arrow schema and array.
 
     Parameters
     ----------
@@ -22,6 +22,6 @@ def export(field: Field, column: Column) -> tuple[object, object]:
 
 
 def record_batch(field: Field, column: Column) -> Any:
-    """The columns of a struct as pyarrow's record batch."""
+    """A pyarrow record batch with the columns of a struct."""
     arrays = [arrow_array(*pair) for pair in zip(field.children, column.children, strict=True)]
     return pyarrow().RecordBatch.from_arrays(arrays, schema=schema_of(field))

@@ -1,6 +1,6 @@
-"""The rows of one version of a relation, as they are collected: the twin of ``_relation.pyx``.
+"""Collect the rows of one version of a relation: the twin of ``_relation.pyx``.
 
-Columns are bytes until pyarrow makes arrays of them.
+The columns are byte buffers until pyarrow makes arrays of them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from .fields import Field
 from .schema import Layout
 
 MOST_OFFSET = 0x7FFFFFFF
-"""What offsets of 32 bits can count."""
+"""The greatest of Arrow's offsets of 32 bits."""
 
 Stored = list["bytes | None"]
 
 
 class _Values:
-    """A column of a relation's, with a value for each row."""
+    """One column of a relation, with a value for each row."""
 
     def __init__(self, field: Field) -> None:
         self.field = field
@@ -36,7 +36,7 @@ class _Values:
             self.ends.append(len(self.data))
 
     def pad(self, count: int) -> None:
-        """Put as many nulls."""
+        """Append `count` nulls."""
         self.present += bytes(count)
         if self.width < 0:
             self.ends.extend([len(self.data)] * count)
@@ -57,12 +57,12 @@ class _Values:
 
 
 class _Side:
-    """The columns of `before` or of `after`."""
+    """The columns of the old rows (`before`) or of the new rows (`after`)."""
 
     def __init__(self, layout: Layout) -> None:
         self.columns = [_Values(field) for field in layout.columns]
         self.present = bytearray()
-        self._missing = 0  # rows without a tuple, that the columns do not have yet
+        self._missing = 0  # rows without a tuple whose nulls are not yet in the columns
 
     def put(self, values: Stored | None) -> None:
         self.present.append(values is not None)
@@ -74,7 +74,7 @@ class _Side:
             column.put(value)
 
     def is_full(self, values: Stored | None) -> bool:
-        """Whether the values would pass what offsets of 32 bits can count."""
+        """Whether a column of these values would outgrow Arrow's offsets of 32 bits."""
         return any(
             len(column.data) + len(value or b"") > MOST_OFFSET
             for column, value in zip(self.columns, values or (), strict=False)
@@ -95,7 +95,7 @@ class _Side:
 
 
 class RelationRows:
-    """The rows of one version of a relation that have come since its last batch."""
+    """The rows of one version of a relation that arrived since its last record batch."""
 
     def __init__(self, plan: RelationPlan, layout: Layout | None) -> None:
         self.plan = plan
@@ -108,8 +108,8 @@ class RelationRows:
         self.heads: list[tuple[Any, ...]] = []
         self.before, self.after = _Side(self.layout), _Side(self.layout)
         self.unchanged: dict[int, list[bytes]] = {}  # row → names
-        self.unchanged_bytes = 0  # of the names, and one for each
-        self.forms: dict[int, bool] = {}  # whether a column that is by_format is binary
+        self.unchanged_bytes = 0  # the length of the names, and one byte for each
+        self.forms: dict[int, bool] = {}  # columns with by_format: whether they are in binary
         self.bytes = 0
         self.row_bytes = self.layout.row_bytes
 

@@ -157,7 +157,7 @@ cdef void empty_side(Rows *rows, Side *side) noexcept nogil:
 # --- relations -----------------------------------------------------------------------------------
 
 cdef class RelationRows:
-    """The rows of one version of a relation that have come since its last batch."""
+    """The rows of one version of a relation that arrived since its last record batch."""
 
     def __dealloc__(self):
         cdef int32_t c

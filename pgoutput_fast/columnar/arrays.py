@@ -1,6 +1,6 @@
-"""What both implementations' batches share: their form, their arguments, their errors.
+"""What batches of both implementations share: form of arrays, checks of arguments, errors.
 
-NumPy is imported here when the first array is made.
+NumPy is imported when the first array is made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..messages import Message
 
 MOST_ROWS = 0x7FFFFFFF // 8
-"""Of a batch, as offsets of 32 bits count the letters of `op`."""
+"""The most rows of a batch: Arrow's offsets of 32 bits count the letters of the column `op`."""
 
 _DTYPES: dict[str, list[tuple[str, str]]] = {
     "heads": [
@@ -44,11 +44,11 @@ _DTYPES: dict[str, list[tuple[str, str]]] = {
 }  # fmt: skip
 
 ITEM_SIZES = {name: sum(int(kind[1:]) for _, kind in fields) for name, fields in _DTYPES.items()}
-"""Bytes in an item of each array."""
+"""Name of a structured array → bytes of one item."""
 
 
 def array_of(name: str, memory: object) -> np.ndarray[Any, Any]:
-    """The bytes in `memory` as an array of the items called `name`."""
+    """An array over the bytes in `memory`, with the items of the structured array `name`."""
     import numpy as np
 
     return np.frombuffer(memory, _dtype(name))  # type: ignore[call-overload, no-any-return]
@@ -62,35 +62,35 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 class FrameBatch:
-    """The headers of many frames and the slices of their columns: arrays, no objects.
+    """The headers of many frames, and where their columns lie, in NumPy arrays.
 
     Attributes
     ----------
     tags : uint8[n]
         The tag of each frame.
     xids : uint32[n]
-        The xid of Begin and of what else has one, in stream chunks that of the subtransaction; 0
-        where the frame has none.
+        The xid in the frame (in stream chunks that of the subtransaction); 0 if it has none.
     relation_ids : uint32[n]
-        Of Relation, Insert, Update and Delete, else 0.
+        The OID of the table of a Relation, Insert, Update or Delete; 0 for other frames.
     old_kinds : uint8[n]
-        "K" or "O" where there is an old tuple, else 0.
+        The marker of the old tuple, "K" or "O"; 0 if there is none.
     old_columns, new_columns : uint16[n]
         Number of columns in the old tuple and in the new one.
     first_slices : uint64[n]
-        Where the slices of the frame's columns begin in `slices`: those of its old tuple, then
-        those of its new one.
+        Index in `slices` of the frame's first column. The columns of the old tuple come first, then
+        those of the new one.
     slices : structured array
-        One item per column: ``offset`` (uint32), where its value begins in the frame, and
-        ``length_and_kind`` (uint32), the length in the upper 30 bits and below it the kind, 0 NULL,
-        1 unchanged, 2 text, 3 binary.
+        One item for each column of a tuple: ``offset`` (uint32) is where its value begins in the
+        frame. ``length_and_kind`` (uint32) has the length of the value in the upper 30 bits and the
+        kind in the lower 2: 0 NULL, 1 unchanged, 2 text, 3 binary.
     begins, commits : structured arrays
-        The fields of Begin and Commit: ``frame`` (index), ``final_lsn``, ``commit_time``, ``xid``;
-        ``frame``, ``commit_lsn``, ``end_lsn``, ``commit_time``, ``flags``.
+        The fields of Begin frames (``frame``, which is the index, ``final_lsn``, ``commit_time``,
+        ``xid``) and of Commit frames (``frame``, ``commit_lsn``, ``end_lsn``, ``commit_time``,
+        ``flags``).
     messages : dict of int to message
-        By index all other frames but Insert, Update and Delete, decoded.
+        All other frames except Insert, Update and Delete, decoded, by index.
     in_stream : int or bool
-        The xid of the stream chunk that is open behind the last frame, or False.
+        The xid of the stream chunk that is open after the last frame, or False if none is.
     """
 
     def __init__(
@@ -125,12 +125,12 @@ class FrameBatch:
 
 
 def check_offsets(offsets: object) -> np.ndarray[Any, Any]:
-    """Offsets as contiguous int64.
+    """Offsets as a contiguous array of int64.
 
     Raises
     ------
-    TypeError, ValueError
-        They are no integers, not of one dimension, or none.
+    ValueError
+        They are no integers, have not one dimension, or are empty.
     """
     import numpy as np
 
@@ -162,12 +162,7 @@ def check_rising(offsets: np.ndarray[Any, Any], size: int) -> None:
 
 
 def refuse_input(data: object) -> None:
-    """Refuse what cannot be many frames.
-
-    Raises
-    ------
-    TypeError
-    """
+    """Raise a TypeError if `data` can't be many frames."""
     if isinstance(data, str) and data:
         raise TypeError(
             f"frames come in Arrow arrays of binary, large_binary or binary_view, not {data!r}; of "
@@ -183,13 +178,13 @@ def refuse_input(data: object) -> None:
 
 
 def null_frame(index: int) -> NoReturn:
-    """Refuse an array with a null."""
+    """Raise the error for a frame that is null in an Arrow array."""
     raise PgOutputError(f"frame {index} is null, and no frame may be: drop the nulls, or find out "
                         "what was lost")  # fmt: skip
 
 
 def refuse_offset(index: int, offset: int, least: int, size: int) -> NoReturn:
-    """Refuse an offset that falls, or leaves the buffer."""
+    """Raise the error for an offset that is below the previous one, or beyond the buffer."""
     raise ValueError(
         f"offset {index} is {offset}; expected {least} to {size}, the buffer's size: offsets begin "
         "at 0 or later and never fall"
@@ -197,12 +192,14 @@ def refuse_offset(index: int, offset: int, least: int, size: int) -> NoReturn:
 
 
 def lsns_of(lsns: object, count: int) -> np.ndarray[Any, Any]:
-    """LSNs as contiguous uint64, one for each of `count` frames.
+    """LSNs as a contiguous array of uint64, one for each of `count` frames.
 
     Raises
     ------
-    TypeError, ValueError
-        They are no integers, or of another number.
+    TypeError
+        They are no integers, or not in one dimension.
+    ValueError
+        An LSN is negative or too large, or their number is not `count`.
     """
     import numpy as np
 
@@ -210,7 +207,8 @@ def lsns_of(lsns: object, count: int) -> np.ndarray[Any, Any]:
     if array.dtype.kind in ("f", "O") and all(
         type(lsn) is int for lsn in cast("Iterable[object]", lsns)
     ):
-        # Of a list, some of which pass what NumPy's signed integers hold.
+        # A list of ints that has some above the greatest signed integer: NumPy makes floats or
+        # objects of it.
         try:
             array = np.array(lsns, np.uint64)
         except OverflowError:
@@ -227,13 +225,13 @@ def lsns_of(lsns: object, count: int) -> np.ndarray[Any, Any]:
 
 
 def refuse_time(frame: bytes, offset: int, name: str, value: int) -> NoReturn:
-    """Raise the DecodeError of an LSN or a time that its column does not hold."""
+    """Raise the DecodeError for an LSN or a time that does not fit into its column."""
     kind = "Spark's long" if name != "commit_time" else "Arrow's timestamp"
     fail("out_of_range", frame, offset, column=name, found=f"{value} does not fit into {kind}")
 
 
 def metadata_bytes(metadata: Mapping[bytes, bytes]) -> bytes:
-    """Metadata as the C data interface has it."""
+    """Metadata in the form of the Arrow C data interface."""
     parts = [struct.pack("=i", len(metadata))]
     for pair in metadata.items():
         for part in pair:
@@ -246,12 +244,14 @@ TWO_FORMS = "the old row and the new one have it in different formats"
 
 
 def commit_of(commit_lsn: int, commit_time: int, target: str) -> tuple[int, int]:
-    """What the columns commit_lsn and commit_time hold of a commit.
+    """The values of the columns commit_lsn and commit_time for a commit.
 
     Raises
     ------
+    TypeError
+        An argument is no int.
     OverflowError
-        One does not fit into its column.
+        A value does not fit into its column.
     """
     for name, value in (("commit_lsn", commit_lsn), ("commit_time", commit_time)):
         if type(value) is not int:
@@ -267,12 +267,12 @@ def commit_of(commit_lsn: int, commit_time: int, target: str) -> tuple[int, int]
 
 
 def pyarrow() -> Any:
-    """The module, which the twins leave to speak Arrow.
+    """Import pyarrow, which the Python implementation needs for Arrow data.
 
     Raises
     ------
     PgOutputError
-        It is not installed.
+        pyarrow is not installed.
     """
     try:
         import pyarrow as module
@@ -284,10 +284,10 @@ def pyarrow() -> Any:
 
 
 class Column(NamedTuple):
-    """An Arrow array as its buffers, and those of its children.
+    """The buffers of an Arrow array, and those of its children.
 
-    Fields: length, null_count, buffers (bytes, None for a validity that is not needed), children,
-    dictionary.
+    Fields: length, null_count, buffers (bytes; None for the validity bitmap if nothing is null),
+    children, dictionary.
     """
 
     length: int
@@ -298,19 +298,19 @@ class Column(NamedTuple):
 
 
 def bits_of(flags: Iterable[int]) -> bytes:
-    """A bit for each flag."""
+    """A bitmap with a bit for each flag."""
     import numpy as np
 
     return np.packbits(np.frombuffer(bytes(flags), np.uint8), bitorder="little").tobytes()
 
 
 def validity(present: Sequence[int]) -> bytes | None:
-    """Bits of what is there; None if all is."""
+    """The validity bitmap for flags that say whether a value is present; None if all are."""
     return None if all(present) else bits_of(present)
 
 
 def fixed_column(letter: str, values: Sequence[Any]) -> Column:
-    """Numbers of a :mod:`struct` letter, None for null."""
+    """A column of numbers with the format `letter` of :mod:`struct`, None for null."""
     null_count = values.count(None)
     packed = struct.pack(f"={len(values)}{letter}", *(value or 0 for value in values))
     present = [value is not None for value in values]
@@ -318,7 +318,7 @@ def fixed_column(letter: str, values: Sequence[Any]) -> Column:
 
 
 def variable_column(values: Sequence[bytes | None]) -> Column:
-    """Bytes of any length, None for null."""
+    """A column of bytes of any length, None for null."""
     ends = [0]
     for value in values:
         ends.append(ends[-1] + len(value or b""))
@@ -329,7 +329,7 @@ def variable_column(values: Sequence[bytes | None]) -> Column:
 
 
 def column_of(field: Field, values: Sequence[bytes | None]) -> Column:
-    """The column of what a field's functions made of each value, None for null."""
+    """A column of the bytes that a field's functions made of each value, None for null."""
     count, null_count = len(values), values.count(None)
     bits = validity([value is not None for value in values])
     if field.format == "+s":
@@ -342,7 +342,7 @@ def column_of(field: Field, values: Sequence[bytes | None]) -> Column:
     if field.children:
         parts: list[bytes | None] = []
         ends = array("i", [0])
-        nulls = [None] * int(field.format[3:] or 0)  # of a list of fixed size
+        nulls = [None] * int(field.format[3:] or 0)  # the items of a null in a list of fixed size
         for value in values:
             parts += nulls if value is None else unpacked(value)
             ends.append(len(parts))
@@ -357,5 +357,5 @@ def column_of(field: Field, values: Sequence[bytes | None]) -> Column:
 
 
 def dictionary_of(field: Field) -> Column | None:
-    """The labels of an enum's column; None of any other column."""
+    """The dictionary of an enum's column, which has its labels; None for other columns."""
     return None if field.labels is None else variable_column(list(field.labels.numbers))

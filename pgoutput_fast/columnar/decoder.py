@@ -1,7 +1,8 @@
-"""Frames in, one Arrow record batch per relation out: what both implementations have in common.
+"""Decode frames into Arrow record batches: the classes that both implementations share.
 
-An engine (``_engine.pyx``, ``_pure_engine.py``) turns frames into rows. Here is what leads it:
-the arguments, the batches in their order, errors, and what came beside rows.
+An engine (``_engine.pyx``, ``_pure_engine.py``) decodes frames into rows of columns. The class
+ColumnarDecoder here calls it: it checks arguments, gives out batches in their order, and keeps
+errors and events.
 """
 
 from __future__ import annotations
@@ -30,28 +31,28 @@ if TYPE_CHECKING:
 
 
 class Event(NamedTuple):
-    """A frame that is neither a row nor a Begin, as a :class:`ColumnarDecoder` tells of it.
+    """A frame other than Begin, Insert, Update and Delete, as a :class:`ColumnarDecoder` reports it.
 
     Attributes
     ----------
     frame : int
         The frame's index in the call of `decode`.
     tag : str
-        Its first byte: "C" of a Commit, "c" of a Stream Commit, "A" of a Stream Abort, "M" of a
+        Its first byte: "C" for a Commit, "c" for a Stream Commit, "A" for a Stream Abort, "M" for a
         logical message, and so on.
     xid : int or None
-        The top-level transaction that the frame is of; None outside of any.
+        The top-level transaction of the frame; None outside of any.
     subxid : int or None
-        The xid in the frame itself, where it comes inside of a stream; None elsewhere. Of a Stream
-        Abort, the subtransaction whose rows are taken back.
+        The xid in the frame, if it came inside a stream chunk, else None. For a Stream Abort, the
+        subtransaction that is rolled back.
     message : message or None
-        The frame, decoded. None of a Commit, which comes with every transaction: the fields below
+        The decoded message. None for a Commit, which comes with every transaction: the fields below
         have what it says.
     commit_lsn, end_lsn : int
-        The message's fields of these names, 0 where it has none. The `end_lsn` of what commits a
-        transaction is what is acknowledged to the server.
+        The message's fields of these names; 0 if it has none. The `end_lsn` of a message that
+        commits a transaction is the LSN to acknowledge to the server.
     commit_time : int
-        The message's field of this name, in microseconds since 2000-01-01 UTC, 0 where it has none;
+        The message's field of this name, in microseconds since 2000-01-01 UTC; 0 if it has none.
         `commit_datetime` is the same as a datetime.
     """
 
@@ -66,12 +67,12 @@ class Event(NamedTuple):
 
     @property
     def commit_datetime(self) -> datetime.datetime | None:
-        """`commit_time` as an aware datetime in UTC; None of a frame that commits nothing.
+        """`commit_time` as an aware datetime in UTC; None if the frame commits no transaction.
 
         Raises
         ------
         PgOutputError
-            It is before year 1 or after year 9999.
+            The time is before year 1 or after year 9999.
         """
         if self.tag not in _COMMITS:
             return None
@@ -85,21 +86,21 @@ class Event(NamedTuple):
 
 
 _COMMITS = frozenset("CcK")
-"""Tags of what commits a transaction: Commit, Stream Commit, Commit Prepared."""
+"""Tags of the messages that commit a transaction: Commit, Stream Commit, Commit Prepared."""
 
 
 class Events:
-    """What came that is neither a row nor a Begin, in the order of the stream.
+    """The events of a call, in the order of the stream.
 
-    It has a length, and is indexed and iterated over: its items are :class:`Event`.
+    It has a length, and can be indexed and iterated; its items are :class:`Event`.
 
     Attributes
     ----------
     array : structured array
-        The fields of :class:`Event`, without `message`, `tag` as uint8, and 0 for None: for whoever
-        goes through many transactions.
+        The fields of all events except `message`, with `tag` as uint8, and 0 for None. It is faster
+        than the sequence for many events.
     messages : mapping of int to message
-        By the index of its frame, each event's `message` that is not None.
+        The messages of the events that have one, by the index of the frame.
     """
 
     def __init__(self, array: Any, messages: Mapping[int, Message]) -> None:
@@ -131,18 +132,18 @@ class Events:
 
 
 class BadFrame(NamedTuple):
-    """A frame that was refused, as ``on_error="collect"`` keeps it.
+    """A malformed frame that ``on_error="collect"`` has kept.
 
     Attributes
     ----------
     frame : int
         Its index in the call of `decode`.
     lsn : int or None
-        Its LSN; None where `decode` was given none.
+        Its LSN; None if no LSNs were given to `decode`.
     error : DecodeError
-        Why it was refused.
+        What is wrong with it.
     data : bytes
-        The frame.
+        The bytes of the frame.
     """
 
     frame: int
@@ -155,17 +156,17 @@ class BadFrame(NamedTuple):
 
 
 class ErrorBatch(Sequence[BadFrame]):
-    """Frames that were refused: a sequence of :class:`BadFrame`, and an Arrow record batch.
+    """The malformed frames of a call: a sequence of :class:`BadFrame`, and an Arrow record batch.
 
-    Its columns are frame (int64, the index), lsn (uint64), tag, code (utf8), offset (int64),
-    message (utf8) and data (binary, the whole frame).
+    The columns of the record batch are frame (int64, the index), lsn (uint64), tag and code (utf8),
+    offset (int64), message (utf8) and data (binary, the whole frame).
     """
 
     def __init__(self) -> None:
         self._frames: list[BadFrame] = []
 
     def append(self, frame: BadFrame) -> None:
-        """Take one more."""
+        """Add a frame."""
         self._frames.append(frame)
 
     @overload
@@ -186,7 +187,7 @@ class ErrorBatch(Sequence[BadFrame]):
         return self.__arrow_c_array__()[0]
 
     def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
-        """Schema and batch as capsules; `requested_schema` is not looked at, as it may be."""
+        """Schema and batch as capsules. `requested_schema` is ignored, as the interface allows."""
         bad = self._frames
         columns = (
             fixed_column("q", [one.frame for one in bad]),
@@ -217,12 +218,14 @@ _ERRORS = Field(
 
 
 class ChangeStream:
-    """Batches of one relation and one schema, as an Arrow stream.
+    """Batches with the same schema, as an Arrow stream.
 
     Raises
     ------
     PgOutputError
-        There is no batch, or they have different schemas.
+        There is no batch, or the batches have different schemas.
+    TypeError
+        One of them is no ChangeBatch.
     """
 
     def __init__(self, batches: Iterable[ChangeBatch]) -> None:
@@ -243,51 +246,54 @@ class ChangeStream:
         return iter(self._batches)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The stream, as a capsule; `requested_schema` is not looked at, as it may be."""
+        """The stream as a capsule. `requested_schema` is ignored, as the interface allows."""
         return twin("columnar._batch").export_stream(self._batches)
 
 
 class ColumnarDecoder:
-    """Decodes the frames of one stream, in order, into Arrow record batches.
+    """Decodes the frames of one replication stream, in their order, into Arrow record batches.
 
     Parameters
     ----------
     policies : Policies, optional
         What to do with values that a column cannot hold.
     decoder : Decoder, optional
-        Where to go on from: its state is copied, its policies, encoding and registry hold where
-        they are not given here.
+        A decoder from which to go on: its state is copied. Its policies, encoding and registry are
+        used unless others are given here.
     target : {"arrow", "spark", "portable"}
-        Whose types the columns have: Arrow's richest, Spark's own, or such as polars and duckdb
-        take too.
+        The types of the columns: the richest ones of Arrow, those of Spark, or those that polars
+        and duckdb support too.
     tables : str or iterable of str, optional
-        Patterns of ``namespace.name`` of the tables that are wanted, with ``*``, ``?`` and
-        ``[...]``.
+        Patterns of the tables to decode, matched with ``namespace.name``, with ``*``, ``?`` and
+        ``[...]``. By default all.
     columns : iterable of str, or mapping of str to iterable of str, optional
-        Names of the columns that are wanted, of all tables or by pattern.
+        Names of the columns to decode, of all tables or by pattern of tables. By default all.
     encoding : str, optional
         The session's client_encoding.
     registry : TypeRegistry, optional
         Users' types.
     fill_unchanged : bool
-        Take values that were not sent from the old row, where REPLICA IDENTITY FULL sends it.
+        Whether to take values that were not sent from the old row, which is sent with REPLICA
+        IDENTITY FULL.
     max_rows, max_bytes : int
-        A batch is given out before it gets larger. Bytes count all rows that are held, of all
-        relations; a row that is larger by itself makes a batch of its own.
+        A batch is given out before it would exceed `max_rows`, and all batches before the rows held
+        of all relations together would exceed `max_bytes`. A row that exceeds it alone makes a
+        batch of its own.
     on_error : {"raise", "collect"}
-        What becomes of a frame that is refused: the rows before it are given out and its error is
-        raised, or it goes to `errors` and decoding goes on.
+        What to do at a malformed frame: give out the rows before it and raise its error, or put it
+        into `errors` and go on.
     layouts : callable, optional
-        It is called with each version of a relation (its
-        :class:`~pgoutput_fast.plan.RelationPlan`), and returns the
-        :class:`~pgoutput_fast.columnar.schema.Layout` of its batches, or None where its rows are
-        not wanted. `target` then says only which types the columns beside the rows have, and
-        `tables` and `columns` are not given. The Spark readers choose their columns this way.
+        A function that is called with the :class:`~pgoutput_fast.plan.RelationPlan` of each version
+        of a relation. It returns the :class:`~pgoutput_fast.columnar.schema.Layout` of its batches,
+        or None to leave out its rows. `target` then decides only the types of the columns beside
+        the rows, and `tables` and `columns` must not be given. The Spark readers use it.
 
     Raises
     ------
-    PgOutputError, TypeError
-        An argument is none of these.
+    PgOutputError
+        An argument has a value that is not allowed.
+    TypeError
+        An argument has a wrong type.
     """
 
     def __init__(
@@ -335,7 +341,7 @@ class ColumnarDecoder:
     def _start(self, state: StreamState, options: Options) -> None:
         self._options = options
         self._engine = twin("columnar._engine").Engine(state, options)
-        self._call: object = None  # the one whose batches were not all taken
+        self._call: object = None  # stands for the call of decode() that is not yet complete
         self._runs = False
         self._bad = ErrorBatch()
         self._events: Events | None = None
@@ -343,35 +349,35 @@ class ColumnarDecoder:
 
     @property
     def state(self) -> StreamState:
-        """What the decoder knows: relations, types, the open transaction."""
+        """What the decoder knows of earlier frames: relations, types, the open transaction."""
         self._engine.sync()
         state: StreamState = self._engine.state
         return state
 
     @property
     def events(self) -> Events:
-        """Of the last call, as far as its batches were taken: what came that is no row."""
+        """The events of the last call of :meth:`decode`, as far as its batches were taken."""
         if self._events is None:
             self._events = Events(self._engine.take_events(), self._engine.messages)
         return self._events
 
     @property
     def errors(self) -> ErrorBatch:
-        """Of the last call: the frames that were refused, under ``on_error="collect"``."""
+        """The malformed frames of the last call of :meth:`decode`, with ``on_error="collect"``."""
         return self._bad
 
     @property
     def next_frame(self) -> int:
-        """Index of the frame of the last call to go on from: behind the last that was taken."""
+        """Index of the frame after the last that was decoded in the last call of :meth:`decode`."""
         return self._next
 
     def reset(self) -> None:
-        """Begin a new connection: open streams and what they announced are dropped.
+        """Begin a new connection: forget open transactions and what streamed ones announced.
 
         Raises
         ------
         PgOutputError
-            Another thread decodes with this decoder.
+            Another thread is decoding with this decoder.
         """
         if self._runs:
             raise PgOutputError("another thread decodes with this decoder; give each its own")
@@ -398,25 +404,25 @@ class ColumnarDecoder:
         Parameters
         ----------
         data, offsets
-            As of :func:`decode_batch`, or what it returned.
+            Frames as :func:`decode_batch` takes them, or its result.
         lsns : array of int, optional
             The LSN of each frame.
 
         Yields
         ------
         ChangeBatch
-            One per relation and schema version, in stream order within each. Frames are decoded as
-            the batches are taken, all of them before the next call.
+            Batches of rows of one version of a relation, in stream order for each relation. Frames
+            are decoded while the batches are taken. All must be taken before the next call.
 
         Raises
         ------
         DecodeError
-            A frame is refused; `.frame` is its index. The batches before have all rows before that
-            frame, the decoder is as it was before it, and `next_frame` is its index.
+            A frame is malformed. `frame` of the error, and `next_frame`, are its index. All rows
+            before it were given out, and the decoder is as it was before that frame.
         PgOutputError
-            The batches of the call before were not all taken.
+            The batches of the call before were not all taken, or a frame is null.
         TypeError, ValueError
-            `data`, `offsets` or `lsns` are something else.
+            `data`, `offsets` or `lsns` are of no supported form.
         """
         if self._call is not None:
             raise PgOutputError(
@@ -470,7 +476,10 @@ class ColumnarDecoder:
                 engine.unload()
 
     def _collects(self, error: PgOutputError) -> bool:
-        """Put the frame that is refused aside, if nothing after it depends on it."""
+        """Put the malformed frame into `errors`, unless later frames can't be decoded without it.
+
+        Returns whether it did so.
+        """
         if not isinstance(error, DecodeError):
             return False
         if self._options.on_error != "collect" or error.tag in ("S", "E", "B", "b"):
@@ -490,17 +499,17 @@ class ColumnarDecoder:
         return True
 
     def _rows_of(self, frame: bytes) -> int:
-        """How many rows a frame that is refused would have had."""
+        """How many rows a malformed frame would have made, which `seq` counts."""
         if frame[:1] == b"T":
             try:
                 message = decode_rare(frame, self._engine.state.open_xid is not None, "latin-1")
             except DecodeError:
-                return 0  # nobody knows
+                return 0  # the number of tables is unknown
             return len(cast("Truncate", message).relation_ids)
         return int(frame[:1] in (b"I", b"U", b"D"))
 
     def _forget_announced(self, state: StreamState, frame: bytes) -> None:
-        """After a Relation or a Type that is refused, what it told of is unknown."""
+        """Forget the relation or type of a malformed Relation or Type message."""
         start = 5 if state.open_xid is not None else 1
         number = (
             int.from_bytes(frame[start : start + 4], "big") if len(frame) >= start + 4 else None
@@ -512,31 +521,33 @@ class ColumnarDecoder:
 
 
 def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) -> FrameBatch:
-    """Walk through many frames: their headers and the slices of their columns, as NumPy arrays.
+    """Decode the headers of many frames, and where their columns lie, into NumPy arrays.
 
-    Every frame is validated as by :func:`decode`. How many columns a tuple must have is not known
-    here, as that takes its relation.
+    Every frame is checked as :func:`decode` does. As relations are not looked up, the number of
+    columns of a tuple is not checked.
 
     Parameters
     ----------
     data : sequence of bytes-like, Arrow array of binary, or buffer
-        An Arrow array is anything that has ``__arrow_c_array__`` or ``__arrow_c_stream__``, of the
-        type binary, large_binary or binary_view, sliced and chunked too. A buffer must not change
-        for as long as the result is used.
+        The frames. An Arrow array is an object with ``__arrow_c_array__`` or
+        ``__arrow_c_stream__``, of the type binary, large_binary or binary_view; it may be sliced
+        and chunked. A buffer needs `offsets`, and must not be changed while the result is used.
     offsets : array of int, optional
-        Of a buffer: n + 1 offsets of n frames.
+        n + 1 offsets of the n frames in a buffer.
     in_stream : int or bool
-        The xid of the stream chunk that is open before the first frame, or False: `in_stream` of
-        the batch before.
+        The xid of the stream chunk that is open before the first frame, or False if none is. It is
+        `in_stream` of the previous result.
 
     Raises
     ------
     DecodeError
-        A frame is malformed, the first one in order; `.frame` is its index.
+        A frame is malformed. `frame` of the error is the index of the first such frame.
     PgOutputError
         A frame is null.
+    OverflowError
+        `in_stream` is no xid.
     TypeError, ValueError
-        `data` or `offsets` are something else.
+        `data` or `offsets` are of no supported form.
     """
     batch: FrameBatch = twin("columnar._headers").decode_batch(data, offsets, in_stream)
     return batch

@@ -1,10 +1,10 @@
-"""A column of a record batch, or a part of one: its Arrow type, and how a value gets into it.
+"""Describe a column of a record batch, or a part of one: its Arrow type and its converters.
 
-A :class:`Field` has its Arrow type in the notation of the C data interface, and functions from the
-bytes of a value to the bytes that the column stores. Fields are a tree, as Arrow's are. Both
-implementations read the same fields: the compiled one stores usual values by itself, by the number
-in `text_code` or `binary_code`, and calls the functions for the others; the twin calls them for
-all.
+A :class:`Field` has its Arrow type in the notation of the C data interface, and functions that
+convert the bytes of a value to the bytes that the column stores. Fields form a tree, as Arrow's
+types do. Both implementations use the same fields. The compiled one converts usual values by
+itself, with the converter whose number is `text_code` or `binary_code`, and calls the functions for
+unusual values. The Python one calls the functions for all values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Store = Callable[[bytes], "bytes | None"]
 
 Target = Literal["arrow", "spark", "portable"]
 TARGETS: tuple[Target, ...] = get_args(Target)
-"""arrow: a type that says most; spark: Spark's own types; portable: what polars and duckdb take."""
+"""Sets of column types: Arrow's richest, Spark's, or those that polars and duckdb support too."""
 
 CONVERTERS = {
     name: number
@@ -37,16 +37,17 @@ CONVERTERS = {
         )
     )
 }  # fmt: skip
-"""How the compiled implementation stores usual values; "slow" leaves all of them to functions."""
+"""The converters of the compiled implementation; "slow" calls the field's function for all values.
+"""
 
 SYNTAXES = {
     name: number
     for number, name in enumerate(("", "array", "range", "composite", "vector", "multirange"))
 }
-"""Forms of nested values that the compiled implementation reads by itself."""
+"""The kinds of nested values that the compiled implementation reads by itself; "" is none."""
 
 EPOCH_SHIFT = 946_684_800_000_000
-"""Microseconds from 1970, where Arrow's timestamps begin, to 2000, where PostgreSQL's do."""
+"""Microseconds from 1970-01-01, the epoch of Arrow, to 2000-01-01, the epoch of PostgreSQL."""
 
 ARROW_TYPES = {
     "b": "bool", "c": "int8", "C": "uint8", "s": "int16", "S": "uint16", "i": "int32",
@@ -54,7 +55,7 @@ ARROW_TYPES = {
     "u": "utf8", "z": "binary", "tdD": "date32", "tdm": "date64", "tts": "time32[s]",
     "ttm": "time32[ms]", "ttu": "time64[us]", "ttn": "time64[ns]", "tin": "month_day_nano_interval",
 }  # fmt: skip
-"""Formats of the C data interface without parameters → the names of the types."""
+"""Format in the C data interface → name of the type, for types without parameters."""
 
 _SPARK_TYPES = {
     "b": "boolean", "c": "tinyint", "s": "smallint", "i": "int", "l": "bigint", "f": "float",
@@ -64,10 +65,10 @@ _SPARK_TYPES = {
 _UNITS = {"s": "s", "m": "ms", "u": "us", "n": "ns"}
 
 VARIANT = {b"variant": b"true"}
-"""Metadata of the second part of a struct that Spark takes for a variant."""
+"""Metadata of the last field of a struct that is a variant for Spark."""
 
 EXTENSION_NAME = b"ARROW:extension:name"
-"""Key of a field's metadata: the extension type that it is of."""
+"""Key in a field's metadata of the name of its Arrow extension type."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,30 +83,32 @@ class Field:
     metadata : dict of bytes to bytes
     children : tuple of Field
     width : int
-        Bytes that a value takes; 0 for a bit, -1 where that varies from value to value, as it does
-        where there are children: a value is then kept packed (see the module ``packed``).
+        Bytes that the column stores of each value; 0 for a bit, -1 if values differ in size. That
+        is so for nested values too, which are kept packed (see the module ``packed``).
     text, binary : callable or None
-        From the bytes of a value in either format to the bytes that the column stores, None for
-        null; they raise what the codecs of :mod:`pgoutput_fast.values` do. A bool is a byte, 0
-        or 1; numbers are in the machine's order of bytes.
+        Functions from the bytes of a value in text or binary format to the bytes that the column
+        stores, or None for null. They raise the errors of the codecs in
+        :mod:`pgoutput_fast.values`. A bool is stored as a byte, 0 or 1; numbers have the machine's
+        byte order.
     text_code, binary_code : int
-        Of :data:`CONVERTERS`.
+        The compiled converters for the two formats, numbers of :data:`CONVERTERS`.
     precision, scale : int
-        Of a decimal.
+        The precision and scale of a decimal.
     by_format : bool
-        The column is binary, not utf8, where its values come in binary format: its type is not
-        known. Or so is a part of it.
+        Whether the type, or the type of a part, is not known, so that the column is of Arrow's type
+        binary if values come in binary format, and utf8 if they come in text format.
     labels : Labels or None
-        Of a dictionary of utf8: what its numbers mean.
+        The labels of an enum, whose column is a dictionary of utf8.
     nullable : bool
     syntax : str
-        Of :data:`SYNTAXES`.
+        The kind of nested values, a key of :data:`SYNTAXES`.
     delimiter : str
-        Between the elements of an array's text.
+        The character between the elements of an array in text format.
     type_id : int
-        Of a part: the OID that binary values have for its type, 0 if that is not known.
+        Of a part: the OID of its type, with which the OID in binary values is compared; 0 if it is
+        not known.
     position : int
-        Among the relation's columns; -1 for what is no column of it.
+        Position among the relation's columns; -1 if it is none of them.
     """
 
     name: str
@@ -129,12 +132,12 @@ class Field:
 
     @property
     def is_nested(self) -> bool:
-        """Whether its values are made of others; a composite may have none."""
+        """Whether the values contain values; a composite without fields counts too."""
         return self.format.startswith("+")
 
     @property
     def arrow_type(self) -> str:
-        """The type as Arrow writes it; the name of an extension type alone."""
+        """The type as Arrow prints it; of an extension type only the name."""
         if EXTENSION_NAME in self.metadata:
             return self.metadata[EXTENSION_NAME].decode()
         kind, _, parameters = self.format.partition(":")
@@ -163,7 +166,7 @@ class Field:
 
     @property
     def spark_type(self) -> str:
-        """The type as Spark SQL writes it.
+        """The type as Spark SQL prints it.
 
         Raises
         ------
@@ -194,7 +197,7 @@ class Field:
         )
 
     def in_binary(self) -> Field:
-        """The field of a batch whose values came in binary format, if it is by format."""
+        """The field for values in binary format, which differs if `by_format` is true."""
         if not self.by_format:
             return self
         if not self.children:
@@ -203,4 +206,4 @@ class Field:
 
 
 LABEL_FIELD = Field("", "u")
-"""Of a dictionary of labels."""
+"""The field of the labels in the dictionary of an enum's column."""

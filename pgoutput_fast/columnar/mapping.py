@@ -1,8 +1,8 @@
-"""The column that a type gets: PostgreSQL's types to Arrow's, under a user's policies.
+"""Map PostgreSQL's types to columns of Arrow's types, under a user's policies.
 
-This is the one place where that is decided, for all targets. The functions of the fields stand on
-those of :mod:`pgoutput_fast.values`: from the bytes of a value to a Python object, from there to
-the bytes that the column stores.
+No other module decides which column a type gets, for any target. The functions of a field first
+convert the bytes of a value to a Python object, by :mod:`pgoutput_fast.values`, and then that
+object to the bytes that the column stores.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _UUID = {EXTENSION_NAME: b"arrow.uuid", b"ARROW:extension:metadata": b""}
 _WKB = {EXTENSION_NAME: b"geoarrow.wkb", b"ARROW:extension:metadata": b"{}"}
 
 Special = Callable[[ColumnType, "Settings"], "Field | None"]
-"""The field of types that are stored in another way than usual; None for the usual one."""
+"""Makes the field of a type that is stored in an unusual way; returns None for all other types."""
 
 
 def field_of(
@@ -61,15 +61,20 @@ def field_of(
     labels: dict[int, Labels] | None = None,
     special: Special | None = None,
 ) -> Field:
-    """The column for values of a type; its name is empty.
+    """Make the field of the column for values of a type. Its name is empty.
 
     Parameters
     ----------
     type, settings, target
     labels : dict of int to Labels, optional
-        By OID, those of the enums of the columns beside it, which share them.
+        The labels of enums by OID, which all columns of a relation share.
     special : callable, optional
-        It is asked for the type and for each part of it.
+        A :data:`Special` that is called for the type and for each part of it.
+
+    Raises
+    ------
+    PgOutputError
+        A type was registered with an Arrow type that columns can't have.
     """
     return _Maker(settings, target, {} if labels is None else labels, special).field(
         without_functions(type)
@@ -77,7 +82,7 @@ def field_of(
 
 
 def without_functions(type: ColumnType) -> ColumnType:
-    """The type without registered functions whose values are of no known Arrow type."""
+    """The type without functions that were registered without an Arrow type."""
     registered = type.registered
     if registered is not None and registered.arrow is None:
         registered = None
@@ -91,7 +96,7 @@ def without_functions(type: ColumnType) -> ColumnType:
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """What makes the fields of a column: one for it and one for each of its parts."""
+    """Makes the field of a column and, recursively, the fields of its parts."""
 
     settings: Settings
     target: str
@@ -126,7 +131,7 @@ class _Maker:
             return _plain_text(self.settings)
         labels = self.labels.get(type.oid)
         if labels is None:
-            # Of labels that are no text no value comes.
+            # A label that is no text can be in the catalogue, but no value of it can be decoded.
             names = [shown_name(label).encode() for label in type.labels]
             labels = self.labels[type.oid] = Labels(names)
         number = labels.store
@@ -152,7 +157,8 @@ class _Maker:
         text, binary = packing(type, functions, self.settings.policies)
         encoding = self.settings.encoding
         if encoding in NO_ASCII:
-            # Quotes and braces are looked for among bytes.
+            # The functions of nested types look for quotes and braces among the bytes, where in
+            # these encodings they can be parts of other characters. So they are given UTF-8.
             in_utf8 = replace(self, settings=replace(self.settings, encoding="utf-8"))
             inner, _ = _functions_of(in_utf8.made_of_parts(type))
 
@@ -166,7 +172,8 @@ class _Maker:
                 for _ in range(dimensions - 1):
                     made = replace(made, children=(replace(made, name="item"),))
                 return made
-        # int2vector and oidvector are vectors too, and nothing like pgvector's.
+        # The kind "vector" stands for int2vector and oidvector here, the syntax "vector" for the
+        # vectors of pgvector, which have another form.
         if type.kind in SYNTAXES and type.kind != "vector" and encoding == "utf-8":
             made = _compiled(made, type.kind)
         return replace(made, delimiter=type.delimiter)
@@ -203,7 +210,7 @@ def _nested(
 
 
 def text_field(type: ColumnType, settings: Settings) -> Field:
-    """The column for the server's text of a type's values, whatever they are; its name is empty."""
+    """The field of a column for the server's text of values of any type. Its name is empty."""
     codec = codec_of(type, settings)
     natural = field_of(type, settings, "spark")
     binary_code = 0
@@ -217,7 +224,10 @@ def text_field(type: ColumnType, settings: Settings) -> Field:
 
 
 def _binary_text(codec: Codec, raw: bytes) -> bytes:
-    """The text of a binary value; digits where its server alone knows it: money, names of OIDs."""
+    """The server's text of a binary value, or digits if only the server knows the text.
+
+    That is so for money and for types such as regclass, whose text is the name of an object.
+    """
     try:
         form: str = codec.text_form(raw)
     except NoTextForm:
@@ -229,7 +239,7 @@ def _binary_text(codec: Codec, raw: bytes) -> bytes:
 
 
 def _has_text(type: ColumnType) -> bool:
-    """Whether the server's text of every binary value of a type that is made of others is known."""
+    """Whether the server's text is known for all binary values of a type and of its parts."""
     if type.registered is not None or type.kind == "unknown":
         return False
     if type.entry is not None and type.entry.codec in ("money", "reg", "other"):
@@ -241,7 +251,7 @@ def _has_text(type: ColumnType) -> bool:
 
 
 def _as_text(type: ColumnType, policies: Policies) -> bool:
-    """Whether a policy wants text of some values, so that the column is text."""
+    """Whether a policy asks for the text of some values, so that the whole column is text."""
     return type.entry is not None and any(
         getattr(policies, name) == "text"
         for name in type.entry.policies
@@ -259,7 +269,7 @@ def _transcoded(settings: Settings) -> Callable[[bytes], bytes]:
 
 
 def _text_code(settings: Settings) -> int:
-    """How text is copied: bytes that are ASCII are the same in most encodings."""
+    """The converter of text: ASCII bytes can be copied if they mean ASCII in the encoding too."""
     if settings.encoding == "utf-8":
         return CONVERTERS["utf8"]
     ascii_ = bytes(range(128))
@@ -267,12 +277,13 @@ def _text_code(settings: Settings) -> int:
         same = ascii_.decode(settings.encoding) == ascii_.decode("ascii")
     except UnicodeDecodeError:
         same = False
-    # In these, what looks like ASCII may be half of a character: of pure ASCII none is.
+    # In some of these encodings an ASCII byte may be the second half of a character. But the
+    # converter copies only values that consist of ASCII bytes, where no byte is a first half.
     return CONVERTERS["ascii"] if same else CONVERTERS["slow"]
 
 
 def _plain_text(settings: Settings) -> Field:
-    """A column of text whose values are, in either format, the text itself."""
+    """A column of text, for types whose values are the text itself in both formats."""
     code = _text_code(settings)
     transcoded = _transcoded(settings)
     return Field("", "u", text=transcoded, binary=transcoded, text_code=code, binary_code=code)
@@ -291,7 +302,7 @@ def _unknown(settings: Settings) -> Field:
 
 
 def _server_text(type: ColumnType, codec: Codec, settings: Settings) -> Field:
-    """A column of the server's text, from values that are none in binary format."""
+    """A column of the server's text, for types whose values in binary format are no text."""
     clamped = _CLAMPED.get(type.entry.codec) if type.entry is not None else None
 
     def text(raw: bytes) -> bytes | None:
@@ -329,14 +340,14 @@ _CLAMPED: dict[str, Callable[[Any], str]] = {
     "interval": interval_form,
     "numeric": lambda value: format(value, "f"),
 }
-"""Codec → the server's text of a value, which may be the one that a policy put in its place."""
+"""Codec → a function that gives the server's text of a value that a policy may have clamped."""
 
 
 def _stored(
     codec: Codec, store: Callable[[Any], bytes | None], format: str, width: int, code: str = "slow",
     binary_code: str = "slow", metadata: Mapping[bytes, bytes] | None = None,
 ) -> Field:  # fmt: skip
-    """A column of what `store` makes of Python objects; None is null."""
+    """A column that stores the bytes that `store` makes of Python objects, None for null."""
     from_text, from_binary = codec.text, codec.binary
 
     def text(raw: bytes) -> bytes | None:
@@ -427,7 +438,8 @@ def _numeric(type: ColumnType, codec: Codec, settings: Settings, target: str) ->
             return None if kept is None else kept.to_bytes(width, _ORDER, signed=True)
         sign, digits, _ = value.as_tuple()
         exponent = int(value.as_tuple().exponent)
-        # A numeric has up to 131,072 digits: compare before any power is made of them.
+        # A numeric has up to 131,072 digits before the point: refuse a number that is too long
+        # before it is made into an integer.
         if len(digits) + exponent > precision - scale and any(digits):
             raise OutOfRange(f"{_abridged(value)} does not fit into {name}")
         unscaled, rest = int("".join(map(str, digits)) or 0) if any(digits) else 0, 0
@@ -584,7 +596,7 @@ def _ewkb(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Fi
 
 
 def _compiled(field: Field, syntax: str) -> Field:
-    """The field with the compiled converters, in the formats in which all its parts have one."""
+    """The field with compiled converters for the formats in which all its parts have them."""
     slow = CONVERTERS["slow"]
     parts = [child for child in field.children if child.text is not None or syntax == "vector"]
     text = all(child.text_code != slow for child in parts)
@@ -623,7 +635,7 @@ def _vector(type: ColumnType, codec: Codec, settings: Settings, target: str) -> 
         then(codec.text, pack),
         then(codec.binary, pack),
     )
-    # Those of 16 bits are rounded first.
+    # The elements of a halfvec are rounded to 16 bits first, which no compiled converter does.
     is_vector = type.entry is not None and type.entry.codec == "pgvector"
     return _compiled(made, "vector") if is_vector else made
 
@@ -669,7 +681,8 @@ _FIELDS: dict[str, Callable[[ColumnType, Codec, Settings, str], Field]] = {
     "halfvec": _vector,
     "sparsevec": _sparsevec,
 }
-"""Codec → the column of a type; those of all others hold the server's text."""
+"""Codec → a function that makes the column. The columns of all other codecs hold the server's text.
+"""
 
 
 def arrow_type(
@@ -679,21 +692,23 @@ def arrow_type(
     policies: Policies | None = None,
     target: str = "arrow",
 ) -> str:
-    """The Arrow type of a column, as Arrow writes it; the name of an extension type alone.
+    """The type of a column, as Arrow prints it; of an extension type only the name.
 
     Parameters
     ----------
     type : ColumnType
     binary : bool
-        Whether values come in binary format: those of unknown types are ``binary``, else ``utf8``.
+        Whether values come in binary format: then columns of unknown types are ``binary``, else
+        ``utf8``.
     policies : Policies, optional
     target : {"arrow", "spark", "portable"}
-        As of :class:`ColumnarDecoder`, whose columns have this type.
+        The `target` of the :class:`ColumnarDecoder`.
 
     Raises
     ------
     PgOutputError
-        A type was registered with what is no Arrow type of a column, or there is no pyarrow to ask.
+        A type was registered with an Arrow type that columns can't have, or pyarrow, which
+        describes that type, is not installed.
     """
     return _field(type, binary, policies, target).arrow_type
 
@@ -701,8 +716,8 @@ def arrow_type(
 def spark_type(type: ColumnType, *, binary: bool = False, policies: Policies | None = None) -> str:
     """The Spark SQL type of a column that is decoded with ``target="spark"``.
 
-    Parameters and errors are those of :func:`arrow_type`; an Arrow type that Spark does not have,
-    with which a type was registered, is an error too.
+    Parameters and errors are those of :func:`arrow_type`. It also raises a PgOutputError if a type
+    was registered with an Arrow type that Spark does not have.
     """
     return _field(type, binary, policies, "spark").spark_type
 

@@ -1,4 +1,4 @@
-"""The arguments of a :class:`pgoutput_fast.ColumnarDecoder`, as its engine reads them."""
+"""Check the arguments of a :class:`pgoutput_fast.ColumnarDecoder`, which its engine reads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .schema import Layout, layout_of
 from .selection import Selection
 
 OnError = Literal["raise", "collect"]
-"""What becomes of a frame that is refused."""
+"""What a ColumnarDecoder does at a malformed frame."""
 
 Layouts = Callable[[RelationPlan], "Layout | None"]
-"""What the record batches of a relation look like; None where its rows are not wanted."""
+"""Returns the layout of a relation's record batches; None if its rows are not to be decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Options:
                 raise PgOutputError(f"{name}={value}: expected a positive number")
 
     def layout(self, plan: RelationPlan) -> Layout | None:
-        """The record batches of a relation, None if its rows are not wanted."""
+        """The layout of a relation's record batches; None if its rows are not to be decoded."""
         if self.layouts is not None:
             return self.layouts(plan)
         if not self.selection.wants(plan.relation):

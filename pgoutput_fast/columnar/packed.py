@@ -1,10 +1,10 @@
-"""Nested values while a batch grows: one run of bytes each, of which columns are made at its end.
+"""Pack nested values into bytes while a batch grows; its columns are made from them at its end.
 
-The packed form of a list, a struct or a map is that of its parts, one behind the other: of each
-part an int32 in the machine's order of bytes, its size, -1 for null, and the bytes that a column of
-the part's type stores, which are packed in turn where that is nested. A map's parts are structs of
-key and value. So a row that is refused leaves nothing in any column below, and what a value takes
-is one number.
+The packed form of a list, struct or map is that of its parts, one after the other: for each part an
+int32 in the machine's byte order with its size (-1 for null), then the bytes that a column of the
+part's type stores. The bytes of a nested part are packed in the same way. The parts of a map are
+structs of key and value. So the columns of parts need not be undone when a row is refused, and the
+size of a value is known at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FALSE, _TRUE = b"\0", b"\1"
 
 
 def packed(parts: Iterable[Stored]) -> bytes:
-    """The packed form of what the parts' columns store, None for null."""
+    """The packed form of parts, given as the bytes that their columns store, or None for null."""
     return b"".join([_NULL if part is None else _size.pack(len(part)) + part for part in parts])
 
 
@@ -46,7 +46,7 @@ def unpacked(value: bytes) -> Iterator[Stored]:
 
 
 class NewLabel(Exception):
-    """A label that the dictionary of the batch lacks: it is for the next batch.
+    """Raised for a label that the dictionary of the batch does not have, and the next batch will.
 
     Attributes
     ----------
@@ -60,12 +60,14 @@ class NewLabel(Exception):
 
 
 class Labels:
-    """The labels of an enum by their numbers in columns: the catalogue's, then those seen since.
+    """The labels of an enum with their numbers in columns.
+
+    Those of the catalogue come first, then others in the order in which they were seen.
 
     Attributes
     ----------
     numbers : dict of bytes to bytes
-        UTF-8 → what a column stores.
+        Label in UTF-8 → the bytes that a column stores: its number.
     """
 
     def __init__(self, labels: Iterable[bytes]) -> None:
@@ -74,16 +76,16 @@ class Labels:
             self.add(label)
 
     def add(self, label: bytes) -> None:
-        """Give a label the next number, if it has none."""
+        """Give a label the next number, unless it has one."""
         self.numbers.setdefault(label, _size.pack(len(self.numbers)))
 
     def store(self, label: bytes) -> bytes:
-        """What a column stores of a label.
+        """The bytes that a column stores of a label.
 
         Raises
         ------
         NewLabel
-            It has no number.
+            The label has no number.
         """
         try:
             return self.numbers[label]
@@ -97,15 +99,15 @@ class Labels:
 def packing(
     type: ColumnType, parts: list[Codec], policies: Policies
 ) -> tuple[Callable[[bytes], Stored], Callable[[bytes], Stored]]:
-    """The functions from a text value and from a binary one to its packed form.
+    """The functions that convert a value in text format, or in binary format, to its packed form.
 
     Parameters
     ----------
     type : ColumnType
         An array, a vector, a range, a multirange or a composite.
     parts : list of Codec
-        From the bytes of its parts' values to what their columns store: of the element, or of each
-        field.
+        Functions for the element, or for each field, that return the bytes that the part's column
+        stores.
     policies : Policies
     """
     pack: Pack
@@ -123,7 +125,7 @@ def packing(
 
 
 def then(first: Callable[[bytes], Any], after: Pack) -> Callable[[bytes], Stored]:
-    """A function, and then another; a policy may have made None of the value."""
+    """A function that calls `first`, then `after` unless a policy made None of the value."""
 
     def both(raw: bytes) -> Stored:
         value = first(raw)
@@ -133,7 +135,7 @@ def then(first: Callable[[bytes], Any], after: Pack) -> Callable[[bytes], Stored
 
 
 def dimensions_of(policies: Policies) -> int:
-    """How many dimensions the arrays of a column have."""
+    """The number of dimensions that all arrays of a column have."""
     return policies.arrays if isinstance(policies.arrays, int) else 1
 
 
@@ -145,7 +147,7 @@ def _range(value: Range[bytes]) -> bytes:
 def _array(dimensions: int) -> Pack:
     def pack(value: list[Any]) -> bytes:
         if not value:
-            return b""  # of no dimension at all, and in a column like one of any
+            return b""  # an empty array has no dimensions, so it fits into every column of arrays
         found = 0
         inner: Any = value
         while isinstance(inner, list):
@@ -168,7 +170,7 @@ def _array(dimensions: int) -> Pack:
 
 
 def pack_map(value: dict[str, str | None]) -> bytes:
-    """An hstore as a map."""
+    """The packed form of an hstore: a map."""
     return packed(
         packed((key.encode(), None if item is None else item.encode()))
         for key, item in value.items()
@@ -176,7 +178,10 @@ def pack_map(value: dict[str, str | None]) -> bytes:
 
 
 def pack_floats(dimensions: int) -> Pack:
-    """A vector as a list of float32; of one length alone if `dimensions` is not 0."""
+    """A function that packs a vector as a list of float32.
+
+    If `dimensions` is not 0, vectors of another length are refused with OutOfRange.
+    """
 
     def pack(value: list[float]) -> bytes:
         if dimensions and len(value) != dimensions:
@@ -189,7 +194,7 @@ def pack_floats(dimensions: int) -> Pack:
 
 
 def pack_sparse(value: SparseVector) -> bytes:
-    """A sparsevec as the struct of its parts."""
+    """The packed form of a sparsevec: a struct of dim, indices and values."""
     return packed(
         (_size.pack(value.dim), packed(map(_size.pack, value.indices)),
          packed(map(_float32, value.values)))

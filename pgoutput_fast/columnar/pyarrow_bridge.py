@@ -1,4 +1,7 @@
-"""Columns that are bytes, as pyarrow's arrays: for what runs without the compiled extension."""
+"""Make pyarrow's arrays and schemas from columns whose buffers are bytes.
+
+The Python implementation exports its record batches this way.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from .fields import LABEL_FIELD, Field
 
 
 def arrow_array(field: Field, column: Column) -> Any:
-    """A column as pyarrow's array."""
+    """A pyarrow array with the buffers of a column."""
     pa = pyarrow()
     made = pa.Array.from_buffers(
         _type(replace(field, labels=None)),
@@ -26,7 +29,7 @@ def arrow_array(field: Field, column: Column) -> Any:
 
 
 def schema_of(field: Field) -> Any:
-    """The columns of a struct as pyarrow's schema, with the struct's metadata."""
+    """A pyarrow schema with the columns and metadata of a struct."""
     return pyarrow().schema([_field(child) for child in field.children], dict(field.metadata))
 
 
@@ -84,4 +87,4 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
     "ttn": ("time64", "ns"),
     "tin": ("month_day_nano_interval",),
 }
-"""Format of the C data interface → what makes the type in pyarrow."""
+"""Format in the C data interface → pyarrow's function that makes the type, and its arguments."""

@@ -1,6 +1,6 @@
-"""Columns of types for which a user registered functions and an Arrow type.
+"""Make the columns of types for which a user registered functions and an Arrow type.
 
-pyarrow says what the type is, and makes Arrow's values of the functions' objects.
+pyarrow describes the Arrow type, and converts the objects that the functions return.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from .packed import Stored, packed, then
 
 
 def registered_field(codec: Codec, arrow: Any) -> Field:
-    """The column of what the functions make, which is of the type `arrow`.
+    """The column of the objects that the functions of `codec` return.
 
     Parameters
     ----------
     codec : Codec
     arrow : str or pyarrow.DataType
+        The type of the column.
 
     Raises
     ------
     PgOutputError
-        There is no pyarrow, or no such type, or columns cannot have it.
+        pyarrow is not installed, or `arrow` is no Arrow type, or none that a column can have.
     """
     pa = pyarrow()
     try:
@@ -57,8 +58,10 @@ def field_of_type(type_: Any, name: str = "", *, nullable: bool = True) -> Field
 
     Raises
     ------
-    ValueError, TypeError
-        Columns cannot have it, or it is none.
+    ValueError
+        Columns can't have the type.
+    TypeError
+        `type_` is no pyarrow.DataType.
     """
     pa = pyarrow()
     if not isinstance(type_, pa.DataType):
@@ -103,7 +106,7 @@ def field_of_type(type_: Any, name: str = "", *, nullable: bool = True) -> Field
 
 
 def _stored(array: Any, i: int, field: Field) -> Stored:
-    """What a column stores of value `i` of an array, which begins where its buffers do."""
+    """The bytes that a column stores of value `i` of an array, whose offset in buffers is 0."""
     array = getattr(array, "storage", array)
     if not array[i].is_valid:
         return None

@@ -1,4 +1,4 @@
-"""What the record batches of a relation look like: their columns and their metadata."""
+"""Lay out the record batches of a relation: their columns and metadata."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .selection import Selection
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """The record batches of one version of a relation.
+    """The layout of the record batches of one version of a relation.
 
     Attributes
     ----------
     plan : RelationPlan
     columns : tuple of Field
-        The relation's, those that are wanted, in their order.
+        The selected columns of the relation, in their order.
     head : tuple of Field
-        What stands before `before`, `after` and `unchanged`.
+        The columns of the record batch before `before`, `after` and `unchanged`.
     metadata : dict of bytes to bytes
-        Of the schema.
+        The metadata of the schema.
     """
 
     plan: RelationPlan
@@ -36,17 +36,18 @@ class Layout:
 
     @property
     def side_bytes(self) -> int:
-        """Bytes that count of a tuple, beside its values of varying length.
+        """Bytes that a row takes in the columns of ``before`` or ``after``.
 
-        In the columns of ``before`` all rows of a batch have their place as soon as one does.
+        Values of varying length are not included. In ``before`` a row takes them as soon as any row
+        of its batch has an old tuple.
         """
         widths = [field.width if field.width >= 0 else 4 for field in self.columns]
         return len(widths) + sum(widths)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that count of a row without an old tuple, beside its values of varying length."""
-        # Beside columns of fixed width, of up to 20 bytes: op, old_kind, unchanged.
+        """Bytes that a row without an old tuple takes, without its values of varying length."""
+        # The columns op, old_kind and unchanged take up to 20 bytes together.
         return 20 + sum(field.width for field in self.head if field.width > 0) + self.side_bytes
 
     def schema(self, binary: Iterable[int]) -> Field:
@@ -55,8 +56,8 @@ class Layout:
         Parameters
         ----------
         binary : iterable of int
-            Positions in `columns` of those that are binary in this batch, as their type is not
-            known and their values came in binary format.
+            Positions in `columns` of the columns of unknown types whose values came in binary
+            format. They are of Arrow's type binary in this batch.
         """
         columns = list(self.columns)
         for i in binary:
@@ -75,7 +76,7 @@ class Layout:
 
 
 def version_of(plan: RelationPlan) -> tuple[object, ...]:
-    """What makes a relation's rows go into one batch: all that was announced of it."""
+    """A key for all that was announced of a relation: rows with equal keys can share a batch."""
     relation, registry = plan.relation, plan.settings.registry
     return (
         relation.relation_id,
@@ -89,7 +90,7 @@ def version_of(plan: RelationPlan) -> tuple[object, ...]:
 
 
 def head_fields(target: str) -> tuple[Field, ...]:
-    """The columns op to old_kind."""
+    """The columns from op to old_kind."""
     unsigned4, unsigned8 = ("l", "l") if target == "spark" else ("I", "L")
     formats = {
         "op": "u",
@@ -106,12 +107,13 @@ def head_fields(target: str) -> tuple[Field, ...]:
 
 
 def layout_of(plan: RelationPlan, target: str, selection: Selection) -> Layout:
-    """The record batches of a relation.
+    """Make the layout of a relation's record batches.
 
     Raises
     ------
     PgOutputError
-        It has none of the columns that are wanted.
+        The relation has none of the columns that were named, or a type was registered with an Arrow
+        type that columns can't have.
     """
     relation = plan.relation
     labels: dict[int, Labels] = {}

@@ -1,4 +1,4 @@
-"""Which tables and columns are wanted, by the names that Arrow shows of them."""
+"""Select the tables and columns to decode, by their names as Arrow schemas show them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from ..names import shown_name, shown_table
 
 
 class Selection:
-    """Which tables and columns are wanted.
+    """The tables and columns to decode.
 
     Parameters
     ----------
     tables : str or iterable of str, optional
-        Patterns of ``namespace.name``, with ``*``, ``?`` and ``[...]``; all tables without.
+        Patterns of ``namespace.name``, with ``*``, ``?`` and ``[...]``. By default all tables.
     columns : iterable of str, or mapping of str to iterable of str, optional
-        Names of columns, or pattern of tables → names; all columns without, and of tables that no
-        pattern matches.
+        Names of columns of all tables, or pattern of tables → names. By default, and for tables
+        that no pattern matches, all columns.
 
     Raises
     ------
-    PgOutputError, TypeError
-        They are something else, or match no table whatever.
+    PgOutputError
+        A pattern can't match any table, or there is none.
+    TypeError
+        A pattern or name is no str.
     """
 
     def __init__(
@@ -47,17 +49,17 @@ class Selection:
             self.columns = {"*": _names("columns", columns)}
 
     def wants(self, relation: Relation) -> bool:
-        """Whether rows of the relation are wanted."""
+        """Whether a relation is selected."""
         name = shown_table(relation)
         return self.tables is None or any(fnmatchcase(name, pattern) for pattern in self.tables)
 
     def positions(self, relation: Relation) -> list[int]:
-        """Positions of the columns that are wanted.
+        """Positions of the selected columns of a relation.
 
         Raises
         ------
         PgOutputError
-            The relation has none of those that were named.
+            The relation has none of the columns that were named.
         """
         table = shown_table(relation)
         names = [shown_name(column.name) for column in relation.columns]
@@ -85,7 +87,7 @@ def _names(what: str, names: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _check_patterns(what: str, patterns: Iterable[str]) -> None:
-    """Refuse patterns that match nothing, as a table's bare name."""
+    """Refuse patterns that can't match any table, such as a table's name without its schema."""
     found = list(patterns)
     if not found:
         raise PgOutputError(f"{what}= names no table; leave it out to have all of them")
