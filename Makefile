@@ -61,17 +61,16 @@ $(VENV)/.dependencies: pyproject.toml tools/find-python
 	    $(pip) install --no-build-isolation --group dev --editable '.[all]'
 	@touch $@
 
-# The compiled core, beside its source. setup.py holds the compiler's directives, which Cython does
-# not look at when it decides what to do anew.
+# The compiled modules, beside their sources. When the directives in setup.py change, Cython has to
+# be forced to generate the C again, as it compares only the times of the sources.
 $(VENV)/.extension: $(VENV)/.dependencies $(extension_sources)
 	@echo 'Building the extension'
 	@$(if $(filter setup.py,$?),CYTHON_FORCE_REGEN=1) PGOUTPUT_FAST_REQUIRE_EXT=1 \
 	    $(python) setup.py --quiet build_ext --inplace
 	@touch $@
 
-# The demo works without a compiler too. What counts is the one that Python will call, and that it
-# finds Python's headers. "exec", as make has to wait for the demo that cleans up after Ctrl-C, and
-# waits for its own child alone.
+# The demo also works without a C compiler. "exec" makes the demo make's own child: so after Ctrl-C
+# make waits for it while it cleans up.
 demo: $(VENV)/.dependencies
 	@if $(python) tools/can_compile.py; then \
 	    $(MAKE) --silent $(VENV)/.extension || exit 1; \
@@ -81,8 +80,8 @@ demo: $(VENV)/.dependencies
 	fi; \
 	exec $(bin)/pgoutput-fast demo $(DEMO_ARGS)
 
-# A file's tests share servers, Spark and builds: they stay together, and in the order of the tree, in
-# which the longest of them come early and the shortest last.
+# The tests of a file run in one process, as they share servers, Spark and builds. The files keep the
+# order of the directories, in which the longest tests come early and the shortest last.
 pytest := $(python) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.extension
 	@$(pytest) -m 'not slow' $(PYTEST_ARGS)
@@ -107,9 +106,10 @@ test-corpus: $(VENV)/.extension
 	@[ -d "$(CORPUS)" ] || { echo 'make test-corpus CORPUS=DIR: a directory of captures' >&2; exit 2; }
 	@PGOUTPUT_FAST_CORPUS="$(CORPUS)" $(python) -m pytest tests/corpus $(PYTEST_ARGS)
 
-# Python itself is not instrumented, so that the runtime has to be there before it, and Python has to
-# take its memory from malloc, whose ends are watched. It frees little of it when it ends: leaks are
-# what tests count. "pytest" rather than "python -m pytest", which would import from here.
+# Python itself is not instrumented. So the runtime libraries of the sanitizers are preloaded, and
+# Python is told to use malloc(), whose blocks they watch. They don't look for leaks, as Python frees
+# little of its memory when it exits; other tests count leaks. "python -m pytest" would import the
+# package from the checkout, "pytest" imports the sanitized one.
 sanitized := build/sanitize
 sanitize: $(VENV)/.dependencies
 	@PGOUTPUT_FAST_SANITIZE=1 PGOUTPUT_FAST_REQUIRE_EXT=1 \
@@ -119,7 +119,7 @@ sanitize: $(VENV)/.dependencies
 	    PGOUTPUT_FAST_IMPL=cython ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1; \
 	$(bin)/pytest tests/unit tests/differential -p no:cacheprovider $(PYTEST_ARGS)
 
-# As cibuildwheel does it: its own command, over its own files, in an environment of nothing else.
+# As cibuildwheel will do it: with its test command and test sources, in an otherwise empty environment.
 test-wheel: $(VENV)/.dependencies
 	@$(python) tools/test_wheel.py
 
@@ -142,7 +142,8 @@ format: $(VENV)/.dependencies
 	@$(bin)/ruff check --fix --exit-zero --quiet
 	@$(bin)/ruff format
 
-# What the benchmarks hold ours against. pypgoutput asks for a psycopg2 that has to be compiled.
+# The packages that the benchmarks compare with. pypgoutput is installed without its dependencies, as
+# it requires a psycopg2 that has to be compiled.
 $(VENV)/.benchmarks: $(VENV)/.dependencies
 	@$(pip) install --group bench
 	@$(pip) install --no-deps pypgoutput==0.0.3 walflux==0.1.0

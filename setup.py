@@ -1,9 +1,9 @@
-"""Build of the compiled core; all metadata is in pyproject.toml.
+"""Build the compiled modules; all metadata is in pyproject.toml.
 
-Five environment variables, each 1, or 0 or unset:
+Five environment variables are switches, each 1, or 0 or unset:
 
 PGOUTPUT_FAST_NO_EXT       build without extensions: a pure Python wheel
-PGOUTPUT_FAST_REQUIRE_EXT  a failed build of an extension is an error (else the Python twin serves)
+PGOUTPUT_FAST_REQUIRE_EXT  a failed build is an error (by default the Python twin is used then)
 PGOUTPUT_FAST_DEBUG        no optimisation, debug symbols, C assertions, Cython's own bound checks
 PGOUTPUT_FAST_LINE_TRACE   line tracing for coverage and profilers; slow
 PGOUTPUT_FAST_SANITIZE     AddressSanitizer and UndefinedBehaviorSanitizer; see `make sanitize`
@@ -23,7 +23,7 @@ SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "
 
 
 def switch(name: str) -> bool:
-    """Read one switch. Anything but 0 and 1 is refused: a typo must not change what is released."""
+    """Read one switch. Other values than 0 and 1 are errors, as a typo could change a release."""
     value = os.environ.get(f"PGOUTPUT_FAST_{name}", "")
     if value not in {"", "0", "1"}:
         raise SystemExit(f"PGOUTPUT_FAST_{name} must be 0 or 1, not {value!r}")
@@ -31,7 +31,7 @@ def switch(name: str) -> bool:
 
 
 def extensions() -> list[Extension]:
-    """The extensions as generated C, or none when switched off."""
+    """The extensions with their generated C; an empty list if they are switched off."""
     required, debug, line_trace = switch("REQUIRE_EXT"), switch("DEBUG"), switch("LINE_TRACE")
     sanitize = SANITIZE if switch("SANITIZE") else []
     if switch("NO_EXT"):
@@ -39,7 +39,7 @@ def extensions() -> list[Extension]:
             raise SystemExit("PGOUTPUT_FAST_NO_EXT and PGOUTPUT_FAST_REQUIRE_EXT: set only one")
         return []
 
-    # A pure build does not need it.
+    # Imported here, as a build without extensions does not need Cython.
     from Cython.Build import cythonize
 
     modules = cythonize(
@@ -47,7 +47,7 @@ def extensions() -> list[Extension]:
             Extension(
                 ".".join(source.with_suffix("").parts),
                 [str(source)],
-                # setup.py holds compiler flags and directives: a change of it rebuilds.
+                # A change of the compiler flags and directives in setup.py rebuilds the modules.
                 depends=["setup.py", *map(str, sorted(PACKAGE.rglob("*.h")))],
                 include_dirs=[str(PACKAGE), str(PACKAGE / "columnar")],
                 extra_compile_args=(["-O0", "-g", "-UNDEBUG"] if debug else ["-O3", "-g0"])
@@ -57,22 +57,22 @@ def extensions() -> list[Extension]:
             )
             for source in SOURCES
         ],
-        # The generated C stays out of the source tree, in one directory for each set of directives,
-        # as Cython compares nothing but the times of files.
+        # The generated C goes into a directory outside the source tree, and into another one for
+        # each set of directives, as Cython compares only the times of files.
         build_dir="build/cython" + "-debug" * debug + "-trace" * line_trace,
         compiler_directives={
             "language_level": 3,
-            # The code checks every bound itself, against the frame, which Cython does not know.
+            # The code checks all reads against the length of the frame, which Cython can't do.
             "boundscheck": debug,
             "wraparound": False,
-            # Signatures for inspect, by which the tests hold the twins against each other.
-            # (embedsignature would put them into the docstrings, where the twins would differ.)
+            # Gives functions signatures for inspect, by which tests compare the twins.
+            # (embedsignature would put them into the docstrings, which would then differ.)
             "binding": True,
             "linetrace": line_trace,
         },
     )
     for module in modules:
-        # cythonize() loses this attribute, so it can't be an argument above.
+        # Set here, as cythonize() ignores it as an argument of Extension.
         module.optional = not required
     return list(modules)
 

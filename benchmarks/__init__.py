@@ -1,1 +1,1 @@
-"""What the decoder costs, as ratios measured in one run: see README.md in this directory."""
+"""Benchmarks: measure what decoding costs, as ratios within one run. README.md describes them."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: see suite.py."""
+"""Run the benchmarks by ``python -m benchmarks``; suite.py has the code."""
 
 from __future__ import annotations
 

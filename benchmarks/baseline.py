@@ -1,19 +1,19 @@
-"""The plain decoder that all ratios of the benchmarks are ratios to. KEPT FIXED.
+"""The plain decoder with which the benchmarks compare all others. KEPT FIXED.
 
-This is pgoutput decoded in pure Python as one would write it for a project of one's own: a dispatch
-on the tag, `struct.Struct` objects, a loop over the columns, a small class for each message, and
-the checks that come naturally (lengths, markers, kinds, the relation's column count, nothing left
-over). It is neither crippled nor tuned, and imports nothing of the project. **Do not make it
-faster or slower**: figures of different versions are compared by it. Mend it only where it decodes
-wrongly.
+It decodes pgoutput in pure Python as a programmer would write it for a project of their own: it
+dispatches on the tag, uses `struct.Struct` objects, loops over the columns, has a small class for
+each message, and makes the obvious checks (lengths, markers, kinds, the relation's number of
+columns, nothing left over). It is neither crippled nor tuned, and imports nothing of the project.
+**Do not make it faster or slower**: measurements of different versions are compared by it. Change
+it only if it decodes something wrongly.
 
-It knows protocol versions 1 and 2 (not two-phase commit). A row's columns are decoded at once, and
-a `Decoder` does it in one of three ways:
+It supports protocol versions 1 and 2 (not two-phase commit). The columns of a row are decoded at
+once, in one of three ways:
 
 - `columns="bytes"`: bytes as sent;
-- `columns="texts"`: str (text tuples only);
-- `columns="typed"`: by the column's OID, for the types that the workloads have (jsonb is str).
-  Timestamps as a server prints them under DateStyle ISO and TimeZone UTC.
+- `columns="texts"`: str (only for values in text format);
+- `columns="typed"`: by the column's OID, for the types that the workloads have (jsonb is str), with
+  timestamps as a server prints them with DateStyle ISO and TimeZone UTC.
 
 NULL is None, an unchanged TOAST value is `UNCHANGED`.
 """
@@ -48,7 +48,7 @@ _NULL, _UNCHANGED, _TEXT, _BINARY = b"nutb"
 
 
 class BaselineError(ValueError):
-    """A frame is malformed, or out of place."""
+    """A frame is malformed, or can't come at its place in the stream."""
 
 
 class Unchanged:
@@ -223,7 +223,8 @@ def _text_date(data: bytes) -> date:
 def _text_timestamptz(data: bytes) -> datetime:
     text = data.decode()
     if sys.version_info < (3, 11):
-        # fromisoformat takes fractions of three and six digits and offsets with minutes only.
+        # This Python's fromisoformat reads only fractions of three or six digits, and only offsets
+        # that have minutes.
         text = text.removesuffix("+00")
         if "." in text:
             text = text.ljust(26, "0")
@@ -345,7 +346,7 @@ def _check_end(frame: bytes, pos: int) -> None:
 
 
 class Decoder:
-    """Decodes one frame after the other; knows the relations, and whether a stream is open."""
+    """Decodes one frame after the other; keeps the relations, and whether a chunk is open."""
 
     def __init__(self, columns: Literal["bytes", "texts", "typed"] = "bytes") -> None:
         self.relations: dict[int, Relation] = {}
@@ -374,7 +375,7 @@ class Decoder:
         }
 
     def decode(self, frame: bytes) -> Any:
-        """Decode one frame. Raises BaselineError where it is malformed."""
+        """Decode one frame. Raises BaselineError if it is malformed."""
         if not frame:
             raise BaselineError("empty frame")
         handler = self._handlers.get(frame[0])
@@ -385,7 +386,8 @@ class Decoder:
         except (struct.error, IndexError) as error:
             raise BaselineError(f"frame of {len(frame)} bytes is too short") from error
 
-    # A tuple: the column count; for each column a kind, and after "t" and "b" a length and data.
+    # A tuple is the number of columns and, for each column, a kind. The kinds "t" and "b" are
+    # followed by a length and data.
 
     def _read_bytes(self, frame: bytes, pos: int, relation_id: int) -> tuple[list[Any], int]:
         relation = self.relations.get(relation_id)

@@ -1,4 +1,4 @@
-"""Columns: the columnar engine beside plain C on the same frames, and others on the same values."""
+"""Measure the columnar engine, plain C on the same frames, and CSV readers on the same values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Run = Callable[[], object]
 
 @contextlib.contextmanager
 def twin() -> Iterator[None]:
-    """Decoders that are made inside are the pure Python twin's."""
+    """A context in which new decoders are those of the pure Python implementation."""
     before = _impl.IMPLEMENTATION
     _impl.IMPLEMENTATION = "python"
     try:
@@ -44,11 +44,12 @@ def twin() -> Iterator[None]:
 
 
 def check(workload: workloads.Workload) -> None:
-    """Hold the engine's rows, and its twin's, against what the workload was made of.
+    """Compare the rows of both implementations with the values that the workload was made of.
 
     Raises
     ------
     WrongResult
+        They differ.
     """
     data, offsets = workload.packed()
     ours = pf.ColumnarDecoder()
@@ -56,7 +57,7 @@ def check(workload: workloads.Workload) -> None:
         theirs = pf.ColumnarDecoder()
         slow = [row for b in theirs.decode(data, offsets) for row in pa.record_batch(b).to_pylist()]
     fast = [row for b in ours.decode(data, offsets) for row in pa.record_batch(b).to_pylist()]
-    # NaN is not itself.
+    # Compared as text, as NaN does not equal itself.
     if list(map(str, fast)) != list(map(str, slow)):
         raise WrongResult(f"{workload}: the twin's columns are not the engine's")
     if workload.table is not None:
@@ -70,7 +71,7 @@ def _compare(who: str, rows: list[tuple[object, ...]], workload: workloads.Workl
 
 
 def _plain(row: Iterable[object]) -> tuple[str, ...]:
-    """A row as text, where uuid and jsonb have no Python value, CSV no zones and polars no bool."""
+    """A row as text, as not all readers have values for uuid, jsonb, time zones and bool."""
     texts = (str(value).removesuffix("+00:00") for value in row)
     return tuple({"True": "t", "False": "f"}.get(text, text) for text in texts)
 
@@ -89,12 +90,12 @@ def csv_of(workload: workloads.Workload) -> bytes:
 
 
 def csv_readers(workload: workloads.Workload, missing: dict[str, str]) -> dict[str, Run]:
-    """CSV readers with one thread, each to the engine's types as far as it has them.
+    """CSV readers with one thread, which read into the engine's types as far as they have them.
 
     Raises
     ------
     WrongResult
-        What one of them reads is not what the workload was made of.
+        A reader gives other values than the workload was made of.
     """
     data = csv_of(workload)
     [batch] = pf.ColumnarDecoder().decode(workload.frames)
@@ -123,9 +124,9 @@ def csv_readers(workload: workloads.Workload, missing: dict[str, str]) -> dict[s
 
     readers: dict[str, Run] = {"pyarrow.csv": by_pyarrow, "pyarrow.csv, kept": hold}
     try:
-        os.environ.setdefault("POLARS_MAX_THREADS", "1")  # read when it is imported
+        os.environ.setdefault("POLARS_MAX_THREADS", "1")  # read when polars is imported
         polars = optional_module("polars")
-        # It has no parser of "t" and "f".
+        # polars can't parse "t" and "f" as bool, so such columns are read as str.
         schema = {
             name: polars.String if kind == polars.Boolean else kind
             for name, kind in polars.from_arrow(by_pyarrow()).schema.items()
@@ -141,11 +142,11 @@ def csv_readers(workload: workloads.Workload, missing: dict[str, str]) -> dict[s
         connection.execute("SET threads = 1")
         kinds = connection.from_arrow(by_pyarrow()).types
         columns = {name: str(kind) for name, kind in zip(names, kinds, strict=True)}
-        # It reads files alone; this one is in the page cache.
+        # duckdb reads only files; this one stays in the page cache.
         file = tempfile.NamedTemporaryFile(suffix=".csv")  # noqa: SIM115 - as long as the reader
         file.write(data)
         file.flush()
-        # All told: what it would find out by itself, it would find out at each call.
+        # All options are given, as duckdb would find them out by itself at each call.
         readers["duckdb CSV"] = lambda: connection.read_csv(
             file.name, header=False, columns=columns, auto_detect=False,
             delimiter=",", quotechar='"', escapechar='"',
@@ -162,7 +163,7 @@ def csv_readers(workload: workloads.Workload, missing: dict[str, str]) -> dict[s
 
 
 def plain_c(workload: workloads.Workload, missing: dict[str, str]) -> dict[str, Run]:
-    """What native.c does, as far as it knows the workload."""
+    """The loops of native.c that support the workload."""
     try:
         found = native.loops(workload)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -213,13 +214,13 @@ def loops(workload: workloads.Workload, missing: dict[str, str]) -> Iterator[tup
     yield "Arrow, in pyarrow", imported
     yield "Arrow, twin", by_twin
     yield "baseline", by_baseline
-    # The documents hold what CSV readers take for the ends of rows.
+    # The documents of "fat" have line ends, at which CSV readers would split rows.
     if workload.tuple_format == "text" and workload.name != "fat" and workload.table is not None:
         yield from csv_readers(workload, missing).items()
 
 
 def thread_cases(workload: workloads.Workload) -> list[Case]:
-    """One decoder in one thread, and two in two: seconds by the wall clock per frame."""
+    """One decoder in one thread, and two in two threads: seconds of wall clock per frame."""
     data, offsets = workload.packed()
     repeats = 20
 
@@ -246,7 +247,7 @@ def thread_cases(workload: workloads.Workload) -> list[Case]:
 
 
 def growth(most: int) -> dict[str, float]:
-    """Seconds of CPU per frame of ten thousand frames and more in one call, up to `most`."""
+    """Seconds of CPU per frame, for calls with ten thousand frames up to `most`."""
     import numpy as np
 
     workload = workloads.generate("narrow", "text", 8_000)
@@ -262,7 +263,7 @@ def growth(most: int) -> dict[str, float]:
 
 
 def relations(known: int) -> float:
-    """Seconds of CPU per frame with `known` relations announced, and 8 of them in traffic."""
+    """Seconds of CPU per frame, with `known` relations announced and rows of 8 of them."""
     workload = workloads.generate("narrow", "text", 8_000)
     relation, *frames = workload.frames
 
@@ -282,7 +283,7 @@ def relations(known: int) -> float:
 def _best(
     data: Any, offsets: Any, repeats: int, decoder: pf.ColumnarDecoder | None = None
 ) -> float:
-    """The least time of some calls, each with a decoder of its own if none is given."""
+    """The least time of some calls; each makes a new decoder unless one is given."""
     samples = []
     for _ in range(max(3, repeats)):
         own = decoder or pf.ColumnarDecoder()
@@ -294,7 +295,7 @@ def _best(
 
 
 def scaling(most: int) -> dict[str, dict[str, float]]:
-    """One sample of what must not grow: cases and their metrics."""
+    """One sample of the costs per frame that must not grow with size: cases and their metrics."""
     found = {f"8 relations of {known:,} known": relations(known) for known in (8, 10_000)}
     found |= growth(most)
     return {f"narrow/text/scaling/{name}": {"cpu": value} for name, value in found.items()}

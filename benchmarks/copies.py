@@ -1,4 +1,4 @@
-"""ADBC's reader of COPY BINARY: the same rows, from tables of a server of one's own."""
+"""Measure ADBC's reader of COPY BINARY with the workloads' rows, in tables of a private server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KINDS = {
     1184: "timestamptz", 1700: "numeric(12,2)", 2950: "uuid", 3802: "jsonb",
 }  # fmt: skip
 _REPEATS = 4
-"""How often a table has the rows, so that what a query costs by itself does not count."""
+"""How many times a table has the rows, so that the cost of the query itself does not matter."""
 
 
 def _fill(connection: Any, workload: workloads.Workload) -> None:
@@ -35,14 +35,14 @@ def _fill(connection: Any, workload: workloads.Workload) -> None:
 
 @contextlib.contextmanager
 def cases(generated: Mapping[str, workloads.Workload], seconds: float) -> Iterator[list[Case]]:
-    """A case for each workload, by name, as long as the server runs.
+    """A case for each workload; the server runs until the iterator is closed.
 
-    The client's CPU time, receiving included, per frame of the workload with the same rows.
+    Each measures the client's CPU time, with that of receiving, per frame of the workload.
 
     Raises
     ------
     NotMeasured
-        There is no driver or no server.
+        The driver is not installed, or there are no server programs.
     """
     driver = optional_module("adbc_driver_postgresql.dbapi")
     psycopg = optional_module("psycopg")

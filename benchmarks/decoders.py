@@ -1,7 +1,7 @@
-"""Message objects: both implementations beside the plain decoder and what else PyPI has.
+"""Measure both implementations beside the plain decoder and other decoders on PyPI, as messages.
 
-Before anything is timed, each case's results are compared with the baseline's, and the baseline's
-with the values that the workload was made of: a decoder that is fast and wrong does not win.
+Before anything is timed, the results of each are compared with those of the plain decoder, and
+these with the values that the workload was made of. So no decoder is fast by being wrong.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ COMPETITORS = {
     "cython": "pgoutput_fast._core",
     "pypgoutput": "pypgoutput.decoders",
     "walflux": "walflux.protocol",
-    # Not a decoder, but what makes the values of a SELECT.
+    # psycopg is no decoder of pgoutput; its loaders make the values of a SELECT.
     "psycopg": "psycopg_binary._psycopg",
 }
-"""And the module of each."""
+"""The competitors and the module of each."""
 
 _EPOCH = datetime.datetime(2000, 1, 1, tzinfo=datetime.timezone.utc)
 _MICROSECOND = datetime.timedelta(microseconds=1)
@@ -38,7 +38,7 @@ _MICROSECOND = datetime.timedelta(microseconds=1)
 
 @dataclasses.dataclass
 class Loop:
-    """`run` decodes the frames once; `result` does so too and returns what came, as `fields`."""
+    """`run` decodes the frames once. `result` does so too and returns the messages, as `fields`."""
 
     level: str
     who: str
@@ -46,9 +46,9 @@ class Loop:
     result: Callable[[], list[Any]]
 
 
-# Each loop has the same shape: an iterator of messages (a C-level map over the frames where the
-# decoder has no decode_many), which compress() reduces to the rows where rows are what is asked
-# for. Nothing is kept, so that objects are freed as in a consumer that goes through a stream.
+# All loops have the same form: an iterator of messages (map() over the frames if the decoder has no
+# decode_many), which compress() reduces to the rows if only their values are decoded. No message is
+# kept, so objects are freed as in a consumer of a stream.
 
 
 def exhaust(messages: Iterable[Any]) -> None:
@@ -57,13 +57,13 @@ def exhaust(messages: Iterable[Any]) -> None:
 
 
 def stream_of(workload: workloads.Workload) -> tuple[list[bytes], list[bytes], list[bool]]:
-    """The Relations in front, the frames after them, and which of these are rows."""
+    """The Relation frames at the begin, the frames after them, and which of these are rows."""
     preamble, frames = workload.frames[: workload.preamble], workload.frames[workload.preamble :]
     return preamble, frames, [frame[:1] in {b"I", b"U"} for frame in frames]
 
 
 def fields(message: Any, columns: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """What a message says, from the names that the baseline and pgoutput_fast have in common."""
+    """The fields of a message, by the names that the baseline and pgoutput_fast share."""
     kind = type(message).__name__
     if kind == "Begin":
         return kind, message.final_lsn, message.commit_time, message.xid
@@ -143,7 +143,7 @@ def own_loop(workload: workloads.Workload, level: str, who: str, module: Any) ->
 
 
 def pypgoutput_loop(workload: workloads.Workload, level: str, who: str, decoders: Any) -> Loop:
-    """Each row's columns are str at once, whatever is asked for."""
+    """The loop of pypgoutput, which decodes all columns to str at once in every case."""
     if level not in {"message", "texts"}:
         raise NotMeasured("its columns are always str")
     _, frames, rows = stream_of(workload)
@@ -184,7 +184,7 @@ def pypgoutput_loop(workload: workloads.Workload, level: str, who: str, decoders
         old = columns(message.old_tuple)
         if kind == "Delete":
             return kind, message.relation_id, old_kind, old
-        # Without an old tuple it has the new one's marker in this place.
+        # Without an old tuple, old_kind is the new tuple's marker.
         old_kind = None if old_kind in {None, "", "N"} else old_kind
         return kind, message.relation_id, old_kind, old, columns(message.new_tuple)
 
@@ -193,7 +193,10 @@ def pypgoutput_loop(workload: workloads.Workload, level: str, who: str, decoders
 
 
 def walflux_loop(workload: workloads.Workload, level: str, who: str, module: Any) -> Loop:
-    """Columns are str at once; its values are numbers, booleans and else str."""
+    """The loop of walflux, which decodes all columns to str at once.
+
+    Its typed values are numbers, booleans, and str for other types.
+    """
     if level not in {"message", "texts"}:
         raise NotMeasured("dates, times and uuids stay str")
     _, frames, rows = stream_of(workload)
@@ -235,13 +238,13 @@ def walflux_loop(workload: workloads.Workload, level: str, who: str, module: Any
 
 
 def psycopg_loop(workload: workloads.Workload, level: str, who: str, module: Any) -> Loop:
-    """Call psycopg's loaders, given each row's text values split already: no frame is read."""
+    """The loop of psycopg's loaders, over text values that were taken from the frames before."""
     if level != "values" or workload.table is None:
         raise NotMeasured("it loads the values of one table")
     split = baseline_loop(workload, "message").result()
     split_rows = [message[-1] for message in split if message[0] in {"Insert", "Update"}]
     transformer = module.Transformer()
-    # Of jsonb the text, as everywhere here: psycopg would parse it.
+    # jsonb is loaded as text, as the other decoders do; psycopg would parse it.
     oids = [25 if c.type.oid == 3802 else c.type.oid for c in workload.table.columns]
     transformer.set_loader_types(oids, 0)
     load = transformer.load_sequence
@@ -273,13 +276,13 @@ _MAKE: dict[str, Callable[[workloads.Workload, str, str, Any], Loop]] = {
 
 
 class WrongResult(Exception):
-    """A competitor decoded something else than the baseline."""
+    """A decoder gave another result than the baseline."""
 
 
 def check_baseline(workload: workloads.Workload, level: str, result: list[Any]) -> None:
-    """Hold the baseline's rows against what the workload was made of."""
+    """Compare the baseline's rows with the values that the workload was made of."""
     if workload.table is None:
-        return  # recorded: nobody has made it
+        return  # a recorded workload, whose values are not known
     columns = workload.table.columns
     if level == "values":
         rows = workload.rows
@@ -307,7 +310,7 @@ def check_baseline(workload: workloads.Workload, level: str, result: list[Any]) 
 
 
 def compare(name: str, found: list[Any], expected: list[Any]) -> None:
-    """Raise WrongResult at the first difference, of type too: 1 is not True, nor 1.0."""
+    """Raise WrongResult at the first difference, also of types: 1 differs from True and 1.0."""
     if len(found) != len(expected):
         raise WrongResult(f"{name}: {len(found)} results, expected {len(expected)}")
     for i, (one, other) in enumerate(zip(found, expected, strict=True)):
@@ -329,15 +332,18 @@ def same(one: Any, other: Any) -> bool:
 def loops(
     workload: workloads.Workload, missing: dict[str, str], check: bool = True
 ) -> Iterator[Loop]:
-    """All loops; who can't take part becomes `missing`. What they give is compared if `check`.
+    """All loops over a workload. Those that can't be run are put into `missing`, with the reason.
+
+    With `check`, the results of all loops are compared.
 
     Raises
     ------
     WrongResult
+        A result is wrong.
     """
     for level in LEVELS:
-        # The plain decoder has no text of binary values to compare with, and does not know all
-        # types that were recorded.
+        # The plain decoder, with which results are compared, makes no text of binary values, and
+        # does not know all types of recorded streams.
         if (level == "texts" and workload.tuple_format == "binary") or (
             level == "values" and workload.table is None
         ):

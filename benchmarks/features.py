@@ -1,4 +1,4 @@
-"""What the decoders can do beside being fast, found out by running them on frames that need it."""
+"""Find out which features decoders have, by running each on frames that need the feature."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RELATION = _TABLE.relation()
 _BEGIN = testing.begin(3, 1, 2)
 _ROW = testing.insert(_TABLE, ["1", None])
 
-# What a decoder is given in order, and the last of which must do what the feature says.
+# Feature → frames for a decoder, in order. The last frame must be decoded as the feature says.
 _FRAMES = {
     "unchanged TOAST told from NULL": [
         _RELATION, _BEGIN, _ROW, testing.insert(_TABLE, ["1", pf.UNCHANGED]),
@@ -113,7 +113,7 @@ def _does(decode: Callable[[list[bytes], bool], list[Any]], feature: str) -> boo
         found = decode(frames, typed)
     except NotMeasured:
         raise
-    except Exception:  # noqa: BLE001 - whatever a decoder raises, it can't
+    except Exception:  # noqa: BLE001 - any exception shows that the decoder refuses the frames
         return refuses
     if refuses:
         return False
@@ -125,7 +125,7 @@ def _does(decode: Callable[[list[bytes], bool], list[Any]], feature: str) -> boo
 
 
 def rows() -> Iterator[list[str]]:
-    """A table: a header, then whether each decoder has each feature."""
+    """The rows of a table: a header, then for each feature which decoders have it."""
     yield ["", *DECODERS]
     for feature in _FRAMES:
         line = [feature]

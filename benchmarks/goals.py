@@ -1,4 +1,4 @@
-"""What is asked of the decoder, each as a ratio in one run, and what a run says of it."""
+"""The goals of the benchmarks, each a ratio within one run, and whether a run meets them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping
 from .harness import Results, table, times
 
 RECEIVE_ONLY = ("pg_recvlogical", "psycopg2, receive", "psycopg 3, receive", "pg_walstream, raw")
-"""Live peers that receive and decode nothing."""
+"""Peers of the live benchmark that receive frames without decoding them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """`ours` against `theirs`, both cases of one workload, as ``level/who``.
+    """A comparison of the case `ours` with the cases `theirs` of a workload, as ``level/who``.
 
-    `bounds` are by ``workload/format``: how many times as fast as theirs ours is to be at least,
-    or, `at_most`, how many times as long ours may take. Where `theirs` is empty, `bounds` are
-    seconds. Of several of theirs the fastest counts.
+    `bounds` has a number for each ``workload/format``: how many times as fast as theirs ours must
+    be at least or, if `at_most`, how many times as long ours may take. If `theirs` is empty, the
+    bounds are seconds. Of several cases in `theirs` the fastest one is compared.
     """
 
     level: str
@@ -86,7 +86,7 @@ GOALS = [
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a run says of a goal for one workload; `got` and `met`: None if it was not measured."""
+    """The result for a goal and a workload; `got` and `met` are None if it was not measured."""
 
     goal: Goal
     workload: str
@@ -102,11 +102,11 @@ class Verdict:
 
 
 def verdicts(results: Results) -> Iterator[Verdict]:
-    """Of all goals and their workloads."""
+    """The verdicts on all goals and their workloads."""
     for goal in GOALS:
         for workload, bound in goal.bounds.items():
             if goal.ours.startswith("texts/") and workload.endswith("/binary"):
-                continue  # binary values have no text to compare
+                continue  # texts of binary values are not measured
             ours = f"{workload}/{goal.ours}"
             names = (goal.theirs,) if isinstance(goal.theirs, str) else goal.theirs
             against = " / ".join(name.partition("/")[2] or name for name in names)
@@ -119,7 +119,7 @@ def verdicts(results: Results) -> Iterator[Verdict]:
                 }
                 got = None
                 if found:
-                    # The fastest of theirs, beside which ours takes longest.
+                    # The fastest of theirs is the one with the greatest ratio.
                     name = max(found, key=lambda name: found[name])
                     against = name.partition("/")[2] or name
                     got = found[name] if goal.at_most else 1 / max(found[name], 1e-15)
@@ -127,7 +127,7 @@ def verdicts(results: Results) -> Iterator[Verdict]:
 
 
 def goal_table(results: Results) -> str:
-    """Goal, got, met or not: of every goal, measured or not."""
+    """A table of all goals, what was measured, and whether each is met."""
     lines = [["goal", "workload", "against", "asked", "got", ""]]
     for verdict in verdicts(results):
         sign = "≤" if verdict.goal.at_most else "≥"

@@ -1,12 +1,12 @@
-"""`make bench-guard`: no change makes the decoder slower unnoticed.
+"""Compare instruction counts with stored ones (`make bench-guard`), to notice a slower decoder.
 
-Fixed cases run under ``valgrind --tool=callgrind``, which counts instructions: the same every time,
-whatever else the machine does. A case runs once and then twice; the difference is free of what it
-takes to count. The counts per frame are compared with those in
-guard.json, which were taken with one compiler and one Python: another's are shown and never fail.
+Fixed cases run under ``valgrind --tool=callgrind``, whose counts of instructions are the same in
+each run, whatever else the machine does. Each case runs once and then twice; the difference does
+not contain the cost of counting. The counts per frame are compared with those in guard.json. They
+were taken with one compiler and one Python. With others the counts are shown, but never fail.
 
-    python -m benchmarks.guard           # compare: fails where a case takes over 5 % more
-    python -m benchmarks.guard --write   # take this run's counts as those to compare with
+    python -m benchmarks.guard           # compare; fail if a case takes over 5 % more
+    python -m benchmarks.guard --write   # store the counts of this run
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ void end(const char *name) { CALLGRIND_DUMP_STATS_AT(name); }
 
 
 def cases() -> dict[str, tuple[Callable[[], object], int]]:
-    """Loops over the frames of small workloads, and how many frames each goes through."""
+    """Loops over the frames of small workloads, and the number of frames of each."""
     import pgoutput_fast as pf
 
     from .decoders import own_loop
@@ -70,7 +70,8 @@ def cases() -> dict[str, tuple[Callable[[], object], int]]:
                 own_loop(workload, level, "cython", core).run,
                 frames - workload.preamble,
             )
-        # The Relation, read by Python code, would be the greater part of so small a batch.
+        # The Relation is decoded beforehand: Python code does it, which would cost more than all
+        # rows of so small a batch.
         data, offsets = workload.packed()
         start = offsets[workload.preamble]
         data, offsets = data[start:], offsets[workload.preamble :] - start
@@ -91,7 +92,7 @@ def _export(decoder: pf.ColumnarDecoder, data: bytes, offsets: Any) -> None:
 
 
 def _counted(library: str) -> None:
-    """Within valgrind: run each case, and tell callgrind where it begins and ends."""
+    """Run each case inside valgrind, and tell callgrind where it begins and ends."""
     requests = ctypes.CDLL(library)
     runs = cases()
     gc.disable()
@@ -158,7 +159,7 @@ def count() -> dict[str, float]:
 
 
 def per_frame(totals: Mapping[str, list[tuple[int, int]]]) -> dict[str, float]:
-    """Instructions per frame, of (frames, instructions) with some frames and with more."""
+    """Instructions per frame, from pairs (frames, instructions) for few frames and for more."""
     found = {}
     for name, runs in totals.items():
         (few, least), (many, most) = sorted(runs)
@@ -167,7 +168,7 @@ def per_frame(totals: Mapping[str, list[tuple[int, int]]]) -> dict[str, float]:
 
 
 def environment() -> dict[str, str]:
-    """What counts depend on."""
+    """The compiler and Python on which the counts depend."""
     told = subprocess.run(
         [*native.compiler(), "--version"], capture_output=True, text=True, check=False
     ).stdout.splitlines()
@@ -183,7 +184,7 @@ def environment() -> dict[str, str]:
 def compare(
     counts: Mapping[str, float], known: Mapping[str, float]
 ) -> tuple[str, list[str], list[str]]:
-    """A table, the cases that got slower, and those that are new or gone."""
+    """A table, the cases that are slower, and those that are new or missing."""
     lines = [["case", "instructions per frame", "before", "change"]]
     slower = []
     for name, got in sorted(counts.items()):

@@ -1,10 +1,9 @@
-"""What all benchmarks share: the loop that measures, what it found, and how that is stored.
+"""What all benchmarks share: the loop that measures, its results, and how they are stored.
 
 A case gives one sample of each of its metrics when it is called: seconds per item (`cpu`, `wall`,
-…) or bytes (`memory`). What an item is, is the case's to say: a frame where frames are decoded, a
-change where a server is read. `measure` interleaves cases: every round calls each of them once, in
-an order that begins one case later each round, so that a machine which grows slower, or is shared,
-is so for all of them alike.
+…) or bytes (`memory`). An item is a frame if frames are decoded, and a change if a server is read.
+`measure` interleaves cases: in every round it calls each of them once, and each round begins one
+case later. So if the machine becomes slower or has other work, all cases suffer alike.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ UNITS = {
     "python": "second",
     "memory": "byte",
 }
-"""Of each metric, as pyperf names units."""
+"""Metric → its unit, as pyperf names it."""
 
-# Versions that a run names, where they are installed.
+# The packages whose versions are stored with a run, if they are installed.
 DISTRIBUTIONS = (
     *("Cython", "numpy", "pyarrow", "psycopg", "polars", "duckdb", "adbc-driver-postgresql"),
     *("pypgoutput", "walflux", "psycopg2-binary", "pyspark", "pandas"),
@@ -48,12 +47,12 @@ _MEMORY_TIMEOUT = 10  # seconds
 
 
 class NotMeasured(Exception):
-    """A case can't be measured here; the message says why."""
+    """A case can't be measured on this machine; the message says why."""
 
 
 @dataclasses.dataclass
 class Case:
-    """One competitor at one thing: ``workload/format/level/who``."""
+    """One measurement: a competitor on a workload, named ``workload/format/level/who``."""
 
     name: str
     sample: Callable[[], Mapping[str, float]]
@@ -61,26 +60,26 @@ class Case:
 
 
 class Results:
-    """Samples by case and metric, what they were taken with, and what was not measured."""
+    """Samples by case and metric, the environment they were taken in, and what was not measured."""
 
     def __init__(self, described: Mapping[str, str] | None = None) -> None:
         self.described = dict(described or {})
         self.samples: dict[tuple[str, str], list[float]] = {}
         self.versions: dict[str, str] = {}
-        """Of competitors that tell their own, by case."""
+        """Case → version, of competitors that report it themselves."""
         self.missing: dict[str, str] = {}
-        """What was not measured: why."""
+        """Case that was not measured → the reason."""
         self.checks: dict[str, set[int]] = {}
-        """What peers made of the same bytes, to hold them against each other; not stored."""
+        """Checksums of the results of peers for the same bytes, which are compared; not stored."""
 
     def add(self, name: str, sample: Mapping[str, float]) -> None:
-        """Take a sample of each metric. What is not above 0 is none: its clock has not ticked."""
+        """Add a sample of each metric. Zeros are left out: the clock was too coarse for them."""
         for metric, value in sample.items():
             if value > 0:
                 self.samples.setdefault((name, metric), []).append(value)
 
     def update(self, other: Results) -> None:
-        """Take another run's samples, in place of those of the same cases."""
+        """Add another run's results, which replace those of the same cases."""
         self.described |= other.described
         self.samples |= other.samples
         self.versions |= other.versions
@@ -94,7 +93,7 @@ class Results:
         return statistics.median(found) if found else None
 
     def spread(self, name: str, metric: str = "cpu") -> float:
-        """The distance between the quartiles, as a share of the median."""
+        """The distance between the quartiles, divided by the median."""
         found = self.samples[name, metric]
         if len(found) < 2:
             return 0.0
@@ -104,8 +103,9 @@ class Results:
     def ratio(self, name: str, base: str, metric: str = "cpu") -> float | None:
         """How many times as long `name` takes as `base`; None if either was not measured.
 
-        The median of the rounds' own ratios, which a machine that changes between rounds leaves
-        alone; that of medians where cases were not measured in the same rounds.
+        It is the median of the ratios within each round, which does not change if the machine
+        becomes slower between rounds. If the cases were not measured in the same rounds, it is the
+        ratio of their medians.
         """
         ones, others = self.samples.get((name, metric)), self.samples.get((base, metric))
         if not ones or not others:
@@ -116,10 +116,11 @@ class Results:
             one / max(other, 1e-15) for one, other in zip(ones, others, strict=True)
         )
 
-    # As pyperf stores a suite; what it has no place for is in the metadata.
+    # Results are stored as a suite of pyperf, with all that its format does not provide for in the
+    # metadata.
 
     def dump(self, path: Path) -> None:
-        """Store in pyperf's JSON format."""
+        """Store the results in pyperf's JSON format."""
         document = {
             "version": "1.0",
             "metadata": {
@@ -139,7 +140,7 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        """Read what `dump` has stored."""
+        """Read results that `dump` has stored."""
         document = json.loads(path.read_text(encoding="utf-8"))
         described = document["metadata"]
         missing = json.loads(described.pop("missing"))
@@ -158,7 +159,7 @@ class Results:
 
 
 def timed(name: str, run: Callable[[], object], items: int, seconds: float) -> Case:
-    """A case of this process's CPU time, in loops that take at least about `seconds`."""
+    """A case that measures this process's CPU time, in loops of about `seconds` or more."""
     loops = 0
 
     def once() -> float:
@@ -171,7 +172,7 @@ def timed(name: str, run: Callable[[], object], items: int, seconds: float) -> C
         nonlocal loops
         run()
         loops = 1
-        # Within one tick of the processor's clock it may have taken no time at all.
+        # The time of one call may be 0, if the clock is coarse.
         loops = max(1, round(seconds / max(once(), 1e-9)))
 
     return Case(name, lambda: {"cpu": once() / items}, calibrate)
@@ -179,7 +180,7 @@ def timed(name: str, run: Callable[[], object], items: int, seconds: float) -> C
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """What is alive now stays; what a case makes, it also drops."""
+    """A context without garbage collection; cases free by themselves what they make."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -191,7 +192,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def measure(cases: Iterable[Case], rounds: int, results: Results) -> None:
-    """Measure the cases, interleaved; those that can't be measured become `missing`."""
+    """Measure the cases, interleaved. Those that can't be measured go into `missing`."""
     left = list(cases)
 
     def attempt(case: Case, call: Callable[[], object]) -> None:
@@ -213,27 +214,28 @@ def measure(cases: Iterable[Case], rounds: int, results: Results) -> None:
 
 
 def progress(text: str) -> None:
-    """Show on a terminal what is being done."""
+    """Show on a terminal what is being measured."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text[:100]}", end="", file=sys.stderr, flush=True)
 
 
 def peak_memory(prepare: Callable[[], Callable[[], object]]) -> float:
-    """Bytes by which a call makes the process grow at its peak, in a process of its own.
+    """The most bytes by which a call makes its process grow. Linux only.
 
-    `prepare` is called there first, and what it needs is not counted. Linux only.
+    A new process is forked for it. `prepare` is called there first, and returns the call to
+    measure; the memory that it needs itself is not counted.
 
     Raises
     ------
     NotMeasured
-        The system does not tell, or the call fails.
+        The system does not report the size of processes, or the call fails.
     """
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        # Nothing of the parent's may run here, neither its clean-up nor its handlers.
+        # In the child, which must not run the parent's clean-up or handlers.
         try:
-            # Libraries that have threads already may wait for them for ever in a forked process.
+            # A library that had threads in the parent may wait for them here for ever.
             signal.alarm(_MEMORY_TIMEOUT)
             run = prepare()
             gc.collect()
@@ -241,7 +243,7 @@ def peak_memory(prepare: Callable[[], Callable[[], object]]) -> float:
             before = _status("VmRSS")
             run()
             os.write(writer, str(_status("VmHWM") - before).encode())
-        except BaseException as error:  # noqa: BLE001 - told to the parent
+        except BaseException as error:  # noqa: BLE001 - the parent is told
             os.write(writer, f"{type(error).__name__}: {error}"[:500].encode())
         finally:
             os._exit(0)
@@ -266,23 +268,23 @@ def _status(field: str, pid: int | str = "self") -> int:
 
 
 def optional_module(name: str) -> Any:
-    """An optional module.
+    """Import an optional module.
 
     Raises
     ------
     NotMeasured
-        It can't be had; the message says why.
+        It can't be imported; the message says why.
     """
     try:
         if name.startswith("psycopg_binary"):
-            importlib.import_module("psycopg")  # which must come first
+            importlib.import_module("psycopg")  # must be imported before its parts
         return importlib.import_module(name)
     except ImportError as error:
         raise NotMeasured(f"{type(error).__name__}: {error}") from None
 
 
 def describe() -> dict[str, str]:
-    """Where, when and with what this is measured."""
+    """The machine, the time and the versions of a run."""
     processor = platform.processor() or platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -306,7 +308,7 @@ def describe() -> dict[str, str]:
 
 
 def grouped(missing: Mapping[str, str]) -> dict[str, str]:
-    """What was not measured, who gives the same reason everywhere once."""
+    """The cases that were not measured; those of one competitor with one reason become one."""
     found: dict[tuple[str, str], list[str]] = {}
     for name, why in missing.items():
         found.setdefault((name.rpartition("/")[2], why), []).append(name)
@@ -320,7 +322,7 @@ def grouped(missing: Mapping[str, str]) -> dict[str, str]:
 
 
 def table(lines: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A table that is Markdown too: a header and rows, of which `left` columns are words."""
+    """A table for the terminal and for Markdown; the first `left` columns are aligned left."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rule = ["-" * w if i < left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
     return "\n".join(
@@ -335,11 +337,11 @@ def table(lines: Sequence[Sequence[str]], left: int = 1) -> str:
 
 
 def times(ratio: float) -> str:
-    """A ratio, with as many digits as mean something."""
+    """A ratio as text, with its significant digits."""
     return f"{ratio:.{0 if ratio >= 100 else 1 if ratio >= 10 else 2}f}×"
 
 
 def nanoseconds(seconds: float) -> str:
-    """Without the unit."""
+    """Seconds as nanoseconds, without the unit."""
     value = seconds * 1e9
     return f"{value:,.{1 if value < 100 else 0}f}"

@@ -1,4 +1,4 @@
-"""What plain C does on a workload's frames: ``native.c``, compiled when it is first asked for."""
+"""Loops in plain C over a workload's frames: ``native.c``, which is compiled at first use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from . import workloads
 _HERE = Path(__file__).parent
 _HEADERS = _HERE.parent / "pgoutput_fast"
 
-# By the OID of the column's type; as the enum of native.c.
+# OID of a column's type → its number in the enum of native.c.
 _TYPES = {
     16: (0, 0),
     23: (1, 4),
@@ -87,10 +87,10 @@ def _address(array: NDArray[Any]) -> ctypes.c_void_p:
 
 
 def loops(workload: workloads.Workload) -> dict[str, Callable[[], int]]:
-    """Functions that go through a workload's frames once: a copy, a walk and a layout.
+    """Functions that read a workload's frames once: "copy", "walk" and "layout".
 
-    Each returns what shows that it did: bytes, slices, rows; -1 where it does not know a frame. The
-    layout is of generated workloads alone.
+    Each returns how much it read: bytes, slices or rows, or -1 if there was a frame that it does
+    not support. Only generated workloads have "layout".
     """
     library = load()
     packed, offsets = workload.packed()
@@ -123,7 +123,7 @@ def loops(workload: workloads.Workload) -> dict[str, Callable[[], int]]:
     def walk() -> int:
         return int(library.walk(*frames, *map(_address, kept[3:6])))
 
-    # The columns are addresses alone: the memory lives as long as the function.
+    # The columns are only addresses. The default argument keeps their memory alive.
     def layout(_kept: object = kept) -> int:
         return int(library.layout(*frames, columns, ctypes.c_int32(len(columns))))
 

@@ -1,7 +1,7 @@
-"""Plots of what runs have stored, as SVG and PNG.
+"""Plot stored results, as SVG and PNG.
 
-Costs are dots on a logarithmic scale, as they span five powers of ten: a bar's length would mean
-nothing there. Whiskers reach from the least sample to the greatest.
+Costs are dots on a logarithmic scale, as they span five powers of ten. On such a scale the length
+of a bar would have no meaning. Whiskers reach from the least sample to the greatest.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _STYLE: Any = {
 }
 
 Row = tuple[str, str, Sequence[float]]
-"""A label, its colour, and samples in the axis' unit."""
+"""A label, its colour, and its samples in the unit of the axis."""
 
 
 def _dots(axes: Any, rows: Sequence[Row], title: str, label: str, digits: int = 3) -> None:
-    """Rows of one dot each, the first on top, each with its median as a number."""
+    """Draw rows of one dot each, the first on top, with the median of each as a number."""
     axes.set_title(title)
     axes.set_xscale("log")
     medians = [sorted(samples)[len(samples) // 2] for _, _, samples in rows]
@@ -104,7 +104,7 @@ _COLUMNS = {
 
 
 def messages(results: Results) -> Any | None:
-    """What a row costs as Python objects."""
+    """Plot the cost of a row as Python objects."""
     panels = {}
     for workload in ("narrow/text", "wide/text"):
         rows = [
@@ -119,7 +119,7 @@ def messages(results: Results) -> Any | None:
 
 
 def columns(results: Results) -> Any | None:
-    """What a row costs as columns."""
+    """Plot the cost of a row as columns."""
     panels = {}
     for workload in ("narrow/text", "wide/text", "wide/binary"):
         rows = [
@@ -133,7 +133,7 @@ def columns(results: Results) -> Any | None:
 
 
 def live(results: Results) -> Any | None:
-    """What receiving and decoding a change costs the client."""
+    """Plot what it costs a client to receive and decode a change."""
     panels = {}
     for workload in ("live/narrow", "live/mixed"):
         names = [name for name in results.names() if name.startswith(workload + "/")]
@@ -161,7 +161,7 @@ _RECEIVING = {*RECEIVE_ONLY, "psycopg 3, SO_RCVLOWAT"}
 
 
 def memory(results: Results) -> Any | None:
-    """The greatest resident size of the live clients."""
+    """Plot the greatest resident size of each live client."""
     panels = {}
     for workload in ("live/narrow", "live/mixed"):
         names = [name for name in results.names() if name.startswith(workload + "/")]
@@ -180,7 +180,7 @@ def memory(results: Results) -> Any | None:
 
 
 def spark(results: Results) -> Any | None:
-    """Changes a second through Spark."""
+    """Plot how many changes a second Spark reads."""
     names = [name for name in results.names() if name.startswith("spark/")]
     names.sort(key=lambda name: results.median(name, "wall") or 0)
     panels: dict[str, list[Row]] = {}
@@ -193,7 +193,7 @@ def spark(results: Results) -> Any | None:
 
 
 def goals(results: Results) -> Any | None:
-    """Each goal that was measured: how far beyond it, or short of it."""
+    """Plot by how much each goal was exceeded or missed."""
     rows: list[Row] = []
     for verdict in verdicts(results):
         if verdict.got is None:
@@ -237,7 +237,7 @@ PLOTS = {
 
 
 def draw(results: Results, directory: Path) -> Iterator[tuple[str, str]]:
-    """Write all plots that the results have samples for; names and titles."""
+    """Write all plots for which there are samples, and yield their names and titles."""
     mpl.use("agg")
     with mpl.rc_context(_STYLE):
         for name, (title, plot) in PLOTS.items():

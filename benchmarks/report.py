@@ -1,6 +1,6 @@
-"""The report: tables and plots of what runs have stored.
+"""Write the report: tables and plots of stored results.
 
-python -m benchmarks.report     # report/README.md and its plots, of report/results.json
+python -m benchmarks.report     # report/README.md and its plots, from report/results.json
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .harness import Results, grouped, nanoseconds, table, times
 DIRECTORY = Path(__file__).with_name("report")
 RESULTS = DIRECTORY / "results.json"
 
-# Who the others of a level are shown as multiples of.
+# Level → the case by which the others are divided; "baseline" for all other levels.
 REFERENCES = {"columns": "C layout"}
 
 
 def level_tables(results: Results, metric: str = "cpu") -> Iterator[tuple[str, str]]:
-    """Levels and their tables, ns per item ± the quartiles' distance, and times as fast."""
+    """Each level and its table: ns per item ± the distance of the quartiles, and the ratios."""
     cells: dict[str, dict[str, dict[str, str]]] = {}
     for name in results.names():
         parts = name.split("/")
@@ -47,7 +47,7 @@ def level_tables(results: Results, metric: str = "cpu") -> Iterator[tuple[str, s
 
 
 def live_tables(results: Results) -> Iterator[tuple[str, str]]:
-    """The live workloads and their tables."""
+    """Each workload of the live benchmark and its table."""
     for workload in ("live/narrow", "live/mixed"):
         names = [name for name in results.names() if name.startswith(workload + "/")]
         if not names:
@@ -74,12 +74,12 @@ def live_tables(results: Results) -> Iterator[tuple[str, str]]:
 
 
 def microseconds(seconds: float | None) -> str:
-    """Without the unit; nothing for None."""
+    """Seconds as microseconds, without the unit; "" for None."""
     return "" if seconds is None else f"{seconds * 1e6:,.2f}"
 
 
 def spark_table(results: Results) -> str:
-    """What Spark makes of the changes, fastest first."""
+    """A table of the ways in which Spark reads changes, the fastest first."""
     lines = [["", "changes/s", "Python CPU µs/change", "JVM CPU µs/change"]]
     names = [name for name in results.names() if name.startswith("spark/")]
     for name in sorted(names, key=lambda name: results.median(name, "wall") or 0):
@@ -96,7 +96,7 @@ def spark_table(results: Results) -> str:
 
 
 def sections(results: Results) -> Iterator[tuple[str, str]]:
-    """Title and text of all that was found."""
+    """Title and text of each section of the report."""
     yield "Goals", goal_table(results)
     for metric, what in (
         ("cpu", "CPU ns per frame ± quartile distance"),
@@ -139,7 +139,7 @@ def write(results: Results, directory: Path = DIRECTORY) -> None:
 
 
 def main() -> int:
-    """Write the report of what is stored."""
+    """Write the report of the stored results."""
     if not RESULTS.exists():
         print(f"error: there is no {RESULTS}; python -m benchmarks --json {RESULTS}",
               file=sys.stderr)  # fmt: skip

@@ -1,11 +1,11 @@
-"""How fast Spark gets the columns of landed changes.
+"""Measure how fast Spark reads the columns of captured changes.
 
-The frames of a workload are landed by the project's own writer, as often as it takes. Then Spark
-reads all columns of all changes and throws them away (its sink "noop"): from the segments, and from
-a Parquet table of the same frames. In turn with them it takes record batches of the same columns
-that were made before: what Spark alone costs, whoever makes the batches. Beside the time of day
-stands the CPU time of the processes, to tell who limits whom, and what the steps of a Python worker
-cost by themselves, in this process.
+The frames of a workload are written into segments by the project's own writer, repeated until there
+are enough. Then Spark reads all columns of all changes and throws them away (its sink "noop"), from
+the segments and from a Parquet table of the same frames. In the same rounds it reads record batches
+of the same columns that were made before, which shows what Spark alone costs. Beside the wall clock
+time, the CPU time of the processes is measured, which shows what limits the speed, and the cost of
+each step of a Python worker, run in this process.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-GENERATED = 100_000  # rows; more are the same ones again, at other LSNs
+GENERATED = 100_000  # rows; more changes are the same rows again with other LSNs
 
 
 def frames_of(workload: workloads.Workload, changes: int) -> Iterator[bytes]:
-    """The frames of at least as many changes, their LSNs rising."""
+    """The frames of at least `changes` changes, with rising LSNs."""
     preamble = workload.frames[: workload.preamble]
     body = workload.frames[workload.preamble :]
     ends: tuple[Any, Any] = (pf.decode(body[0]), pf.decode(body[-1]))
@@ -64,7 +64,7 @@ def frames_of(workload: workloads.Workload, changes: int) -> Iterator[bytes]:
 
 
 def land(workload: workloads.Workload, changes: int, directory: Path) -> None:
-    """Segments, and Parquet files of the same frames."""
+    """Write segments, and Parquet files of the same frames."""
     metadata = SegmentMetadata(
         "1", "bench", "bench", ("bench",), 160000, "UTF8",
         {"binary": "true" if workload.tuple_format == "binary" else "false"},
@@ -90,7 +90,7 @@ def land(workload: workloads.Workload, changes: int, directory: Path) -> None:
 
 
 def cpu_times() -> dict[str, float]:
-    """Seconds of CPU of this process's descendants so far, by what they run."""
+    """Seconds of CPU that this process's descendants have used, by the program that they run."""
     parents, used = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -100,7 +100,7 @@ def cpu_times() -> dict[str, float]:
                 continue
             fields = tail.split()
             parents[int(entry.name)] = int(fields[1])
-            # With those of its children that have ended.
+            # The fields include the times of its children that have ended.
             used[int(entry.name)] = head.partition("(")[2], sum(map(int, fields[11:15]))
     found = {"java": 0.0, "python": 0.0}
     for pid, (name, ticks) in used.items():
@@ -114,7 +114,7 @@ def cpu_times() -> dict[str, float]:
 
 
 def target_of(changes: DataFrame, table: str) -> Target:
-    """What the workers are told of the changes of a table."""
+    """The description of a table's changes that the workers are given."""
     columns = cast("StructType", changes.schema["after"].dataType)
     return Target(
         table,
@@ -124,7 +124,7 @@ def target_of(changes: DataFrame, table: str) -> Target:
 
 
 def made_batches(directory: Path, changes: DataFrame, table: str, count: int) -> DataFrame:
-    """As many changes or some more, those of one segment again and again: nothing is decoded."""
+    """At least `count` changes: the record batches of one segment repeated, without decoding."""
     path = directory / "made.arrow"
     target = target_of(changes, table)
     segment = list_segments(directory / "segments")[0].path
@@ -149,7 +149,7 @@ def made_batches(directory: Path, changes: DataFrame, table: str, count: int) ->
 
 
 def steps(directory: Path, target: Target) -> Iterator[tuple[str, float]]:
-    """What the steps of a worker cost in this process, CPU seconds."""
+    """The steps of a worker, run in this process, and the CPU seconds of each."""
     paths = [segment.path for segment in list_segments(directory / "segments")]
 
     def batches() -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -177,7 +177,7 @@ def steps(directory: Path, target: Target) -> Iterator[tuple[str, float]]:
 
 
 def job(make: Callable[[], DataFrame], changes: int) -> Mapping[str, float]:
-    """One sample: a DataFrame into Spark's sink that throws it away, seconds per change."""
+    """One sample: write a DataFrame into Spark's sink "noop"; seconds per change."""
     before = cpu_times()
     start = time.perf_counter()
     make().write.format("noop").mode("overwrite").save()
@@ -187,7 +187,7 @@ def job(make: Callable[[], DataFrame], changes: int) -> Mapping[str, float]:
 
 
 def run(options: argparse.Namespace, results: Results) -> None:
-    """Land, read in all the ways, and what a worker's steps cost."""
+    """Write the segments, measure all ways of reading them, and the steps of a worker."""
     scale = options.scale or (0.1 if options.quick else 1.0)
     rounds = options.rounds or (2 if options.quick else 5)
     with tempfile.TemporaryDirectory() as temporary:
@@ -219,7 +219,7 @@ def run(options: argparse.Namespace, results: Results) -> None:
 
 @contextlib.contextmanager
 def spark_session() -> Iterator[SparkSession]:
-    """A session on two cores, whose workers find the benchmarks."""
+    """A Spark session on two cores, whose workers can import the benchmarks."""
     before = os.environ.get("PYTHONPATH")
     root = str(Path(__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, before]))
@@ -243,7 +243,7 @@ def _table(workload: workloads.Workload) -> str:
 def landed_cases(
     spark: SparkSession, workload: workloads.Workload, directory: Path
 ) -> Iterator[Case]:
-    """What the package reads by itself."""
+    """The cases of the package's own readers."""
     relations = workload.frames[: workload.preamble]
     ways: dict[str, Callable[[], DataFrame]] = {
         "read_segments": lambda: read_segments(spark, directory / "segments", _table(workload)),
@@ -257,7 +257,7 @@ def landed_cases(
     few = directory / "few"
 
     def by_twin() -> DataFrame:
-        # Workers that have another environment are other processes.
+        # Spark starts other worker processes for another environment.
         environment = spark.sparkContext.environment
         environment["PGOUTPUT_FAST_IMPL"] = "python"
         try:
@@ -276,7 +276,7 @@ PART = 100_000  # rows of a file
 
 
 def rows_of(workload: workloads.Workload, directory: Path) -> None:
-    """Frames of rows alone, in twenty files, of which slow ways take fewer."""
+    """Write only the frames of rows into twenty Parquet files, of which slow ways read fewer."""
     directory.mkdir()
     frames = [frame for frame in workload.frames if frame[:1] in (b"I", b"U")]
     table = pa.table({"data": pa.array(frames[:PART], pa.binary())})
@@ -288,7 +288,7 @@ def rows_of(workload: workloads.Workload, directory: Path) -> None:
 def udf_cases(
     spark: SparkSession, workload: workloads.Workload, directory: Path, scale: float
 ) -> Iterator[Case]:
-    """Every way that Spark has to call Python, with every decoder."""
+    """A case for every way in which Spark calls Python, with every decoder."""
     from pyspark.sql.types import StringType, StructField, StructType
 
     relations = tuple(workload.frames[: workload.preamble])

@@ -1,8 +1,8 @@
-"""The ways that Spark has to call Python, each with ours, the twin and pypgoutput.
+"""Decode frames in each way in which Spark calls Python, with both implementations and pypgoutput.
 
-Each takes a DataFrame whose column ``data`` has frames of Insert and Update of one relation, and
-gives one with the new row's columns: typed, or as str from pypgoutput, which has no other. What a
-worker needs of the stream before them, the Relations, is handed to it.
+Each function takes a DataFrame whose column ``data`` has Insert and Update frames of one relation,
+and returns a DataFrame with the columns of the new rows. They are typed, but str with pypgoutput,
+which has no typed values. The Relation frames that a worker needs are passed to it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MODULES = {"pgoutput_fast": "pgoutput_fast._core", "twin": "pgoutput_fast._pure
 
 @functools.cache
 def row_decoder(who: str, relations: tuple[bytes, ...]) -> Callable[[bytes], tuple[Any, ...]]:
-    """A function from a frame to its new row's columns."""
+    """A function that takes a frame and returns the columns of its new row."""
     if who == "pypgoutput":
         decoders = importlib.import_module("pypgoutput.decoders")
         classes = {ord("I"): decoders.Insert, ord("U"): decoders.Update}
@@ -55,7 +55,7 @@ def _columnar(who: str, relations: tuple[bytes, ...]) -> ColumnarDecoder:
 def columns_of(
     who: str, relations: tuple[bytes, ...], names: Sequence[str], frames: pa.Array
 ) -> list[pa.Array]:
-    """The new rows' columns of many frames."""
+    """The columns of the new rows of many frames."""
     if who == "pypgoutput":
         rows = list(map(row_decoder(who, relations), frames.to_pylist()))
         return [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
@@ -69,7 +69,7 @@ def columns_of(
 
 
 def pickled(frames: DataFrame, schema: StructType, who: str, relations: Any) -> DataFrame:
-    """A UDF of single rows, pickled."""
+    """Decode by a UDF that is called for each row, with pickled values."""
     from pyspark.sql.functions import udf
 
     call = udf(lambda frame: row_decoder(who, relations)(bytes(frame)), schema, useArrow=False)
@@ -77,12 +77,12 @@ def pickled(frames: DataFrame, schema: StructType, who: str, relations: Any) -> 
 
 
 def pandas(frames: DataFrame, schema: StructType, who: str, relations: Any) -> DataFrame:
-    """A pandas UDF: a Series of frames into a DataFrame."""
-    # Its stubs want hints that only the annotations below have.
+    """Decode by a pandas UDF: a Series of frames becomes a DataFrame."""
+    # Imported in this way because pyspark's stubs ask for type hints, which `call` must not have.
     pandas_udf: Any = importlib.import_module("pyspark.sql.functions").pandas_udf
     names = schema.names
 
-    def call(data):  # type: ignore[no-untyped-def] # Spark would take hints for the kind of UDF
+    def call(data):  # type: ignore[no-untyped-def] # Spark would infer the kind of UDF from hints
         columns = columns_of(who, relations, names, pa.array(data.to_list(), pa.binary()))
         return pa.RecordBatch.from_arrays(columns, names).to_pandas()
 
@@ -92,7 +92,7 @@ def pandas(frames: DataFrame, schema: StructType, who: str, relations: Any) -> D
 
 
 def arrow(frames: DataFrame, schema: StructType, who: str, relations: Any) -> DataFrame:
-    """An Arrow UDF: an array of frames into one of structs."""
+    """Decode by an Arrow UDF: an array of frames becomes an array of structs."""
     arrow_udf: Any = importlib.import_module("pyspark.sql.functions").arrow_udf
     names = schema.names
 
@@ -104,7 +104,7 @@ def arrow(frames: DataFrame, schema: StructType, who: str, relations: Any) -> Da
 
 
 def map_in_arrow(frames: DataFrame, schema: StructType, who: str, relations: Any) -> DataFrame:
-    """mapInArrow: batches of frames into batches of columns."""
+    """Decode in mapInArrow: record batches of frames become record batches of columns."""
     names = schema.names
 
     def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure, print, store, report."""
+"""The command ``python -m benchmarks``: measure, print, store and report."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .harness import Case, NotMeasured, Results
 
 HERE = Path(__file__).parent
 
-# Rows of a workload: 4 to 16 thousand frames in a batch, of fat ones fewer.
+# Workload → number of rows, so that a batch has up to 16 thousand frames, fewer if they are long.
 ROWS = {"narrow": 8_000, "wide": 8_000, "fat": 1_000}
 
 # --- Decoding, in this process --------------------------------------------------------------------
 
 
 def streams(options: argparse.Namespace) -> Iterator[workloads.Workload]:
-    """The workloads that are asked for, generated and recorded."""
+    """The workloads that the options name, generated and recorded ones."""
     for name in options.workload:
         for tuple_format in workloads.FORMATS:
             yield workloads.generate(name, tuple_format, ROWS[name])
@@ -32,7 +32,7 @@ def streams(options: argparse.Namespace) -> Iterator[workloads.Workload]:
 def decode_loops(
     workload: workloads.Workload, missing: dict[str, str], check: bool
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Names and loops of all competitors over a workload's frames."""
+    """The name and loop of each competitor over a workload's frames."""
     for loop in decoders.loops(workload, missing, check):
         yield f"{workload}/{loop.level}/{loop.who}", loop.run
     if check:
@@ -42,7 +42,7 @@ def decode_loops(
 
 
 def decode(options: argparse.Namespace, results: Results) -> None:
-    """Message objects and columns, in one interleaved run; then what memory each takes."""
+    """Measure messages and columns in one interleaved run; then the memory that each takes."""
     seconds = 0.006 if options.quick else 0.025
     cases: list[Case] = []
     items: dict[str, workloads.Workload] = {}
@@ -50,7 +50,7 @@ def decode(options: argparse.Namespace, results: Results) -> None:
         harness.progress(f"checking {workload}")
         frames = len(workload.frames)
         for name, run in decode_loops(workload, results.missing, check=True):
-            # Columns go through the Relations in front too.
+            # Loops of columns also decode the Relations at the begin.
             count = frames if "/columns/" in name else frames - workload.preamble
             cases.append(harness.timed(name, run, count, seconds))
             items[name] = workload
@@ -80,7 +80,7 @@ def decode(options: argparse.Namespace, results: Results) -> None:
 
 
 def one_loop(name: str, workload: workloads.Workload) -> Callable[[], object]:
-    """One competitor's loop, made anew."""
+    """The loop of one competitor, with a new decoder."""
     return next(run for one, run in decode_loops(workload, {}, check=False) if one == name)
 
 
@@ -108,7 +108,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Results], None]] = {
 
 
 def show(results: Results) -> None:
-    """Print what was found, the goals last."""
+    """Print the results, and at the end the goals."""
     for name, value in results.described.items():
         print(f"{name}: {value}")
     for who, why in harness.grouped(results.missing).items():

@@ -1,9 +1,9 @@
-"""Seeded pgoutput streams for the benchmarks: the workloads `narrow`, `wide` and `fat`.
+"""Generate pgoutput streams for the benchmarks: the workloads `narrow`, `wide` and `fat`.
 
 Each is a stream of protocol version 1 as a server sends it: the Relation first, then transactions
-of five rows (Begin, Insert or Update, Commit), in the text or in the binary tuple format. The same
-name, number of rows and seed give the same rows in both formats, so that figures can be compared.
-Values look as a server prints them under DateStyle ISO and TimeZone UTC.
+of five rows (Begin, Insert or Update, Commit), with values in text or in binary format. The same
+name, number of rows and seed give the same rows in both formats, so that results can be compared.
+Texts are those that a server prints with DateStyle ISO and TimeZone UTC.
 
 Row frames, mean length in bytes (text / binary): narrow 55 / 54, wide 440 / 390, fat 8,200.
 """
@@ -53,8 +53,8 @@ def _text_bool(value: bool) -> str:
 
 
 def _text_float8(value: float) -> str:
-    # Both print the shortest digits that read back as the same double; between 1e-4 and 1e15 they
-    # differ only in what follows a whole number.
+    # Python and the server print the shortest digits that read back as the same double. Between
+    # 1e-4 and 1e15 they differ only in the ".0" of whole numbers.
     return repr(value).removesuffix(".0")
 
 
@@ -70,7 +70,7 @@ def _binary_bool(value: bool) -> bytes:
 
 
 def _binary_numeric(value: Decimal) -> bytes:
-    """Digits of base 10,000 without zeros at either end, weight of the first, sign and scale."""
+    """numeric_send's form: number of digits, weight, sign, scale, then the base-10,000 digits."""
     sign, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
     scale = -exponent
@@ -107,7 +107,7 @@ def _binary_timestamptz(value: datetime) -> bytes:
 
 @dataclass(frozen=True)
 class Type:
-    """A built-in type: its OID, and what its output and send functions make of a value."""
+    """A built-in type: its OID, and functions that make its text and binary format of a value."""
 
     oid: int
     text: Callable[[Any], str]
@@ -135,7 +135,7 @@ _WORDS = (
     *("upper", "valley", "willow", "yonder", "zephyr"),
 )
 
-# Two, three and four bytes a character in UTF-8.
+# Phrases whose characters take two, three and four bytes in UTF-8.
 _PHRASES = (
     "съешь ещё этих мягких французских булок",
     "ξεσκεπάζω την ψυχοφθόρα βδελυγμία",
@@ -163,7 +163,7 @@ def _numeric_12_2(rng: random.Random) -> Decimal:
 
 
 def _jsonb(document: object) -> str:
-    """The document as jsonb prints it; its keys must come as jsonb has them, shortest first."""
+    """The document as jsonb prints it; its keys must be in the order of jsonb, shortest first."""
     return json.dumps(document, ensure_ascii=False)
 
 
@@ -174,7 +174,7 @@ def _small_document(rng: random.Random) -> str:
 
 
 def _large_document(rng: random.Random) -> str:
-    """About 8 kB of UTF-8, a fifth of its notes in scripts that are not Latin."""
+    """A document of about 8 kB in UTF-8; a fifth of its notes is in other scripts than Latin."""
     events = [
         {
             "at": _timestamp(rng).isoformat(),
@@ -192,7 +192,7 @@ def _large_document(rng: random.Random) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; `make` makes its next value. Key columns are never NULL."""
+    """A column of a table; `make` returns its next value. Key columns are never NULL."""
 
     name: str
     type: Type
@@ -305,9 +305,9 @@ def _row(table: Table, tag: str, row: tuple[Any, ...], tuple_format: TupleFormat
 class Workload:
     """A generated stream.
 
-    `frames` begins with `preamble` Relation frames; `rows` are the values of its Insert and Update
-    frames in their order, as Python objects (jsonb as str). A recorded stream has neither table nor
-    rows, and its Relations are in front too.
+    The first `preamble` of its `frames` are Relations. `rows` has the values of its Insert and
+    Update frames in their order, as Python objects (jsonb as str). A recorded stream has no table
+    and no rows; its Relations come first too.
     """
 
     name: str
@@ -339,14 +339,14 @@ class Workload:
 def generate(name: str, tuple_format: TupleFormat, rows: int, seed: int = SEED) -> Workload:
     """Make a workload of `rows` rows, a multiple of five.
 
-    `name` is one of NAMES. Raises ValueError where an argument is none of these.
+    `name` is one of NAMES. Raises ValueError if an argument has another value.
     """
     if name not in TABLES or tuple_format not in FORMATS:
         raise ValueError(f"no workload {name!r} in format {tuple_format!r}")
     if rows <= 0 or rows % ROWS_PER_TRANSACTION:
         raise ValueError(f"rows must be a positive multiple of {ROWS_PER_TRANSACTION}, not {rows}")
     table = TABLES[name]
-    # Not seeded with the format: both hold the same rows.
+    # The seed does not contain the format, so that both formats have the same rows.
     rng = random.Random(f"{name} {seed}")
     frames = [_relation(table)]
     values: list[tuple[Any, ...]] = []
@@ -361,7 +361,7 @@ def generate(name: str, tuple_format: TupleFormat, rows: int, seed: int = SEED) 
             )
             values.append(row)
             changes.append(_row(table, tag, row, tuple_format))
-        # WAL holds the rows whatever the format of the tuples: take a length common to both.
+        # The WAL does not depend on the format of values, so LSNs rise by the same in both formats.
         commit_lsn = lsn + 1_024
         end_lsn = commit_lsn + 48
         time += rng.randrange(50, 5_000)
@@ -374,10 +374,10 @@ def generate(name: str, tuple_format: TupleFormat, rows: int, seed: int = SEED) 
 
 
 def recorded(path: Path, most: int = 20_000) -> Workload:
-    """A recorded stream: an Arrow IPC file whose column ``payload`` has a frame in each row.
+    """Read a recorded stream: an Arrow IPC file whose column ``payload`` has a frame in each row.
 
-    At most so many frames are taken, of whole transactions, and the Relations put in front. Raises
-    ValueError where there is no transaction.
+    At most `most` frames of whole transactions are taken, and the Relations put before them. Raises
+    ValueError if there is no transaction.
     """
     import pyarrow.ipc
 

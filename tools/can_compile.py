@@ -1,4 +1,4 @@
-"""Exit with 0 if the C compiler that would build the extension works and finds Python.h, else 1."""
+"""Exit with 0 if there is a C compiler that finds Python.h, to build the extension, else with 1."""
 
 from __future__ import annotations
 

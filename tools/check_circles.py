@@ -1,8 +1,7 @@
-"""Fail if files of the package import each other in a circle, or a compiled one imports upwards.
+"""Fail if modules of the package import each other in a circle, or a compiled one imports upwards.
 
-import-linter holds the layers that pyproject.toml declares, but sees Python alone. Here the
-compiled modules are read too, with what they cimport, and imports inside functions count as all
-others.
+import-linter checks the layers that pyproject.toml declares, but reads only Python modules. This
+script also reads compiled modules and what they cimport, and imports inside functions.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imports(name: str, path: Path, known: dict[str, Path]) -> set[str]:
-    """The modules of the package that one imports, wherever in it that stands."""
+    """The modules of the package that the module `name` imports, also inside functions."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found = set()
     for start, names, whole in IMPORT.findall(path.read_text(encoding="utf-8")):
@@ -50,7 +49,7 @@ def imports(name: str, path: Path, known: dict[str, Path]) -> set[str]:
 
 
 def layer_of(name: str, layers: list[str]) -> int | None:
-    """The number of a module's layer, from the top; None of the package itself."""
+    """The number of a module's layer, counted from the top; None for the package itself."""
     part = name.split(".")[1] if "." in name else ""
     for number, layer in enumerate(layers):
         if part in re.findall(r"\w+", layer):
@@ -59,7 +58,7 @@ def layer_of(name: str, layers: list[str]) -> int | None:
 
 
 def main() -> int:
-    """Print what is wrong; 1 if something is."""
+    """Print the faults; return 1 if there are any."""
     root = Path(__file__).parents[1]
     contracts = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"][
         "contracts"

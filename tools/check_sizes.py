@@ -1,4 +1,4 @@
-"""Fail if a module has more than 800 lines or a function more than 80, and no comment says why.
+"""Fail if a module has more than 800 lines, or a function more than 80, and no comment says why.
 
 The comment begins with "Long because" and stands right above the function, or within the first 20
 lines of the module. A function's docstring does not count.
@@ -18,7 +18,7 @@ WHY = "Long because"
 
 
 def main() -> int:
-    """Print what is too long; 1 if something is."""
+    """Print what is too long; return 1 if anything is."""
     root = Path(__file__).parents[1]
     found = [line for path in sources(root) for line in too_long(path, path.relative_to(root))]
     print("\n".join(found) or "no module or function is too long")
@@ -26,7 +26,7 @@ def main() -> int:
 
 
 def sources(root: Path) -> Iterator[Path]:
-    """All code of the package, its benchmarks and tools."""
+    """All code files of the package, its benchmarks and tools."""
     for directory in ("pgoutput_fast", "benchmarks", "tools"):
         for path in sorted((root / directory).rglob("*")):
             if path.suffix in (".py", ".pyx", ".pxd", ".h", ".c") and path.is_file():
@@ -34,7 +34,7 @@ def sources(root: Path) -> Iterator[Path]:
 
 
 def too_long(path: Path, shown: Path) -> Iterator[str]:
-    """What is too long in one file."""
+    """A line for each module and function in a file that is too long."""
     text = path.read_text(encoding="utf-8")
     lines = text.split("\n")
     if len(lines) - 1 > MOST_LINES_OF_MODULE and not any(WHY in line for line in lines[:20]):
@@ -47,7 +47,7 @@ def too_long(path: Path, shown: Path) -> Iterator[str]:
 
 
 def python_functions(text: str) -> Iterator[tuple[int, str, int]]:
-    """First line from 0, name and number of lines, without the docstring, of each function."""
+    """First line (counted from 0), name, and number of lines without docstring of each function."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -57,7 +57,7 @@ def python_functions(text: str) -> Iterator[tuple[int, str, int]]:
 
 
 def other_functions(path: Path, lines: list[str]) -> Iterator[tuple[int, str, int]]:
-    """The same of Cython, by its indentation, and of C, by the braces of the outermost level."""
+    """The same for Cython, by indentation, and for C, by the braces at the outermost level."""
     if path.suffix in (".h", ".c"):
         start = None
         for number, line in enumerate(lines):

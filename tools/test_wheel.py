@@ -1,12 +1,12 @@
-"""Builds the wheel and tests it as cibuildwheel will, before a release finds out.
+"""Build the wheel and test it as cibuildwheel will in a release.
 
-Which command tests it, over which files and in which environment, is read from the section of
-cibuildwheel in pyproject.toml. The wheel and the test groups are installed into an environment that
-has nothing else, and the command runs in a directory that holds nothing but the test sources.
+The test command, the test sources and the environment variables are those of cibuildwheel's section
+in pyproject.toml. The wheel and the test groups are installed into an empty virtual environment.
+The command runs in a directory that has only the test sources.
 
     python tools/test_wheel.py
 
-Needs the dependency group "build", and what pip installs the test groups from.
+It needs the dependency group "build", and a package index for the test groups.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def without_settings(**more: str) -> dict[str, str]:
-    """The environment without what was set for Python or the package, and with `more`."""
+    """The environment variables except those for Python, pytest or the package, and `more`."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -37,7 +37,7 @@ def without_settings(**more: str) -> dict[str, str]:
 
 
 def run(*command: str | Path, **environment: str) -> None:
-    """Run a program to its end; what it prints is shown if it fails, which ends this one too."""
+    """Run a program. If it fails, print its output and exit."""
     done = subprocess.run(
         command,
         check=False,
@@ -52,9 +52,9 @@ def run(*command: str | Path, **environment: str) -> None:
 
 
 def test_wheel(directory: Path) -> int:
-    """Build, install and test in `directory`; the exit status of the tests."""
+    """Build, install and test the wheel in `directory`. Returns the exit code of the tests."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
-    # By way of the sdist: nothing that lies about in the checkout gets in.
+    # The wheel is built from the sdist, so that no stray file of the checkout gets into it.
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", directory, ROOT]
     run(*build, **settings["environment"])
     (wheel,) = directory.glob("*.whl")
@@ -77,7 +77,7 @@ def test_wheel(directory: Path) -> int:
             shutil.copy(source, target)
     environment = without_settings(**settings["test-environment"])
     environment["PATH"] = f"{venv / 'bin'}{os.pathsep}{environment['PATH']}"
-    # The command is a line for a shell, as it is to cibuildwheel.
+    # cibuildwheel also runs the command by a shell.
     command = ["/bin/sh", "-c", settings["test-command"]]
     return subprocess.run(command, check=False, cwd=sources, env=environment).returncode
 

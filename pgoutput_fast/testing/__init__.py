@@ -1,8 +1,8 @@
-"""Frames, tables and whole streams for tests of what reads pgoutput: no server is needed.
+"""Make frames, tables and whole streams for tests of programs that read pgoutput, without a server.
 
-:func:`encode` makes the frame of a decoded message out of its fields. There is a function for each
-message's frame (:func:`begin`, :func:`insert` and so on), and a :class:`Server` sends whole
-transactions as PostgreSQL does and knows what a consumer must have in the end.
+There is a function for each message (:func:`begin`, :func:`insert` and so on) that makes its frame;
+:func:`encode` makes the frame of a decoded message from its fields. A :class:`Server` sends whole
+transactions as PostgreSQL does, and knows what a consumer must have received in the end.
 ``pgoutput_fast.testing.strategies`` has Hypothesis strategies, which need the extra
 ``pgoutput-fast[testing]``.
 """

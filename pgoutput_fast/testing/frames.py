@@ -1,7 +1,8 @@
-"""A function for each message: its frame, with defaults for the fields that a test leaves out.
+"""Make the frame of each kind of message, with defaults for the fields that a test leaves out.
 
-LSNs are ints, times microseconds since 2000-01-01 UTC. Where `xid` has the default None, the frame
-is as outside of streams; with an xid it is as from inside of one.
+LSNs are ints, times are microseconds since 2000-01-01 UTC. If `xid` has the default None, the frame
+is as from outside stream chunks, else as from inside one. All functions raise a PgOutputError if a
+value does not fit into its field.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from ..wire import LAYOUTS
 from .tables import Row, Table, UserType, text_of
 
 COMMIT_RECORD = 0x30
-"""Bytes of a plain commit's WAL record, and so between `commit_lsn` and the default `end_lsn`."""
+"""Bytes of a plain commit's WAL record: the default `end_lsn` is so much after `commit_lsn`."""
 
 
 def begin(xid: int, final_lsn: int = 0x100, commit_time: int = 0) -> bytes:
-    """A transaction begins; `final_lsn` is where its commit record begins."""
+    """A Begin; `final_lsn` is the LSN of the transaction's commit record."""
     return encode_fields("B", final_lsn=final_lsn, commit_time=commit_time, xid=xid)
 
 
 def commit(
     commit_lsn: int = 0x100, end_lsn: int | None = None, commit_time: int = 0, flags: int = 0
 ) -> bytes:
-    """A transaction is committed."""
+    """A Commit."""
     return encode_fields(
         "C",
         flags=flags,
@@ -38,31 +39,36 @@ def commit(
 
 
 def origin(name: str, commit_lsn: int = 0) -> bytes:
-    """Where the transaction came from first."""
+    """An Origin; `commit_lsn` is the transaction's commit LSN on the server that it came from."""
     return encode_fields("O", commit_lsn=commit_lsn, name=name)
 
 
 def relation(table: Table, xid: int | None = None) -> bytes:
-    """A table as its next rows come."""
+    """A Relation, which announces a table."""
     return table.relation(xid)
 
 
 def type_(given: UserType, xid: int | None = None) -> bytes:
-    """The type of a column to come."""
+    """A Type, which announces a type."""
     return given.frame(xid)
 
 
 def insert(table: Table | int, values: Row, xid: int | None = None) -> bytes:
-    """A row inserted.
+    """An Insert.
 
     Parameters
     ----------
     table : Table or int
-        The table, or its OID, of which nothing is known.
+        The table, or only its OID.
     values : sequence or mapping
-        As :meth:`Table.row` takes them; of an OID no mapping, and any number.
+        The row, as :meth:`Table.row` takes it. With only an OID, a sequence of any length.
     xid : int, optional
-        Of the subtransaction, inside of a stream.
+        The xid of the subtransaction, inside a stream chunk.
+
+    Raises
+    ------
+    PgOutputError
+        The values don't fit the table.
     """
     relation_id, new = _row(table, values)
     return encode_fields("I", xid=xid, relation_id=relation_id, new=new)
@@ -75,9 +81,10 @@ def update(
     old_kind: str | None = None,
     xid: int | None = None,
 ) -> bytes:
-    """A row updated; with `old` its key before (`old_kind` "K"), or the whole row ("O").
+    """An Update; `old` is the row before, of which `old_kind` says what is sent.
 
-    The kind is "K" by default, and "O" for a table whose replica identity is "f".
+    It is "K" for the key, which is the default, or "O" for the whole row, which is the default for
+    a table with the replica identity "f".
     """
     relation_id, new = _row(table, values)
     kind, before = _old(table, old, old_kind)
@@ -87,14 +94,14 @@ def update(
 def delete(
     table: Table | int, old: Row, old_kind: str | None = None, xid: int | None = None
 ) -> bytes:
-    """A row deleted: its key ("K"), or the whole row ("O"); the default is as of :func:`update`."""
+    """A Delete; `old` is the row, and `old_kind` says what is sent of it, as in :func:`update`."""
     relation_id, _ = _row(table, old)
     kind, before = _old(table, old, old_kind)
     return encode_fields("D", xid=xid, relation_id=relation_id, old_kind=kind, old=before)
 
 
 def truncate(tables: Iterable[Table | int], options: int = 0, xid: int | None = None) -> bytes:
-    """Tables emptied; `options` has 1 for CASCADE and 2 for RESTART IDENTITY."""
+    """A Truncate; `options` is the sum of 1 for CASCADE and 2 for RESTART IDENTITY."""
     ids = [table if isinstance(table, int) else table.relation_id for table in tables]
     return encode_fields("T", xid=xid, relation_ids=ids, options=options)
 
@@ -102,17 +109,17 @@ def truncate(tables: Iterable[Table | int], options: int = 0, xid: int | None = 
 def message(
     prefix: str, content: bytes, lsn: int = 0x100, flags: int = 0, xid: int | None = None
 ) -> bytes:
-    """What ``pg_logical_emit_message`` sent; `flags` is 1 for a transactional one."""
+    """A message of ``pg_logical_emit_message``; `flags` is 1 if it is transactional."""
     return encode_fields("M", xid=xid, flags=flags, lsn=lsn, prefix=prefix, content=content)
 
 
 def stream_start(xid: int, first_segment: bool = True) -> bytes:
-    """A chunk of a transaction still in progress begins."""
+    """A Stream Start, which begins a stream chunk."""
     return encode_fields("S", xid=xid, first_segment=first_segment)
 
 
 def stream_stop() -> bytes:
-    """The open chunk ends."""
+    """A Stream Stop, which ends a stream chunk."""
     return encode_fields("E")
 
 
@@ -123,7 +130,7 @@ def stream_commit(
     commit_time: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """A streamed transaction is committed."""
+    """A Stream Commit."""
     return encode_fields(
         "c",
         xid=xid,
@@ -140,9 +147,9 @@ def stream_abort(
     abort_lsn: int | None = None,
     abort_time: int | None = None,
 ) -> bytes:
-    """A streamed transaction is taken back, or with `subxid` a subtransaction of it.
+    """A Stream Abort of a streamed transaction, or with `subxid` of one of its subtransactions.
 
-    LSN and time are there with ``streaming 'parallel'`` alone.
+    A server sends `abort_lsn` and `abort_time` only with ``streaming 'parallel'``.
     """
     return encode_fields(
         "A",
@@ -160,7 +167,7 @@ def begin_prepare(
     end_lsn: int | None = None,
     prepare_time: int = 0,
 ) -> bytes:
-    """The changes of a prepared transaction follow."""
+    """A Begin Prepare."""
     return encode_fields(
         "b",
         prepare_lsn=prepare_lsn,
@@ -179,7 +186,7 @@ def prepare(
     prepare_time: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """A transaction is prepared."""
+    """A Prepare."""
     return _prepare("P", xid, gid, prepare_lsn, end_lsn, prepare_time, flags)
 
 
@@ -191,7 +198,7 @@ def stream_prepare(
     prepare_time: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """A streamed transaction is prepared."""
+    """A Stream Prepare."""
     return _prepare("p", xid, gid, prepare_lsn, end_lsn, prepare_time, flags)
 
 
@@ -203,7 +210,7 @@ def commit_prepared(
     commit_time: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """A prepared transaction is committed."""
+    """A Commit Prepared."""
     return encode_fields(
         "K",
         flags=flags,
@@ -224,7 +231,7 @@ def rollback_prepared(
     rollback_time: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """A prepared transaction is rolled back."""
+    """A Rollback Prepared."""
     return encode_fields(
         "r",
         flags=flags,
@@ -238,12 +245,14 @@ def rollback_prepared(
 
 
 def in_stream(frame: bytes, xid: int) -> bytes:
-    """A frame as it would come from inside of a stream: with the xid behind its tag, if it has one.
+    """A frame as from inside a stream chunk: with the xid after its tag.
+
+    An Origin has no xid inside a stream chunk either, so it is returned as it is.
 
     Raises
     ------
     PgOutputError
-        The xid does not fit, or the message has no place inside of a stream.
+        `xid` is no xid, or the message does not come inside stream chunks.
     """
     tag = chr(frame[0])
     if tag == "O":
@@ -256,16 +265,17 @@ def in_stream(frame: bytes, xid: int) -> bytes:
 
 
 def xlog_data(frame: bytes, lsn: int, wal_end: int | None = None, send_time: int = 0) -> bytes:
-    """The body of the CopyData message that carries a frame: XLogData.
+    """An XLogData message with a frame, as the content of a CopyData message.
 
-    `wal_end` is as `lsn` by default, as a server sends it for pgoutput's frames.
+    `lsn` is the start of its WAL data. By default `wal_end` is the same, as for the frames of a
+    server.
     """
     header = XLOG_DATA.pack(lsn, lsn if wal_end is None else wal_end, send_time)
     return bytes([XLOG_DATA_TAG]) + header[1:] + frame
 
 
 def keepalive(wal_end: int, send_time: int = 0, reply: bool = False) -> bytes:
-    """The body of a keepalive; `reply` asks for an answer at once."""
+    """A keepalive, as the content of a CopyData message; `reply` asks for an answer at once."""
     return bytes([KEEPALIVE_TAG]) + KEEPALIVE.pack(wal_end, send_time, reply)[1:]
 
 

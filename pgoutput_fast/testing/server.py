@@ -1,8 +1,8 @@
-"""What a server would send: whole transactions with their LSNs, and beside them the truth.
+"""Simulate what a server sends: whole transactions with their LSNs, and what they amount to.
 
-A :class:`Server` writes a log of its own: every change takes a record, at the end of the log, when
-it is made; transactions that are open at the same time interleave there. What is sent of it, in
-which order and with which LSNs in the headers is as PostgreSQL sends it.
+A :class:`Server` has a log (WAL). Every change is written to its end as a record when it is made,
+so transactions that are open at the same time interleave. What the server sends of it, in which
+order and with which LSNs in the headers, is as PostgreSQL does it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _RECORD = 0x40
-"""Bytes of a change's WAL record beside its values."""
+"""Bytes of a change's WAL record, without its values."""
 
 _PREPARE_RECORD = 0x100
-"""Bytes of the WAL record of PREPARE TRANSACTION, some more than a commit's."""
+"""Bytes of the WAL record of PREPARE TRANSACTION, which is longer than a commit's."""
 
 
 class Sent(NamedTuple):
-    """A frame as it was sent.
+    """A frame that was sent.
 
-    Fields: lsn (of the XLogData header, data start and WAL end alike; 0 where the server has none),
-    frame, seq (which row of its transaction is the frame's first, as counted from the frames alone;
-    None for what is no row).
+    Fields: lsn (start and end of the WAL data in the XLogData header; 0 if the server has none for
+    the frame), frame, seq (the position of the frame's first row in its transaction, as counted
+    from the frames; None if the frame has no rows).
     """
 
     lsn: int
@@ -40,10 +40,10 @@ class Sent(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A row change, Truncate or transactional message of a committed transaction.
+    """A changed row, Truncate or transactional message of a committed transaction.
 
-    Fields: frame (in protocol 1's form, without xid), lsn (of its WAL record), seq (its first row's
-    position in the transaction, None for a message), tables, subxid.
+    Fields: frame (as from outside stream chunks, without xid), lsn (of its WAL record), seq (the
+    position of its first row in the transaction; None for a message), tables, subxid.
     """
 
     frame: bytes
@@ -54,9 +54,9 @@ class Change(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """A transaction as a consumer must see it in the end, whichever way it was sent.
+    """A committed transaction as a consumer must have received it, in whichever way it was sent.
 
-    Fields: xid, commit_lsn, end_lsn, commit_time, origin, gid (both None or str), changes.
+    Fields: xid, commit_lsn, end_lsn, commit_time, origin (None or str), gid (None or str), changes.
     """
 
     xid: int
@@ -69,7 +69,7 @@ class Committed(NamedTuple):
 
 
 class Server:
-    """A server with one replication connection, and the log that it sends from.
+    """A simulated server with a log and one replication connection.
 
     >>> server = Server()
     >>> accounts = Table("accounts", {"id": "int4", "note": "text"})
@@ -81,25 +81,26 @@ class Server:
     Parameters
     ----------
     lsn : int
-        Where the log begins.
+        The LSN at which the log begins.
     xid : int
-        Of the first transaction.
+        The xid of the first transaction.
     time : int
-        Microseconds since 2000-01-01 UTC when the log begins.
+        The time at which the log begins, in microseconds since 2000-01-01 UTC.
     streaming : {"on", "parallel"}
-        With "parallel" Stream Abort has its LSN and time.
+        With "parallel", Stream Aborts have their LSN and time.
     version : int
         The server's major version. Before 15, transactions without a change are sent too.
 
     Attributes
     ----------
     sent : list of Sent
-        All that was sent.
+        All frames that were sent.
     committed : list of Committed
-        The truth: what was committed, in that order.
+        All transactions that were committed, in the order of their commits: what a consumer must
+        have received.
     lsn, time : int
-        The end of the log, and the clock, which goes on by a millisecond with each transaction's
-        end. Both may be set, as long as the LSN grows.
+        The end of the log, and the clock, which advances by a millisecond at the end of each
+        transaction. Both may be set, but the LSN must not decrease.
     """
 
     def __init__(
@@ -128,21 +129,23 @@ class Server:
 
     @property
     def lsns(self) -> list[int]:
-        """The LSNs of `sent`, one for each frame."""
+        """The LSN of each frame of `sent`."""
         return [sent.lsn for sent in self.sent]
 
     def copy_data(self) -> Iterator[bytes]:
-        """The frames of `sent` in their CopyData bodies, as they come from the connection."""
+        """The XLogData messages of all frames of `sent`, as a connection receives them."""
         for sent in self.sent:
             yield frames.xlog_data(sent.frame, sent.lsn, send_time=self.time)
 
     def begin(self, origin: str | None = None, origin_lsn: int = 0) -> Transaction:
-        """A transaction, which ends by its own methods, or as a context: committed, or aborted.
+        """Begin a transaction.
+
+        Its methods end it. As a context manager it is committed, or aborted by an exception.
 
         Parameters
         ----------
         origin : str, optional
-            The name of the replication origin that it came from.
+            The name of the replication origin that the transaction came from.
         origin_lsn : int
             Its commit LSN there.
         """
@@ -151,15 +154,15 @@ class Server:
         return transaction
 
     def message(self, prefix: str, content: bytes) -> None:
-        """A message outside of transactions, sent at once."""
+        """Send a message outside of transactions at once."""
         self._write(_RECORD + len(content))
         self._send(self.lsn, frames.message(prefix, content, self.lsn))
 
     def reconnect(self) -> None:
-        """The connection ends, and another one begins where this one was.
+        """End the connection, and begin another one at the same position.
 
-        Relations are announced again. Transactions that are not ended yet are streamed anew from
-        their first change on. `sent` goes on: a consumer has to be told itself.
+        Relations are announced again. Open transactions are streamed again from their first change
+        on. Nothing in `sent` shows where the new connection begins: tell the consumer.
         """
         self._announced.clear()
         for transaction in self._open:
@@ -171,13 +174,13 @@ class Server:
         return xid
 
     def _write(self, size: int) -> int:
-        """Write a record of at least so many bytes; where it begins."""
+        """Write a record of at least `size` bytes, and return the LSN of its start."""
         start = self.lsn
         self.lsn = start + (size + 7 & ~7)
         return start
 
     def _end_record(self, size: int) -> tuple[int, int, int]:
-        """Write the record of a transaction's end; where it begins, where it ends, and when."""
+        """Write the record of a transaction's end. Returns its start LSN, its end LSN, its time."""
         self.time += 1000
         return self._write(size), self.lsn, self.time
 
@@ -188,8 +191,11 @@ class Server:
 class Transaction:
     """A transaction of a :class:`Server`, open until it is committed, aborted or prepared.
 
-    It is sent as a whole when it ends. What :meth:`stream` sends before makes a streamed one of it:
-    what remains then goes in a last chunk.
+    It is sent as a whole when it ends, unless :meth:`stream` was called before. Then it is a
+    streamed transaction, and the changes that were not yet sent are sent in a last stream chunk.
+
+    Methods raise a PgOutputError if the transaction is not open (or, for :meth:`commit` and
+    :meth:`abort`, neither open nor prepared), or if values don't fit.
 
     Attributes
     ----------
@@ -207,12 +213,12 @@ class Transaction:
         self._prepare_end = 0
         self._prepare_time = 0
         self._savepoints: list[Savepoint] = []
-        self._waiting: list[Change] = []  # in the log, and not sent so far
-        self._streamed: list[Change] = []  # in chunks, without those taken back
-        self._streamed_xids: list[int] = []  # of those changes, in the order of their first ones
+        self._waiting: list[Change] = []  # changes that were not yet sent
+        self._streamed: list[Change] = []  # changes sent in chunks and not rolled back
+        self._streamed_xids: list[int] = []  # their subxids, each once, in the order of the changes
         self._is_streamed = False
-        self._announced: dict[int, list[bytes]] = {}  # in the stream
-        self._rows = 0  # sent so far
+        self._announced: dict[int, list[bytes]] = {}  # tables announced in its stream chunks
+        self._rows = 0  # number of rows that were sent
 
     def __enter__(self) -> Self:
         return self
@@ -232,35 +238,35 @@ class Transaction:
     # Changes.
 
     def insert(self, table: Table, values: Row) -> None:
-        """Insert a row; `values` as :meth:`Table.row` takes them."""
+        """Insert a row, given as :meth:`Table.row` takes it."""
         self._change(frames.insert(table, values), (table,))
 
     def update(
         self, table: Table, values: Row, old: Row | None = None, old_kind: str | None = None
     ) -> None:
-        """Update a row; `old` and `old_kind` as of :func:`pgoutput_fast.testing.update`."""
+        """Update a row, with the arguments of :func:`pgoutput_fast.testing.update`."""
         self._change(frames.update(table, values, old, old_kind), (table,))
 
     def delete(self, table: Table, old: Row, old_kind: str | None = None) -> None:
-        """Delete a row; `old` and `old_kind` as of :func:`pgoutput_fast.testing.delete`."""
+        """Delete a row, with the arguments of :func:`pgoutput_fast.testing.delete`."""
         self._change(frames.delete(table, old, old_kind), (table,))
 
     def truncate(self, tables: Iterable[Table], options: int = 0) -> None:
-        """Empty tables; `options` has 1 for CASCADE and 2 for RESTART IDENTITY."""
+        """Truncate tables; `options` is the sum of 1 for CASCADE and 2 for RESTART IDENTITY."""
         named = tuple(tables)
         self._change(frames.truncate(named, options), named)
 
     def message(self, prefix: str, content: bytes) -> None:
         """Emit a transactional message."""
         self._must_be("open")
-        # The server gives such a message the LSN where its record ends.
+        # A server sends such a message with the LSN at the end of its WAL record.
         self._server._write(_RECORD + len(content))
         lsn = self._server.lsn
         frame = frames.message(prefix, content, lsn, flags=1)
         self._waiting.append(Change(frame, lsn, None, (), self._subxid))
 
     def savepoint(self) -> Savepoint:
-        """Begin a subtransaction: what follows belongs to it until it ends."""
+        """Begin a subtransaction, to which all changes belong until it ends."""
         self._must_be("open")
         made = Savepoint(self, self._server._take_xid())
         for outer in self._savepoints:
@@ -271,7 +277,7 @@ class Transaction:
     # What is sent.
 
     def stream(self) -> None:
-        """Send what is waiting as a chunk of a stream, an empty one where nothing is."""
+        """Send the changes that were not yet sent as a stream chunk, which may be empty."""
         self._must_be("open")
         server = self._server
         lsn = self._waiting[0].lsn if self._waiting else server.lsn
@@ -284,7 +290,7 @@ class Transaction:
             lsn = change.lsn
             if change.subxid not in self._streamed_xids:
                 self._streamed_xids.append(change.subxid)
-            # A message has the xid of the whole transaction, a row that of its subtransaction.
+            # A message has the xid of the top-level transaction, a row that of its subtransaction.
             xid = change.subxid if change.tables else self.xid
             for table in change.tables:
                 self._announce(table, self._announced, xid)
@@ -294,7 +300,7 @@ class Transaction:
         self._waiting = []
 
     def commit(self) -> None:
-        """Commit, also what was prepared before."""
+        """Commit the transaction, which may be prepared."""
         server = self._server
         if self._state == "prepared":
             commit_lsn, end_lsn, time = server._end_record(frames.COMMIT_RECORD)
@@ -320,7 +326,7 @@ class Transaction:
         )
 
     def abort(self) -> None:
-        """Roll back, also what was prepared before."""
+        """Roll back the transaction, which may be prepared."""
         server = self._server
         _, end_lsn, time = server._end_record(frames.COMMIT_RECORD)
         if self._state == "prepared":
@@ -336,7 +342,7 @@ class Transaction:
         self._end()
 
     def prepare(self, gid: str) -> None:
-        """Prepare; :meth:`commit` and :meth:`abort` then decide."""
+        """Prepare the transaction, which :meth:`commit` or :meth:`abort` ends later."""
         self._must_be("open")
         server = self._server
         prepare_lsn, end_lsn, time = server._end_record(_PREPARE_RECORD)
@@ -368,7 +374,7 @@ class Transaction:
         self._savepoints.clear()
 
     def _rewind(self) -> None:
-        """Take everything as not sent."""
+        """Treat all changes as not yet sent."""
         self._waiting = [*self._streamed, *self._waiting]
         self._streamed.clear()
         self._streamed_xids.clear()
@@ -384,7 +390,7 @@ class Transaction:
     def _announce(
         self, table: Table, known: dict[int, list[bytes]], xid: int | None = None
     ) -> None:
-        """Announce a table, where it is not known as it is."""
+        """Announce a table, unless it was announced in its present form."""
         announced = table.announcement()
         if known.get(table.relation_id) != announced:
             known[table.relation_id] = announced
@@ -400,7 +406,7 @@ class Transaction:
         self._rows += len(change.tables)
 
     def _send_whole(self, end: int, begin: bytes) -> None:
-        """Send the beginning and all changes; an empty transaction's have the LSN of its end."""
+        """Send the begin and all changes; if there are none, the begin has the LSN of the end."""
         lsn = self._waiting[0].lsn if self._waiting else end
         self._server._send(0 if self.origin is not None else lsn, begin)
         self._send_origin(lsn, self._origin_lsn)
@@ -420,7 +426,7 @@ class Transaction:
             self._server._send(lsn, frames.stream_abort(self.xid, xid, *told))
 
     def _roll_back(self, savepoint: Savepoint) -> None:
-        """Take back a subtransaction and those inside of it."""
+        """Roll back a subtransaction and those inside it."""
         self._release(savepoint)
         server = self._server
         server._write(frames.COMMIT_RECORD)
@@ -429,8 +435,8 @@ class Transaction:
         aborted = [xid for xid in gone if xid in self._streamed_xids]
         if not aborted:
             return
-        # A message is sent with the xid of the whole transaction: those before the first row of the
-        # subtransaction stay, as no consumer can tell what they belonged to.
+        # A message is sent with the xid of the top-level transaction. So messages before the first
+        # row of the subtransaction stay, as no consumer can tell that they belonged to it.
         for i, change in enumerate(self._streamed):
             if change.tables and change.subxid in gone:
                 del self._streamed[i:]
@@ -447,7 +453,9 @@ class Transaction:
 
 
 class Savepoint:
-    """A subtransaction; as a context it is released at the end, or rolled back by an exception.
+    """A subtransaction of a :class:`Transaction`.
+
+    As a context manager it is released at the end, or rolled back by an exception.
 
     Attributes
     ----------
@@ -457,7 +465,7 @@ class Savepoint:
     def __init__(self, transaction: Transaction, xid: int) -> None:
         self.xid = xid
         self._transaction = transaction
-        self._inside: list[int] = []  # xids of the subtransactions within
+        self._inside: list[int] = []  # xids of the subtransactions inside it
 
     def __enter__(self) -> Self:
         return self
@@ -475,19 +483,30 @@ class Savepoint:
                 self.rollback()
 
     def release(self) -> None:
-        """End it: its changes are its parent's."""
+        """End the subtransaction; its changes become its parent's.
+
+        Raises
+        ------
+        PgOutputError
+            It has ended before.
+        """
         self._transaction._release(self)
 
     def rollback(self) -> None:
-        """Take back its changes, and those of the subtransactions inside of it.
+        """Roll back its changes, and those of the subtransactions inside it.
 
-        Stream Aborts are sent for those of which something was streamed.
+        A Stream Abort is sent for each of them whose changes were streamed.
+
+        Raises
+        ------
+        PgOutputError
+            It has ended before.
         """
         self._transaction._roll_back(self)
 
 
 def _numbered(changes: Iterable[Change]) -> Iterator[Change]:
-    """Changes with the positions of their rows in the transaction."""
+    """The changes with `seq`, the position of their first row in the transaction."""
     seq = 0
     for change in changes:
         yield change._replace(seq=seq) if change.tables else change

@@ -1,4 +1,4 @@
-"""Tables and types as test streams announce them, and rows of Python values as tuples."""
+"""Describe the tables and types of test streams, and make rows of Python values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..wire import Column
 _OIDS = {entry.name: entry.oid for entry in BUILTIN_TYPES}
 _WITH_MODIFIER = re.compile(r"(\w+)\((\d+)(?:, *(-?\d+))?\)")
 _HEADER = 4
-"""What is added to the modifiers of numeric and of the character types, the size of a header."""
+"""PostgreSQL adds the size of a header to the type modifiers of numeric and character types."""
 
 Row = Sequence[Any] | Mapping[str, Any]
 
@@ -28,7 +28,7 @@ class UserType:
     ----------
     oid : int
     name, namespace : str
-        Of the type; of a domain those of the type that it is made of, as the server sends them.
+        The type's name and schema; for a domain those of its base type, as a server sends them.
     """
 
     oid: int
@@ -36,7 +36,7 @@ class UserType:
     namespace: str = "public"
 
     def frame(self, xid: int | None = None) -> bytes:
-        """The Type frame; with an xid as from inside of a stream."""
+        """The Type frame; with an xid as from inside a stream chunk."""
         return encode_fields(
             "Y", xid=xid, type_id=self.oid, namespace=self.namespace, name=self.name
         )
@@ -55,21 +55,22 @@ class Table:
     ----------
     name : str
     columns : mapping of str to str, int, (str or int, int) or UserType
-        Names of columns, and their types: the name of a built-in type, with a modifier where it has
-        one (``"varchar(20)"``), or an OID; the modifier (``atttypmod``) can be given beside either.
+        Names of columns → their types. A type is the name of a built-in type, which may have a
+        modifier (``"varchar(20)"``), an OID, a pair of either and the modifier (``atttypmod``), or
+        a UserType.
     relation_id : int
         The table's OID.
     namespace : str
     key : iterable of str, optional
-        The columns of the replica identity. By default the first one; all for the identity "f",
-        none for "n".
+        The columns of the replica identity. By default the first column; all columns for the
+        replica identity "f", none for "n".
     replica_identity : str
-        "d" the primary key, "i" an index, "f" whole rows or "n" nothing.
+        "d" (the primary key), "i" (an index), "f" (whole rows) or "n" (nothing).
 
     Raises
     ------
     PgOutputError
-        There is no such type, or no such column for the key.
+        There is no built-in type of that name, or `key` names no column.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Table:
         return f"Table({self.namespace}.{self.name}: {shown})"
 
     def relation(self, xid: int | None = None) -> bytes:
-        """The Relation frame; with an xid as from inside of a stream."""
+        """The Relation frame; with an xid as from inside a stream chunk."""
         return encode_fields(
             "R",
             xid=xid,
@@ -119,24 +120,24 @@ class Table:
         )
 
     def announcement(self, xid: int | None = None) -> list[bytes]:
-        """What a server sends before the first row: the types that are not built in, the table.
+        """The frames that a server sends before the table's first row: Types, then the Relation.
 
-        With an xid as from inside of a stream.
+        With an xid they are as from inside a stream chunk.
         """
         return [*(type_.frame(xid) for type_ in self.types), self.relation(xid)]
 
     def row(self, values: Row) -> list[Any]:
-        """A row of Python values as :func:`pgoutput_fast.testing.encode_tuple` takes it.
+        """Make a row for :func:`pgoutput_fast.testing.encode_tuple` from Python values.
 
-        A mapping gives values by the names of columns, and those that it leaves out are NULL. Of
-        int, float and bool comes the text that the server prints; str is text, bytes are a value in
-        binary format, a pair of "t" or "b" and a value says which; None is NULL, and UNCHANGED an
-        unchanged TOAST value.
+        `values` has a value for each column in order, or maps names of columns to values, where
+        columns that are left out are NULL. An int, float or bool becomes the text that the server
+        prints. A str is a value in text format, bytes are a value in binary format, and a pair of
+        "t" or "b" and a value sets the format. None is NULL, UNCHANGED an unchanged TOAST value.
 
         Raises
         ------
         PgOutputError
-            The number of values is not that of the columns, or there is no such column.
+            There are more or fewer values than columns, or no column has a name that was given.
         """
         if isinstance(values, Mapping):
             names = [column.name for column in self.columns]
@@ -152,7 +153,7 @@ class Table:
 
 
 def text_of(value: Any) -> Any:
-    """A bool, int or float as the server prints it; everything else as it is."""
+    """A bool, int or float as the server prints it; any other value itself."""
     if isinstance(value, bool):
         return "t" if value else "f"
     if isinstance(value, int):
