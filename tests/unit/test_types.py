@@ -223,7 +223,7 @@ def test_the_document_of_numerics() -> None:
 
 
 def test_the_document_of_types_made_of_types() -> None:
-    rows = {row[0]: row for row in section("Types made of types")}
+    rows = {row[0]: row for row in section("Nested types, enums and domains")}
     named = {"an array: `int4[]`": 1007, "a range: `int4range`": 3904}
     for title, oid in named.items():
         assert spelled(column_type(oid)) == (words(rows[title][2])[0], words(rows[title][3])[0])
