@@ -194,7 +194,7 @@ def test_tables_that_are_dropped_and_made_again_are_not_repeated_for_ever(tmp_pa
             relation(oid)[:-2] + struct.pack(">HB2sIi", 1, 0, b"c", 100_000 + oid, -1),
         )
     ]
-    kept = relation(count + 1, b"other")
+    kept = relation(count + 1, "other")
     with writer(tmp_path) as out:
         write(out, transaction(100, *made, kept, insert(count)))
         out.flush()
