@@ -169,6 +169,38 @@ cdef inline bint decimal_integer(
     return True
 
 
+cdef extern from "_convert.h" nogil:
+    enum:
+        PGF_LEAST_POWER
+        PGF_GREATEST_POWER
+
+cdef pgf_power[651] _powers_of_five
+
+
+# 128 bits of 10**power from its first one on, the rest cut off.
+cdef int fill_powers() except -1:
+    cdef int i
+    for i in range(PGF_GREATEST_POWER - PGF_LEAST_POWER + 1):
+        power = i + PGF_LEAST_POWER
+        if power >= 0:
+            number = 10**power << 128
+            number >>= number.bit_length() - 128
+        else:
+            divisor = 10**-power
+            number = (1 << (divisor.bit_length() + 128)) // divisor
+            number >>= number.bit_length() - 128
+        _powers_of_five[i].high = number >> 64
+        _powers_of_five[i].low = number & 0xFFFFFFFFFFFFFFFF
+    return 0
+
+
+fill_powers()
+
+
+cdef const pgf_power *powers_of_five() noexcept nogil:
+    return _powers_of_five
+
+
 cdef double[23] POWERS_OF_TEN
 POWERS_OF_TEN[:] = [
     1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16,

@@ -549,7 +549,7 @@ def _uuid(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Fi
             "w:16",
             16,
             "uuid_text",
-            "bytes",
+            "uuid_binary",
             _UUID,
         )
     return _stored(
