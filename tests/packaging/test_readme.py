@@ -170,6 +170,15 @@ def test_capture_and_spark(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("impl", ["cython", "python"])
+def test_the_test_kit_prints_what_its_page_says(impl: str, tmp_path: Path) -> None:
+    page = ROOT / "docs" / "testing.md"
+    example = "\n".join(python_blocks(page))
+    ran = run_python("-W", "error", "-c", example, cwd=tmp_path, PGOUTPUT_FAST_IMPL=impl)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout == "".join(blocks("", page))
+
+
 def test_examples_of_all_documents_are_python() -> None:
     documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]
     for document in documents:

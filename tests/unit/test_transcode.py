@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import random
 import struct
@@ -333,3 +334,13 @@ def test_offsets_that_fall_or_leave_the_buffer() -> None:
             without_xids(bytes(8), offsets)
     with pytest.raises(ValueError, match="n \\+ 1 integers"):
         without_xids(b"", [])
+
+
+@pytest.mark.parametrize("name", ["copy_rows", "cut_xids"])
+def test_twins_are_alike(name: str) -> None:
+    compiled, plain = (
+        getattr(_impl.twin("transcode._bulk", which), name) for which in ("cython", "python")
+    )
+    assert compiled is not plain
+    assert inspect.getdoc(compiled) == inspect.getdoc(plain)
+    assert inspect.signature(compiled) == inspect.signature(plain)
