@@ -349,14 +349,28 @@ class ColumnarDecoder:
 
     @property
     def state(self) -> StreamState:
-        """What the decoder knows of earlier frames: relations, types, the open transaction."""
+        """What the decoder knows of earlier frames: relations, types, the open transaction.
+
+        Raises
+        ------
+        PgOutputError
+            Another thread is decoding with this decoder.
+        """
+        self._refuse_while_it_runs()
         self._engine.sync()
         state: StreamState = self._engine.state
         return state
 
     @property
     def events(self) -> Events:
-        """The events of the last call of :meth:`decode`, as far as its batches were taken."""
+        """The events of the last call of :meth:`decode`, as far as its batches were taken.
+
+        Raises
+        ------
+        PgOutputError
+            Another thread is decoding with this decoder.
+        """
+        self._refuse_while_it_runs()
         if self._events is None:
             self._events = Events(self._engine.take_events(), self._engine.messages)
         return self._events
@@ -379,14 +393,18 @@ class ColumnarDecoder:
         PgOutputError
             Another thread is decoding with this decoder.
         """
-        if self._runs:
-            raise PgOutputError("another thread decodes with this decoder; give each its own")
+        self._refuse_while_it_runs()
         self._engine.drop()
         self._engine.unload()
         state = self._engine.state
         state.reset()
         self._engine.adopt(state)
         self._call = None
+
+    def _refuse_while_it_runs(self) -> None:
+        """Refuse what would read the engine's memory while a thread without the GIL writes it."""
+        if self._runs:
+            raise PgOutputError("another thread decodes with this decoder; give each its own")
 
     def __getstate__(self) -> tuple[StreamState, Options]:
         return self.state, self._options
@@ -395,7 +413,8 @@ class ColumnarDecoder:
         self._start(*state)
 
     def __repr__(self) -> str:
-        known = len(self.state.relations)
+        # Unlike `state` this is up to date at any time.
+        known = len(self._engine.state.relations)
         return f"<ColumnarDecoder: target {self._options.target}, {known} relations>"
 
     def decode(self, data: Any, offsets: Any = None, lsns: Any = None) -> Iterator[ChangeBatch]:
@@ -460,7 +479,11 @@ class ColumnarDecoder:
                 yield from ready
             if self._call is not call:
                 return
-            ready = engine.flush()
+            self._runs = True
+            try:
+                ready = engine.flush()
+            finally:
+                self._runs = False
             while ready:
                 complete = len(ready) == 1
                 yield ready.pop(0)
@@ -487,7 +510,8 @@ class ColumnarDecoder:
         engine = self._engine
         frame = engine.frame()
         self._bad.append(BadFrame(engine.position, engine.lsn(), error, frame))
-        state = self.state
+        engine.sync()
+        state = engine.state
         if error.tag in ("R", "Y"):
             self._forget_announced(state, frame)
         elif error.tag in ("C", "P") and state.open_xid is None:

@@ -324,6 +324,13 @@ def _server_text(type: ColumnType, codec: Codec, settings: Settings) -> Field:
     return Field("", "u", text=text, binary=binary)
 
 
+def _timetz(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    # Text can hold 24:00 too, which Python's time cannot: the policy does not apply.
+    policies = replace(settings.policies, out_of_range="text")
+    as_text = replace(settings, policies=policies)
+    return _server_text(type, codec_of(type, as_text), as_text)
+
+
 def _timestamp_text(value: datetime.datetime) -> str:
     if value.tzinfo is None:
         return timestamp_form((value - EPOCH) // _MICROSECOND)
@@ -674,6 +681,7 @@ _FIELDS: dict[str, Callable[[ColumnType, Codec, Settings, str], Field]] = {
     "time": _time,
     "timestamp": _timestamp,
     "timestamptz": _timestamptz,
+    "timetz": _timetz,
     "interval": _interval,
     "uuid": _uuid,
     "hstore": _hstore,

@@ -37,7 +37,8 @@ from make_frames import (
 import pgoutput_fast as pf
 from pgoutput_fast import testing
 from pgoutput_fast._impl import twin
-from pgoutput_fast.columnar.schema import layout_of
+from pgoutput_fast.columnar.rare import NEW_VERSIONS
+from pgoutput_fast.columnar.schema import Layout, layout_of
 from pgoutput_fast.columnar.selection import Selection
 
 OID, OTHER = 16385, 16386
@@ -752,6 +753,73 @@ def test_a_thread_does_not_disturb_another() -> None:
     assert sum(map(len, found)) in (0, 2_000)
 
 
+def test_what_a_decoder_shows_is_refused_while_another_thread_decodes() -> None:
+    """The engine's memory moves then: what is read of it may be gone."""
+    refused: dict[str, str] = {}
+    calls = {
+        "events": lambda: decoder.events,
+        "state": lambda: decoder.state,
+        "pickling": lambda: pickle.dumps(decoder),
+        "reset": lambda: decoder.reset(),
+    }
+
+    def disturb() -> None:
+        for name, call in calls.items():
+            try:
+                call()
+            except pf.PgOutputError as error:
+                refused[name] = str(error)
+
+    def disturbed(raw: bytes) -> int:
+        # A function of a user's own type runs in the midst of the engine.
+        thread = threading.Thread(target=disturb)
+        thread.start()
+        thread.join()
+        return int(raw)
+
+    registry = pf.TypeRegistry()
+    registry.register(23, text=disturbed, binary=disturbed, arrow="int32")
+    decoder = pf.ColumnarDecoder(registry=registry)
+    (batch,) = decoder.decode([R, begin(7), i(1), commit()])
+    assert refused == dict.fromkeys(
+        calls, "another thread decodes with this decoder; give each its own"
+    )
+    assert rows(batch)[0]["after"] == {"id": 1, "name": "a"}
+    assert [event.tag for event in decoder.events] == ["R", "C"]
+    assert set(decoder.state.relations) == {OID}
+    assert repr(decoder) == "<ColumnarDecoder: target arrow, 1 relations>"
+
+
+def known_layouts() -> int:
+    gc.collect()
+    return sum(type(thing) is Layout for thing in gc.get_objects())
+
+
+def test_a_table_that_is_altered_again_and_again_takes_no_more_memory() -> None:
+    before = known_layouts()
+    decoder = pf.ColumnarDecoder()
+    kept = relation([("kept", 23)], OTHER, "u")
+    first = list(decoder.decode([kept, insert(text("0"), relation_id=OTHER)]))
+    for n in range(2_500):
+        batches = list(decoder.decode([relation([(f"c{n}", 23)]), insert(text(str(n)))]))
+        assert [rows(batch)[0]["after"] for batch in batches] == [{f"c{n}": n}]
+    assert known_layouts() - before <= NEW_VERSIONS + 2
+    # What is announced stays: its batches go into one stream.
+    again = list(decoder.decode([insert(text("1"), relation_id=OTHER)]))
+    assert pa.table(pf.ChangeStream(first + again)).num_rows == 2
+
+
+def test_tables_made_again_and_again_take_no_more_memory() -> None:
+    before = known_layouts()
+    decoder = pf.ColumnarDecoder()
+    for oid in range(20_000, 25_000):
+        made = relation([("id", 23)], oid)
+        (batch,) = decoder.decode([made, insert(text("1"), relation_id=oid)])
+        assert batch.num_rows == 1
+    # Of tables that are gone a decoder knows 2,002 at most.
+    assert known_layouts() - before <= NEW_VERSIONS + 2_002 + 2
+
+
 def test_reset_drops_what_was_open() -> None:
     decoder = pf.ColumnarDecoder()
     list(decoder.decode([begin(7), R, i(1)]))
@@ -985,3 +1053,25 @@ def test_layouts_are_chosen_by_a_function() -> None:
     for beside in ({"tables": "public.*"}, {"columns": ["name"]}):
         with pytest.raises(pf.PgOutputError, match="give no tables= or columns="):
             pf.ColumnarDecoder(layouts=layouts, **beside)
+
+
+@pytest.mark.parametrize("target", ["arrow", "spark", "portable"])
+@pytest.mark.parametrize("choice", ["error", "null", "clamp", "text"])
+def test_the_last_moment_of_a_day_with_a_zone(target: str, choice: str) -> None:
+    """Python's time cannot hold it; text can, whatever the policy says."""
+    table = relation([("t", 1266), ("a", 1270)])
+    frames = [
+        table,
+        insert(text("24:00:00+00"), text("{24:00:00-03:30,12:00:00.5+00}")),
+        insert(
+            binary(struct.pack(">qi", 86_400_000_000, 0)),
+            binary(
+                struct.pack(">IIIII", 1, 0, 1266, 2, 1)
+                + struct.pack(">Iqi", 12, 86_400_000_000, 12_600)
+                + struct.pack(">Iqi", 12, 43_200_500_000, 0)
+            ),
+        ),
+    ]
+    batches = batches_of(frames, target=target, policies=pf.Policies(out_of_range=choice))
+    expected = {"t": "24:00:00+00", "a": ["24:00:00-03:30", "12:00:00.5+00"]}
+    assert column(batches, "after") == [expected, expected]
