@@ -8,7 +8,9 @@ errors and events.
 from __future__ import annotations
 
 import datetime
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 from .._impl import twin
@@ -342,6 +344,9 @@ class ColumnarDecoder:
         self._options = options
         self._engine = twin("columnar._engine").Engine(state, options)
         self._call: object = None  # stands for the call of decode() that is not yet complete
+        # Whoever holds it uses the engine. The frames that are given may come from a generator that
+        # asks for the decoder's state: the thread that has the lock can take it again.
+        self._lock = threading.RLock()
         self._runs = False
         self._bad = ErrorBatch()
         self._events: Events | None = None
@@ -356,10 +361,10 @@ class ColumnarDecoder:
         PgOutputError
             Another thread is decoding with this decoder.
         """
-        self._refuse_while_it_runs()
-        self._engine.sync()
-        state: StreamState = self._engine.state
-        return state
+        with self._resting():
+            self._engine.sync()
+            state: StreamState = self._engine.state
+            return state
 
     @property
     def events(self) -> Events:
@@ -370,10 +375,10 @@ class ColumnarDecoder:
         PgOutputError
             Another thread is decoding with this decoder.
         """
-        self._refuse_while_it_runs()
-        if self._events is None:
-            self._events = Events(self._engine.take_events(), self._engine.messages)
-        return self._events
+        with self._resting():
+            if self._events is None:
+                self._events = Events(self._engine.take_events(), self._engine.messages)
+            return self._events
 
     @property
     def errors(self) -> ErrorBatch:
@@ -393,21 +398,32 @@ class ColumnarDecoder:
         PgOutputError
             Another thread is decoding with this decoder.
         """
-        self._refuse_while_it_runs()
-        self._engine.drop()
-        self._engine.unload()
-        state = self._engine.state
-        state.reset()
-        self._engine.adopt(state)
-        self._call = None
+        with self._resting():
+            self._engine.drop()
+            self._engine.unload()
+            state = self._engine.state
+            state.reset()
+            self._engine.adopt(state)
+            self._call = None
 
-    def _refuse_while_it_runs(self) -> None:
-        """Refuse what would read the engine's memory while a thread without the GIL writes it."""
+    @contextmanager
+    def _resting(self) -> Iterator[None]:
+        """Keep the engine from running, which moves its memory while others have the GIL.
+
+        Raises
+        ------
+        PgOutputError
+            It is running.
+        """
         if self._runs:
             raise PgOutputError("another thread decodes with this decoder; give each its own")
+        with self._lock:
+            yield
 
     def __getstate__(self) -> tuple[StreamState, Options]:
-        return self.state, self._options
+        with self._resting():
+            self._engine.sync()
+            return self._engine.state.copy(), self._options
 
     def __setstate__(self, state: tuple[StreamState, Options]) -> None:
         self._start(*state)
@@ -443,47 +459,32 @@ class ColumnarDecoder:
         TypeError, ValueError
             `data`, `offsets` or `lsns` are of no supported form.
         """
-        if self._call is not None:
-            raise PgOutputError(
-                "the batches of the last call were not all taken, so that rows are missing; take "
-                "them to the end, or begin again with reset() and the stream's frames from the "
-                "start of the connection"
-            )
-        self._engine.load(data, offsets, lsns)
-        self._call = call = object()
-        self._events = None
-        self._bad = ErrorBatch()
-        self._next = 0
+        with self._resting():
+            if self._call is not None:
+                raise PgOutputError(
+                    "the batches of the last call were not all taken, so that rows are missing; "
+                    "take them to the end, or begin again with reset() and the stream's frames "
+                    "from the start of the connection"
+                )
+            self._engine.load(data, offsets, lsns)
+            self._call = call = object()
+            self._events = None
+            self._bad = ErrorBatch()
+            self._next = 0
         return self._batches(call)
 
     def _batches(self, call: object) -> Iterator[ChangeBatch]:
-        engine = self._engine
         complete = False
         refused: BaseException | None = None
         try:
-            while self._call is call:  # and was not ended by reset()
-                self._runs = True
-                try:
-                    ready = engine.run()
-                except PgOutputError as error:
-                    if self._collects(error):
-                        continue
-                    refused = error
-                    ready = None
-                finally:
-                    self._runs = False
-                self._next = engine.position
-                self._events = None
+            while refused is None:
+                ready, refused = self._run(call)
                 if ready is None:
                     break
                 yield from ready
-            if self._call is not call:
+            ready = self._flush(call)
+            if ready is None:
                 return
-            self._runs = True
-            try:
-                ready = engine.flush()
-            finally:
-                self._runs = False
             while ready:
                 complete = len(ready) == 1
                 yield ready.pop(0)
@@ -491,12 +492,58 @@ class ColumnarDecoder:
             if refused is not None:
                 raise refused
         finally:
+            self._end(call, complete)
+
+    # Each of these uses the engine, unless reset() has ended the call. They look for that before
+    # they wait for the lock, too: whoever holds it may wait for the thread that takes the rest of
+    # an earlier call.
+
+    def _run(self, call: object) -> tuple[list[ChangeBatch] | None, PgOutputError | None]:
+        """Decode until there are batches to give: these, None at the end, and what ended it."""
+        if self._call is not call:
+            return None, None
+        with self._lock:
+            while self._call is call:
+                refused = None
+                self._runs = True
+                try:
+                    ready = self._engine.run()
+                except PgOutputError as error:
+                    if self._collects(error):
+                        continue
+                    ready, refused = None, error
+                finally:
+                    self._runs = False
+                self._next = self._engine.position
+                self._events = None
+                return ready, refused
+        return None, None
+
+    def _flush(self, call: object) -> list[ChangeBatch] | None:
+        """The batches of the rows that are left; None if the call was ended."""
+        if self._call is not call:
+            return None
+        with self._lock:
+            if self._call is not call:
+                return None
+            self._runs = True
+            try:
+                ready: list[ChangeBatch] = self._engine.flush()
+            finally:
+                self._runs = False
+            return ready
+
+    def _end(self, call: object, complete: bool) -> None:
+        """The call's batches were taken, or nobody asks for more of them."""
+        if self._call is not call:
+            return
+        with self._lock:
             if self._call is call:
                 if complete:
                     self._call = None
                 else:
-                    engine.drop()
-                engine.unload()
+                    self._engine.drop()
+                self._engine.unload()
 
     def _collects(self, error: PgOutputError) -> bool:
         """Put the malformed frame into `errors`, unless later frames can't be decoded without it.
