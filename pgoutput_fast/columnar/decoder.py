@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 from .._impl import twin
@@ -406,9 +405,8 @@ class ColumnarDecoder:
             self._engine.adopt(state)
             self._call = None
 
-    @contextmanager
-    def _resting(self) -> Iterator[None]:
-        """Keep the engine from running, which moves its memory while others have the GIL.
+    def _resting(self) -> threading.RLock:
+        """The lock that keeps the engine from running, which moves its memory without the GIL.
 
         Raises
         ------
@@ -417,8 +415,7 @@ class ColumnarDecoder:
         """
         if self._runs:
             raise PgOutputError("another thread decodes with this decoder; give each its own")
-        with self._lock:
-            yield
+        return self._lock
 
     def __getstate__(self) -> tuple[StreamState, Options]:
         with self._resting():
@@ -474,76 +471,48 @@ class ColumnarDecoder:
         return self._batches(call)
 
     def _batches(self, call: object) -> Iterator[ChangeBatch]:
-        complete = False
+        complete = ended = False
         refused: BaseException | None = None
         try:
-            while refused is None:
-                ready, refused = self._run(call)
-                if ready is None:
-                    break
-                yield from ready
-            ready = self._flush(call)
-            if ready is None:
-                return
-            while ready:
-                complete = len(ready) == 1
-                yield ready.pop(0)
+            while not ended:
+                if self._call is not call:  # reset() has ended it
+                    return
+                # Whoever holds the lock may wait for this thread, unless the call is its own.
+                with self._lock:
+                    if self._call is not call:
+                        return
+                    self._runs = True
+                    try:
+                        ready = self._engine.run()
+                        ended = ready is None
+                    except PgOutputError as error:
+                        if self._collects(error):
+                            continue
+                        refused, ended = error, True
+                    finally:
+                        self._runs = False
+                    self._next = self._engine.position
+                    self._events = None
+                    if ended:
+                        self._runs = True
+                        try:
+                            ready = self._engine.flush()
+                        finally:
+                            self._runs = False
+                while ready:
+                    complete = ended and len(ready) == 1
+                    yield ready.pop(0)
             complete = True
             if refused is not None:
                 raise refused
         finally:
-            self._end(call, complete)
-
-    # Each of these uses the engine, unless reset() has ended the call. They look for that before
-    # they wait for the lock, too: whoever holds it may wait for the thread that takes the rest of
-    # an earlier call.
-
-    def _run(self, call: object) -> tuple[list[ChangeBatch] | None, PgOutputError | None]:
-        """Decode until there are batches to give: these, None at the end, and what ended it."""
-        if self._call is not call:
-            return None, None
-        with self._lock:
-            while self._call is call:
-                refused = None
-                self._runs = True
-                try:
-                    ready = self._engine.run()
-                except PgOutputError as error:
-                    if self._collects(error):
-                        continue
-                    ready, refused = None, error
-                finally:
-                    self._runs = False
-                self._next = self._engine.position
-                self._events = None
-                return ready, refused
-        return None, None
-
-    def _flush(self, call: object) -> list[ChangeBatch] | None:
-        """The batches of the rows that are left; None if the call was ended."""
-        if self._call is not call:
-            return None
-        with self._lock:
-            if self._call is not call:
-                return None
-            self._runs = True
-            try:
-                ready: list[ChangeBatch] = self._engine.flush()
-            finally:
-                self._runs = False
-            return ready
-
-    def _end(self, call: object, complete: bool) -> None:
-        """The call's batches were taken, or nobody asks for more of them."""
-        if self._call is not call:
-            return
-        with self._lock:
+            # No other thread can run the engine as long as this call is the last one.
             if self._call is call:
-                if complete:
-                    self._call = None
-                else:
+                if not complete:
                     self._engine.drop()
                 self._engine.unload()
+                if complete:
+                    self._call = None
 
     def _collects(self, error: PgOutputError) -> bool:
         """Put the malformed frame into `errors`, unless later frames can't be decoded without it.
