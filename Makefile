@@ -130,7 +130,7 @@ test-wheel: $(VENV)/.dependencies
 coverage_tree := build/coverage
 coverage: $(VENV)/.dependencies
 	@rm -rf $(coverage_tree) && mkdir -p $(coverage_tree)
-	@cp -r pgoutput_fast tests benchmarks docs tools *.md *.toml setup.py Makefile $(coverage_tree)
+	@cp -r pgoutput_fast tests benchmarks docs tools *.md *.toml LICENSE setup.py Makefile $(coverage_tree)
 	@find $(coverage_tree) -name '*.so' -exec rm -f {} +
 	@cd $(coverage_tree) && PGOUTPUT_FAST_LINE_TRACE=1 PGOUTPUT_FAST_REQUIRE_EXT=1 \
 	    $(abspath $(python)) setup.py --quiet build_ext --inplace && cp -r build/cython-trace/. .
