@@ -257,7 +257,7 @@ def test_a_wrong_part_of_a_nested_value_is_found(spark, demo, tmp_path):
 
 def test_a_difference_that_python_does_not_see_is_told():
     row = (1, "a")
-    with pytest.raises(pf.PgOutputError, match="demo.t, row id=1: Spark finds"):
+    with pytest.raises(pf.PgOutputError, match="row id=1: Spark finds"):
         verify._difference("demo.t", "id=1", ["id", "name"], row, row)
 
 
