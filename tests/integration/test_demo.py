@@ -255,6 +255,12 @@ def test_a_wrong_part_of_a_nested_value_is_found(spark, demo, tmp_path):
     assert str(found.first).startswith(f"demo.wide, row id={number}, column reals: ")
 
 
+def test_a_difference_that_python_does_not_see_is_told():
+    row = (1, "a")
+    with pytest.raises(pf.PgOutputError, match="row id=1: Spark finds"):
+        verify._difference("demo.t", "id=1", ["id", "name"], row, row)
+
+
 def test_the_command_fails_where_a_table_differs(monkeypatch, tmp_path):
     result = Result("python", None, "18", "4", 1, tables=[TableResult("demo.t", "")])
     result.tables[0].difference = verify.Difference("demo.t", "id=1", "a", "1", "2")
