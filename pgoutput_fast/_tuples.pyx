@@ -15,6 +15,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_New, PyTuple_SET_ITEM
 from cpython.unicode cimport PyUnicode_Decode
 from libc.stdint cimport uint8_t, uint32_t
 
+from pgoutput_fast._public cimport name_type
 from pgoutput_fast._values cimport from_binary, from_text, utf8_text
 from pgoutput_fast._wire cimport (
     KIND_BINARY, KIND_NULL, KIND_TEXT, KIND_UNCHANGED, ROW_MARKER, ROW_RELATION_ID, ColumnSlice,
@@ -418,3 +419,7 @@ cdef inline object value_of(
 
 
 Sequence.register(TupleData)
+
+
+# Users import it from the package: so help() shows it.
+name_type(TupleData, b"pgoutput_fast.TupleData")
