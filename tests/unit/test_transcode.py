@@ -337,7 +337,7 @@ def test_offsets_that_fall_or_leave_the_buffer() -> None:
 
 
 @pytest.mark.parametrize("name", ["copy_rows", "cut_xids"])
-def test_twins_are_alike(name: str) -> None:
+def test_bulk_twins_are_alike(name: str) -> None:
     compiled, plain = (
         getattr(_impl.twin("transcode._bulk", which), name) for which in ("cython", "python")
     )
