@@ -7,7 +7,8 @@ cdef extern from "_convert.h" nogil:
         uint64_t high
         uint64_t low
 
-# What pgoutput_fast.plan calls them, by the same numbers; GENERAL leaves a value to values.py.
+# What pgoutput_fast.plan calls them, by the same numbers; GENERAL leaves every value to
+# the function that the plan has for it.
 cdef enum Code:
     GENERAL = 0
     BOOL = 1

@@ -48,6 +48,15 @@ static PGF_INLINE int pgf_take_any(
     return status;
 }
 
+/* Null; 0 where the column has no validity yet, for which the caller has to make room. */
+static PGF_INLINE int pgf_take_null(pgf_column *column, int64_t row)
+{
+    if (!column->validity)
+        return column->code == SKIP;
+    pgf_set_null(column, row);
+    return 1;
+}
+
 /* Values from `at` on, into `row` of the columns from *next on. It stops before what is unusual or
  * malformed, or at the end, and says where: in *next the column, the place as its result. What is
  * read lies between `at` and `end`, but for loads of 16 bytes, which keep to `floor` and `ceiling`.
@@ -126,11 +135,8 @@ static PGF_INLINE const uint8_t *pgf_take_values(
                 continue;
             }
         }
-        if (status != PGF_NO_VALUE || at == end || at[0] != 'n'
-            || (!column->validity && column->code != SKIP))
+        if (status != PGF_NO_VALUE || at == end || at[0] != 'n' || !pgf_take_null(column, row))
             break;
-        if (column->validity)
-            pgf_set_null(column, row);
         at++;
     }
     *next = column;
