@@ -162,7 +162,10 @@ def expected_rows(
 def compare_values(found: Any, data: Any, types: Sequence[ColumnType], settings: Settings) -> None:
     assert (found is None) == (data is None)
     for i, (kind, value) in enumerate(found or ()):
-        if value is None or data.kind(i) in "nu" or data[i] is None:
+        if types[i].name == "timetz" and data.kind(i) in "tb":
+            # Text, which has 24:00 too; Python's time has not.
+            assert value == data.text(i)
+        elif value is None or data.kind(i) in "nu" or data[i] is None:
             assert value is None
             assert data.kind(i) in "nu" or data[i] is None or is_special(data[i], settings)
         elif pa.types.is_nested(kind):
