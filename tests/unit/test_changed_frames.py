@@ -13,6 +13,9 @@ from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
+
+pytest.importorskip("pyarrow", reason="the twin makes Arrow arrays with it")
+
 from columnar import IMPLEMENTATIONS, chosen
 from made_vectors import TWO, insert, relation, text
 
