@@ -32,6 +32,8 @@ def same_value(
     settings : Settings
         Of the messages.
     """
+    if want is None and type_.name == "timetz" and got is not None:
+        return bool(got.startswith("24:00:00"))  # which Python's time has not
     if got is None or want is None:
         return got is None and (want is None or is_special(want, settings))
     kind = getattr(kind, "storage_type", kind)
