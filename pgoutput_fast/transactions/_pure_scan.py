@@ -10,7 +10,6 @@ import numpy as np
 from ..columnar._pure_input import pieces_of
 
 _ROWS = frozenset(b"IUDT")
-_HAS_XID = frozenset(b"IUDTRYM")
 
 
 def packed(data: Any, offsets: Any) -> list[tuple[Any, Any]]:
@@ -97,32 +96,3 @@ def first_uses(data: Any, offsets: Any, relation_ids: Collection[int]) -> list[t
             if relation_id in relation_ids:
                 found.setdefault(relation_id, i)
     return list(found.items())
-
-
-def protocol1(
-    data: Any, offsets: Any, lsns: Any, dropped: Collection[int]
-) -> tuple[bytes, Any, Any]:
-    """Frames from stream chunks in the form that they have outside: without their xids.
-
-    Parameters
-    ----------
-    data : buffer
-    offsets : int64[n + 1]
-    lsns : uint64[n]
-    dropped : collection of int
-        Indices of frames that are left out.
-
-    Returns
-    -------
-    tuple
-        The same three of what remains.
-    """
-    parts, kept = [], []
-    for i in range(len(offsets) - 1):
-        if i in dropped:
-            continue
-        frame = bytes(data[int(offsets[i]) : int(offsets[i + 1])])
-        parts.append(frame[:1] + frame[5:] if frame[0] in _HAS_XID else frame)
-        kept.append(i)
-    ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    return b"".join(parts), ends, np.ascontiguousarray(np.asarray(lsns)[kept], np.uint64)

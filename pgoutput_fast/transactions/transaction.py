@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from .._impl import twin
 from ..encode import encode_fields
 from ..lsn import format_lsn
+from ..transcode import without_xids
 from ..values import EPOCH_UTC
 from .context import Context, Follower
 from .runs import Run
@@ -147,11 +147,8 @@ class Transaction:
                 # As servers do it: the LSN of the first change. Relations and Types have 0.
                 yield _single(begin, int(run.lsns[run.lsns != 0][:1].sum()))
             if cast("Stage", parts).in_stream:
-                dropped = {i - first for i in self._dropped if first <= i < first + len(run)}
-                cut = twin("transactions._scan").protocol1
-                yield Run(*cut(run.data, run.offsets, run.lsns, dropped))
-            else:
-                yield from self._edited(run, first)
+                run = Run(*without_xids(run.data, run.offsets), run.lsns)
+            yield from self._edited(run, first)
             first += len(run)
         if first == 0:
             yield _single(begin, 0)
