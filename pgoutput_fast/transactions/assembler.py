@@ -341,6 +341,8 @@ class Assembler:
             message = self._hot(run, index)
             self._begin = Begun(message.xid, index, prepares=False)
             return
+        if tag == ord("C"):
+            self._refuse(run, index, "Commit, and no transaction is open")
         message = self._rare(run, index)
         if isinstance(message, StreamStart):
             if message.first_segment:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from array import array
 from collections.abc import Iterator
 from typing import IO, NamedTuple
@@ -118,7 +119,10 @@ class Stage:
         blocks = []
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
+                file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
+                # It is there as long as the transaction is.
+                weakref.finalize(self, file.close)
+                self._file = file
             position = self._file.seek(0, os.SEEK_END)
             for run in self._in_memory():
                 offsets = (run.offsets - run.offsets[0]).tobytes()
