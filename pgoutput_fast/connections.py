@@ -76,7 +76,7 @@ STREAM_ADVICE = _ADVICE | {"42704": _PUBLICATION}
 
 
 class ReplicationError(PgOutputError):
-    """What the server refused.
+    """What the server refused, or a connection that is lost.
 
     Attributes
     ----------
@@ -85,6 +85,33 @@ class ReplicationError(PgOutputError):
     """
 
     sqlstate: str | None = None
+
+
+class RetryableError(ReplicationError):
+    """What passes: the same may succeed later, with a new connection.
+
+    The server restarts, crashed or has no connection left, the network failed, or another process
+    reads the slot. Every other error is final: its message says why, and what to do.
+    """
+
+
+# What passes, by SQLSTATE or by its class: connections, resources, and orders to end.
+_RETRYABLE = frozenset({"08", "40", "53", "55006", "57P01", "57P02", "57P03", "57P05"})
+# Without an end to it: the number of slots is a setting.
+_FINAL = frozenset({"53400"})
+# While a connection is made, libpq gives no SQLSTATE. What it and the server say then is about the
+# network, unless it is one of these.
+_FINAL_TEXT = re.compile(
+    r"password|authentication|pg_hba\.conf|does not exist|certificate|\balert\b|invalid|"
+    r"not support|permission denied|channel binding|replication (role|attribute)|GSSAPI",
+    re.IGNORECASE,
+)
+
+
+def _is_retryable(text: str, sqlstate: str | None) -> bool:
+    if sqlstate is None:
+        return _FINAL_TEXT.search(text) is None
+    return bool({sqlstate, sqlstate[:2]} & _RETRYABLE) and sqlstate not in _FINAL
 
 
 def server_error(
@@ -107,7 +134,8 @@ def server_error(
     todo = named or advice.get(sqlstate or "")
     code = f" (SQLSTATE {sqlstate})" if sqlstate else ""
     said = " ".join(text.split())  # libpq breaks lines
-    error = ReplicationError(f"{doing}: {said}{code}" + (f"; {todo}" if todo else ""))
+    kind = RetryableError if _is_retryable(text, sqlstate) else ReplicationError
+    error = kind(f"{doing}: {said}{code}" + (f"; {todo}" if todo else ""))
     error.sqlstate = sqlstate
     return error
 

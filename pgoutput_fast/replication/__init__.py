@@ -10,7 +10,10 @@
 
 from __future__ import annotations
 
-from ..connections import ReplicationError  # says what to install, if psycopg is missing
+from ..connections import (  # says what to install, if psycopg is missing
+    ReplicationError,
+    RetryableError,
+)
 from .capture import CaptureProgress, capture
 from .stream import Batch, Received, ReplicationStream, connect
 from .walsender import ReplicationConnection, SlotState
@@ -22,6 +25,7 @@ __all__ = [
     "ReplicationConnection",
     "ReplicationError",
     "ReplicationStream",
+    "RetryableError",
     "SlotState",
     "capture",
     "connect",

@@ -9,9 +9,9 @@ that a slow one does not run into ``wal_sender_timeout``.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
-import socket
 import threading
 import time
 from collections import deque
@@ -21,10 +21,11 @@ import psycopg
 from psycopg import pq
 
 from .._impl import twin
-from ..connections import STREAM_ADVICE, result_error, server_error
+from ..connections import STREAM_ADVICE, RetryableError, result_error, server_error
 from ..copydata import parse_keepalive, status_update
 from ..errors import PgOutputError
 from ..lsn import format_lsn
+from .waiter import IDLE_POLL, Waiter
 from .walsender import (
     ReplicationConnection,
     confirmed_flush_lsn,
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from ..transactions import Transaction
+
+_log = logging.getLogger(__name__)
+
 take_copy_data = twin("replication._copydata").take_copy_data
 
 # A batch is handed over once it has so many bytes.
@@ -44,19 +49,6 @@ _BATCH_BYTES = 1 << 20
 # While data flow, what comes within so many seconds is one batch. Each wait brings some hundred
 # frames at most, and a consumer would pay more for a batch of so few than for its frames.
 _COLLECT = 0.02
-
-# To wake up for each packet would cost the client more than all else that it does. On TCP the
-# kernel wakes it for so many bytes at once; a poll is short, as the last bytes of a stream are
-# fewer. On unix sockets poll() knows no such mark: what has come is read, then a nap is taken.
-_LOW_WATER = 64 << 10
-_TCP_POLL = 0.005  # seconds
-# Seconds. A unix socket's buffer holds some 280 small messages, so that the server waits during a
-# longer nap: one of 1 ms halved the rate.
-_UNIX_NAP = 0.0002
-# After so many seconds without data, the next byte wakes the client at once.
-_IDLE_AFTER = 0.05
-# Seconds that a wait for it takes at most, and so close(), while another thread receives.
-_IDLE_POLL = 0.1
 
 _STATUS_INTERVAL = 10.0  # seconds between two status messages, at most
 # The same while nobody receives: a server that asks for a status, as its timeout may have become
@@ -111,13 +103,13 @@ class ReplicationStream:
         self._ended = self._closed = False
         self._acknowledged = start_lsn
         self._received = start_lsn
-        self._ask = False
+        self._ask = self._answer = False
         # Three statuses within the server's timeout, so that one may be late.
         timeout = connection.wal_sender_timeout
         self._status_interval = min(_STATUS_INTERVAL, timeout / 3) if timeout else _STATUS_INTERVAL
         self._left_over: deque[tuple[int, int, int, bytes]] = deque()
         self._process = os.getpid()
-        self._waiter = _Waiter(self._pgconn)
+        self._waiter = Waiter(self._pgconn)
         self._left = time.monotonic()  # when the last receive() ended
         try:
             self._send_status()
@@ -135,7 +127,7 @@ class ReplicationStream:
         self.close()
 
     def __iter__(self) -> Iterator[Received]:
-        """Frames until the server ends the stream.
+        """Frames until the stream is closed.
 
         What an iteration that is left has not given comes with the next one, or `receive`.
         """
@@ -164,14 +156,16 @@ class ReplicationStream:
         Returns
         -------
         Batch or None
-            An empty one after the timeout; None if the server has ended the stream, or the stream
-            was closed.
+            An empty one after the timeout; None once the stream was closed.
 
         Raises
         ------
+        RetryableError
+            The connection is lost, or the server has ended the stream, as one that restarts does:
+            connect again, what was not acknowledged comes again.
         PgOutputError
-            The connection is lost, the server has ended the stream with an error, or an earlier
-            call was interrupted.
+            The server has ended the stream with an error that stays, or an earlier call was
+            interrupted.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -184,8 +178,6 @@ class ReplicationStream:
                     return None
                 if self._error is not None:
                     raise self._error
-                if self._ended:
-                    return None
                 # The time that the consumer took for itself is no silence of the server's.
                 self._waiter.last_data += time.monotonic() - self._left
                 batch = self._receive(deadline)
@@ -200,27 +192,34 @@ class ReplicationStream:
                 )
             raise
 
-    def acknowledge(self, lsn: int) -> None:
-        """Tell the server that everything before an LSN is durable: it won't send it again.
+    def acknowledge(self, done: int | Transaction) -> None:
+        """Tell the server that everything up to a position is durable: it won't send it again.
 
-        Give the end LSN of a Commit, or a batch's `keepalive_lsn` while no transaction is open and
-        nothing waits to be made durable. To give one again, or a smaller one, does no harm. The
-        server is told within half a second, and when the stream is closed.
+        Give a transaction, or its end LSN (that of a Commit); or a batch's `keepalive_lsn` while no
+        transaction is open and nothing waits to be made durable. To give one again, or an earlier
+        one, does no harm. The server is told within half a second, and when the stream is closed.
 
         Parameters
         ----------
-        lsn : int
+        done : int or Transaction
+            An LSN, or a transaction that this stream gave.
 
         Raises
         ------
         PgOutputError
-            It is out of an LSN's range.
+            The LSN is beyond what was received, or out of an LSN's range.
         TypeError
-            It is no int.
+            It is something else.
         """
-        if type(lsn) is not int:
-            raise TypeError(f"an LSN must be an int, not {type(lsn).__name__}")
-        format_lsn(lsn)  # refuses what is out of range
+        lsn = done if type(done) is int else _end_of(done)
+        if lsn > self._received:
+            format_lsn(lsn)  # refuses what is out of range
+            raise PgOutputError(
+                f"{format_lsn(lsn)} can't be acknowledged: the stream has received nothing beyond "
+                f"{format_lsn(self._received)}. Give the end LSN of a transaction (its `end_lsn`), "
+                f"not a time or a number of your own: the server forgets all that is before it"
+            )
+        format_lsn(lsn)
         self._acknowledged = max(self._acknowledged, lsn)
 
     def ask_for_keepalive(self) -> None:
@@ -252,13 +251,16 @@ class ReplicationStream:
         try:
             while not self._stop.is_set():
                 length = self._take(taken)
+                if taken.came:
+                    # Here, as a batch that is handed over at once never comes to the next wait.
+                    self._waiter.last_data = time.monotonic()
                 if length < 0:
                     self._end()
                     break
                 if self._is_time(taken, deadline, is_full=length > 0, waited=waited):
                     return taken.batch()
                 self._send_status_if_due(self._status_interval)
-                self._waiter.wait(taken.came, deadline)
+                self._waiter.wait(deadline)
                 waited, taken.came = True, False
         except (PgOutputError, psycopg.Error) as error:
             if not self._stop.is_set():
@@ -313,16 +315,28 @@ class ReplicationStream:
         except PgOutputError as error:
             raise PgOutputError(f"the server sent {error}") from None
         self._received = max(self._received, keepalive.lsn)
-        if keepalive.reply_requested:
+        # A server that shuts down asks again at every answer, until all is acknowledged.
+        told = keepalive.lsn <= self._told_lsn and self._acknowledged <= self._status_lsn
+        if keepalive.reply_requested and not (
+            told and time.monotonic() - self._status_time < IDLE_POLL
+        ):
             self._send_status()
+        elif keepalive.reply_requested:
+            self._answer = True
         return keepalive.lsn
 
     def _end(self) -> None:
-        """The server has ended the stream: without an error it shuts down."""
+        """The server has ended the stream; without an error of its own if it shuts down."""
         self._ended = True
         result = self._pgconn.get_result()
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
             self._error = result_error("the server ended the stream", result, STREAM_ADVICE)
+        else:
+            self._error = RetryableError(
+                "the server ended the stream without an error, as it does when it shuts down; "
+                "connect again, what was not acknowledged comes again"
+            )
+        _log.info("%s", self._error)
 
     def _keep_alive(self) -> None:
         """In a thread of its own: send the statuses that are due while nobody receives."""
@@ -342,14 +356,15 @@ class ReplicationStream:
         if (
             since >= interval
             or (self._acknowledged > self._status_lsn and since >= _ACKNOWLEDGE_INTERVAL)
-            or (self._ask and since >= _IDLE_POLL)
+            or ((self._ask or self._answer) and since >= IDLE_POLL)
         ):
             self._send_status()
 
     def _send_status(self) -> None:
-        ask, self._ask = self._ask, False
+        ask, self._ask, self._answer = self._ask, False, False
         self._status_time = time.monotonic()
         self._status_lsn = acknowledged = self._acknowledged
+        self._told_lsn = self._received
         self._pgconn.put_copy_data(status_update(self._received, acknowledged, ask=ask))
         self._pgconn.flush()
 
@@ -398,58 +413,21 @@ class _Taken:
         return Batch(self.frames, self.keepalive)
 
 
-class _Waiter:
-    """Waits for data on libpq's socket, with as few wake-ups as the stream allows."""
+def _end_of(done: object) -> int:
+    """The end LSN of a transaction.
 
-    def __init__(self, pgconn: pq.abc.PGconn) -> None:
-        self._pgconn = pgconn
-        self._descriptor = pgconn.socket
-        self._poll = select.poll()
-        self._poll.register(self._descriptor, select.POLLIN)
-        self.last_data = time.monotonic()
-        # Of a duplicate of the descriptor, so that closing it leaves libpq's alone.
-        self._socket = socket.socket(fileno=os.dup(self._descriptor))
-        self._is_unix = self._socket.family == socket.AF_UNIX
-        # With TLS, libpq may hold data that the socket no longer shows, so that there might never
-        # be enough in it.
-        self._coalesce = not self._is_unix and not pgconn.ssl_in_use
-        self._low_water = 1
-        self.was_idle = True
-        """Whether the last wait was one for the first data after a while."""
+    Raises
+    ------
+    TypeError
+        It is no transaction.
+    """
+    from ..transactions import Transaction  # loads NumPy
 
-    def close(self) -> None:
-        self._socket.close()
-
-    def wait(self, came: bool, deadline: float | None) -> None:
-        """Wait for more, at most `_IDLE_POLL`, and let libpq read it.
-
-        Parameters
-        ----------
-        came : bool
-            Whether data came since the last call.
-        deadline : float or None
-            When to return at the latest, by `time.monotonic`.
-        """
-        now = time.monotonic()
-        left = _IDLE_POLL if deadline is None else min(max(deadline - now, 0.0), _IDLE_POLL)
-        if came:
-            self.last_data = now
-        self.was_idle = now - self.last_data > _IDLE_AFTER
-        if self.was_idle:
-            self._set_low_water(1)
-            self._poll.poll(left * 1000)
-        elif self._is_unix:
-            time.sleep(min(_UNIX_NAP, left))
-        else:
-            self._set_low_water(_LOW_WATER)
-            self._poll.poll(min(_TCP_POLL, left) * 1000)
-        # Also if the poll was in vain: fewer bytes than it waits for may be there.
-        self._pgconn.consume_input()
-
-    def _set_low_water(self, size: int) -> None:
-        if self._coalesce and size != self._low_water:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
-            self._low_water = size
+    if not isinstance(done, Transaction):
+        raise TypeError(
+            f"a Transaction or an int, its end LSN, can be acknowledged, not {type(done).__name__}"
+        )
+    return done.end_lsn
 
 
 def _lost(error: psycopg.Error) -> PgOutputError:

@@ -5,6 +5,7 @@ A walsender is the server's process behind a connection in replication mode.
 
 from __future__ import annotations
 
+import logging
 import re
 import select
 import time
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 # Seconds between tries to take a slot that is in use: when its last reader has gone, the server
 # notices it only some 300 ms later.
 _BUSY_WAITS = (0.1, 0.2, 0.4, 0.8, 1.5, 3.0)
+_log = logging.getLogger(__name__)
+
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
 
 
@@ -89,6 +92,10 @@ class ReplicationConnection:
                 "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
             )
             self.wal_sender_timeout = int(str(timeout[0][0])) / 1000
+            _log.info(
+                "connected to database %r of system %s, server version %d",
+                self.database, self.system_identifier, self.server_version,
+            )  # fmt: skip
         except BaseException:
             self._connection.close()
             raise
@@ -204,6 +211,7 @@ class ReplicationConnection:
                 sql.SQL("NOEXPORT_SNAPSHOT" if old else "(SNAPSHOT 'nothing')"),
             )
         )
+        _log.info("made slot %s, which begins at %s", name, rows[0][1])
         return parse_lsn(str(rows[0][1]))
 
     def drop_slot(self, name: str) -> None:
@@ -218,6 +226,7 @@ class ReplicationConnection:
         """
         check_slot_name(name)
         self.query(sql.SQL("DROP_REPLICATION_SLOT {}").format(sql.Identifier(name)))
+        _log.info("dropped slot %s", name)
 
     def check_publications(self, publications: Sequence[str]) -> None:
         """Refuse publications that are not there.
@@ -258,12 +267,14 @@ class ReplicationConnection:
             result = self._result()
             if result.status == pq.ExecStatus.COPY_BOTH:
                 pgconn.nonblocking = 1
+                _log.info("%s", command)
                 return
             error = result_error(f"can't start replication from slot {slot!r}", result)
             while pgconn.get_result() is not None:
                 pass
             if error.sqlstate != "55006" or wait is None:
                 raise error
+            _log.info("%s; trying again in %s s", error, wait)
             time.sleep(wait)
 
     def _result(self) -> pq.abc.PGresult:
