@@ -14,13 +14,16 @@ from ..connections import (  # says what to install, if psycopg is missing
     ReplicationError,
     RetryableError,
 )
+from . import slots
 from .capture import CaptureProgress, capture
-from .stream import Batch, Received, ReplicationStream, connect
-from .walsender import ReplicationConnection, SlotState
+from .client import connect
+from .stream import Batch, Received, ReplicationStream
+from .walsender import CreatedSlot, ReplicationConnection, SlotState
 
 __all__ = [
     "Batch",
     "CaptureProgress",
+    "CreatedSlot",
     "Received",
     "ReplicationConnection",
     "ReplicationError",
@@ -29,4 +32,5 @@ __all__ = [
     "SlotState",
     "capture",
     "connect",
+    "slots",
 ]

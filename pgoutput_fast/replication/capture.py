@@ -13,8 +13,10 @@ from ..lsn import format_lsn
 from ..segments import SegmentMetadata, SegmentWriter
 from ..segments.listing import has_begun
 from ..wire import fields_reader
+from .options import StreamOptions
+from .source import missing_slot
 from .stream import ReplicationStream
-from .walsender import ReplicationConnection, SlotState, confirmed_flush_lsn, start_options
+from .walsender import ReplicationConnection, SlotState
 
 if TYPE_CHECKING:
     import threading
@@ -50,7 +52,7 @@ class CaptureProgress(NamedTuple):
 
 
 def capture(
-    dsn: str,
+    dsn: str | None = None,
     *,
     slot: str,
     publications: Sequence[str],
@@ -73,8 +75,8 @@ def capture(
 
     Parameters
     ----------
-    dsn : str
-        Connection string of libpq, or URL.
+    dsn : str, optional
+        Connection string of libpq, or URL; by default as libpq's variables say.
     slot : str
     publications : list or tuple of str
         Names of publications, as they are: they are quoted here.
@@ -138,10 +140,18 @@ def capture(
     )
     with ReplicationConnection(dsn) as connection:
         connection.check_publications(publications)
-        options = start_options(connection, publications, binary=binary, messages=messages)
+        wanted = StreamOptions(publications, protocol=1, binary=binary, messages=messages)
         state = connection.slot(slot)
+        marked = state is not None and state.two_phase
+        options = wanted.negotiate(connection.server_version, marked=marked).options
         _check_beginning(state, slot, directory, adopt_slot=adopt_slot)
-        confirmed = confirmed_flush_lsn(connection, slot, create=create_slot)
+        if state is not None:
+            confirmed = state.confirmed_flush_lsn or 0
+        elif create_slot:
+            # If another has made it meanwhile, it is refused: that one is not of this directory.
+            confirmed = connection.create_slot(slot)
+        else:
+            raise missing_slot(slot)
         metadata = SegmentMetadata(
             system_identifier=connection.system_identifier,
             database=connection.database,
@@ -213,7 +223,7 @@ def _check_beginning(
             f"slot {slot!r} is there already, and no capture has begun in "
             f"{os.fspath(directory)}: give the directory that has what the slot brought so "
             f"far, or, if there is none, adopt_slot=True to begin where the slot stands, "
-            f"{format_lsn(state.confirmed_flush_lsn)}"
+            f"{format_lsn(state.confirmed_flush_lsn or 0)}"
         )
     if state is None and begun:
         raise PgOutputError(

@@ -235,10 +235,10 @@ def test_large_transaction_is_many_parts_that_stand_alone(
 
 WORKER = """
 import sys
-from pgoutput_fast.replication import capture, stream
+from pgoutput_fast.replication import capture, receiver
 # Positions are told at once, and with a long silence much that was received is not durable: what is
 # acknowledged too early is then lost by a kill.
-stream._ACKNOWLEDGE_INTERVAL = 0.0
+receiver._ACKNOWLEDGE_INTERVAL = 0.0
 sys.modules[capture.__module__]._SILENCE = float(sys.argv[4])
 capture(sys.argv[1], slot=sys.argv[2], publications=["p"], directory=sys.argv[3],
         adopt_slot=True, segment_bytes=50_000,
@@ -489,7 +489,7 @@ def test_what_is_not_there(
         ({"adopt_slot": None}, "adopt_slot must be a bool, not NoneType"),
         *[
             ({"dsn": dsn}, f"the connection string must be a str, not {type(dsn).__name__}")
-            for dsn in (None, 1.5, ["s3cret"], b"password=s3cret", {"password": "s3cret"})
+            for dsn in (1.5, ["s3cret"], b"password=s3cret", {"password": "s3cret"})
         ],
     ],
     ids=str,

@@ -16,11 +16,13 @@ import pytest
 
 pytest.importorskip("psycopg")
 
+import psycopg
+
 from pgoutput_fast import _impl, testing
 from pgoutput_fast.connections import ReplicationError, RetryableError, server_error
 from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.replication import receiver, waiter
 from pgoutput_fast.replication import stream as module
-from pgoutput_fast.replication import waiter
 
 
 def xlog(lsn, frame):
@@ -64,7 +66,7 @@ class Connection:
         self.sent.append(bytes(data))
 
     def put_copy_end(self):
-        raise module.psycopg.OperationalError("the end")
+        raise psycopg.OperationalError("the end")
 
     def flush(self):
         return 0
@@ -78,13 +80,13 @@ class Connection:
 def begin(impl, monkeypatch):
     """Streams that never find that nothing has come for a while, once something came."""
     frames = _impl.twin("replication._copydata", impl.IMPLEMENTATION)
-    monkeypatch.setattr(module, "take_copy_data", frames.take_copy_data)
+    monkeypatch.setattr(receiver, "take_copy_data", frames.take_copy_data)
     monkeypatch.setattr(waiter, "IDLE_AFTER", 60.0)
     monkeypatch.setattr(waiter, "IDLE_POLL", 0.01)
     streams = []
 
     def begin(pieces, collect, **options):
-        monkeypatch.setattr(module, "_COLLECT", collect)
+        monkeypatch.setattr(receiver, "_COLLECT", collect)
         connection = Connection(pieces, **options)
         stream = module.ReplicationStream(connection, 0)
         streams.append(stream)
@@ -138,13 +140,13 @@ def test_the_first_after_a_while_goes_at_once(begin, monkeypatch):
 
 
 def test_a_batch_that_is_large_goes_while_more_comes(begin, monkeypatch):
-    monkeypatch.setattr(module, "_BATCH_BYTES", 50)
+    monkeypatch.setattr(receiver, "_BATCH_BYTES", 50)
     stream, _ = begin([[xlog(i, b"x") for i in range(5)]], collect=60.0)
     assert batches(stream, 3) == [([b"x", b"x"], None), ([b"x", b"x"], None), ([b"x"], None)]
 
 
 def test_what_came_before_the_connection_was_lost_is_handed_over(begin):
-    lost = module.psycopg.OperationalError("server closed the connection")
+    lost = psycopg.OperationalError("server closed the connection")
     stream, _ = begin(PIECES[:2], collect=60.0, error=lost)
     assert batches(stream, 1) == [([b"a", b"b", b"c"], None)]
     with pytest.raises(PgOutputError, match="the connection is lost: server closed"):
@@ -190,7 +192,7 @@ def test_the_time_of_the_consumer_is_not_a_pause_of_the_server(begin, monkeypatc
     stream, connection = begin([[xlog(1, b"a")]], collect=0.0)
     assert batches(stream, 1) == [([b"a"], None)]
     time.sleep(0.4)
-    monkeypatch.setattr(module, "_COLLECT", 60.0)
+    monkeypatch.setattr(receiver, "_COLLECT", 60.0)
     connection.pieces = [[xlog(2, b"b")], [xlog(3, b"c")]]
     connection.ends[1].send(b"wake up")
     assert batches(stream, 1) == [([b"b", b"c"], None)]
@@ -222,8 +224,8 @@ def test_a_forked_process_leaves_the_stream_alone(begin):
 
 def test_who_does_not_receive_says_each_second_that_he_is_there(begin, monkeypatch):
     """The server's timeout may be less than it was when the stream began."""
-    monkeypatch.setattr(module, "_AWAY_INTERVAL", 0.02)
-    monkeypatch.setattr(module, "_ACKNOWLEDGE_INTERVAL", 0.01)
+    monkeypatch.setattr(receiver, "_AWAY_INTERVAL", 0.02)
+    monkeypatch.setattr(receiver, "_ACKNOWLEDGE_INTERVAL", 0.01)
     _, connection = begin([], collect=0.0)
     deadline = time.monotonic() + 10
     while len(connection.sent) < 4 and time.monotonic() < deadline:
@@ -326,7 +328,7 @@ def test_a_transaction_is_acknowledged_by_its_end(begin):
 
 
 class Result:
-    status = module.pq.ExecStatus.COMMAND_OK
+    status = psycopg.pq.ExecStatus.COMMAND_OK
 
 
 def test_an_end_without_an_error_is_one(begin):
@@ -373,7 +375,7 @@ def test_what_passes_is_told_from_what_stays(sqlstate, said, retryable):
 
 
 def test_who_does_not_receive_is_alive_and_acknowledges(begin, monkeypatch):
-    monkeypatch.setattr(module, "_ACKNOWLEDGE_INTERVAL", 0.05)
+    monkeypatch.setattr(receiver, "_ACKNOWLEDGE_INTERVAL", 0.05)
     stream, connection = begin([[keepalive(50)]], collect=0.0)
     assert stream.receive(10) == ([], 50)
     sent = len(connection.sent)
@@ -399,9 +401,9 @@ def test_the_same_state_has_advice_for_what_was_said(said, advice):
 RECEIVING = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from test_stream import Connection, batches, module, xlog
+from test_stream import Connection, batches, module, receiver, xlog
 stream = module.ReplicationStream(Connection([[xlog(1, b"a"), xlog(2, b"b")]]), 0)
-print(batches(stream, 1), module.take_copy_data.__module__)
+print(batches(stream, 1), receiver.take_copy_data.__module__)
 stream.close()
 print(sorted({"numpy", "pyarrow"} & set(sys.modules)))
 """
