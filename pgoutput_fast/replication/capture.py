@@ -13,7 +13,9 @@ from ..lsn import format_lsn
 from ..segments import SegmentMetadata, SegmentWriter
 from ..segments.listing import has_begun
 from ..wire import fields_reader
+from .link import Link
 from .options import StreamOptions
+from .receiver import Receiver
 from .source import missing_slot
 from .stream import ReplicationStream
 from .walsender import ReplicationConnection, SlotState
@@ -172,7 +174,7 @@ def capture(
             raise
         with writer:
             connection.start(slot, writer.position, options)
-            with ReplicationStream(connection, writer.position) as stream:
+            with ReplicationStream(Link(Receiver(connection, writer.position))) as stream:
                 return _Landing(stream, writer, until_lsn, progress).run(stop)
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from ..connections import ConnectionParameters
 from ..errors import PgOutputError
 from ..lsn import format_lsn
+from ..policies import Policies
+from ..types import TypeRegistry
+from .link import Link
 from .options import Protocol, Streaming, StreamOptions
+from .receiver import Receiver
 from .source import Source
 from .stream import ReplicationStream
 
@@ -27,6 +33,18 @@ def connect(
     origin: str | None = None,
     start_lsn: int | None = None,
     start_timeline: int | None = None,
+    silence_timeout: float | None = None,
+    retry_for: float | None = None,
+    max_memory: int = 64 << 20,
+    spill_directory: str | os.PathLike[str] | None = None,
+    prepared: Literal["commit", "prepare"] = "commit",
+    unknown_prepared: Literal["empty", "error"] | None = None,
+    policies: Policies | None = None,
+    registry: TypeRegistry | None = None,
+    target: Literal["arrow", "spark", "portable"] = "arrow",
+    tables: str | Iterable[str] | None = None,
+    columns: Iterable[str] | Mapping[str, Iterable[str]] | None = None,
+    fill_unchanged: bool = False,
     **keywords: object,
 ) -> ReplicationStream:
     """Begin to receive a slot's changes.
@@ -67,6 +85,18 @@ def connect(
     start_timeline : int
         The stream's `timeline` when that transaction came, if it was stored with the LSN: a server
         that has taken another way since is refused then.
+    silence_timeout : float
+        Seconds after which a server that says nothing, though it was asked, is given up. By default
+        twice the server's `wal_sender_timeout`; it may be silent for half of that time while it
+        decodes a large transaction.
+    retry_for : float
+        Seconds for which `transactions` tries to connect again; by default as long as it takes.
+    max_memory, spill_directory, prepared, unknown_prepared
+        As of :class:`pgoutput_fast.transactions.Assembler`, of what `transactions` gives. The
+        commit of a prepared transaction that never came is by default empty if the slot is made
+        here, and an error otherwise.
+    policies, registry, target, tables, columns, fill_unchanged
+        As of :class:`pgoutput_fast.ColumnarDecoder`, of the columns and values of transactions.
     **keywords
         Parameters of libpq by name, over those of `dsn`: ``host="…", sslmode="verify-full"``.
 
@@ -93,6 +123,9 @@ def connect(
     for name, value in (("create_slot", create_slot), ("temporary", temporary)):
         if type(value) is not bool:
             raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
+    for name, seconds in (("silence_timeout", silence_timeout), ("retry_for", retry_for)):
+        if seconds is not None and (type(seconds) not in (int, float) or seconds <= 0):
+            raise PgOutputError(f"{name}={seconds!r}: expected a number of seconds")
     for name, number in (("start_lsn", start_lsn), ("start_timeline", start_timeline)):
         if number is not None and type(number) is not int:
             raise TypeError(f"{name} must be an int, not {type(number).__name__}")
@@ -108,4 +141,24 @@ def connect(
         temporary=temporary,
     )
     started = source.start(start_lsn, start_timeline)
-    return ReplicationStream(started.connection, started.confirmed, protocol=started.protocol)
+    receiver = Receiver(started.connection, started.confirmed, silence_timeout)
+    assembling = {
+        "max_memory": max_memory,
+        "spill_directory": spill_directory,
+        "prepared": prepared,
+        "unknown_prepared": unknown_prepared or ("empty" if started.made_slot else "error"),
+        "policies": policies,
+        "registry": registry,
+        "target": target,
+        "tables": tables,
+        "columns": columns,
+        "fill_unchanged": fill_unchanged,
+    }
+    link = Link(
+        receiver,
+        started.protocol,
+        source,
+        silence_timeout=silence_timeout,
+        retry_for=retry_for,
+    )
+    return ReplicationStream(link, started.position, assembling)

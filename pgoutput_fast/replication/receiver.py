@@ -14,6 +14,7 @@ import os
 import select
 import threading
 import time
+from array import array
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 
 _copydata = twin("replication._copydata")
 take_copy_data = _copydata.take_copy_data
+pack_copy_data = _copydata.pack_copy_data
 
 # A batch is handed over once it has so many bytes.
 _BATCH_BYTES = 1 << 20
@@ -75,6 +77,28 @@ class Taken:
         """Take what libpq has, as `take_copy_data` does."""
         taken: tuple[int, int, int, memoryview | None] = take_copy_data(
             get_copy_data, self.frames, most
+        )
+        return taken
+
+
+class PackedTaken(Taken):
+    """The same with all frames in one buffer, without an object for each."""
+
+    __slots__ = ("data", "ends", "lsns")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = bytearray()
+        self.ends = array("q", [0])
+        """Where each frame ends, behind a 0."""
+        self.lsns = array("Q")
+
+    def take(
+        self, get_copy_data: Callable[[int], tuple[int, memoryview]], most: int
+    ) -> tuple[int, int, int, memoryview | None]:
+        """Take what libpq has, as `pack_copy_data` does."""
+        taken: tuple[int, int, int, memoryview | None] = pack_copy_data(
+            get_copy_data, self.data, self.ends, self.lsns, most
         )
         return taken
 

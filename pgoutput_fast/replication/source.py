@@ -52,7 +52,9 @@ class Source:
         self._temporary = temporary
         self._system: str | None = None
 
-    def start(self, position: int | None = None, timeline: int | None = None) -> Started:
+    def start(
+        self, position: int | None = None, timeline: int | None = None, received: int = 0
+    ) -> Started:
         """Connect, look at the slot, make it if that is wanted, and begin to stream.
 
         Parameters
@@ -61,6 +63,8 @@ class Source:
             The LSN where to go on; by default where the slot stands.
         timeline : int, optional
             The server's timeline when it sent what is before `position`.
+        received : int
+            The end of what was received before, if that is beyond `position`.
 
         Raises
         ------
@@ -83,7 +87,7 @@ class Source:
             if position is None:
                 position = confirmed
             else:
-                check_position(connection, self.slot, confirmed, position, timeline)
+                check_position(connection, self.slot, confirmed, position, timeline, received)
             # With prepared transactions it begins where the slot stands: a prepared one that is not
             # committed may be before the position. What was committed before is left out here.
             begin = 0 if negotiated.two_phase else position
@@ -100,8 +104,8 @@ class Source:
             made,
         )
 
-    def again(self, position: int, timeline: int) -> Started:
-        """Begin again after a connection was lost.
+    def again(self, position: int, timeline: int, received: int) -> Started:
+        """Begin again after a connection was lost; the arguments are those of `start`.
 
         Raises
         ------
@@ -113,7 +117,7 @@ class Source:
                 f"the connection is lost, and with it the temporary slot {self.slot!r}: what it "
                 f"has not brought is lost. Use a slot that stays to go on after a failure"
             )
-        return self.start(position, timeline)
+        return self.start(position, timeline, received)
 
     def _check_system(self, connection: ReplicationConnection) -> None:
         if self._system is None:
@@ -158,6 +162,7 @@ def check_position(
     confirmed: int,
     position: int,
     timeline: int | None = None,
+    received: int = 0,
 ) -> None:
     """Refuse a position from which the server can't go on.
 
@@ -169,6 +174,8 @@ def check_position(
         Where to go on.
     timeline : int, optional
         The server's timeline when it sent what is before `position`.
+    received : int
+        The end of what was received before, if that is beyond `position`.
 
     Raises
     ------
@@ -182,25 +189,26 @@ def check_position(
             f"slot {slot!r} is at {format_lsn(confirmed)}, beyond {format_lsn(position)} "
             f"where to go on: the changes between them are lost; begin with a new snapshot"
         )
+    received = max(position, received)
     if timeline is not None and timeline != connection.timeline:
         fork = connection.end_of_timeline(timeline)
-        if fork is None or position > fork:
+        if fork is None or received > fork:
             where = "does not come from" if fork is None else f"left at {format_lsn(fork)}"
             raise PgOutputError(
                 f"the server is on timeline {connection.timeline} now, which {where} timeline "
-                f"{timeline}: what was received up to {format_lsn(position)} did not happen there. "
+                f"{timeline}: what was received up to {format_lsn(received)} did not happen there. "
                 f"A standby that lagged was promoted, or an earlier state was restored; begin with "
                 f"a new slot and a new snapshot"
             )
-    if position > connection.end_lsn:
+    if received > connection.end_lsn:
         end = format_lsn(connection.end_lsn)
         if connection.in_recovery:
             raise RetryableError(
-                f"the standby's log ends at {end}, before {format_lsn(position)} where to go on; "
+                f"the standby's log ends at {end}, before {format_lsn(received)} where to go on; "
                 f"it has not come so far yet"
             )
         raise PgOutputError(
-            f"the server's log ends at {end}, before {format_lsn(position)} where to go on: an "
+            f"the server's log ends at {end}, before {format_lsn(received)} where to go on: an "
             f"earlier state of it was restored, or this is another server. Begin with a new slot "
             f"and a new snapshot"
         )

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import PgOutputError
 from ..lsn import format_lsn
-from .receiver import Receiver, Taken
+from .link import Link
+from .receiver import Taken
 from .walsender import ReplicationConnection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import threading
+    from collections.abc import Iterator, Mapping
 
     from typing_extensions import Self
 
     from ..transactions import Transaction
+    from .delivery import Delivery
 
 
 class Received(NamedTuple):
@@ -45,23 +48,21 @@ class Batch(NamedTuple):
 
 
 class ReplicationStream:
-    """Frames of one session, in the order in which the server sends them.
+    """What a server sends of a slot, in its order: whole transactions, or frames.
 
-    Made by `connect`. Iterate over it, or call `receive`; after what was taken is durable, call
-    `acknowledge`. Close it, or use it as a context manager. Iteration raises what `receive` raises.
-    ``docs/replication.md`` says more.
-
-    Attributes
-    ----------
-    protocol : int
-        The version of the protocol that is spoken.
+    Made by `connect`. Iterate over `transactions`; or for frames over the stream itself, or call
+    `receive`. After what was taken is durable, call `acknowledge`. Close it, or use it as a context
+    manager. Iteration raises what `receive` raises. ``docs/replication.md`` says more.
     """
 
     def __init__(
-        self, connection: ReplicationConnection, start_lsn: int, *, protocol: int = 1
+        self, link: Link, position: int = 0, assembling: Mapping[str, Any] | None = None
     ) -> None:
-        self.protocol = protocol
-        self._receiver = Receiver(connection, start_lsn)
+        self._link = link
+        self._position = position
+        self._assembling = assembling or {}
+        self._gave_frames = False
+        self._delivery: Delivery | None = None
         self._left_over: deque[tuple[int, int, int, bytes]] = deque()
 
     def __repr__(self) -> str:
@@ -90,7 +91,12 @@ class ReplicationStream:
     @property
     def connection(self) -> ReplicationConnection:
         """The connection on which the stream comes."""
-        return self._receiver.connection
+        return self._link.receiver.connection
+
+    @property
+    def protocol(self) -> int:
+        """The version of the protocol that is spoken."""
+        return self._link.protocol
 
     @property
     def timeline(self) -> int:
@@ -100,7 +106,60 @@ class ReplicationStream:
     @property
     def acknowledged_lsn(self) -> int:
         """The greatest LSN that was acknowledged."""
-        return self._receiver.acknowledged
+        return self._link.receiver.acknowledged
+
+    def transactions(
+        self,
+        stop_at: int | None = None,
+        idle_timeout: float | None = None,
+        stop: threading.Event | None = None,
+    ) -> Iterator[Transaction]:
+        """Whole transactions, in the order of their commits.
+
+        A connection that is lost is made again, and the stream goes on after the last transaction
+        that was acknowledged; none is given twice. What the server has nothing to send of is
+        acknowledged by itself, once everything that was given is. An iteration that has ended may
+        be followed by another one, which goes on where it has ended.
+
+        Parameters
+        ----------
+        stop_at : int, optional
+            An LSN: end after the last transaction that was committed before it.
+        idle_timeout : float, optional
+            Seconds: end when nothing has come for so long.
+        stop : threading.Event, optional
+            End soon after it is set, by a signal's handler, say; between two transactions.
+
+        Raises
+        ------
+        RetryableError
+            The connection is lost, and was not made again within `connect`'s `retry_for`.
+        PgOutputError
+            It can't be gone on, and the error says why and what to do; or frames were received from
+            this stream before.
+        TypeError
+            An argument is of another type.
+        """
+        if stop_at is not None:
+            if type(stop_at) is not int:
+                raise TypeError(f"stop_at must be an int, an LSN, not {type(stop_at).__name__}")
+            format_lsn(stop_at)  # refuses what is out of range
+        if idle_timeout is not None and not isinstance(idle_timeout, (int, float)):
+            raise TypeError(f"idle_timeout must be a number, not {type(idle_timeout).__name__}")
+        if stop is not None and not callable(getattr(stop, "is_set", None)):
+            raise TypeError(f"stop must be a threading.Event, not {type(stop).__name__}")
+        if self._gave_frames:
+            raise PgOutputError(
+                "frames were received from this stream already: their transactions would be "
+                "missing; connect again"
+            )
+        from ..transactions import Assembler
+        from .delivery import Delivery, Until  # loads NumPy, as receiving does not
+
+        if self._delivery is None:
+            assembler = Assembler(**self._assembling)
+            self._delivery = Delivery(self._link, assembler, self._position)
+        return self._delivery.transactions(Until(stop_at, idle_timeout, stop))
 
     def receive(self, timeout: float | None = None) -> Batch | None:
         """Take what has come.
@@ -124,13 +183,16 @@ class ReplicationStream:
             The server has ended the stream with an error that stays, or an earlier call was
             interrupted.
         """
+        if self._delivery is not None:
+            raise PgOutputError("the frames of this stream go into its transactions")
         if self._left_over:
             frames = list(self._left_over)
             self._left_over.clear()
             return Batch(frames, None)
         taken = Taken()
-        if not self._receiver.receive(taken, timeout):
+        if not self._link.receiver.receive(taken, timeout):
             return None
+        self._gave_frames = self._gave_frames or bool(taken.frames)
         return Batch(taken.frames, taken.keepalive)
 
     def acknowledge(self, done: int | Transaction) -> None:
@@ -153,25 +215,28 @@ class ReplicationStream:
             It is something else.
         """
         lsn = done if type(done) is int else _end_of(done)
-        text, limit = format_lsn(lsn), self._receiver.received
-        if lsn > limit:
+        text, receiver = format_lsn(lsn), self._link.receiver
+        limit = receiver.received
+        if self._delivery is not None:
+            self._delivery.check(lsn)
+        elif lsn > limit:
             raise PgOutputError(
                 f"{text} can't be acknowledged: the stream has received nothing beyond "
                 f"{format_lsn(limit)}. Give the end LSN of a transaction (its `end_lsn`), "
                 f"not a time or a number of your own: the server forgets all that is before it"
             )
-        self._receiver.acknowledged = max(self._receiver.acknowledged, lsn)
+        receiver.acknowledged = max(receiver.acknowledged, lsn)
 
     def ask_for_keepalive(self) -> None:
         """Ask the server how far it is: a keepalive comes soon, also when nothing happens."""
-        self._receiver.ask_for_keepalive()
+        self._link.receiver.ask_for_keepalive()
 
     def close(self) -> None:
         """Tell the server the last position, and end the connection.
 
         It does nothing in a process that was forked: the connection is its parent's.
         """
-        self._receiver.close()
+        self._link.close()
 
 
 def _end_of(done: object) -> int:

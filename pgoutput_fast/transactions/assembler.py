@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, NamedTuple, NoReturn, cast
 
 from .._impl import implementation, twin
 from ..errors import DecodeError, PgOutputError, fail
@@ -102,7 +102,7 @@ class Assembler:
         make_columnar = functools.partial(columnar_decoder, options=columns)
         make_columnar(self._state)  # so that wrong arguments are refused here
         self._followers = (Follower(make_columnar), Follower(message_decoder))
-        self._prepared: dict[tuple[int, str], Stage | None] = {}
+        self._prepared: dict[tuple[int, str], Prepared] = {}
         self._pending: dict[int, list[bytes]] = {}
         self._streams: dict[int, Stage] = {}
         self._start()
@@ -129,12 +129,28 @@ class Assembler:
 
     @property
     def in_flight(self) -> bool:
-        """Whether there are transactions that have not ended, prepared ones among them."""
-        return bool(self._streams or self._prepared) or self._begin is not None
+        """Whether there are transactions that have not ended.
+
+        Prepared ones are among them, unless they were delivered when they were prepared.
+        """
+        return (
+            bool(self._streams) or self._begin is not None or self.oldest_prepared_lsn is not None
+        )
+
+    @property
+    def oldest_prepared_lsn(self) -> int | None:
+        """The least LSN of a PREPARE whose transaction was not delivered; None if there is none.
+
+        A stream that begins beyond it would bring the end of that transaction alone, so that
+        nothing beyond it may be acknowledged.
+        """
+        if self._at_prepare:
+            return None
+        return min((prepared.lsn for prepared in self._prepared.values()), default=None)
 
     def _stages(self) -> Iterator[Stage]:
         yield from self._streams.values()
-        yield from (stage for stage in self._prepared.values() if stage is not None)
+        yield from (one.stage for one in self._prepared.values() if one.stage is not None)
         if self._begin is not None and self._begin.stage is not None:
             yield self._begin.stage
 
@@ -396,9 +412,9 @@ class Assembler:
     ) -> None:
         key = (message.xid, message.gid)
         if not self._at_prepare:
-            self._prepared[key] = stage
+            self._prepared[key] = Prepared(message.prepare_lsn, stage)
             return
-        self._prepared[key] = None
+        self._prepared[key] = Prepared(message.prepare_lsn, None)
         self._deliver(
             found, "prepare", message.xid, message.prepare_lsn, message.end_lsn,
             message.prepare_time, None if stage is None else stage.origin, message.gid, stage,
@@ -416,7 +432,8 @@ class Assembler:
                 "its changes did not come: it was prepared before this stream began. Take a new "
                 "snapshot; if it had no changes, unknown_prepared='empty' goes on"
             )
-        stage = self._prepared.pop(key, None)
+        prepared = self._prepared.pop(key, None)
+        stage = None if prepared is None else prepared.stage
         kind: Kind = "commit"
         if self._at_prepare:
             kind, stage = "commit prepared" if commits else "rollback prepared", None
@@ -524,6 +541,13 @@ class Assembler:
             largest = max(self._stages(), key=lambda stage: stage.memory)
             memory -= largest.memory
             largest.spill()
+
+
+class Prepared(NamedTuple):
+    """A prepared transaction: where its PREPARE is, and what it has, if that was not delivered."""
+
+    lsn: int
+    stage: Stage | None
 
 
 class Begun:

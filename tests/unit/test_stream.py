@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
 import struct
 import subprocess
 import sys
@@ -17,12 +16,14 @@ import pytest
 pytest.importorskip("psycopg")
 
 import psycopg
+from made_connection import Connection
 
 from pgoutput_fast import _impl, testing
 from pgoutput_fast.connections import ReplicationError, RetryableError, server_error
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.replication import receiver, waiter
 from pgoutput_fast.replication import stream as module
+from pgoutput_fast.replication.link import Link
 
 
 def xlog(lsn, frame):
@@ -33,47 +34,8 @@ def keepalive(lsn, answer=0):
     return testing.keepalive(lsn, 1, answer)
 
 
-class Connection:
-    """What the stream needs of a connection; a piece comes with each wait, then nothing."""
-
-    ssl_in_use = False
-    wal_sender_timeout = 0
-
-    def __init__(self, pieces, error=None):
-        self.ends = socket.socketpair()
-        self.socket = self.ends[0].fileno()
-        self.pgconn = self
-        self.pieces = list(pieces)
-        self.messages = []
-        self.error = error
-        self.sent = []
-
-    def get_copy_data(self, no_wait):
-        if not self.messages:
-            return 0, memoryview(b"")
-        data = self.messages.pop(0)
-        if isinstance(data, BaseException):
-            raise data
-        return len(data), memoryview(data)
-
-    def consume_input(self):
-        if self.pieces:
-            self.messages += self.pieces.pop(0)
-        elif self.error:
-            raise self.error
-
-    def put_copy_data(self, data):
-        self.sent.append(bytes(data))
-
-    def put_copy_end(self):
-        raise psycopg.OperationalError("the end")
-
-    def flush(self):
-        return 0
-
-    def close(self):
-        for end in self.ends:
-            end.close()
+def stream_of(connection):
+    return module.ReplicationStream(Link(receiver.Receiver(connection, 0)))
 
 
 @pytest.fixture
@@ -88,7 +50,7 @@ def begin(impl, monkeypatch):
     def begin(pieces, collect, **options):
         monkeypatch.setattr(receiver, "_COLLECT", collect)
         connection = Connection(pieces, **options)
-        stream = module.ReplicationStream(connection, 0)
+        stream = stream_of(connection)
         streams.append(stream)
         return stream, connection
 
@@ -398,11 +360,13 @@ def test_the_same_state_has_advice_for_what_was_said(said, advice):
     assert str(server_error("can't", said, "55000")).endswith(advice)
 
 
+HERE = Path(__file__).parent
+
 RECEIVING = """
 import sys
-sys.path.insert(0, sys.argv[1])
-from test_stream import Connection, batches, module, receiver, xlog
-stream = module.ReplicationStream(Connection([[xlog(1, b"a"), xlog(2, b"b")]]), 0)
+sys.path[:0] = sys.argv[1:]
+from test_stream import Connection, batches, receiver, stream_of, xlog
+stream = stream_of(Connection([[xlog(1, b"a"), xlog(2, b"b")]]))
 print(batches(stream, 1), receiver.take_copy_data.__module__)
 stream.close()
 print(sorted({"numpy", "pyarrow"} & set(sys.modules)))
@@ -412,7 +376,7 @@ print(sorted({"numpy", "pyarrow"} & set(sys.modules)))
 @pytest.mark.parametrize("name", ["cython", "python"])
 def test_receiving_loads_no_numpy(name):
     done = subprocess.run(
-        [sys.executable, "-c", RECEIVING, str(Path(__file__).parent)],
+        [sys.executable, "-c", RECEIVING, str(HERE), str(HERE.parent / "tools")],
         env={**os.environ, "PGOUTPUT_FAST_IMPL": name},
         capture_output=True,
         text=True,
