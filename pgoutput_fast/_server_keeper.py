@@ -1,8 +1,10 @@
 """The process that keeps one embedded PostgreSQL server: starts it, waits, and cleans up after it.
 
 Run as a script by `pgoutput_fast.embedded`, with the standard library alone (``python -I -S``).
-Its standard input is a pipe: one line of JSON says what to run, and the end of file says that the
-owner wants the server gone, or is gone itself, however it ended: a killed process closes its pipes.
+Its standard input is a pipe: one line of JSON says what to run, each further line is the number of
+a signal with which the server is to be ended and then started again, and the end of file says that
+the owner wants the server gone, or is gone itself, however it ended: a killed process closes its
+pipes.
 The server therefore can't outlive its owner, and neither can its directory.
 
 This is a process and not a thread, nor a death signal set in the server itself: a thread dies with
@@ -19,6 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -27,6 +30,8 @@ _PR_SET_PDEATHSIG = 1
 _PARENT_POLL = 0.5
 # PostgreSQL itself kills its children 5 seconds after an immediate shutdown. Seconds.
 _STOP_TIMEOUT = 15.0
+# The processes of a server that was killed end by themselves, soon; until then it can't start.
+_RESTART_TIMEOUT = 30.0
 
 
 def _die_with_keeper() -> None:
@@ -35,31 +40,56 @@ def _die_with_keeper() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
 
 
-def _run(command: list[str], options: dict[str, Any], owner: int, wakeup: int) -> int | None:
-    """Run a command until it ends (its exit code) or the owner wants it gone (None)."""
-    child = subprocess.Popen(
+def _start(command: list[str], options: dict[str, Any]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         preexec_fn=_die_with_keeper,  # noqa: PLW1509 - this process has one thread
         **options,
     )
+
+
+def _end(child: subprocess.Popen[bytes], number: int) -> None:
+    """End a server by a signal, by stronger ones if it does not go.
+
+    An orderly end waits until each replication client has acknowledged everything.
+    """
+    for sent in (number, signal.SIGQUIT, signal.SIGKILL):
+        child.send_signal(sent)
+        try:
+            child.wait(_STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def _run(command: list[str], options: dict[str, Any], owner: int, wakeup: int) -> int | None:
+    """Run a command until it ends (its exit code) or the owner wants it gone (None).
+
+    It is ended by a signal and started again if the owner wants that.
+    """
+    child = _start(command, options)
+    retry_until = 0.0
     try:
-        while child.poll() is None:
-            readable, _, _ = select.select([sys.stdin, wakeup], [], [], _PARENT_POLL)
+        while True:
+            if child.poll() is not None:
+                if time.monotonic() > retry_until:
+                    return child.returncode
+                time.sleep(0.1)
+                child = _start(command, options)
+            readable, _, _ = select.select([0, wakeup], [], [], _PARENT_POLL)
             if wakeup in readable:
                 os.read(wakeup, 512)
-            if sys.stdin in readable or os.getppid() != owner:
+            asked = os.read(0, 512) if 0 in readable else None
+            if asked == b"" or os.getppid() != owner:
                 return None
-        return child.returncode
+            if asked:
+                _end(child, int(asked.split()[-1]))
+                retry_until = time.monotonic() + _RESTART_TIMEOUT
     finally:
         if child.poll() is None:
             # An immediate shutdown: the data are thrown away, so no checkpoint is needed.
-            child.send_signal(signal.SIGQUIT)
-            try:
-                child.wait(_STOP_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+            _end(child, signal.SIGQUIT)
 
 
 def main() -> int:

@@ -282,9 +282,9 @@ def read_catalog(dsn: str, publications: Sequence[str]) -> Catalog:
     TypeError
         `dsn` is no str.
     """
-    from .connections import check_publications, open_connection, server_error
+    from .connections import ConnectionParameters, check_publications, server_error
 
-    with open_connection(dsn, replication=False) as connection:
+    with ConnectionParameters(dsn).open(replication=False) as connection:
         import psycopg
 
         try:

@@ -6,6 +6,7 @@ connection string.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,16 @@ SESSION_SETTINGS = {
 """The settings that decide how values look as text. Every session sets all of them."""
 
 _SECRETS = ("password", "sslpassword", "oauth_client_secret")
+
+# A peer that has gone without a word is noticed within a minute. While something that was sent is
+# not confirmed, the system does not probe, so that the last one is needed too.
+_LIVELINESS = {
+    "connect_timeout": "10",  # seconds
+    "keepalives_idle": "20",  # seconds
+    "keepalives_interval": "10",  # seconds
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",  # milliseconds
+}
 
 # What to do, by SQLSTATE. The server's own words come before it.
 _ADVICE = {
@@ -76,7 +87,7 @@ STREAM_ADVICE = _ADVICE | {"42704": _PUBLICATION}
 
 
 class ReplicationError(PgOutputError):
-    """What the server refused.
+    """What the server refused, or a connection that is lost.
 
     Attributes
     ----------
@@ -85,6 +96,33 @@ class ReplicationError(PgOutputError):
     """
 
     sqlstate: str | None = None
+
+
+class RetryableError(ReplicationError):
+    """What passes: the same may succeed later, with a new connection.
+
+    The server restarts, crashed or has no connection left, the network failed, or another process
+    reads the slot. Every other error is final: its message says why, and what to do.
+    """
+
+
+# What passes, by SQLSTATE or by its class: connections, resources, and orders to end.
+_RETRYABLE = frozenset({"08", "40", "53", "55006", "57P01", "57P02", "57P03", "57P05"})
+# Without an end to it: the number of slots is a setting.
+_FINAL = frozenset({"53400"})
+# While a connection is made, libpq gives no SQLSTATE. What it and the server say then is about the
+# network, unless it is one of these.
+_FINAL_TEXT = re.compile(
+    r"password|authentication|pg_hba\.conf|does not exist|certificate|\balert\b|invalid|"
+    r"not support|permission denied|channel binding|replication (role|attribute)|GSSAPI",
+    re.IGNORECASE,
+)
+
+
+def _is_retryable(text: str, sqlstate: str | None) -> bool:
+    if sqlstate is None:
+        return _FINAL_TEXT.search(text) is None
+    return bool({sqlstate, sqlstate[:2]} & _RETRYABLE) and sqlstate not in _FINAL
 
 
 def server_error(
@@ -107,7 +145,8 @@ def server_error(
     todo = named or advice.get(sqlstate or "")
     code = f" (SQLSTATE {sqlstate})" if sqlstate else ""
     said = " ".join(text.split())  # libpq breaks lines
-    error = ReplicationError(f"{doing}: {said}{code}" + (f"; {todo}" if todo else ""))
+    kind = RetryableError if _is_retryable(text, sqlstate) else ReplicationError
+    error = kind(f"{doing}: {said}{code}" + (f"; {todo}" if todo else ""))
     error.sqlstate = sqlstate
     return error
 
@@ -125,84 +164,107 @@ def result_error(
     return server_error(doing, text, state.decode() if state else None, advice)
 
 
-def _conninfo(dsn: str, *, replication: bool) -> tuple[str, list[str]]:
-    """A connection string with what every connection needs, and the secrets in it.
+class ConnectionParameters:
+    """Where and how to connect. What is shown of it has no secrets.
 
-    libpq's messages show host and port, and a password whose special characters were not escaped
-    ends up there: so both are looked at first.
+    Parameters
+    ----------
+    dsn : str, optional
+        Connection string of libpq, or URL. What it leaves out is taken from libpq's variables
+        (PGHOST …), service files and password files.
+    keywords : mapping, optional
+        Parameters of libpq by name, over those of `dsn`; None leaves one out.
 
     Raises
     ------
     PgOutputError
         The string can't be read. The message shows no part of it.
     TypeError
-        It is no str.
+        `dsn` is no str, or libpq knows no parameter of a name.
     """
-    if not isinstance(dsn, str):
-        raise TypeError(f"the connection string must be a str, not {type(dsn).__name__}")
-    try:
-        parameters = conninfo.conninfo_to_dict(dsn)
-    except psycopg.Error:
-        raise PgOutputError(
-            "the connection string can't be read; write it as 'host=… dbname=…' or "
-            "'postgresql://user@host/dbname', special characters in a URL as %XX"
-        ) from None
-    host, port = str(parameters.get("host", "")), str(parameters.get("port", ""))
-    url = re.match(r"[a-z]+://([^?]*)", dsn)
-    if "@" in host or not re.fullmatch(r"[0-9,]*", port) or (url and url[1].count("@") > 1):
-        raise PgOutputError(
-            "the connection string has a host or port that can't be one; special characters in a "
-            "URL's user and password are written as %XX"
-        )
-    # They are blotted out of messages. Shorter ones are left: they would be found in any word.
-    secrets = [str(parameters[name]) for name in _SECRETS if len(str(parameters.get(name, ""))) > 3]
-    parameters["client_encoding"] = "UTF8"
-    parameters.pop("replication", None)
-    if replication:
-        parameters["replication"] = "database"
-    parameters.setdefault("fallback_application_name", "pgoutput_fast")
-    return conninfo.make_conninfo("", **parameters), secrets
 
-
-def open_connection(dsn: str, *, replication: bool) -> psycopg.Connection[tuple[object, ...]]:
-    """Connect, and set `SESSION_SETTINGS`. Each statement is a transaction of its own.
-
-    Parameters
-    ----------
-    dsn : str
-        Connection string of libpq, or URL.
-    replication : bool
-        Whether the connection is one of replication mode.
-
-    Raises
-    ------
-    PgOutputError
-        The string can't be read, or the server can't be reached or refuses. No message has the
-        password.
-    TypeError
-        `dsn` is no str.
-    """
-    conninfo_, secrets = _conninfo(dsn, replication=replication)
-    try:
-        # Statements are not prepared, as a walsender knows the simple protocol alone.
-        connection = psycopg.Connection.connect(conninfo_, autocommit=True, prepare_threshold=None)
-    except psycopg.Error as error:
-        text = str(error)
-        for secret in secrets:
-            text = text.replace(secret, "***")
-        raise server_error("can't connect", text, error.sqlstate) from None
-    try:
-        for name, value in SESSION_SETTINGS.items():
-            connection.execute(
-                sql.SQL("SET {} = {}").format(sql.Identifier(name.lower()), sql.Literal(value))
+    def __init__(
+        self, dsn: str | None = None, keywords: Mapping[str, object] | None = None
+    ) -> None:
+        if dsn is not None and not isinstance(dsn, str):
+            raise TypeError(f"the connection string must be a str, not {type(dsn).__name__}")
+        given = {name: str(value) for name, value in (keywords or {}).items() if value is not None}
+        known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+        for name in given.keys() - known:
+            raise TypeError(f"unknown argument {name!r}, also as a parameter of a connection")
+        try:
+            parameters = conninfo.conninfo_to_dict(dsn or "", **given)
+        except psycopg.Error:
+            raise PgOutputError(
+                "the connection string can't be read; write it as 'host=… dbname=…' or "
+                "'postgresql://user@host/dbname', special characters in a URL as %XX"
+            ) from None
+        # libpq's messages show host and port, and a password whose special characters were not
+        # escaped ends up there.
+        host, port = str(parameters.get("host", "")), str(parameters.get("port", ""))
+        url = re.match(r"[a-z]+://([^?]*)", dsn or "")
+        if "@" in host or not re.fullmatch(r"[0-9,]*", port) or (url and url[1].count("@") > 1):
+            raise PgOutputError(
+                "the connection string has a host or port that can't be one; special characters in "
+                "a URL's user and password are written as %XX"
             )
-    except psycopg.Error as error:
-        connection.close()
-        raise server_error("can't set the session up", str(error), error.sqlstate) from error
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+        # They are blotted out of messages. Shorter ones are left: they would be in any word.
+        self._secrets = [
+            str(parameters[name]) for name in _SECRETS if len(str(parameters.get(name, ""))) > 3
+        ]
+        parameters["client_encoding"] = "UTF8"
+        parameters.pop("replication", None)
+        parameters.setdefault("fallback_application_name", "pgoutput_fast")
+        # A service may have others, over which these would go.
+        if "service" not in parameters and "PGSERVICE" not in os.environ:
+            for name, value in _LIVELINESS.items():
+                if name != "connect_timeout" or "PGCONNECT_TIMEOUT" not in os.environ:
+                    parameters.setdefault(name, value)
+        self._parameters = parameters
+
+    def __repr__(self) -> str:
+        shown = {name: self._parameters.get(name) for name in ("host", "port", "dbname", "user")}
+        said = " ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
+        return f"<ConnectionParameters {said}>"
+
+    def open(self, *, replication: bool) -> psycopg.Connection[tuple[object, ...]]:
+        """Connect, and set `SESSION_SETTINGS`. Each statement is a transaction of its own.
+
+        Parameters
+        ----------
+        replication : bool
+            Whether the connection is one of replication mode.
+
+        Raises
+        ------
+        PgOutputError
+            The server can't be reached or refuses. No message has a secret.
+        """
+        mode = {"replication": "database"} if replication else {}
+        try:
+            # Statements are not prepared, as a walsender knows the simple protocol alone.
+            connection = psycopg.Connection.connect(
+                conninfo.make_conninfo("", **self._parameters, **mode),
+                autocommit=True,
+                prepare_threshold=None,
+            )
+        except psycopg.Error as error:
+            text = str(error)
+            for secret in self._secrets:
+                text = text.replace(secret, "***")
+            raise server_error("can't connect", text, error.sqlstate) from None
+        try:
+            for name, value in SESSION_SETTINGS.items():
+                connection.execute(
+                    sql.SQL("SET {} = {}").format(sql.Identifier(name.lower()), sql.Literal(value))
+                )
+        except psycopg.Error as error:
+            connection.close()
+            raise server_error("can't set the session up", str(error), error.sqlstate) from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
 
 def check_publications(

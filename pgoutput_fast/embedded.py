@@ -18,6 +18,7 @@ import pwd
 import re
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +26,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from pgoutput_fast.errors import PgOutputError
 
@@ -418,16 +419,15 @@ class EmbeddedServer:
         pipe.flush()
         return self._keeper
 
-    def _wait_until_ready(self, keeper: subprocess.Popen[bytes]) -> None:
-        """Wait as pg_ctl does: line 8 of postmaster.pid says when connections are taken."""
-        pid_file = self.directory / "data" / "postmaster.pid"
+    def _wait_until_ready(self, keeper: subprocess.Popen[bytes], before: str = "") -> None:
+        """Wait as pg_ctl does: line 8 of postmaster.pid says when connections are taken.
+
+        Line 1 is the process's id; `before` is that of a server that was ended.
+        """
         deadline = time.monotonic() + _START_TIMEOUT
         while True:
-            try:
-                lines = pid_file.read_text().splitlines()
-            except FileNotFoundError:
-                lines = []
-            if len(lines) >= 8 and lines[7].strip() == "ready":
+            lines = self._pid_file()
+            if len(lines) >= 8 and lines[7].strip() == "ready" and lines[0] != before:
                 return
             if keeper.poll() is not None or time.monotonic() > deadline:
                 raise PgOutputError(
@@ -435,6 +435,37 @@ class EmbeddedServer:
                     f"the end of its log:\n{self.log()}"
                 )
             time.sleep(0.01)
+
+    def _pid_file(self) -> list[str]:
+        try:
+            return (self.directory / "data" / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+
+    def restart(self, mode: Literal["fast", "immediate", "kill"] = "fast") -> None:
+        """End the server, start it again with the same data, and wait until it takes connections.
+
+        Parameters
+        ----------
+        mode : {"fast", "immediate", "kill"}
+            An orderly end, as ``pg_ctl restart`` makes it; one without a checkpoint, after which
+            the server recovers; or a kill of its first process, as when it crashes.
+
+        Raises
+        ------
+        PgOutputError
+            The server does not run, or does not start again; or there is no such mode.
+        """
+        signals = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT, "kill": signal.SIGKILL}
+        if mode not in signals:
+            raise PgOutputError(f"mode={mode!r}: expected 'fast', 'immediate' or 'kill'")
+        if self._keeper is None:
+            raise PgOutputError("the embedded server does not run")
+        before = self._pid_file()[0]
+        pipe = cast("IO[bytes]", self._keeper.stdin)
+        pipe.write(b"%d\n" % signals[mode])
+        pipe.flush()
+        self._wait_until_ready(self._keeper, before)
 
     def stop(self) -> None:
         """End the server and remove its directory; do nothing if it does not run.

@@ -283,6 +283,13 @@ class StreamState:
             self.end()
         return message
 
+    def announces(self, frame: bytes) -> bool:
+        """Whether a Relation or Type, as it is outside of stream chunks, says what is known."""
+        known: Relation | Type | None
+        number = int.from_bytes(frame[1:5], "big")
+        known = (self.relations if frame[:1] == b"R" else self.types).get(number)
+        return known is not None and is_repeated(known, frame, self.settings.encoding)
+
     def _known(self, frame: bytes) -> Message | None:
         """The known Relation if the frame repeats it, as servers do when their caches are reset."""
         if frame[:1] != b"R" or self.open_xid is not None or len(frame) < 5:

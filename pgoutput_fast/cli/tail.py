@@ -61,10 +61,11 @@ def command(
     slot = f"pgoutput_fast_tail_{os.getpid()}_{secrets.token_hex(4)}"
     try:
         with connect(
-            dsn or "",
+            dsn,
             slot=slot,
             publications=publications,
             temporary=True,
+            protocol=1,
             binary=binary,
             messages=messages,
         ) as stream:

@@ -10,19 +10,27 @@
 
 from __future__ import annotations
 
-from ..connections import ReplicationError  # says what to install, if psycopg is missing
+from ..connections import (  # says what to install, if psycopg is missing
+    ReplicationError,
+    RetryableError,
+)
+from . import slots
 from .capture import CaptureProgress, capture
-from .stream import Batch, Received, ReplicationStream, connect
-from .walsender import ReplicationConnection, SlotState
+from .client import connect
+from .stream import Batch, Received, ReplicationStream
+from .walsender import CreatedSlot, ReplicationConnection, SlotState
 
 __all__ = [
     "Batch",
     "CaptureProgress",
+    "CreatedSlot",
     "Received",
     "ReplicationConnection",
     "ReplicationError",
     "ReplicationStream",
+    "RetryableError",
     "SlotState",
     "capture",
     "connect",
+    "slots",
 ]

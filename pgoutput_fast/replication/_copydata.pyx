@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+cimport cpython.array as arrays
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.string cimport memcpy
 
 from pgoutput_fast._wire cimport load_uint64
 
@@ -64,6 +67,61 @@ def take_copy_data(get_copy_data: Any, list frames, Py_ssize_t most) -> tuple:
                     <const char *> data + HEADER_SIZE, view.len - HEADER_SIZE
                 ),
             ))
+            size += view.len
+        finally:
+            PyBuffer_Release(&view)
+        received = max(received, lsn)
+        if size >= most:
+            return size, received, answer[0], None
+
+
+def pack_copy_data(
+    get_copy_data: Any, bytearray data, arrays.array ends, arrays.array lsns, Py_ssize_t most
+) -> tuple:
+    """The same into one buffer, without an object for each frame.
+
+    Parameters
+    ----------
+    get_copy_data : callable
+        psycopg's ``PGconn.get_copy_data``.
+    data : bytearray
+        The frames are appended to it.
+    ends : array of int64
+        Where each frame ends in `data`; appended to.
+    lsns : array of uint64
+        The start LSN of each frame; appended to.
+    most : int
+
+    Returns
+    -------
+    tuple
+        As of `take_copy_data`.
+    """
+    cdef Py_buffer view
+    cdef Py_ssize_t size = 0, length
+    cdef int64_t end = len(data)
+    cdef uint64_t lsn, received = 0
+    cdef const uint8_t *source
+    cdef object answer, message
+    if ends.itemsize != sizeof(int64_t) or lsns.itemsize != sizeof(uint64_t):
+        raise TypeError("arrays of 8 bytes an item are expected")
+    while True:
+        answer = get_copy_data(1)
+        message = (<tuple?> answer)[1]
+        if (<object> (<tuple> answer)[0]) <= 0:
+            return size, received, answer[0], message
+        PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+        try:
+            source = <const uint8_t *> view.buf
+            if view.len < HEADER_SIZE or source[0] != c'w':
+                return size, received, answer[0], message
+            length = view.len - HEADER_SIZE
+            lsn = load_uint64(source + DATA_START)
+            PyByteArray_Resize(data, end + length)
+            memcpy(PyByteArray_AS_STRING(data) + end, source + HEADER_SIZE, length)
+            end += length
+            arrays.extend_buffer(ends, <char *> &end, 1)
+            arrays.extend_buffer(lsns, <char *> &lsn, 1)
             size += view.len
         finally:
             PyBuffer_Release(&view)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..connections import RetryableError
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..segments import SegmentMetadata, SegmentWriter
 from ..segments.listing import has_begun
 from ..wire import fields_reader
+from .link import Link
+from .options import StreamOptions
+from .receiver import Receiver
+from .source import missing_slot
 from .stream import ReplicationStream
-from .walsender import ReplicationConnection, SlotState, confirmed_flush_lsn, start_options
+from .walsender import ReplicationConnection, SlotState
 
 if TYPE_CHECKING:
     import threading
@@ -23,6 +29,9 @@ if TYPE_CHECKING:
 _ADVANCE_INTERVAL = 10.0
 _ADVANCE_BYTES = 16 << 20
 _SILENCE = 0.1  # seconds without a frame, after which the segment is completed
+_IDLE_PROGRESS = 1.0  # seconds between two calls of `progress` while nothing comes
+
+_log = logging.getLogger(__name__)
 
 _read_begin = fields_reader("B", "final_lsn")
 _read_message = fields_reader("M", "flags", "lsn")
@@ -45,7 +54,7 @@ class CaptureProgress(NamedTuple):
 
 
 def capture(
-    dsn: str,
+    dsn: str | None = None,
     *,
     slot: str,
     publications: Sequence[str],
@@ -61,15 +70,15 @@ def capture(
 ) -> CaptureProgress:
     """Land a slot's changes in segments, from where the directory ends.
 
-    It goes on until `until_lsn` or `stop`, until the server shuts down, or until Ctrl-C or an
-    error. A segment ends at a commit after `segment_bytes`, or when nothing comes for a tenth of a
-    second. However a call ends, killed or not, the next one goes on without loss and without
-    doubling.
+    It goes on until `until_lsn` or `stop`, or until Ctrl-C or an error; an orderly end of the
+    server is an error too, one that passes (`RetryableError`). A segment ends at a commit after
+    `segment_bytes`, or when nothing comes for a tenth of a second. However a call ends, killed or
+    not, the next one goes on without loss and without doubling.
 
     Parameters
     ----------
-    dsn : str
-        Connection string of libpq, or URL.
+    dsn : str, optional
+        Connection string of libpq, or URL; by default as libpq's variables say.
     slot : str
     publications : list or tuple of str
         Names of publications, as they are: they are quoted here.
@@ -94,7 +103,8 @@ def capture(
         A segment ends with the first commit after so many bytes of frames. A transaction that is
         larger is cut into parts of twice as many.
     progress : callable
-        Called with a `CaptureProgress` after each batch of frames that came.
+        Called with a `CaptureProgress` after each batch of frames that came, and each second
+        while none come.
     stop : threading.Event
         Ends the capture from another thread, within some tenths of a second. What was received of
         whole transactions is made durable before.
@@ -106,6 +116,9 @@ def capture(
 
     Raises
     ------
+    RetryableError
+        The server shuts down, restarts or crashed, the connection is lost, or the slot is in use:
+        call again to go on.
     PgOutputError
         The server can't be reached or refuses; there is no such publication, or no such slot; the
         slot is beyond the end of the directory; no capture has begun in the directory, and the slot
@@ -129,10 +142,18 @@ def capture(
     )
     with ReplicationConnection(dsn) as connection:
         connection.check_publications(publications)
-        options = start_options(connection, publications, binary=binary, messages=messages)
+        wanted = StreamOptions(publications, protocol=1, binary=binary, messages=messages)
         state = connection.slot(slot)
+        marked = state is not None and state.two_phase
+        options = wanted.negotiate(connection.server_version, marked=marked).options
         _check_beginning(state, slot, directory, adopt_slot=adopt_slot)
-        confirmed = confirmed_flush_lsn(connection, slot, create=create_slot)
+        if state is not None:
+            confirmed = state.confirmed_flush_lsn or 0
+        elif create_slot:
+            # If another has made it meanwhile, it is refused: that one is not of this directory.
+            confirmed = connection.create_slot(slot)
+        else:
+            raise missing_slot(slot)
         metadata = SegmentMetadata(
             system_identifier=connection.system_identifier,
             database=connection.database,
@@ -153,7 +174,7 @@ def capture(
             raise
         with writer:
             connection.start(slot, writer.position, options)
-            with ReplicationStream(connection, writer.position) as stream:
+            with ReplicationStream(Link(Receiver(connection, writer.position))) as stream:
                 return _Landing(stream, writer, until_lsn, progress).run(stop)
 
 
@@ -204,7 +225,7 @@ def _check_beginning(
             f"slot {slot!r} is there already, and no capture has begun in "
             f"{os.fspath(directory)}: give the directory that has what the slot brought so "
             f"far, or, if there is none, adopt_slot=True to begin where the slot stands, "
-            f"{format_lsn(state.confirmed_flush_lsn)}"
+            f"{format_lsn(state.confirmed_flush_lsn or 0)}"
         )
     if state is None and begun:
         raise PgOutputError(
@@ -252,18 +273,26 @@ class _Landing:
         self._received = writer.position
         # The server has told that nothing comes before it.
         self._server_lsn = writer.position
-        self._last_advance = time.monotonic()
+        self._last_advance = self._told = time.monotonic()
 
     def run(self, stop: threading.Event | None) -> CaptureProgress:
-        """Land what comes, until `stop`, `until_lsn` or the server's end."""
+        """Land what comes, until `stop` or `until_lsn`."""
         while stop is None or not stop.is_set():
-            batch = self._stream.receive(_SILENCE)
-            if batch is None:  # the server shuts down
+            try:
+                batch = self._stream.receive(_SILENCE)
+            except RetryableError as error:
+                _log.warning("the capture ends: %s", error)
+                # Whole transactions that came are kept: they need not come again.
+                self._acknowledge(self._writer.flush())
+                raise
+            if batch is None:  # the stream was closed, by a signal's handler
                 break
             wanted = batch.frames
             if self._until_lsn is not None:
                 wanted = _before(wanted, self._until_lsn)
             self._land(wanted)
+            if wanted or time.monotonic() - self._told >= _IDLE_PROGRESS:
+                self._report()
             if len(wanted) < len(batch.frames):
                 break
             if batch.keepalive_lsn is not None:
@@ -288,8 +317,11 @@ class _Landing:
         if frames:
             self._frames += len(frames)
             self._received = max(self._received, frames[-1][0])
-            if self._tell is not None:
-                self._tell(self._progress())
+
+    def _report(self) -> None:
+        self._told = time.monotonic()
+        if self._tell is not None:
+            self._tell(self._progress())
 
     def _on_silence(self) -> None:
         """Complete the segment; find out how far the server is if that may be the end."""

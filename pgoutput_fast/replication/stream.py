@@ -1,69 +1,24 @@
-"""A stream of frames from a walsender: acknowledged by who made them durable.
-
-`receive` reads the socket in the thread that calls it: a frame that goes from one thread to another
-costs as much again as receiving it. What the consumer has not asked for stays in the server and in
-the kernel's buffers. While it does something else, a thread tells the server that it is alive, so
-that a slow one does not run into ``wal_sender_timeout``.
-"""
+"""A stream of a slot's changes: frames as they come, acknowledged by who made them durable."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
-import socket
-import threading
-import time
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import psycopg
-from psycopg import pq
-
-from .._impl import twin
-from ..connections import STREAM_ADVICE, result_error, server_error
-from ..copydata import parse_keepalive, status_update
 from ..errors import PgOutputError
 from ..lsn import format_lsn
-from .walsender import (
-    ReplicationConnection,
-    confirmed_flush_lsn,
-    start_options,
-    wait_for,
-)
+from .link import Link
+from .receiver import Taken
+from .walsender import ReplicationConnection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import threading
+    from collections.abc import Iterator, Mapping
 
     from typing_extensions import Self
 
-take_copy_data = twin("replication._copydata").take_copy_data
-
-# A batch is handed over once it has so many bytes.
-_BATCH_BYTES = 1 << 20
-# While data flow, what comes within so many seconds is one batch. Each wait brings some hundred
-# frames at most, and a consumer would pay more for a batch of so few than for its frames.
-_COLLECT = 0.02
-
-# To wake up for each packet would cost the client more than all else that it does. On TCP the
-# kernel wakes it for so many bytes at once; a poll is short, as the last bytes of a stream are
-# fewer. On unix sockets poll() knows no such mark: what has come is read, then a nap is taken.
-_LOW_WATER = 64 << 10
-_TCP_POLL = 0.005  # seconds
-# Seconds. A unix socket's buffer holds some 280 small messages, so that the server waits during a
-# longer nap: one of 1 ms halved the rate.
-_UNIX_NAP = 0.0002
-# After so many seconds without data, the next byte wakes the client at once.
-_IDLE_AFTER = 0.05
-# Seconds that a wait for it takes at most, and so close(), while another thread receives.
-_IDLE_POLL = 0.1
-
-_STATUS_INTERVAL = 10.0  # seconds between two status messages, at most
-# The same while nobody receives: a server that asks for a status, as its timeout may have become
-# shorter meanwhile, is not heard then. Seconds.
-_AWAY_INTERVAL = 1.0
-_ACKNOWLEDGE_INTERVAL = 0.5  # seconds between two status messages that only tell a new position
-_CLOSE_TIMEOUT = 2.0  # seconds for the server to end the stream
+    from ..transactions import Transaction
+    from .delivery import Delivery
 
 
 class Received(NamedTuple):
@@ -93,40 +48,25 @@ class Batch(NamedTuple):
 
 
 class ReplicationStream:
-    """Frames of one session, in the order in which the server sends them.
+    """What a server sends of a slot, in its order: whole transactions, or frames.
 
-    Made by `connect`. Iterate over it, or call `receive`; after what was taken is durable, call
-    `acknowledge`. Close it, or use it as a context manager. Iteration raises what `receive` raises.
-    ``docs/replication.md`` says more.
+    Made by `connect`. Iterate over `transactions`; or for frames over the stream itself, or call
+    `receive`. After what was taken is durable, call `acknowledge`. Close it, or use it as a context
+    manager. Iteration raises what `receive` raises. ``docs/replication.md`` says more.
     """
 
-    def __init__(self, connection: ReplicationConnection, start_lsn: int) -> None:
-        self.connection = connection
-        self._pgconn = connection.pgconn
-        # One thread at a time may use libpq's connection. The lock is re-entrant, as a signal's
-        # handler may close the stream in the middle of receive().
-        self._lock = threading.RLock()
-        self._stop = threading.Event()
-        self._error: PgOutputError | None = None
-        self._ended = self._closed = False
-        self._acknowledged = start_lsn
-        self._received = start_lsn
-        self._ask = False
-        # Three statuses within the server's timeout, so that one may be late.
-        timeout = connection.wal_sender_timeout
-        self._status_interval = min(_STATUS_INTERVAL, timeout / 3) if timeout else _STATUS_INTERVAL
+    def __init__(
+        self, link: Link, position: int = 0, assembling: Mapping[str, Any] | None = None
+    ) -> None:
+        self._link = link
+        self._position = position
+        self._assembling = assembling or {}
+        self._gave_frames = False
+        self._delivery: Delivery | None = None
         self._left_over: deque[tuple[int, int, int, bytes]] = deque()
-        self._process = os.getpid()
-        self._waiter = _Waiter(self._pgconn)
-        self._left = time.monotonic()  # when the last receive() ended
-        try:
-            self._send_status()
-        except psycopg.Error as error:
-            self._ended, self._error = True, _lost(error)
-        self._keeper = threading.Thread(
-            target=self._keep_alive, name="pgoutput_fast-keep-alive", daemon=True
-        )
-        self._keeper.start()
+
+    def __repr__(self) -> str:
+        return f"<ReplicationStream of protocol {self.protocol} on {self.connection!r}>"
 
     def __enter__(self) -> Self:
         return self
@@ -135,7 +75,7 @@ class ReplicationStream:
         self.close()
 
     def __iter__(self) -> Iterator[Received]:
-        """Frames until the server ends the stream.
+        """Frames until the stream is closed.
 
         What an iteration that is left has not given comes with the next one, or `receive`.
         """
@@ -149,9 +89,77 @@ class ReplicationStream:
                 yield Received._make(self._left_over.popleft())
 
     @property
+    def connection(self) -> ReplicationConnection:
+        """The connection on which the stream comes."""
+        return self._link.receiver.connection
+
+    @property
+    def protocol(self) -> int:
+        """The version of the protocol that is spoken."""
+        return self._link.protocol
+
+    @property
+    def timeline(self) -> int:
+        """The server's timeline: another one after a standby was promoted or a backup restored."""
+        return self.connection.timeline
+
+    @property
     def acknowledged_lsn(self) -> int:
         """The greatest LSN that was acknowledged."""
-        return self._acknowledged
+        return self._link.receiver.acknowledged
+
+    def transactions(
+        self,
+        stop_at: int | None = None,
+        idle_timeout: float | None = None,
+        stop: threading.Event | None = None,
+    ) -> Iterator[Transaction]:
+        """Whole transactions, in the order of their commits.
+
+        A connection that is lost is made again, and the stream goes on after the last transaction
+        that was acknowledged; none is given twice. What the server has nothing to send of is
+        acknowledged by itself, once everything that was given is. An iteration that has ended may
+        be followed by another one, which goes on where it has ended.
+
+        Parameters
+        ----------
+        stop_at : int, optional
+            An LSN: end after the last transaction that was committed before it.
+        idle_timeout : float, optional
+            Seconds: end when nothing has come for so long.
+        stop : threading.Event, optional
+            End soon after it is set, by a signal's handler, say; between two transactions.
+
+        Raises
+        ------
+        RetryableError
+            The connection is lost, and was not made again within `connect`'s `retry_for`.
+        PgOutputError
+            It can't be gone on, and the error says why and what to do; or frames were received from
+            this stream before.
+        TypeError
+            An argument is of another type.
+        """
+        if stop_at is not None:
+            if type(stop_at) is not int:
+                raise TypeError(f"stop_at must be an int, an LSN, not {type(stop_at).__name__}")
+            format_lsn(stop_at)  # refuses what is out of range
+        if idle_timeout is not None and not isinstance(idle_timeout, (int, float)):
+            raise TypeError(f"idle_timeout must be a number, not {type(idle_timeout).__name__}")
+        if stop is not None and not callable(getattr(stop, "is_set", None)):
+            raise TypeError(f"stop must be a threading.Event, not {type(stop).__name__}")
+        if self._gave_frames:
+            raise PgOutputError(
+                "frames were received from this stream already: their transactions would be "
+                "missing; connect again"
+            )
+        from ..transactions import Assembler
+        from .delivery import Delivery, Until  # loads NumPy, as receiving does not
+
+        if self._delivery is None:
+            assembler = Assembler(**self._assembling)
+            self._delivery = Delivery(self._link, assembler, self._position)
+        return self._delivery.transactions(Until(stop_at, idle_timeout, stop))
 
     def receive(self, timeout: float | None = None) -> Batch | None:
         """Take what has come.
@@ -164,357 +172,85 @@ class ReplicationStream:
         Returns
         -------
         Batch or None
-            An empty one after the timeout; None if the server has ended the stream, or the stream
-            was closed.
+            An empty one after the timeout; None once the stream was closed.
 
         Raises
         ------
+        RetryableError
+            The connection is lost, or the server has ended the stream, as one that restarts does:
+            connect again, what was not acknowledged comes again.
         PgOutputError
-            The connection is lost, the server has ended the stream with an error, or an earlier
-            call was interrupted.
+            The server has ended the stream with an error that stays, or an earlier call was
+            interrupted.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        try:
-            with self._lock:
-                if self._left_over:
-                    frames = list(self._left_over)
-                    self._left_over.clear()
-                    return Batch(frames, None)
-                if self._stop.is_set():
-                    return None
-                if self._error is not None:
-                    raise self._error
-                if self._ended:
-                    return None
-                # The time that the consumer took for itself is no silence of the server's.
-                self._waiter.last_data += time.monotonic() - self._left
-                batch = self._receive(deadline)
-                self._left = time.monotonic()
-                return batch
-        except BaseException as error:
-            if self._error is None:
-                # Ctrl-C, say, came after a frame was taken from libpq, before it was handed over.
-                self._error = PgOutputError(
-                    f"receiving was interrupted ({type(error).__name__}), so that this stream may "
-                    "have lost frames: connect again, what was not acknowledged comes again"
-                )
-            raise
+        if self._delivery is not None:
+            raise PgOutputError("the frames of this stream go into its transactions")
+        if self._left_over:
+            frames = list(self._left_over)
+            self._left_over.clear()
+            return Batch(frames, None)
+        taken = Taken()
+        if not self._link.receiver.receive(taken, timeout):
+            return None
+        self._gave_frames = self._gave_frames or bool(taken.frames)
+        return Batch(taken.frames, taken.keepalive)
 
-    def acknowledge(self, lsn: int) -> None:
-        """Tell the server that everything before an LSN is durable: it won't send it again.
+    def acknowledge(self, done: int | Transaction) -> None:
+        """Tell the server that everything up to a position is durable: it won't send it again.
 
-        Give the end LSN of a Commit, or a batch's `keepalive_lsn` while no transaction is open and
-        nothing waits to be made durable. To give one again, or a smaller one, does no harm. The
-        server is told within half a second, and when the stream is closed.
+        Give a transaction, or its end LSN (that of a Commit); or a batch's `keepalive_lsn` while no
+        transaction is open and nothing waits to be made durable. To give one again, or an earlier
+        one, does no harm. The server is told within half a second, and when the stream is closed.
 
         Parameters
         ----------
-        lsn : int
+        done : int or Transaction
+            An LSN, or a transaction that this stream gave.
 
         Raises
         ------
         PgOutputError
-            It is out of an LSN's range.
+            The LSN is beyond what was received, or out of an LSN's range.
         TypeError
-            It is no int.
+            It is something else.
         """
-        if type(lsn) is not int:
-            raise TypeError(f"an LSN must be an int, not {type(lsn).__name__}")
-        format_lsn(lsn)  # refuses what is out of range
-        self._acknowledged = max(self._acknowledged, lsn)
+        lsn = done if type(done) is int else _end_of(done)
+        text, receiver = format_lsn(lsn), self._link.receiver
+        limit = receiver.received
+        if self._delivery is not None:
+            self._delivery.check(lsn)
+        elif lsn > limit:
+            raise PgOutputError(
+                f"{text} can't be acknowledged: the stream has received nothing beyond "
+                f"{format_lsn(limit)}. Give the end LSN of a transaction (its `end_lsn`), "
+                f"not a time or a number of your own: the server forgets all that is before it"
+            )
+        receiver.acknowledged = max(receiver.acknowledged, lsn)
 
     def ask_for_keepalive(self) -> None:
         """Ask the server how far it is: a keepalive comes soon, also when nothing happens."""
-        self._ask = True
+        self._link.receiver.ask_for_keepalive()
 
     def close(self) -> None:
         """Tell the server the last position, and end the connection.
 
         It does nothing in a process that was forked: the connection is its parent's.
         """
-        if os.getpid() != self._process:
-            return
-        self._stop.set()
-        if self._keeper is not threading.current_thread():
-            self._keeper.join()
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                if not self._ended:
-                    self._finish()
-                self._waiter.close()
-                self.connection.close()
-
-    def _receive(self, deadline: float | None) -> Batch | None:
-        """What `receive` does when nothing is left over and the stream has not ended before."""
-        taken = _Taken()
-        waited = False
-        try:
-            while not self._stop.is_set():
-                length = self._take(taken)
-                if length < 0:
-                    self._end()
-                    break
-                if self._is_time(taken, deadline, is_full=length > 0, waited=waited):
-                    return taken.batch()
-                self._send_status_if_due(self._status_interval)
-                self._waiter.wait(taken.came, deadline)
-                waited, taken.came = True, False
-        except (PgOutputError, psycopg.Error) as error:
-            if not self._stop.is_set():
-                self._ended = True
-                self._error = error if isinstance(error, PgOutputError) else _lost(error)
-        if taken:
-            return taken.batch()  # what is wrong comes with the next call
-        if self._error is not None:
-            raise self._error from None
-        return None
-
-    def _take(self, taken: _Taken) -> int:
-        """Add what libpq has received.
-
-        Returns
-        -------
-        int
-            0 if libpq has no more yet, above 0 if the batch is large enough, -1 at the end.
-        """
-        get_copy_data = self._pgconn.get_copy_data
-        while not self._stop.is_set():
-            # Nearly all that a client costs is spent in this call.
-            size, lsn, length, data = take_copy_data(
-                get_copy_data, taken.frames, _BATCH_BYTES - taken.size
-            )
-            if size:
-                taken.came = True
-                taken.size += size
-                taken.keepalive = None
-                self._received = max(self._received, lsn)
-            if length <= 0 or data is None:
-                return int(length)
-            taken.came = True
-            taken.keepalive = self._take_keepalive(data)
-        return 0
-
-    def _is_time(
-        self, taken: _Taken, deadline: float | None, *, is_full: bool, waited: bool
-    ) -> bool:
-        """Whether the consumer is given what was taken, nothing included, or more is waited for."""
-        now = time.monotonic()
-        is_late = deadline is not None and now >= deadline
-        if not taken:
-            return is_late and waited
-        taken.since = taken.since or now
-        is_pause = waited and (self._waiter.was_idle or not taken.came)
-        return is_full or is_pause or is_late or now - taken.since >= _COLLECT
-
-    def _take_keepalive(self, data: memoryview) -> int:
-        try:
-            keepalive = parse_keepalive(data)
-        except PgOutputError as error:
-            raise PgOutputError(f"the server sent {error}") from None
-        self._received = max(self._received, keepalive.lsn)
-        if keepalive.reply_requested:
-            self._send_status()
-        return keepalive.lsn
-
-    def _end(self) -> None:
-        """The server has ended the stream: without an error it shuts down."""
-        self._ended = True
-        result = self._pgconn.get_result()
-        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            self._error = result_error("the server ended the stream", result, STREAM_ADVICE)
-
-    def _keep_alive(self) -> None:
-        """In a thread of its own: send the statuses that are due while nobody receives."""
-        # So often that within the server's timeout one of two may be late.
-        while not self._stop.wait(min(_ACKNOWLEDGE_INTERVAL, self._status_interval / 2)):
-            if self._lock.acquire(blocking=False):
-                try:
-                    if not self._ended:
-                        self._send_status_if_due(min(_AWAY_INTERVAL, self._status_interval))
-                except psycopg.Error:
-                    pass  # the next receive() finds the connection lost
-                finally:
-                    self._lock.release()
-
-    def _send_status_if_due(self, interval: float) -> None:
-        since = time.monotonic() - self._status_time
-        if (
-            since >= interval
-            or (self._acknowledged > self._status_lsn and since >= _ACKNOWLEDGE_INTERVAL)
-            or (self._ask and since >= _IDLE_POLL)
-        ):
-            self._send_status()
-
-    def _send_status(self) -> None:
-        ask, self._ask = self._ask, False
-        self._status_time = time.monotonic()
-        self._status_lsn = acknowledged = self._acknowledged
-        self._pgconn.put_copy_data(status_update(self._received, acknowledged, ask=ask))
-        self._pgconn.flush()
-
-    def _finish(self) -> None:
-        """Tell the last position and end the stream; wait until the server has ended it too."""
-        pgconn = self._pgconn
-        deadline = time.monotonic() + _CLOSE_TIMEOUT
-        with contextlib.suppress(psycopg.Error):
-            self._send_status()
-            pgconn.put_copy_end()
-            while pgconn.flush() and time.monotonic() < deadline:
-                wait_for(pgconn, select.POLLOUT, 0.1)
-            ended = False
-            while time.monotonic() < deadline:
-                if not ended:
-                    length, _ = pgconn.get_copy_data(1)
-                    if length:
-                        ended = length < 0
-                        continue
-                elif not pgconn.is_busy():
-                    return  # the command is complete, and the slot free
-                wait_for(pgconn, select.POLLIN, 0.1)
-                pgconn.consume_input()
+        self._link.close()
 
 
-class _Taken:
-    """What one call of `receive` has taken so far."""
-
-    __slots__ = ("came", "frames", "keepalive", "since", "size")
-
-    def __init__(self) -> None:
-        self.frames: list[tuple[int, int, int, bytes]] = []
-        self.keepalive: int | None = None
-        """The LSN of a keepalive behind the last frame."""
-        self.size = 0
-        """Bytes."""
-        self.since = 0.0
-        """When the consumer would have been given the first of it; 0.0 before there was any."""
-        self.came = False
-        """Whether something came since the last wait."""
-
-    def __bool__(self) -> bool:
-        return bool(self.frames) or self.keepalive is not None
-
-    def batch(self) -> Batch:
-        return Batch(self.frames, self.keepalive)
-
-
-class _Waiter:
-    """Waits for data on libpq's socket, with as few wake-ups as the stream allows."""
-
-    def __init__(self, pgconn: pq.abc.PGconn) -> None:
-        self._pgconn = pgconn
-        self._descriptor = pgconn.socket
-        self._poll = select.poll()
-        self._poll.register(self._descriptor, select.POLLIN)
-        self.last_data = time.monotonic()
-        # Of a duplicate of the descriptor, so that closing it leaves libpq's alone.
-        self._socket = socket.socket(fileno=os.dup(self._descriptor))
-        self._is_unix = self._socket.family == socket.AF_UNIX
-        # With TLS, libpq may hold data that the socket no longer shows, so that there might never
-        # be enough in it.
-        self._coalesce = not self._is_unix and not pgconn.ssl_in_use
-        self._low_water = 1
-        self.was_idle = True
-        """Whether the last wait was one for the first data after a while."""
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def wait(self, came: bool, deadline: float | None) -> None:
-        """Wait for more, at most `_IDLE_POLL`, and let libpq read it.
-
-        Parameters
-        ----------
-        came : bool
-            Whether data came since the last call.
-        deadline : float or None
-            When to return at the latest, by `time.monotonic`.
-        """
-        now = time.monotonic()
-        left = _IDLE_POLL if deadline is None else min(max(deadline - now, 0.0), _IDLE_POLL)
-        if came:
-            self.last_data = now
-        self.was_idle = now - self.last_data > _IDLE_AFTER
-        if self.was_idle:
-            self._set_low_water(1)
-            self._poll.poll(left * 1000)
-        elif self._is_unix:
-            time.sleep(min(_UNIX_NAP, left))
-        else:
-            self._set_low_water(_LOW_WATER)
-            self._poll.poll(min(_TCP_POLL, left) * 1000)
-        # Also if the poll was in vain: fewer bytes than it waits for may be there.
-        self._pgconn.consume_input()
-
-    def _set_low_water(self, size: int) -> None:
-        if self._coalesce and size != self._low_water:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
-            self._low_water = size
-
-
-def _lost(error: psycopg.Error) -> PgOutputError:
-    return server_error("the connection is lost", str(error), error.sqlstate)
-
-
-def connect(
-    dsn: str,
-    *,
-    slot: str,
-    publications: Sequence[str],
-    create_slot: bool = False,
-    temporary: bool = False,
-    start_lsn: int | None = None,
-    binary: bool = False,
-    messages: bool = False,
-) -> ReplicationStream:
-    """Begin to receive a slot's changes, in protocol version 1: whole transactions.
-
-    ``docs/replication.md`` says what the stream gives, and what may be acknowledged when.
-
-    Parameters
-    ----------
-    dsn : str
-        Connection string of libpq, or URL.
-    slot : str
-    publications : list or tuple of str
-        Names of publications, as they are: they are quoted here.
-    create_slot : bool
-        Make the slot if it is not there.
-    temporary : bool
-        Make a slot that ends with the connection; there must be none of this name.
-    start_lsn : int
-        Where to go on: by default, at the LSN up to which the slot was acknowledged.
-    binary : bool
-        Values in their types' binary form, where they have one.
-    messages : bool
-        Logical messages (`pg_logical_emit_message`) too.
+def _end_of(done: object) -> int:
+    """The end LSN of a transaction.
 
     Raises
     ------
-    PgOutputError
-        The server can't be reached or refuses; there is no such slot or publication; the slot is in
-        use; the slot is beyond `start_lsn`, so that changes are lost. No message has the password.
     TypeError
-        `dsn` or `slot` is no str.
+        It is no transaction.
     """
-    connection = ReplicationConnection(dsn)
-    try:
-        connection.check_publications(publications)
-        options = start_options(connection, publications, binary=binary, messages=messages)
-        if temporary:
-            confirmed = connection.create_slot(slot, temporary=True)
-        else:
-            confirmed = confirmed_flush_lsn(connection, slot, create=create_slot)
-        if start_lsn is None:
-            start_lsn = confirmed
-        if confirmed > start_lsn:
-            # The server would silently begin later.
-            raise PgOutputError(
-                f"slot {slot!r} is at {format_lsn(confirmed)}, beyond {format_lsn(start_lsn)} "
-                f"where to go on: the changes between them are lost; begin with a new snapshot"
-            )
-        connection.start(slot, start_lsn, options)
-        return ReplicationStream(connection, start_lsn)
-    except BaseException:
-        connection.close()
-        raise
+    from ..transactions import Transaction  # loads NumPy
+
+    if not isinstance(done, Transaction):
+        raise TypeError(
+            f"a Transaction or an int, its end LSN, can be acknowledged, not {type(done).__name__}"
+        )
+    return done.end_lsn

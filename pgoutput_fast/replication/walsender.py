@@ -5,6 +5,7 @@ A walsender is the server's process behind a connection in replication mode.
 
 from __future__ import annotations
 
+import logging
 import re
 import select
 import time
@@ -15,8 +16,9 @@ from psycopg import pq, sql
 
 from ..connections import (
     SESSION_SETTINGS,
+    ConnectionParameters,
+    RetryableError,
     check_publications,
-    open_connection,
     result_error,
     server_error,
 )
@@ -24,28 +26,79 @@ from ..errors import PgOutputError
 from ..lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from typing_extensions import Self
 
 # Seconds between tries to take a slot that is in use: when its last reader has gone, the server
 # notices it only some 300 ms later.
 _BUSY_WAITS = (0.1, 0.2, 0.4, 0.8, 1.5, 3.0)
+_log = logging.getLogger(__name__)
+
+# A timeline and the LSN where it was left, in a history file.
+_HISTORY_LINE = re.compile(r"^\s*(\d+)\s+([0-9A-F]+/[0-9A-F]+)", re.MULTILINE)
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
 
 
 class SlotState(NamedTuple):
-    """A logical slot, as pg_replication_slots shows it.
+    """A logical slot, as pg_replication_slots shows it."""
 
-    Fields: plugin, database, confirmed_flush_lsn (up to where it was acknowledged), active_pid (of
-    the process that reads it, or None), wal_status (None before PostgreSQL 13).
-    """
-
-    plugin: str
-    database: str
-    confirmed_flush_lsn: int
+    plugin: str | None
+    database: str | None
+    confirmed_flush_lsn: int | None
+    """Up to where it was acknowledged; None while it is being made."""
     active_pid: int | None
+    """Of the process that reads it; None if none does."""
     wal_status: str | None
+    """None before PostgreSQL 13."""
+    name: str = ""
+    temporary: bool = False
+    restart_lsn: int | None = None
+    """From where on the server keeps its log for it; None if it does no longer."""
+    two_phase: bool = False
+    """Whether prepared transactions are sent when they are prepared."""
+    failover: bool = False
+    """Whether standbys keep a copy of it."""
+    synced: bool = False
+    """Whether it is such a copy."""
+    invalidation_reason: str | None = None
+    """Why it can't be used any more, as the server calls it; None if it can be."""
+
+
+# Columns of pg_replication_slots by the first server version that has them, with what stands for
+# them before.
+_SLOT_COLUMNS = (
+    ("plugin", 100000, ""),
+    ("database", 100000, ""),
+    ("confirmed_flush_lsn::text", 100000, ""),
+    ("active_pid", 100000, ""),
+    ("wal_status", 130000, "NULL"),
+    ("slot_name::text", 100000, ""),
+    ("temporary", 100000, ""),
+    ("restart_lsn::text", 100000, ""),
+    ("two_phase", 140000, "false"),
+    ("failover", 170000, "false"),
+    ("synced", 170000, "false"),
+    ("invalidation_reason", 170000, "CASE WHEN {} = 'lost' THEN 'wal_removed' END"),
+)
+# Why a slot can't be used any more, by the reason that the server gives.
+_INVALID = {
+    "wal_removed": "WAL that it needs is gone; a larger max_slot_wal_keep_size keeps more",
+    "rows_removed": "rows of the catalogue that it needs are gone; hot_standby_feedback keeps them",
+    "wal_level_insufficient": "wal_level of the primary is no longer logical",
+    "idle_timeout": "nobody read it for idle_replication_slot_timeout",
+}
+
+
+class CreatedSlot(NamedTuple):
+    """A slot that was made."""
+
+    name: str
+    lsn: int
+    """Where it begins: it brings what is committed from here on."""
+    snapshot: str | None
+    """The name of a snapshot that has all that was committed before, for SET TRANSACTION SNAPSHOT.
+    It is there until the next command on the connection that made the slot."""
 
 
 class ReplicationConnection:
@@ -53,14 +106,21 @@ class ReplicationConnection:
 
     Parameters
     ----------
-    dsn : str
+    dsn : str or ConnectionParameters, optional
         Connection string of libpq, or URL. What it says of ``replication`` and ``client_encoding``
         is not looked at.
+    **keywords
+        Parameters of libpq by name, over those of `dsn`: ``host="…"``.
 
     Attributes
     ----------
     system_identifier, database : str
-        What IDENTIFY_SYSTEM tells.
+    timeline : int
+    end_lsn : int
+        These four are what IDENTIFY_SYSTEM tells; the last one is where the server's log ended
+        when the connection was made.
+    in_recovery : bool
+        Whether the server is a standby.
     server_version : int
         The server's version as libpq has it: 180004 is 18.4.
     settings : dict of str to str
@@ -74,21 +134,30 @@ class ReplicationConnection:
         The connection string can't be read, or the server can't be reached or refuses. No message
         has the password.
     TypeError
-        `dsn` is no str.
+        `dsn` is no str, or libpq knows no parameter of a name.
     """
 
-    def __init__(self, dsn: str) -> None:
-        self._connection = open_connection(dsn, replication=True)
+    def __init__(self, dsn: str | ConnectionParameters | None = None, **keywords: object) -> None:
+        if not isinstance(dsn, ConnectionParameters):
+            dsn = ConnectionParameters(dsn, keywords)
+        self._connection = dsn.open(replication=True)
         try:
             self.server_version = self._connection.info.server_version
             self.settings = {name: self._one(f"SHOW {name}") for name in SESSION_SETTINGS}
             rows = self.query("IDENTIFY_SYSTEM")
             self.system_identifier = str(rows[0][0])
+            self.timeline = int(str(rows[0][1]))
+            self.end_lsn = parse_lsn(str(rows[0][2]))
             self.database = str(rows[0][3])
+            self.in_recovery = self._one("SELECT pg_catalog.pg_is_in_recovery()") == "True"
             timeout = self.query(
                 "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
             )
             self.wal_sender_timeout = int(str(timeout[0][0])) / 1000
+            _log.info(
+                "connected to database %r of system %s, server version %d",
+                self.database, self.system_identifier, self.server_version,
+            )  # fmt: skip
         except BaseException:
             self._connection.close()
             raise
@@ -136,47 +205,70 @@ class ReplicationConnection:
     def _one(self, command: str) -> str:
         return str(self.query(command)[0][0])
 
+    def slots(self, name: str | None = None) -> list[SlotState]:
+        """The server's logical slots, by name; all of them, or the one of a name.
+
+        Raises
+        ------
+        PgOutputError
+            The server can't be asked.
+        """
+        columns = [
+            column if self.server_version >= since else instead.format("wal_status")
+            for column, since, instead in _SLOT_COLUMNS
+        ]
+        if self.server_version < 130000:
+            columns[-1] = "NULL"
+        query = f"SELECT {', '.join(columns)} FROM pg_catalog.pg_replication_slots"  # noqa: S608
+        which = sql.SQL("") if name is None else sql.SQL(" WHERE slot_name = {}").format(name)
+        found = []
+        for row in self.query(sql.SQL(query) + which + sql.SQL(" ORDER BY slot_name")):
+            state = SlotState._make(row)
+            found.append(
+                state._replace(
+                    confirmed_flush_lsn=_lsn(state.confirmed_flush_lsn),
+                    restart_lsn=_lsn(state.restart_lsn),
+                )
+            )
+        return found if name is not None else [one for one in found if one.plugin is not None]
+
     def slot(self, name: str) -> SlotState | None:
         """The state of a slot; None if there is none of this name.
 
         Raises
         ------
+        RetryableError
+            It is a standby's copy of the primary's slot, and not yet the standby's own.
         PgOutputError
-            It is another kind of slot, of another database, or its WAL is gone; the name can't be
-            one; or the server can't be asked.
+            It is another kind of slot, of another database, or invalidated; the name can't be one;
+            or the server can't be asked.
         TypeError
             `name` is no str.
         """
         check_slot_name(name)
-        wal_status = "wal_status" if self.server_version >= 130000 else "NULL"
-        rows = self.query(
-            sql.SQL(
-                "SELECT plugin, database, confirmed_flush_lsn::text, active_pid, "
-                + wal_status
-                + " "
-                "FROM pg_catalog.pg_replication_slots WHERE slot_name = {}"
-            ).format(sql.Literal(name))
-        )
-        if not rows:
-            return None
-        plugin, database, confirmed, active_pid, status = rows[0]
-        if plugin != "pgoutput" or database != self.database:
-            raise PgOutputError(
-                f"slot {name!r} is of plugin {plugin!r} and database {database!r}, not of "
-                f"'pgoutput' and {self.database!r}; give another slot"
-            )
-        if status == "lost" or confirmed is None:
-            raise PgOutputError(
-                f"slot {name!r} is invalidated, WAL that it needs is gone: drop it, make a new "
-                f"one, and begin with a new snapshot"
-            )
-        return SlotState(
-            str(plugin),
-            str(database),
-            parse_lsn(str(confirmed)),
-            int(str(active_pid)) if active_pid is not None else None,
-            str(status) if status is not None else None,
-        )
+        for state in self.slots(name):
+            if state.plugin != "pgoutput" or state.database != self.database:
+                raise PgOutputError(
+                    f"slot {name!r} is of plugin {state.plugin!r} and database "
+                    f"{state.database!r}, not of 'pgoutput' and {self.database!r}; give another "
+                    f"slot"
+                )
+            reason = state.invalidation_reason
+            if reason is not None or state.wal_status == "lost":
+                why = _INVALID.get(reason or "wal_removed", f"the server says {reason!r}")
+                raise PgOutputError(
+                    f"slot {name!r} is invalidated ({why}): drop it, make a new one, and begin "
+                    f"with a new snapshot"
+                )
+            if state.confirmed_flush_lsn is None:
+                raise RetryableError(f"slot {name!r} is just being made; wait until it is ready")
+            if state.synced and self.in_recovery:
+                raise RetryableError(
+                    f"slot {name!r} is this standby's copy of the primary's slot, which can be "
+                    f"used once the standby is promoted"
+                )
+            return state
+        return None
 
     def create_slot(self, name: str, *, temporary: bool = False) -> int:
         """Make a slot for pgoutput, without a snapshot.
@@ -195,16 +287,73 @@ class ReplicationConnection:
         TypeError
             `name` is no str.
         """
+        return self.make_slot(name, temporary=temporary).lsn
+
+    def make_slot(
+        self,
+        name: str,
+        *,
+        temporary: bool = False,
+        two_phase: bool = False,
+        failover: bool = False,
+        snapshot: bool = False,
+    ) -> CreatedSlot:
+        """The same with all options; :func:`pgoutput_fast.replication.slots.create` has them."""
         check_slot_name(name)
-        old = self.server_version < 150000
+        for option, wanted, since in (("two_phase", two_phase, 15), ("failover", failover, 17)):
+            if wanted and self.server_version < since * 10000:
+                raise PgOutputError(f"{option}=True needs PostgreSQL {since} or newer")
+        if self.server_version < 150000:
+            given = "EXPORT_SNAPSHOT" if snapshot else "NOEXPORT_SNAPSHOT"
+        else:
+            given = f"(SNAPSHOT '{'export' if snapshot else 'nothing'}'"
+            given += ", TWO_PHASE true" if two_phase else ""
+            given += ", FAILOVER true)" if failover else ")"
+        kind = "TEMPORARY LOGICAL pgoutput" if temporary else "LOGICAL pgoutput"
         rows = self.query(
-            sql.SQL("CREATE_REPLICATION_SLOT {} {} LOGICAL pgoutput {}").format(
-                sql.Identifier(name),
-                sql.SQL("TEMPORARY" if temporary else ""),
-                sql.SQL("NOEXPORT_SNAPSHOT" if old else "(SNAPSHOT 'nothing')"),
-            )
+            sql.SQL("CREATE_REPLICATION_SLOT {} " + kind + " " + given).format(sql.Identifier(name))
         )
-        return parse_lsn(str(rows[0][1]))
+        _, lsn, exported, _ = rows[0]
+        _log.info("made slot %s, which begins at %s", name, lsn)
+        return CreatedSlot(name, parse_lsn(str(lsn)), str(exported) if exported else None)
+
+    def advance_slot(self, name: str, lsn: int) -> int:
+        """Move a slot to an LSN, as :func:`pgoutput_fast.replication.slots.advance` does."""
+        check_slot_name(name)
+        rows = self.query(
+            sql.SQL(
+                "SELECT end_lsn::text FROM pg_catalog.pg_replication_slot_advance({}, {}::pg_lsn)"
+            ).format(name, format_lsn(lsn))
+        )
+        _log.info("advanced slot %s to %s", name, rows[0][0])
+        return parse_lsn(str(rows[0][0]))
+
+    def current_lsn(self) -> int:
+        """Where the server's log ends now.
+
+        Raises
+        ------
+        PgOutputError
+            The server can't be asked.
+        """
+        return parse_lsn(str(self.query("IDENTIFY_SYSTEM")[0][2]))
+
+    def end_of_timeline(self, timeline: int) -> int | None:
+        """Where the server left a timeline, before the one that it is on; None if it never was.
+
+        Raises
+        ------
+        PgOutputError
+            The server can't be asked.
+        """
+        if self.timeline == 1:
+            return None
+        content = self.query(f"TIMELINE_HISTORY {self.timeline}")[0][1]
+        text = content.decode() if isinstance(content, bytes) else str(content)
+        for number, lsn in _HISTORY_LINE.findall(text):
+            if int(number) == timeline:
+                return parse_lsn(lsn)
+        return None
 
     def drop_slot(self, name: str) -> None:
         """Drop a slot, so that the server no longer keeps its log for it.
@@ -218,6 +367,7 @@ class ReplicationConnection:
         """
         check_slot_name(name)
         self.query(sql.SQL("DROP_REPLICATION_SLOT {}").format(sql.Identifier(name)))
+        _log.info("dropped slot %s", name)
 
     def check_publications(self, publications: Sequence[str]) -> None:
         """Refuse publications that are not there.
@@ -258,12 +408,14 @@ class ReplicationConnection:
             result = self._result()
             if result.status == pq.ExecStatus.COPY_BOTH:
                 pgconn.nonblocking = 1
+                _log.info("%s", command)
                 return
             error = result_error(f"can't start replication from slot {slot!r}", result)
             while pgconn.get_result() is not None:
                 pass
             if error.sqlstate != "55006" or wait is None:
                 raise error
+            _log.info("%s; trying again in %s s", error, wait)
             time.sleep(wait)
 
     def _result(self) -> pq.abc.PGresult:
@@ -313,50 +465,5 @@ def _literal(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def publication_names(publications: Iterable[str]) -> str:
-    """The value of the option publication_names: quoted identifiers with commas between."""
-    return ",".join('"' + name.replace('"', '""') + '"' for name in publications)
-
-
-def start_options(
-    connection: ReplicationConnection,
-    publications: Sequence[str],
-    *,
-    binary: bool,
-    messages: bool,
-) -> Mapping[str, str]:
-    """Options of START_REPLICATION for protocol version 1.
-
-    Raises
-    ------
-    PgOutputError
-        The server is too old for one.
-    """
-    options = {"proto_version": "1", "publication_names": publication_names(publications)}
-    for name, wanted in (("binary", binary), ("messages", messages)):
-        if wanted:
-            if connection.server_version < 140000:
-                raise PgOutputError(f"{name}=True needs PostgreSQL 14 or newer")
-            options[name] = "true"
-    return options
-
-
-def confirmed_flush_lsn(connection: ReplicationConnection, slot: str, *, create: bool) -> int:
-    """Up to where a slot was acknowledged; with `create` it is made if it is not there.
-
-    Raises
-    ------
-    PgOutputError
-        There is no such slot, it can't be used, or the server refuses.
-    TypeError
-        `slot` is no str.
-    """
-    state = connection.slot(slot)
-    if state is not None:
-        return state.confirmed_flush_lsn
-    if not create:
-        raise PgOutputError(
-            f"no slot {slot!r} on the server (SQLSTATE 42704); create it with create_slot=True or "
-            f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
-        )
-    return connection.create_slot(slot)
+def _lsn(text: object) -> int | None:
+    return None if text is None else parse_lsn(str(text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import resource
 import signal
@@ -22,6 +23,7 @@ from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.replication import (
     ReplicationConnection,
     ReplicationError,
+    RetryableError,
     capture,
     connect,
     walsender,
@@ -233,10 +235,10 @@ def test_large_transaction_is_many_parts_that_stand_alone(
 
 WORKER = """
 import sys
-from pgoutput_fast.replication import capture, stream
+from pgoutput_fast.replication import capture, receiver
 # Positions are told at once, and with a long silence much that was received is not durable: what is
 # acknowledged too early is then lost by a kill.
-stream._ACKNOWLEDGE_INTERVAL = 0.0
+receiver._ACKNOWLEDGE_INTERVAL = 0.0
 sys.modules[capture.__module__]._SILENCE = float(sys.argv[4])
 capture(sys.argv[1], slot=sys.argv[2], publications=["p"], directory=sys.argv[3],
         adopt_slot=True, segment_bytes=50_000,
@@ -487,7 +489,7 @@ def test_what_is_not_there(
         ({"adopt_slot": None}, "adopt_slot must be a bool, not NoneType"),
         *[
             ({"dsn": dsn}, f"the connection string must be a str, not {type(dsn).__name__}")
-            for dsn in (None, 1.5, ["s3cret"], b"password=s3cret", {"password": "s3cret"})
+            for dsn in (1.5, ["s3cret"], b"password=s3cret", {"password": "s3cret"})
         ],
     ],
     ids=str,
@@ -539,6 +541,65 @@ def test_end_of_the_server_is_an_error_and_harms_nothing(tmp_path: Path) -> None
         with pytest.raises(pf.PgOutputError, match=r"ended the stream|the connection is lost"):
             capture(server.dsn(), slot="s", publications=["p"], directory=tmp_path, adopt_slot=True)
     assert inserted(tmp_path) == [1]
+
+
+def test_a_restart_of_the_server_is_an_error_that_passes(tmp_path: Path) -> None:
+    """Without one, a supervisor would not start the capture again."""
+    with EmbeddedServer(18) as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            for statement in SETUP:
+                connection.execute(statement.encode())
+            connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+            connection.execute("INSERT INTO t VALUES (1, 'x')")
+        restart = threading.Timer(1.0, server.restart)
+        restart.start()
+        with pytest.raises(RetryableError, match=r"ended the stream|the connection is lost"):
+            capture(server.dsn(), slot="s", publications=["p"], directory=tmp_path, adopt_slot=True)
+        restart.join()
+        assert inserted(tmp_path) == [1]
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("INSERT INTO t VALUES (2, 'x')")
+            row = connection.execute("SELECT pg_current_wal_lsn()").fetchone()
+        assert row is not None
+        capture(
+            server.dsn(), slot="s", publications=["p"], directory=tmp_path,
+            until_lsn=pf.parse_lsn(row[0]),
+        )  # fmt: skip
+    assert inserted(tmp_path) == [1, 2]
+
+
+def test_progress_is_told_while_nothing_comes(
+    prepared18: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture_module, "_IDLE_PROGRESS", 0.0)
+    stop = threading.Event()
+    seen: list[Any] = []
+
+    def progress(told: Any) -> None:
+        seen.append(told)
+        if len(seen) == 5:
+            stop.set()
+
+    run(prepared18, tmp_path, until_lsn=None, stop=stop, progress=progress)
+    assert [told.frames for told in seen] == [0] * 5
+
+
+def test_what_happens_is_logged_without_secrets(
+    tcp_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "pgoutput_fast")
+    with psycopg.connect(tcp_server.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE PUBLICATION logged FOR ALL TABLES")
+    dsn = tcp_server.dsn(tcp=True)
+    with connect(dsn, slot="logged", publications=["logged"], temporary=True):
+        pass
+    found = [(record.name, record.getMessage().split(" ")[0]) for record in caplog.records]
+    assert found == [
+        ("pgoutput_fast.replication.walsender", "connected"),
+        ("pgoutput_fast.replication.walsender", "made"),
+        ("pgoutput_fast.replication.walsender", "START_REPLICATION"),
+    ]
+    assert psycopg.conninfo.conninfo_to_dict(dsn)["password"] not in caplog.text
 
 
 def test_stream_that_the_server_ends_with_an_error(prepared: Any, tmp_path: Path) -> None:

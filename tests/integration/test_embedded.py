@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -294,3 +295,28 @@ def test_several_threads_may_stop_it_at_once() -> None:
             assert ended.result(60) is None
     assert not server.directory.exists()
     assert "database system is shut down" in server.log()
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate", "kill"])
+def test_it_is_restarted_with_its_data(mode: Any) -> None:
+    with EmbeddedServer(18) as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("CREATE TABLE t AS SELECT 1 AS id")
+            server.restart(mode)
+            with pytest.raises(psycopg.OperationalError):
+                connection.execute("SELECT 1")
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            assert connection.execute("SELECT id FROM t").fetchone() == (1,)
+        recovers = "database system was not properly shut down" in server.log()
+        assert recovers is (mode != "fast")
+        directory = str(server.directory)
+    assert processes_of(directory) == []
+    assert not Path(directory).exists()
+
+
+def test_what_can_not_be_restarted() -> None:
+    server = EmbeddedServer(18)
+    with pytest.raises(PgOutputError, match="does not run"):
+        server.restart()
+    with server, pytest.raises(PgOutputError, match="mode='slow': expected"):
+        server.restart("slow")  # type: ignore[arg-type]

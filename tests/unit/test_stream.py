@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
 import struct
 import subprocess
 import sys
@@ -16,10 +15,15 @@ import pytest
 
 pytest.importorskip("psycopg")
 
+import psycopg
+from made_connection import Connection
+
 from pgoutput_fast import _impl, testing
-from pgoutput_fast.connections import server_error
+from pgoutput_fast.connections import ReplicationError, RetryableError, server_error
 from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.replication import receiver, waiter
 from pgoutput_fast.replication import stream as module
+from pgoutput_fast.replication.link import Link
 
 
 def xlog(lsn, frame):
@@ -30,62 +34,23 @@ def keepalive(lsn, answer=0):
     return testing.keepalive(lsn, 1, answer)
 
 
-class Connection:
-    """What the stream needs of a connection; a piece comes with each wait, then nothing."""
-
-    ssl_in_use = False
-    wal_sender_timeout = 0
-
-    def __init__(self, pieces, error=None):
-        self.ends = socket.socketpair()
-        self.socket = self.ends[0].fileno()
-        self.pgconn = self
-        self.pieces = list(pieces)
-        self.messages = []
-        self.error = error
-        self.sent = []
-
-    def get_copy_data(self, no_wait):
-        if not self.messages:
-            return 0, memoryview(b"")
-        data = self.messages.pop(0)
-        if isinstance(data, BaseException):
-            raise data
-        return len(data), memoryview(data)
-
-    def consume_input(self):
-        if self.pieces:
-            self.messages += self.pieces.pop(0)
-        elif self.error:
-            raise self.error
-
-    def put_copy_data(self, data):
-        self.sent.append(bytes(data))
-
-    def put_copy_end(self):
-        raise module.psycopg.OperationalError("the end")
-
-    def flush(self):
-        return 0
-
-    def close(self):
-        for end in self.ends:
-            end.close()
+def stream_of(connection):
+    return module.ReplicationStream(Link(receiver.Receiver(connection, 0)))
 
 
 @pytest.fixture
 def begin(impl, monkeypatch):
     """Streams that never find that nothing has come for a while, once something came."""
     frames = _impl.twin("replication._copydata", impl.IMPLEMENTATION)
-    monkeypatch.setattr(module, "take_copy_data", frames.take_copy_data)
-    monkeypatch.setattr(module, "_IDLE_AFTER", 60.0)
-    monkeypatch.setattr(module, "_IDLE_POLL", 0.01)
+    monkeypatch.setattr(receiver, "take_copy_data", frames.take_copy_data)
+    monkeypatch.setattr(waiter, "IDLE_AFTER", 60.0)
+    monkeypatch.setattr(waiter, "IDLE_POLL", 0.01)
     streams = []
 
     def begin(pieces, collect, **options):
-        monkeypatch.setattr(module, "_COLLECT", collect)
+        monkeypatch.setattr(receiver, "_COLLECT", collect)
         connection = Connection(pieces, **options)
-        stream = module.ReplicationStream(connection, 0)
+        stream = stream_of(connection)
         streams.append(stream)
         return stream, connection
 
@@ -129,7 +94,7 @@ def test_what_has_waited_long_enough_goes_by_itself(begin):
 
 def test_the_first_after_a_while_goes_at_once(begin, monkeypatch):
     stream, connection = begin([], collect=60.0)
-    monkeypatch.setattr(module, "_IDLE_AFTER", -1.0)
+    monkeypatch.setattr(waiter, "IDLE_AFTER", -1.0)
     time.sleep(0.1)
     connection.pieces = PIECES[:2]
     connection.ends[1].send(b"wake up")
@@ -137,13 +102,13 @@ def test_the_first_after_a_while_goes_at_once(begin, monkeypatch):
 
 
 def test_a_batch_that_is_large_goes_while_more_comes(begin, monkeypatch):
-    monkeypatch.setattr(module, "_BATCH_BYTES", 50)
+    monkeypatch.setattr(receiver, "_BATCH_BYTES", 50)
     stream, _ = begin([[xlog(i, b"x") for i in range(5)]], collect=60.0)
     assert batches(stream, 3) == [([b"x", b"x"], None), ([b"x", b"x"], None), ([b"x"], None)]
 
 
 def test_what_came_before_the_connection_was_lost_is_handed_over(begin):
-    lost = module.psycopg.OperationalError("server closed the connection")
+    lost = psycopg.OperationalError("server closed the connection")
     stream, _ = begin(PIECES[:2], collect=60.0, error=lost)
     assert batches(stream, 1) == [([b"a", b"b", b"c"], None)]
     with pytest.raises(PgOutputError, match="the connection is lost: server closed"):
@@ -170,12 +135,26 @@ def test_what_flows_goes_at_the_timeout(begin):
     assert 0 < len(stream.receive(0.02).frames) < 3000
 
 
+def test_after_a_pause_what_flows_goes_together_again(begin, monkeypatch):
+    """The first after a pause goes at once; that must not keep the stream in its idle mode."""
+    monkeypatch.setattr(waiter, "IDLE_AFTER", 0.1)
+    stream, connection = begin([], collect=60.0)
+    for pause in range(3):
+        time.sleep(0.2)
+        assert stream.receive(0.2) == ([], None)
+        connection.pieces = [[xlog(10 * pause + i, b"x")] for i in range(1, 9)]
+        connection.ends[1].send(b"wake up")
+        found = batches(stream, 2)
+        connection.ends[0].recv(100)
+        assert [len(frames) for frames, _ in found] == [1, 7]
+
+
 def test_the_time_of_the_consumer_is_not_a_pause_of_the_server(begin, monkeypatch):
-    monkeypatch.setattr(module, "_IDLE_AFTER", 0.2)
+    monkeypatch.setattr(waiter, "IDLE_AFTER", 0.2)
     stream, connection = begin([[xlog(1, b"a")]], collect=0.0)
     assert batches(stream, 1) == [([b"a"], None)]
     time.sleep(0.4)
-    monkeypatch.setattr(module, "_COLLECT", 60.0)
+    monkeypatch.setattr(receiver, "_COLLECT", 60.0)
     connection.pieces = [[xlog(2, b"b")], [xlog(3, b"c")]]
     connection.ends[1].send(b"wake up")
     assert batches(stream, 1) == [([b"b", b"c"], None)]
@@ -207,8 +186,8 @@ def test_a_forked_process_leaves_the_stream_alone(begin):
 
 def test_who_does_not_receive_says_each_second_that_he_is_there(begin, monkeypatch):
     """The server's timeout may be less than it was when the stream began."""
-    monkeypatch.setattr(module, "_AWAY_INTERVAL", 0.02)
-    monkeypatch.setattr(module, "_ACKNOWLEDGE_INTERVAL", 0.01)
+    monkeypatch.setattr(receiver, "_AWAY_INTERVAL", 0.02)
+    monkeypatch.setattr(receiver, "_ACKNOWLEDGE_INTERVAL", 0.01)
     _, connection = begin([], collect=0.0)
     deadline = time.monotonic() + 10
     while len(connection.sent) < 4 and time.monotonic() < deadline:
@@ -218,7 +197,9 @@ def test_who_does_not_receive_says_each_second_that_he_is_there(begin, monkeypat
 
 def test_an_interrupted_stream_does_not_go_on(begin):
     """The frame that was on its way may be lost."""
-    stream, connection = begin([[xlog(1, b"a"), KeyboardInterrupt(), xlog(2, b"b")]], collect=0.0)
+    pieces = [[keepalive(77)], [xlog(80, b"a"), KeyboardInterrupt(), xlog(81, b"b")]]
+    stream, connection = begin(pieces, collect=0.0)
+    assert stream.receive(10) == ([], 77)
     with pytest.raises(KeyboardInterrupt):
         stream.receive(10)
     for _ in range(2):
@@ -268,26 +249,103 @@ def test_a_frame_without_a_byte_and_times_before_the_epoch(begin):
 
 
 @pytest.mark.parametrize(
-    ("lsn", "error"),
-    [("0/1", TypeError), (True, TypeError), (None, TypeError), (-1, PgOutputError),
-     (1 << 64, PgOutputError)],
-)  # fmt: skip
-def test_what_is_no_lsn_is_not_acknowledged(begin, lsn, error):
-    """It would end the thread that tells the server, where nobody sees it."""
-    stream, _ = begin([], collect=0.0)
-    with pytest.raises(error):
+    ("lsn", "error", "match"),
+    [
+        ("0/1", TypeError, "a Transaction or an int, its end LSN, can be acknowledged, not str"),
+        (True, TypeError, "not bool"),
+        (None, TypeError, "not NoneType"),
+        (1.0, TypeError, "not float"),
+        (-1, PgOutputError, "-1 is no LSN"),
+        (1 << 64, PgOutputError, "is no LSN"),
+        (10, PgOutputError, "0/A can't be acknowledged: .* nothing beyond 0/9"),
+        # The commit time of a Commit, given by mistake.
+        (843_000_000_000_000, PgOutputError, "2FEB4/3B8BB000 can't be .*end_lsn.* not a time"),
+    ],
+)
+def test_what_is_no_lsn_is_not_acknowledged(begin, lsn, error, match):
+    """It would end the thread that tells the server; or lose all changes before it."""
+    stream, _ = begin([[xlog(5, b"a"), keepalive(9)]], collect=0.0)
+    assert batches(stream, 1) == [([b"a"], 9)]
+    with pytest.raises(error, match=match):
         stream.acknowledge(lsn)
     assert stream.acknowledged_lsn == 0
+    stream.acknowledge(9)
+    stream.acknowledge(7)
+    assert stream.acknowledged_lsn == 9
+
+
+def test_a_transaction_is_acknowledged_by_its_end(begin):
+    from pgoutput_fast.transactions import Assembler
+
+    server = testing.Server()
+    with server.begin() as transaction:
+        transaction.message("a", b"b")
+    (transaction,) = Assembler().feed(server.frames, server.lsns)
+    stream, _ = begin([list(server.copy_data())], collect=0.0)
+    with pytest.raises(PgOutputError, match="can't be acknowledged"):
+        stream.acknowledge(transaction)
+    assert len(stream.receive(10).frames) == 3
+    stream.acknowledge(transaction)
+    assert stream.acknowledged_lsn == transaction.end_lsn == server.lsn
+
+
+class Result:
+    status = psycopg.pq.ExecStatus.COMMAND_OK
+
+
+def test_an_end_without_an_error_is_one(begin):
+    """Else a supervisor would not start the program again after a restart of the server."""
+    stream, connection = begin([[xlog(1, b"a")]], collect=0.0)
+    assert batches(stream, 1) == [([b"a"], None)]
+    connection.get_copy_data = lambda no_wait: (-1, memoryview(b""))
+    connection.get_result = Result
+    for _ in range(2):
+        with pytest.raises(RetryableError, match="without an error, as it does when it shuts down"):
+            stream.receive(10)
+    with pytest.raises(RetryableError):
+        next(iter(stream))
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "said", "retryable"),
+    [
+        ("57P01", "terminating connection due to administrator command", True),
+        ("57P03", "the database system is starting up", True),
+        ("08006", "", True),
+        ("53300", "too many clients", True),
+        ("55006", "is active for PID 1", True),
+        ("53400", "all replication slots are in use", False),
+        ("42704", "no such slot", False),
+        ("55000", "can no longer get changes", False),
+        ("57P04", "the database was dropped", False),
+        (None, "server closed the connection unexpectedly", True),
+        (None, "SSL error: unexpected eof while reading", True),
+        (None, "connection to server on socket failed: No such file or directory", True),
+        (None, "FATAL:  the database system is shutting down", True),
+        (None, 'FATAL:  password authentication failed for user "u"', False),
+        (None, 'FATAL:  database "x" does not exist', False),
+        (None, "SSL error: certificate verify failed", False),
+        (None, "SSL error: tlsv1 alert unknown ca", False),
+        (None, "server does not support SSL, but SSL was required", False),
+        (None, 'no pg_hba.conf entry for host "::1"', False),
+    ],
+)
+def test_what_passes_is_told_from_what_stays(sqlstate, said, retryable):
+    error = server_error("can't", said, sqlstate)
+    assert type(error) is (RetryableError if retryable else ReplicationError)
+    assert error.sqlstate == sqlstate
 
 
 def test_who_does_not_receive_is_alive_and_acknowledges(begin, monkeypatch):
-    monkeypatch.setattr(module, "_ACKNOWLEDGE_INTERVAL", 0.05)
-    stream, connection = begin([], collect=0.0)
+    monkeypatch.setattr(receiver, "_ACKNOWLEDGE_INTERVAL", 0.05)
+    stream, connection = begin([[keepalive(50)]], collect=0.0)
+    assert stream.receive(10) == ([], 50)
+    sent = len(connection.sent)
     stream.acknowledge(42)
     deadline = time.monotonic() + 10
-    while len(connection.sent) < 2 and time.monotonic() < deadline:
+    while len(connection.sent) <= sent and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert struct.unpack(">cQQQqB", connection.sent[1])[1:4] == (42, 42, 42)
+    assert struct.unpack(">cQQQqB", connection.sent[sent])[1:4] == (50, 42, 42)
 
 
 @pytest.mark.parametrize(
@@ -302,12 +360,14 @@ def test_the_same_state_has_advice_for_what_was_said(said, advice):
     assert str(server_error("can't", said, "55000")).endswith(advice)
 
 
+HERE = Path(__file__).parent
+
 RECEIVING = """
 import sys
-sys.path.insert(0, sys.argv[1])
-from test_stream import Connection, batches, module, xlog
-stream = module.ReplicationStream(Connection([[xlog(1, b"a"), xlog(2, b"b")]]), 0)
-print(batches(stream, 1), module.take_copy_data.__module__)
+sys.path[:0] = sys.argv[1:]
+from test_stream import Connection, batches, receiver, stream_of, xlog
+stream = stream_of(Connection([[xlog(1, b"a"), xlog(2, b"b")]]))
+print(batches(stream, 1), receiver.take_copy_data.__module__)
 stream.close()
 print(sorted({"numpy", "pyarrow"} & set(sys.modules)))
 """
@@ -316,7 +376,7 @@ print(sorted({"numpy", "pyarrow"} & set(sys.modules)))
 @pytest.mark.parametrize("name", ["cython", "python"])
 def test_receiving_loads_no_numpy(name):
     done = subprocess.run(
-        [sys.executable, "-c", RECEIVING, str(Path(__file__).parent)],
+        [sys.executable, "-c", RECEIVING, str(HERE), str(HERE.parent / "tools")],
         env={**os.environ, "PGOUTPUT_FAST_IMPL": name},
         capture_output=True,
         text=True,

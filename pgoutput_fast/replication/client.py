@@ -1,0 +1,164 @@
+"""`connect`: a stream of a slot's changes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from ..connections import ConnectionParameters
+from ..errors import PgOutputError
+from ..lsn import format_lsn
+from ..policies import Policies
+from ..types import TypeRegistry
+from .link import Link
+from .options import Protocol, Streaming, StreamOptions
+from .receiver import Receiver
+from .source import Source
+from .stream import ReplicationStream
+
+
+def connect(
+    dsn: str | None = None,
+    *,
+    slot: str,
+    publications: Sequence[str],
+    create_slot: bool = False,
+    temporary: bool = False,
+    protocol: Protocol = "auto",
+    streaming: Streaming = True,
+    two_phase: bool | None = False,
+    binary: bool = False,
+    messages: bool = False,
+    origin: str | None = None,
+    start_lsn: int | None = None,
+    start_timeline: int | None = None,
+    silence_timeout: float | None = None,
+    retry_for: float | None = None,
+    max_memory: int = 64 << 20,
+    spill_directory: str | os.PathLike[str] | None = None,
+    prepared: Literal["commit", "prepare"] = "commit",
+    unknown_prepared: Literal["empty", "error"] | None = None,
+    policies: Policies | None = None,
+    registry: TypeRegistry | None = None,
+    target: Literal["arrow", "spark", "portable"] = "arrow",
+    tables: str | Iterable[str] | None = None,
+    columns: Iterable[str] | Mapping[str, Iterable[str]] | None = None,
+    fill_unchanged: bool = False,
+    **keywords: object,
+) -> ReplicationStream:
+    """Begin to receive a slot's changes.
+
+    ``docs/replication.md`` says what the stream gives, and what may be acknowledged when.
+
+    Parameters
+    ----------
+    dsn : str, optional
+        Connection string of libpq, or URL. What it leaves out is taken from libpq's variables
+        (PGHOST …), service files and password files.
+    slot : str
+    publications : list or tuple of str
+        Names of publications, as they are: they are quoted here.
+    create_slot : bool
+        Make the slot if it is not there.
+    temporary : bool
+        Make a slot that ends with the connection; there must be none of this name.
+    protocol : {"auto", 1, 2, 3, 4}
+        The version of the protocol; by default the newest that the server knows.
+    streaming : bool or {"on", "parallel"}
+        Whether large transactions come while they are in progress, from protocol 2 on, in the best
+        way that the protocol has. Programs that look at frames themselves may want
+        ``protocol=1``, in which each transaction comes whole.
+    two_phase : bool or None
+        Whether prepared transactions come when they are prepared (PostgreSQL 15 and newer). None:
+        as the slot is. Once a slot was read with it, it stays so, and False is refused.
+    binary : bool
+        Values in their types' binary form, where they have one (PostgreSQL 14 and newer).
+    messages : bool
+        Logical messages (`pg_logical_emit_message`) too (PostgreSQL 14 and newer).
+    origin : {None, "any", "none"}
+        With "none", only changes that were made on this server itself, and not replicated to it
+        (PostgreSQL 16 and newer).
+    start_lsn : int
+        Where to go on: the end LSN of the last transaction that is durable. By default, the LSN up
+        to which the slot was acknowledged. With two_phase, frames from there on come nevertheless.
+    start_timeline : int
+        The stream's `timeline` when that transaction came, if it was stored with the LSN: a server
+        that has taken another way since is refused then.
+    silence_timeout : float
+        Seconds after which a server that says nothing, though it was asked, is given up. By default
+        twice the server's `wal_sender_timeout`; it may be silent for half of that time while it
+        decodes a large transaction.
+    retry_for : float
+        Seconds for which `transactions` tries to connect again; by default as long as it takes.
+    max_memory, spill_directory, prepared, unknown_prepared
+        As of :class:`pgoutput_fast.transactions.Assembler`, of what `transactions` gives. The
+        commit of a prepared transaction that never came is by default empty if the slot is made
+        here, and an error otherwise.
+    policies, registry, target, tables, columns, fill_unchanged
+        As of :class:`pgoutput_fast.ColumnarDecoder`, of the columns and values of transactions.
+    **keywords
+        Parameters of libpq by name, over those of `dsn`: ``host="…", sslmode="verify-full"``.
+
+    Raises
+    ------
+    RetryableError
+        The server can't be reached now, or the slot is in use.
+    PgOutputError
+        The server refuses, or does not know an option; there is no such slot or publication; the
+        slot is invalidated, or is beyond `start_lsn`, so that changes are lost; or the server's log
+        does not go as far as `start_lsn`. No message has the password.
+    TypeError
+        An argument is of another type.
+    """
+    options = StreamOptions(
+        publications,
+        protocol=protocol,
+        streaming=streaming,
+        two_phase=two_phase,
+        binary=binary,
+        messages=messages,
+        origin=origin,
+    )
+    for name, value in (("create_slot", create_slot), ("temporary", temporary)):
+        if type(value) is not bool:
+            raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
+    for name, seconds in (("silence_timeout", silence_timeout), ("retry_for", retry_for)):
+        if seconds is not None and (type(seconds) not in (int, float) or seconds <= 0):
+            raise PgOutputError(f"{name}={seconds!r}: expected a number of seconds")
+    for name, number in (("start_lsn", start_lsn), ("start_timeline", start_timeline)):
+        if number is not None and type(number) is not int:
+            raise TypeError(f"{name} must be an int, not {type(number).__name__}")
+    if start_lsn is not None:
+        format_lsn(start_lsn)  # refuses what is out of range
+        if temporary:
+            raise PgOutputError("a temporary slot begins now: start_lsn can't be given with it")
+    source = Source(
+        ConnectionParameters(dsn, keywords),
+        slot,
+        options,
+        create_slot=create_slot,
+        temporary=temporary,
+    )
+    started = source.start(start_lsn, start_timeline)
+    receiver = Receiver(started.connection, started.confirmed, silence_timeout)
+    assembling = {
+        "max_memory": max_memory,
+        "spill_directory": spill_directory,
+        "prepared": prepared,
+        "unknown_prepared": unknown_prepared or ("empty" if started.made_slot else "error"),
+        "policies": policies,
+        "registry": registry,
+        "target": target,
+        "tables": tables,
+        "columns": columns,
+        "fill_unchanged": fill_unchanged,
+    }
+    link = Link(
+        receiver,
+        started.protocol,
+        source,
+        silence_timeout=silence_timeout,
+        retry_for=retry_for,
+    )
+    return ReplicationStream(link, started.position, assembling)

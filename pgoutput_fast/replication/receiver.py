@@ -1,0 +1,401 @@
+"""One connection to a walsender: what it sends, and what it is told to be durable.
+
+`receive` reads the socket in the thread that calls it: a frame that goes from one thread to another
+costs as much again as receiving it. What the consumer has not asked for stays in the server and in
+the kernel's buffers. While it does something else, a thread tells the server that it is alive, so
+that a slow one does not run into ``wal_sender_timeout``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from array import array
+from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg import pq
+
+from .._impl import twin
+from ..connections import STREAM_ADVICE, RetryableError, result_error, server_error
+from ..copydata import parse_keepalive, status_update
+from ..errors import PgOutputError
+from .waiter import IDLE_POLL, Waiter
+from .walsender import ReplicationConnection, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+_copydata = twin("replication._copydata")
+take_copy_data = _copydata.take_copy_data
+pack_copy_data = _copydata.pack_copy_data
+
+# A batch is handed over once it has so many bytes.
+_BATCH_BYTES = 1 << 20
+# While data flow, what comes within so many seconds is one batch. Each wait brings some hundred
+# frames at most, and a consumer would pay more for a batch of so few than for its frames.
+_COLLECT = 0.02
+
+_STATUS_INTERVAL = 10.0  # seconds between two status messages, at most
+# The same while nobody receives: a server that asks for a status, as its timeout may have become
+# shorter meanwhile, is not heard then. Seconds.
+_AWAY_INTERVAL = 1.0
+_ACKNOWLEDGE_INTERVAL = 0.5  # seconds between two status messages that only tell a new position
+_LEAST_SILENCE = 10.0  # seconds after which a server is given up, at least, if none are given
+_CLOSE_TIMEOUT = 2.0  # seconds for the server to end the stream
+
+
+class Taken:
+    """What one call of `receive` has taken so far: frames, each an object."""
+
+    __slots__ = ("came", "frames", "keepalive", "since", "size")
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[int, int, int, bytes]] = []
+        """LSN, end of the WAL, send time and frame of each."""
+        self.keepalive: int | None = None
+        """The LSN of a keepalive behind the last frame."""
+        self.size = 0
+        """Bytes."""
+        self.since = 0.0
+        """When the consumer would have been given the first of it; 0.0 before there was any."""
+        self.came = False
+        """Whether something came since the last wait."""
+
+    def __bool__(self) -> bool:
+        return self.size > 0 or self.keepalive is not None
+
+    def take(
+        self, get_copy_data: Callable[[int], tuple[int, memoryview]], most: int
+    ) -> tuple[int, int, int, memoryview | None]:
+        """Take what libpq has, as `take_copy_data` does."""
+        taken: tuple[int, int, int, memoryview | None] = take_copy_data(
+            get_copy_data, self.frames, most
+        )
+        return taken
+
+
+class PackedTaken(Taken):
+    """The same with all frames in one buffer, without an object for each."""
+
+    __slots__ = ("data", "ends", "lsns")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = bytearray()
+        self.ends = array("q", [0])
+        """Where each frame ends, behind a 0."""
+        self.lsns = array("Q")
+
+    def take(
+        self, get_copy_data: Callable[[int], tuple[int, memoryview]], most: int
+    ) -> tuple[int, int, int, memoryview | None]:
+        """Take what libpq has, as `pack_copy_data` does."""
+        taken: tuple[int, int, int, memoryview | None] = pack_copy_data(
+            get_copy_data, self.data, self.ends, self.lsns, most
+        )
+        return taken
+
+
+class Receiver:
+    """What comes on one connection, and what was acknowledged on it.
+
+    Parameters
+    ----------
+    connection : ReplicationConnection
+        One that has become a stream.
+    start_lsn : int
+        What was received and is durable already.
+    silence_timeout : float, optional
+        Seconds after which a server that says nothing, though it was asked, is given up; by default
+        twice its ``wal_sender_timeout``.
+
+    Attributes
+    ----------
+    received : int
+        The greatest LSN that came.
+    acknowledged : int
+        The greatest LSN that was acknowledged. Whoever sets it sees to it that it never decreases.
+    held : int or None
+        The server is not told anything beyond it, whatever was acknowledged.
+    """
+
+    def __init__(
+        self,
+        connection: ReplicationConnection,
+        start_lsn: int,
+        silence_timeout: float | None = None,
+    ) -> None:
+        self.connection = connection
+        self.received = self.acknowledged = start_lsn
+        self.held: int | None = None
+        self._pgconn = connection.pgconn
+        # One thread at a time may use libpq's connection. The lock is re-entrant, as a signal's
+        # handler may close the stream in the middle of receive().
+        self._lock = threading.RLock()
+        self._stop = threading.Event()
+        self._error: PgOutputError | None = None
+        self._ended = self._closed = False
+        self._ask = self._answer = self._ask_again = False
+        # Three statuses within the server's timeout, so that one may be late.
+        timeout = connection.wal_sender_timeout
+        self._status_interval = min(_STATUS_INTERVAL, timeout / 3) if timeout else _STATUS_INTERVAL
+        if silence_timeout is None:
+            self._silence_limit = max(2 * timeout, _LEAST_SILENCE) if timeout else None
+        else:
+            self._silence_limit = silence_timeout
+        self._process = os.getpid()
+        self._waiter = Waiter(self._pgconn)
+        self._left = time.monotonic()  # when the last receive() ended
+        try:
+            self._send_status()
+        except psycopg.Error as error:
+            self._ended, self._error = True, _lost(error)
+        self._keeper = threading.Thread(
+            target=self._keep_alive, name="pgoutput_fast-keep-alive", daemon=True
+        )
+        self._keeper.start()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._stop.is_set()
+
+    def receive(self, taken: Taken, timeout: float | None) -> bool:
+        """Take what has come.
+
+        Parameters
+        ----------
+        taken : Taken
+            An empty one, which is filled.
+        timeout : float or None
+            Seconds; None waits as long as it takes.
+
+        Returns
+        -------
+        bool
+            False if it was closed.
+
+        Raises
+        ------
+        PgOutputError
+            As of :meth:`ReplicationStream.receive`.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            with self._lock:
+                if self._stop.is_set():
+                    return False
+                if self._error is not None:
+                    raise self._error
+                # The time that the consumer took for itself is no silence of the server's.
+                self._waiter.last_data += time.monotonic() - self._left
+                received = self._receive(taken, deadline)
+                self._left = time.monotonic()
+                return received
+        except BaseException as error:
+            if self._error is None:
+                # Ctrl-C, say, came after a frame was taken from libpq, before it was handed over.
+                self._error = PgOutputError(
+                    f"receiving was interrupted ({type(error).__name__}), so that this stream may "
+                    "have lost frames: connect again, what was not acknowledged comes again"
+                )
+            raise
+
+    def ask_for_keepalive(self) -> None:
+        """Ask the server how far it is."""
+        self._ask = True
+
+    def close(self) -> None:
+        """Tell the server the last position, and end the connection.
+
+        It does nothing in a process that was forked: the connection is its parent's.
+        """
+        if os.getpid() != self._process:
+            return
+        self._stop.set()
+        if self._keeper is not threading.current_thread():
+            self._keeper.join()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                if not self._ended:
+                    self._finish()
+                self._waiter.close()
+                self.connection.close()
+
+    def _receive(self, taken: Taken, deadline: float | None) -> bool:
+        """What `receive` does when the stream has not ended before."""
+        waited = False
+        try:
+            while not self._stop.is_set():
+                length = self._take(taken)
+                if taken.came:
+                    # Here, as a batch that is handed over at once never comes to the next wait.
+                    self._waiter.last_data = time.monotonic()
+                if length < 0:
+                    self._end()
+                    break
+                if self._is_time(taken, deadline, is_full=length > 0, waited=waited):
+                    return True
+                self._check_silence()
+                self._send_status_if_due(self._status_interval)
+                self._waiter.wait(deadline)
+                waited, taken.came = True, False
+        except (PgOutputError, psycopg.Error) as error:
+            if not self._stop.is_set():
+                self._ended = True
+                self._error = error if isinstance(error, PgOutputError) else _lost(error)
+        if taken:
+            return True  # what is wrong comes with the next call
+        if self._error is not None:
+            raise self._error from None
+        return False
+
+    def _take(self, taken: Taken) -> int:
+        """Add what libpq has received.
+
+        Returns
+        -------
+        int
+            0 if libpq has no more yet, above 0 if the batch is large enough, -1 at the end.
+        """
+        get_copy_data = self._pgconn.get_copy_data
+        while not self._stop.is_set():
+            # Nearly all that a client costs is spent in this call.
+            size, lsn, length, data = taken.take(get_copy_data, _BATCH_BYTES - taken.size)
+            if size:
+                taken.came = True
+                taken.size += size
+                taken.keepalive = None
+                self.received = max(self.received, lsn)
+            if length <= 0 or data is None:
+                return int(length)
+            taken.came = True
+            taken.keepalive = self._take_keepalive(data)
+        return 0
+
+    def _is_time(
+        self, taken: Taken, deadline: float | None, *, is_full: bool, waited: bool
+    ) -> bool:
+        """Whether the consumer is given what was taken, nothing included, or more is waited for."""
+        now = time.monotonic()
+        is_late = deadline is not None and now >= deadline
+        if not taken:
+            return is_late and waited
+        taken.since = taken.since or now
+        is_pause = waited and (self._waiter.was_idle or not taken.came)
+        return is_full or is_pause or is_late or now - taken.since >= _COLLECT
+
+    def _take_keepalive(self, data: memoryview) -> int:
+        try:
+            keepalive = parse_keepalive(data)
+        except PgOutputError as error:
+            raise PgOutputError(f"the server sent {error}") from None
+        self.received = max(self.received, keepalive.lsn)
+        # A server that shuts down asks again at every answer, until all is acknowledged.
+        told = keepalive.lsn <= self._told_lsn and self._durable() <= self._status_lsn
+        if keepalive.reply_requested and not (
+            told and time.monotonic() - self._status_time < IDLE_POLL
+        ):
+            self._send_status()
+        elif keepalive.reply_requested:
+            self._answer = True
+        return keepalive.lsn
+
+    def _end(self) -> None:
+        """The server has ended the stream; without an error of its own if it shuts down."""
+        self._ended = True
+        result = self._pgconn.get_result()
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            self._error = result_error("the server ended the stream", result, STREAM_ADVICE)
+        else:
+            self._error = RetryableError(
+                "the server ended the stream without an error, as it does when it shuts down; "
+                "connect again, what was not acknowledged comes again"
+            )
+        _log.info("%s", self._error)
+
+    def _keep_alive(self) -> None:
+        """In a thread of its own: send the statuses that are due while nobody receives."""
+        # So often that within the server's timeout one of two may be late.
+        while not self._stop.wait(min(_ACKNOWLEDGE_INTERVAL, self._status_interval / 2)):
+            if self._lock.acquire(blocking=False):
+                try:
+                    if not self._ended:
+                        self._send_status_if_due(min(_AWAY_INTERVAL, self._status_interval))
+                except psycopg.Error:
+                    pass  # the next receive() finds the connection lost
+                finally:
+                    self._lock.release()
+
+    def _durable(self) -> int:
+        """What the server is told to be durable."""
+        held = self.held
+        return self.acknowledged if held is None else min(self.acknowledged, held)
+
+    def _check_silence(self) -> None:
+        """Ask a server that has said nothing for a while, and give up one that does not answer.
+
+        Raises
+        ------
+        RetryableError
+            It has said nothing for too long.
+        """
+        silence = time.monotonic() - self._waiter.last_data
+        if self._silence_limit is not None and silence > self._silence_limit:
+            raise RetryableError(
+                f"the server has said nothing for {silence:.0f} s, and did not answer: the network "
+                f"or the server hangs; connect again"
+            )
+        if silence > self._status_interval:
+            self._ask_again = True
+
+    def _send_status_if_due(self, interval: float) -> None:
+        since = time.monotonic() - self._status_time
+        if (
+            since >= interval
+            or (self._durable() > self._status_lsn and since >= _ACKNOWLEDGE_INTERVAL)
+            or ((self._ask or self._answer) and since >= IDLE_POLL)
+        ):
+            self._send_status()
+
+    def _send_status(self) -> None:
+        ask = self._ask or self._ask_again
+        self._ask = self._answer = self._ask_again = False
+        self._status_time = time.monotonic()
+        self._status_lsn = acknowledged = self._durable()
+        self._told_lsn = self.received
+        self._pgconn.put_copy_data(status_update(self.received, acknowledged, ask=ask))
+        self._pgconn.flush()
+
+    def _finish(self) -> None:
+        """Tell the last position and end the stream; wait until the server has ended it too."""
+        pgconn = self._pgconn
+        deadline = time.monotonic() + _CLOSE_TIMEOUT
+        with contextlib.suppress(psycopg.Error):
+            self._send_status()
+            pgconn.put_copy_end()
+            while pgconn.flush() and time.monotonic() < deadline:
+                wait_for(pgconn, select.POLLOUT, 0.1)
+            ended = False
+            while time.monotonic() < deadline:
+                if not ended:
+                    length, _ = pgconn.get_copy_data(1)
+                    if length:
+                        ended = length < 0
+                        continue
+                elif not pgconn.is_busy():
+                    return  # the command is complete, and the slot free
+                wait_for(pgconn, select.POLLIN, 0.1)
+                pgconn.consume_input()
+
+
+def _lost(error: psycopg.Error) -> PgOutputError:
+    return server_error("the connection is lost", str(error), error.sqlstate)

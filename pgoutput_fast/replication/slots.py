@@ -1,0 +1,139 @@
+"""Replication slots: made, dropped, listed, advanced.
+
+The functions take a connection (:class:`pgoutput_fast.replication.ReplicationConnection`), or a
+connection string, for which they open one for the call.
+
+>>> from pgoutput_fast.replication import slots
+>>> slots.create(dsn, "shop")
+>>> [slot.name for slot in slots.list(dsn)]
+['shop']
+>>> slots.drop(dsn, "shop")
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+from collections.abc import Iterator
+
+from ..errors import PgOutputError
+from ..lsn import format_lsn
+from .walsender import CreatedSlot, ReplicationConnection, SlotState
+
+__all__ = ["CreatedSlot", "SlotState", "advance", "create", "drop", "list"]
+
+Server = ReplicationConnection | str | None
+
+
+@contextlib.contextmanager
+def _connected(server: Server) -> Iterator[ReplicationConnection]:
+    if isinstance(server, ReplicationConnection):
+        yield server
+    else:
+        with ReplicationConnection(server) as connection:
+            yield connection
+
+
+def create(
+    server: Server,
+    name: str,
+    *,
+    temporary: bool = False,
+    two_phase: bool = False,
+    failover: bool = False,
+    snapshot: bool = False,
+) -> CreatedSlot:
+    """Make a slot for pgoutput. It waits until transactions that are running have ended.
+
+    Parameters
+    ----------
+    server : ReplicationConnection or str or None
+        A connection, or a connection string of libpq (None: as its variables say).
+    name : str
+    temporary : bool
+        The slot ends with the connection, so that one has to be given.
+    two_phase : bool
+        Prepared transactions are sent when they are prepared (PostgreSQL 15 and newer).
+    failover : bool
+        Standbys keep a copy of it (PostgreSQL 17 and newer).
+    snapshot : bool
+        Export a snapshot that has what was committed before the slot begins. It is there until the
+        connection's next command, so that a connection has to be given.
+
+    Raises
+    ------
+    PgOutputError
+        There is one of this name, the name can't be one, or the server refuses or is too old.
+    TypeError
+        `name` is no str.
+    """
+    if (temporary or snapshot) and not isinstance(server, ReplicationConnection):
+        raise PgOutputError(
+            "a temporary slot and an exported snapshot end with their connection: give a "
+            "ReplicationConnection"
+        )
+    with _connected(server) as connection:
+        return connection.make_slot(
+            name, temporary=temporary, two_phase=two_phase, failover=failover, snapshot=snapshot
+        )
+
+
+def drop(server: Server, name: str) -> None:
+    """Drop a slot, so that the server no longer keeps its log for it.
+
+    Raises
+    ------
+    PgOutputError
+        There is none of this name, it is in use, or the server refuses.
+    TypeError
+        `name` is no str.
+    """
+    with _connected(server) as connection:
+        connection.drop_slot(name)
+
+
+def list(server: Server) -> builtins.list[SlotState]:  # noqa: A001
+    """All logical slots of the server, by name; those of other databases and plugins too.
+
+    Raises
+    ------
+    PgOutputError
+        The server can't be asked.
+    """
+    with _connected(server) as connection:
+        return connection.slots()
+
+
+def advance(server: Server, name: str, lsn: int) -> int:
+    """Move a slot on, without reading it: what was committed before the LSN does not come any more.
+
+    Returns
+    -------
+    int
+        The LSN to which it was moved.
+
+    Raises
+    ------
+    PgOutputError
+        There is no such slot, or it can't be used; it is beyond the LSN already, or the server's
+        log ends before it; or the server refuses.
+    TypeError
+        `name` is no str, or `lsn` no int.
+    """
+    if type(lsn) is not int:
+        raise TypeError(f"an LSN must be an int, not {type(lsn).__name__}")
+    with _connected(server) as connection:
+        state = connection.slot(name)
+        if state is None:
+            raise PgOutputError(f"no slot {name!r} on the server (SQLSTATE 42704)")
+        if lsn < (state.confirmed_flush_lsn or 0):
+            raise PgOutputError(
+                f"slot {name!r} is at {format_lsn(state.confirmed_flush_lsn or 0)}, beyond "
+                f"{format_lsn(lsn)}, and can't be moved back"
+            )
+        end = connection.current_lsn()
+        if lsn > end:
+            raise PgOutputError(
+                f"the server's log ends at {format_lsn(end)}, before {format_lsn(lsn)}"
+            )
+        return connection.advance_slot(name, lsn)

@@ -1,0 +1,77 @@
+"""Waiting for data on libpq's socket, with as few wake-ups as the stream allows."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from psycopg import pq
+
+# To wake up for each packet would cost the client more than all else that it does. On TCP the
+# kernel wakes it for so many bytes at once; a poll is short, as the last bytes of a stream are
+# fewer. On unix sockets poll() knows no such mark: what has come is read, then a nap is taken.
+_LOW_WATER = 64 << 10
+_TCP_POLL = 0.005  # seconds
+# Seconds. A unix socket's buffer holds some 280 small messages, so that the server waits during a
+# longer nap: one of 1 ms halved the rate.
+_UNIX_NAP = 0.0002
+# After so many seconds without data, the next byte wakes the client at once.
+IDLE_AFTER = 0.05
+# Seconds that a wait for it takes at most, and so close(), while another thread receives.
+IDLE_POLL = 0.1
+
+
+class Waiter:
+    """Waits for data on libpq's socket, with as few wake-ups as the stream allows."""
+
+    def __init__(self, pgconn: pq.abc.PGconn) -> None:
+        self._pgconn = pgconn
+        self._descriptor = pgconn.socket
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLIN)
+        self.last_data = time.monotonic()
+        """When data came for the last time; whoever takes them sets it."""
+        # Of a duplicate of the descriptor, so that closing it leaves libpq's alone.
+        self._socket = socket.socket(fileno=os.dup(self._descriptor))
+        self._is_unix = self._socket.family == socket.AF_UNIX
+        # With TLS, libpq may hold data that the socket no longer shows, so that there might never
+        # be enough in it.
+        self._coalesce = not self._is_unix and not pgconn.ssl_in_use
+        self._low_water = 1
+        self.was_idle = True
+        """Whether the last wait was one for the first data after a while."""
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._socket.close()
+
+    def wait(self, deadline: float | None) -> None:
+        """Wait for more, at most `IDLE_POLL`, and let libpq read it.
+
+        Parameters
+        ----------
+        deadline : float or None
+            When to return at the latest, by `time.monotonic`.
+        """
+        now = time.monotonic()
+        left = IDLE_POLL if deadline is None else min(max(deadline - now, 0.0), IDLE_POLL)
+        self.was_idle = now - self.last_data > IDLE_AFTER
+        if self.was_idle:
+            self._set_low_water(1)
+            self._poll.poll(left * 1000)
+        elif self._is_unix:
+            time.sleep(min(_UNIX_NAP, left))
+        else:
+            self._set_low_water(_LOW_WATER)
+            self._poll.poll(min(_TCP_POLL, left) * 1000)
+        # Also if the poll was in vain: fewer bytes than it waits for may be there.
+        self._pgconn.consume_input()
+
+    def _set_low_water(self, size: int) -> None:
+        if self._coalesce and size != self._low_water:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+            self._low_water = size

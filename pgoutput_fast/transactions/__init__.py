@@ -1,0 +1,8 @@
+"""Whole transactions, in commit order, from the frames of any protocol version; without I/O."""
+
+from __future__ import annotations
+
+from .assembler import Assembler
+from .transaction import Transaction
+
+__all__ = ["Assembler", "Transaction"]

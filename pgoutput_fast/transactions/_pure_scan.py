@@ -1,0 +1,98 @@
+"""Going through frames that lie in one buffer, in plain Python. The twin of ``_scan.pyx``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from ..columnar._pure_input import pieces_of
+
+_ROWS = frozenset(b"IUDT")
+
+
+def packed(data: Any, offsets: Any) -> list[tuple[Any, Any]]:
+    """Frames as :func:`pgoutput_fast.decode_batch` takes them, as buffers with their offsets.
+
+    Returns
+    -------
+    list of (buffer, int64[n + 1])
+        Frames that lie in one buffer already are not copied.
+    """
+    if offsets is not None:
+        pieces_of(data, offsets)  # refuses what is no buffer, and offsets that fall or leave it
+        return [(memoryview(data).cast("B"), np.ascontiguousarray(offsets, np.int64))]
+    found = []
+    for piece in pieces_of(data, None):
+        frames = [piece[i] for i in range(len(piece))]
+        ends = np.cumsum([0, *map(len, frames)], dtype=np.int64)
+        found.append((b"".join(frames), ends))
+    return found
+
+
+def scan(data: Any, offsets: Any, start: int, in_chunk: bool) -> tuple[list[tuple[int, int]], int]:
+    """Where frames are something else than rows.
+
+    Parameters
+    ----------
+    data : buffer
+    offsets : int64[n + 1]
+    start : int
+        Index of the first frame to look at.
+    in_chunk : bool
+        Whether it stands in a stream chunk.
+
+    Returns
+    -------
+    list of (int, int)
+        Index and tag (0 of an empty frame) of each frame that is no row. In a stream chunk also of
+        each row with another xid than the row before it, and of rows that are too short for one.
+    int
+        Where it ended: behind the first frame that begins or ends a stream chunk, or the last.
+    """
+    marks = []
+    before = b""
+    for i in range(start, len(offsets) - 1):
+        at, end = int(offsets[i]), int(offsets[i + 1])
+        tag = data[at] if at < end else 0
+        if tag not in _ROWS:
+            marks.append((i, tag))
+            if tag in b"SE":
+                return marks, i + 1
+        elif in_chunk:
+            xid = bytes(data[at + 1 : min(at + 5, end)])
+            if xid != before or len(xid) < 4:
+                marks.append((i, tag))
+                before = xid
+    return marks, len(offsets) - 1
+
+
+def first_uses(data: Any, offsets: Any, relation_ids: Collection[int]) -> list[tuple[int, int]]:
+    """Which relations have rows, in frames as they are outside of stream chunks.
+
+    Parameters
+    ----------
+    data : buffer
+    offsets : int64[n + 1]
+    relation_ids : collection of int
+        The relations that are looked for.
+
+    Returns
+    -------
+    list of (int, int)
+        Relation and index of its first frame, in the order of the frames.
+    """
+    found: dict[int, int] = {}
+    for i in range(len(offsets) - 1):
+        at, end = int(offsets[i]), int(offsets[i + 1])
+        if at == end or data[at] not in _ROWS:
+            continue
+        frame = bytes(data[at:end])
+        step = slice(6, end - at) if frame[0] == ord("T") else slice(1, 5)
+        part = frame[step]
+        for start in range(0, len(part) - 3, 4):
+            relation_id = int.from_bytes(part[start : start + 4], "big")
+            if relation_id in relation_ids:
+                found.setdefault(relation_id, i)
+    return list(found.items())

@@ -1,0 +1,588 @@
+"""From frames to whole transactions: streamed ones are staged until they are committed."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, NoReturn, cast
+
+from .._impl import implementation, twin
+from ..errors import DecodeError, PgOutputError, fail
+from ..messages import (
+    BeginPrepare,
+    CommitPrepared,
+    LogicalMessage,
+    Origin,
+    Prepare,
+    Relation,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    Type,
+    decode_rare,
+    published,
+)
+from ..policies import Policies
+from ..settings import make_settings
+from ..state import StreamState
+from ..types import TypeRegistry
+from .context import Context, Follower, columnar_decoder, message_decoder
+from .runs import Run, runs_of
+from .staging import Stage
+from .transaction import Kind, Transaction, made
+
+_ROWS = frozenset(b"IUDT")
+
+
+class Assembler:
+    """Makes whole transactions of a stream's frames, of any protocol version.
+
+    Transactions come in commit order. What is streamed while it is in progress is kept until its
+    commit; what is rolled back never comes; prepared transactions come when they are committed.
+
+    Parameters
+    ----------
+    max_memory : int
+        Bytes of all transactions that have not ended. Beyond them the largest goes to a file that
+        has no name, so that nothing is left of it after a kill.
+    prepared : {"commit", "prepare"}
+        When the content of a prepared transaction is delivered: when it is committed, or already
+        when it is prepared, with a transaction without content at its commit or rollback.
+    unknown_prepared : {"empty", "error"}
+        What becomes of the commit of a prepared transaction that never came. Servers send such of
+        transactions without a change; but where the stream began after the PREPARE, its changes are
+        lost.
+    spill_directory : path, optional
+        Where the files are, by default where :mod:`tempfile` has them.
+    policies, encoding, registry
+        As of :class:`pgoutput_fast.Decoder`.
+    **columns
+        More arguments of :class:`pgoutput_fast.ColumnarDecoder`: `target`, `tables` …
+
+    Raises
+    ------
+    PgOutputError, TypeError
+        An argument is none of these.
+    """
+
+    def __init__(
+        self,
+        max_memory: int = 64 << 20,
+        *,
+        prepared: Literal["commit", "prepare"] = "commit",
+        unknown_prepared: Literal["empty", "error"] = "empty",
+        spill_directory: str | os.PathLike[str] | None = None,
+        policies: Policies | None = None,
+        encoding: str = "utf-8",
+        registry: TypeRegistry | None = None,
+        **columns: Any,
+    ) -> None:
+        if type(max_memory) is not int:
+            raise TypeError(f"max_memory must be an int, not {type(max_memory).__name__}")
+        if max_memory < 0:
+            raise PgOutputError(f"max_memory={max_memory}: expected a number of bytes")
+        if prepared not in ("commit", "prepare"):
+            raise PgOutputError(f"prepared={prepared!r}: expected 'commit' or 'prepare'")
+        if unknown_prepared not in ("empty", "error"):
+            raise PgOutputError(
+                f"unknown_prepared={unknown_prepared!r}: expected 'empty' or 'error'"
+            )
+        settings = make_settings(policies, encoding, registry)
+        self._encoding = settings.encoding
+        self._max_memory = max_memory
+        self._at_prepare = prepared == "prepare"
+        self._refuses_unknown = unknown_prepared == "error"
+        self._directory = spill_directory
+        self._state = StreamState(settings)
+        self._context = Context(None, [], self._state)
+        make_columnar = functools.partial(columnar_decoder, options=columns)
+        make_columnar(self._state)  # so that wrong arguments are refused here
+        self._followers = (Follower(make_columnar), Follower(message_decoder))
+        self._prepared: dict[tuple[int, str], Prepared] = {}
+        self._pending: dict[int, list[bytes]] = {}
+        self._streams: dict[int, Stage] = {}
+        self._start()
+
+    def _start(self) -> None:
+        self._streams.clear()
+        # What was announced in prepared transactions that were not delivered, by relation. It holds
+        # from then on, also if they are rolled back, and is not repeated.
+        self._pending.clear()
+        self._chunk: int | None = None  # top-level xid of the stream chunk that is open
+        self._begin: Begun | None = None  # of the transaction that is open
+        self._frames = 0  # before the run that is looked at, in this call
+
+    def __repr__(self) -> str:
+        return (
+            f"<Assembler: {len(self._streams)} streamed and {len(self._prepared)} prepared "
+            f"transactions, {self.memory} bytes in memory>"
+        )
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that transactions take which have not ended."""
+        return sum(stage.memory for stage in self._stages())
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether there are transactions that have not ended.
+
+        Prepared ones are among them, unless they were delivered when they were prepared.
+        """
+        return (
+            bool(self._streams) or self._begin is not None or self.oldest_prepared_lsn is not None
+        )
+
+    @property
+    def oldest_prepared_lsn(self) -> int | None:
+        """The least LSN of a PREPARE whose transaction was not delivered; None if there is none.
+
+        A stream that begins beyond it would bring the end of that transaction alone, so that
+        nothing beyond it may be acknowledged.
+        """
+        if self._at_prepare:
+            return None
+        return min((prepared.lsn for prepared in self._prepared.values()), default=None)
+
+    def _stages(self) -> Iterator[Stage]:
+        yield from self._streams.values()
+        yield from (one.stage for one in self._prepared.values() if one.stage is not None)
+        if self._begin is not None and self._begin.stage is not None:
+            yield self._begin.stage
+
+    def reset(self) -> None:
+        """The connection ended: what came of transactions that have not ended is dropped.
+
+        The server sends it again. Prepared transactions stay, as it does not send those again.
+        """
+        self._start()
+
+    def feed(self, frames: Any, lsns: Any = None, offsets: Any = None) -> Iterator[Transaction]:
+        """Take the stream's next frames.
+
+        Parameters
+        ----------
+        frames, offsets
+            As `data` and `offsets` of :func:`pgoutput_fast.decode_batch`.
+        lsns : array of int, optional
+            The LSN in each frame's XLogData header.
+
+        Returns
+        -------
+        iterator of Transaction
+            Those that end in these frames. All frames are taken at once; where one is refused, the
+            transactions that ended before it come first, then its error is raised.
+
+        Raises
+        ------
+        DecodeError
+            A frame is malformed or out of order; `.frame` is its index. What came before it counts.
+            Call :meth:`reset` and begin again with a new connection.
+        PgOutputError
+            The disk refuses.
+        TypeError, ValueError
+            An argument is something else.
+        """
+        return self.feed_runs(runs_of(frames, offsets, lsns))
+
+    def feed_runs(self, runs: list[Run]) -> Iterator[Transaction]:
+        """The same for runs of frames."""
+        found: list[Transaction] = []
+        error: PgOutputError | None = None
+        self._frames = 0
+        try:
+            for run in runs:
+                self._take(run, found)
+                self._frames += len(run)
+        except PgOutputError as refused:
+            error = refused
+        return _delivered(found, error)
+
+    # --- runs
+
+    def _take(self, run: Run, found: list[Transaction]) -> None:
+        """Take the frames of a run; transactions that end in it go to `found`."""
+        scan = twin("transactions._scan").scan
+        if self._begin is not None:
+            self._begin.start = 0
+        start, count = 0, len(run)
+        while start < count:
+            in_chunk = self._chunk is not None
+            marks, end = scan(run.data, run.offsets, start, in_chunk)
+            if in_chunk:
+                self._take_chunk(run, start, end, marks)
+            else:
+                self._take_plain(run, start, end, marks, found)
+            start = end
+        if self._begin is not None:
+            self._hold(run, count)
+        self._keep_to_budget()
+
+    def _at(self, error: DecodeError, index: int) -> DecodeError:
+        """The error of a frame, with the frame's index in this call."""
+        error.frame = self._frames + index
+        return error
+
+    def _rare(self, run: Run, index: int) -> Any:
+        """A frame of a run, decoded."""
+        try:
+            return decode_rare(run.frame(index), self._chunk is not None, self._encoding)
+        except DecodeError as error:
+            raise self._at(error, index) from None
+
+    def _refuse(self, run: Run, index: int, found: str) -> NoReturn:
+        try:
+            fail("stream_order", run.frame(index), 0, found=found)
+        except DecodeError as error:
+            raise self._at(error, index) from None
+
+    def _take_chunk(self, run: Run, start: int, end: int, marks: list[tuple[int, int]]) -> None:
+        """Stage frames of the stream chunk that is open, up to its Stream Stop if it comes."""
+        stage = self._streams[cast("int", self._chunk)]
+        first = len(stage) - start  # of the stage's index of a frame to its index in the run
+        ended = False
+        for index, tag in marks:
+            if tag in _ROWS:
+                frame = run.frame(index)
+                if len(frame) < 5:
+                    self._decode_row(run, index)
+                stage.note(int.from_bytes(frame[1:5], "big"), first + index)
+                continue
+            if tag not in b"RYMOE":
+                self._refuse(
+                    run, index, f"a frame that no stream chunk has, in that of xid {self._chunk}"
+                )
+            message = self._rare(run, index)
+            if isinstance(message, (Relation, Type)):
+                stage.note(cast("int", message.xid), first + index)
+                stage.announced.append((first + index, published(message).frame))
+            elif isinstance(message, Origin):
+                stage.origin = message.name
+            elif isinstance(message, StreamStop):
+                ended = True
+        content = run.part(start, end - 1 if ended else end)
+        if len(content):
+            stage.add(content)
+        if ended:
+            self._chunk = None
+
+    def _decode_row(self, run: Run, index: int) -> None:
+        """Have the decoder say what is wrong with a row that is cut short."""
+        try:
+            implementation.decode(run.frame(index), self._chunk is not None)
+        except DecodeError as error:
+            raise self._at(error, index) from None
+
+    def _take_plain(
+        self,
+        run: Run,
+        start: int,
+        end: int,
+        marks: list[tuple[int, int]],
+        found: list[Transaction],
+    ) -> None:
+        """Take frames outside of stream chunks, up to a Stream Start if one comes."""
+        position = start
+        for index, tag in marks:
+            if index > position and self._begin is None:
+                self._refuse(run, position, "a change outside of any transaction")
+            position = index + 1
+            if self._begin is not None:
+                self._in_transaction(run, index, tag, found)
+            else:
+                self._outside(run, index, tag, found)
+        if end > position and self._begin is None:
+            self._refuse(run, position, "a change outside of any transaction")
+
+    def _in_transaction(self, run: Run, index: int, tag: int, found: list[Transaction]) -> None:
+        """Take a frame between Begin and Commit, or Begin Prepare and Prepare, that is no row."""
+        begin = cast("Begun", self._begin)
+        if tag == ord("C") and not begin.prepares:
+            commit = self._hot(run, index)
+            stage = begin.stage
+            parts: Run | Stage
+            if stage is None:
+                parts = run.part(begin.start, index + 1)
+            else:
+                stage.add(run.part(0, index))
+                parts = stage
+            self._begin = None
+            self._deliver(
+                found, "commit", begin.xid, commit.commit_lsn, commit.end_lsn, commit.commit_time,
+                begin.origin, None, parts, begin.announced,
+            )  # fmt: skip
+            return
+        if tag not in (b"RYMOP" if begin.prepares else b"RYMO"):
+            self._refuse(run, index, f"a frame that does not belong into transaction {begin.xid}")
+        message = self._rare(run, index)
+        if isinstance(message, (Relation, Type)):
+            begin.announced.append((begin.index_of(index), message.frame))
+        elif isinstance(message, Origin):
+            begin.origin = message.name
+        elif isinstance(message, Prepare):
+            self._hold(run, index)
+            stage = begin.stage
+            if stage is not None:
+                stage.origin = begin.origin
+                stage.announced = begin.announced
+            self._begin = None
+            if stage is not None and not self._at_prepare:
+                self._await(stage.announced)
+            self._prepare(message, stage, found)
+
+    def _hot(self, run: Run, index: int) -> Any:
+        """A Begin or Commit of a run, decoded."""
+        try:
+            return implementation.decode(run.frame(index), False)
+        except DecodeError as error:
+            raise self._at(error, index) from None
+
+    def _hold(self, run: Run, end: int) -> None:
+        """Stage what this run has of the transaction that is open, without its Begin."""
+        begin = cast("Begun", self._begin)
+        if begin.stage is None:
+            begin.stage = Stage(self._directory, in_stream=False)
+            begin.start += 1
+            begin.announced = [(i - 1, frame) for i, frame in begin.announced]
+        if begin.start < end:
+            begin.stage.add(run.part(begin.start, end))
+
+    def _outside(self, run: Run, index: int, tag: int, found: list[Transaction]) -> None:
+        """Take a frame outside of transactions."""
+        if tag == ord("B"):
+            message = self._hot(run, index)
+            self._begin = Begun(message.xid, index, prepares=False)
+            return
+        if tag == ord("C"):
+            self._refuse(run, index, "Commit, and no transaction is open")
+        message = self._rare(run, index)
+        if isinstance(message, StreamStart):
+            if message.first_segment:
+                # What an earlier connection sent of it comes again.
+                self._streams.pop(message.xid, None)
+            elif message.xid not in self._streams:
+                self._refuse(
+                    run, index, f"a further chunk of xid {message.xid}, of which no first one came"
+                )
+            self._streams.setdefault(message.xid, Stage(self._directory, in_stream=True))
+            self._chunk = message.xid
+        elif isinstance(message, StreamCommit):
+            stage = self._stream_of(run, index, message.xid)
+            self._deliver(
+                found, "commit", message.xid, message.commit_lsn, message.end_lsn,
+                message.commit_time, stage.origin, None, stage, stage.announced,
+            )  # fmt: skip
+        elif isinstance(message, StreamAbort):
+            # One of a transaction that was never streamed means nothing; servers send such.
+            if message.subxid == message.xid:
+                self._streams.pop(message.xid, None)
+            elif message.xid in self._streams:
+                self._streams[message.xid].take_back(message.subxid)
+        elif isinstance(message, StreamPrepare):
+            self._prepare(message, self._stream_of(run, index, message.xid), found)
+        elif isinstance(message, BeginPrepare):
+            self._begin = Begun(message.xid, index, prepares=True)
+        elif isinstance(message, Prepare):
+            # Some servers send no Begin Prepare where there is no change.
+            self._prepare(message, None, found)
+        elif isinstance(message, (CommitPrepared, RollbackPrepared)):
+            self._end_prepared(message, found)
+        elif isinstance(message, LogicalMessage) and not message.transactional:
+            self._deliver(
+                found, "message", None, message.lsn, message.lsn, None, None, None,
+                run.part(index, index + 1), [],
+            )  # fmt: skip
+        else:
+            self._refuse(run, index, "a frame that stands in transactions alone, outside of any")
+
+    def _stream_of(self, run: Run, index: int, xid: int) -> Stage:
+        stage = self._streams.pop(xid, None)
+        if stage is None:
+            self._refuse(run, index, f"the end of xid {xid}, of which no stream chunk came")
+        return stage
+
+    # --- prepared transactions
+
+    def _prepare(
+        self, message: Prepare | StreamPrepare, stage: Stage | None, found: list[Transaction]
+    ) -> None:
+        key = (message.xid, message.gid)
+        if not self._at_prepare:
+            self._prepared[key] = Prepared(message.prepare_lsn, stage)
+            return
+        self._prepared[key] = Prepared(message.prepare_lsn, None)
+        self._deliver(
+            found, "prepare", message.xid, message.prepare_lsn, message.end_lsn,
+            message.prepare_time, None if stage is None else stage.origin, message.gid, stage,
+            [] if stage is None else stage.announced,
+        )  # fmt: skip
+
+    def _end_prepared(
+        self, message: CommitPrepared | RollbackPrepared, found: list[Transaction]
+    ) -> None:
+        key = (message.xid, message.gid)
+        commits = isinstance(message, CommitPrepared)
+        if commits and key not in self._prepared and self._refuses_unknown:
+            raise PgOutputError(
+                f"the prepared transaction {message.gid!r} (xid {message.xid}) is committed, and "
+                "its changes did not come: it was prepared before this stream began. Take a new "
+                "snapshot; if it had no changes, unknown_prepared='empty' goes on"
+            )
+        prepared = self._prepared.pop(key, None)
+        stage = None if prepared is None else prepared.stage
+        kind: Kind = "commit"
+        if self._at_prepare:
+            kind, stage = "commit prepared" if commits else "rollback prepared", None
+        elif not commits:
+            return
+        if isinstance(message, CommitPrepared):
+            lsn, end, time = message.commit_lsn, message.end_lsn, message.commit_time
+        else:
+            lsn, end, time = message.rollback_end_lsn, message.rollback_end_lsn, None
+        self._deliver(
+            found, kind, message.xid, lsn, end, time, None if stage is None else stage.origin,
+            message.gid, stage, [] if stage is None else stage.announced,
+        )  # fmt: skip
+
+    # --- delivery
+
+    def _deliver(
+        self,
+        found: list[Transaction],
+        kind: Kind,
+        xid: int | None,
+        commit_lsn: int,
+        end_lsn: int,
+        commit_time: int | None,
+        origin: str | None,
+        gid: str | None,
+        parts: Run | Stage | None,
+        announced: list[tuple[int, bytes]],
+    ) -> None:
+        """A transaction is whole.
+
+        Relations and Types that are known are left out of it: how often a server repeats them
+        depends on the protocol version and on its caches.
+        """
+        dropped = []
+        inserted: list[tuple[int, list[bytes]]] = []
+        if self._pending and isinstance(parts, (Run, Stage)):
+            inserted = self._missing(parts, announced)
+        new: list[tuple[int, list[bytes]]] = list(inserted)
+        for index, frame in announced:
+            if self._state.announces(frame):
+                dropped.append(index)
+            else:
+                new.append((index, [frame]))
+                self._state.receive(frame)
+        before = self._context
+        if new:
+            kept = [frame for _, frames in sorted(new) for frame in frames]
+            self._context = Context(before, kept, self._state)
+        found.append(
+            made(
+                (kind, xid, commit_lsn, end_lsn, commit_time, origin, gid),
+                (
+                    parts,
+                    frozenset(dropped),
+                    tuple(inserted),
+                    before,
+                    self._context,
+                    self._followers,
+                ),
+            )
+        )
+
+    def _await(self, announced: list[tuple[int, bytes]]) -> None:
+        """Remember what a prepared transaction announced, until somebody needs it."""
+        types: list[bytes] = []
+        for _, frame in announced:
+            types.append(frame)
+            if frame[:1] == b"R":
+                if not all(map(self._state.announces, types)):
+                    self._pending[int.from_bytes(frame[1:5], "big")] = types
+                types = []
+
+    def _missing(
+        self, parts: Run | Stage, announced: list[tuple[int, bytes]]
+    ) -> list[tuple[int, list[bytes]]]:
+        """What a transaction does not announce itself, as a prepared one did before it.
+
+        Returns
+        -------
+        list of (int, list of bytes)
+            Before which of its frames, and the Types and the Relation.
+        """
+        for _, frame in announced:
+            if frame[:1] == b"R":
+                self._pending.pop(int.from_bytes(frame[1:5], "big"), None)
+        if not self._pending or (isinstance(parts, Stage) and parts.in_stream):
+            return []
+        uses = twin("transactions._scan").first_uses
+        found: list[tuple[int, list[bytes]]] = []
+        first = 0
+        for run in [parts] if isinstance(parts, Run) else parts.runs():
+            for relation_id, index in uses(run.data, run.offsets, self._pending.keys()):
+                frames = self._pending.pop(relation_id)
+                found.append((first + index, frames))
+                for frame in frames:
+                    self._state.receive(frame)
+            first += len(run)
+        return found
+
+    def _keep_to_budget(self) -> None:
+        """Move the largest transactions to files, while all together take too much memory."""
+        memory = self.memory
+        while memory > self._max_memory:
+            largest = max(self._stages(), key=lambda stage: stage.memory)
+            memory -= largest.memory
+            largest.spill()
+
+
+class Prepared(NamedTuple):
+    """A prepared transaction: where its PREPARE is, and what it has, if that was not delivered."""
+
+    lsn: int
+    stage: Stage | None
+
+
+class Begun:
+    """The transaction that is open, between Begin or Begin Prepare and its end.
+
+    Attributes
+    ----------
+    xid : int
+    start : int
+        Index of its first frame in the run that is looked at: of its Begin, or 0.
+    prepares : bool
+        Whether it began with Begin Prepare.
+    origin : str or None
+    stage : Stage or None
+        What earlier runs had of it, without the Begin.
+    announced : list of (int, bytes)
+        Relations and Types, each with its index in the stage, or from the Begin on.
+    """
+
+    __slots__ = ("announced", "origin", "prepares", "stage", "start", "xid")
+
+    def __init__(self, xid: int, start: int, *, prepares: bool) -> None:
+        self.xid = xid
+        self.start = start
+        self.prepares = prepares
+        self.origin: str | None = None
+        self.stage: Stage | None = None
+        self.announced: list[tuple[int, bytes]] = []
+
+    def index_of(self, index: int) -> int:
+        """What `announced` has as the index of a frame of the run that is looked at."""
+        return index - self.start + (0 if self.stage is None else len(self.stage))
+
+
+def _delivered(found: list[Transaction], error: PgOutputError | None) -> Iterator[Transaction]:
+    yield from found
+    if error is not None:
+        raise error

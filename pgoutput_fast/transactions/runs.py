@@ -1,0 +1,82 @@
+"""Runs: frames that came one after the other, in one buffer, without an object for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .._impl import twin
+from ..columnar.arrays import lsns_of
+
+
+class Run:
+    """Frames in one buffer.
+
+    Attributes
+    ----------
+    data : buffer
+    offsets : int64[n + 1]
+        Where in `data` each frame begins; they need not begin at 0.
+    lsns : uint64[n]
+        The LSN in each frame's XLogData header; 0 where there is none.
+    """
+
+    __slots__ = ("data", "lsns", "offsets")
+
+    def __init__(self, data: Any, offsets: Any, lsns: Any) -> None:
+        self.data = data
+        self.offsets = offsets
+        self.lsns = lsns
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __repr__(self) -> str:
+        return f"<Run: {len(self)} frames, {self.size} bytes>"
+
+    @property
+    def size(self) -> int:
+        """Bytes of the frames."""
+        return int(self.offsets[-1] - self.offsets[0])
+
+    def frame(self, i: int) -> bytes:
+        """One frame."""
+        return bytes(self.data[int(self.offsets[i]) : int(self.offsets[i + 1])])
+
+    def frames(self) -> Iterator[bytes]:
+        """All of them, one by one."""
+        return map(self.frame, range(len(self)))
+
+    def part(self, start: int, end: int) -> Run:
+        """The frames from `start` to before `end`; their bytes are shared."""
+        return Run(self.data, self.offsets[start : end + 1], self.lsns[start:end])
+
+
+def runs_of(data: Any, offsets: Any, lsns: Any) -> list[Run]:
+    """Frames as :func:`pgoutput_fast.decode_batch` takes them, as runs.
+
+    Parameters
+    ----------
+    data, offsets
+        As of :func:`pgoutput_fast.decode_batch`.
+    lsns : array of int, optional
+        One for each frame; all 0 without.
+
+    Raises
+    ------
+    TypeError, ValueError
+        They are something else.
+    PgOutputError
+        A frame is null.
+    """
+    found = twin("transactions._scan").packed(data, offsets)
+    count = sum(len(ends) - 1 for _, ends in found)
+    numbers = np.zeros(count, np.uint64) if lsns is None else lsns_of(lsns, count)
+    runs, first = [], 0
+    for buffer, ends in found:
+        after = first + len(ends) - 1
+        runs.append(Run(buffer, ends, numbers[first:after]))
+        first = after
+    return runs

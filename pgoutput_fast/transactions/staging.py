@@ -1,0 +1,183 @@
+"""What has come of a transaction that has not ended: in memory, beyond that in a file.
+
+The file has no name, so that nothing is left of it when the process is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from array import array
+from collections.abc import Iterator
+from typing import IO, NamedTuple
+
+import numpy as np
+
+from ..errors import PgOutputError
+from .runs import Run
+
+_BLOCK = 4 << 20
+"""Bytes of frames that are read back from the file at once."""
+
+_FRAME_OVERHEAD = 16
+"""Bytes that a frame takes beside its own: an offset and an LSN."""
+
+
+class _Block(NamedTuple):
+    """Frames in the file: where they lie, how many they are, and how many of them count."""
+
+    position: int
+    size: int
+    frames: int
+    valid: int
+
+
+class Stage:
+    """The frames of one transaction, in the order in which they came.
+
+    Attributes
+    ----------
+    in_stream : bool
+        Whether the frames have the form that they have in stream chunks.
+    origin : str or None
+        The name of the transaction's replication origin.
+    announced : list of (int, bytes)
+        Index and frame, in the form outside of streams, of each Relation and Type.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str] | None, *, in_stream: bool) -> None:
+        self.in_stream = in_stream
+        self.origin: str | None = None
+        self.announced: list[tuple[int, bytes]] = []
+        self._directory = directory
+        self._first: dict[int, int] = {}  # subtransaction -> index of its first frame
+        self._data = bytearray()
+        self._ends = array("q")
+        self._lsns = array("Q")
+        self._file: IO[bytes] | None = None
+        self._blocks: list[_Block] = []
+        self._spilled = 0  # frames in the file that count
+
+    def __len__(self) -> int:
+        return self._spilled + len(self._ends)
+
+    def __repr__(self) -> str:
+        return f"<Stage: {len(self)} frames, {self.memory} bytes of them in memory>"
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that it takes."""
+        return len(self._data) + _FRAME_OVERHEAD * len(self._ends)
+
+    def add(self, run: Run) -> None:
+        """Take frames over; their bytes are copied, as a run's buffer has those of many others."""
+        base = len(self._data) - int(run.offsets[0])
+        first, last = int(run.offsets[0]), int(run.offsets[-1])
+        self._data += memoryview(run.data)[first:last]
+        self._ends.frombytes((run.offsets[1:] + base).astype(np.int64).tobytes())
+        self._lsns.frombytes(run.lsns.tobytes())
+
+    def note(self, subxid: int, index: int) -> None:
+        """A frame is of a subtransaction; it may be its first."""
+        self._first.setdefault(subxid, index)
+
+    def take_back(self, subxid: int) -> None:
+        """A subtransaction is rolled back.
+
+        Subtransactions nest, so that all that came since its first frame was made inside of it.
+        """
+        index = self._first.get(subxid)
+        if index is None:
+            return
+        self._first = {xid: first for xid, first in self._first.items() if first < index}
+        self.announced = [one for one in self.announced if one[0] < index]
+        if index < self._spilled:
+            self._data.clear()
+            del self._ends[:], self._lsns[:]
+            while self._spilled > index:
+                block = self._blocks.pop()
+                self._spilled -= block.valid
+                if self._spilled < index:
+                    self._blocks.append(block._replace(valid=index - self._spilled))
+                    self._spilled = index
+            return
+        kept = index - self._spilled
+        end = self._ends[kept - 1] if kept else 0
+        del self._data[end:], self._ends[kept:], self._lsns[kept:]
+
+    def spill(self) -> None:
+        """Move what is in memory into the file.
+
+        Raises
+        ------
+        PgOutputError
+            The disk refuses. Nothing has changed.
+        """
+        if not self._ends:
+            return
+        blocks = []
+        try:
+            if self._file is None:
+                file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
+                # It is there as long as the transaction is.
+                weakref.finalize(self, file.close)
+                self._file = file
+            position = self._file.seek(0, os.SEEK_END)
+            for run in self._in_memory():
+                offsets = (run.offsets - run.offsets[0]).tobytes()
+                first, last = int(run.offsets[0]), int(run.offsets[-1])
+                for part in (offsets, run.lsns.tobytes(), memoryview(run.data)[first:last]):
+                    self._file.write(part)
+                blocks.append(_Block(position, last - first, len(run), len(run)))
+                position = self._file.tell()
+            self._file.flush()
+        except OSError as error:
+            raise PgOutputError(
+                f"a transaction that has not ended needs more memory than max_memory, and can't be "
+                f"kept in {self._directory or tempfile.gettempdir()}: {error.strerror or error}; "
+                f"give a spill_directory with room, or more max_memory"
+            ) from error
+        self._blocks += blocks
+        self._spilled += len(self._ends)
+        self._data = bytearray()
+        self._ends = array("q")
+        self._lsns = array("Q")
+
+    def runs(self) -> Iterator[Run]:
+        """The frames, in runs of some megabytes.
+
+        Raises
+        ------
+        PgOutputError
+            The file can't be read.
+        """
+        for block in self._blocks:
+            yield self._read(block).part(0, block.valid)
+        yield from self._in_memory()
+
+    def _in_memory(self) -> Iterator[Run]:
+        # A copy: a buffer that somebody looks at could not grow any more.
+        data = bytes(self._data)
+        offsets = np.array([0, *self._ends], np.int64)
+        lsns = np.array(self._lsns, np.uint64)
+        start = 0
+        while start < len(lsns):
+            limit = offsets[start] + _BLOCK
+            end = max(start + 1, int(np.searchsorted(offsets, limit, "right")) - 1)
+            yield Run(data, offsets, lsns).part(start, end)
+            start = end
+
+    def _read(self, block: _Block) -> Run:
+        size = 8 * (block.frames + 1) + 8 * block.frames + block.size
+        if self._file is None:
+            raise PgOutputError("a transaction's frames were dropped")
+        try:
+            data = os.pread(self._file.fileno(), size, block.position)
+        except OSError as error:
+            raise PgOutputError(f"can't read a transaction's frames again: {error}") from error
+        if len(data) != size:
+            raise PgOutputError("can't read a transaction's frames again: the file is cut short")
+        offsets = np.frombuffer(data, np.int64, block.frames + 1)
+        lsns = np.frombuffer(data, np.uint64, block.frames, offset=8 * (block.frames + 1))
+        return Run(memoryview(data)[size - block.size :], offsets, lsns)

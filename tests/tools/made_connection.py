@@ -1,0 +1,50 @@
+"""A connection that is made up, for streams without a server."""
+
+from __future__ import annotations
+
+import socket
+
+import psycopg
+
+
+class Connection:
+    """What the stream needs of a connection; a piece comes with each wait, then nothing."""
+
+    ssl_in_use = False
+    wal_sender_timeout = 0
+
+    def __init__(self, pieces, error=None):
+        self.ends = socket.socketpair()
+        self.socket = self.ends[0].fileno()
+        self.pgconn = self
+        self.pieces = list(pieces)
+        self.messages = []
+        self.error = error
+        self.sent = []
+
+    def get_copy_data(self, no_wait):
+        if not self.messages:
+            return 0, memoryview(b"")
+        data = self.messages.pop(0)
+        if isinstance(data, BaseException):
+            raise data
+        return len(data), memoryview(data)
+
+    def consume_input(self):
+        if self.pieces:
+            self.messages += self.pieces.pop(0)
+        elif self.error:
+            raise self.error
+
+    def put_copy_data(self, data):
+        self.sent.append(bytes(data))
+
+    def put_copy_end(self):
+        raise psycopg.OperationalError("the end")
+
+    def flush(self):
+        return 0
+
+    def close(self):
+        for end in self.ends:
+            end.close()

@@ -1,0 +1,140 @@
+"""What servers of each version are asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("psycopg")
+
+from pgoutput_fast.connections import ConnectionParameters
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.replication import connect
+from pgoutput_fast.replication.options import StreamOptions
+
+
+def asked(version, marked=False, **options):
+    """The options without the publications' names."""
+    found = StreamOptions(["p"], **options).negotiate(version * 10000 + 4, marked=marked)
+    assert found.options.pop("publication_names") == '"p"'
+    assert int(found.options.pop("proto_version")) == found.protocol
+    assert found.two_phase == ("two_phase" in found.options)
+    return found.protocol, found.options
+
+
+@pytest.mark.parametrize(
+    ("version", "protocol", "options"),
+    [
+        (10, 1, {}),
+        (13, 1, {}),
+        (14, 2, {"streaming": "on"}),
+        (15, 3, {"streaming": "on"}),
+        (16, 4, {"streaming": "parallel"}),
+        (18, 4, {"streaming": "parallel"}),
+        (19, 4, {"streaming": "parallel"}),
+    ],
+)
+def test_the_best_that_the_server_has(version, protocol, options):
+    assert asked(version) == (protocol, options)
+    assert asked(version, streaming=False) == (protocol, {})
+    assert asked(version, protocol=1) == (1, {})
+
+
+def test_what_is_asked_for_is_sent():
+    every = {"two_phase": True, "binary": True, "messages": True, "origin": "none"}
+    assert asked(16, **every) == (
+        4,
+        {
+            "streaming": "parallel",
+            "two_phase": "on",
+            "binary": "true",
+            "messages": "true",
+            "origin": "none",
+        },
+    )
+    assert asked(16, streaming="on") == (4, {"streaming": "on"})
+    assert asked(16, protocol=2) == (2, {"streaming": "on"})
+    assert asked(15, marked=True, two_phase=None) == (3, {"streaming": "on", "two_phase": "on"})
+    assert asked(15, marked=False, two_phase=None) == (3, {"streaming": "on"})
+    # Its pgoutput does not know prepared transactions, though its slots do.
+    assert asked(14, marked=True, two_phase=None) == (2, {"streaming": "on"})
+    assert asked(14, marked=True) == (2, {"streaming": "on"})
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "match"),
+    [
+        (13, {"binary": True}, "binary=True needs PostgreSQL 14 or newer, and the server is 13.4"),
+        (13, {"messages": True}, "messages=True needs PostgreSQL 14"),
+        (13, {"protocol": 2}, "protocol=2 needs PostgreSQL 14"),
+        (14, {"protocol": 3}, "protocol=3 needs PostgreSQL 15"),
+        (15, {"protocol": 4}, "protocol=4 needs PostgreSQL 16"),
+        (13, {"streaming": "on"}, "streaming='on' needs PostgreSQL 14"),
+        (15, {"streaming": "parallel"}, "streaming='parallel' needs PostgreSQL 16"),
+        (16, {"streaming": "parallel", "protocol": 3}, "needs protocol=4, and protocol=3 was"),
+        (16, {"streaming": "on", "protocol": 1}, "needs protocol=2, and protocol=1 was given"),
+        (15, {"origin": "any"}, "origin='any' needs PostgreSQL 16"),
+        (14, {"two_phase": True}, "two_phase=True needs PostgreSQL 15"),
+        (16, {"two_phase": True, "protocol": 2}, "need protocol=3, and protocol=2 was given"),
+        (16, {"marked": True}, "marked two_phase, which stays: .* two_phase=True, or None"),
+        (16, {"marked": True, "two_phase": None, "protocol": 1}, "need protocol=3"),
+    ],
+)
+def test_what_the_server_does_not_know(version, options, match):
+    with pytest.raises(PgOutputError, match=match):
+        asked(version, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"protocol": 5}, "protocol=5: expected 'auto', or 1 to 4"),
+        ({"protocol": "2"}, "protocol='2': expected"),
+        ({"protocol": True}, "protocol=True: expected"),
+        ({"streaming": "off"}, "streaming='off': expected a bool, 'on' or 'parallel'"),
+        ({"streaming": 1}, "streaming=1: expected"),
+        ({"two_phase": "on"}, "two_phase must be a bool or None, not str"),
+        ({"binary": None}, "binary must be a bool, not NoneType"),
+        ({"messages": 1}, "messages must be a bool, not int"),
+        ({"origin": "local"}, "origin='local': expected None, 'any' or 'none'"),
+        ({"create_slot": 1}, "create_slot must be a bool, not int"),
+        ({"temporary": None}, "temporary must be a bool, not NoneType"),
+        ({"start_lsn": "0/1"}, "start_lsn must be an int, not str"),
+        ({"start_lsn": -1}, "-1 is no LSN"),
+        ({"start_lsn": 5, "temporary": True}, "start_lsn can't be given with it"),
+        ({"start_timeline": 1.0}, "start_timeline must be an int, not float"),
+        ({"slots": "s"}, "unknown argument 'slots', also as a parameter of a connection"),
+        ({"host": "a@b"}, "host or port that can't be one"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_never_reach_a_server(options, match):
+    with pytest.raises((TypeError, PgOutputError), match=match):
+        connect("host=/nonexistent", slot="s", publications=["p"], **options)
+
+
+def test_parameters_show_no_secret():
+    parameters = ConnectionParameters(
+        "host=h password=s3cr-one", {"sslpassword": "s3cr-two", "user": "u", "dbname": None}
+    )
+    assert repr(parameters) == "<ConnectionParameters host=h user=u>"
+    with pytest.raises(PgOutputError) as caught:
+        ConnectionParameters("host=/nonexistent", {"password": "s3cr"}).open(replication=True)
+    assert "s3cr" not in str(caught.value)
+
+
+def test_keywords_go_over_the_string():
+    with pytest.raises(PgOutputError, match="/nonexistent2"):
+        connect("host=/nonexistent1", slot="s", publications=["p"], host="/nonexistent2")
+
+
+def test_a_service_keeps_its_own_timeouts(monkeypatch):
+    def open_parameters(*arguments):
+        return ConnectionParameters(*arguments)._parameters
+
+    assert open_parameters("host=h")["connect_timeout"] == "10"
+    assert open_parameters("host=h connect_timeout=3")["connect_timeout"] == "3"
+    assert "keepalives_idle" not in open_parameters("service=x")
+    monkeypatch.setenv("PGCONNECT_TIMEOUT", "3")
+    assert "connect_timeout" not in open_parameters("host=h")
+    monkeypatch.setenv("PGSERVICE", "x")
+    assert "keepalives_idle" not in open_parameters("host=h")

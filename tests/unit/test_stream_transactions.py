@@ -1,0 +1,435 @@
+"""Whole transactions of a stream: from connections that are made up, which may be lost."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from array import array
+from typing import Any
+
+import pytest
+
+pytest.importorskip("psycopg")
+
+import psycopg
+from made_connection import Connection
+
+from pgoutput_fast import Insert, _impl, testing
+from pgoutput_fast.connections import RetryableError
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.replication import delivery, link, receiver, waiter
+from pgoutput_fast.replication.source import Started
+from pgoutput_fast.replication.stream import ReplicationStream
+
+TABLE = testing.Table("t", {"id": "int4", "note": "text"})
+LOST = psycopg.OperationalError("server closed the connection unexpectedly")
+
+
+class Source:
+    """Connections that are made up, one after the other; errors are raised."""
+
+    def __init__(self, *connections):
+        self.connections = list(connections)
+        self.asked = []
+
+    def again(self, position, timeline, received):
+        self.asked.append((position, timeline, received))
+        made = self.connections.pop(0)
+        if isinstance(made, Exception):
+            raise made
+        made.timeline = 1
+        return Started(made, position, position, 4, made_slot=False)
+
+
+@pytest.fixture(autouse=True)
+def quick(impl, monkeypatch):
+    frames = _impl.twin("replication._copydata", impl.IMPLEMENTATION)
+    monkeypatch.setattr(receiver, "pack_copy_data", frames.pack_copy_data)
+    monkeypatch.setattr(receiver, "_COLLECT", 0.0)
+    monkeypatch.setattr(receiver, "_ACKNOWLEDGE_INTERVAL", 0.0)
+    monkeypatch.setattr(waiter, "IDLE_POLL", 0.005)
+    monkeypatch.setattr(link, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(delivery, "_POLL", 0.02)
+
+
+@pytest.fixture
+def begin():
+    streams = []
+
+    def begin(pieces, *more, error=None, position=0, retry_for=None, **assembling):
+        connection = Connection(pieces, error=error)
+        connection.timeline = 1
+        source = Source(*more)
+        made = link.Link(
+            receiver.Receiver(connection, position),
+            4,
+            source if more else None,
+            retry_for=retry_for,
+        )
+        streams.append(ReplicationStream(made, position, assembling))
+        return streams[-1], source
+
+    yield begin
+    for stream in streams:
+        stream.close()
+
+
+def server_of(count):
+    """A server that has committed as many transactions, each with one row."""
+    server = testing.Server()
+    for number in range(count):
+        with server.begin() as transaction:
+            transaction.insert(TABLE, [number, "x"])
+    return server
+
+
+def copy_data(server, start=0):
+    return list(server.copy_data())[start:]
+
+
+def keepalive(lsn, answer=0):
+    return testing.keepalive(lsn, 1, answer)
+
+
+def ids(transactions):
+    return [message.new["id"] for one in transactions for message in one if type(message) is Insert]
+
+
+def test_packing_is_as_taking(impl):
+    twin = _impl.twin("replication._copydata", impl.IMPLEMENTATION)
+    messages = [
+        testing.xlog_data(b"abc", 5, 5, 1),
+        testing.xlog_data(b"", 2**64 - 1, 5, -1),
+        testing.xlog_data(b"d" * 100_000, 7, 5, 1),
+        keepalive(9),
+        testing.xlog_data(b"e", 8, 5, 1),
+        b"w" + bytes(23),
+        testing.xlog_data(b"f", 3, 5, 1),
+        testing.xlog_data(b"g", 4, 5, 1),
+    ]
+
+    def both(most):
+        given = {"taken": list(messages), "packed": list(messages)}
+
+        def get(name):
+            def get_copy_data(no_wait):
+                assert no_wait == 1
+                if not given[name]:
+                    return 0, memoryview(b"")
+                data = memoryview(given[name].pop(0))
+                return len(data), data
+
+            return get_copy_data
+
+        frames: list[Any] = []
+        data, ends, lsns = bytearray(b"before"), array("q", [6]), array("Q")
+        calls = 0
+        while given["taken"] or given["packed"]:
+            taken = twin.take_copy_data(get("taken"), frames, most)
+            packed = twin.pack_copy_data(get("packed"), data, ends, lsns, most)
+            assert packed[:3] == taken[:3]
+            assert (packed[3] is None) == (taken[3] is None)
+            assert packed[3] is None or bytes(packed[3]) == bytes(taken[3])
+            calls += 1
+        assert lsns.tolist() == [lsn for lsn, *_ in frames]
+        starts = ends.tolist()
+        assert [bytes(data[a:b]) for a, b in itertools.pairwise(starts)] == [
+            frame for *_, frame in frames
+        ]
+        assert len(frames) == 6
+        return calls
+
+    assert both(1 << 20) == 3
+    assert both(1) == 8
+    with pytest.raises(TypeError, match="arrays of 8 bytes"):
+        twin.pack_copy_data(None, bytearray(), array("i", [0]), array("Q"), 1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+def test_transactions_come_whole_however_their_frames_come(begin, size):
+    server = testing.Server()
+    streamed = server.begin()
+    streamed.insert(TABLE, [1, "a"])
+    streamed.stream()
+    with server.begin() as other:
+        other.insert(TABLE, [2, "b"])
+    streamed.insert(TABLE, [3, "c"])
+    streamed.commit()
+    data = copy_data(server)
+    pieces = [data[i : i + size] for i in range(0, len(data), size)]
+    stream, _ = begin(pieces)
+    found = list(stream.transactions(stop_at=server.lsn))
+    assert ids(found) == [2, 1, 3]
+    assert [(one.xid, one.commit_lsn, one.end_lsn) for one in found] == [
+        (one.xid, one.commit_lsn, one.end_lsn) for one in server.committed
+    ]
+    rows = [batch.num_rows for one in found for batch in one.batches()]
+    assert rows == [1, 2]
+
+
+def test_options_are_those_of_columns(begin):
+    server = server_of(1)
+    stream, _ = begin([copy_data(server)], tables="other.*")
+    (one,) = stream.transactions(stop_at=server.lsn)
+    assert list(one.batches()) == []
+    stream, _ = begin([copy_data(server)], target="wrong")
+    with pytest.raises(PgOutputError, match="target='wrong'"):
+        stream.transactions()
+
+
+def test_where_an_iteration_stops_the_next_goes_on(begin):
+    server = server_of(5)
+    third = server.committed[2]
+    stream, _ = begin([copy_data(server)])
+    assert ids(stream.transactions(stop_at=third.commit_lsn)) == [0, 1]
+    assert ids(stream.transactions(stop_at=third.commit_lsn)) == []
+    assert ids(stream.transactions(stop_at=third.commit_lsn + 1)) == [2]
+    for transaction in stream.transactions():
+        assert ids([transaction]) == [3]
+        break
+    assert ids(stream.transactions(idle_timeout=0.05)) == [4]
+    assert ids(stream.transactions(idle_timeout=0)) == []
+
+
+def test_a_message_is_before_an_lsn_if_it_ends_there(begin):
+    server = testing.Server()
+    server.message("a", b"")
+    stream, _ = begin([copy_data(server)])
+    assert list(stream.transactions(stop_at=server.lsn - 1)) == []
+    assert [one.kind for one in stream.transactions(stop_at=server.lsn)] == ["message"]
+
+
+def test_an_event_ends_it_between_two_transactions(begin):
+    server = server_of(3)
+    stop = threading.Event()
+    stream, _ = begin([copy_data(server)])
+    found = []
+    for transaction in stream.transactions(stop=stop):
+        found.append(transaction)
+        if len(found) == 2:
+            stop.set()
+    assert ids(found) == [0, 1]
+    assert ids(stream.transactions(stop=stop)) == []
+    stop.clear()
+    threading.Timer(0.1, stop.set).start()
+    assert ids(stream.transactions(stop=stop)) == [2]
+
+
+def test_closing_ends_it(begin):
+    stream, _ = begin([copy_data(server_of(2))])
+    found = []
+    for transaction in stream.transactions():
+        found.append(transaction)
+        stream.close()
+    assert ids(found) == [0]
+
+
+def test_only_what_was_delivered_is_acknowledged(begin):
+    server = server_of(2)
+    stream, _ = begin([copy_data(server)], position=7)
+    first, second = server.committed
+    found = stream.transactions(stop_at=server.lsn)
+    transaction = next(found)
+    with pytest.raises(PgOutputError, match=r"can't be acknowledged: nothing beyond .* was deliv"):
+        stream.acknowledge(second.end_lsn)
+    with pytest.raises(PgOutputError, match="not a time"):
+        stream.acknowledge(transaction.commit_time)
+    assert stream.acknowledged_lsn == 7
+    stream.acknowledge(transaction)
+    assert stream.acknowledged_lsn == first.end_lsn
+    stream.acknowledge(next(found).end_lsn)
+    assert stream.acknowledged_lsn == second.end_lsn
+
+
+def test_idleness_is_acknowledged_once_all_else_is(begin):
+    server = server_of(1)
+    end = server.lsn
+    stream, _ = begin([copy_data(server), [keepalive(end + 100)]])
+    (transaction,) = stream.transactions(idle_timeout=0.1)
+    assert stream.acknowledged_lsn == 0
+    stream.acknowledge(transaction)
+    assert list(stream.transactions(idle_timeout=0.1)) == []
+    assert stream.acknowledged_lsn == end + 100
+
+
+def test_idleness_is_not_acknowledged_while_a_transaction_is_open(begin):
+    server = testing.Server()
+    streamed = server.begin()
+    streamed.insert(TABLE, [1, "a"])
+    streamed.stream()
+    before = len(server.sent)
+    stream, _ = begin([[*copy_data(server), keepalive(server.lsn + 8)]])
+    assert list(stream.transactions(idle_timeout=0.1)) == []
+    assert stream.acknowledged_lsn == 0
+    streamed.commit()
+    connection = stream.connection
+    connection.pieces = [[*copy_data(server, before), keepalive(server.lsn + 8)]]
+    for transaction in stream.transactions(idle_timeout=0.1):
+        stream.acknowledge(transaction)
+    assert stream.acknowledged_lsn == server.lsn + 8
+
+
+def told(connection):
+    """The LSN that the last status says to be durable."""
+    return int.from_bytes(connection.sent[-1][9:17], "big")
+
+
+def test_nothing_beyond_a_prepared_transaction_is_told(begin):
+    """A stream that begins beyond it would bring its commit alone."""
+    server = testing.Server()
+    prepared = server.begin()
+    prepared.insert(TABLE, [1, "a"])
+    prepared.prepare("gid")
+    with server.begin() as other:
+        other.insert(TABLE, [2, "b"])
+    stream, _ = begin([[*copy_data(server), keepalive(server.lsn)]])
+    (transaction,) = stream.transactions(idle_timeout=0.1)
+    stream.acknowledge(transaction)
+    assert list(stream.transactions(idle_timeout=0.1)) == []
+    assert 0 < told(stream.connection) < transaction.commit_lsn
+    assert stream.acknowledged_lsn == transaction.end_lsn
+    before = len(server.sent)
+    prepared.commit()
+    stream.connection.pieces = [copy_data(server, before)]
+    (transaction,) = stream.transactions(idle_timeout=0.1)
+    assert (transaction.gid, ids([transaction])) == ("gid", [1])
+    stream.acknowledge(transaction)
+    stream.close()
+    assert told(stream.connection) == transaction.end_lsn
+
+
+def test_a_lost_connection_is_made_again_and_nothing_comes_twice(begin):
+    server = server_of(6)
+    data = copy_data(server)
+    third = server.committed[2]
+    # The first two end in the middle of a transaction. The server sends what is not acknowledged.
+    stream, source = begin(
+        [data[:9]],
+        RetryableError("the server starts up"),
+        Connection([data[:12]], error=LOST),
+        Connection([data[10:]]),
+        error=LOST,
+    )
+    found = []
+    for transaction in stream.transactions(stop_at=server.lsn):
+        found.append(transaction)
+        if len(found) == 3:
+            stream.acknowledge(transaction)
+    assert ids(found) == [0, 1, 2, 3, 4, 5]
+    assert [timeline for _, timeline, _ in source.asked] == [1, 1, 1]
+    assert source.asked[-1][0] == third.end_lsn
+    assert [received for *_, received in source.asked][:2] == [server.committed[1].end_lsn] * 2
+
+
+def test_a_streamed_transaction_begins_anew_with_the_connection(begin):
+    server = testing.Server()
+    streamed = server.begin()
+    streamed.insert(TABLE, [1, "a"])
+    streamed.stream()
+    first = copy_data(server)
+    server.reconnect()
+    streamed.insert(TABLE, [2, "b"])
+    streamed.commit()
+    again = copy_data(server, len(first))
+    stream, _ = begin([first], Connection([again]), error=LOST)
+    (transaction,) = stream.transactions(stop_at=server.lsn)
+    assert ids([transaction]) == [1, 2]
+
+
+def test_what_was_acknowledged_is_told_on_the_next_connection(begin):
+    server = server_of(1)
+    after = Connection([])
+    stream, _ = begin([copy_data(server)], after, error=LOST)
+    for transaction in stream.transactions(idle_timeout=0.3):
+        stream.acknowledge(transaction)
+    assert stream.connection is after
+    assert told(after) == server.lsn
+
+
+def test_an_error_that_stays_ends_it(begin):
+    stream, _ = begin([], PgOutputError("the slot is gone"), error=LOST)
+    with pytest.raises(PgOutputError, match="the slot is gone"):
+        list(stream.transactions())
+
+
+def test_it_tries_for_as_long_as_it_is_told(begin):
+    stream, source = begin(
+        [], *[RetryableError(f"try {number}") for number in range(1000)], error=LOST, retry_for=0.05
+    )
+    with pytest.raises(RetryableError, match="try"):
+        list(stream.transactions())
+    assert 0 < len(source.asked) < 20
+
+
+def test_a_lost_connection_that_can_not_be_made_again(begin):
+    stream, _ = begin([], error=LOST)
+    with pytest.raises(RetryableError, match="server closed the connection"):
+        list(stream.transactions())
+
+
+def test_an_event_ends_the_tries(begin, monkeypatch):
+    monkeypatch.setattr(link, "_FIRST_WAIT", 60.0)
+    server = server_of(1)
+    stop = threading.Event()
+    stream, source = begin([], Connection([copy_data(server)]), error=LOST)
+    threading.Timer(0.1, stop.set).start()
+    assert list(stream.transactions(stop=stop)) == []
+    assert source.asked == []
+    # The next iteration tries again.
+    stream._link._wait = 0.001
+    assert ids(stream.transactions(stop_at=server.lsn)) == [0]
+
+
+def test_a_malformed_frame_comes_after_what_was_before_it(begin):
+    server = server_of(2)
+    stream, _ = begin([[*copy_data(server), testing.xlog_data(b"C", server.lsn)]])
+    found = stream.transactions()
+    assert ids([next(found), next(found)]) == [0, 1]
+    for again in (found, stream.transactions()):
+        with pytest.raises(PgOutputError, match="stream_order"):
+            next(again)
+
+
+def test_an_interrupted_iteration_does_not_go_on(begin):
+    stream, _ = begin([[*copy_data(server_of(1))[:2], KeyboardInterrupt()]])
+    with pytest.raises(KeyboardInterrupt):
+        list(stream.transactions())
+    with pytest.raises(PgOutputError, match="interrupted"):
+        list(stream.transactions())
+
+
+def test_frames_or_transactions_but_not_both(begin):
+    stream, _ = begin([copy_data(server_of(1))])
+    assert stream.receive(0) is not None
+    with pytest.raises(PgOutputError, match="frames were received from this stream already"):
+        stream.transactions()
+    stream, _ = begin([copy_data(server_of(1))])
+    stream.transactions()
+    with pytest.raises(PgOutputError, match="go into its transactions"):
+        stream.receive(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"stop_at": "0/1"}, "stop_at must be an int, an LSN, not str"),
+        ({"stop_at": -1}, "-1 is no LSN"),
+        ({"idle_timeout": "1"}, "idle_timeout must be a number, not str"),
+        ({"stop": len}, r"stop must be a threading\.Event"),
+    ],
+)
+def test_arguments_of_an_iteration(begin, options, match):
+    stream, _ = begin([])
+    with pytest.raises((TypeError, PgOutputError), match=match):
+        stream.transactions(**options)
+
+
+def test_a_server_that_says_nothing_is_given_up(begin, monkeypatch):
+    """It was asked before."""
+    server = server_of(1)
+    stream, _ = begin([], Connection([copy_data(server)]))
+    stream._link.receiver._silence_limit = 0.1
+    stream._link.receiver._status_interval = 0.02
+    silent = stream.connection
+    assert ids(stream.transactions(stop_at=server.lsn)) == [0]
+    assert any(message[-1] == 1 for message in silent.sent)

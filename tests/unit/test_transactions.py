@@ -1,0 +1,407 @@
+"""Whole transactions out of a stream's frames, against what the test kit's server committed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from columnar import IMPLEMENTATIONS, chosen
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import pgoutput_fast as pf
+from pgoutput_fast import testing
+from pgoutput_fast.testing import Server, Table
+from pgoutput_fast.transactions import Assembler, Transaction
+
+pa = pytest.importorskip("pyarrow")
+
+ACCOUNTS = Table("accounts", {"id": "int4", "note": "text"}, relation_id=16400)
+WIDER = Table("accounts", {"id": "int4", "note": "text", "more": "int8"}, relation_id=16400)
+ORDERS = Table("orders", {"id": "int8", "price": "numeric(10,2)"}, relation_id=16500)
+
+
+@pytest.fixture(params=IMPLEMENTATIONS, autouse=True)
+def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
+    with chosen(request.param):
+        yield request.param
+
+
+def cut(server: Server, assembler: Assembler, sizes: Iterator[int]) -> list[Transaction]:
+    """The server's frames through an assembler, cut into calls of these sizes."""
+    found: list[Transaction] = []
+    start = 0
+    while start < len(server.sent):
+        end = start + next(sizes)
+        found += assembler.feed(server.frames[start:end], server.lsns[start:end])
+        start = end
+    return found
+
+
+def whole(server: Server, **options: Any) -> list[Transaction]:
+    return list(Assembler(**options).feed(server.frames, server.lsns))
+
+
+def content(transaction: Transaction) -> list[bytes]:
+    """The frames of changes and messages."""
+    return [
+        frame for frame in transaction.frames() if frame[:1] not in (b"B", b"C", b"R", b"Y", b"O")
+    ]
+
+
+def told(transaction: Transaction) -> tuple[Any, ...]:
+    return (
+        transaction.xid, transaction.commit_lsn, transaction.end_lsn, transaction.commit_time,
+        transaction.origin, transaction.gid,
+    )  # fmt: skip
+
+
+def expect(server: Server, found: list[Transaction]) -> None:
+    """What was found is what was committed: its content in all three ways."""
+    assert [told(one) for one in found] == [tuple(one)[:6] for one in server.committed]
+    for one, truth in zip(found, server.committed, strict=True):
+        assert content(one) == [change.frame for change in truth.changes]
+        frames = list(one.frames())
+        begin, commit = pf.decode(frames[0]), pf.decode(frames[-1])
+        assert (begin.xid, begin.final_lsn, begin.commit_time) == (
+            truth.xid, truth.commit_lsn, truth.commit_time,
+        )  # fmt: skip
+        assert (commit.commit_lsn, commit.end_lsn) == (truth.commit_lsn, truth.end_lsn)
+        seqs = [
+            (truth.commit_lsn, truth.commit_time, truth.xid, seq)
+            for change in truth.changes if change.seq is not None
+            for seq in range(change.seq, change.seq + len(change.tables))
+        ]  # fmt: skip
+        rows = []
+        for batch in one.batches():
+            columns = pa.record_batch(batch)
+            times = columns["commit_time"].cast(pa.int64())
+            parts = columns["commit_lsn"], times, columns["xid"], columns["seq"]
+            rows += zip(*(part.to_pylist() for part in parts), strict=True)
+        shift = 946_684_800_000_000
+        assert sorted(rows) == [(lsn, time + shift, xid, seq) for lsn, time, xid, seq in seqs]
+        tags = [message.tag for message in one if message.tag not in "RYO"]
+        assert tags == [chr(change.frame[0]) for change in truth.changes]
+
+
+def test_one_of_each_kind() -> None:
+    server = Server(streaming="parallel")
+    with server.begin() as plain:
+        plain.insert(ACCOUNTS, [1, "a"])
+        plain.message("p", b"\0content")
+    with server.begin("far", 77) as streamed:
+        streamed.insert(ACCOUNTS, [2, "b"])
+        streamed.stream()
+        with streamed.savepoint() as savepoint:
+            streamed.insert(ORDERS, [1, "9.50"])
+            streamed.stream()
+            savepoint.rollback()
+        streamed.truncate([ACCOUNTS, ORDERS])
+    server.message("outside", b"now")
+    prepared = server.begin()
+    prepared.update(ACCOUNTS, [1, "c"])
+    prepared.prepare("gid '1'")
+    rolled_back = server.begin()
+    rolled_back.insert(ACCOUNTS, [9, "never"])
+    rolled_back.prepare("gone")
+    rolled_back.abort()
+    prepared.commit()
+    found = whole(server)
+    messages = [one for one in found if one.kind == "message"]
+    expect(server, [one for one in found if one.kind == "commit"])
+    assert [one.kind for one in found] == ["commit", "commit", "message", "commit"]
+    assert [(one.xid, one.commit_time, next(iter(one)).content) for one in messages] == [
+        (None, None, b"now")
+    ]
+    assert found[1].origin == "far"
+    assert (found[3].gid, found[3].origin) == ("gid '1'", None)
+    assert found[3].commit_datetime is not None
+
+
+def test_prepared_ones_at_prepare() -> None:
+    server = Server()
+    first, second = server.begin(), server.begin()
+    first.insert(ACCOUNTS, [1, "a"])
+    first.prepare("one")
+    second.insert(ACCOUNTS, [2, "b"])
+    second.stream()
+    second.prepare("two")
+    second.abort()
+    first.commit()
+    found = whole(server, prepared="prepare")
+    assert [(one.kind, one.gid, len(content(one))) for one in found] == [
+        ("prepare", "one", 1), ("prepare", "two", 1), ("rollback prepared", "two", 0),
+        ("commit prepared", "one", 0),
+    ]  # fmt: skip
+    assert [one.commit_lsn < one.end_lsn for one in found] == [True, True, False, True]
+    assert next(iter(found[0].batches())).num_rows == 1
+    assert not list(found[3].batches())
+    assert not list(found[3])
+
+
+def test_a_prepared_transaction_that_never_came() -> None:
+    frames = [testing.commit_prepared(7, "old", 0x200, 0x230, 5)]
+    (empty,) = Assembler().feed(frames)
+    assert told(empty) == (7, 0x200, 0x230, 5, None, "old")
+    assert content(empty) == []
+    with pytest.raises(pf.PgOutputError, match="its changes did not come"):
+        list(Assembler(unknown_prepared="error").feed(frames))
+
+
+def test_what_a_prepared_transaction_announced_holds_for_others() -> None:
+    """A Relation between Begin Prepare and Prepare is not repeated, even if it is rolled back."""
+    server = Server()
+    prepared = server.begin()
+    prepared.insert(ACCOUNTS, [1, "a"])
+    prepared.prepare("one")
+    with server.begin() as other:
+        other.insert(ACCOUNTS, [2, "b"])
+    prepared.abort()
+    with server.begin() as third:
+        third.insert(ACCOUNTS, [3, "c"])
+    assert sum(frame[:1] == b"R" for frame in server.frames) == 1
+    found = whole(server)
+    expect(server, found)
+    assert [[frame[:1] for frame in one.frames()] for one in found] == [
+        [b"B", b"R", b"I", b"C"], [b"B", b"I", b"C"],
+    ]  # fmt: skip
+
+
+def test_kept_transactions_are_decoded_by_what_was_announced_before_them() -> None:
+    server = Server()
+    for number in range(200):
+        with server.begin() as transaction:
+            transaction.insert(
+                WIDER if number % 2 else ACCOUNTS, [number, "x", 5][: 2 + number % 2]
+            )
+    found = whole(server)
+    random.Random(1).shuffle(found)
+    for transaction in found:
+        (message,) = [one for one in transaction if one.tag == "I"]
+        number = message.new["id"]
+        assert len(message.new) == 2 + number % 2
+        (batch,) = transaction.batches()
+        assert [column.name for column in batch.relation.columns][2:] == ["more"] * (number % 2)
+
+
+def test_a_batch_iteration_that_is_left_harms_nothing() -> None:
+    server = Server()
+    for number in range(3):
+        with server.begin() as transaction:
+            transaction.insert(ACCOUNTS, [number, "x"])
+            transaction.insert(ORDERS, [number, "1.00"])
+    first, *others = whole(server)
+    assert next(iter(first.batches())).num_rows == 1
+    assert next(iter(first)).tag == "R"
+    for one in others:
+        assert sum(batch.num_rows for batch in one.batches()) == 2
+        assert len(list(one)) >= 2
+    assert sum(batch.num_rows for batch in first.batches()) == 2
+
+
+def test_memory_is_bounded_and_files_are_read_back() -> None:
+    server = Server()
+    large, small = server.begin(), server.begin()
+    for number in range(3000):
+        large.insert(ACCOUNTS, [number, "x" * 1000])
+        if number % 100 == 0:
+            small.insert(ORDERS, [number, "1.00"])
+            small.stream()
+            large.stream()
+    with large.savepoint() as savepoint:
+        large.insert(ACCOUNTS, [-1, "gone"])
+        large.stream()
+        savepoint.rollback()
+    assembler = Assembler(max_memory=100_000)
+    found = []
+    for start in range(0, len(server.sent), 50):
+        found += assembler.feed(server.frames[start : start + 50], server.lsns[start : start + 50])
+        assert assembler.memory <= 100_000
+    assert not found
+    assert assembler.in_flight
+    large.commit()
+    small.commit()
+    done = len(server.sent)
+    found += assembler.feed(server.frames[done - 3 :], server.lsns[done - 3 :])
+    expect(server, found)
+    assert not assembler.in_flight
+
+
+def test_reset_drops_what_was_not_committed_and_keeps_what_was_prepared() -> None:
+    server = Server()
+    prepared, streamed = server.begin(), server.begin()
+    prepared.insert(ACCOUNTS, [1, "a"])
+    prepared.prepare("kept")
+    streamed.insert(ACCOUNTS, [2, "b"])
+    streamed.stream()
+    assembler = Assembler()
+    assert not list(assembler.feed(server.frames, server.lsns))
+    assembler.reset()
+    server.reconnect()
+    before = len(server.sent)
+    prepared.commit()
+    streamed.stream()
+    streamed.insert(ACCOUNTS, [3, "c"])
+    streamed.commit()
+    expect(server, list(assembler.feed(server.frames[before:], server.lsns[before:])))
+
+
+def test_frames_in_every_form_that_decode_batch_takes() -> None:
+    server = Server()
+    with server.begin() as transaction:
+        transaction.insert(ACCOUNTS, [1, "a"])
+    data, ends = b"".join(server.frames), np.cumsum([0, *map(len, server.frames)])
+    array = pa.array(server.frames, pa.binary())
+    chunked = pa.chunked_array([array[:2], array[2:]])
+    for form in (server.frames, array, array.cast(pa.large_binary()), chunked, array[0:]):
+        expect(server, list(Assembler().feed(form, server.lsns)))
+    expect(server, list(Assembler().feed(bytearray(data), server.lsns, offsets=ends)))
+    (transaction_without_lsns,) = Assembler().feed(server.frames)
+    assert content(transaction_without_lsns) == [server.frames[2]]
+    with pytest.raises(TypeError):
+        Assembler().feed(7)
+    with pytest.raises(ValueError, match="LSNs were given"):
+        Assembler().feed(server.frames, [1])
+
+
+BAD = [
+    ([b""], 0, "empty_frame"),
+    ([b"?"], 0, "unknown_tag"),
+    ([b"I\0\0\0\1N\0\0"], 0, "stream_order"),
+    ([testing.begin(7), b"B"], 1, "stream_order"),
+    ([testing.begin(7), testing.commit()[:9]], 1, "truncated"),
+    ([testing.begin(7)[:-1]], 0, "truncated"),
+    ([testing.stream_start(7), testing.begin(7)], 1, "stream_order"),
+    ([testing.stream_start(7), b"I\0\0"], 1, "truncated"),
+    ([testing.stream_start(7, False)], 0, "stream_order"),
+    ([testing.stream_stop()], 0, "stream_order"),
+    ([testing.stream_commit(7)], 0, "stream_order"),
+    ([testing.stream_prepare(7, "g", 1, 2, 3)], 0, "stream_order"),
+    ([testing.begin(7), testing.prepare(7, "g", 1, 2, 3)], 1, "stream_order"),
+    ([testing.commit()], 0, "stream_order"),
+    ([testing.begin(7), testing.stream_start(8)], 1, "stream_order"),
+    ([testing.message("p", b"", 5, flags=1)], 0, "stream_order"),
+    ([testing.relation(ACCOUNTS)], 0, "stream_order"),
+]
+
+
+@pytest.mark.parametrize(("frames", "index", "code"), BAD)
+def test_frames_that_are_refused(frames: list[bytes], index: int, code: str) -> None:
+    server = Server()
+    with server.begin() as transaction:
+        transaction.insert(ACCOUNTS, [1, "a"])
+    good = server.frames
+    iterator = Assembler().feed([*good, *frames])
+    assert content(next(iterator)) == [good[2]]
+    with pytest.raises(pf.DecodeError) as caught:
+        next(iterator)
+    assert (caught.value.code, caught.value.frame) == (code, len(good) + index)
+
+
+def test_aborts_of_what_was_never_streamed_mean_nothing() -> None:
+    frames = [testing.stream_abort(7, 7), testing.stream_abort(7, 8)]
+    assert not list(Assembler().feed(frames))
+
+
+def test_arguments() -> None:
+    for arguments in (
+        {"max_memory": -1}, {"prepared": "now"}, {"unknown_prepared": "skip"}, {"target": "x"},
+    ):  # fmt: skip
+        with pytest.raises(pf.PgOutputError):
+            Assembler(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        Assembler(max_memory=1.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        Transaction()
+
+
+# --- against the plain model ----------------------------------------------------------------------
+
+ACTIONS = st.sampled_from(
+    ["begin", "insert", "insert", "insert", "wide", "update", "delete", "truncate", "message",
+     "savepoint", "release", "rollback", "stream", "stream", "commit", "commit", "abort", "prepare",
+     "commit prepared", "abort prepared", "outside", "reconnect"]
+)  # fmt: skip
+
+
+def play(actions: list[tuple[str, int]], parallel: bool, version: int) -> tuple[Server, list[int]]:
+    """A server on which these things happened, and where connections ended."""
+    server = Server(streaming="parallel" if parallel else "on", version=version)
+    opened: list[Any] = []
+    prepared: list[Any] = []
+    savepoints: dict[int, list[Any]] = {}
+    ends: list[int] = []
+    for step, (action, which) in enumerate(actions):
+        if action == "begin" and len(opened) < 4:
+            opened.append(server.begin("origin" if which % 3 == 0 else None, which))
+            savepoints[opened[-1].xid] = []
+        elif action == "outside":
+            server.message("m", b"%d" % step)
+        elif action == "reconnect":
+            server.reconnect()
+            ends.append(len(server.sent))
+        elif action in ("commit prepared", "abort prepared") and prepared:
+            one = prepared.pop(which % len(prepared))
+            one.commit() if action == "commit prepared" else one.abort()
+        elif opened:
+            one = opened[which % len(opened)]
+            inner = savepoints[one.xid]
+            if action == "insert":
+                one.insert(ACCOUNTS, [step, "x" * (which % 50)])
+            elif action == "wide":
+                one.insert(ORDERS, [step, "1.25"])
+            elif action == "update":
+                one.update(ACCOUNTS, [step, pf.UNCHANGED])
+            elif action == "delete":
+                one.delete(ORDERS, [step, None])
+            elif action == "truncate":
+                one.truncate([ACCOUNTS, ORDERS][: 1 + which % 2])
+            elif action == "message":
+                one.message("in", b"%d" % step)
+            elif action == "savepoint" and len(inner) < 3:
+                inner.append(one.savepoint())
+            elif action in ("release", "rollback") and inner:
+                saved = inner.pop()
+                saved.release() if action == "release" else saved.rollback()
+            elif action == "stream":
+                one.stream()
+            elif action in ("commit", "abort", "prepare"):
+                opened.remove(one)
+                if action == "prepare":
+                    one.prepare(f"gid {one.xid}")
+                    prepared.append(one)
+                elif action == "commit":
+                    one.commit()
+                else:
+                    one.abort()
+    return server, ends
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.tuples(ACTIONS, st.integers(0, 100)), max_size=120),
+    st.booleans(),
+    st.sampled_from([14, 18]),
+    st.sampled_from([0, 300, 64 << 20]),
+    st.integers(0, 1 << 30),
+)
+def test_any_stream_cut_anywhere(
+    actions: list[tuple[str, int]], parallel: bool, version: int, memory: int, seed: int
+) -> None:
+    server, ends = play([("begin", 1), *actions], parallel, version)
+    sizes = random.Random(seed)
+    assembler = Assembler(max_memory=memory)
+    found: list[Transaction] = []
+    start = 0
+    for end in [*ends, len(server.sent)]:
+        while start < end:
+            stop = min(end, start + sizes.choice([1, 2, 3, 10, 1000]))
+            found += assembler.feed(server.frames[start:stop], server.lsns[start:stop])
+            assert assembler.memory <= memory
+            start = stop
+        if end != len(server.sent) or end in ends:
+            assembler.reset()
+    expect(server, [one for one in found if one.kind == "commit"])
