@@ -91,14 +91,11 @@ def test_capture_inspect_segments_and_live(tmp_path: Path) -> None:
             ran = run_python("-W", "error", "-c", on(server, capture), cwd=tmp_path)
             assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
             assert reading.stdout is not None
-            lines = [reading.stdout.readline() for _ in range(8)]
+            lines = [reading.stdout.readline() for _ in range(2)]
         finally:
             reading.kill()
             reading.communicate()
-    assert [line.split("(")[0].split()[1] for line in lines] == [
-        *("Begin", "Relation", "Insert", "Insert", "Commit"),
-        *("Begin", "Update", "Commit"),
-    ]
+    assert [line.split()[1:] for line in lines] == [["accounts", "2"], ["accounts", "1"]]
     shown = run_python("-m", "pgoutput_fast", "inspect", "segments/", cwd=tmp_path)
     assert list(map(without_numbers, shown.stdout.splitlines())) == list(
         map(without_numbers, printed.splitlines())
