@@ -2,7 +2,7 @@
 
 Exit codes: 0 success; 1 an error, or nothing of what was asked for was found, which one line on
 standard error says; 2 wrong usage; 130 Ctrl-C (but 0 for `tail`, which usually ends with it); 141
-standard output is a pipe that nobody reads any more.
+standard output is a pipe that nobody reads any more; 129 and 143 SIGHUP and SIGTERM ended `demo`.
 """
 
 from __future__ import annotations
