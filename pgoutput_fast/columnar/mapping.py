@@ -109,7 +109,7 @@ class _Maker:
         if found is not None:
             return found
         if type.registered is not None:
-            return registered_field(codec_of(type, settings), type.registered.arrow)
+            return registered_field(type, codec_of(type, settings), type.registered.arrow)
         if type.kind == "base" and type.entry is not None:
             make = _FIELDS.get(type.entry.codec)
             if make is not None and not _as_text(type, settings.policies):

@@ -275,8 +275,8 @@ class SegmentWriter:
                 f"{slot}, beyond the end {format_lsn(self.position)} of what is in "
                 f"{self.directory}: the changes between them are not in it: a capture into another "
                 f"directory may have them, someone else has read the slot, or segments were "
-                f"deleted; bring the segments from there, or begin with a new snapshot and an "
-                f"empty directory"
+                f"deleted; bring the segments from there, or begin with a new copy of the "
+                f"tables and an empty directory"
             )
         self._clean_up(unfinished)
         if not known:

@@ -1327,6 +1327,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert not (tmp_path / kind).exists()
         assert "1,200 rows added" in run(*options, "b")
         assert "0 rows added" in run(*options, "b")
+    for pattern in ("public.[bc]", "[bc]"):
+        said = run("--to", "csv", tmp_path / pattern, "--table", pattern)
+        assert [line.split()[0] for line in said.splitlines()[:-1]] == ["public.b"] * 2 + [
+            "public.c"
+        ]
     assert "begun with before=False" in run("--to", "csv", out, "--before", code=1)
     for option, why in (
         (["--stats"], "--stats is not for --to"), (["--xid", "3"], "--xid is not for --to"),
@@ -1339,6 +1344,23 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "--to" in run("--to", "orc", out, code=2)
 
 
+def test_a_capture_that_has_nothing_yet_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    land = Landing(tmp_path / "segments")
+    land.directory.mkdir(exist_ok=True)
+    (land.directory / "position.json").write_text("{}")
+    arguments = ["inspect", str(land.directory), "--to", "csv", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == (
+        f"nothing was captured yet, as there is no segment in {land.directory}\n"
+    )
+    assert not (tmp_path / "out").exists()
+    land([relation(7, "t", (1, "id", 23)), insert(7, "1")])
+    assert main(arguments) == 0
+    assert "\n1 row added to" in capsys.readouterr().out
+
+
 def test_policies_and_errors_of_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -1349,7 +1371,7 @@ def test_policies_and_errors_of_the_command(
         ((), 1, "infinity"),
         ((), 1, "--policy NAME=VALUE, --types FILE and --on-error"),
         (("--policy", "infinity=null"), 1, "column id"),
-        (("--policy", "infinity=null", "--on-error", "collect"), 1, "1 frames were refused"),
+        (("--policy", "infinity=null", "--on-error", "collect"), 1, "1 frame was refused"),
     ):
         arguments = ["inspect", str(land.directory), "--to", "parquet", str(tmp_path / "out")]
         assert main([*arguments, *options]) == code

@@ -319,7 +319,8 @@ def test_ctrl_c_leaves_nothing(place, tmp_path, phase, delay):
     place.assert_nothing_is_left()
 
 
-def test_sigterm_ends_the_command_without_a_word(place, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
+def test_signals_end_the_command_without_a_word(place, tmp_path, number):
     """It comes to all processes, Spark's JVM among them, whose connections then break."""
     out = tmp_path / "out"
     demo = subprocess.Popen(
@@ -336,10 +337,10 @@ def test_sigterm_ends_the_command_without_a_word(place, tmp_path):
     try:
         while demo.poll() is None and not (out / "changes").exists():
             time.sleep(0.05)
-        os.killpg(demo.pid, signal.SIGTERM)
+        os.killpg(demo.pid, number)
         _, err = demo.communicate(timeout=60)
     finally:
         demo.kill()
         demo.wait()
-    assert (demo.returncode, err) == (130, "")
+    assert (demo.returncode, err) == (128 + number, "")
     place.assert_nothing_is_left()

@@ -117,6 +117,11 @@ def test_settings_that_lead_astray_are_refused(settings: dict[str, object], matc
         EmbeddedServer(18, settings)
 
 
+def test_a_version_that_is_no_number_is_refused() -> None:
+    with pytest.raises(TypeError, match="version must be an int such as 18, not str"):
+        EmbeddedServer("18")  # type: ignore[arg-type]
+
+
 def test_quoted_setting_and_dsn_arrive_as_they_are() -> None:
     with EmbeddedServer(18, {"cluster_name": "it's \\ odd"}) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:

@@ -451,8 +451,9 @@ def test_tuple_is_a_sequence(impl: ModuleType) -> None:
         for wrong in ("id", slice(1), 1.0):
             with pytest.raises(TypeError, match=r"position must be an int, not .*row.*alone"):
                 by_position(wrong)
-    with pytest.raises(KeyError):
-        data["nowhere"]
+    for wrong in (lambda: data["nowhere"], lambda: data.as_dict(["id", "nowhere"])):
+        with pytest.raises(KeyError, match=r"\.\w+ has no column 'nowhere'; it has id, "):
+            wrong()
     with pytest.raises(TypeError):
         data[0] = 1
     with pytest.raises(TypeError):
