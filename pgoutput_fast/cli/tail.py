@@ -9,7 +9,7 @@ import sys
 import click
 
 from .. import Begin, Commit, TypeRegistry
-from ..connections import open_connection, server_error
+from ..connections import ConnectionParameters, server_error
 from ..replication import connect
 from ._show import Lines, Messages, Values, as_json, values_option
 from ._style import paint_for
@@ -20,7 +20,7 @@ _SERVERS = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE
 
 def _types(dsn: str) -> TypeRegistry:
     """The types in the catalogue of the server's database."""
-    with open_connection(dsn, replication=False) as connection:
+    with ConnectionParameters(dsn).open(replication=False) as connection:
         import psycopg
 
         try:
