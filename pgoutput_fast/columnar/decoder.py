@@ -343,8 +343,9 @@ class ColumnarDecoder:
         self._options = options
         self._engine = twin("columnar._engine").Engine(state, options)
         self._call: object = None  # stands for the call of decode() that is not yet complete
-        # Whoever holds it uses the engine. The frames that are given may come from a generator that
-        # asks for the decoder's state: the thread that has the lock can take it again.
+        # Only the thread that holds it uses the engine. The frames that are given may come from a
+        # generator that asks for the decoder's state: the thread that has the lock can take it
+        # again, but not while the engine runs, which moves its memory.
         self._lock = threading.RLock()
         self._runs = False
         self._bad = ErrorBatch()
@@ -360,10 +361,13 @@ class ColumnarDecoder:
         PgOutputError
             Another thread is decoding with this decoder.
         """
-        with self._resting():
+        self._take()
+        try:
             self._engine.sync()
             state: StreamState = self._engine.state
             return state
+        finally:
+            self._lock.release()
 
     @property
     def events(self) -> Events:
@@ -374,10 +378,13 @@ class ColumnarDecoder:
         PgOutputError
             Another thread is decoding with this decoder.
         """
-        with self._resting():
+        self._take()
+        try:
             if self._events is None:
                 self._events = Events(self._engine.take_events(), self._engine.messages)
             return self._events
+        finally:
+            self._lock.release()
 
     @property
     def errors(self) -> ErrorBatch:
@@ -397,30 +404,36 @@ class ColumnarDecoder:
         PgOutputError
             Another thread is decoding with this decoder.
         """
-        with self._resting():
-            self._engine.drop()
-            self._engine.unload()
+        self._take()
+        try:
+            self._call = None
+            self._forget_frames(rows_too=True)
             state = self._engine.state
             state.reset()
             self._engine.adopt(state)
-            self._call = None
+        finally:
+            self._lock.release()
 
-    def _resting(self) -> threading.RLock:
-        """The lock that keeps the engine from running, which moves its memory without the GIL.
+    def _take(self) -> None:
+        """Take the lock of the engine, which the caller releases, while the engine does not run.
+
+        The lock is not waited for, since the thread that holds it may wait for this one.
 
         Raises
         ------
         PgOutputError
-            It is running.
+            The engine is running, or another thread uses it.
         """
-        if self._runs:
+        if self._runs or not self._lock.acquire(blocking=False):
             raise PgOutputError("another thread decodes with this decoder; give each its own")
-        return self._lock
 
     def __getstate__(self) -> tuple[StreamState, Options]:
-        with self._resting():
+        self._take()
+        try:
             self._engine.sync()
             return self._engine.state.copy(), self._options
+        finally:
+            self._lock.release()
 
     def __setstate__(self, state: tuple[StreamState, Options]) -> None:
         self._start(*state)
@@ -456,7 +469,8 @@ class ColumnarDecoder:
         TypeError, ValueError
             `data`, `offsets` or `lsns` are of no supported form.
         """
-        with self._resting():
+        self._take()
+        try:
             if self._call is not None:
                 raise PgOutputError(
                     "the batches of the last call were not all taken, so that rows are missing; "
@@ -468,6 +482,8 @@ class ColumnarDecoder:
             self._events = None
             self._bad = ErrorBatch()
             self._next = 0
+        finally:
+            self._lock.release()
         return self._batches(call)
 
     def _batches(self, call: object) -> Iterator[ChangeBatch]:
@@ -506,13 +522,28 @@ class ColumnarDecoder:
             if refused is not None:
                 raise refused
         finally:
-            # No other thread can run the engine as long as this call is the last one.
+            # The lock is waited for, so that the frames are always forgotten. Without it another
+            # thread could call reset() and decode() now, and the frames would be those of its call.
             if self._call is call:
-                if not complete:
-                    self._engine.drop()
-                self._engine.unload()
-                if complete:
-                    self._call = None
+                with self._lock:
+                    if self._call is call:
+                        self._forget_frames(rows_too=not complete)
+                        if complete:
+                            self._call = None
+
+    def _forget_frames(self, rows_too: bool) -> None:
+        """Forget the frames of a call, and with `rows_too` its rows that were not given out.
+
+        The caller holds the lock.
+        """
+        # The finalizer of what the frames lie in may call this decoder, which refuses it.
+        self._runs = True
+        try:
+            if rows_too:
+                self._engine.drop()
+            self._engine.unload()
+        finally:
+            self._runs = False
 
     def _collects(self, error: PgOutputError) -> bool:
         """Put the malformed frame into `errors`, unless later frames can't be decoded without it.

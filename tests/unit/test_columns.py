@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import struct
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -788,6 +789,120 @@ def test_what_a_decoder_shows_is_refused_while_another_thread_decodes() -> None:
     assert [event.tag for event in decoder.events] == ["R", "C"]
     assert set(decoder.state.relations) == {OID}
     assert repr(decoder) == "<ColumnarDecoder: target arrow, 1 relations>"
+
+
+CLOSED_WHILE_OTHERS_DECODE = """
+import threading
+import pgoutput_fast as pf
+from pgoutput_fast import testing
+
+table = testing.Table("t", {"id": "int4"})
+# The last frame is none that the compiled engine reads by itself.
+frames = [testing.relation(table)] + [testing.insert(table, [n]) for n in range(20_000)]
+frames.append(testing.message("prefix", b"content"))
+running, closed = threading.Event(), threading.Event()
+
+def number(raw):
+    # A function of a user's own type runs in the midst of the engine.
+    if threading.current_thread() is other and not running.is_set():
+        running.set()
+        closed.wait(10)
+    return int(raw)
+
+class Slow:
+    def __init__(self, engine):
+        self.engine = engine
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+    def drop(self):
+        self.engine.drop()
+        if other.ident is None:
+            other.start()
+            running.wait(10)
+
+def disturb():
+    try:
+        decoder.reset()
+        print(sum(batch.num_rows for batch in decoder.decode(list(frames))))
+    except pf.PgOutputError as error:
+        print(error)
+    running.set()
+
+other = threading.Thread(target=disturb)
+registry = pf.TypeRegistry()
+registry.register(23, text=number, binary=number, arrow="int32")
+decoder = pf.ColumnarDecoder(registry=registry, max_rows=50)
+decoder._engine = Slow(decoder._engine)
+batches = decoder.decode(list(frames))
+next(batches)
+batches.close()
+closed.set()
+other.join()
+decoder.reset()
+print(sum(batch.num_rows for batch in decoder.decode(frames)))
+"""
+
+
+def test_a_call_that_is_closed_takes_no_frames_from_another_threads_call(
+    implementation: str,
+) -> None:
+    """The engine would read memory that is freed: hence the other process."""
+    process = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", CLOSED_WHILE_OTHERS_DECODE],
+        capture_output=True,
+        env={**os.environ, "PGOUTPUT_FAST_IMPL": implementation},
+        timeout=60,
+        check=False,
+        text=True,
+    )
+    assert (process.returncode, process.stdout.splitlines()) == (
+        0,
+        ["another thread decodes with this decoder; give each its own", "20000"],
+    ), process.stderr
+
+
+def test_a_finalizer_of_the_frames_may_call_the_decoder() -> None:
+    """It is refused: the engine is in the midst of forgetting them."""
+    refused: list[str] = []
+
+    class Data(bytearray):
+        def __del__(self) -> None:
+            for call in (decoder.reset, lambda: decoder.decode([])):
+                try:
+                    call()
+                except pf.PgOutputError as error:
+                    refused.append(str(error))
+
+    decoder = pf.ColumnarDecoder()
+    frames = [R, i(1)]
+    offsets = np.cumsum([0, *map(len, frames)])
+    (batch,) = decoder.decode(Data(b"".join(frames)), offsets)
+    assert rows(batch)[0]["after"] == {"id": 1, "name": "a"}
+    assert refused == ["another thread decodes with this decoder; give each its own"] * 2
+
+
+def test_frames_that_wait_for_another_thread_do_not_let_it_wait() -> None:
+    refused: list[str] = []
+
+    def ask() -> None:
+        try:
+            decoder.reset()
+        except pf.PgOutputError as error:
+            refused.append(str(error))
+
+    def frames() -> Iterator[bytes]:
+        yield R
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(10)
+        yield i(1)
+
+    decoder = pf.ColumnarDecoder()
+    (batch,) = decoder.decode(frames())
+    assert batch.num_rows == 1
+    assert refused == ["another thread decodes with this decoder; give each its own"]
 
 
 def known_layouts() -> int:
