@@ -1349,13 +1349,15 @@ def test_a_capture_that_has_nothing_yet_is_said(
 ) -> None:
     land = Landing(tmp_path / "segments")
     land.directory.mkdir(exist_ok=True)
-    (land.directory / "position.json").write_text("{}")
+    position = land.directory / "position.json"
+    position.write_text("{}")
     arguments = ["inspect", str(land.directory), "--to", "csv", str(tmp_path / "out")]
     assert main(arguments) == 0
     assert capsys.readouterr().out == (
         f"nothing was captured yet, as there is no segment in {land.directory}\n"
     )
     assert not (tmp_path / "out").exists()
+    position.unlink()
     land([relation(7, "t", (1, "id", 23)), insert(7, "1")])
     assert main(arguments) == 0
     assert "\n1 row added to" in capsys.readouterr().out
