@@ -27,6 +27,7 @@ from pgoutput_fast.columnar._export cimport (
 from pgoutput_fast.columnar._memory cimport expect_memory, grow
 from pgoutput_fast.columnar._relation cimport forget_rows, free_side, pad
 
+from ..names import qualified
 from .arrays import commit_of
 
 cdef extern from "_parts.h" nogil:
@@ -530,8 +531,7 @@ cdef class ChangeBatch:
         )
 
     def __repr__(self):
-        relation = self.relation
-        return f"<ChangeBatch: {self.num_rows} rows of {relation.namespace}.{relation.name}>"
+        return f"<ChangeBatch: {self.num_rows} rows of {qualified(self.relation)}>"
 
     @property
     def relation(self):

@@ -1017,6 +1017,8 @@ def test_a_database_gets_a_step_whole_however_many_tables(
         (("publishing",), [".hidden"]),
         (("publishing",), ["_manifest.json"]),
         (("publishing",), [""]),
+        (("publishing",), ["-rf.parquet"]),
+        (("tables", 0, "files"), "-rf"),
         (("publishing",), ["a\0b"]),
         (("tables", 0, "files"), "../outside"),
         (("tables", 0, "versions", 0, "parts", 0, "file"), "../outside.parquet"),

@@ -113,18 +113,29 @@ def alone(code: str, implementation: str) -> str:
 
 
 def test_tab_completion_shows_what_users_import() -> None:
-    """Of submodules those for users, once they are imported; of the rest what is exported."""
+    """What is exported, and the submodules for users before they are imported too.
+
+    Those that need an extra come once they are imported: without it, help() would fail at them.
+    """
     code = """
+import sys
+sys.modules["psycopg"] = sys.modules["pyspark"] = None  # no extra is installed
+import inspect
 import pgoutput_fast as pf
-assert dir(pf) == sorted(pf.__all__), dir(pf)
-import pgoutput_fast.catalog
-assert set(dir(pf)) - set(pf.__all__) == {"catalog"}
+always = {"catalog", "embedded", "files", "segments", "testing", "transcode"}
+assert set(dir(pf)) - set(pf.__all__) == always, dir(pf)
+assert always <= dict(inspect.getmembers(pf, inspect.ismodule)).keys()
+pf.spark = inspect  # as an import would set it
+assert set(dir(pf)) - set(pf.__all__) == {*always, "spark"}
 exec("from pgoutput_fast import *")
-print(pf.embedded.__name__, pf.catalog.__name__)
+print(pf.embedded.__name__, pf.catalog.__name__, pf.transcode.__name__)
 assert not hasattr(pf, "Dekoder")
+assert dir(pf.files) == sorted(pf.files.__all__)
 """
     printed = alone(code, "python")
-    assert printed.split() == ["pgoutput_fast.embedded", "pgoutput_fast.catalog"]
+    assert printed.split() == [
+        "pgoutput_fast.embedded", "pgoutput_fast.catalog", "pgoutput_fast.transcode",
+    ]  # fmt: skip
 
 
 MODULES_OF_CLASSES = """
