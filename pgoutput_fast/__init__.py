@@ -118,7 +118,9 @@ __all__ = [
 
 _NEED_EXTRAS = frozenset({"replication", "spark"})
 """Submodules for users that cannot be imported without the packages of an extra."""
-_SUBPACKAGES = _NEED_EXTRAS | {"catalog", "embedded", "files", "segments", "testing", "transcode"}
+_SUBPACKAGES = _NEED_EXTRAS | {
+    "catalog", "embedded", "files", "segments", "testing", "transactions", "transcode",
+}  # fmt: skip
 """Submodules for users. They are imported at first access, as some need packages of an extra."""
 
 

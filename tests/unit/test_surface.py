@@ -122,7 +122,7 @@ import sys
 sys.modules["psycopg"] = sys.modules["pyspark"] = None  # no extra is installed
 import inspect
 import pgoutput_fast as pf
-always = {"catalog", "embedded", "files", "segments", "testing", "transcode"}
+always = {"catalog", "embedded", "files", "segments", "testing", "transactions", "transcode"}
 assert set(dir(pf)) - set(pf.__all__) == always, dir(pf)
 assert always <= dict(inspect.getmembers(pf, inspect.ismodule)).keys()
 pf.spark = inspect  # as an import would set it
