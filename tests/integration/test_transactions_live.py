@@ -114,16 +114,16 @@ def test_each_protocol_brings_the_same(shop: Any) -> None:
 
 
 def test_large_transactions_come_while_they_are_in_progress(shop: Any) -> None:
-    with connect(
-        shop.dsn, slot=shop.slot, options="-c logical_decoding_work_mem=64kB", **GIVEN
-    ) as stream:
-        with shop.connect() as writer:
-            writer.execute("BEGIN")
-            writer.execute(
-                "INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series(1, 3000) g"
-            )
-            assert next(iter(stream)).frame[:1] == b"S"
-            writer.execute("ROLLBACK")
+    with (
+        connect(
+            shop.dsn, slot=shop.slot, options="-c logical_decoding_work_mem=64kB", **GIVEN
+        ) as stream,
+        shop.connect() as writer,
+    ):
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series(1, 3000) g")
+        assert next(iter(stream)).frame[:1] == b"S"
+        writer.execute("ROLLBACK")
 
 
 def test_what_is_acknowledged_does_not_come_again(shop: Any) -> None:
