@@ -114,7 +114,8 @@ _FINAL = frozenset({"53400"})
 # network, unless it is one of these.
 _FINAL_TEXT = re.compile(
     r"password|authentication|pg_hba\.conf|does not exist|certificate|\balert\b|invalid|"
-    r"not support|permission denied|channel binding|replication (role|attribute)|GSSAPI",
+    r"not support|not permitted|permission denied|channel binding|GSSAPI|"
+    r"replication (role|attribute)",
     re.IGNORECASE,
 )
 

@@ -25,7 +25,7 @@ from ..connections import STREAM_ADVICE, RetryableError, result_error, server_er
 from ..copydata import parse_keepalive, status_update
 from ..errors import PgOutputError
 from .waiter import IDLE_POLL, Waiter
-from .walsender import ReplicationConnection, wait_for
+from .walsender import ReplicationConnection, next_result, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,7 +142,7 @@ class Receiver:
         self._stop = threading.Event()
         self._error: PgOutputError | None = None
         self._ended = self._closed = False
-        self._ask = self._answer = self._ask_again = False
+        self._ask = self._answer = False
         # Three statuses within the server's timeout, so that one may be late.
         timeout = connection.wal_sender_timeout
         self._status_interval = min(_STATUS_INTERVAL, timeout / 3) if timeout else _STATUS_INTERVAL
@@ -150,6 +150,7 @@ class Receiver:
             self._silence_limit = max(2 * timeout, _LEAST_SILENCE) if timeout else None
         else:
             self._silence_limit = silence_timeout
+        self._asked = 0.0
         self._process = os.getpid()
         self._waiter = Waiter(self._pgconn)
         self._left = time.monotonic()  # when the last receive() ended
@@ -312,7 +313,7 @@ class Receiver:
     def _end(self) -> None:
         """The server has ended the stream; without an error of its own if it shuts down."""
         self._ended = True
-        result = self._pgconn.get_result()
+        result = next_result(self._pgconn)
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
             self._error = result_error("the server ended the stream", result, STREAM_ADVICE)
         else:
@@ -354,8 +355,10 @@ class Receiver:
                 f"the server has said nothing for {silence:.0f} s, and did not answer: the network "
                 f"or the server hangs; connect again"
             )
-        if silence > self._status_interval:
-            self._ask_again = True
+        limit = self._status_interval if self._silence_limit is None else self._silence_limit / 3
+        if min(silence, time.monotonic() - self._asked) > min(limit, self._status_interval):
+            self._asked = time.monotonic()
+            self._ask = True
 
     def _send_status_if_due(self, interval: float) -> None:
         since = time.monotonic() - self._status_time
@@ -367,8 +370,7 @@ class Receiver:
             self._send_status()
 
     def _send_status(self) -> None:
-        ask = self._ask or self._ask_again
-        self._ask = self._answer = self._ask_again = False
+        ask, self._ask, self._answer = self._ask, False, False
         self._status_time = time.monotonic()
         self._status_lsn = acknowledged = self._durable()
         self._told_lsn = self.received

@@ -5,6 +5,7 @@ A walsender is the server's process behind a connection in replication mode.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import select
@@ -404,33 +405,39 @@ class ReplicationConnection:
         command = f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} ({given})'
         pgconn = self.pgconn
         for wait in (*_BUSY_WAITS, None):
-            pgconn.send_query(command.encode())
-            result = self._result()
+            try:
+                pgconn.send_query(command.encode())
+                result = next_result(pgconn)
+            except psycopg.Error as error:
+                raise server_error("the connection is lost", str(error), error.sqlstate) from error
+            if result is None:
+                raise PgOutputError("the server sent no result to START_REPLICATION")
             if result.status == pq.ExecStatus.COPY_BOTH:
                 pgconn.nonblocking = 1
                 _log.info("%s", command)
                 return
-            error = result_error(f"can't start replication from slot {slot!r}", result)
-            while pgconn.get_result() is not None:
-                pass
-            if error.sqlstate != "55006" or wait is None:
-                raise error
-            _log.info("%s; trying again in %s s", error, wait)
+            refused = result_error(f"can't start replication from slot {slot!r}", result)
+            with contextlib.suppress(psycopg.Error):  # the next command finds the connection lost
+                while next_result(pgconn) is not None:
+                    pass
+            if refused.sqlstate != "55006" or wait is None:
+                raise refused
+            _log.info("%s; trying again in %s s", refused, wait)
             time.sleep(wait)
 
-    def _result(self) -> pq.abc.PGresult:
-        """The result of a command; while it is waited for, Ctrl-C is heard."""
-        pgconn = self.pgconn
-        try:
-            while pgconn.is_busy():
-                wait_for(pgconn, select.POLLIN, 1.0)
-                pgconn.consume_input()
-            result = pgconn.get_result()
-        except psycopg.Error as error:
-            raise server_error("the connection is lost", str(error), error.sqlstate) from error
-        if result is None:
-            raise PgOutputError("the server sent no result to START_REPLICATION")
-        return result
+
+def next_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
+    """The next result of a command, None behind the last; while it is waited for, Ctrl-C is heard.
+
+    Raises
+    ------
+    psycopg.Error
+        The connection is lost.
+    """
+    while pgconn.is_busy():
+        wait_for(pgconn, select.POLLIN, 1.0)
+        pgconn.consume_input()
+    return pgconn.get_result()
 
 
 def wait_for(pgconn: pq.abc.PGconn, event: int, seconds: float) -> None:

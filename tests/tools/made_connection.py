@@ -42,6 +42,9 @@ class Connection:
     def put_copy_end(self):
         raise psycopg.OperationalError("the end")
 
+    def is_busy(self):
+        return False
+
     def flush(self):
         return 0
 

@@ -324,6 +324,7 @@ def test_an_end_without_an_error_is_one(begin):
         (None, "FATAL:  the database system is shutting down", True),
         (None, 'FATAL:  password authentication failed for user "u"', False),
         (None, 'FATAL:  database "x" does not exist', False),
+        (None, 'FATAL:  role "u" is not permitted to log in', False),
         (None, "SSL error: certificate verify failed", False),
         (None, "SSL error: tlsv1 alert unknown ca", False),
         (None, "server does not support SSL, but SSL was required", False),
