@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from columnar import IMPLEMENTATIONS, chosen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +16,8 @@ from pgoutput_fast import testing
 from pgoutput_fast.testing import Server, Table
 from pgoutput_fast.transactions import Assembler, Transaction
 
-pa = pytest.importorskip("pyarrow")
+pa = pytest.importorskip("pyarrow", reason="the twin makes Arrow arrays with it")
+from columnar import IMPLEMENTATIONS, chosen  # noqa: E402 - it needs pyarrow
 
 ACCOUNTS = Table("accounts", {"id": "int4", "note": "text"}, relation_id=16400)
 WIDER = Table("accounts", {"id": "int4", "note": "text", "more": "int8"}, relation_id=16400)
