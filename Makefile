@@ -22,7 +22,7 @@ extension_sources := setup.py $(wildcard $(foreach kind,pyx pxd h,pgoutput_fast/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-all test-wheel test-pythons test-corpus sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
+.PHONY: help demo test test-slow test-all test-wheel test-pythons test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
 
 help:
 	@echo 'make demo                    a real PostgreSQL server -> capture -> Spark tables, proved equal'
@@ -32,6 +32,7 @@ help:
 	@echo 'make test-wheel              build the wheel and test it as cibuildwheel will'
 	@echo 'make test-pythons            make test with each Python 3.10 to 3.14 that is found'
 	@echo 'make test-corpus CORPUS=DIR  decode recorded captures of real servers'
+	@echo 'make coverage                lines of Python and Cython that make test does not reach'
 	@echo 'make sanitize                unit and mutation tests under AddressSanitizer and UBSan (gcc)'
 	@echo 'make lint                    ruff, mypy, cython-lint, codespell, workflow schemas'
 	@echo 'make format                  let ruff format the code'
@@ -122,6 +123,21 @@ sanitize: $(VENV)/.dependencies
 # As cibuildwheel will do it: with its test command and test sources, in an otherwise empty environment.
 test-wheel: $(VENV)/.dependencies
 	@$(python) tools/test_wheel.py
+
+# In a copy of the checkout: its extensions trace lines, and the plugin of Cython looks for the C files
+# beside the sources. What tests start by itself imports from the copy too. Python is asked for the older
+# tracer, as that of sys.monitoring knows no plugins.
+coverage_tree := build/coverage
+coverage: $(VENV)/.dependencies
+	@rm -rf $(coverage_tree) && mkdir -p $(coverage_tree)
+	@cp -r pgoutput_fast tests benchmarks docs tools *.md *.toml LICENSE setup.py Makefile $(coverage_tree)
+	@find $(coverage_tree) -name '*.so' -exec rm -f {} +
+	@cd $(coverage_tree) && PGOUTPUT_FAST_LINE_TRACE=1 PGOUTPUT_FAST_REQUIRE_EXT=1 \
+	    $(abspath $(python)) setup.py --quiet build_ext --inplace && cp -r build/cython-trace/. .
+	@cd $(coverage_tree) && export PYTHONPATH="$$PWD" COVERAGE_CORE=ctrace && \
+	    $(abspath $(python)) -m coverage run -m pytest --ignore tests/packaging -m 'not slow' $(PYTEST_ARGS); \
+	    $(abspath $(python)) -m coverage combine --quiet && \
+	    $(abspath $(python)) -m coverage report --show-missing --sort cover
 
 lint: $(VENV)/.dependencies
 	@# cython-lint looks for pycodestyle on PATH.

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import pgoutput_fast as pf
+from pgoutput_fast.transcode import inserts_of_copy, without_xids
 
 from . import native, workloads
 from .harness import NotMeasured, table
@@ -83,7 +84,20 @@ def cases() -> dict[str, tuple[Callable[[], object], int]]:
             functools.partial(_export, decoder, data, offsets),
             count,
         )
+        if tuple_format == "binary":
+            found |= _transcoded(workload)
     return found
+
+
+def _transcoded(workload: workloads.Workload) -> dict[str, tuple[Callable[[], object], int]]:
+    """The workload's rows from COPY to Insert frames, and from a stream chunk to protocol 1."""
+    assert workload.table is not None
+    copied, formats = workload.copied(), "b" * len(workload.table.columns)
+    inside = inserts_of_copy(copied, workload.table.oid, formats, xid=1)
+    count = len(workload.rows)
+    make = functools.partial(inserts_of_copy, copied, workload.table.oid, formats)
+    cut = functools.partial(without_xids, inside.data, inside.offsets)
+    return {f"{workload}/inserts_of_copy": (make, count), f"{workload}/without_xids": (cut, count)}
 
 
 def _export(decoder: pf.ColumnarDecoder, data: bytes, offsets: Any) -> None:

@@ -328,6 +328,22 @@ class Workload:
         np.cumsum([len(frame) for frame in self.frames], out=offsets[1:])
         return b"".join(self.frames), offsets
 
+    def copied(self) -> bytes:
+        """The rows as ``COPY … TO STDOUT (FORMAT binary)`` sends them, without header and trailer.
+
+        Raises ValueError for a recorded stream, whose rows are not known.
+        """
+        if self.table is None:
+            raise ValueError(f"{self} has no rows to copy")
+        parts = []
+        for row in self.rows:
+            parts.append(struct.pack(">h", len(row)))
+            for column, value in zip(self.table.columns, row, strict=True):
+                data = None if value is None else column.type.binary(value)
+                parts.append(struct.pack(">i", -1 if data is None else len(data)))
+                parts.append(data or b"")
+        return b"".join(parts)
+
     def arrow(self) -> pa.BinaryArray:
         """The frames as an Arrow binary array (32-bit offsets: up to 2 GiB)."""
         import pyarrow as pa

@@ -19,7 +19,7 @@ import threading
 import pyarrow as pa
 
 import pgoutput_fast as pf
-from pgoutput_fast.replication import connect, slots
+from pgoutput_fast.replication import connect
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS position (one INTEGER PRIMARY KEY CHECK (one = 1), lsn, timeline);
@@ -31,20 +31,16 @@ def consume(dsn: str, publication: str, path: str, stop: threading.Event) -> Non
     """Store what comes until `stop` is set."""
     store = sqlite3.connect(path)
     store.executescript(TABLES)
+    # Before there is a position, nothing was stored, and all that the slot has is still to come. A
+    # slot that is gone later is not made again: what was committed meanwhile would be missing.
     known = store.execute("SELECT lsn, timeline FROM position").fetchone()
-    if known is None:
-        # What the slot brings begins here. A consumer that wants the rows that are there already
-        # would take a snapshot now.
-        made = slots.create(dsn, publication)
-        known = (pf.format_lsn(made.lsn), None)
-        with store:
-            store.execute("INSERT INTO position VALUES (1, ?, ?)", known)
-    position, timeline = known
+    position, timeline = known or (None, None)
     with connect(
         dsn,
         slot=publication,
         publications=[publication],
-        start_lsn=pf.parse_lsn(position),
+        create_slot=position is None,
+        start_lsn=None if position is None else pf.parse_lsn(position),
         start_timeline=timeline,
     ) as stream:
         for transaction in stream.transactions(stop=stop):
@@ -65,7 +61,7 @@ def consume(dsn: str, publication: str, path: str, stop: threading.Event) -> Non
                         ),
                     )
                 store.execute(
-                    "UPDATE position SET lsn = ?, timeline = ?",
+                    "INSERT OR REPLACE INTO position VALUES (1, ?, ?)",
                     (pf.format_lsn(transaction.end_lsn), stream.timeline),
                 )
             stream.acknowledge(transaction)

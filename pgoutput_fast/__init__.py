@@ -116,9 +116,11 @@ __all__ = [
     "parse_lsn",
 ]
 
-_SUBPACKAGES = frozenset(
-    {"catalog", "embedded", "files", "replication", "segments", "spark", "testing"}
-)
+_NEED_EXTRAS = frozenset({"replication", "spark"})
+"""Submodules for users that cannot be imported without the packages of an extra."""
+_SUBPACKAGES = _NEED_EXTRAS | {
+    "catalog", "embedded", "files", "segments", "testing", "transactions", "transcode",
+}  # fmt: skip
 """Submodules for users. They are imported at first access, as some need packages of an extra."""
 
 
@@ -151,7 +153,8 @@ if not _typing.TYPE_CHECKING:  # with __getattr__, type checkers would accept an
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(_SUBPACKAGES & globals().keys())})
+    # help() gets every name that is listed, which must not fail where an extra is not installed.
+    return sorted({*__all__, *(_SUBPACKAGES - _NEED_EXTRAS), *(_NEED_EXTRAS & globals().keys())})
 
 
 for _name in __all__:

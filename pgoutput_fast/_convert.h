@@ -1,7 +1,7 @@
 /* From the bytes of a value, as a tuple has them, to the bytes of a column.
  *
  * Every function takes the value's first byte and its length, and returns 1, or 0 where the value is
- * unusual or none at all: it is then for pgoutput_fast.columnar.mapping to say what becomes of it. They read
+ * unusual or malformed: what becomes of it then is for pgoutput_fast.columnar.mapping to say. They read
  * nothing but the value, but for those that take `before`: the number of bytes that may be read
  * before the value's first one, and `after`: the number of those behind its last one. Loads of 16
  * bytes that reach there are three to five times as fast as loops (measured).
@@ -160,8 +160,6 @@ static inline int pgf_decimal(
     return 1;
 }
 
-/* --- big-endian loads ------------------------------------------------------------------------- */
-
 /* --- numeric ---------------------------------------------------------------------------------- */
 
 /* A binary numeric of up to 16 digits, none of them behind `scale`, as an integer of that scale. */
@@ -288,7 +286,8 @@ static inline size_t pgf_numeric_text(const uint8_t *at, size_t length, char *te
 
 /* --- floats ----------------------------------------------------------------------------------- */
 
-/* 64 bits of mantissa of powers of five, and the 64 below them; filled in by pgf_fill_powers_of_5.
+/* 64 bits of mantissa of powers of five, and the 64 below them; filled in by
+ * fill_powers() of _values.pyx.
  * Lemire, "Number Parsing at a Gigabyte per Second", 2021. */
 enum { PGF_LEAST_POWER = -342, PGF_GREATEST_POWER = 308 };
 typedef struct {

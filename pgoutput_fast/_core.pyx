@@ -13,6 +13,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
+from pgoutput_fast._public cimport name_type
 from pgoutput_fast._tuples cimport (
     Plan, TupleData as TupleOfC, compiled, data_of, fail_stateless, make_tuple, plan_of, xid_size,
 )
@@ -268,7 +269,8 @@ cdef class _Fixed:
 cdef class Begin(_Fixed):
     """The begin of a transaction, which is sent after it was committed.
 
-    Fields in wire order: final_lsn, commit_time, xid.
+    Fields in wire order: final_lsn, commit_time (µs since 2000-01-01 UTC; as a datetime:
+    `commit_datetime`), xid.
 
     https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-BEGIN
     """
@@ -308,7 +310,8 @@ cdef class Begin(_Fixed):
 cdef class Commit(_Fixed):
     """The end of a committed transaction.
 
-    Fields in wire order: flags, commit_lsn, end_lsn, commit_time.
+    Fields in wire order: flags, commit_lsn, end_lsn, commit_time (µs since 2000-01-01 UTC; as a
+    datetime: `commit_datetime`).
 
     https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-COMMIT
     """
@@ -723,3 +726,13 @@ def wire_offsets() -> dict[tuple[str, str], int]:
 def wire_limits() -> tuple[int, int]:
     """The longest frame and the most columns, as the C code has them."""
     return MAX_FRAME, MAX_COLUMNS
+
+
+# Users import the classes from the package: so help() shows them, and pickles of them load with
+# either implementation.
+name_type(Begin, b"pgoutput_fast.Begin")
+name_type(Commit, b"pgoutput_fast.Commit")
+name_type(Insert, b"pgoutput_fast.Insert")
+name_type(Update, b"pgoutput_fast.Update")
+name_type(Delete, b"pgoutput_fast.Delete")
+name_type(Decoder, b"pgoutput_fast.Decoder")

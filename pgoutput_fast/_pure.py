@@ -276,7 +276,8 @@ class _Fixed:
 class Begin(_Fixed):
     """The begin of a transaction, which is sent after it was committed.
 
-    Fields in wire order: final_lsn, commit_time, xid.
+    Fields in wire order: final_lsn, commit_time (µs since 2000-01-01 UTC; as a datetime:
+    `commit_datetime`), xid.
 
     https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-BEGIN
     """
@@ -318,7 +319,8 @@ class Begin(_Fixed):
 class Commit(_Fixed):
     """The end of a committed transaction.
 
-    Fields in wire order: flags, commit_lsn, end_lsn, commit_time.
+    Fields in wire order: flags, commit_lsn, end_lsn, commit_time (µs since 2000-01-01 UTC; as a
+    datetime: `commit_datetime`).
 
     https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-COMMIT
     """

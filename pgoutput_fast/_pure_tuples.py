@@ -56,7 +56,8 @@ class TupleData:
 
     ``row[0]`` and ``row["name"]`` give the value of a column as a Python object, None for NULL, or
     UNCHANGED. They raise a DecodeError as :meth:`values` does, an IndexError for a position and a
-    KeyError for a name that the row does not have. A tuple keeps its frame alive.
+    KeyError for a name that the row does not have. A tuple keeps its frame alive. As in any
+    sequence, ``x in row`` searches the values; ``name in row.as_dict()`` asks for a column's name.
 
     In an old row of the kind "K" only the columns of the replica identity have values. Nothing is
     known of the others: they are NULL on the wire, and :meth:`as_dict` leaves them out.

@@ -15,6 +15,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_New, PyTuple_SET_ITEM
 from cpython.unicode cimport PyUnicode_Decode
 from libc.stdint cimport uint8_t, uint32_t
 
+from pgoutput_fast._public cimport name_type
 from pgoutput_fast._values cimport from_binary, from_text, utf8_text
 from pgoutput_fast._wire cimport (
     KIND_BINARY, KIND_NULL, KIND_TEXT, KIND_UNCHANGED, ROW_MARKER, ROW_RELATION_ID, ColumnSlice,
@@ -88,7 +89,8 @@ cdef class TupleData:
 
     ``row[0]`` and ``row["name"]`` give the value of a column as a Python object, None for NULL, or
     UNCHANGED. They raise a DecodeError as :meth:`values` does, an IndexError for a position and a
-    KeyError for a name that the row does not have. A tuple keeps its frame alive.
+    KeyError for a name that the row does not have. A tuple keeps its frame alive. As in any
+    sequence, ``x in row`` searches the values; ``name in row.as_dict()`` asks for a column's name.
 
     In an old row of the kind "K" only the columns of the replica identity have values. Nothing is
     known of the others: they are NULL on the wire, and :meth:`as_dict` leaves them out.
@@ -202,32 +204,7 @@ cdef class TupleData:
             A value is malformed or refused by a policy, or ``unknown_relation``: the frame was
             decoded without a Decoder.
         """
-        cdef const uint8_t *frame = data_of(self._frame)
-        cdef Py_ssize_t position = self._start
-        cdef ColumnSlice column
-        cdef Py_ssize_t i = 0
-        cdef object value
-        cdef Plan plan = self._plan
-        if plan is None:
-            fail_stateless(self._frame, self._in_stream)
-        if plan.codes is None:
-            resolve(plan)
-        cdef const uint8_t *codes = <const uint8_t *> PyBytes_AS_STRING(plan.codes)
-        cdef tuple text = plan.text
-        cdef tuple binary = plan.binary
-        cdef tuple values = PyTuple_New(self._width)
-        column.offset = 0
-        try:
-            for i in range(self._width):
-                position = take_column(frame, position, &column)
-                value = value_of(
-                    frame, column, codes[i], PyTuple_GET_ITEM(text, i), PyTuple_GET_ITEM(binary, i)
-                )
-                Py_INCREF(value)
-                PyTuple_SET_ITEM(values, i, value)
-        except Exception as error:
-            refuse_value(self._frame, column.offset, i, error, plan.plan)
-        return values
+        return values_of(self)
 
     def as_dict(self, columns: Iterable[str] | None = None) -> dict[str, Any]:
         """Column name → value, of all columns or those in `columns`.
@@ -246,7 +223,7 @@ cdef class TupleData:
         plan = self._plan.plan
         if columns is None:
             if not self._is_key():
-                return dict(zip(plan.names, self.values(), strict=True))
+                return dict(zip(plan.names, values_of(self), strict=True))
             selected = range(plan.width)
         else:
             selected = [plan.positions[name] for name in columns]
@@ -264,7 +241,7 @@ cdef class TupleData:
         ValueError
             No column equals `value`.
         """
-        return self.values().index(value, start, len(self) if stop is None else stop)
+        return values_of(self).index(value, start, len(self) if stop is None else stop)
 
     def count(self, value: object) -> int:
         """Number of columns whose value equals `value`.
@@ -274,7 +251,7 @@ cdef class TupleData:
         DecodeError
             As :meth:`values` does.
         """
-        return self.values().count(value)
+        return values_of(self).count(value)
 
     def __getitem__(self, key):
         cdef ColumnSlice column
@@ -302,13 +279,13 @@ cdef class TupleData:
             refuse_value(self._frame, column.offset, i, error, plan.plan)
 
     def __iter__(self):
-        return iter(self.values())
+        return iter(values_of(self))
 
     def __reversed__(self):
-        return iter(self.values()[::-1])
+        return iter(values_of(self)[::-1])
 
     def __contains__(self, value):
-        return value in self.values()
+        return value in values_of(self)
 
     def __eq__(self, other):
         if type(other) is not TupleData:
@@ -399,6 +376,36 @@ cdef class TupleData:
         return self._plan.plan.text_form[i](self._raw(column))
 
 
+# What values() returns.
+cdef tuple values_of(TupleData data):
+    cdef const uint8_t *frame = data_of(data._frame)
+    cdef Py_ssize_t position = data._start
+    cdef ColumnSlice column
+    cdef Py_ssize_t i = 0
+    cdef object value
+    cdef Plan plan = data._plan
+    if plan is None:
+        fail_stateless(data._frame, data._in_stream)
+    if plan.codes is None:
+        resolve(plan)
+    cdef const uint8_t *codes = <const uint8_t *> PyBytes_AS_STRING(plan.codes)
+    cdef tuple text = plan.text
+    cdef tuple binary = plan.binary
+    cdef tuple values = PyTuple_New(data._width)
+    column.offset = 0
+    try:
+        for i in range(data._width):
+            position = take_column(frame, position, &column)
+            value = value_of(
+                frame, column, codes[i], PyTuple_GET_ITEM(text, i), PyTuple_GET_ITEM(binary, i)
+            )
+            Py_INCREF(value)
+            PyTuple_SET_ITEM(values, i, value)
+    except Exception as error:
+        refuse_value(data._frame, column.offset, i, error, plan.plan)
+    return values
+
+
 cdef inline object value_of(
     const uint8_t *frame, ColumnSlice column, uint8_t code, PyObject *text, PyObject *binary
 ):
@@ -413,3 +420,7 @@ cdef inline object value_of(
 
 
 Sequence.register(TupleData)
+
+
+# Users import it from the package: so help() shows it.
+name_type(TupleData, b"pgoutput_fast.TupleData")

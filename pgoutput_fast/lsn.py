@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 
 from .errors import PgOutputError
@@ -35,8 +36,14 @@ def format_lsn(lsn: int) -> str:
     PgOutputError
         `lsn` does not fit into an unsigned 64-bit integer.
     TypeError
-        `lsn` is no number.
+        `lsn` is no int.
     """
-    if not 0 <= lsn <= 0xFFFFFFFFFFFFFFFF:
-        raise PgOutputError(f"{lsn} is no LSN; expected 0 to 2**64 - 1")
-    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+    try:
+        number = operator.index(lsn)
+    except TypeError:
+        raise TypeError(
+            f"an LSN to format must be an int such as 0x16B374D848, not {type(lsn).__name__}"
+        ) from None
+    if not 0 <= number <= 0xFFFFFFFFFFFFFFFF:
+        raise PgOutputError(f"{number} is no LSN; expected 0 to 2**64 - 1")
+    return f"{number >> 32:X}/{number & 0xFFFFFFFF:X}"

@@ -43,6 +43,26 @@ CODES = {
 TEXTUAL = frozenset({"text", "json", "jsonb", "other"})  # codecs of text in the session's encoding
 
 
+class _Positions(dict[str, int]):
+    """Position by name; a KeyError says which names there are."""
+
+    __slots__ = ("_relation",)
+
+    def __init__(self, relation: Relation) -> None:
+        # A server sends no name twice. If a frame does, the name stands for the first column.
+        super().__init__(
+            (column.name, i) for i, column in reversed(list(enumerate(relation.columns)))
+        )
+        self._relation = relation
+
+    def __missing__(self, name: object) -> NoReturn:
+        names = ", ".join(printable(column.name) for column in self._relation.columns)
+        raise KeyError(
+            f"{printable(qualified(self._relation))} has no column {name!r}; it has "
+            f"{names or 'none'}"
+        )
+
+
 class RelationPlan:
     """How to decode the columns of one relation, under the settings of one decoder.
 
@@ -91,8 +111,7 @@ class RelationPlan:
         self.settings = settings
         self.width = len(columns)
         self.names = tuple(column.name for column in columns)
-        # A server sends no name twice. If a frame does, the name stands for the first column.
-        self.positions = {name: i for i, name in reversed(list(enumerate(self.names)))}
+        self.positions = _Positions(relation)
         self.is_key = tuple(column.is_key for column in columns)
         self._column_types: tuple[ColumnType, ...] | None = None
         self._version = 0  # of the registry, when the column types were found

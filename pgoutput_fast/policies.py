@@ -14,12 +14,13 @@ Unheld = Literal["error", "null", "clamp", "text"]
 Json = Literal["text", "parse"]
 """What values of json and jsonb become."""
 
-_CHOICES: dict[str, tuple[str, ...]] = {
+CHOICES: dict[str, tuple[str, ...]] = {
     "infinity": typing.get_args(Unheld),
     "out_of_range": typing.get_args(Unheld),
     "special_values": typing.get_args(Unheld),
     "json": typing.get_args(Json),
 }
+"""The policies that take one of some words."""
 
 MOST_DIMENSIONS = 6
 """The most dimensions that an array can have (PostgreSQL's ``MAXDIM``)."""
@@ -69,7 +70,7 @@ class Policies:
     arrays: Literal["error", "text"] | int = "error"
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
+        for name, choices in CHOICES.items():
             choice = getattr(self, name)
             if choice not in choices:
                 expected = ", ".join(map(repr, choices))

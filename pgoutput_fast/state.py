@@ -140,6 +140,8 @@ class StreamState:
         A relation that uses such a type stays unknown.
     names : Names
         The names of `relations`.
+    most_types : int
+        The number of `types` beyond which those that no relation uses are forgotten.
     rows : dict of int to int
         The number of rows so far of streamed transactions whose chunk is not open, by top-level
         xid.
@@ -148,6 +150,7 @@ class StreamState:
     __slots__ = (
         "commit_lsn",
         "commit_time",
+        "most_types",
         "names",
         "open_xid",
         "plans",
@@ -168,6 +171,7 @@ class StreamState:
         self.plans: dict[int, RelationPlan] = {}
         self.suspect: set[int | None] = set()
         self.names = Names()
+        self.most_types = MOST_UNUSED_TYPES
         self.reset()
 
     def reset(self) -> None:
@@ -386,6 +390,11 @@ class StreamState:
             if old := self.names.give(message):
                 self._drop(old)
         self._plan(self.plans, message, self.types)
+        if len(self.types) > self.most_types:
+            # Types come right before the relation that uses them: none of these is still awaited.
+            used = {type_id for plan in self.plans.values() for type_id in plan.types}
+            self.types = {type_id: self.types[type_id] for type_id in self.types.keys() & used}
+            self.most_types = len(self.types) + MOST_UNUSED_TYPES
         return message
 
     def _drop(self, relation_ids: list[int]) -> None:
@@ -442,6 +451,9 @@ class StreamState:
 
 MOST_SUPERSEDED = 1000
 """So many relations whose names others have now are kept at least, twice as many at most."""
+
+MOST_UNUSED_TYPES = 1000
+"""So many types that no relation uses any more are kept: those of columns that were altered."""
 
 FIRST_USER_OID = 16_384
 """The least OID of types that are not built in, which Type messages announce

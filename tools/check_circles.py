@@ -1,7 +1,11 @@
-"""Fail if modules of the package import each other in a circle, or a compiled one imports upwards.
+"""Fail if modules of the package import what they must not.
+
+No modules import each other in a circle, no compiled module imports one of a layer above it, and no
+module imports one of the two implementations by name: ``_impl`` chooses between them.
 
 import-linter checks the layers that pyproject.toml declares, but reads only Python modules. This
-script also reads compiled modules and what they cimport, and imports inside functions.
+script also reads compiled modules and what they cimport, in their .pxd files too, and imports
+inside functions.
 """
 
 from __future__ import annotations
@@ -22,22 +26,29 @@ IMPORT = re.compile(
     re.MULTILINE,
 )
 
+FOR_TYPE_CHECKERS = re.compile(r"^if (?:\w+\.)?TYPE_CHECKING:.*\n(?:(?:[ \t].*)?\n)*", re.MULTILINE)
+IMPORT_BY_STRING = re.compile(r"(?:import_module|__import__)\(\s*f?[\"'](?:pgoutput_fast|\.)")
 
-def modules(root: Path) -> dict[str, Path]:
-    """Every module of the package below `root`, compiled or not, by its name."""
-    found = {}
-    for path in sorted((root / PACKAGE).rglob("*.py*")):
-        if path.suffix in (".py", ".pyx"):
+
+def modules(root: Path) -> dict[str, list[Path]]:
+    """The files of every module of the package below `root`, by its name.
+
+    A compiled module has a .pyx file, a .pxd file, or both.
+    """
+    found: dict[str, list[Path]] = {}
+    for path in sorted((root / PACKAGE).rglob("*.p*")):
+        if path.suffix in (".py", ".pyx", ".pxd"):
             name = ".".join(path.relative_to(root).with_suffix("").parts)
-            found[name.removesuffix(".__init__")] = path
+            found.setdefault(name.removesuffix(".__init__"), []).append(path)
     return found
 
 
-def imports(name: str, path: Path, known: dict[str, Path]) -> set[str]:
-    """The modules of the package that the module `name` imports, also inside functions."""
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    found = set()
-    for start, names, whole in IMPORT.findall(path.read_text(encoding="utf-8")):
+def imports(name: str, text: str, known: dict[str, list[Path]]) -> set[str]:
+    """The modules of the package that the code of the module `name` imports, in functions too."""
+    is_package = any(path.name == "__init__.py" for path in known[name])
+    package = name if is_package else name.rpartition(".")[0]
+    found: set[str] = set()
+    for start, names, whole in IMPORT.findall(text):
         target = whole or start
         if target.startswith("."):
             parts = package.split(".")
@@ -46,6 +57,33 @@ def imports(name: str, path: Path, known: dict[str, Path]) -> set[str]:
         below = {f"{target}.{one.split()[0]}" for one in re.findall(r"\w[^,()\n]*", names)}
         found |= (below & known.keys()) or ({target} & known.keys())
     return found - {name}
+
+
+def implementation_of(name: str, paths: list[Path]) -> str:
+    """The implementation that a module is a part of; "" if both use it."""
+    if any(path.suffix in (".pyx", ".pxd") for path in paths):
+        return "cython"
+    last = name.rpartition(".")[2]
+    return "python" if last == "_pure" or last.startswith("_pure_") else ""
+
+
+def named_implementations(name: str, text: str, known: dict[str, list[Path]]) -> list[str]:
+    """What is wrong with how the module `name` imports a part of an implementation.
+
+    Parts of an implementation import each other. Others ask ``_impl`` for them; what only type
+    checkers read may name them.
+    """
+    if name == f"{PACKAGE}._impl":
+        return []
+    own = implementation_of(name, known[name])
+    faults = [
+        f"{name} imports {other} by name; ask _impl for it"
+        for other in sorted(imports(name, FOR_TYPE_CHECKERS.sub("", text), known))
+        if implementation_of(other, known[other]) not in ("", own)
+    ]
+    if IMPORT_BY_STRING.search(text):
+        faults.append(f"{name} imports a module of the package by a literal name; ask _impl for it")
+    return faults
 
 
 def layer_of(name: str, layers: list[str]) -> int | None:
@@ -65,18 +103,23 @@ def main() -> int:
     ]
     layers = next(one["layers"] for one in contracts if one["type"] == "layers")
     known = modules(root)
-    graph = {name: imports(name, path, known) for name, path in known.items()}
+    texts = {
+        name: "\n".join(path.read_text(encoding="utf-8") for path in paths)
+        for name, paths in known.items()
+    }
+    graph = {name: imports(name, text, known) for name, text in texts.items()}
     faults = []
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         faults.append("a circle of imports: " + " <- ".join(error.args[1]))
-    for name, path in known.items():
+    for name, paths in known.items():
+        faults += named_implementations(name, texts[name], known)
         own = layer_of(name, layers)
-        for other in sorted(graph[name]) if path.suffix == ".pyx" else ():
+        for other in sorted(graph[name]) if implementation_of(name, paths) == "cython" else ():
             theirs = layer_of(other, layers)
             if own is not None and theirs is not None and theirs < own:
-                faults.append(f"{path.relative_to(root)} imports {other}, which lies above it")
+                faults.append(f"{name}, which is compiled, imports {other}, which lies above it")
     print("\n".join(faults) or f"{len(graph)} modules, no circle")
     return int(bool(faults))
 

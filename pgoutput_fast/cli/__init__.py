@@ -2,11 +2,12 @@
 
 Exit codes: 0 success; 1 an error, or nothing of what was asked for was found, which one line on
 standard error says; 2 wrong usage; 130 Ctrl-C (but 0 for `tail`, which usually ends with it); 141
-standard output is a pipe that nobody reads any more.
+standard output is a pipe that nobody reads any more; 129 and 143 SIGHUP and SIGTERM ended `demo`.
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
 import os
@@ -56,6 +57,9 @@ def _group() -> click.Group:
                 # click would print the argument, and there may be a password in it.
                 ctx.fail("the first argument is a command; a DSN follows --dsn of tail")
             if cmd_name not in _COMMANDS:
+                near = difflib.get_close_matches(cmd_name, _COMMANDS, 1)
+                if near and not ctx.resilient_parsing:
+                    ctx.fail(f"No such command {cmd_name!r}; did you mean {near[0]}?")
                 return None
             command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
             command.context_class = Context

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from ..errors import DecodeError, PgOutputError, printable
 from ..files import ExportedTable, ExportProgress, ExportResult, Format, export
 from ..lsn import format_lsn
 from ..names import qualified
-from ..policies import Policies
+from ..policies import CHOICES, Policies
 from ..types import TypeRegistry
 
 
@@ -36,6 +36,15 @@ def policies_option(
         return Policies(**chosen)
     except PgOutputError as error:
         raise click.BadParameter(str(error)) from error
+
+
+def completed_policy(
+    _: click.Context, __: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The policies with each of their values; those that take numbers without."""
+    offered = [f"{name}={choice}" for name, choices in CHOICES.items() for choice in choices]
+    offered += [f"{name}=" for name in Policies.__dataclass_fields__ if name not in CHOICES]
+    return [CompletionItem(one) for one in offered if one.startswith(incomplete)]
 
 
 def _value(name: str, value: str) -> Any:
@@ -70,7 +79,12 @@ def run_export(
     with _progress() as progress:
         try:
             result = export(
-                paths, directory, chosen, tables=_patterns(tables), progress=progress, **options
+                paths,
+                directory,
+                chosen,
+                tables=table_patterns(tables) or None,
+                progress=progress,
+                **options,
             )
         except PgOutputError as error:
             if isinstance(error.__cause__, DecodeError):
@@ -79,13 +93,16 @@ def run_export(
                     "--on-error collect"
                 ) from error
             raise
+    if result.position is None and not tables and all(path.is_dir() for path in paths):
+        # With segments there would be a position.
+        print(f"nothing was captured yet, as there is no segment in {', '.join(map(str, paths))}")
+        return 0
     if result.tables or not tables:
         for one in _lines(result, directory):
             print(one)
     if result.errors:
-        raise PgOutputError(
-            f"{result.errors} frames were refused; they are in the table of errors in {directory}"
-        )
+        frames = "1 frame was" if result.errors == 1 else f"{result.errors} frames were"
+        raise PgOutputError(f"{frames} refused, and put in the table of errors in {directory}")
     if tables and not result.tables:
         raise PgOutputError(
             "there are no changes of the tables that were asked for, and nothing was made; without "
@@ -94,10 +111,10 @@ def run_export(
     return 0
 
 
-def _patterns(tables: tuple[str, ...]) -> list[str] | None:
-    """Names of tables, with their schema or without, as patterns of qualified names."""
-    patterns = [f"*.{glob.escape(name)}" for name in tables]
-    return patterns + [glob.escape(name) for name in tables if "." in name] or None
+def table_patterns(tables: tuple[str, ...]) -> list[str]:
+    """Patterns of tables, with their schema or without, as patterns of ``namespace.name``."""
+    # With a dot it may still be without a schema, as the table's own name may have one.
+    return [f"*.{name}" for name in tables] + [name for name in tables if "." in name]
 
 
 @contextlib.contextmanager
@@ -141,7 +158,7 @@ def _lines(result: ExportResult, directory: Path) -> Iterator[str]:
             else ", ".join(path.name for path in one.files)
         )
         yield f"{name:<{width}}{one.rows:>12,}  {where}"
-    parts = [f"{result.rows:,} rows added to {directory}"]
+    parts = [f"{result.rows:,} row{'s' * (result.rows != 1)} added to {directory}"]
     if result.position is not None:
         parts.append(f"it has everything up to {format_lsn(result.position)}")
     if result.rolled_back:

@@ -169,7 +169,7 @@ class Lines:
 
     def _tuple(self, message: Any, data: TupleData, *, key: bool = False) -> str:
         return " ".join(
-            f"{self._paint(printable(name), 'column')}={self._value(value)}"
+            f"{self._paint(_column(name), 'column')}={self._value(value)}"
             for name, value in _values(data, message.relation, key=key)
         )
 
@@ -183,6 +183,13 @@ class Lines:
             text = f"\\x{value[: None if full else _CUT // 2].hex()}"
             return text + "…" * (not full and len(value) > _CUT // 2)
         return repr(value if full else value[:_CUT]) + "…" * (not full and len(value) > _CUT)
+
+
+def _column(name: str) -> str:
+    """A column's name, in quotes as in SQL if a line could be read otherwise."""
+    if not name or any(sign.isspace() or sign in "\"'=()" for sign in name):
+        name = '"' + name.replace('"', '""') + '"'
+    return printable(name)
 
 
 def _values(

@@ -132,8 +132,12 @@ def _table(result: Result) -> Table:
     return table
 
 
-def _interrupt(_number: int, _frame: object) -> None:
-    raise KeyboardInterrupt
+class _Ended(KeyboardInterrupt):
+    """A signal ended the command, which cleans up as after Ctrl-C."""
+
+
+def _end(number: int, _frame: object) -> None:
+    raise _Ended(number)
 
 
 @click.command("demo", short_help="Server, capture, Spark, and the proof.")
@@ -164,13 +168,24 @@ def command(changes: int, out: Path | None, keep: bool, seed: int, report: Path)
 
     Exits with 1 and names the first row that differs, if one does.
     """  # noqa: D205 - click's help is one paragraph
-    from rich.console import Console
-
     # PySpark warns of its own use of pandas.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, _end)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # it is ignored under nohup
+        signal.signal(signal.SIGHUP, _end)
     if not report.absolute().parent.is_dir():
         raise PgOutputError(f"there is no directory for the report {report}")
+    try:
+        return _demo(changes, out, keep, seed, report)
+    except _Ended as ended:
+        # As a shell has it of a command that a signal ended: 143 of SIGTERM, 129 of SIGHUP.
+        raise click.exceptions.Exit(128 + ended.args[0]) from ended
+
+
+def _demo(changes: int, out: Path | None, keep: bool, seed: int, report: Path) -> int:
+    """Run it all, and print what came of it; the exit code."""
+    from rich.console import Console
+
     console = Console()
     begun = time.monotonic()
     with _directory(out, keep) as directory:

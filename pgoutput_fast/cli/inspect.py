@@ -5,10 +5,12 @@ from __future__ import annotations
 import collections
 import json
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from .. import (
     Commit,
@@ -28,7 +30,7 @@ from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
 from ..values import timestamp_form
 from ..wire import TAGS
-from ._export import policies_option, run_export, types_option
+from ._export import completed_policy, policies_option, run_export, table_patterns, types_option
 from ._show import Lines, Messages, Shown, Values, as_json, values_option
 from ._style import Paint, paint_for, plain
 
@@ -40,13 +42,31 @@ if TYPE_CHECKING:
 
 _NAMED = 20  # tables in an error
 
+_ARGUMENTS = f"{__name__}.arguments"
+"""Key of all arguments in the context's `meta`: completion needs those of an unfinished option."""
 
-def _files(paths: tuple[Path, ...]) -> Iterator[Path]:
+
+def _files(paths: tuple[Path, ...]) -> list[Path]:
+    """The files that paths name. If they are several, the segments are one stretch of a stream.
+
+    Raises
+    ------
+    PgOutputError
+        Segments do not go together, or a file is given twice.
+    """
+    files: list[Path] = []
     for path in paths:
-        if path.is_dir():
-            yield from (segment.path for segment in list_segments(path))
-        else:
-            yield path
+        files += [one.path for one in list_segments(path)] if path.is_dir() else [path]
+    if len(paths) == 1:
+        return files
+    segments: list[Path] = []
+    recordings: dict[Path, Path] = {}
+    for path in files:
+        if is_segment(path):
+            segments.append(path)
+        elif (before := recordings.setdefault(path.resolve(), path)) is not path:
+            raise PgOutputError(f"{path} is given twice, once as {before}")
+    return [*recordings.values(), *(segment.path for segment in list_segments(segments))]
 
 
 def _messages(
@@ -75,12 +95,13 @@ class _Filter:
     """Chooses messages by table, transaction and tag; each of these that was given must match."""
 
     def __init__(self, tables: tuple[str, ...], xids: tuple[int, ...], tags: str) -> None:
-        self._tables = set(tables)
+        self._tables = table_patterns(tables)
         self._xids = set(xids)
         self._tags = set(tags)
         self.is_empty = not (self._tables or self._xids or self._tags)
         self.matches = 0
         self._seen: set[str] = set()
+        self._seen_tags: set[str] = set()
 
     def __call__(self, shown: Shown) -> bool:
         self._seen.update(shown.tables)
@@ -89,20 +110,26 @@ class _Filter:
         return matches
 
     def _holds(self, shown: Shown) -> bool:
-        names = {name for table in shown.tables for name in (table, table.partition(".")[2])}
         xids = {shown.xid, getattr(shown.message, "xid", None)}
-        return (
-            (not self._tables or bool(self._tables & names))
-            and (not self._xids or bool(self._xids & xids))
-            and (not self._tags or shown.tag in self._tags)
-        )
+        if self._xids and not self._xids & xids:
+            return False
+        if self._tables and not any(
+            fnmatchcase(table, pattern) for table in shown.tables for pattern in self._tables
+        ):
+            return False
+        self._seen_tags.add(shown.tag)
+        return not self._tags or shown.tag in self._tags
 
     def nothing(self) -> str:
         """The error if no message matched."""
         tables = [printable(table) for table in sorted(self._seen)]
         more = f" and {len(tables) - _NAMED} more" if len(tables) > _NAMED else ""
         found = f"of the tables {', '.join(tables[:_NAMED])}{more}" if tables else "of no table"
-        return f"no message matches; there are messages {found}"
+        tags = ""
+        if self._tags and self._seen_tags - {""}:
+            others = " of what else was asked for" if self._tables or self._xids else ""
+            tags = f"; the tags{others} are {' '.join(sorted(self._seen_tags - {''}))}"
+        return f"no message matches; there are messages {found}{tags}"
 
 
 def _widened(span: tuple[int, int] | None, value: int) -> tuple[int, int]:
@@ -185,13 +212,43 @@ def _checked_tags(_: click.Context, __: click.Parameter, value: str | None) -> s
     return tags
 
 
-@click.command
+def _completed_to(
+    context: click.Context, _: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The formats, and directories behind one."""
+    if context.meta[_ARGUMENTS][-1] in FORMATS:
+        return [CompletionItem(incomplete, type="dir")]
+    return [CompletionItem(name) for name in FORMATS if name.startswith(incomplete)]
+
+
+class _Command(click.Command):
+    """Says what follows --to, of which click says that it is two."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_ARGUMENTS] = tuple(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.BadOptionUsage as error:
+            if error.option_name != "--to":
+                raise
+            raise click.BadOptionUsage(
+                "--to", "--to needs a format and a directory, as in --to parquet tables/", ctx
+            ) from error
+
+
+@click.command(cls=_Command)
 @click.argument(
     "paths", metavar="FILE|DIR…", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
 @click.option("--json", "as_objects", is_flag=True, help="One JSON object per line.")
 @values_option
-@click.option("--table", "tables", multiple=True, help="Only of this table: name or schema.name.")
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only of these tables: name or schema.name, with *, ? and [...] in quotes.",
+)
 @click.option("--xid", "xids", multiple=True, type=int, help="Only of this transaction.")
 @click.option(
     "--tag", "tags", callback=_checked_tags, help="Only messages with these tags, e.g. IUD."
@@ -200,6 +257,7 @@ def _checked_tags(_: click.Context, __: click.Parameter, value: str | None) -> s
 @click.option("--stats", is_flag=True, help="Counts instead of messages.")
 @click.option(
     "--to",
+    shell_complete=_completed_to,
     type=(click.Choice(FORMATS), click.Path(path_type=Path)),
     metavar="FORMAT DIR",
     help=f"Files in a directory, one per table, instead: {', '.join(FORMATS)}. The same call goes "
@@ -216,6 +274,7 @@ def _checked_tags(_: click.Context, __: click.Parameter, value: str | None) -> s
     "policies",
     multiple=True,
     metavar="NAME=VALUE",
+    shell_complete=completed_policy,
     callback=policies_option,
     help="With --to or --values typed: what to do with values that a column, or Python, can't "
     "hold, e.g. infinity=null.",
@@ -294,7 +353,7 @@ def command(
     if stats:
         print(json.dumps(counts.as_dict()) if as_objects else "\n".join(counts.lines(paint)))
     if errors:
-        raise PgOutputError(f"{errors} frames could not be decoded")
+        raise PgOutputError(f"{errors} frame{'s' * (errors != 1)} could not be decoded")
     if not wanted.is_empty and not wanted.matches:
         raise PgOutputError(wanted.nothing())
     return 0

@@ -8,13 +8,25 @@ import sys
 
 import click
 
-from .. import Begin, Commit
+from .. import Begin, Commit, TypeRegistry
+from ..connections import ConnectionParameters, server_error
 from ..replication import connect
 from ._show import Lines, Messages, Values, as_json, values_option
 from ._style import paint_for
 
 _SERVERS = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
 """Variables of libpq that name a server, or what is wanted of the local one."""
+
+
+def _types(dsn: str) -> TypeRegistry:
+    """The types in the catalogue of the server's database."""
+    with ConnectionParameters(dsn).open(replication=False) as connection:
+        import psycopg
+
+        try:
+            return TypeRegistry.from_connection(connection)
+        except psycopg.Error as error:
+            raise server_error("can't read the types", str(error), error.sqlstate) from error
 
 
 @click.command(context_settings={"allow_extra_args": True})
@@ -46,6 +58,9 @@ def command(
 
     A temporary slot is made, which is gone when the command ends, even if it is killed. Ctrl-C is
     the usual end, with exit code 0.
+
+    With --values typed, and with --binary, users' types are as the server's catalogue has them when
+    the command begins.
     """
     if context.args:
         # click would print the argument, which may be the password in a DSN without quotes.
@@ -60,6 +75,8 @@ def command(
     lines = Lines(full=full, paint=paint_for(sys.stdout))
     slot = f"pgoutput_fast_tail_{os.getpid()}_{secrets.token_hex(4)}"
     try:
+        # Only the catalogue tells what the fields of a composite are, and what its binary form is.
+        registry = _types(dsn or "") if values == "typed" or binary else None
         with connect(
             dsn,
             slot=slot,
@@ -70,7 +87,7 @@ def command(
             messages=messages,
         ) as stream:
             print(f"tail of {', '.join(publications)} begins; Ctrl-C ends it", file=sys.stderr)
-            decoder = Messages(stream.connection.settings["client_encoding"])
+            decoder = Messages(stream.connection.settings["client_encoding"], registry=registry)
             in_transaction = False
             while (batch := stream.receive()) is not None:
                 for lsn, _, time, frame in batch.frames:

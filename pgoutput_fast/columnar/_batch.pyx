@@ -15,6 +15,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset, strlen
 
+from pgoutput_fast._public cimport name_type
 from pgoutput_fast.columnar._columns cimport (
     HAS_AFTER, HAS_COMMIT, HAS_XID, IN_STREAM, OLD_KEY, OLD_ROW, OP, PGF_FIXED, PGF_FIXED_LIST,
     PGF_LIST, PGF_STRUCT, PGF_VARIABLE, SKIP, SLACK, TRUNCATE, Column, LabelTable, Part, Rows, Side,
@@ -26,6 +27,7 @@ from pgoutput_fast.columnar._export cimport (
 from pgoutput_fast.columnar._memory cimport expect_memory, grow
 from pgoutput_fast.columnar._relation cimport forget_rows, free_side, pad
 
+from ..names import qualified
 from .arrays import commit_of
 
 cdef extern from "_parts.h" nogil:
@@ -529,8 +531,7 @@ cdef class ChangeBatch:
         )
 
     def __repr__(self):
-        relation = self.relation
-        return f"<ChangeBatch: {self.num_rows} rows of {relation.namespace}.{relation.name}>"
+        return f"<ChangeBatch: {self.num_rows} rows of {qualified(self.relation)}>"
 
     @property
     def relation(self):
@@ -688,3 +689,7 @@ def export_stream(batches: list[ChangeBatch]) -> object:
     stream.release = release_stream
     stream.private_data = streamed
     return PyCapsule_New(stream, "arrow_array_stream", free_stream_capsule)
+
+
+# Users import it from the package: so help() shows it.
+name_type(ChangeBatch, b"pgoutput_fast.ChangeBatch")

@@ -17,16 +17,33 @@
 #define PGF_UNREACHABLE() ((void)0)
 #endif
 
-/* As pgoutput_fast.columnar.fields numbers them. */
+/* The converters, in the order of CONVERTERS in pgoutput_fast/columnar/fields.py, which is compared with
+ * these names when the extension is imported.
+ */
+#define PGF_CONVERTERS(X) \
+    X(SLOW) X(SKIP) X(BOOL_TEXT) X(BOOL_BINARY) X(INT2_TEXT) X(INT4_TEXT) X(INT8_TEXT) \
+    X(UINT4_TEXT) X(UINT4_WIDE_TEXT) X(SAME2) X(SAME4) X(SAME8) X(UINT4_WIDE) X(FLOAT4_TEXT) \
+    X(FLOAT8_TEXT) X(DECIMAL_TEXT) X(DECIMAL_BINARY) X(NUMERIC_TEXT) X(NUMERIC_BINARY) X(UTF8) \
+    X(ASCII) X(JSONB_BINARY) X(BYTES) X(BYTEA_TEXT) X(UUID_TEXT) X(UUID_BINARY) X(UUID_UTF8_TEXT) \
+    X(UUID_UTF8_BINARY) X(DATE_TEXT) X(DATE_BINARY) X(TIME_TEXT) X(TIME_BINARY) X(TIME_NS_TEXT) \
+    X(TIME_NS_BINARY) X(TIMESTAMP_TEXT) X(TIMESTAMPTZ_TEXT) X(TIMESTAMP_BINARY) X(INTERVAL_BINARY) \
+    X(LABEL) X(NESTED_TEXT) X(NESTED_BINARY)
+
 enum {
-    SLOW, SKIP, BOOL_TEXT, BOOL_BINARY, INT2_TEXT, INT4_TEXT, INT8_TEXT, UINT4_TEXT,
-    UINT4_WIDE_TEXT, SAME2, SAME4, SAME8, UINT4_WIDE, FLOAT4_TEXT, FLOAT8_TEXT, DECIMAL_TEXT,
-    DECIMAL_BINARY, NUMERIC_TEXT, NUMERIC_BINARY, UTF8, ASCII, JSONB_BINARY, BYTES, BYTEA_TEXT,
-    UUID_TEXT, UUID_UTF8_TEXT, UUID_UTF8_BINARY, DATE_TEXT, DATE_BINARY, TIME_TEXT, TIME_BINARY,
-    TIME_NS_TEXT, TIME_NS_BINARY, TIMESTAMP_TEXT, TIMESTAMPTZ_TEXT, TIMESTAMP_BINARY,
-    INTERVAL_BINARY, LABEL, NESTED_TEXT, NESTED_BINARY, CONVERTER_COUNT,
+#define PGF_CODE(name) name,
+    PGF_CONVERTERS(PGF_CODE)
+#undef PGF_CODE
+    CONVERTER_COUNT,
     FORM, /* by the format of the value: utf8 or binary */
     END, /* behind the last column */
+};
+
+/* What becomes of a value. */
+enum {
+    PGF_DONE,
+    PGF_UNUSUAL, /* it is for the function of the column's field */
+    PGF_NO_MEMORY,
+    PGF_FULL, /* offsets of 32 bits cannot count it */
 };
 
 enum { SLACK = 16 /* bytes behind a value that a copy of 16 may write */ };
@@ -212,8 +229,15 @@ static inline int32_t *pgf_slot(const pgf_labels *labels, const uint8_t *at, siz
 
 enum { PGF_FIXED, PGF_VARIABLE, PGF_LIST, PGF_FIXED_LIST, PGF_STRUCT };
 
-/* As pgoutput_fast.columnar.fields numbers them. */
-enum { PGF_NO_SYNTAX, PGF_ARRAY, PGF_RANGE, PGF_COMPOSITE, PGF_VECTOR, PGF_MULTIRANGE };
+/* The forms of nested values, in the order of SYNTAXES in pgoutput_fast/columnar/fields.py, likewise. */
+#define PGF_SYNTAXES(X) X(NO_SYNTAX) X(ARRAY) X(RANGE) X(COMPOSITE) X(VECTOR) X(MULTIRANGE)
+
+enum {
+#define PGF_SYNTAX(name) PGF_##name,
+    PGF_SYNTAXES(PGF_SYNTAX)
+#undef PGF_SYNTAX
+    PGF_SYNTAX_COUNT,
+};
 
 typedef struct pgf_part {
     uint8_t shape;
@@ -226,9 +250,8 @@ typedef struct pgf_part {
     uint8_t delimiter; /* of an array's elements */
     uint8_t codes[2]; /* the converters of binary values and of text */
     uint32_t type_id; /* by which a binary array or composite calls the type; 0: not known */
-    pgf_column cell[2]; /* where a converter puts a value that is not nested: its only row, END */
+    pgf_column cell; /* of one row: by which a converter puts a value into its nested column */
     int32_t cell_ends[2];
-    uint64_t cell_bytes[4];
     /* The array under construction. */
     int64_t count, nulls, room; /* values */
     int64_t data_room; /* bytes, of variable ones */

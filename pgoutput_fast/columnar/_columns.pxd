@@ -6,14 +6,10 @@ cdef extern from "_columns.h" nogil:
     enum:
         SLACK
         CONVERTER_COUNT
+        SYNTAX_COUNT "PGF_SYNTAX_COUNT"
         SLOW, SKIP, FORM, END
-        UTF8, ASCII, BYTES, INT2_TEXT, UINT4_TEXT, UINT4_WIDE_TEXT, SAME2, UINT4_WIDE, FLOAT4_TEXT
-        NUMERIC_TEXT, NUMERIC_BINARY, JSONB_BINARY, BYTEA_TEXT, UUID_UTF8_TEXT, UUID_UTF8_BINARY
-        TIME_TEXT, TIME_BINARY, TIME_NS_TEXT, TIME_NS_BINARY, INTERVAL_BINARY, LABEL
-        NESTED_TEXT, NESTED_BINARY
     enum:
         PGF_FIXED, PGF_VARIABLE, PGF_LIST, PGF_FIXED_LIST, PGF_STRUCT
-        PGF_VECTOR
     enum:
         INSERT "PGF_INSERT"
         UPDATE "PGF_UPDATE"
@@ -68,9 +64,8 @@ cdef extern from "_columns.h" nogil:
         uint8_t delimiter
         uint8_t[2] codes
         uint32_t type_id
-        Column[2] cell
+        Column cell
         int32_t[2] cell_ends
-        uint64_t[4] cell_bytes
         int64_t count, nulls, room, data_room
         uint8_t *validity
         uint8_t *data

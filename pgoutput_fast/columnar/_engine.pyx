@@ -29,10 +29,11 @@ from pgoutput_fast.columnar._relation cimport (
 )
 
 from .._core import decode, restore
-from ..diagnose import UNKNOWN_HINT, diagnose
-from ..errors import DecodeError, fail
+from ..diagnose import diagnose
+from ..errors import DecodeError
 from ..plan import refuse_value
 from .arrays import MOST_ROWS, array_of, lsns_of, refuse_time
+from .rare import NEW_VERSIONS, event_of, outdated, plans_of
 from .schema import version_of
 
 cdef enum:
@@ -59,6 +60,7 @@ cdef class Engine(Reader):
     # Relations by plan, and those that have rows.
     cdef dict known
     cdef dict open
+    cdef Py_ssize_t new_versions  # since those that are out of date were forgotten
     cdef int64_t reserved  # bytes of memory for their rows, in expectation of as many as usual
     cdef list ready
     cdef readonly dict messages  # by frame: what is neither a row, nor Begin, nor Commit
@@ -250,16 +252,8 @@ cdef class Engine(Reader):
             memset(self.stream.cached, 0, sizeof(self.stream.cached))
         elif tag != c'M' and tag != c'O' and tag != c'T':
             self.adopt(state)
-        top = open_xid if open_xid is not None else in_transaction
-        xid = getattr(message, "xid", None)
-        if xid is None or open_xid is not None:
-            subxid, xid = xid, top
-        else:
-            subxid = getattr(message, "subxid", None)
-        if not event(
-            self, tag, xid or 0, subxid or 0, getattr(message, "commit_lsn", None) or 0,
-            getattr(message, "end_lsn", None) or 0, getattr(message, "commit_time", None) or 0,
-        ):
+        xid, subxid, commit_lsn, end_lsn, commit_time = event_of(message, open_xid, in_transaction)
+        if not event(self, tag, xid, subxid, commit_lsn, end_lsn, commit_time):
             raise MemoryError
         self.messages[index] = message
         self.at += 1
@@ -269,20 +263,9 @@ cdef class Engine(Reader):
     cdef int truncate(self, message) except -1:
         cdef Rows *rows
         cdef Frame given
-        state = self.state
-        frame = message.frame
-        start = 10 if message.in_stream else 6
-        plans = []
-        for i, relation_id in enumerate(message.relation_ids):
-            plan = state.plan(relation_id)
-            plans.append(plan)
-            if plan is None:
-                fail(
-                    "unknown_relation", frame, start + 4 * i, relation_id=relation_id,
-                    hint=UNKNOWN_HINT,
-                )
+        plans = plans_of(message, self.state)
         if self.stream.wide and self.lsns != NULL and self.lsns[self.before + self.at] >> 63:
-            refuse_time(frame, 0, "lsn", self.lsns[self.before + self.at])
+            refuse_time(message.frame, 0, "lsn", self.lsns[self.before + self.at])
         take_frame(&self.piece.source, self.at, &given)
         for plan in plans:
             rows = &(self.relation_of(plan)).rows
@@ -326,6 +309,7 @@ cdef class Engine(Reader):
         if relation is None:
             relation = make_relation(plan, self.options.layout(plan))
             self.known[key] = relation
+            self.forget_outdated(plan)
         other = self.open.get(relation_id)
         if other is not relation:
             if other is not None:
@@ -335,6 +319,19 @@ cdef class Engine(Reader):
             self.open[relation_id] = relation
             self.reserve(&relation.rows)
         return relation
+
+    # Forget versions of relations that are out of date, once there are many new ones. That of
+    # `plan` stays.
+    cdef int forget_outdated(self, plan) except -1:
+        self.new_versions += 1
+        if self.new_versions < NEW_VERSIONS:
+            return 0
+        self.new_versions = 0
+        with_rows = [(<RelationRows> relation).plan for relation in self.open.values()]
+        for version in outdated(self.known, [plan, *with_rows], self.state):
+            del self.known[version]
+        memset(self.stream.cached, 0, sizeof(self.stream.cached))
+        return 0
 
     # A relation's batch will be like its last one, if that leaves room for those of the others.
     cdef void reserve(self, Rows *rows) noexcept:

@@ -22,6 +22,7 @@ from pgoutput_fast.columnar._input cimport Frame, Piece, Source, pieces_of, take
 from pgoutput_fast.columnar._memory cimport Growing, expect_memory, numpy_of, room
 
 from .._core import decode
+from ..diagnose import refuse_changed
 from ..errors import DecodeError
 from ..messages import decode_rare
 from ..settings import make_settings
@@ -417,4 +418,4 @@ cdef int explain(bytes frame, Py_ssize_t index, _Walk walk) except -1:
     except DecodeError as error:
         error.frame = index
         raise
-    raise AssertionError(f"the walk refused a sound frame: {frame!r}")
+    refuse_changed()

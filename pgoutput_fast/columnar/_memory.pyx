@@ -13,6 +13,21 @@ from libc.stdlib cimport free, realloc
 
 from .arrays import array_of
 
+cdef extern from *:
+    """
+    /* Threads without the GIL read and write the number; any order will do. */
+    #if defined(_MSC_VER)
+    #include <intrin.h>
+    #define PGF_LOAD(number) _InterlockedOr64(number, 0)
+    #define PGF_STORE(number, value) ((void)_InterlockedExchange64(number, value))
+    #else
+    #define PGF_LOAD(number) __atomic_load_n(number, __ATOMIC_RELAXED)
+    #define PGF_STORE(number, value) __atomic_store_n(number, value, __ATOMIC_RELAXED)
+    #endif
+    """
+    int64_t load_number "PGF_LOAD"(const int64_t *number) noexcept nogil
+    void store_number "PGF_STORE"(int64_t *number, int64_t value) noexcept nogil
+
 cdef enum:
     MOST_EXPECTED = 20 << 20  # bytes; glibc learns nothing from blocks of more than 32 MiB
 
@@ -64,10 +79,10 @@ cdef int64_t _expected = 0
 # idle beyond twice the largest block that it saw freed, while a batch is many blocks; and to fault
 # pages in anew takes longer than to fill them.
 cdef void expect_memory(int64_t size) noexcept nogil:
-    global _expected
     if size > MOST_EXPECTED:
         size = MOST_EXPECTED
-    if size > _expected:
-        _expected = size + (size >> 1)
+    if size > load_number(&_expected):
+        size += size >> 1
+        store_number(&_expected, size)
         # malloc(), but by a way that compilers do not see through: they would take it away.
-        PyMem_RawFree(PyMem_RawMalloc(_expected))
+        PyMem_RawFree(PyMem_RawMalloc(size))

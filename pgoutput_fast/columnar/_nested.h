@@ -2,16 +2,9 @@
 #ifndef PGOUTPUT_FAST_NESTED_H
 #define PGOUTPUT_FAST_NESTED_H
 
-#include "_rows.h"
+#include "_converters.h"
 
 /* --- packing ---------------------------------------------------------------------------------- */
-
-enum { PGF_DONE, PGF_UNUSUAL, PGF_NO_MEMORY, PGF_FULL };
-
-/* A converter for what pgf_take_values does not take; one of the above. */
-typedef int (*pgf_store)(
-    pgf_column *column, uint8_t code, const uint8_t *at, uint32_t length, const uint8_t *floor,
-    const uint8_t *ceiling);
 
 /* What a value is packed into: the end of a variable column. */
 typedef struct {
@@ -19,30 +12,21 @@ typedef struct {
     int64_t used;
     /* What may be read around the value. */
     const uint8_t *floor, *ceiling;
-    pgf_store store;
 } pgf_packer;
 
 static int pgf_pack(
     pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length, int binary);
 
 /* Room for so many more bytes, and those that a copy of 16 may write. */
-static inline int pgf_room(pgf_packer *packer, int64_t more)
+static inline int pgf_pack_room(pgf_packer *packer, int64_t more)
 {
     int64_t size = packer->used + more;
-    if (size + SLACK <= packer->column->room)
-        return PGF_DONE;
-    if (size > INT32_MAX)
-        return PGF_FULL;
-    size = pgf_roomy(size);
-    if (!pgf_resize(&packer->column->data, size))
-        return PGF_NO_MEMORY;
-    packer->column->room = size;
-    return PGF_DONE;
+    return size + SLACK <= packer->column->room ? PGF_DONE : pgf_make_room(packer->column, size);
 }
 
 static inline int pgf_pack_bytes(pgf_packer *packer, const void *at, int32_t size)
 {
-    int status = pgf_room(packer, size);
+    int status = pgf_pack_room(packer, size);
     if (status == PGF_DONE) {
         memcpy(packer->column->data + packer->used, at, (size_t)size);
         packer->used += size;
@@ -65,83 +49,38 @@ static inline int pgf_pack_flag(pgf_packer *packer, int flag)
     return pgf_pack_bytes(packer, packed, 5);
 }
 
-/* A value of fixed width into its part's cell, by the loop that rows go through: as in a tuple. */
-static int pgf_take_cell(
-    pgf_column *cell, uint8_t code, const uint8_t *at, size_t length, int binary,
-    const uint8_t *ceiling)
-{
-    /* Before it and behind it is what loads of 16 bytes may reach. */
-    uint8_t around[SLACK + 5 + 64 + SLACK];
-    uint8_t *tuple = around + SLACK;
-    pgf_column *next = cell;
-    int64_t unused = 0;
-    if (cell->width < 0 || length > 64)
-        return 0;
-    cell->kind = tuple[0] = binary ? 'b' : 't';
-    cell->code = code;
-    tuple[1] = tuple[2] = tuple[3] = 0;
-    tuple[4] = (uint8_t)length;
-    if (length <= 16 && ceiling - at >= 16)
-        memcpy(tuple + 5, at, 16);
-    else
-        memcpy(tuple + 5, at, length);
-    pgf_take_more(&next, 0, tuple, tuple + 5 + length, around, around + sizeof around, &unused);
-    return next != cell;
-}
-
-/* A value that is not nested. */
+/* A value that is not nested: by its converter, into a column of one row, whose memory is where the
+ * packed value goes.
+ */
 static int pgf_pack_scalar(
     pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length, int binary)
 {
-    uint8_t code = part->codes[!binary];
-    pgf_column *cell = part->cell;
-    int64_t number;
-    int32_t small;
-    uint64_t large;
+    pgf_column *column = packer->column, *cell = &part->cell;
     int status;
-    /* What arrays are full of takes no detour. */
-    switch (code) {
-    case UTF8:
-        if ((status = pgf_room(packer, (int64_t)length)))
-            return status;
-        if (!pgf_copy_utf8(
-                packer->column->data + packer->used, at, length,
-                (size_t)(packer->ceiling - (at + length))))
-            return PGF_UNUSUAL;
-        packer->used += (int64_t)length;
-        return PGF_DONE;
-    case INT4_TEXT:
-        if (!pgf_integer(
-                at, length, (size_t)(at - packer->floor), INT32_MIN, INT32_MAX, &number))
-            return PGF_UNUSUAL;
-        small = (int32_t)number;
-        return pgf_pack_bytes(packer, &small, 4);
-    case INT8_TEXT:
-        if (!pgf_integer(
-                at, length, (size_t)(at - packer->floor), INT64_MIN, INT64_MAX, &number))
-            return PGF_UNUSUAL;
-        return pgf_pack_bytes(packer, &number, 8);
-    case SAME4:
-        if (length != 4)
-            return PGF_UNUSUAL;
-        small = (int32_t)pgf_load4(at);
-        return pgf_pack_bytes(packer, &small, 4);
-    case SAME8:
-        if (length != 8)
-            return PGF_UNUSUAL;
-        large = pgf_load8(at);
-        return pgf_pack_bytes(packer, &large, 8);
-    }
-    if (!pgf_take_cell(cell, code, at, length, binary, packer->ceiling)) {
-        status = packer->store(cell, code, at, (uint32_t)length, packer->floor, packer->ceiling);
+    if (part->width < 0) {
+        cell->data = column->data;
+        cell->room = column->room;
+        cell->offsets[0] = (int32_t)packer->used;
+    } else {
+        status = pgf_pack_room(packer, part->width + 1);
         if (status != PGF_DONE)
             return status;
+        cell->data = column->data + packer->used;
+        cell->data[0] = 0; /* of a bit the others */
     }
-    if (part->width < 0)
-        return pgf_pack_bytes(packer, cell->data, cell->offsets[1]);
-    if (part->width == 0)
-        cell->data[0] &= 1;
-    return pgf_pack_bytes(packer, cell->data, part->width ? part->width : 1);
+    status = pgf_convert_one(
+        cell, part->codes[!binary], 0, at, (uint32_t)length, packer->floor, packer->ceiling);
+    if (part->width < 0) {
+        column->data = cell->data;
+        column->room = cell->room;
+    }
+    if (status == PGF_DONE) {
+        if (part->width < 0)
+            packer->used = cell->offsets[1];
+        else
+            packer->used += part->width ? part->width : 1;
+    }
+    return status;
 }
 
 /* A part with its size before it. */
@@ -525,7 +464,7 @@ static int pgf_pack_vector_binary(
     if (count == 0 || count > 16000 || length != 4 + 4 * (size_t)count || pgf_load2(at + 2) != 0
         || (part->shape == PGF_FIXED_LIST && count != (uint32_t)part->width))
         return PGF_UNUSUAL;
-    if ((status = pgf_room(packer, 8 * (int64_t)count)))
+    if ((status = pgf_pack_room(packer, 8 * (int64_t)count)))
         return status;
     to = packer->column->data + packer->used;
     for (uint32_t i = 0; i < count; i++, to += 8) {
@@ -564,9 +503,9 @@ static int pgf_pack(
 /* Put a value into `row` of a nested column. */
 static int pgf_pack_row(
     pgf_column *column, int64_t row, const uint8_t *at, size_t length, int binary,
-    const uint8_t *floor, const uint8_t *ceiling, pgf_store store)
+    const uint8_t *floor, const uint8_t *ceiling)
 {
-    pgf_packer packer = {column, column->offsets[row], floor, ceiling, store};
+    pgf_packer packer = {column, column->offsets[row], floor, ceiling};
     int status = pgf_pack(&packer, column->part, at, length, binary);
     if (status == PGF_DONE)
         column->offsets[row + 1] = (int32_t)packer.used;

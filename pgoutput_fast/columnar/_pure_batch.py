@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from ..names import qualified
 from ._pure_export import export, record_batch
 from ._pure_relation import RelationRows
 from .arrays import Column, commit_of, fixed_column, pyarrow, variable_column
@@ -43,8 +44,7 @@ class ChangeBatch:
         )
 
     def __repr__(self) -> str:
-        relation = self.relation
-        return f"<ChangeBatch: {self.num_rows} rows of {relation.namespace}.{relation.name}>"
+        return f"<ChangeBatch: {self.num_rows} rows of {qualified(self.relation)}>"
 
     @property
     def relation(self) -> Relation:

@@ -11,8 +11,8 @@ import struct
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .._pure import Begin, Delete, Insert, _Stumble, make_fixed, make_row
-from ..diagnose import UNKNOWN_HINT, diagnose
-from ..errors import DecodeError, fail
+from ..diagnose import diagnose
+from ..errors import DecodeError
 from ..messages import Truncate, decode_rare
 from ..plan import RelationPlan, refuse_value
 from ._pure_batch import ChangeBatch, batch_of
@@ -21,6 +21,7 @@ from ._pure_relation import MOST_OFFSET, RelationRows, Stored
 from .arrays import MOST_ROWS, TWO_FORMS, UNSENT_BEFORE, array_of, lsns_of, refuse_time
 from .fields import EPOCH_SHIFT, Field
 from .packed import NewLabel
+from .rare import NEW_VERSIONS, event_of, outdated, plans_of
 from .schema import version_of
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Engine:
         self._cached: dict[int, RelationRows] = {}
         self._known: dict[tuple[object, ...], RelationRows] = {}
         self._open: dict[int, RelationRows] = {}
+        self._new_versions = 0  # since those that are out of date were forgotten
         self._held = 0  # bytes of the rows of all relations
         self._ready: list[ChangeBatch] = []
         self._events = bytearray()
@@ -173,7 +175,7 @@ class Engine:
                 refuse_time(frame, 9, "commit_time", message.commit_time)
             state.begin(message.xid, message.final_lsn, message.commit_time)
         else:
-            self._event(message, state.xid, None)
+            self._event(message, None, state.xid)
             state.end()
         self._at += 1
 
@@ -294,31 +296,13 @@ class Engine:
             message = state.receive(frame)
         if message.tag not in ("M", "O", "T"):
             self._cached = {}
-        top = open_xid if open_xid is not None else in_transaction
-        xid = getattr(message, "xid", None)
-        if xid is None or open_xid is not None:
-            subxid, xid = xid, top
-        else:
-            subxid = getattr(message, "subxid", None)
-        self._event(message, xid, subxid)
+        self._event(message, open_xid, in_transaction)
         self.messages[self.position] = message
         self._at += 1
 
     def _truncate(self, message: Truncate) -> None:
         """Append a row for each relation of a Truncate; all of them must have been announced."""
-        start = 10 if message.in_stream else 6
-        plans = []
-        for i, relation_id in enumerate(message.relation_ids):
-            plan = self.state.plan(relation_id)
-            if plan is None:
-                fail(
-                    "unknown_relation",
-                    message.frame,
-                    start + 4 * i,
-                    relation_id=relation_id,
-                    hint=UNKNOWN_HINT,
-                )
-            plans.append(plan)
+        plans = plans_of(message, self.state)
         if not self._lsn_is_sound():
             refuse_time(message.frame, 0, "lsn", self.lsn() or 0)
         for plan in plans:
@@ -335,16 +319,9 @@ class Engine:
             size = relation.row_bytes
             self._put(relation, b"truncate", message.xid, None, None, None, size)
 
-    def _event(self, message: Any, xid: int | None, subxid: int | None) -> None:
-        self._events += _event(
-            self.position,
-            getattr(message, "commit_lsn", None) or 0,
-            getattr(message, "end_lsn", None) or 0,
-            getattr(message, "commit_time", None) or 0,
-            xid or 0,
-            subxid or 0,
-            ord(message.tag),
-        )
+    def _event(self, message: Any, open_xid: int | None, in_transaction: int | None) -> None:
+        xid, subxid, *commit = event_of(message, open_xid, in_transaction)
+        self._events += _event(self.position, *commit, xid, subxid, ord(message.tag))
 
     # --- relations
 
@@ -357,6 +334,7 @@ class Engine:
         relation = self._known.get(key)
         if relation is None:
             relation = self._known[key] = RelationRows(plan, self._options.layout(plan))
+            self._forget_outdated(plan)
         relation_id = plan.relation.relation_id
         other = self._open.get(relation_id)
         if other is not relation:
@@ -364,6 +342,20 @@ class Engine:
                 self._give(other)
             self._open[relation_id] = relation
         return relation
+
+    def _forget_outdated(self, plan: RelationPlan) -> None:
+        """Forget versions of relations that are out of date, once there are many new ones.
+
+        That of `plan` stays.
+        """
+        self._new_versions += 1
+        if self._new_versions < NEW_VERSIONS:
+            return
+        self._new_versions = 0
+        with_rows = [relation.plan for relation in self._open.values()]
+        for version in outdated(self._known, [plan, *with_rows], self.state):
+            del self._known[version]
+        self._cached = {}
 
     def _give(self, relation: RelationRows) -> None:
         batch = self._close(relation)

@@ -10,17 +10,15 @@ leaves nothing behind. The twin of this is a part of ``_pure_engine.py``.
 from __future__ import annotations
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, strlen
 
+from pgoutput_fast._values cimport pgf_power, powers_of_five
 from pgoutput_fast._wire cimport MAX_FRAME, load_uint16, load_uint32, load_uint64, walk_tuple
 from pgoutput_fast.columnar._columns cimport (
-    ASCII, BYTEA_TEXT, BYTES, CONVERTER_COUNT, DELETE, FLOAT4_TEXT, FORM, HAS_AFTER, INSERT,
-    INT2_TEXT, INTERVAL_BINARY, JSONB_BINARY, LABEL, NESTED_BINARY, NESTED_TEXT, NUMERIC_BINARY,
-    NUMERIC_TEXT, OLD_KEY, OLD_ROW, PGF_VECTOR, SAME2, SHIFT, SKIP, SLACK, TIME_BINARY,
-    TIME_NS_BINARY, TIME_NS_TEXT, TIME_TEXT, UINT4_TEXT, UINT4_WIDE, UINT4_WIDE_TEXT, UPDATE, UTF8,
-    UUID_UTF8_BINARY, UUID_UTF8_TEXT, Cached, Column, LabelTable, Rows, Side, Stream, roomy, settle,
+    CONVERTER_COUNT, DELETE, FORM, HAS_AFTER, INSERT, OLD_KEY, OLD_ROW, SHIFT, SKIP, SYNTAX_COUNT,
+    UPDATE, Cached, Column, Rows, Side, Stream, settle,
 )
 from pgoutput_fast.columnar._input cimport Frame, Source, take_frame
 from pgoutput_fast.columnar._memory cimport grow
@@ -32,37 +30,21 @@ from .arrays import ITEM_SIZES, TWO_FORMS, UNSENT_BEFORE
 from .fields import CONVERTERS, EPOCH_SHIFT, SYNTAXES
 from .packed import NewLabel
 
-cdef extern from "_convert.h" nogil:
-    enum:
-        PGF_NUMERIC_ROOM
-        PGF_LEAST_POWER
-        PGF_GREATEST_POWER
-    ctypedef struct pgf_power:
-        uint64_t high
-        uint64_t low
-    const uint64_t[20] PGF_POWERS
-    bint pgf_integer(
-        const uint8_t *at, size_t length, size_t before, int64_t least, int64_t greatest,
-        int64_t *value,
-    ) noexcept
-    bint pgf_is_numeric(const uint8_t *at, size_t length) noexcept
-    size_t pgf_numeric_text(const uint8_t *at, size_t length, char *text) noexcept
-    bint pgf_float(
-        const uint8_t *at, size_t length, const pgf_power *powers, double *value
-    ) noexcept
-    size_t pgf_time(const uint8_t *at, size_t length, int64_t *microseconds) noexcept
-    bint pgf_hexadecimal(const uint8_t *at, size_t count, uint8_t *bytes) noexcept
-    bint pgf_uuid(const uint8_t *at, size_t length, uint8_t *bytes) noexcept
-    void pgf_uuid_text(const uint8_t *bytes, uint8_t *text) noexcept
-    bint pgf_copy_utf8(uint8_t *to, const uint8_t *at, size_t length, size_t after) noexcept
-    bint pgf_copy_text(uint8_t *to, const uint8_t *at, size_t length, size_t after) noexcept
-
 cdef extern from *:
     bint likely(bint condition) noexcept nogil
     bint unlikely(bint condition) noexcept nogil
 
+cdef extern from *:
+    """
+    #define PGF_NAME(name) #name,
+    static const char *const pgf_converter_names[] = {PGF_CONVERTERS(PGF_NAME)};
+    static const char *const pgf_syntax_names[] = {PGF_SYNTAXES(PGF_NAME)};
+    #undef PGF_NAME
+    """
+    const char *pgf_converter_names[]
+    const char *pgf_syntax_names[]
+
 cdef extern from "_rows.h" nogil:
-    pgf_power[651] POWERS_OF_FIVE "PGF_POWERS_OF_FIVE"
     ctypedef struct Stop "pgf_stop":
         Rows *rows
         Column *column
@@ -72,9 +54,6 @@ cdef extern from "_rows.h" nogil:
         Column **next, int64_t row, const uint8_t *at, const uint8_t *end, const uint8_t *floor,
         const uint8_t *ceiling, int64_t *bytes
     ) noexcept
-    int32_t number_of "pgf_label"(
-        const LabelTable *labels, const uint8_t *at, size_t length
-    ) noexcept
     void put_beside "pgf_put_beside"(
         const Stream *stream, Rows *rows, uint8_t flags, const uint8_t *at, const uint64_t *lsn
     ) noexcept
@@ -83,245 +62,28 @@ cdef extern from "_rows.h" nogil:
         Stop *stop
     ) noexcept
 
-
 cdef extern from "_nested.h" nogil:
     enum:
         PGF_DONE, PGF_UNUSUAL, PGF_NO_MEMORY, PGF_FULL
-    ctypedef int (*StoreCell "pgf_store")(
-        Column *column, uint8_t code, const uint8_t *at, uint32_t length, const uint8_t *floor,
-        const uint8_t *ceiling
-    ) noexcept
-    int pack_row "pgf_pack_row"(
-        Column *column, int64_t row, const uint8_t *at, size_t length, bint binary,
-        const uint8_t *floor, const uint8_t *ceiling, StoreCell store
+    const pgf_power *pgf_powers_of_five
+    int pgf_room(Column *column, int64_t row, size_t length) noexcept
+    int pgf_convert_one(
+        Column *column, uint8_t code, int64_t row, const uint8_t *at, uint32_t length,
+        const uint8_t *floor, const uint8_t *ceiling
     ) noexcept
 
-if [
-    CONVERTERS["skip"], CONVERTERS["utf8"], CONVERTERS["interval_binary"], len(CONVERTERS),
-    SYNTAXES["vector"],
-] != [SKIP, UTF8, INTERVAL_BINARY, CONVERTER_COUNT, PGF_VECTOR]:
-    raise ImportError(
-        "the converters of pgoutput_fast.columnar.fields are not this extension's; rebuild it"
-    )
+pgf_powers_of_five = powers_of_five()
+
+if [pgf_converter_names[i].decode().lower() for i in range(CONVERTER_COUNT)] != list(CONVERTERS):
+    raise ImportError("this extension has other converters than columnar.fields; rebuild it")
+if [pgf_syntax_names[i].decode().lower() for i in range(1, SYNTAX_COUNT)] != list(SYNTAXES)[1:]:
+    raise ImportError("this extension has other syntaxes than columnar.fields; rebuild it")
 if SHIFT != EPOCH_SHIFT:
-    raise ImportError("the epoch of this extension is not that of pgoutput_fast.columnar.fields")
+    raise ImportError("this extension has another epoch than columnar.fields; rebuild it")
 if ITEM_SIZES["events"] != sizeof(Event):
     raise ImportError(
         "the layouts of pgoutput_fast.columnar.arrays are not those of this extension; rebuild it"
     )
-
-cdef int64_t DAY = 86_400_000_000
-cdef int64_t MOST_MICROSECONDS = 9_223_372_036_854_775  # of an interval, whose column has ns
-
-
-# 128 bits of 10**power from its first one on, the rest cut off.
-cdef int fill_powers() except -1:
-    cdef int i
-    for i in range(PGF_GREATEST_POWER - PGF_LEAST_POWER + 1):
-        power = i + PGF_LEAST_POWER
-        if power >= 0:
-            number = 10**power << 128
-            number >>= number.bit_length() - 128
-        else:
-            divisor = 10**-power
-            number = (1 << (divisor.bit_length() + 128)) // divisor
-            number >>= number.bit_length() - 128
-        POWERS_OF_FIVE[i].high = number >> 64
-        POWERS_OF_FIVE[i].low = number & 0xFFFFFFFFFFFFFFFF
-    return 0
-
-
-fill_powers()
-
-
-# --- values --------------------------------------------------------------------------------------
-
-# Where the bytes of the next value of a variable column go; NULL if there is no room, `status` then
-# says why.
-cdef inline uint8_t *variable(
-    Column *column, int64_t row, int64_t length, Status *status
-) noexcept nogil:
-    cdef int64_t used = column.offsets[row]
-    if used + length + SLACK > column.room:
-        status[0] = make_room(column, used + length)
-        if status[0] != DONE:
-            return NULL
-    return column.data + used
-
-
-cdef Status make_room(Column *column, int64_t size) noexcept nogil:
-    cdef int64_t room = roomy(size)
-    if size > INT32_MAX:
-        return FULL
-    if not grow(<void **> &column.data, room):
-        return NO_MEMORY
-    column.room = room
-    return DONE
-
-
-# Store a value of the types that rows are not full of; DONE, or what stands in its way. FAULT
-# leaves it to the layout's functions.
-cdef Status store_other(
-    Column *column, uint8_t code, int64_t row, const uint8_t *at, uint32_t length,
-    const uint8_t *floor, const uint8_t *ceiling,
-) noexcept nogil:
-    cdef size_t before = at - floor
-    cdef size_t after = ceiling - (at + length)
-    cdef int64_t number
-    cdef int32_t days  # or months, or a number of an enum's
-    cdef double real
-    cdef uint8_t *to
-    cdef size_t size
-    cdef Status status = DONE
-    cdef char[PGF_NUMERIC_ROOM] text
-    if code == NESTED_TEXT or code == NESTED_BINARY:
-        return store_nested(column, code == NESTED_BINARY, row, at, length, floor, ceiling)
-    if code == UTF8:
-        to = variable(column, row, length, &status)
-        if to == NULL:
-            return status
-        if pgf_copy_utf8(to, at, length, after):
-            column.offsets[row + 1] = column.offsets[row] + <int32_t> length
-            return DONE
-    elif code == BYTES:
-        if column.width < 0:
-            to = variable(column, row, length, &status)
-            if to == NULL:
-                return status
-            pgf_copy_text(to, at, length, after)
-            column.offsets[row + 1] = column.offsets[row] + <int32_t> length
-            return DONE
-        if length == <uint32_t> column.width:
-            memcpy(column.data + row * length, at, length)
-            return DONE
-    elif code == FLOAT4_TEXT:
-        # Past the greatest float32 it is for the slow way to refuse.
-        if pgf_float(at, length, POWERS_OF_FIVE, &real) and -3.4e38 <= real <= 3.4e38:
-            (<float *> column.data)[row] = <float> real
-            return DONE
-    elif code == JSONB_BINARY:
-        if length > 0 and at[0] == 1:
-            to = variable(column, row, length - 1, &status)
-            if to == NULL:
-                return status
-            if pgf_copy_utf8(to, at + 1, length - 1, after):
-                column.offsets[row + 1] = column.offsets[row] + <int32_t> (length - 1)
-                return DONE
-    elif code == INT2_TEXT:
-        if pgf_integer(at, length, before, -0x8000, 0x7FFF, &number):
-            (<int16_t *> column.data)[row] = <int16_t> number
-            return DONE
-    elif code == SAME2:
-        if length == 2:
-            (<uint16_t *> column.data)[row] = load_uint16(at)
-            return DONE
-    elif code == NUMERIC_TEXT:
-        if pgf_is_numeric(at, length):
-            to = variable(column, row, length, &status)
-            if to == NULL:
-                return status
-            pgf_copy_text(to, at, length, after)
-            column.offsets[row + 1] = column.offsets[row] + <int32_t> length
-            return DONE
-    elif code == NUMERIC_BINARY:
-        size = pgf_numeric_text(at, length, text)
-        if size > 0:
-            to = variable(column, row, size, &status)
-            if to == NULL:
-                return status
-            memcpy(to, text, size)
-            column.offsets[row + 1] = column.offsets[row] + <int32_t> size
-            return DONE
-    elif code == ASCII:
-        to = variable(column, row, length, &status)
-        if to == NULL:
-            return status
-        if pgf_copy_text(to, at, length, after):
-            column.offsets[row + 1] = column.offsets[row] + <int32_t> length
-            return DONE
-    elif code == BYTEA_TEXT:
-        if length >= 2 and length % 2 == 0 and at[0] == c'\\' and at[1] == c'x':
-            to = variable(column, row, (length - 2) // 2, &status)
-            if to == NULL:
-                return status
-            if pgf_hexadecimal(at + 2, (length - 2) // 2, to):
-                column.offsets[row + 1] = column.offsets[row] + <int32_t> ((length - 2) // 2)
-                return DONE
-    elif code == UUID_UTF8_TEXT or code == UUID_UTF8_BINARY:
-        if code == UUID_UTF8_BINARY:
-            if length != 16:
-                return FAULT
-        elif not pgf_uuid(at, length, <uint8_t *> text):
-            return FAULT
-        to = variable(column, row, 36, &status)
-        if to == NULL:
-            return status
-        # Written anew, as a server prints it: in small letters.
-        pgf_uuid_text(at if code == UUID_UTF8_BINARY else <uint8_t *> text, to)
-        column.offsets[row + 1] = column.offsets[row] + 36
-        return DONE
-    elif code == TIME_TEXT or code == TIME_NS_TEXT:
-        if length >= 8 and pgf_time(at, length, &number) == length:
-            (<int64_t *> column.data)[row] = number * (1000 if code == TIME_NS_TEXT else 1)
-            return DONE
-    elif code == TIME_BINARY or code == TIME_NS_BINARY:
-        if length == 8:
-            number = <int64_t> load_uint64(at)
-            if 0 <= number < DAY:
-                (<int64_t *> column.data)[row] = number * (1000 if code == TIME_NS_BINARY else 1)
-                return DONE
-    elif code == LABEL:
-        days = number_of(<const LabelTable *> column.labels, at, length)
-        if days >= 0:
-            (<int32_t *> column.data)[row] = days
-            return DONE
-    elif code == UINT4_TEXT:
-        if pgf_integer(at, length, before, 0, 0xFFFFFFFF, &number):
-            (<uint32_t *> column.data)[row] = <uint32_t> number
-            return DONE
-    elif code == UINT4_WIDE_TEXT:
-        if pgf_integer(at, length, before, 0, 0xFFFFFFFF, &number):
-            (<int64_t *> column.data)[row] = number
-            return DONE
-    elif code == UINT4_WIDE:
-        if length == 4:
-            (<int64_t *> column.data)[row] = load_uint32(at)
-            return DONE
-    elif code == INTERVAL_BINARY:
-        if length == 16:
-            number = <int64_t> load_uint64(at)
-            days = <int32_t> load_uint32(at + 12)
-            # Infinite ones have the extremes in all parts.
-            if (
-                -MOST_MICROSECONDS < number < MOST_MICROSECONDS
-                and -0x7FFFFFFF <= days < 0x7FFFFFFF
-            ):
-                (<int32_t *> column.data)[row * 4] = days
-                (<int32_t *> column.data)[row * 4 + 1] = <int32_t> load_uint32(at + 8)
-                (<int64_t *> column.data)[row * 2 + 1] = number * 1000
-                return DONE
-    return FAULT
-
-
-# The same as the C of nested values calls it, of which each part has a column of one row.
-cdef int store_cell(
-    Column *column, uint8_t code, const uint8_t *at, uint32_t length, const uint8_t *floor,
-    const uint8_t *ceiling,
-) noexcept nogil:
-    cdef Status status = store_other(column, code, 0, at, length, floor, ceiling)
-    if status == DONE:
-        return PGF_DONE
-    return PGF_NO_MEMORY if status == NO_MEMORY else PGF_FULL if status == FULL else PGF_UNUSUAL
-
-
-cdef Status store_nested(
-    Column *column, bint binary, int64_t row, const uint8_t *at, uint32_t length,
-    const uint8_t *floor, const uint8_t *ceiling,
-) noexcept nogil:
-    cdef int status = pack_row(column, row, at, length, binary, floor, ceiling, store_cell)
-    if status == PGF_DONE:
-        return DONE
-    return NO_MEMORY if status == PGF_NO_MEMORY else FULL if status == PGF_FULL else FAULT
 
 
 # --- frames to rows ------------------------------------------------------------------------------
@@ -614,6 +376,13 @@ cdef Status read_rest(
     return DONE
 
 
+# What the reader makes of a converter's result.
+cdef inline Status status_of(int result) noexcept nogil:
+    if result == PGF_DONE:
+        return DONE
+    return NO_MEMORY if result == PGF_NO_MEMORY else FULL if result == PGF_FULL else FAULT
+
+
 # A value of any type.
 cdef Status store_value(
     Reader self, Rows *rows, Column *column, int32_t c, const uint8_t *at, uint32_t length,
@@ -633,7 +402,9 @@ cdef Status store_value(
             form[0] = AS_BINARY if binary else AS_TEXT
             rows.form_rows[c] = row
         column.code = code
-    status = store_other(column, code, row, at, length, frame.floor, frame.ceiling)
+    status = status_of(
+        pgf_convert_one(column, code, row, at, length, frame.floor, frame.ceiling)
+    )
     if status == FAULT:
         status = store_slowly(self, rows, column, c, at, length, binary, frame)
     if status == DONE and column.width < 0:
@@ -692,7 +463,6 @@ cdef Status store_slowly(
     bint binary, const Frame *frame,
 ) noexcept with gil:
     cdef bytes stored
-    cdef uint8_t *to
     cdef int64_t row = rows.count
     cdef Status status = DONE
     cdef Side *side = &rows.after
@@ -719,9 +489,12 @@ cdef Status store_slowly(
     elif column.width > 0:
         memcpy(column.data + row * column.width, PyBytes_AS_STRING(stored), column.width)
     else:
-        to = variable(column, row, PyBytes_GET_SIZE(stored), &status)
-        if to != NULL:
-            memcpy(to, PyBytes_AS_STRING(stored), PyBytes_GET_SIZE(stored))
+        status = status_of(pgf_room(column, row, PyBytes_GET_SIZE(stored)))
+        if status == DONE:
+            memcpy(
+                column.data + column.offsets[row], PyBytes_AS_STRING(stored),
+                PyBytes_GET_SIZE(stored),
+            )
             column.offsets[row + 1] = column.offsets[row] + <int32_t> PyBytes_GET_SIZE(stored)
     return status
 

@@ -285,11 +285,8 @@ cdef int make_part(RelationRows relation, Part *part, object field) except -1:
     part.codes[1] = field.text_code
     part.codes[0] = field.binary_code
     part.type_id = field.type_id
-    shape_column(&part.cell[0], field)
-    part.cell[1].code = END
-    part.cell[0].offsets = part.cell_ends
-    if field.width >= 0:
-        part.cell[0].data = <uint8_t *> part.cell_bytes
+    shape_column(&part.cell, field)
+    part.cell.offsets = part.cell_ends
     # On either side validity, offsets, data, children, and a dictionary with its two buffers.
     relation.rows.blocks += 2 * 7
     if field.labels is not None:
@@ -298,7 +295,7 @@ cdef int make_part(RelationRows relation, Part *part, object field) except -1:
             table = relation.labels[field.labels] = EnumTable.__new__(EnumTable)
             table.fill(field.labels)
         part.labels = &table.table
-        part.cell[0].labels = &table.table
+        part.cell.labels = &table.table
     if count == 0:
         return 0
     part.children = <Part *> calloc(count, sizeof(Part))
@@ -315,8 +312,6 @@ cdef void free_parts(Part *part) noexcept nogil:
     for i in range(part.n_children):
         free_parts(&part.children[i])
     free(part.children)
-    if part.width < 0:
-        free(part.cell[0].data)
 
 
 @cython.final

@@ -6,102 +6,56 @@
 #ifndef PGOUTPUT_FAST_ROWS_H
 #define PGOUTPUT_FAST_ROWS_H
 
-#include "_columns.h"
-#include "_convert.h"
+#include "_converters.h"
 #include "_input.h"
-#include "_wire.h"
 
-static pgf_power PGF_POWERS_OF_FIVE[PGF_GREATEST_POWER - PGF_LEAST_POWER + 1];
-
-/* The number of a label, -1 if it has none. */
-static PGF_OUTLINE int32_t pgf_label(const pgf_labels *labels, const uint8_t *at, size_t length)
-{
-    return *pgf_slot(labels, at, length) - 1;
-}
-
-static inline int pgf_put_decimal(pgf_column *column, int64_t row, int64_t value)
-{
-    uint64_t size = value >= 0 ? (uint64_t)value : 0 - (uint64_t)value;
-    int64_t *at = (int64_t *)(column->data + row * column->width);
-    if (column->limit != 0 && size >= column->limit)
-        return 0;
-    at[0] = value;
-    at[1] = value >> 63;
-    if (column->width == 32)
-        at[2] = at[3] = value >> 63;
-    return 1;
-}
-
-static PGF_OUTLINE int pgf_take_decimal(
-    pgf_column *column, int64_t row, const uint8_t *at, size_t length, const uint8_t *floor)
-{
-    int64_t number;
-    return pgf_decimal(at, length, (size_t)(at - floor), column->scale, &number)
-        && pgf_put_decimal(column, row, number);
-}
-
-static PGF_OUTLINE int pgf_take_binary_decimal(
-    pgf_column *column, int64_t row, const uint8_t *at, size_t length)
-{
-    int64_t number;
-    return pgf_binary_decimal(at, length, column->scale, &number)
-        && pgf_put_decimal(column, row, number);
-}
-
-static PGF_OUTLINE int pgf_take_timestamp(
-    pgf_column *column, int64_t row, const uint8_t *at, size_t length, int zoned)
-{
-    return pgf_timestamp(at, length, zoned, (int64_t *)column->data + row);
-}
-
-static PGF_OUTLINE int pgf_take_date(
-    pgf_column *column, int64_t row, const uint8_t *at, size_t length)
-{
-    return length == 10 && pgf_date(at, (int32_t *)column->data + row);
-}
-
-static PGF_OUTLINE int pgf_take_float(
-    pgf_column *column, int64_t row, const uint8_t *at, size_t length)
-{
-    return pgf_float(at, length, PGF_POWERS_OF_FIVE, (double *)column->data + row);
-}
-
-static PGF_OUTLINE int pgf_take_uuid(
-    pgf_column *column, int64_t row, const uint8_t *at, size_t length)
-{
-    return pgf_uuid(at, length, column->data + 16 * row);
-}
-
-/* Text that is not short; where there is room for it. */
-static PGF_OUTLINE int pgf_take_text(
-    pgf_column *column, int64_t row, const uint8_t *at, size_t length, const uint8_t *ceiling)
-{
-    int64_t used = column->offsets[row];
-    if (used + (int64_t)length + SLACK > column->room)
-        return 0;
-    if (!pgf_copy_utf8(column->data + used, at, length, (size_t)(ceiling - at) - length))
-        return 0;
-    column->offsets[row + 1] = (int32_t)(used + (int64_t)length);
-    return 1;
-}
+/* What comes is not a value of the column's kind: null, or something else. */
+enum { PGF_NO_VALUE = -1 };
 
 static inline uint64_t pgf_load_header(const uint8_t *at)
 {
     return UINT64_C(0xFF) << 56 | pgf_load8(at);
 }
 
-/* Before a binary value of so many bytes: its kind and its length, in one look. */
-#define PGF_IS_BINARY(size) \
-    (end - at >= 5 + (size) && pgf_load8(at) >> 24 == ((uint64_t)'b' << 32 | (size)))
+/* A value of one length, of a kind that is known: kind and length are compared in one look. */
+static PGF_INLINE int pgf_take_sized(
+    pgf_column *column, uint8_t code, uint32_t size, int64_t row, const uint8_t **at,
+    const uint8_t *end)
+{
+    const uint8_t *value = *at + 5;
+    if (end - *at < 5 + (ptrdiff_t)size || pgf_load8(*at) >> 24 != ((uint64_t)'b' << 32 | size))
+        return PGF_NO_VALUE;
+    int status = pgf_convert(column, code, row, value, size, value, value);
+    if (status == PGF_DONE)
+        *at = value + size;
+    return status;
+}
 
 /* A value of any length. Unsigned: a negative length is longer than any frame. */
-#define PGF_TAKE_LENGTH(of_kind) \
-    if (end - at < 5 || at[0] != (of_kind)) \
-        goto other; \
-    length = pgf_load4(at + 1); \
-    value = at + 5; \
-    if (length > (size_t)(end - value)) \
-        goto unusual
+static PGF_INLINE int pgf_take_any(
+    pgf_column *column, uint8_t code, uint8_t kind, int64_t row, const uint8_t **at,
+    const uint8_t *end, const uint8_t *floor, const uint8_t *ceiling, uint32_t *length)
+{
+    const uint8_t *value = *at + 5;
+    if (end - *at < 5 || **at != kind)
+        return PGF_NO_VALUE;
+    *length = pgf_load4(*at + 1);
+    if (*length > (size_t)(end - value))
+        return PGF_UNUSUAL;
+    int status = pgf_convert(column, code, row, value, *length, floor, ceiling);
+    if (status == PGF_DONE)
+        *at = value + *length;
+    return status;
+}
+
+/* Null; 0 where the column has no validity yet, for which the caller has to make room. */
+static PGF_INLINE int pgf_take_null(pgf_column *column, int64_t row)
+{
+    if (!column->validity)
+        return column->code == SKIP;
+    pgf_set_null(column, row);
+    return 1;
+}
 
 /* Values from `at` on, into `row` of the columns from *next on. It stops before what is unusual or
  * malformed, or at the end, and says where: in *next the column, the place as its result. What is
@@ -115,155 +69,82 @@ static PGF_INLINE const uint8_t *pgf_take_values(
     pgf_column *column = *next;
     int64_t taken = 0;
     for (;; column++) {
-        const uint8_t *value;
         uint32_t length;
-        int64_t number;
-        int32_t used, days;
+        int status;
+        /* Each converter that rows are full of is compiled into the loop by itself. */
         switch (column->code) {
-        case SAME4:
-            if (!PGF_IS_BINARY(4))
-                goto other;
-            ((uint32_t *)column->data)[row] = pgf_load4(at + 5);
-            at += 9;
-            continue;
-        case SAME8:
-            if (!PGF_IS_BINARY(8))
-                goto other;
-            ((uint64_t *)column->data)[row] = pgf_load8(at + 5);
-            at += 13;
-            continue;
-        case DATE_BINARY:
-            if (!PGF_IS_BINARY(4))
-                goto other;
-            days = (int32_t)pgf_load4(at + 5);
-            if (days < PGF_LEAST_DAY || days > PGF_GREATEST_DAY)
-                goto unusual;
-            ((int32_t *)column->data)[row] = days + PGF_SHIFT_DAYS;
-            at += 9;
-            continue;
-        case TIMESTAMP_BINARY:
-            if (!PGF_IS_BINARY(8))
-                goto other;
-            number = (int64_t)pgf_load8(at + 5);
-            if (number < PGF_LEAST_DAY * PGF_DAY || number >= (PGF_GREATEST_DAY + 1) * PGF_DAY)
-                goto unusual;
-            ((int64_t *)column->data)[row] = number + PGF_SHIFT_DAYS * PGF_DAY;
-            at += 13;
-            continue;
-        case INT4_TEXT:
-            PGF_TAKE_LENGTH('t');
-            if (!pgf_integer(
-                    value, length, (size_t)(value - floor), INT32_MIN, INT32_MAX, &number))
-                goto unusual;
-            ((int32_t *)column->data)[row] = (int32_t)number;
-            break;
-        case INT8_TEXT:
-            PGF_TAKE_LENGTH('t');
-            if (!pgf_integer(
-                    value, length, (size_t)(value - floor), INT64_MIN, INT64_MAX, &number))
-                goto unusual;
-            ((int64_t *)column->data)[row] = number;
-            break;
-        case UTF8:
-            PGF_TAKE_LENGTH(column->kind);
-            used = column->offsets[row];
-            if (length <= 16 && ceiling - value >= 16 && used + (int64_t)16 <= column->room
-                && pgf_copy_short(column->data + used, value, length))
-                column->offsets[row + 1] = used + (int32_t)length;
-            else if (!pgf_take_text(column, row, value, length, ceiling))
-                goto unusual;
-            taken += length;
-            break;
-        case JSONB_BINARY:
-            PGF_TAKE_LENGTH('b');
-            if (length == 0 || value[0] != 1
-                || !pgf_take_text(column, row, value + 1, length - 1, ceiling))
-                goto unusual;
-            taken += length - 1;
-            break;
-        case BOOL_TEXT:
-            PGF_TAKE_LENGTH('t');
-            if (length != 1 || (value[0] != 't' && value[0] != 'f'))
-                goto unusual;
-            pgf_set_bit(column->data, row, value[0] == 't');
-            break;
-        case BOOL_BINARY:
-            PGF_TAKE_LENGTH('b');
-            if (length != 1 || value[0] > 1)
-                goto unusual;
-            pgf_set_bit(column->data, row, value[0]);
-            break;
-        case BYTES:
-            PGF_TAKE_LENGTH(column->kind);
-            if (column->width != 16 || length != 16)
-                goto unusual;
-            memcpy(column->data + 16 * row, value, 16);
-            break;
-        case DECIMAL_TEXT:
-            PGF_TAKE_LENGTH('t');
-            if (!pgf_take_decimal(column, row, value, length, floor))
-                goto unusual;
-            break;
-        case DECIMAL_BINARY:
-            PGF_TAKE_LENGTH('b');
-            if (!pgf_take_binary_decimal(column, row, value, length))
-                goto unusual;
-            break;
-        case TIMESTAMP_TEXT:
-        case TIMESTAMPTZ_TEXT:
-            PGF_TAKE_LENGTH('t');
-            if (!pgf_take_timestamp(column, row, value, length, column->code == TIMESTAMPTZ_TEXT))
-                goto unusual;
-            break;
-        case DATE_TEXT:
-            PGF_TAKE_LENGTH('t');
-            if (!pgf_take_date(column, row, value, length))
-                goto unusual;
-            break;
-        case FLOAT8_TEXT:
-            PGF_TAKE_LENGTH('t');
-            if (!pgf_take_float(column, row, value, length))
-                goto unusual;
-            break;
-        case UUID_TEXT:
-            PGF_TAKE_LENGTH('t');
-            if (!pgf_take_uuid(column, row, value, length))
-                goto unusual;
-            break;
-        case SKIP:
-            PGF_TAKE_LENGTH(column->kind);
-            break;
+#define PGF_SIZED(code, size) \
+    case code: \
+        status = pgf_take_sized(column, code, size, row, &at, end); \
+        if (status == PGF_DONE) \
+            continue; \
+        break;
+#define PGF_ANY(code, kind) \
+    case code: \
+        status = pgf_take_any(column, code, kind, row, &at, end, floor, ceiling, &length); \
+        if (status == PGF_DONE) \
+            continue; \
+        break;
+#define PGF_TEXT(code, kind, head) \
+    case code: \
+        status = pgf_take_any(column, code, kind, row, &at, end, floor, ceiling, &length); \
+        if (status == PGF_DONE) { \
+            taken += length - (head); \
+            continue; \
+        } \
+        break;
+            PGF_SIZED(SAME4, 4)
+            PGF_SIZED(SAME8, 8)
+            PGF_SIZED(DATE_BINARY, 4)
+            PGF_SIZED(TIMESTAMP_BINARY, 8)
+            PGF_ANY(INT4_TEXT, 't')
+            PGF_ANY(INT8_TEXT, 't')
+            PGF_ANY(BOOL_TEXT, 't')
+            PGF_ANY(BOOL_BINARY, 'b')
+            PGF_ANY(DECIMAL_TEXT, 't')
+            PGF_ANY(DECIMAL_BINARY, 'b')
+            PGF_ANY(TIMESTAMP_TEXT, 't')
+            PGF_ANY(TIMESTAMPTZ_TEXT, 't')
+            PGF_ANY(DATE_TEXT, 't')
+            PGF_ANY(FLOAT8_TEXT, 't')
+            PGF_ANY(UUID_TEXT, 't')
+            PGF_ANY(UUID_BINARY, 'b')
+            PGF_ANY(SKIP, column->kind)
+            PGF_TEXT(UTF8, column->kind, 0)
+            PGF_TEXT(JSONB_BINARY, 'b', 1)
+#undef PGF_SIZED
+#undef PGF_ANY
+#undef PGF_TEXT
         case END:
-            goto unusual;
-        /* All there are: the compiler need not look. */
-        case SLOW: case INT2_TEXT: case UINT4_TEXT: case UINT4_WIDE_TEXT: case SAME2:
-        case UINT4_WIDE: case FLOAT4_TEXT: case NUMERIC_TEXT: case NUMERIC_BINARY: case ASCII:
-        case BYTEA_TEXT: case UUID_UTF8_TEXT: case UUID_UTF8_BINARY: case TIME_TEXT:
-        case TIME_BINARY: case TIME_NS_TEXT: case TIME_NS_BINARY: case INTERVAL_BINARY:
-        case LABEL: case NESTED_TEXT: case NESTED_BINARY: case CONVERTER_COUNT: case FORM:
-            goto other;
+            status = PGF_UNUSUAL;
+            break;
         default:
             PGF_UNREACHABLE();
-            goto other;
+            /* fall through */
+        /* All others that there are: so the compiler leaves out the check of the code's range. */
+        case SLOW: case INT2_TEXT: case UINT4_TEXT: case UINT4_WIDE_TEXT: case SAME2:
+        case UINT4_WIDE: case FLOAT4_TEXT: case NUMERIC_TEXT: case NUMERIC_BINARY: case ASCII:
+        case BYTES: case BYTEA_TEXT: case UUID_UTF8_TEXT: case UUID_UTF8_BINARY: case TIME_TEXT:
+        case TIME_BINARY: case TIME_NS_TEXT: case TIME_NS_BINARY: case INTERVAL_BINARY:
+        case LABEL: case NESTED_TEXT: case NESTED_BINARY: case CONVERTER_COUNT: case FORM:
+            status = pgf_take_any(
+                column, column->code, column->kind, row, &at, end, floor, ceiling, &length);
+            if (status == PGF_DONE) {
+                if (column->width < 0)
+                    taken += column->offsets[row + 1] - column->offsets[row];
+                continue;
+            }
         }
-        at = value + length;
-        continue;
-    other:
-        if (at == end || at[0] != 'n')
-            goto unusual;
-        if (column->validity)
-            pgf_set_null(column, row);
-        else if (column->code != SKIP)
-            goto unusual;
+        if (status != PGF_NO_VALUE || at == end || at[0] != 'n' || !pgf_take_null(column, row))
+            break;
         at++;
     }
-unusual:
     *next = column;
     *bytes += taken;
     return at;
 }
 
-/* The same of any tuple, by whoever is in less of a hurry. */
+/* The same of any tuple, not inlined. */
 static PGF_OUTLINE const uint8_t *pgf_take_more(
     pgf_column **next, int64_t row, const uint8_t *at, const uint8_t *end, const uint8_t *floor,
     const uint8_t *ceiling, int64_t *bytes)

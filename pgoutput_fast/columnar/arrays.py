@@ -1,4 +1,4 @@
-"""What batches of both implementations share: form of arrays, checks of arguments, errors.
+"""What the batches of both implementations share: layouts of arrays, checks of arguments, errors.
 
 NumPy is imported when the first array is made.
 """
@@ -207,8 +207,8 @@ def lsns_of(lsns: object, count: int) -> np.ndarray[Any, Any]:
     if array.dtype.kind in ("f", "O") and all(
         type(lsn) is int for lsn in cast("Iterable[object]", lsns)
     ):
-        # A list of ints that has some above the greatest signed integer: NumPy makes floats or
-        # objects of it.
+        # NumPy makes floats or objects of a list of ints if some are greater than the greatest
+        # signed integer.
         try:
             array = np.array(lsns, np.uint64)
         except OverflowError:
@@ -342,7 +342,8 @@ def column_of(field: Field, values: Sequence[bytes | None]) -> Column:
     if field.children:
         parts: list[bytes | None] = []
         ends = array("i", [0])
-        nulls = [None] * int(field.format[3:] or 0)  # the items of a null in a list of fixed size
+        # In a list of fixed size, a null has as many items as any other value.
+        nulls = [None] * int(field.format[3:] or 0)
         for value in values:
             parts += nulls if value is None else unpacked(value)
             ends.append(len(parts))

@@ -8,6 +8,7 @@ errors and events.
 from __future__ import annotations
 
 import datetime
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
@@ -342,6 +343,10 @@ class ColumnarDecoder:
         self._options = options
         self._engine = twin("columnar._engine").Engine(state, options)
         self._call: object = None  # stands for the call of decode() that is not yet complete
+        # Only the thread that holds it uses the engine. The frames that are given may come from a
+        # generator that asks for the decoder's state: the thread that has the lock can take it
+        # again, but not while the engine runs, which moves its memory.
+        self._lock = threading.RLock()
         self._runs = False
         self._bad = ErrorBatch()
         self._events: Events | None = None
@@ -349,17 +354,37 @@ class ColumnarDecoder:
 
     @property
     def state(self) -> StreamState:
-        """What the decoder knows of earlier frames: relations, types, the open transaction."""
-        self._engine.sync()
-        state: StreamState = self._engine.state
-        return state
+        """What the decoder knows of earlier frames: relations, types, the open transaction.
+
+        Raises
+        ------
+        PgOutputError
+            Another thread is decoding with this decoder.
+        """
+        self._take()
+        try:
+            self._engine.sync()
+            state: StreamState = self._engine.state
+            return state
+        finally:
+            self._lock.release()
 
     @property
     def events(self) -> Events:
-        """The events of the last call of :meth:`decode`, as far as its batches were taken."""
-        if self._events is None:
-            self._events = Events(self._engine.take_events(), self._engine.messages)
-        return self._events
+        """The events of the last call of :meth:`decode`, as far as its batches were taken.
+
+        Raises
+        ------
+        PgOutputError
+            Another thread is decoding with this decoder.
+        """
+        self._take()
+        try:
+            if self._events is None:
+                self._events = Events(self._engine.take_events(), self._engine.messages)
+            return self._events
+        finally:
+            self._lock.release()
 
     @property
     def errors(self) -> ErrorBatch:
@@ -379,23 +404,43 @@ class ColumnarDecoder:
         PgOutputError
             Another thread is decoding with this decoder.
         """
-        if self._runs:
+        self._take()
+        try:
+            self._call = None
+            self._forget_frames(rows_too=True)
+            state = self._engine.state
+            state.reset()
+            self._engine.adopt(state)
+        finally:
+            self._lock.release()
+
+    def _take(self) -> None:
+        """Take the lock of the engine, which the caller releases, while the engine does not run.
+
+        The lock is not waited for, since the thread that holds it may wait for this one.
+
+        Raises
+        ------
+        PgOutputError
+            The engine is running, or another thread uses it.
+        """
+        if self._runs or not self._lock.acquire(blocking=False):
             raise PgOutputError("another thread decodes with this decoder; give each its own")
-        self._engine.drop()
-        self._engine.unload()
-        state = self._engine.state
-        state.reset()
-        self._engine.adopt(state)
-        self._call = None
 
     def __getstate__(self) -> tuple[StreamState, Options]:
-        return self.state, self._options
+        self._take()
+        try:
+            self._engine.sync()
+            return self._engine.state.copy(), self._options
+        finally:
+            self._lock.release()
 
     def __setstate__(self, state: tuple[StreamState, Options]) -> None:
         self._start(*state)
 
     def __repr__(self) -> str:
-        known = len(self.state.relations)
+        # Unlike `state` this is up to date at any time.
+        known = len(self._engine.state.relations)
         return f"<ColumnarDecoder: target {self._options.target}, {known} relations>"
 
     def decode(self, data: Any, offsets: Any = None, lsns: Any = None) -> Iterator[ChangeBatch]:
@@ -424,56 +469,81 @@ class ColumnarDecoder:
         TypeError, ValueError
             `data`, `offsets` or `lsns` are of no supported form.
         """
-        if self._call is not None:
-            raise PgOutputError(
-                "the batches of the last call were not all taken, so that rows are missing; take "
-                "them to the end, or begin again with reset() and the stream's frames from the "
-                "start of the connection"
-            )
-        self._engine.load(data, offsets, lsns)
-        self._call = call = object()
-        self._events = None
-        self._bad = ErrorBatch()
-        self._next = 0
+        self._take()
+        try:
+            if self._call is not None:
+                raise PgOutputError(
+                    "the batches of the last call were not all taken, so that rows are missing; "
+                    "take them to the end, or begin again with reset() and the stream's frames "
+                    "from the start of the connection"
+                )
+            self._engine.load(data, offsets, lsns)
+            self._call = call = object()
+            self._events = None
+            self._bad = ErrorBatch()
+            self._next = 0
+        finally:
+            self._lock.release()
         return self._batches(call)
 
     def _batches(self, call: object) -> Iterator[ChangeBatch]:
-        engine = self._engine
-        complete = False
+        complete = ended = False
         refused: BaseException | None = None
         try:
-            while self._call is call:  # and was not ended by reset()
-                self._runs = True
-                try:
-                    ready = engine.run()
-                except PgOutputError as error:
-                    if self._collects(error):
-                        continue
-                    refused = error
-                    ready = None
-                finally:
-                    self._runs = False
-                self._next = engine.position
-                self._events = None
-                if ready is None:
-                    break
-                yield from ready
-            if self._call is not call:
-                return
-            ready = engine.flush()
-            while ready:
-                complete = len(ready) == 1
-                yield ready.pop(0)
+            while not ended:
+                if self._call is not call:  # reset() has ended it
+                    return
+                # Whoever holds the lock may wait for this thread, unless the call is its own.
+                with self._lock:
+                    if self._call is not call:
+                        return
+                    self._runs = True
+                    try:
+                        ready = self._engine.run()
+                        ended = ready is None
+                    except PgOutputError as error:
+                        if self._collects(error):
+                            continue
+                        refused, ended = error, True
+                    finally:
+                        self._runs = False
+                    self._next = self._engine.position
+                    self._events = None
+                    if ended:
+                        self._runs = True
+                        try:
+                            ready = self._engine.flush()
+                        finally:
+                            self._runs = False
+                while ready:
+                    complete = ended and len(ready) == 1
+                    yield ready.pop(0)
             complete = True
             if refused is not None:
                 raise refused
         finally:
+            # The lock is waited for, so that the frames are always forgotten. Without it another
+            # thread could call reset() and decode() now, and the frames would be those of its call.
             if self._call is call:
-                if complete:
-                    self._call = None
-                else:
-                    engine.drop()
-                engine.unload()
+                with self._lock:
+                    if self._call is call:
+                        self._forget_frames(rows_too=not complete)
+                        if complete:
+                            self._call = None
+
+    def _forget_frames(self, rows_too: bool) -> None:
+        """Forget the frames of a call, and with `rows_too` its rows that were not given out.
+
+        The caller holds the lock.
+        """
+        # The finalizer of what the frames lie in may call this decoder, which refuses it.
+        self._runs = True
+        try:
+            if rows_too:
+                self._engine.drop()
+            self._engine.unload()
+        finally:
+            self._runs = False
 
     def _collects(self, error: PgOutputError) -> bool:
         """Put the malformed frame into `errors`, unless later frames can't be decoded without it.
@@ -487,7 +557,8 @@ class ColumnarDecoder:
         engine = self._engine
         frame = engine.frame()
         self._bad.append(BadFrame(engine.position, engine.lsn(), error, frame))
-        state = self.state
+        engine.sync()
+        state = engine.state
         if error.tag in ("R", "Y"):
             self._forget_announced(state, frame)
         elif error.tag in ("C", "P") and state.open_xid is None:

@@ -27,13 +27,12 @@ CONVERTERS = {
     for number, name in enumerate(
         (
             "slow", "skip", "bool_text", "bool_binary", "int2_text", "int4_text", "int8_text",
-            "uint4_text", "uint4_wide_text", "same2", "same4", "same8", "uint4_wide",
-            "float4_text", "float8_text", "decimal_text", "decimal_binary", "numeric_text",
-            "numeric_binary", "utf8", "ascii", "jsonb_binary", "bytes", "bytea_text",
-            "uuid_text", "uuid_utf8_text", "uuid_utf8_binary", "date_text", "date_binary",
-            "time_text", "time_binary", "time_ns_text", "time_ns_binary", "timestamp_text",
-            "timestamptz_text", "timestamp_binary", "interval_binary", "label",
-            "nested_text", "nested_binary",
+            "uint4_text", "uint4_wide_text", "same2", "same4", "same8", "uint4_wide", "float4_text",
+            "float8_text", "decimal_text", "decimal_binary", "numeric_text", "numeric_binary",
+            "utf8", "ascii", "jsonb_binary", "bytes", "bytea_text", "uuid_text", "uuid_binary",
+            "uuid_utf8_text", "uuid_utf8_binary", "date_text", "date_binary", "time_text",
+            "time_binary", "time_ns_text", "time_ns_binary", "timestamp_text", "timestamptz_text",
+            "timestamp_binary", "interval_binary", "label", "nested_text", "nested_binary",
         )
     )
 }  # fmt: skip

@@ -109,7 +109,7 @@ class _Maker:
         if found is not None:
             return found
         if type.registered is not None:
-            return registered_field(codec_of(type, settings), type.registered.arrow)
+            return registered_field(type, codec_of(type, settings), type.registered.arrow)
         if type.kind == "base" and type.entry is not None:
             make = _FIELDS.get(type.entry.codec)
             if make is not None and not _as_text(type, settings.policies):
@@ -322,6 +322,13 @@ def _server_text(type: ColumnType, codec: Codec, settings: Settings) -> Field:
         return _binary_text(codec, raw)
 
     return Field("", "u", text=text, binary=binary)
+
+
+def _timetz(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    # Text can hold 24:00 too, which Python's time cannot: the policy does not apply.
+    policies = replace(settings.policies, out_of_range="text")
+    as_text = replace(settings, policies=policies)
+    return _server_text(type, codec_of(type, as_text), as_text)
 
 
 def _timestamp_text(value: datetime.datetime) -> str:
@@ -549,7 +556,7 @@ def _uuid(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Fi
             "w:16",
             16,
             "uuid_text",
-            "bytes",
+            "uuid_binary",
             _UUID,
         )
     return _stored(
@@ -674,6 +681,7 @@ _FIELDS: dict[str, Callable[[ColumnType, Codec, Settings, str], Field]] = {
     "time": _time,
     "timestamp": _timestamp,
     "timestamptz": _timestamptz,
+    "timetz": _timetz,
     "interval": _interval,
     "uuid": _uuid,
     "hstore": _hstore,

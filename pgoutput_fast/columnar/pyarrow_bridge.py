@@ -5,12 +5,11 @@ The Python implementation exports its record batches this way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from .arrays import Column, pyarrow
-from .fields import LABEL_FIELD, Field
+from .fields import ARROW_TYPES, LABEL_FIELD, Field
 
 
 def arrow_array(field: Field, column: Column) -> Any:
@@ -58,33 +57,9 @@ def _type(field: Field) -> Any:
         return pa.binary(int(detail))
     if kind in _TIMESTAMPS:
         return pa.timestamp(_TIMESTAMPS[kind], detail or None)
-    name, *arguments = _TYPES[kind]
-    return getattr(pa, name)(*arguments)
+    # "time64[us]" is pyarrow's time64("us"); its bool is called bool_ in Python.
+    name, _, unit = ARROW_TYPES[kind].rstrip("]").partition("[")
+    return getattr(pa, {"bool": "bool_"}.get(name, name))(*filter(None, [unit]))
 
 
 _TIMESTAMPS = {"tss": "s", "tsm": "ms", "tsu": "us", "tsn": "ns"}
-
-_TYPES: Mapping[str, tuple[str, ...]] = {
-    "b": ("bool_",),
-    "c": ("int8",),
-    "s": ("int16",),
-    "i": ("int32",),
-    "l": ("int64",),
-    "C": ("uint8",),
-    "S": ("uint16",),
-    "I": ("uint32",),
-    "L": ("uint64",),
-    "e": ("float16",),
-    "f": ("float32",),
-    "g": ("float64",),
-    "u": ("utf8",),
-    "z": ("binary",),
-    "tdD": ("date32",),
-    "tdm": ("date64",),
-    "tts": ("time32", "s"),
-    "ttm": ("time32", "ms"),
-    "ttu": ("time64", "us"),
-    "ttn": ("time64", "ns"),
-    "tin": ("month_day_nano_interval",),
-}
-"""Format in the C data interface → pyarrow's function that makes the type, and its arguments."""

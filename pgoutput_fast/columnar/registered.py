@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import PgOutputError
+from ..errors import PgOutputError, printable
+from ..types import ColumnType
 from ..values import Codec, OutOfRange
 from .arrays import pyarrow
 from .fields import ARROW_TYPES, Field
 from .packed import Stored, packed, then
 
 
-def registered_field(codec: Codec, arrow: Any) -> Field:
+def registered_field(type: ColumnType, codec: Codec, arrow: Any) -> Field:
     """The column of the objects that the functions of `codec` return.
 
     Parameters
     ----------
+    type : ColumnType
+        What it was registered for, which errors name.
     codec : Codec
     arrow : str or pyarrow.DataType
         The type of the column.
@@ -34,8 +37,8 @@ def registered_field(codec: Codec, arrow: Any) -> Field:
         field = field_of_type(type_)
     except (ValueError, TypeError) as error:
         raise PgOutputError(
-            f"a type was registered with arrow={arrow!r}, which is no Arrow type that a column can "
-            f"have: {error}"
+            f"the type {printable(type.name) or type.oid} was registered with arrow={arrow!r}, "
+            f"which is no Arrow type that a column can have: {error}"
         ) from error
 
     def store(value: Any) -> Stored:

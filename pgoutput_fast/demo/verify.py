@@ -333,7 +333,10 @@ def _difference(table: str, row: str, names: list[str], server: Any, state: Any)
     for name, here, found in zip(names, server, state, strict=True):
         if here != found:
             return Difference(table, row, name, _shown(here), _shown(found))
-    raise AssertionError("Spark and Python do not agree on what differs")
+    raise PgOutputError(
+        f"{table}, row {row}: Spark finds that the server's row and the state table's differ, and "
+        "Python does not see in which column"
+    )
 
 
 def _shown(value: Any) -> str:

@@ -35,6 +35,11 @@ Format = Literal["parquet", "arrow", "csv", "duckdb"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
+def __dir__() -> list[str]:
+    """The public names, without those that this module imports."""
+    return sorted(__all__)
+
+
 class ExportProgress(NamedTuple):
     """How far an export is."""
 

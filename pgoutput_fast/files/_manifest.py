@@ -1,10 +1,10 @@
-"""What a directory of files holds, and up to where: ``_manifest.json``.
+"""The manifest of an export's directory, ``_manifest.json``: its files, and how far it has come.
 
-What counts in a directory is what its manifest lists. A step's files are written under temporary
-names and synced; the manifest that lists them replaces the one before, and only then do they get
-their names. A process that is killed in between leaves a manifest that says which names are still
-to be given, and the next process gives them. So files are whole, and of a step all are there or
-none is.
+Only the files that the manifest lists belong to the export. The files of a step are written under
+temporary names and synced. Then a manifest that lists them replaces the one before, and only then
+are they renamed to their final names. If the process is killed before that, the manifest says which
+files are still to be renamed, and the next process renames them. So every file is whole, and either
+all files of a step are there or none of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ._rows import Shape
 FORMAT_VERSION = 1
 NAME = "_manifest.json"
 TEMPORARY = ".pgoutput_fast.tmp"
-_LONGEST = 180  # bytes of a file's name before the version, part and suffix
+_LONGEST = 180  # most bytes of a file's name before the version, part and suffix
 
 
 class _PartOfFiles(TypedDict, total=False):
@@ -36,7 +36,10 @@ class _PartOfFiles(TypedDict, total=False):
 
 
 class Part(_PartOfFiles):
-    """A file of a table, of the events or of the errors; in a database, rows put there at once."""
+    """A file of a table, of the events or of the errors.
+
+    In a database, the rows that one step inserted.
+    """
 
     rows: int
 
@@ -47,7 +50,11 @@ class _ColumnOfTable(TypedDict, total=False):
 
 
 class ColumnEntry(_ColumnOfTable):
-    """A column: `part` is "change", "after" or "before"; of the table's, with what it is there."""
+    """A column of the files. `part` says where its values come from: "change", "after" or "before".
+
+    A column that comes from a column of the table has that column's name and type as `column` and
+    `type`.
+    """
 
     name: str
     part: str
@@ -59,7 +66,7 @@ class _VersionInDatabase(TypedDict, total=False):
 
 
 class Version(_VersionInDatabase):
-    """A version of a table's schema; in a database, with the schema and name of its table."""
+    """A version of a table's schema. In a database, `table` has its table's schema and name."""
 
     version: int
     schema: str
@@ -76,7 +83,7 @@ class _TableOfFiles(TypedDict, total=False):
 
 
 class TableEntry(_TableOfFiles):
-    """A table; where files are the format, with what the names of its files begin with."""
+    """A table. If the export makes files, `files` is what their names begin with."""
 
     namespace: str
     name: str
@@ -88,7 +95,7 @@ class _ManifestOfFiles(TypedDict, total=False):
 
 
 class Manifest(_ManifestOfFiles):
-    """All that a directory has; `publishing` are the files that the last step made."""
+    """The whole manifest. `publishing` has the names of the files that the last step made."""
 
     pgoutput_fast_files: int
     format: str
@@ -104,7 +111,7 @@ class Manifest(_ManifestOfFiles):
 
 
 def new_manifest(format: str, options: dict[str, Any], source: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of a directory in which there is nothing yet."""
+    """The manifest of a directory in which nothing was written yet."""
     return {
         "pgoutput_fast_files": FORMAT_VERSION,
         "format": format,
@@ -126,7 +133,7 @@ def checked(text: str, where: str) -> dict[str, Any]:
     Raises
     ------
     PgOutputError
-        It is none, of a newer version, or names files outside of the directory.
+        The text is no manifest, is of a newer version, or names files outside the directory.
     """
     try:
         found = json.loads(text)
@@ -146,7 +153,7 @@ def checked(text: str, where: str) -> dict[str, Any]:
 
 
 def file_names(manifest: dict[str, Any]) -> Iterator[str]:
-    """The names of all files that a manifest lists, the manifest's own left out."""
+    """The names of all files that a manifest lists, without that of the manifest itself."""
     parts = [*manifest["events"], *manifest["errors"]]
     for table in manifest["tables"]:
         for version in table["versions"]:
@@ -155,12 +162,12 @@ def file_names(manifest: dict[str, Any]) -> Iterator[str]:
 
 
 def _check_file_name(name: str) -> None:
-    """Refuse a name that no export gives: it may lead to a file of someone else's.
+    """Refuse a name that no export gives to a file, as it may lead to a file of someone else.
 
     Raises
     ------
     ValueError
-        It is such a name.
+        No export gives this name.
     """
     if not name or name[0] in ".-" or name == NAME or re.search(r"[/\\\0]", name):
         raise ValueError(f"{name!r} is no name of an exported file")
@@ -186,7 +193,7 @@ def manifest_lines(manifest: dict[str, Any]) -> Iterator[str]:
 
 
 def _part(name: str) -> str:
-    """A name as part of a file's: letters, digits, - and _ as they are, all else as %XX."""
+    """A name as a part of a file's name: letters, digits, - and _ stay, all else becomes %XX."""
     return "".join(
         letter
         if letter.isalnum() or letter in "-_"
@@ -196,7 +203,10 @@ def _part(name: str) -> str:
 
 
 def file_stem(namespace: str, name: str) -> str:
-    """What a table's files are called, before version and part; rarely two tables have the same."""
+    """What the names of a table's files begin with, before version and part.
+
+    Two tables may have the same in rare cases; :func:`unique` tells them apart.
+    """
     stem = f"{_part(namespace or 'pg_catalog')}.{_part(name)}"
     if stem[0] in "-_":
         # Spark and others pass over files that begin with _, and - begins a command's option.
@@ -213,7 +223,7 @@ def folded(name: str) -> str:
 
 
 def unique(name: str, taken: set[str]) -> str:
-    """A name that no other has, which is added to those taken: with ~2, ~3 … if it has to be."""
+    """The name, with ~2, ~3 … at its end if it is in `taken`; the result is added to `taken`."""
     found = name
     number = 1
     while folded(found) in taken:
@@ -234,7 +244,7 @@ class Tables:
         self._by_name = {(one["namespace"], one["name"]): one for one in self._tables}
 
     def version(self, shape: Shape) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The manifest's entries of a table and of its version; they are made if they are new."""
+        """The manifest's entries for a table and its version, which are added if they are new."""
         metadata = {key.decode(): value.decode() for key, value in shape.schema.metadata.items()}
         name = metadata["pgoutput.namespace"], metadata["pgoutput.relation"]
         table = self._by_name.get(name)
@@ -272,12 +282,12 @@ class Tables:
 
 
 def give_names(directory: Path, names: list[str]) -> None:
-    """Give the files of a step, which the manifest has, their names.
+    """Rename the files of a step from their temporary names to those that the manifest lists.
 
     Raises
     ------
     PgOutputError
-        One is neither there under its temporary name nor under its own.
+        A file exists neither under its temporary name nor under its final name.
     """
     temporary = directory / TEMPORARY
     for name in names:

@@ -1,6 +1,7 @@
-"""Values of any Arrow type as text: for CSV, and as JSON where they are nested.
+"""Convert values of any Arrow type to text for CSV, where nested values are JSON.
 
-Also what files cannot have otherwise: intervals as ISO 8601, and enums' labels as plain text.
+It also converts values of types that other files cannot have: intervals become ISO 8601, and the
+labels of enums become plain text.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pgoutput_fast.values.temporal import interval_iso
 
 
 def is_nested(type_: Any) -> bool:
-    """Whether values of the type are made of others."""
+    """Whether values of the type contain other values."""
     return bool(pa.types.is_nested(_storage_type(type_)))
 
 
@@ -29,7 +30,7 @@ def _storage_type(type_: Any) -> Any:
 
 
 def _parts(type_: Any) -> list[Any]:
-    """The fields that a nested type is made of."""
+    """The fields of a nested type."""
     return [type_.field(i) for i in range(type_.num_fields)]
 
 
@@ -42,9 +43,11 @@ def _is_empty_struct(type_: Any) -> bool:
 
 
 def stored_type(type_: Any) -> Any:
-    """The type that columns of a type have in files: utf8 for intervals and structs without fields,
-    and for dictionaries their values' own, in nested types too.
-    """  # noqa: D205 - one sentence
+    """The type that a column of an Arrow type has in files.
+
+    It is utf8 for intervals and structs without fields, and the type of the values for
+    dictionaries. The same holds for the parts of nested types.
+    """
     if pa.types.is_dictionary(type_):
         return stored_type(type_.value_type)
     if pa.types.is_interval(type_) or _is_empty_struct(type_):
@@ -70,7 +73,7 @@ def stored_type(type_: Any) -> Any:
 
 
 def stored(array: Any) -> Any:
-    """An array as files have it: of :func:`stored_type`."""
+    """Convert an array to the type that files have, that of :func:`stored_type`."""
     type_ = array.type
     wanted = stored_type(type_)
     if wanted == type_:
@@ -113,10 +116,10 @@ def _interval_texts(array: Any) -> list[str | None]:
 
 
 def printed(array: Any) -> Any:
-    r"""Each value as it stands in a CSV file, null for null; an array of large_utf8.
+    r"""Convert each value to its text in a CSV file, an array of large_utf8; null stays null.
 
-    Binary values are ``\x`` and hexadecimal digits, intervals ISO 8601, nested values JSON; all
-    others are as Arrow prints them.
+    Binary values become ``\x`` and hexadecimal digits, intervals ISO 8601, nested values JSON. All
+    other values become what Arrow prints of them.
     """
     type_ = array.type
     if array.null_count == len(array):
@@ -128,7 +131,7 @@ def printed(array: Any) -> Any:
     if _is_binary(type_):
         return _hexadecimal(array)
     if _is_zoned(type_):
-        # What Arrow prints, which takes it thirty times as long with a time zone.
+        # The text that Arrow prints; with a time zone Arrow takes thirty times as long for it.
         plain = array.cast(pa.timestamp(type_.unit)).cast(_TEXT)
         return pc.binary_join_element_wise(plain, pa.scalar("Z", _TEXT), _NOTHING)
     if pa.types.is_interval(type_) or is_nested(type_) or isinstance(array, pa.ExtensionArray):
@@ -137,12 +140,12 @@ def printed(array: Any) -> Any:
 
 
 _TEXT = pa.large_utf8()
-"""With 64-bit offsets: a value of 1 GB has 2 GiB of hexadecimal digits."""
+"""Its offsets have 64 bits, as the hexadecimal digits of a value of 1 GiB are 2 GiB."""
 _NOTHING = pa.scalar("", _TEXT)
 
 
 def _is_zoned(type_: Any) -> bool:
-    """Whether it is timestamptz, which is UTC always."""
+    """Whether the type is a timestamp with time zone, which is always UTC here."""
     return bool(pa.types.is_timestamp(type_)) and type_.tz is not None
 
 
@@ -153,7 +156,7 @@ def _hexadecimal(array: Any) -> Any:
     array = array.cast(pa.large_binary())
     _, offsets, data = array.buffers()
     bounds = np.frombuffer(offsets, np.int64)[array.offset :][: len(array) + 1]
-    # Arrow may leave the values' buffer out where there are none.
+    # Arrow may leave out the buffer of the values if all of them are empty.
     bytes_ = np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[-1]]
     digits = pa.LargeStringArray.from_buffers(
         len(array), pa.py_buffer((bounds - bounds[0]) * 2), pa.py_buffer(_DIGITS[bytes_])
@@ -163,7 +166,7 @@ def _hexadecimal(array: Any) -> Any:
 
 
 def _one_by_one(array: Any) -> Any:
-    """Values that Python makes text, which nulls are not."""
+    """Convert values to text in Python one by one, which is not done for nulls."""
     if array.null_count:
         valid = array.is_valid()
         places = pc.subtract(pc.cumulative_sum(valid.cast(pa.int64())), 1)
@@ -187,11 +190,12 @@ def _is_binary(type_: Any) -> bool:
 
 
 def json_texts(array: Any) -> list[str]:
-    """Each value as JSON, in ASCII; null for null.
+    """Convert each value to JSON in ASCII; null becomes ``null``.
 
-    Numbers and booleans are JSON's own, but for NaN and infinities, which JSON has not: those and
-    all else that is not nested are strings, as :func:`printed` gives them. Lists are arrays,
-    structs objects; maps are objects, or arrays of pairs where keys are no text.
+    Numbers and booleans become numbers and booleans of JSON. NaN and infinities, which JSON does
+    not have, and all other values that are not nested become strings with the text of
+    :func:`printed`. Lists become arrays, and structs objects. Maps become objects, or arrays of
+    pairs if their keys are no text.
     """
     type_ = array.type
     if isinstance(array, pa.ExtensionArray) and is_nested(type_):
@@ -219,11 +223,11 @@ def _leaf(type_: Any) -> Callable[[str], str]:
         return str
     if pa.types.is_floating(type_):
         return lambda text: text if math.isfinite(float(text)) else json.dumps(text)
-    return json.JSONEncoder().encode  # what json.dumps comes to for a text, in a third of the time
+    return json.JSONEncoder().encode  # the same as json.dumps for a str, in a third of the time
 
 
 def _joined(array: Any) -> list[str]:
-    """Lists and maps, whatever stands for those that are null."""
+    """Convert lists and maps to JSON; the text of those that are null has no meaning."""
     type_ = array.type
     if pa.types.is_map(type_):
         keys, items = json_texts(array.keys), json_texts(array.items)
@@ -251,7 +255,7 @@ def _is_text(type_: Any) -> bool:
 
 
 def csv_type(type_: Any) -> Any:
-    """The type of a column as it is handed to Arrow's writer of CSV, which prints the others."""
+    """The type of a column for Arrow's CSV writer: its own, or text that :func:`printed` makes."""
     plain = (
         pa.types.is_boolean(type_)
         or pa.types.is_integer(type_)
@@ -268,12 +272,12 @@ def csv_type(type_: Any) -> Any:
 
 
 def csv_column(array: Any) -> Any:
-    """A column as it is handed to Arrow's writer of CSV: of :func:`csv_type`."""
+    """Convert a column for Arrow's CSV writer, to the type of :func:`csv_type`."""
     return array if csv_type(array.type) == array.type else printed(array)
 
 
 def renamed(lists: Any, names: dict[str, str]) -> Any:
-    """A column of lists of names, in which some are replaced."""
+    """Replace some names in a column of lists of names."""
     values = lists.values
     encoded = pc.dictionary_encode(values)
     labels = [names.get(label, label) for label in encoded.dictionary.to_pylist()]

@@ -37,7 +37,10 @@ TEMPORARY = re.compile(r"\.([0-9]{5})\.arrow\.tmp|\.position\.json\.tmp", re.ASC
 _NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9]{5})\.arrow", re.ASCII)
 # What to do about a damaged file. It can't be captured again: what was acknowledged, the server has
 # forgotten.
-RESTORE = "restore it from a copy; without one, begin with a new slot, snapshot and empty directory"
+RESTORE = (
+    "restore it from a copy; without one, begin with a new slot, a new copy of the tables and an "
+    "empty directory"
+)
 
 # What reading JSON of another form raises.
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, PgOutputError)

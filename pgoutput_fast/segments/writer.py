@@ -14,7 +14,7 @@ from .._disk import claim_directory, fsync_path, write_whole
 from ..errors import DecodeError, PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
 from ..messages import Relation, Type, decode_rare
-from ..state import Names
+from ..state import MOST_UNUSED_TYPES, Names
 from ..wire import fields_reader
 from .format import (
     ANNOUNCED_LSN,
@@ -96,6 +96,7 @@ class _Announced:
         self._types: dict[int, bytes] = {}
         self._relations: dict[int, Relation] = {}
         self._names = Names()
+        self._most_types = MOST_UNUSED_TYPES
 
     def take(self, frame: bytes) -> None:
         """Take note of a Type or Relation, in place of the one that it replaces."""
@@ -109,6 +110,10 @@ class _Announced:
             if gone:
                 for type_id in _types_of(gone) - _types_of(self._relations.values()):
                     self._types.pop(type_id, None)
+            if len(self._types) > self._most_types:
+                used = self._types.keys() & _types_of(self._relations.values())
+                self._types = {type_id: self._types[type_id] for type_id in used}
+                self._most_types = len(used) + MOST_UNUSED_TYPES
 
     def frames(self) -> Iterator[bytes]:
         """What is in force, types before the relations that use them."""
@@ -270,8 +275,8 @@ class SegmentWriter:
                 f"{slot}, beyond the end {format_lsn(self.position)} of what is in "
                 f"{self.directory}: the changes between them are not in it: a capture into another "
                 f"directory may have them, someone else has read the slot, or segments were "
-                f"deleted; bring the segments from there, or begin with a new snapshot and an "
-                f"empty directory"
+                f"deleted; bring the segments from there, or begin with a new copy of the "
+                f"tables and an empty directory"
             )
         self._clean_up(unfinished)
         if not known:

@@ -172,7 +172,7 @@ def _check_names(relation: Relation, target: Target) -> None:
             raise PgOutputError(
                 f"{target.table}: the columns {other} and {one} have changed places in its "
                 "Relation messages, so that a name has gone from one column to another; begin "
-                "after the change with a new snapshot"
+                "after the change with a new copy of the table"
             )
     candidates_after = _gaps(here, there)
     for neighbour, names in _gaps(there, here).items():
@@ -189,13 +189,14 @@ def _check_names(relation: Relation, target: Target) -> None:
                     f"{target.table}: another version of the table has the column "
                     f"{' or '.join(candidates)} in the place of {name}, which looks like ALTER "
                     "TABLE RENAME COLUMN; give schema= with all of these names and make one column "
-                    "of them, or begin after the change with a new snapshot"
+                    "of them, or begin after the change with a new copy of the table"
                 )
             if not last and version.newest:
                 raise PgOutputError(
                     f"{target.table}: an older version of the table lacks the column {name}, which "
                     "ADD COLUMN would have put last: its rows had a value that was not published; "
-                    f"begin after the change with a new snapshot, or give schema= without {name}"
+                    "begin after the change with a new copy of the table, or give schema= without "
+                    f"{name}"
                 )
 
 
@@ -270,7 +271,7 @@ class _Mapping:
                 raise PgOutputError(
                     f"{target.table}: older changes have the column {name} as {found}, the schema "
                     f"has it as {wanted}; give schema= with {name} as string, which takes the text "
-                    "of both, or begin after the change with a new snapshot"
+                    "of both, or begin after the change with a new copy of the table"
                 )
             policies, binary = fitting
             settings = replace(plan.settings, policies=policies)

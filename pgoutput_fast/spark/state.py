@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pgoutput_fast.types import TypeRegistry
 
 _UNSENT = "no change of this row brings it: the row was written before the stream began, or its \
-column was added with a value that neither stream nor catalogue holds; take a new snapshot"
+column was added with a value that neither stream nor catalogue holds; take a new copy of the table"
 
 
 def current_state(
@@ -366,7 +366,7 @@ def _touches(rows: DataFrame, table: str, key: list[str]) -> DataFrame:
             F.col("seq").cast("string"),
             F.lit(
                 f" has no value of the key's column {name}; has the table's replica identity "
-                "changed since? Then take a new snapshot"
+                "changed since? Then take a new copy of the table"
             ),
         )
         return F.coalesce(value, F.raise_error(message).cast("string"))

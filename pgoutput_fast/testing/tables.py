@@ -9,6 +9,7 @@ from typing import Any
 
 from ..encode import encode_fields
 from ..errors import PgOutputError
+from ..names import qualified
 from ..types import BUILTIN_TYPES
 from ..wire import Column
 
@@ -105,7 +106,7 @@ class Table:
             f"{column.name} {names.get(column.type_id, column.type_id)}{' key' * column.is_key}"
             for column in self.columns
         )
-        return f"Table({self.namespace}.{self.name}: {shown})"
+        return f"Table({qualified(self)}: {shown})"
 
     def relation(self, xid: int | None = None) -> bytes:
         """The Relation frame; with an xid as from inside a stream chunk."""

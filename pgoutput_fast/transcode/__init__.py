@@ -1,8 +1,8 @@
-"""Many frames made of other bytes, whole buffers at once and without an object for each row.
+"""Make many frames from other bytes: whole buffers at once, without a Python object for each row.
 
-:func:`inserts_of_copy` makes Insert frames of rows that COPY sent in binary format, as a snapshot
-of a table has them; :func:`without_xids` gives frames from inside of streams the form that they
-have outside, which is the one of protocol version 1. What both give is what
+:func:`inserts_of_copy` makes Insert frames from rows that COPY sent in binary format, for example
+those of a snapshot of a table. :func:`without_xids` turns frames from inside stream chunks into the
+form that they have outside, which is that of protocol version 1. Both return what
 :func:`pgoutput_fast.decode_batch` takes: one buffer, and offsets into it.
 """
 
@@ -21,6 +21,8 @@ from .faults import refuse_copy
 if TYPE_CHECKING:
     import numpy as np
 
+__all__ = ["InsertFrames", "PackedFrames", "inserts_of_copy", "without_xids"]
+
 COPY_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
 """The first bytes of COPY's binary format; flags and a header extension with its length follow."""
 
@@ -29,7 +31,7 @@ _flags_and_length = struct.Struct(">Ii")
 _NO_PLACE = 0xFF
 
 _XID_LENGTHS = bytearray([_NO_PLACE] * 256)
-"""For each tag the bytes of the xid that a frame has inside of a stream alone."""
+"""For each tag the length of the xid that a frame has only inside a stream chunk."""
 for _tag, _fields in LAYOUTS.items():
     if _fields[:1] == (("xid", "stream_xid"),):
         _XID_LENGTHS[ord(_tag)] = 4
@@ -75,7 +77,7 @@ def inserts_of_copy(
         "b" or "t" for each column: whether the frames say of its values that they are in binary
         format or text. The bytes stay as they are.
     xid : int, optional
-        With it the frames are as from inside of a stream.
+        With it the frames have this xid, as frames inside a stream chunk do.
     header : bool
         Whether `data` begins with COPY's file header. It may be cut off too: then nothing is
         consumed, and the next call has the header still.
@@ -85,10 +87,13 @@ def inserts_of_copy(
     PgOutputError
         The bytes are no rows of so many columns in COPY's binary format.
     TypeError
-        `data` is no contiguous buffer.
+        `data` is no contiguous buffer, or `formats` no str.
     """
+    if not isinstance(formats, str):
+        raise TypeError(f"formats must be a str, not {type(formats).__name__}")
     if formats.strip("bt"):
         raise PgOutputError(f"formats={formats!r}: expected 'b' or 't' for each column")
+    _size_of(data)
     width = len(formats)
     # The frame of a row of NULLs ends with a byte for each column; what comes before is the head.
     nulls = encode_fields("I", xid=xid, relation_id=relation_id, new=[None] * width)
@@ -106,7 +111,7 @@ def inserts_of_copy(
 
 
 def without_xids(data: Any, offsets: Any) -> PackedFrames:
-    """Frames from inside of streams as protocol version 1 would send them: without xids.
+    """Turn frames from inside stream chunks into those of protocol version 1, without xids.
 
     Parameters
     ----------
@@ -117,14 +122,13 @@ def without_xids(data: Any, offsets: Any) -> PackedFrames:
     Raises
     ------
     DecodeError
-        A frame has no xid that could be cut out, or its message has no place inside of a stream;
+        A frame has no xid that could be cut out, or its message cannot be inside a stream chunk;
         `frame` is its index.
     TypeError, ValueError
         `data` is no contiguous buffer, or the offsets fall or leave it.
     """
     checked = check_offsets(offsets)
-    with memoryview(data) as view:
-        check_rising(checked, view.nbytes)
+    check_rising(checked, _size_of(data))
     made, ends = twin("transcode._bulk").cut_xids(data, checked, bytes(_XID_LENGTHS))
     return PackedFrames(made, _offsets(ends))
 
@@ -133,6 +137,20 @@ def _offsets(memory: bytes) -> np.ndarray[Any, Any]:
     import numpy as np
 
     return np.frombuffer(memory, np.int64)
+
+
+def _size_of(data: Any) -> int:
+    """Bytes of a buffer.
+
+    Raises
+    ------
+    TypeError
+        `data` is no buffer, or not a contiguous one.
+    """
+    with memoryview(data) as view:
+        if not view.c_contiguous:
+            raise TypeError("data must be a contiguous buffer")
+        return view.nbytes
 
 
 def _header_length(data: Any) -> int | None:
@@ -146,7 +164,8 @@ def _header_length(data: Any) -> int | None:
         if len(found) < fixed:
             return None
         flags, length = _flags_and_length.unpack_from(found, size)
-        # The lower half is free for later versions; whoever does not know the upper has to stop.
+        # PostgreSQL's documentation: a reader ignores flags of the lower 16 bits that it does not
+        # know, and stops at unknown ones of the upper 16 bits.
         if flags >> 16:
             refuse_copy("flags", size, flags)
         if not 0 <= length <= MAX_FRAME_LENGTH:

@@ -97,6 +97,7 @@ def copy_rows(data: Any, start: int, head: bytes, formats: bytes) -> tuple[bytes
     rows.count = 0
     rows.ended = False
     rows.fault = NONE
+    rows.column = 0
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         size = view.len - from_byte

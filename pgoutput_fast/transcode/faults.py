@@ -1,4 +1,4 @@
-"""What can be wrong with what is transcoded: both implementations raise through here."""
+"""Raise the errors of :mod:`pgoutput_fast.transcode`, for both implementations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..errors import MAX_FRAME_LENGTH, DecodeError, PgOutputError, fail
 _SENTENCES = {
     "signature": "expected the signature of COPY's binary format, found {found!r}; was the format "
     "text?",
-    "flags": "the header's flags are 0x{found:08x}, and of those of its upper half none is known",
+    "flags": "the header's flags are 0x{found:08x}; no flag of the upper 16 bits is known",
     "extension": "the length of the header's extension is {found}",
     "columns": "the row has {found} columns, and {expected} were expected",
     "length": "the length of column {column} is {found}",
@@ -20,18 +20,18 @@ _SENTENCES = {
 
 
 def refuse_copy(code: str, position: int, found: object, **details: object) -> NoReturn:
-    """Raise what is wrong with COPY's bytes, at byte `position` of what was given."""
+    """Raise the PgOutputError for a fault in COPY's bytes, at byte `position` of the input."""
     sentence = _SENTENCES[code].format(found=found, **details)
     raise PgOutputError(f"COPY in binary format, byte {position}: {sentence}")
 
 
 def refuse_frame(frame: bytes, index: int, xid_length: int) -> NoReturn:
-    """Raise the DecodeError of a frame from which no xid can be cut."""
+    """Raise the DecodeError for a frame from which no xid can be cut."""
     try:
         if not frame:
             fail("empty_frame", frame, 0)
         if xid_length == 0xFF:
-            found = f"{chr(frame[0])!r} is the tag of no message that comes inside of a stream"
+            found = f"{chr(frame[0])!r} is the tag of no message that comes inside a stream chunk"
             fail("stream_order", frame, 0, found=found)
         fail("truncated", frame, 1, field="xid", expected=xid_length, found=len(frame) - 1)
     except DecodeError as error:

@@ -21,6 +21,7 @@ if str(ROOT := Path(__file__).parents[2]) not in sys.path:
 
 from benchmarks import baseline, decoders, harness, suite, workloads
 from pgoutput_fast import _pure
+from pgoutput_fast.transcode import inserts_of_copy
 
 ROWS = {"narrow": 500, "wide": 500, "fat": 50}
 LENGTHS = {
@@ -69,6 +70,19 @@ def test_typed_values_are_those_that_were_generated(name, tuple_format):
 def test_frames_are_the_same_from_version_to_version(name, tuple_format):
     frames = b"".join(workloads.generate(name, tuple_format, 100).frames)
     assert hashlib.sha256(frames).hexdigest()[:16] == DIGESTS[name, tuple_format]
+
+
+@pytest.mark.parametrize("name", workloads.NAMES)
+def test_rows_of_copy_are_those_of_the_inserts(name):
+    workload = workloads.generate(name, "binary", ROWS[name])
+    formats = "b" * len(workload.table.columns)
+    made = inserts_of_copy(workload.copied(), workload.table.oid, formats)
+    assert made.consumed == len(workload.copied())
+    rows = [frame[1:] for frame in workload.frames if frame[:1] in b"IU"]
+    ends = made.offsets.tolist()
+    pairs = itertools.pairwise(ends)
+    # An Update without an old row has the form of an Insert.
+    assert [made.data[begin + 1 : end] for begin, end in pairs] == rows
 
 
 @pytest.mark.parametrize("name", workloads.NAMES)

@@ -115,9 +115,9 @@ def test_lines(run: Run, directory: Path) -> None:
     assert run("inspect", directory) == [
         "0/1000 41 Begin(final_lsn=0/100, commit_time=2000-01-01 00:00:00+00, xid=41)",
         "0/1001 41 " + repr(pf.decode(TABLE)),
-        "0/1002 41 INSERT public.t id='1' a b=\"it's\\n\\x1b[31m\" raw=\\x00ff",
-        "0/1003 41 UPDATE public.t old key (id='1') id='2' a b=UNCHANGED raw=NULL",
-        "0/1004 41 DELETE public.t id='2' a b='" + "x" * 60 + "'… raw=NULL",
+        '0/1002 41 INSERT public.t id=\'1\' "a b"="it\'s\\n\\x1b[31m" raw=\\x00ff',
+        "0/1003 41 UPDATE public.t old key (id='1') id='2' \"a b\"=UNCHANGED raw=NULL",
+        "0/1004 41 DELETE public.t id='2' \"a b\"='" + "x" * 60 + "'… raw=NULL",
         "0/1005 41 " + repr(pf.decode(FRAMES[5])),
         # The second segment says again what is in force.
         "0/0 - " + repr(pf.decode(TABLE)),
@@ -178,12 +178,16 @@ def test_json(run: Run, directory: Path) -> None:
         (["--table", "t"], "RIUDRRTI"),
         (["--table", "public.t"], "RIUDRT"),
         (["--table", "other.t", "--tag", "I"], "I"),
+        (["--table", "pub*", "--table", "*.nope"], ""),
+        (["--table", "pub*.?"], "RIUDRT"),
+        (["--table", "[s-u]"], "RIUDRRTI"),
         (["--xid", "41"], "BRIUDC"),
         (["--xid", "41", "--xid", "42", "--tag", "BC"], "BCBC"),
     ],
 )
 def test_filters(run: Run, directory: Path, options: list[str], expected: str) -> None:
-    assert "".join(shown["tag"] for shown in run.objects(*options, directory)) == expected
+    found = run.objects(*options, directory, code=0 if expected else 1)
+    assert "".join(shown["tag"] for shown in found) == expected
 
 
 @pytest.mark.parametrize(
@@ -192,8 +196,7 @@ def test_filters(run: Run, directory: Path, options: list[str], expected: str) -
         ["--table", "nope"],
         ["--table", "public.nope", "--table", "T"],
         ["--xid", "99"],
-        ["--tag", "c P,K"],
-        ["--table", "other.t", "--tag", "D"],
+        ["--xid", "99", "--tag", "I"],
     ],
     ids=" ".join,
 )
@@ -207,6 +210,46 @@ def test_nothing_found_is_said(
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "tags"),
+    [
+        (["--tag", "c P,K"], "the tags are B C D I M R T U"),
+        (["--table", "other.t", "--tag", "D"], "the tags of what else was asked for are I R T"),
+    ],
+)
+def test_nothing_found_of_a_tag(run: Run, directory: Path, options: list[str], tags: str) -> None:
+    assert run("inspect", *options, directory, code=1) == []
+    assert run.error == (
+        "pgoutput-fast: no message matches; there are messages of the tables other.t, public.t; "
+        f"{tags}\n"
+    )
+
+
+def test_files_that_do_not_go_together_are_refused(
+    run: Run, tmp_path: Path, directory: Path
+) -> None:
+    first, second = sorted(directory.glob("*.arrow"))
+    other = tmp_path / "other"
+    metadata = SegmentMetadata("1", "d", "other", ("p",), 180004, "UTF8", {}, {})
+    with SegmentWriter(other, metadata, confirmed_flush_lsn=0) as writer:
+        for number, frame in enumerate([begin(999, 43), commit(999)]):
+            writer.write(0x2000 + number, frame)
+        writer.flush()
+    recorded = recording(tmp_path / "r.arrow", FRAMES)
+    again = recording(tmp_path / "again.arrow", FRAMES)
+    for paths, said in [
+        ([directory, directory], "is given twice"),
+        ([first, directory], "is given twice"),
+        ([directory, other], "slot"),
+        ([recorded, tmp_path / "other" / ".." / "r.arrow"], "is given twice, once as"),
+    ]:
+        for options in ([], ["--stats"]):
+            assert run("inspect", *options, *paths, code=1) == []
+            assert said in run.error
+    assert run("inspect", second, first) == run("inspect", directory)
+    assert len(run("inspect", recorded, again, directory)) == 3 * len(FRAMES) + 1
+
+
 def test_an_empty_directory_is_said(run: Run, tmp_path: Path) -> None:
     assert run("inspect", tmp_path, code=1) == []
     assert run.error == f"pgoutput-fast: there is no segment in {tmp_path}\n"
@@ -217,7 +260,7 @@ def test_nothing_found_among_many_tables_or_none(run: Run, tmp_path: Path) -> No
     run("inspect", "--table", "t", recording(tmp_path / "a.arrow", frames), code=1)
     assert run.error.endswith(f"tables {', '.join(f's.t{n:02}' for n in range(20))} and 2 more\n")
     run("inspect", "--tag", "I", recording(tmp_path / "b.arrow", [begin(1, 1)]), code=1)
-    assert run.error.endswith("no message matches; there are messages of no table\n")
+    assert run.error.endswith("; there are messages of no table; the tags are B\n")
 
 
 def test_stats(run: Run, directory: Path) -> None:
@@ -300,6 +343,8 @@ def test_frame_that_cannot_be_decoded_is_shown_and_counted(run: Run, tmp_path: P
     ]
     assert found[1]["frame"] == {"hex": frames[1].hex()}
     assert found[1]["xid"] == 1
+    run("inspect", recording(tmp_path / "b", [b"?"]), code=1)
+    assert run.error == "pgoutput-fast: 1 frame could not be decoded\n"
     lines = run("inspect", path, code=1)
     assert lines[1].startswith("0/2 1 ERROR unknown_relation at byte 1: ")
     (stats,) = run.objects("--stats", path, code=1)
@@ -347,6 +392,8 @@ def test_usage_and_version(run: Run) -> None:
     assert all(name in help_ for name in ("demo", "inspect", "tail"))
     for arguments, text in [
         (["nothing"], "No such command 'nothing'"),
+        (["inspekt"], "No such command 'inspekt'; did you mean inspect?"),
+        (["inspect", "f", "--to", "parquet"], "--to needs a format and a directory"),
         (["inspect"], "Missing argument 'FILE|DIR…'"),
         (["inspect", "--xid", "x", "f"], "'x' is not a valid integer"),
         (["inspect", "--tag", "IQ", "f"], "no message has tag 'Q'; the tags are A B C D E I K M O"),
@@ -433,9 +480,10 @@ def test_segment_with_a_damaged_end_is_not_left_out(run: Run, directory: Path) -
         assert f"{last} is damaged: the last of its 2 record batches is no end mark" in run.error
 
 
-def test_closed_pipe_is_quiet(directory: Path) -> None:
+def test_closed_pipe_is_quiet(tmp_path: Path) -> None:
+    path = recording(tmp_path / "a.arrow", FRAMES * 500)
     process = subprocess.Popen(
-        [*COMMAND, "inspect", *[str(directory)] * 500],
+        [*COMMAND, "inspect", str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -515,7 +563,7 @@ COLOURED = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0m")
 def test_a_terminal_gets_colours(directory: Path, run: Run) -> None:
     printed = on_terminal("inspect", directory).splitlines()
     assert COLOURED.findall(printed[2]) == [
-        ("2", "0/1002 41"), ("32", "INSERT"), ("1", "public.t"), ("36", "id"), ("36", "a b"),
+        ("2", "0/1002 41"), ("32", "INSERT"), ("1", "public.t"), ("36", "id"), ("36", '"a b"'),
         ("36", "raw"),
     ]  # fmt: skip
     assert ("2", "UNCHANGED") in COLOURED.findall(printed[3])
@@ -566,6 +614,15 @@ def test_shells_complete_commands_and_options() -> None:
     assert completed("inspect", "--va") == ["--values"]
     assert completed("inspect", "--values", "t") == ["text", "typed"]
     assert completed("tail", "--pub") == ["--publication"]
+    assert completed("inspect", "f", "--to", "") == ["parquet", "arrow", "csv", "duckdb"]
+    assert completed("inspect", "f", "--to", "d") == ["duckdb"]
+    assert completed("inspect", "f", "--to", "csv", "o") == ["dir,o"]
+    assert completed("inspect", "--policy", "j") == ["json=text", "json=parse"]
+    assert completed("inspect", "--policy", "") == [
+        *(f"{name}={choice}" for name in ("infinity", "out_of_range", "special_values")
+          for choice in ("error", "null", "clamp", "text")),
+        *("json=text", "json=parse", "numeric=", "arrays="),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -31,6 +31,7 @@ from pgoutput_fast.segments import (
     listing,
 )
 from pgoutput_fast.segments import writer as writing
+from pgoutput_fast.segments.ipc import record_batch_blocks
 from pgoutput_fast.state import MOST_SUPERSEDED
 
 if TYPE_CHECKING:
@@ -660,6 +661,20 @@ def test_compressed_batches_are_refused_unread(segment: Path, codec: str, which:
         SegmentReader(segment) as reader,
     ):
         list(reader)
+
+
+def test_dictionaries_are_refused(segment: Path) -> None:
+    """Arrow unpacks them when it opens the file, and no column of a segment has any."""
+    schema = pa.schema({"label": pa.dictionary(pa.int32(), pa.utf8())})
+    with pa.ipc.new_file(str(segment), schema) as file:
+        file.write_batch(pa.record_batch([pa.array(["a"]).dictionary_encode()], schema))
+    with (
+        pa.OSFile(str(segment)) as opened,
+        pytest.raises(
+            ValueError, match=r"^it has dictionaries, which no column of a segment uses$"
+        ),
+    ):
+        record_batch_blocks(opened)
 
 
 def test_a_bomb_takes_no_memory(segment: Path) -> None:

@@ -255,6 +255,12 @@ def test_a_wrong_part_of_a_nested_value_is_found(spark, demo, tmp_path):
     assert str(found.first).startswith(f"demo.wide, row id={number}, column reals: ")
 
 
+def test_a_difference_that_python_does_not_see_is_told():
+    row = (1, "a")
+    with pytest.raises(pf.PgOutputError, match="row id=1: Spark finds"):
+        verify._difference("demo.t", "id=1", ["id", "name"], row, row)
+
+
 def test_the_command_fails_where_a_table_differs(monkeypatch, tmp_path):
     result = Result("python", None, "18", "4", 1, tables=[TableResult("demo.t", "")])
     result.tables[0].difference = verify.Difference("demo.t", "id=1", "a", "1", "2")
@@ -313,7 +319,8 @@ def test_ctrl_c_leaves_nothing(place, tmp_path, phase, delay):
     place.assert_nothing_is_left()
 
 
-def test_sigterm_ends_the_command_without_a_word(place, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
+def test_signals_end_the_command_without_a_word(place, tmp_path, number):
     """It comes to all processes, Spark's JVM among them, whose connections then break."""
     out = tmp_path / "out"
     demo = subprocess.Popen(
@@ -330,10 +337,10 @@ def test_sigterm_ends_the_command_without_a_word(place, tmp_path):
     try:
         while demo.poll() is None and not (out / "changes").exists():
             time.sleep(0.05)
-        os.killpg(demo.pid, signal.SIGTERM)
+        os.killpg(demo.pid, number)
         _, err = demo.communicate(timeout=60)
     finally:
         demo.kill()
         demo.wait()
-    assert (demo.returncode, err) == (130, "")
+    assert (demo.returncode, err) == (128 + number, "")
     place.assert_nothing_is_left()

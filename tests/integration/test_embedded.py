@@ -104,19 +104,6 @@ def test_settings_are_given_and_can_be_altered(wait_until: WaitUntil) -> None:
         wait_until(lambda: connection.execute("SHOW wal_sender_timeout").fetchone() == ("9s",))
 
 
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ({"work_mem": "1MB'\nfsync = on"}, "must be one line"),
-        ({"work_mem = '1MB'\nfsync": "on"}, "is no name of a server setting"),
-        ({"Port": 1}, "is the embedded server's own"),
-    ],
-)
-def test_settings_that_lead_astray_are_refused(settings: dict[str, object], match: str) -> None:
-    with pytest.raises(PgOutputError, match=match):
-        EmbeddedServer(18, settings)
-
-
 def test_quoted_setting_and_dsn_arrive_as_they_are() -> None:
     with EmbeddedServer(18, {"cluster_name": "it's \\ odd"}) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:

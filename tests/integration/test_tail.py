@@ -111,6 +111,27 @@ def test_a_server_that_the_environment_names(database: Any, tail: Callable[..., 
     assert shown.end() == (0, "")
 
 
+def test_users_types_are_the_servers(database: Any, tail: Callable[..., Tail]) -> None:
+    database.execute(
+        "CREATE TYPE place AS (name text, at int)",
+        "ALTER TABLE t ADD home place",
+        "CREATE TYPE colour AS ENUM ('red')",
+        "ALTER TABLE t ADD colours colour[]",
+    )
+    typed = tail("--json", "--values", "typed")
+    binary = tail("--json", "--binary")
+    database.execute("INSERT INTO t VALUES (1, 'x', ('Rome', 3), '{red}')")
+
+    def inserted(shown: Tail) -> Any:
+        found = (json.loads(line) for line in shown.lines)
+        return next(one["new"] for one in found if one["tag"] == "I")
+
+    row = {"id": 1, "body": "x", "home": {"name": "Rome", "at": 3}, "colours": ["red"]}
+    assert inserted(typed) == row
+    assert inserted(binary) == {"id": "1", "body": "x", "home": "(Rome,3)", "colours": "{red}"}
+    assert typed.end() == binary.end() == (0, "")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
 def test_slot_goes_however_it_ends(
     database: Any, tail: Callable[..., Tail], wait_until: WaitUntil, number: signal.Signals

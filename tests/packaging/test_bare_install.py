@@ -14,7 +14,8 @@ import pgoutput_fast as pf
 begin = pf.decode(b"B" + bytes.fromhex("0000000000000102" "0000000000000003" "00000007"))
 assert (begin.final_lsn, begin.commit_time, begin.xid) == (0x102, 3, 7), begin
 assert pf.format_lsn(begin.final_lsn) == "0/102"
-third_parties = {"numpy", "pyarrow", "psycopg", "pyspark", "pandas", "click", "rich"}
+third_parties = {"numpy", "pyarrow", "psycopg", "pyspark", "pandas", "click", "rich", "hypothesis"}
+assert pf.testing.encode(begin) == begin.frame == pf.testing.begin(7, 0x102, 3)
 print([name for name in third_parties if sys.modules.get(name)])
 """
 
@@ -46,6 +47,7 @@ def test_import_brings_no_third_party_along(impl: str, tmp_path: Path) -> None:
         (["-c", "from pgoutput_fast.segments import *; segment_schema()"], "arrow"),
         (["-c", "import pgoutput_fast.replication"], "replication"),
         (["-c", "import pgoutput_fast.spark"], "spark"),
+        (["-c", "import pgoutput_fast.testing.strategies"], "testing"),
     ],
 )
 def test_bare_install_names_the_extra_that_is_missing(

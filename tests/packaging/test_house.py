@@ -99,8 +99,20 @@ CHECK_CIRCLES = [sys.executable, "tools/check_circles.py"]
         (LINT_IMPORTS, "lsn.py", "def late():\n    from .wire import Cursor", "pgoutput_fast.wire"),
         (CHECK_CIRCLES, "wire.py", "from .messages import Message", "a circle"),
         (CHECK_CIRCLES, "_core.pyx", "from .spark import session", "imports pgoutput_fast.spark"),
+        (CHECK_CIRCLES, "_wire.pxd", "from ._tuples cimport TupleData", "a circle"),
+        (CHECK_CIRCLES, "_tuples.pxd", "from .spark cimport x", "imports pgoutput_fast.spark"),
+        (CHECK_CIRCLES, "encode.py", "from . import _core", "imports pgoutput_fast._core by name"),
+        (
+            CHECK_CIRCLES, "files/_rows.py", "def late():\n    from ..columnar import _pure_batch",
+            "imports pgoutput_fast.columnar._pure_batch by name",
+        ),
+        (CHECK_CIRCLES, "_core.pyx", "from . import _pure", "imports pgoutput_fast._pure by name"),
+        (
+            CHECK_CIRCLES, "lsn.py", 'importlib.import_module("pgoutput_fast._core")',
+            "lsn imports a module of the package by a literal name",
+        ),
     ],
-)
+)  # fmt: skip
 def test_forbidden_imports_are_found(
     command: list[str], file: str, line: str, said: str, tmp_path: Path
 ) -> None:

@@ -505,7 +505,7 @@ RENAMED = [
 @pytest.mark.parametrize(("new", "named"), RENAMED)
 def test_a_column_that_may_have_been_renamed_is_an_error(spark, tmp_path, new, named):
     directory = land(tmp_path / "s", itertools.chain(*versions(ABC, new)), segment_bytes=1)
-    with pytest.raises(PySparkException, match=rf"public\.t: .*{named}.*new snapshot"):
+    with pytest.raises(PySparkException, match=rf"public\.t: .*{named}.*new copy"):
         read_segments(spark, directory, "public.t").collect()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import datetime
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pytest
 from column_values import has_other_shape, is_special, same_value
 from columnar import chosen
-from value_rows import row_of, same
+from render import printed
 
 import pgoutput_fast as pf
 from pgoutput_fast import _core, _pure
@@ -163,7 +162,10 @@ def expected_rows(
 def compare_values(found: Any, data: Any, types: Sequence[ColumnType], settings: Settings) -> None:
     assert (found is None) == (data is None)
     for i, (kind, value) in enumerate(found or ()):
-        if value is None or data.kind(i) in "nu" or data[i] is None:
+        if types[i].name == "timetz" and data.kind(i) in "tb":
+            # Text, which has 24:00 too; Python's time has not.
+            assert value == data.text(i)
+        elif value is None or data.kind(i) in "nu" or data[i] is None:
             assert value is None
             assert data.kind(i) in "nu" or data[i] is None or is_special(data[i], settings)
         elif pa.types.is_nested(kind):
@@ -173,11 +175,7 @@ def compare_values(found: Any, data: Any, types: Sequence[ColumnType], settings:
         elif kind == pa.utf8() or isinstance(kind, pa.JsonType):
             if not isinstance(data[i], str) and data.kind(i) == "t" and value != data.text(i):
                 # Of the style that the session had nothing is left.
-                is_domain = isinstance(data[i], datetime.datetime) and data[i].tzinfo
-                type_id = 1184 if is_domain else types[i].oid
-                assert same(
-                    row_of(pf, type_id, value.encode(), policies=settings.policies)[0], data[i]
-                )
+                assert value == printed(data[i], types[i])
                 continue
             try:
                 assert value == data.text(i)

@@ -7,11 +7,11 @@ import math
 from typing import Any
 
 import pyarrow as pa
+from render import printed
 
 import pgoutput_fast as pf
 from pgoutput_fast.settings import Settings
 from pgoutput_fast.types import ColumnType
-from pgoutput_fast.values import codec_of
 
 __all__ = ["has_other_shape", "is_special", "same_value"]
 
@@ -32,6 +32,8 @@ def same_value(
     settings : Settings
         Of the messages.
     """
+    if want is None and type_.name == "timetz" and got is not None:
+        return bool(got.startswith("24:00:00"))  # which Python's time has not
     if got is None or want is None:
         return got is None and (want is None or is_special(want, settings))
     kind = getattr(kind, "storage_type", kind)
@@ -73,8 +75,7 @@ def same_value(
         return bool(got == str(want))  # of money and reg* in binary format
     # The server's text is another form of the value.
     if isinstance(got, str):
-        encoded = got.encode(settings.encoding)
-        return repr(codec_of(type_, settings).text(encoded)) == repr(want)
+        return got == printed(want, type_)
     return False
 
 

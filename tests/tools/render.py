@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import functools
 import ipaddress
 import math
 import re
@@ -16,11 +17,14 @@ import socket
 import struct
 from collections.abc import Callable, Iterable
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pgoutput_fast as pf
 
-__all__ = ["Renderer"]
+if TYPE_CHECKING:
+    from pgoutput_fast.types import ColumnType
+
+__all__ = ["Renderer", "printed"]
 
 FLOATS = {"float4", "float8"}
 PRINTED_FLOATS = {"point", "lseg", "path", "box", "polygon", "line", "circle", "cube"}
@@ -410,3 +414,35 @@ SCALARS: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(_POSTGIS, _ewkb),
 }
 """Name of a type → how a value of it is printed. Values of all others are str: the text itself."""
+
+
+def printed(value: Any, type_: ColumnType) -> str:
+    """The text of `value`, which is not NULL, of a type that is told as a column's."""
+    return _renderer(type_)(value)
+
+
+@functools.cache
+def _renderer(type_: ColumnType) -> Callable[[Any], str]:
+    """With a catalogue of the type and its parts, whose OIDs are their numbers in it."""
+    rows: list[dict[str, Any]] = []
+    kinds = {"range": "r", "multirange": "m", "composite": "c", "enum": "e"}
+
+    def add(one: ColumnType) -> int:
+        inner = 0
+        if one.element is not None:
+            inner = add(one.element)
+            rows[inner - 1]["typdelim"] = one.delimiter
+        fields = [(at, name, add(field), -1) for at, (name, field) in enumerate(one.fields)]
+        rows.append(
+            {
+                "oid": len(rows) + 1, "name": one.name, "format_type": one.name,
+                "typtype": kinds.get(one.kind, "b"), "typdelim": one.delimiter,
+                "typcategory": "A" if one.kind == "array" else "U", "typelem": inner,
+                "range_subtype": inner, "range_oid": inner, "attributes": fields,
+            }
+        )  # fmt: skip
+        return len(rows)
+
+    oid = add(type_)
+    renderer = Renderer(rows)
+    return lambda value: renderer(value, oid)

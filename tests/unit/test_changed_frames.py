@@ -13,6 +13,10 @@ from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
+
+pytest.importorskip("pyarrow", reason="the twin makes Arrow arrays with it")
+
+from columnar import IMPLEMENTATIONS, chosen
 from made_vectors import TWO, insert, relation, text
 
 import pgoutput_fast as pf
@@ -43,3 +47,22 @@ def test_a_decoder_that_another_thread_uses(impl: ModuleType) -> None:
         decoder.decode(ROW)
     assert not isinstance(caught.value, pf.DecodeError)
     assert decoder.decode(ROW).new.as_dict() == {"id": 1, "name": "a"}
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_buffer_that_another_thread_writes_to(implementation: str) -> None:
+    """The walk of frames refuses the second one, which is mended when its error is looked for."""
+    data = bytearray(b"O" + bytes(8) + b"o\0" + ROW)
+    start = len(data) - len(ROW)
+    data[start + 5] = ord("X")  # the marker of its tuple
+
+    def mend() -> None:
+        data[start + 5] = ord("N")
+
+    offsets = [0, start, len(data)]
+    with chosen(implementation), when_called("decode_rare", mend):
+        if implementation == "python":  # which looks at one frame after the other
+            assert pf.decode_batch(data, offsets).tags.tobytes() == b"OI"
+        else:
+            with pytest.raises(pf.PgOutputError, match="writes into the buffer"):
+                pf.decode_batch(data, offsets)

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import struct
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ from make_frames import (
 import pgoutput_fast as pf
 from pgoutput_fast import testing
 from pgoutput_fast._impl import twin
-from pgoutput_fast.columnar.schema import layout_of
+from pgoutput_fast.columnar.schema import Layout, layout_of
 from pgoutput_fast.columnar.selection import Selection
 
 OID, OTHER = 16385, 16386
@@ -591,6 +592,17 @@ def test_a_bound_that_cannot_be_in_a_chunk_does_not_end_it() -> None:
         assert column(batches, "seq") == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("begun", "bad"), [(begin(50), commit()), (testing.begin_prepare(50), testing.prepare(50))]
+)
+def test_a_bad_end_of_a_transaction_ends_it(begun: bytes, bad: bytes) -> None:
+    decoder = pf.ColumnarDecoder(on_error="collect")
+    batches = list(decoder.decode([begun, R, i(1), bad[:5], i(2)]))
+    assert column(batches, "xid") == [50, None]
+    assert column(batches, "seq") == [0, 0]
+    assert [(bad.frame, bad.error.code) for bad in decoder.errors] == [(3, "truncated")]
+
+
 def test_after_a_bad_stream_commit_what_it_announced_is_unknown() -> None:
     decoder = pf.ColumnarDecoder(on_error="collect")
     other = relation([("id", 23), ("other", 25)])
@@ -750,6 +762,188 @@ def test_a_thread_does_not_disturb_another() -> None:
     assert refused
     # All of them, or none if the other thread was first.
     assert sum(map(len, found)) in (0, 2_000)
+
+
+def test_what_a_decoder_shows_is_refused_while_another_thread_decodes() -> None:
+    """The engine's memory moves then: what is read of it may be gone."""
+    refused: dict[str, str] = {}
+    calls = {
+        "events": lambda: decoder.events,
+        "state": lambda: decoder.state,
+        "pickling": lambda: pickle.dumps(decoder),
+        "reset": lambda: decoder.reset(),
+    }
+
+    def disturb() -> None:
+        for name, call in calls.items():
+            try:
+                call()
+            except pf.PgOutputError as error:
+                refused[name] = str(error)
+
+    def disturbed(raw: bytes) -> int:
+        # A function of a user's own type runs in the midst of the engine.
+        thread = threading.Thread(target=disturb)
+        thread.start()
+        thread.join()
+        return int(raw)
+
+    registry = pf.TypeRegistry()
+    registry.register(23, text=disturbed, binary=disturbed, arrow="int32")
+    decoder = pf.ColumnarDecoder(registry=registry)
+    (batch,) = decoder.decode([R, begin(7), i(1), commit()])
+    assert refused == dict.fromkeys(
+        calls, "another thread decodes with this decoder; give each its own"
+    )
+    assert rows(batch)[0]["after"] == {"id": 1, "name": "a"}
+    assert [event.tag for event in decoder.events] == ["R", "C"]
+    assert set(decoder.state.relations) == {OID}
+    assert repr(decoder) == "<ColumnarDecoder: target arrow, 1 relations>"
+
+
+CLOSED_WHILE_OTHERS_DECODE = """
+import threading
+import pgoutput_fast as pf
+from pgoutput_fast import testing
+
+table = testing.Table("t", {"id": "int4"})
+# The last frame is none that the compiled engine reads by itself.
+frames = [testing.relation(table)] + [testing.insert(table, [n]) for n in range(20_000)]
+frames.append(testing.message("prefix", b"content"))
+running, closed = threading.Event(), threading.Event()
+
+def number(raw):
+    # A function of a user's own type runs in the midst of the engine.
+    if threading.current_thread() is other and not running.is_set():
+        running.set()
+        closed.wait(10)
+    return int(raw)
+
+class Slow:
+    def __init__(self, engine):
+        self.engine = engine
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+    def drop(self):
+        self.engine.drop()
+        if other.ident is None:
+            other.start()
+            running.wait(10)
+
+def disturb():
+    try:
+        decoder.reset()
+        print(sum(batch.num_rows for batch in decoder.decode(list(frames))))
+    except pf.PgOutputError as error:
+        print(error)
+    running.set()
+
+other = threading.Thread(target=disturb)
+registry = pf.TypeRegistry()
+registry.register(23, text=number, binary=number, arrow="int32")
+decoder = pf.ColumnarDecoder(registry=registry, max_rows=50)
+decoder._engine = Slow(decoder._engine)
+batches = decoder.decode(list(frames))
+next(batches)
+batches.close()
+closed.set()
+other.join()
+decoder.reset()
+print(sum(batch.num_rows for batch in decoder.decode(frames)))
+"""
+
+
+def test_a_call_that_is_closed_takes_no_frames_from_another_threads_call(
+    implementation: str,
+) -> None:
+    """The engine would read memory that is freed: hence the other process."""
+    process = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", CLOSED_WHILE_OTHERS_DECODE],
+        capture_output=True,
+        env={**os.environ, "PGOUTPUT_FAST_IMPL": implementation},
+        timeout=60,
+        check=False,
+        text=True,
+    )
+    assert (process.returncode, process.stdout.splitlines()) == (
+        0,
+        ["another thread decodes with this decoder; give each its own", "20000"],
+    ), process.stderr
+
+
+def test_a_finalizer_of_the_frames_may_call_the_decoder() -> None:
+    """It is refused: the engine is in the midst of forgetting them."""
+    refused: list[str] = []
+
+    class Data(bytearray):
+        def __del__(self) -> None:
+            for call in (decoder.reset, lambda: decoder.decode([])):
+                try:
+                    call()
+                except pf.PgOutputError as error:
+                    refused.append(str(error))
+
+    decoder = pf.ColumnarDecoder()
+    frames = [R, i(1)]
+    offsets = np.cumsum([0, *map(len, frames)])
+    (batch,) = decoder.decode(Data(b"".join(frames)), offsets)
+    assert rows(batch)[0]["after"] == {"id": 1, "name": "a"}
+    assert refused == ["another thread decodes with this decoder; give each its own"] * 2
+
+
+def test_frames_that_wait_for_another_thread_do_not_let_it_wait() -> None:
+    refused: list[str] = []
+
+    def ask() -> None:
+        try:
+            decoder.reset()
+        except pf.PgOutputError as error:
+            refused.append(str(error))
+
+    def frames() -> Iterator[bytes]:
+        yield R
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(10)
+        yield i(1)
+
+    decoder = pf.ColumnarDecoder()
+    (batch,) = decoder.decode(frames())
+    assert batch.num_rows == 1
+    assert refused == ["another thread decodes with this decoder; give each its own"]
+
+
+def known_layouts() -> int:
+    gc.collect()
+    return sum(type(thing) is Layout for thing in gc.get_objects())
+
+
+def test_a_table_that_is_altered_again_and_again_takes_no_more_memory() -> None:
+    before = known_layouts()
+    decoder = pf.ColumnarDecoder()
+    kept = relation([("kept", 23)], OTHER, "u")
+    first = list(decoder.decode([kept, insert(text("0"), relation_id=OTHER)]))
+    for n in range(2_500):
+        batches = list(decoder.decode([relation([(f"c{n}", 23)]), insert(text(str(n)))]))
+        assert [rows(batch)[0]["after"] for batch in batches] == [{f"c{n}": n}]
+        if n % 250 == 249:
+            assert known_layouts() - before <= 1_024 + 2
+    # What is announced stays: its batches go into one stream.
+    again = list(decoder.decode([insert(text("1"), relation_id=OTHER)]))
+    assert pa.table(pf.ChangeStream(first + again)).num_rows == 2
+
+
+def test_tables_made_again_and_again_take_no_more_memory() -> None:
+    before = known_layouts()
+    decoder = pf.ColumnarDecoder()
+    for oid in range(20_000, 25_000):
+        made = relation([("id", 23)], oid)
+        (batch,) = decoder.decode([made, insert(text("1"), relation_id=oid)])
+        assert batch.num_rows == 1
+    # Of tables that are gone a decoder knows 2,002 at most.
+    assert known_layouts() - before <= 1_024 + 2_002 + 2
 
 
 def test_reset_drops_what_was_open() -> None:
@@ -985,3 +1179,25 @@ def test_layouts_are_chosen_by_a_function() -> None:
     for beside in ({"tables": "public.*"}, {"columns": ["name"]}):
         with pytest.raises(pf.PgOutputError, match="give no tables= or columns="):
             pf.ColumnarDecoder(layouts=layouts, **beside)
+
+
+@pytest.mark.parametrize("target", ["arrow", "spark", "portable"])
+@pytest.mark.parametrize("choice", ["error", "null", "clamp", "text"])
+def test_the_last_moment_of_a_day_with_a_zone(target: str, choice: str) -> None:
+    """Python's time cannot hold it; text can, whatever the policy says."""
+    table = relation([("t", 1266), ("a", 1270)])
+    frames = [
+        table,
+        insert(text("24:00:00+00"), text("{24:00:00-03:30,12:00:00.5+00}")),
+        insert(
+            binary(struct.pack(">qi", 86_400_000_000, 0)),
+            binary(
+                struct.pack(">IIIII", 1, 0, 1266, 2, 1)
+                + struct.pack(">Iqi", 12, 86_400_000_000, 12_600)
+                + struct.pack(">Iqi", 12, 43_200_500_000, 0)
+            ),
+        ),
+    ]
+    batches = batches_of(frames, target=target, policies=pf.Policies(out_of_range=choice))
+    expected = {"t": "24:00:00+00", "a": ["24:00:00-03:30", "12:00:00.5+00"]}
+    assert column(batches, "after") == [expected, expected]

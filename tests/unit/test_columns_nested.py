@@ -474,7 +474,7 @@ def test_any_arrow_type_is_registered(kind: pa.DataType, value: Any) -> None:
 def test_what_is_no_type_of_a_column(kind: Any) -> None:
     types = registry()
     types.register("mood", text=bytes, arrow=kind)
-    with pytest.raises(PgOutputError, match="no Arrow type that a column can have"):
+    with pytest.raises(PgOutputError, match=r"type mood was .*no Arrow type that a column"):
         column(MOOD, text("x"), types=types)
 
 

@@ -31,6 +31,8 @@ VALUES: list[tuple[Any, Any]] = [
     (pf.Interval(1, -2, 3), {"months": 1, "days": -2, "microseconds": 3}),
     (pf.Range(1, 5), {"lower": 1, "upper": 5, "bounds": "[)"}),
     (pf.Range(Decimal("1.5"), None, "(]"), {"lower": "1.5", "upper": None, "bounds": "()"}),
+    (pf.Range(None, 5, "(]"), {"lower": None, "upper": 5, "bounds": "(]"}),
+    (pf.Range(None, None), {"lower": None, "upper": None, "bounds": "()"}),
     (pf.Range(empty=True), {"empty": True}),
     (pf.SparseVector(3, (0, 2), (0.5, 1.0)), {"dim": 3, "indices": [0, 2], "values": [0.5, 1.0]}),
     (ipaddress.ip_interface("10.0.0.1/8"), "10.0.0.1/8"),

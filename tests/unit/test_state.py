@@ -342,6 +342,17 @@ def test_tables_made_again_and_again_are_forgotten(impl: ModuleType) -> None:
         decoder.decode(insert(b"1", oid=20_000))
 
 
+def test_types_made_again_and_again_are_forgotten(impl: ModuleType) -> None:
+    """One table whose column has a new type each time."""
+    decoder = impl.Decoder()
+    decode_all(decoder, type_frame(16400, "", "int4"), relation("kept", oid=5, type_id=16400))
+    for oid in range(20_000, 25_000):
+        decode_all(decoder, type_frame(oid, "", "int4"), relation("a", oid=6, type_id=oid))
+        assert decoder.decode(insert(b"1", oid=6)).new.as_dict() == {"a": 1}
+    assert len(decoder.state.types) <= 1003
+    assert decoder.decode(insert(b"2", oid=5)).new.as_dict() == {"kept": 2}
+
+
 def test_names_that_tables_exchange_cost_none(impl: ModuleType) -> None:
     decoder = impl.Decoder()
     for i in range(3000):

@@ -306,7 +306,7 @@ def test_aborts_of_what_was_never_streamed_mean_nothing() -> None:
     assert not list(Assembler().feed(frames))
 
 
-def test_arguments() -> None:
+def test_arguments_of_an_assembler() -> None:
     for arguments in (
         {"max_memory": -1}, {"prepared": "now"}, {"unknown_prepared": "skip"}, {"target": "x"},
     ):  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import random
 import struct
@@ -186,8 +187,7 @@ def test_the_longest_length_that_a_frame_holds_is_waited_for() -> None:
         (b"1\tone", (r"byte 0: expected the signature of COPY's binary format, found b'1\tone'; "
                       "was the format text?")),
         (HEADER[:11] + struct.pack(">Ii", 1 << 16, 0),
-         ("byte 11: the header's flags are 0x00010000, and of those of its upper half none is "
-          "known")),
+         "byte 11: the header's flags are 0x00010000; no flag of the upper 16 bits is known"),
         (HEADER[:15] + b"\xff\xff\xff\xff", "byte 15: the length of the header's extension is -1"),
         (HEADER[:15] + struct.pack(">i", BIG + 1),
          "byte 15: the length of the header's extension is 1073741824"),
@@ -245,6 +245,20 @@ def test_arguments() -> None:
             inserts_of_copy(data, 5, "b")
         with pytest.raises(TypeError):
             without_xids(data, [0])
+    for formats in (None, ["b"], b"b"):
+        with pytest.raises(
+            TypeError, match=f"^formats must be a str, not {type(formats).__name__}$"
+        ):
+            inserts_of_copy(b"", 5, formats)  # type: ignore[arg-type]
+
+
+def test_a_strided_buffer_is_refused() -> None:
+    rows = memoryview(bytes(2 * len(copy_row(b"x"))))[::2]
+    for header in (False, True):
+        with pytest.raises(TypeError, match=r"^data must be a contiguous buffer$"):
+            inserts_of_copy(rows, 5, "b", header=header)
+    with pytest.raises(TypeError, match=r"^data must be a contiguous buffer$"):
+        without_xids(rows, [0, len(rows)])
 
 
 def test_any_buffer_has_copy_rows() -> None:
@@ -259,7 +273,7 @@ def test_any_buffer_has_copy_rows() -> None:
 
 
 def streamed_frames() -> Iterator[tuple[bytes, bytes]]:
-    """Frames from inside of a stream, and as they are outside."""
+    """Frames from inside a stream chunk, and as they are outside."""
     table = testing.Table("t", {"id": "int4", "m": testing.UserType(16400, "mood")})
     plain = [
         *table.announcement(),
@@ -305,11 +319,11 @@ def test_a_streamed_transaction_has_protocol_1s_form(impl: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("tag", "BCSEcAbPpKr?\0\xff")
-def test_what_has_no_place_inside_of_a_stream(tag: str) -> None:
+def test_what_has_no_place_inside_a_stream_chunk(tag: str) -> None:
     frame = testing.in_stream(testing.insert(5, []), 7)
     other = tag.encode("latin-1") + bytes(300)
     with pytest.raises(
-        pf.DecodeError, match="is the tag of no message that comes inside of a st"
+        pf.DecodeError, match="is the tag of no message that comes inside a stream chunk"
     ) as caught:
         without_xids(*packed([frame, other, b""]))
     error = caught.value
@@ -333,3 +347,13 @@ def test_offsets_that_fall_or_leave_the_buffer() -> None:
             without_xids(bytes(8), offsets)
     with pytest.raises(ValueError, match="n \\+ 1 integers"):
         without_xids(b"", [])
+
+
+@pytest.mark.parametrize("name", ["copy_rows", "cut_xids"])
+def test_bulk_twins_are_alike(name: str) -> None:
+    compiled, plain = (
+        getattr(_impl.twin("transcode._bulk", which), name) for which in ("cython", "python")
+    )
+    assert compiled is not plain
+    assert inspect.getdoc(compiled) == inspect.getdoc(plain)
+    assert inspect.signature(compiled) == inspect.signature(plain)

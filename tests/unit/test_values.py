@@ -324,3 +324,6 @@ def test_lsn() -> None:
             pf.format_lsn(number)
     with pytest.raises(TypeError):
         pf.parse_lsn(b"0/0")  # type: ignore[arg-type]
+    for wrong in ("0/1", 1.5, None):
+        with pytest.raises(TypeError, match="an LSN to format must be an int such as 0x16B374D848"):
+            pf.format_lsn(wrong)  # type: ignore[arg-type]

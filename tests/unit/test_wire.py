@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 
 import pgoutput_fast as pf
@@ -27,3 +29,17 @@ def test_a_frame_that_ends_before_is_refused_at_the_field(
     with pytest.raises(pf.DecodeError, match=f"{field} takes") as caught:
         fields_reader("C", "end_lsn")(COMMIT[:size])
     assert (caught.value.code, caught.value.offset, caught.value.tag) == ("truncated", offset, "C")
+
+
+@pytest.mark.parametrize(("flags", "first"), [(0, False), (1, True), (2, False), (0xFF, True)])
+def test_a_flag_is_the_lowest_bit(impl: ModuleType, flags: int, first: bool) -> None:
+    assert impl.decode(b"S\0\0\0\7" + bytes([flags])).first_segment is first
+
+
+def test_a_frame_is_a_contiguous_buffer(impl: ModuleType) -> None:
+    """A strided one would be gathered into bytes that were never next to each other."""
+    strided = memoryview(b"E?E?")[::2]
+    for decode in (impl.decode, impl.Decoder().decode):
+        with pytest.raises(TypeError, match=r"^a frame must be a contiguous buffer$"):
+            decode(strided)
+    assert impl.decode(memoryview(b"?E")[1:]).frame == b"E"

@@ -1,0 +1,403 @@
+/* The values of columns by their converters: pgf_convert is the one place that knows what each does.
+ *
+ * A converter puts the value of `length` bytes at `at` into `row` of its column, and the result is
+ * PGF_DONE; or it leaves the column as it was, and the result says why. The column has room for the
+ * row; that for the bytes of a variable value is made here. Loads of 16 bytes reach beyond the value,
+ * and keep to `floor` and `ceiling`.
+ *
+ * Numbers are stored by memcpy(), as those of nested columns are not aligned.
+ */
+#ifndef PGOUTPUT_FAST_CONVERTERS_H
+#define PGOUTPUT_FAST_CONVERTERS_H
+
+#include "_columns.h"
+#include "_convert.h"
+#include "_wire.h"
+
+/* The table of _values.pyx. */
+static const pgf_power *pgf_powers_of_five;
+
+/* Microseconds of an interval, whose column has nanoseconds. */
+#define PGF_MOST_MICROSECONDS INT64_C(9223372036854775)
+
+/* A nested value; in _nested.h. */
+static int pgf_pack_row(
+    pgf_column *column, int64_t row, const uint8_t *at, size_t length, int binary,
+    const uint8_t *floor, const uint8_t *ceiling);
+
+/* --- room ------------------------------------------------------------------------------------- */
+
+static PGF_OUTLINE int pgf_make_room(pgf_column *column, int64_t size)
+{
+    int64_t room = pgf_roomy(size);
+    if (size > INT32_MAX)
+        return PGF_FULL;
+    if (!pgf_resize(&column->data, room))
+        return PGF_NO_MEMORY;
+    column->room = room;
+    return PGF_DONE;
+}
+
+/* Room in a variable column for a value of so many bytes, and those that a copy of 16 may write. */
+static inline int pgf_room(pgf_column *column, int64_t row, size_t length)
+{
+    int64_t size = column->offsets[row] + (int64_t)length;
+    return size + SLACK <= column->room ? PGF_DONE : pgf_make_room(column, size);
+}
+
+static inline uint8_t *pgf_end(const pgf_column *column, int64_t row)
+{
+    return column->data + column->offsets[row];
+}
+
+static inline int pgf_added(pgf_column *column, int64_t row, size_t length)
+{
+    column->offsets[row + 1] = column->offsets[row] + (int32_t)length;
+    return PGF_DONE;
+}
+
+/* --- numbers ---------------------------------------------------------------------------------- */
+
+static inline int pgf_put2(pgf_column *column, int64_t row, uint32_t value)
+{
+    uint16_t number = (uint16_t)value;
+    memcpy(column->data + row * 2, &number, 2);
+    return PGF_DONE;
+}
+
+static inline int pgf_put4(pgf_column *column, int64_t row, uint32_t value)
+{
+    memcpy(column->data + row * 4, &value, 4);
+    return PGF_DONE;
+}
+
+static inline int pgf_put8(pgf_column *column, int64_t row, uint64_t value)
+{
+    memcpy(column->data + row * 8, &value, 8);
+    return PGF_DONE;
+}
+
+static inline int pgf_put_decimal(pgf_column *column, int64_t row, int64_t value)
+{
+    uint64_t size = value >= 0 ? (uint64_t)value : 0 - (uint64_t)value;
+    uint8_t *at = column->data + row * column->width;
+    int64_t sign = value >> 63;
+    if (column->limit != 0 && size >= column->limit)
+        return PGF_UNUSUAL;
+    memcpy(at, &value, 8);
+    memcpy(at + 8, &sign, 8);
+    if (column->width == 32) {
+        memcpy(at + 16, &sign, 8);
+        memcpy(at + 24, &sign, 8);
+    }
+    return PGF_DONE;
+}
+
+static PGF_OUTLINE int pgf_put_decimal_text(
+    pgf_column *column, int64_t row, const uint8_t *at, size_t length, const uint8_t *floor)
+{
+    int64_t number;
+    if (!pgf_decimal(at, length, (size_t)(at - floor), column->scale, &number))
+        return PGF_UNUSUAL;
+    return pgf_put_decimal(column, row, number);
+}
+
+static PGF_OUTLINE int pgf_put_decimal_binary(
+    pgf_column *column, int64_t row, const uint8_t *at, size_t length)
+{
+    int64_t number;
+    if (!pgf_binary_decimal(at, length, column->scale, &number))
+        return PGF_UNUSUAL;
+    return pgf_put_decimal(column, row, number);
+}
+
+static PGF_OUTLINE int pgf_put_timestamp(
+    pgf_column *column, int64_t row, const uint8_t *at, size_t length, int zoned)
+{
+    int64_t value;
+    return pgf_timestamp(at, length, zoned, &value) ? pgf_put8(column, row, (uint64_t)value)
+                                                    : PGF_UNUSUAL;
+}
+
+static PGF_OUTLINE int pgf_put_date(
+    pgf_column *column, int64_t row, const uint8_t *at, size_t length)
+{
+    int32_t days;
+    return length == 10 && pgf_date(at, &days) ? pgf_put4(column, row, (uint32_t)days)
+                                               : PGF_UNUSUAL;
+}
+
+static PGF_OUTLINE int pgf_put_float(
+    pgf_column *column, int64_t row, const uint8_t *at, size_t length)
+{
+    double value;
+    if (!pgf_float(at, length, pgf_powers_of_five, &value))
+        return PGF_UNUSUAL;
+    memcpy(column->data + row * 8, &value, 8);
+    return PGF_DONE;
+}
+
+static PGF_OUTLINE int pgf_put_uuid(
+    pgf_column *column, int64_t row, const uint8_t *at, size_t length)
+{
+    return pgf_uuid(at, length, column->data + 16 * row) ? PGF_DONE : PGF_UNUSUAL;
+}
+
+/* --- values of any length --------------------------------------------------------------------- */
+
+static int pgf_put_text_in_more_room(
+    pgf_column *column, int64_t row, const uint8_t *at, size_t length, const uint8_t *ceiling);
+
+/* Text that is not short, as UTF-8. */
+static PGF_OUTLINE int pgf_put_text(
+    pgf_column *column, int64_t row, const uint8_t *at, size_t length, const uint8_t *ceiling)
+{
+    int32_t used = column->offsets[row];
+    /* A call that comes last keeps the function free of what a call costs. */
+    if (used + (int64_t)length + SLACK > column->room)
+        return pgf_put_text_in_more_room(column, row, at, length, ceiling);
+    if (!pgf_copy_utf8(column->data + used, at, length, (size_t)(ceiling - at) - length))
+        return PGF_UNUSUAL;
+    column->offsets[row + 1] = used + (int32_t)length;
+    return PGF_DONE;
+}
+
+static PGF_OUTLINE int pgf_put_text_in_more_room(
+    pgf_column *column, int64_t row, const uint8_t *at, size_t length, const uint8_t *ceiling)
+{
+    int status = pgf_make_room(column, column->offsets[row] + (int64_t)length);
+    return status == PGF_DONE ? pgf_put_text(column, row, at, length, ceiling) : status;
+}
+
+/* Bytes as they are; where only_ascii is set, no others than ASCII. */
+static int pgf_put_bytes(
+    pgf_column *column, int64_t row, const uint8_t *at, size_t length, const uint8_t *ceiling,
+    int only_ascii)
+{
+    int status = pgf_room(column, row, length);
+    if (status != PGF_DONE)
+        return status;
+    if (!pgf_copy_text(pgf_end(column, row), at, length, (size_t)(ceiling - at) - length)
+        && only_ascii)
+        return PGF_UNUSUAL;
+    return pgf_added(column, row, length);
+}
+
+static int pgf_put_numeric_text(
+    pgf_column *column, int64_t row, const uint8_t *at, size_t length)
+{
+    char text[PGF_NUMERIC_ROOM];
+    size_t size = pgf_numeric_text(at, length, text);
+    int status = size > 0 ? pgf_room(column, row, size) : PGF_UNUSUAL;
+    if (status != PGF_DONE)
+        return status;
+    memcpy(pgf_end(column, row), text, size);
+    return pgf_added(column, row, size);
+}
+
+static int pgf_put_hexadecimal(
+    pgf_column *column, int64_t row, const uint8_t *at, size_t length)
+{
+    int status;
+    if (length < 2 || length % 2 != 0 || at[0] != '\\' || at[1] != 'x')
+        return PGF_UNUSUAL;
+    length = (length - 2) / 2;
+    status = pgf_room(column, row, length);
+    if (status != PGF_DONE)
+        return status;
+    if (!pgf_hexadecimal(at + 2, length, pgf_end(column, row)))
+        return PGF_UNUSUAL;
+    return pgf_added(column, row, length);
+}
+
+/* Written anew, as a server prints it: in small letters. */
+static int pgf_put_uuid_text(pgf_column *column, int64_t row, const uint8_t *bytes)
+{
+    int status = pgf_room(column, row, 36);
+    if (status != PGF_DONE)
+        return status;
+    pgf_uuid_text(bytes, pgf_end(column, row));
+    return pgf_added(column, row, 36);
+}
+
+static int pgf_put_interval(pgf_column *column, int64_t row, const uint8_t *at)
+{
+    int64_t microseconds = (int64_t)pgf_load8(at);
+    int32_t parts[2] = {(int32_t)pgf_load4(at + 12), (int32_t)pgf_load4(at + 8)}; /* months, days */
+    /* Infinite ones have the extremes in all parts. */
+    if (microseconds <= -PGF_MOST_MICROSECONDS || microseconds >= PGF_MOST_MICROSECONDS
+        || parts[0] < -INT32_MAX || parts[0] == INT32_MAX)
+        return PGF_UNUSUAL;
+    microseconds *= 1000;
+    memcpy(column->data + row * 16, parts, 8);
+    memcpy(column->data + row * 16 + 8, &microseconds, 8);
+    return PGF_DONE;
+}
+
+/* --- converters ------------------------------------------------------------------------------- */
+
+/* Those that rows are not full of. */
+static PGF_OUTLINE int pgf_convert_rare(
+    pgf_column *column, uint8_t code, int64_t row, const uint8_t *at, uint32_t length,
+    const uint8_t *floor, const uint8_t *ceiling)
+{
+    size_t before = (size_t)(at - floor);
+    int64_t number;
+    double real;
+    float single;
+    uint8_t uuid[16];
+    switch (code) {
+    case INT2_TEXT:
+        if (!pgf_integer(at, length, before, INT16_MIN, INT16_MAX, &number))
+            return PGF_UNUSUAL;
+        return pgf_put2(column, row, (uint32_t)number);
+    case SAME2:
+        return length == 2 ? pgf_put2(column, row, pgf_load2(at)) : PGF_UNUSUAL;
+    case UINT4_TEXT:
+        if (!pgf_integer(at, length, before, 0, UINT32_MAX, &number))
+            return PGF_UNUSUAL;
+        return pgf_put4(column, row, (uint32_t)number);
+    case UINT4_WIDE_TEXT:
+        if (!pgf_integer(at, length, before, 0, UINT32_MAX, &number))
+            return PGF_UNUSUAL;
+        return pgf_put8(column, row, (uint64_t)number);
+    case UINT4_WIDE:
+        return length == 4 ? pgf_put8(column, row, pgf_load4(at)) : PGF_UNUSUAL;
+    case FLOAT4_TEXT:
+        /* What is larger may be past the greatest float32. */
+        if (!pgf_float(at, length, pgf_powers_of_five, &real) || real < -3.4e38 || real > 3.4e38)
+            return PGF_UNUSUAL;
+        single = (float)real;
+        memcpy(column->data + row * 4, &single, 4);
+        return PGF_DONE;
+    case NUMERIC_TEXT:
+        if (!pgf_is_numeric(at, length))
+            return PGF_UNUSUAL;
+        return pgf_put_bytes(column, row, at, length, ceiling, 0);
+    case NUMERIC_BINARY:
+        return pgf_put_numeric_text(column, row, at, length);
+    case ASCII:
+        return pgf_put_bytes(column, row, at, length, ceiling, 1);
+    case BYTES:
+        return pgf_put_bytes(column, row, at, length, ceiling, 0);
+    case BYTEA_TEXT:
+        return pgf_put_hexadecimal(column, row, at, length);
+    case UUID_UTF8_TEXT:
+        return pgf_uuid(at, length, uuid) ? pgf_put_uuid_text(column, row, uuid) : PGF_UNUSUAL;
+    case UUID_UTF8_BINARY:
+        return length == 16 ? pgf_put_uuid_text(column, row, at) : PGF_UNUSUAL;
+    case TIME_TEXT:
+    case TIME_NS_TEXT:
+        if (length < 8 || pgf_time(at, length, &number) != length)
+            return PGF_UNUSUAL;
+        return pgf_put8(column, row, (uint64_t)(number * (code == TIME_NS_TEXT ? 1000 : 1)));
+    case TIME_BINARY:
+    case TIME_NS_BINARY:
+        number = length == 8 ? (int64_t)pgf_load8(at) : -1;
+        if (number < 0 || number >= PGF_DAY)
+            return PGF_UNUSUAL;
+        return pgf_put8(column, row, (uint64_t)(number * (code == TIME_NS_BINARY ? 1000 : 1)));
+    case INTERVAL_BINARY:
+        return length == 16 ? pgf_put_interval(column, row, at) : PGF_UNUSUAL;
+    case LABEL:
+        number = *pgf_slot(column->labels, at, length) - 1;
+        return number >= 0 ? pgf_put4(column, row, (uint32_t)number) : PGF_UNUSUAL;
+    case NESTED_TEXT:
+    case NESTED_BINARY:
+        return pgf_pack_row(column, row, at, length, code == NESTED_BINARY, floor, ceiling);
+    default: /* SLOW */
+        return PGF_UNUSUAL;
+    }
+}
+
+/* All converters. Where it is inlined with a code that the compiler knows, no other is left of it. */
+static PGF_INLINE int pgf_convert(
+    pgf_column *column, uint8_t code, int64_t row, const uint8_t *at, uint32_t length,
+    const uint8_t *floor, const uint8_t *ceiling)
+{
+    size_t before = (size_t)(at - floor);
+    int64_t number;
+    int32_t used, days;
+    switch (code) {
+    case SKIP:
+        return PGF_DONE;
+    case SAME4:
+        return length == 4 ? pgf_put4(column, row, pgf_load4(at)) : PGF_UNUSUAL;
+    case SAME8:
+        return length == 8 ? pgf_put8(column, row, pgf_load8(at)) : PGF_UNUSUAL;
+    case DATE_BINARY:
+        if (length != 4)
+            return PGF_UNUSUAL;
+        days = (int32_t)pgf_load4(at);
+        if (days < PGF_LEAST_DAY || days > PGF_GREATEST_DAY)
+            return PGF_UNUSUAL;
+        return pgf_put4(column, row, (uint32_t)(days + PGF_SHIFT_DAYS));
+    case TIMESTAMP_BINARY:
+        if (length != 8)
+            return PGF_UNUSUAL;
+        number = (int64_t)pgf_load8(at);
+        if (number < PGF_LEAST_DAY * PGF_DAY || number >= (PGF_GREATEST_DAY + 1) * PGF_DAY)
+            return PGF_UNUSUAL;
+        return pgf_put8(column, row, (uint64_t)(number + PGF_SHIFT_DAYS * PGF_DAY));
+    case INT4_TEXT:
+        if (!pgf_integer(at, length, before, INT32_MIN, INT32_MAX, &number))
+            return PGF_UNUSUAL;
+        return pgf_put4(column, row, (uint32_t)number);
+    case INT8_TEXT:
+        if (!pgf_integer(at, length, before, INT64_MIN, INT64_MAX, &number))
+            return PGF_UNUSUAL;
+        return pgf_put8(column, row, (uint64_t)number);
+    case BOOL_TEXT:
+        if (length != 1 || (at[0] != 't' && at[0] != 'f'))
+            return PGF_UNUSUAL;
+        pgf_set_bit(column->data, row, at[0] == 't');
+        return PGF_DONE;
+    case BOOL_BINARY:
+        if (length != 1 || at[0] > 1)
+            return PGF_UNUSUAL;
+        pgf_set_bit(column->data, row, at[0]);
+        return PGF_DONE;
+    case UTF8:
+        used = column->offsets[row];
+        if (length > 16 || ceiling - at < 16 || used + (int64_t)SLACK > column->room
+            || !pgf_copy_short(column->data + used, at, length))
+            return pgf_put_text(column, row, at, length, ceiling);
+        column->offsets[row + 1] = used + (int32_t)length;
+        return PGF_DONE;
+    case JSONB_BINARY:
+        if (length == 0 || at[0] != 1)
+            return PGF_UNUSUAL;
+        return pgf_put_text(column, row, at + 1, length - 1, ceiling);
+    case UUID_BINARY:
+        if (length != 16)
+            return PGF_UNUSUAL;
+        memcpy(column->data + 16 * row, at, 16);
+        return PGF_DONE;
+    case DECIMAL_TEXT:
+        return pgf_put_decimal_text(column, row, at, length, floor);
+    case DECIMAL_BINARY:
+        return pgf_put_decimal_binary(column, row, at, length);
+    case TIMESTAMP_TEXT:
+        return pgf_put_timestamp(column, row, at, length, 0);
+    case TIMESTAMPTZ_TEXT:
+        return pgf_put_timestamp(column, row, at, length, 1);
+    case DATE_TEXT:
+        return pgf_put_date(column, row, at, length);
+    case FLOAT8_TEXT:
+        return pgf_put_float(column, row, at, length);
+    case UUID_TEXT:
+        return pgf_put_uuid(column, row, at, length);
+    default:
+        return pgf_convert_rare(column, code, row, at, length, floor, ceiling);
+    }
+}
+
+/* The same, not inlined. */
+static PGF_OUTLINE int pgf_convert_one(
+    pgf_column *column, uint8_t code, int64_t row, const uint8_t *at, uint32_t length,
+    const uint8_t *floor, const uint8_t *ceiling)
+{
+    return pgf_convert(column, code, row, at, length, floor, ceiling);
+}
+
+#endif

@@ -1,0 +1,85 @@
+"""What both engines do outside of their loops: it is rare, and written once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..diagnose import UNKNOWN_HINT
+from ..errors import fail
+from ..messages import Truncate
+from ..plan import RelationPlan
+from ..state import StreamState
+from .schema import version_of
+
+NEW_VERSIONS = 1024
+"""After as many new versions of relations an engine forgets those that are out of date."""
+
+
+def event_of(message: Any, open_xid: int | None, xid: int | None) -> tuple[int, ...]:
+    """What an event says of a message; 0 stands for what it does not have.
+
+    Parameters
+    ----------
+    message
+        Any but Insert, Update, Delete and Begin.
+    open_xid, xid : int or None
+        The top-level xid of the stream chunk that was open before the message, and the xid of the
+        transaction that was open.
+
+    Returns
+    -------
+    tuple of int
+        xid of the top-level transaction, subxid, commit_lsn, end_lsn, commit_time.
+    """
+    top = open_xid if open_xid is not None else xid
+    own = getattr(message, "xid", None)
+    if own is None or open_xid is not None:
+        found = (top, own)
+    else:
+        found = (own, getattr(message, "subxid", None))
+    names = ("commit_lsn", "end_lsn", "commit_time")
+    return tuple([value or 0 for value in (*found, *[getattr(message, n, None) for n in names])])
+
+
+def plans_of(message: Truncate, state: StreamState) -> list[RelationPlan]:
+    """The plans of the tables that a TRUNCATE names.
+
+    Raises
+    ------
+    DecodeError
+        ``unknown_relation``: one was never announced.
+    """
+    first = len(message.frame) - 4 * len(message.relation_ids)
+    plans = []
+    for i, relation_id in enumerate(message.relation_ids):
+        plan = state.plan(relation_id)
+        if plan is None:
+            fail(
+                "unknown_relation",
+                message.frame,
+                first + 4 * i,
+                relation_id=relation_id,
+                hint=UNKNOWN_HINT,
+            )
+        plans.append(plan)
+    return plans
+
+
+def outdated(
+    known: Iterable[tuple[object, ...]], with_rows: Iterable[RelationPlan], state: StreamState
+) -> list[tuple[object, ...]]:
+    """Which versions of relations are neither announced any more nor have rows.
+
+    Parameters
+    ----------
+    known : iterable of tuple
+        Versions, as of :func:`pgoutput_fast.columnar.schema.version_of`.
+    with_rows : iterable of RelationPlan
+    state : StreamState
+    """
+    plans = [*with_rows, *state.plans.values()]
+    for staged in state.staged.values():
+        plans += staged.plans.values()
+    current = {version_of(plan) for plan in plans}
+    return [version for version in known if version not in current]

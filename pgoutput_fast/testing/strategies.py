@@ -1,0 +1,298 @@
+"""Hypothesis strategies for tuples, tables, messages and whole streams.
+
+They need the extra ``pgoutput-fast[testing]``. What they draw is well-formed; names and values are
+of every kind that a server sends, their text in UTF-8.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._impl import implementation
+from ..encode import encode_fields
+from ..errors import PgOutputError
+from ..objects import UNCHANGED
+from ..wire import LAYOUTS, TAGS, Column
+from .server import Savepoint, Server, Transaction
+from .tables import Table, UserType
+
+try:
+    from hypothesis import strategies as st
+except ImportError as error:
+    raise PgOutputError(
+        f"strategies need Hypothesis ({error}); install the extra pgoutput-fast[testing]"
+    ) from error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+__all__ = [
+    "columns",
+    "frames",
+    "messages",
+    "names",
+    "rows",
+    "servers",
+    "tables",
+    "tuples",
+    "values",
+]
+
+IN_STREAM = "RYIUDTMOE"
+"""Tags of the messages that come from inside of streams."""
+
+_uint32 = st.integers(0, 0xFFFFFFFF)
+_characters = st.characters(codec="utf-8")
+
+_TYPES: dict[str | UserType, SearchStrategy[Any]] = {
+    "bool": st.booleans(),
+    "int4": st.integers(-(2**31), 2**31 - 1),
+    "int8": st.integers(-(2**63), 2**63 - 1).flatmap(
+        lambda number: st.sampled_from((number, number.to_bytes(8, "big", signed=True)))
+    ),
+    "float8": st.floats(),
+    "numeric(12,2)": st.decimals(-(10**9), 10**9, places=2).map(str),
+    "text": st.text(_characters),
+    "bytea": st.binary().flatmap(lambda data: st.sampled_from((data, f"\\x{data.hex()}"))),
+    "uuid": st.uuids().map(str),
+    "date": st.dates().map(str),
+    UserType(16400, "mood"): st.sampled_from(("sad", "ok", "happy")),
+}
+"""Types of columns that are drawn, and their values, some in text and in binary format."""
+
+
+def names() -> SearchStrategy[str]:
+    """Names of tables, columns, origins and so on: any text without NUL, at most 63 bytes long."""
+    characters = _characters.filter(lambda character: character != "\0")
+    return st.text(characters, min_size=1, max_size=63).filter(lambda name: len(name.encode()) < 64)
+
+
+def values(*, unchanged: bool = True) -> SearchStrategy[Any]:
+    """Values of columns as :func:`pgoutput_fast.testing.encode_tuple` takes them."""
+    kinds: list[SearchStrategy[Any]] = [st.none(), st.text(_characters), st.binary()]
+    kinds.append(st.tuples(st.sampled_from("tb"), st.binary()))
+    return st.one_of(*kinds, *([st.just(UNCHANGED)] if unchanged else []))
+
+
+def tuples(
+    width: int | SearchStrategy[int] | None = None, *, unchanged: bool = True
+) -> SearchStrategy[list[Any]]:
+    """Tuples as :func:`pgoutput_fast.testing.encode_tuple` takes them.
+
+    Parameters
+    ----------
+    width : int or strategy of int, optional
+        The number of columns; by default 0 to 8.
+    unchanged : bool
+        Whether unchanged TOAST values are among the columns, which old tuples never have.
+    """
+    widths = st.integers(0, 8) if width is None else width
+    if isinstance(widths, int):
+        return st.lists(values(unchanged=unchanged), min_size=widths, max_size=widths)
+    return widths.flatmap(lambda count: tuples(count, unchanged=unchanged))
+
+
+def columns() -> SearchStrategy[list[Column]]:
+    """The columns of a Relation, of any types."""
+    column = st.builds(
+        Column, st.integers(0, 255), names(), _uint32, st.integers(-(2**31), 2**31 - 1)
+    )
+    return st.lists(column, max_size=8)
+
+
+@st.composite
+def tables(draw: DrawFn, relation_id: int | SearchStrategy[int] | None = None) -> Table:
+    """Tables of columns of some built-in types and of a user's enum, with every replica identity.
+
+    `relation_id` is the table's OID, or a strategy for it; by default any from 16384 on.
+    """
+    oids = st.integers(16384, 0xFFFFFFFF) if relation_id is None else relation_id
+    shape: dict[str, Any] = draw(
+        st.dictionaries(names(), st.sampled_from(list(_TYPES)), max_size=6)
+    )
+    identity = draw(st.sampled_from("dfin"))
+    key = None
+    if identity in "di" and shape:
+        key = draw(st.lists(st.sampled_from(sorted(shape)), min_size=1, unique=True))
+    return Table(
+        draw(names()),
+        shape,
+        oids if isinstance(oids, int) else draw(oids),
+        namespace=draw(names()),
+        key=key,
+        replica_identity=identity,
+    )
+
+
+def rows(table: Table, *, unchanged: bool = False) -> SearchStrategy[list[Any]]:
+    """Rows of a table that :func:`tables` has drawn, whose values are of its columns' types.
+
+    `unchanged` says whether unchanged TOAST values are among them.
+    """
+    by_oid = {Table("t", {"c": given}).columns[0].type_id: drawn for given, drawn in _TYPES.items()}
+    kinds = [by_oid[column.type_id] for column in table.columns]
+    others = [st.none(), *([st.just(UNCHANGED)] if unchanged else [])]
+    return st.tuples(*(st.one_of(kind, *others) for kind in kinds)).map(list)
+
+
+_FIELDS: dict[str, Callable[[], SearchStrategy[Any]]] = {
+    "uint8": lambda: st.integers(0, 255),
+    "char": lambda: st.characters(max_codepoint=255),
+    "bool": st.booleans,
+    "uint32": lambda: _uint32,
+    "lsn": lambda: st.integers(0, 2**64 - 1),
+    "time": lambda: st.integers(-(2**63), 2**63 - 1),
+    "string": lambda: st.one_of(st.just(""), names()),
+    "columns": columns,
+    "oids": lambda: st.lists(_uint32, max_size=5),
+    "sized_bytes": st.binary,
+    "N": tuples,
+    "K or O": lambda: tuples(unchanged=False),
+}
+"""Kind of a field in the wire layout → what is drawn for it."""
+
+
+@st.composite
+def frames(draw: DrawFn, tags: str = TAGS, in_stream: bool = False) -> bytes:
+    """Frames of any message, with any value in each field.
+
+    Parameters
+    ----------
+    tags : str
+        The tags of the messages to choose from.
+    in_stream : bool
+        Whether they are as from inside of a stream; those that cannot be are left out then.
+    """
+    tag = draw(st.sampled_from([tag for tag in tags if not in_stream or tag in IN_STREAM]))
+    fields: dict[str, Any] = {}
+    for name, kind in LAYOUTS[tag]:
+        if kind == "stream_xid":
+            fields[name] = draw(_uint32) if in_stream else None
+        elif kind in _FIELDS:
+            fields[name] = draw(_FIELDS[kind]())
+    if tag == "A" and draw(st.booleans()):
+        fields["abort_lsn"], fields["abort_time"] = draw(_FIELDS["lsn"]()), draw(_FIELDS["time"]())
+    if tag == "U" and draw(st.booleans()):
+        fields["old"] = draw(tuples(unchanged=False))
+    if "old" in fields:
+        fields["old_kind"] = draw(st.sampled_from("KO"))
+    return encode_fields(tag, **fields)
+
+
+def messages(tags: str = TAGS, in_stream: bool = False) -> SearchStrategy[Any]:
+    """Decoded messages, of frames as :func:`frames` draws them."""
+    return frames(tags, in_stream).map(lambda frame: implementation.decode(frame, in_stream))
+
+
+@st.composite
+def servers(
+    draw: DrawFn, *, streaming: bool = True, two_phase: bool = True, most_steps: int = 30
+) -> Server:
+    """Servers that have sent transactions, in all the ways in which these can interleave.
+
+    Parameters
+    ----------
+    streaming : bool
+        Whether transactions are sent in chunks while they are open, subtransactions too.
+    two_phase : bool
+        Whether some are prepared.
+    most_steps : int
+        How much may happen.
+    """
+    server = Server(
+        lsn=draw(st.integers(1, 2**63)),
+        xid=draw(st.one_of(st.integers(3, 2**32 - 1), st.integers(2**32 - 5, 2**32 - 1))),
+        time=draw(st.integers(-(2**50), 2**60)),
+        streaming=draw(st.sampled_from(("on", "parallel"))),
+        version=draw(st.sampled_from((14, 18))),
+    )
+    known = [draw(tables(16385 + i)) for i in range(draw(st.integers(1, 3)))]
+    run = _Run(draw, server, known)
+    steps = [run.begin, run.change, run.change, run.change, run.savepoint, run.end_savepoint]
+    steps += [run.end, run.outside]
+    steps += [run.stream, run.stream] if streaming else []
+    steps += [run.prepare] if two_phase else []
+    for step in draw(st.lists(st.sampled_from(steps), max_size=most_steps)):
+        step()
+    while run.open or run.prepared:
+        run.end()
+    return server
+
+
+class _Run:
+    """What happens on a server, step by step."""
+
+    def __init__(self, draw: DrawFn, server: Server, known: list[Table]) -> None:
+        self.draw = draw
+        self.server = server
+        self.tables = known
+        self.open: list[Transaction] = []
+        self.prepared: list[Transaction] = []
+        self.savepoints: dict[int, list[Savepoint]] = {}
+
+    def one(self) -> Transaction:
+        """One of the open transactions, a new one where there is none."""
+        if not self.open:
+            self.begin()
+        return self.draw(st.sampled_from(self.open))
+
+    def begin(self) -> None:
+        if len(self.open) < 3:
+            origin = self.draw(st.one_of(st.none(), names()))
+            made = self.server.begin(origin, self.draw(_FIELDS["lsn"]()))
+            self.open.append(made)
+            self.savepoints[made.xid] = []
+
+    def change(self) -> None:
+        transaction = self.one()
+        table = self.draw(st.sampled_from(self.tables))
+        new, old = rows(table, unchanged=True), rows(table)
+        what = self.draw(st.sampled_from("IIUDTM"))
+        if what == "I":
+            transaction.insert(table, self.draw(old))
+        elif what == "U":
+            transaction.update(table, self.draw(new), self.draw(st.one_of(st.none(), old)))
+        elif what == "D":
+            transaction.delete(table, self.draw(old))
+        elif what == "T":
+            several = st.lists(st.sampled_from(self.tables), min_size=1, unique_by=id)
+            transaction.truncate(self.draw(several), self.draw(st.integers(0, 3)))
+        else:
+            transaction.message(self.draw(names()), self.draw(st.binary()))
+
+    def savepoint(self) -> None:
+        transaction = self.one()
+        self.savepoints[transaction.xid].append(transaction.savepoint())
+
+    def end_savepoint(self) -> None:
+        """End one, and with it those that were begun inside of it."""
+        held = self.savepoints[self.one().xid]
+        if held:
+            number = self.draw(st.integers(0, len(held) - 1))
+            chosen = held[number]
+            del held[number:]
+            self.draw(st.sampled_from((chosen.release, chosen.rollback)))()
+
+    def stream(self) -> None:
+        self.one().stream()
+
+    def prepare(self) -> None:
+        transaction = self.one()
+        transaction.prepare(self.draw(st.one_of(st.just(""), names())))
+        self.open.remove(transaction)
+        self.prepared.append(transaction)
+
+    def end(self) -> None:
+        """Commit or abort one that is open or prepared."""
+        found = [*self.open, *self.prepared]
+        if found:
+            chosen = self.draw(st.sampled_from(found))
+            for held in (self.open, self.prepared):
+                if chosen in held:
+                    held.remove(chosen)
+            self.draw(st.sampled_from((chosen.commit, chosen.commit, chosen.abort)))()
+
+    def outside(self) -> None:
+        self.server.message(self.draw(names()), self.draw(st.binary()))
