@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -120,9 +123,77 @@ def test_columns_for_polars(impl: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_a_consumer_acknowledges_by_events(tmp_path: Path) -> None:
+def test_a_consumer_acknowledges_by_events() -> None:
     """The loop of the document: what it has stored, the server need not keep."""
-    _, example = python_blocks(ROOT / "docs" / "columns.md")
+    consume(python_blocks(ROOT / "docs" / "columns.md")[1])
+
+
+@pytest.mark.integration
+def test_a_consumer_takes_transactions() -> None:
+    consume(python_blocks(ROOT / "docs" / "replication.md")[0])
+
+
+@pytest.mark.integration
+def test_other_examples_of_live_changes(tmp_path: Path) -> None:
+    """Each ends by itself, once the stream is made to end."""
+    _, stopping, managing, frames, _ = python_blocks(ROOT / "docs" / "replication.md")
+    importing = "from pgoutput_fast.replication import connect\n"
+    with fresh_server() as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("SELECT pg_create_logical_replication_slot('live', 'pgoutput')")
+            connection.execute("INSERT INTO accounts VALUES (1, 99.50, NULL)")
+        ended = stopping.replace("...", "stop.set()") + "    print(stream.acknowledged_lsn > 0)\n"
+        ran = run_python("-W", "error", "-c", importing + on(server, ended), cwd=tmp_path)
+        assert (ran.returncode, ran.stdout, ran.stderr) == (0, "True\n", "")
+        ran = run_python("-W", "error", "-c", on(server, managing), cwd=tmp_path)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert ran.stdout == "live None None\norders None None\n"
+        ended = frames + "            break\n    print(message.tag)\n"
+        ran = run_python("-W", "error", "-c", importing + on(server, ended), cwd=tmp_path)
+        assert (ran.returncode, ran.stdout, ran.stderr) == (0, "C\n", "")
+
+
+@pytest.mark.integration
+def test_the_minimal_consumer_has_everything_once(tmp_path: Path) -> None:
+    """Killed, ended and started again, while rows are written."""
+    file = tmp_path / "consumed.sqlite"
+    with fresh_server() as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
+
+        def consumer() -> subprocess.Popen[bytes]:
+            script = ROOT / "examples" / "minimal_consumer.py"
+            arguments = [sys.executable, "-W", "error", script, server.dsn(), "shop", file]
+            begun = subprocess.Popen(arguments, stderr=subprocess.PIPE)
+            # It is active while it is being made, too, and has no position then.
+            slot = "SELECT FROM pg_replication_slots WHERE active AND confirmed_flush_lsn > '0/0'"
+            wait_for(connection, slot, begun)
+            return begun
+
+        def stored() -> list[int]:
+            with contextlib.closing(sqlite3.connect(file)) as reader:
+                rows = reader.execute("SELECT row FROM changes ORDER BY rowid")
+                return [json.loads(row)["id"] for (row,) in rows]
+
+        for number in range(3):
+            reading = consumer()
+            for row in range(100):
+                connection.execute(
+                    "INSERT INTO accounts VALUES (%s::int, 1, NULL)", [number * 100 + row]
+                )
+            if number < 2:
+                reading.kill()
+                reading.communicate()
+                continue
+            deadline = time.monotonic() + 30
+            while len(stored()) < 300 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            reading.send_signal(signal.SIGTERM)
+            _, errors = reading.communicate(timeout=30)
+            assert reading.returncode == 0, errors
+        assert stored() == list(range(300))
+
+
+def consume(example: str) -> None:
+    """Run a loop that prints what it gets, until the server was told of it."""
     slot = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE active"
     with fresh_server() as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
         reading = subprocess.Popen(

@@ -1,0 +1,83 @@
+"""A consumer that has everything exactly once: rows and position are stored in one transaction.
+
+    python minimal_consumer.py postgresql:///shop shop consumed.sqlite
+
+It reads the publication through a slot of its name, which it makes at its first start, and writes
+each change as a line of JSON into a table of SQLite. It may be killed and started again at any
+moment. SIGTERM and Ctrl-C end it between two transactions.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sqlite3
+import sys
+import threading
+
+import pyarrow as pa
+
+import pgoutput_fast as pf
+from pgoutput_fast.replication import connect
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS position (one INTEGER PRIMARY KEY CHECK (one = 1), lsn, timeline);
+CREATE TABLE IF NOT EXISTS changes (commit_lsn, seq, relation, op, row);
+"""
+
+
+def consume(dsn: str, publication: str, path: str, stop: threading.Event) -> None:
+    """Store what comes until `stop` is set."""
+    store = sqlite3.connect(path)
+    store.executescript(TABLES)
+    # Before there is a position, nothing was stored, and all that the slot has is still to come. A
+    # slot that is gone later is not made again: what was committed meanwhile would be missing.
+    known = store.execute("SELECT lsn, timeline FROM position").fetchone()
+    position, timeline = known or (None, None)
+    with connect(
+        dsn,
+        slot=publication,
+        publications=[publication],
+        create_slot=position is None,
+        start_lsn=None if position is None else pf.parse_lsn(position),
+        start_timeline=timeline,
+    ) as stream:
+        for transaction in stream.transactions(stop=stop):
+            with store:  # one transaction: all of it, or nothing
+                for changes in transaction.batches():
+                    name = f"{changes.relation.namespace}.{changes.relation.name}"
+                    store.executemany(
+                        "INSERT INTO changes VALUES (?, ?, ?, ?, ?)",
+                        (
+                            (
+                                pf.format_lsn(row["commit_lsn"]),
+                                row["seq"],
+                                name,
+                                row["op"],
+                                json.dumps(row["after"] or row["before"], default=str),
+                            )
+                            for row in pa.record_batch(changes).to_pylist()
+                        ),
+                    )
+                store.execute(
+                    "INSERT OR REPLACE INTO position VALUES (1, ?, ?)",
+                    (pf.format_lsn(transaction.end_lsn), stream.timeline),
+                )
+            stream.acknowledge(transaction)
+    store.close()
+
+
+def main() -> None:
+    """Run with the command line's arguments."""
+    if len(sys.argv) != 4:
+        sys.exit("usage: minimal_consumer.py DSN PUBLICATION FILE")
+    logging.basicConfig(level=logging.INFO)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    consume(*sys.argv[1:], stop)
+
+
+if __name__ == "__main__":
+    main()
