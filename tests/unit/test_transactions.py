@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -119,6 +120,24 @@ def test_one_of_each_kind() -> None:
     assert found[1].origin == "far"
     assert (found[3].gid, found[3].origin) == ("gid '1'", None)
     assert found[3].commit_datetime is not None
+
+
+@pytest.mark.parametrize("memory", [0, 64 << 20])
+def test_a_rolled_back_savepoint_takes_back_its_first_row_too(memory: int) -> None:
+    """Its table was announced before it, so that its first frame is a row."""
+    server = Server()
+    transaction = server.begin()
+    transaction.insert(ACCOUNTS, [1, "kept"])
+    savepoint = transaction.savepoint()
+    transaction.insert(ACCOUNTS, [2, "gone"])
+    transaction.insert(ACCOUNTS, [3, "gone"])
+    transaction.stream()
+    savepoint.rollback()
+    transaction.insert(ACCOUNTS, [4, "kept"])
+    transaction.commit()
+    expect(server, whole(server, max_memory=memory))
+    for size in (1, 6):  # six frames are the whole chunk, which goes to the file as one block
+        expect(server, cut(server, Assembler(max_memory=memory), itertools.repeat(size)))
 
 
 def test_prepared_ones_at_prepare() -> None:
