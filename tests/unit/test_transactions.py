@@ -137,7 +137,9 @@ def test_a_rolled_back_savepoint_takes_back_its_first_row_too(memory: int) -> No
     transaction.commit()
     expect(server, whole(server, max_memory=memory))
     for size in (1, 6):  # six frames are the whole chunk, which goes to the file as one block
-        expect(server, cut(server, Assembler(max_memory=memory), itertools.repeat(size)))
+        found = cut(server, Assembler(max_memory=memory), itertools.repeat(size))
+        expect(server, found)
+        assert b"".join(frame[:1] for frame in found[0].frames()) == b"BRIIC"
 
 
 def test_prepared_ones_at_prepare() -> None:
