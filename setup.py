@@ -49,7 +49,9 @@ def extensions() -> list[Extension]:
                 [str(source)],
                 # A change of the compiler flags and directives in setup.py rebuilds the modules.
                 depends=["setup.py", *map(str, sorted(PACKAGE.rglob("*.h")))],
-                include_dirs=[str(PACKAGE), str(PACKAGE / "columnar")],
+                include_dirs=[
+                    str(PACKAGE / part) for part in ("", "protocol", "values", "columnar")
+                ],
                 extra_compile_args=(["-O0", "-g", "-UNDEBUG"] if debug else ["-O3", "-g0"])
                 + sanitize,
                 extra_link_args=sanitize,

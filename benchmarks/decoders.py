@@ -23,8 +23,8 @@ LEVELS = {
 }
 
 COMPETITORS = {
-    "python": "pgoutput_fast._pure",
-    "cython": "pgoutput_fast._core",
+    "python": "pgoutput_fast.decoding._pure",
+    "cython": "pgoutput_fast.decoding._core",
     "pypgoutput": "pypgoutput.decoders",
     "walflux": "walflux.protocol",
     # psycopg is no decoder of pgoutput; its loaders make the values of a SELECT.

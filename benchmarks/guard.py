@@ -53,7 +53,7 @@ def cases() -> dict[str, tuple[Callable[[], object], int]]:
 
     from .decoders import own_loop
 
-    core = importlib.import_module("pgoutput_fast._core")
+    core = importlib.import_module("pgoutput_fast.decoding._core")
 
     if pf.IMPLEMENTATION != "cython":
         raise NotMeasured("the extension is not built")

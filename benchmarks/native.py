@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from . import workloads
 
 _HERE = Path(__file__).parent
-_HEADERS = _HERE.parent / "pgoutput_fast"
+_PACKAGE = _HERE.parent / "pgoutput_fast"
 
 # OID of a column's type → its number in the enum of native.c.
 _TYPES = {
@@ -53,7 +53,13 @@ def load() -> ctypes.CDLL:
     """
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "native.so"
-        command = [*compiler(), "-O3", "-shared", "-fPIC", f"-I{_HEADERS}"]
+        command = [
+            *compiler(),
+            "-O3",
+            "-shared",
+            "-fPIC",
+            *(f"-I{_PACKAGE / part}" for part in ("", "protocol", "values")),
+        ]
         subprocess.run([*command, "-o", str(path), str(_HERE / "native.c")], check=True)
         library = ctypes.CDLL(str(path))
     for name in ("copy", "walk", "layout"):

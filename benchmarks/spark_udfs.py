@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DECODERS = ("pgoutput_fast", "twin", "pypgoutput")
 
-_MODULES = {"pgoutput_fast": "pgoutput_fast._core", "twin": "pgoutput_fast._pure"}
+_MODULES = {"pgoutput_fast": "pgoutput_fast.decoding._core", "twin": "pgoutput_fast.decoding._pure"}
 
 
 @functools.cache

@@ -31,7 +31,9 @@ from .columnar.decoder import (
 from .errors import DecodeError, PgOutputError
 from .json_values import json_default
 from .lsn import format_lsn, parse_lsn
-from .messages import (
+from .objects import UNCHANGED, Array, Interval, Range, SparseVector
+from .policies import Policies
+from .protocol.messages import (
     BeginPrepare,
     CommitPrepared,
     LogicalMessage,
@@ -47,15 +49,13 @@ from .messages import (
     Truncate,
     Type,
 )
-from .objects import UNCHANGED, Array, Interval, Range, SparseVector
-from .policies import Policies
+from .protocol.wire import Column
 from .types import TypeRegistry
-from .wire import Column
 
 if _typing.TYPE_CHECKING:
     from . import testing as testing
-    from ._pure import Begin, Commit, Decoder, Delete, Insert, TupleData, Update, decode
     from .columnar._pure_batch import ChangeBatch
+    from .decoding._pure import Begin, Commit, Decoder, Delete, Insert, TupleData, Update, decode
 else:
     Begin = _implementation.Begin
     Commit = _implementation.Commit

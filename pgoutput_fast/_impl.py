@@ -13,9 +13,9 @@ import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from . import views
+from .decoding import views
 
-_MODULES = {"cython": "pgoutput_fast._core", "python": "pgoutput_fast._pure"}
+_MODULES = {"cython": "pgoutput_fast.decoding._core", "python": "pgoutput_fast.decoding._pure"}
 
 
 def _choose() -> tuple[ModuleType, str | None]:
@@ -71,7 +71,7 @@ def twin(name: str, implementation: str | None = None) -> ModuleType:
 __all__ = ["FALLBACK_REASON", "IMPLEMENTATION", "implementation", "twin"]
 
 if TYPE_CHECKING:  # type checkers read the twin
-    from . import _pure as implementation
+    from .decoding import _pure as implementation
 
     FALLBACK_REASON: str | None
     IMPLEMENTATION: str

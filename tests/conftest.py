@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 
-IMPLEMENTATIONS = {"cython": "pgoutput_fast._core", "python": "pgoutput_fast._pure"}
+IMPLEMENTATIONS = {
+    "cython": "pgoutput_fast.decoding._core",
+    "python": "pgoutput_fast.decoding._pure",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -22,14 +22,14 @@ from .. import (
     Update,
     format_lsn,
 )
-from ..copydata import Keepalive
 from ..errors import PgOutputError, printable
 from ..files import FORMATS, Format
+from ..protocol.copydata import Keepalive
+from ..protocol.wire import TAGS
 from ..segments import SegmentReader, list_segments
 from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
 from ..values import timestamp_form
-from ..wire import TAGS
 from ._export import completed_policy, policies_option, run_export, table_patterns, types_option
 from ._show import Lines, Messages, Shown, Values, as_json, values_option
 from ._style import Paint, paint_for, plain

@@ -3,7 +3,7 @@
 
 One pass over the frames, which ``_reader.pyx`` makes without the interpreter, until it meets what
 it does not know: a relation that is new, a frame that is no row, a batch that is full. Where a
-frame is malformed, :mod:`pgoutput_fast.diagnose` says what is wrong.
+frame is malformed, :mod:`pgoutput_fast.decoding.diagnose` says what is wrong.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from pgoutput_fast.columnar._relation cimport (
     AS_BINARY, EnumTable, RelationRows, grow_rows, make_relation,
 )
 
-from .._core import decode, restore
-from ..diagnose import diagnose
+from ..decoding._core import decode, restore
+from ..decoding.diagnose import diagnose
 from ..errors import DecodeError
-from ..plan import refuse_value
+from ..decoding.plan import refuse_value
 from .arrays import MOST_ROWS, array_of, lsns_of, refuse_time
 from .rare import NEW_VERSIONS, event_of, outdated, plans_of
 from .schema import version_of

@@ -10,23 +10,23 @@ cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
-from pgoutput_fast._wire cimport (
+from pgoutput_fast._loads cimport load_uint16, load_uint32, load_uint64
+from pgoutput_fast.protocol._wire cimport (
     BEGIN_COMMIT_TIME, BEGIN_FINAL_LSN, BEGIN_LENGTH, BEGIN_PREPARE_XID, BEGIN_XID, COMMIT_END_LSN,
     COMMIT_FLAGS, COMMIT_LENGTH, COMMIT_LSN, COMMIT_PREPARED_XID, COMMIT_TIME, MAX_COLUMNS,
     MAX_FRAME, PREPARE_XID, RELATION_ID, ROLLBACK_PREPARED_XID, ROW_COLUMNS, ROW_MARKER,
     ROW_RELATION_ID, ROW_TUPLE, STREAM_ABORT_XID, STREAM_COMMIT_XID, STREAM_PREPARE_XID,
-    STREAM_START_XID, XID, XID_SIZE, ColumnSlice, load_uint16, load_uint32, load_uint64,
-    read_slices,
+    STREAM_START_XID, XID, XID_SIZE, ColumnSlice, read_slices,
 )
 from pgoutput_fast.columnar._input cimport Frame, Piece, Source, pieces_of, take_frame
 from pgoutput_fast.columnar._memory cimport Growing, expect_memory, numpy_of, room
 
-from .._core import decode
-from ..diagnose import refuse_changed
+from ..decoding._core import decode
+from ..decoding.diagnose import refuse_changed
 from ..errors import DecodeError
-from ..messages import decode_rare
+from ..protocol.messages import decode_rare
 from ..settings import make_settings
-from ..state import StreamState
+from ..decoding.state import StreamState
 from .arrays import ITEM_SIZES, FrameBatch
 
 cdef extern from *:

@@ -14,7 +14,7 @@ from .pyarrow_bridge import schema_of
 from .schema import Layout
 
 if TYPE_CHECKING:
-    from ..messages import Relation
+    from ..protocol.messages import Relation
 
 
 class ChangeBatch:

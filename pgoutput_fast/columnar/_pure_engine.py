@@ -10,11 +10,11 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .._pure import Begin, Delete, Insert, _Stumble, make_fixed, make_row
-from ..diagnose import diagnose
+from ..decoding._pure import Begin, Delete, Insert, _Stumble, make_fixed, make_row
+from ..decoding.diagnose import diagnose
+from ..decoding.plan import RelationPlan, refuse_value
 from ..errors import DecodeError
-from ..messages import Truncate, decode_rare
-from ..plan import RelationPlan, refuse_value
+from ..protocol.messages import Truncate, decode_rare
 from ._pure_batch import ChangeBatch, batch_of
 from ._pure_input import Piece, pieces_of
 from ._pure_relation import MOST_OFFSET, RelationRows, Stored
@@ -27,8 +27,8 @@ from .schema import version_of
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..messages import Message
-    from ..state import StreamState
+    from ..decoding.state import StreamState
+    from ..protocol.messages import Message
     from .options import Options
 
 _uint32 = struct.Struct(">I").unpack_from

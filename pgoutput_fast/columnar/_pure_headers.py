@@ -9,11 +9,11 @@ import operator
 import struct
 from typing import Any
 
-from .._pure import Begin, Commit, Delete, Insert, Update, decode
+from ..decoding._pure import Begin, Commit, Delete, Insert, Update, decode
+from ..decoding.state import StreamState
 from ..errors import DecodeError
-from ..messages import Message, Relation
+from ..protocol.messages import Message, Relation
 from ..settings import make_settings
-from ..state import StreamState
 from ._pure_input import pieces_of
 from .arrays import FrameBatch, array_of
 

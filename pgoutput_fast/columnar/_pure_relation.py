@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from ..plan import RelationPlan
+from ..decoding.plan import RelationPlan
 from .arrays import Column, bits_of, column_of, dictionary_of, validity, variable_column
 from .fields import Field
 from .schema import Layout

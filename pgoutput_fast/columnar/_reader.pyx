@@ -14,8 +14,9 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_
 from libc.stdlib cimport free
 from libc.string cimport memcpy, strlen
 
-from pgoutput_fast._values cimport pgf_power, powers_of_five
-from pgoutput_fast._wire cimport MAX_FRAME, load_uint16, load_uint32, load_uint64, walk_tuple
+from pgoutput_fast.values._values cimport pgf_power, powers_of_five
+from pgoutput_fast._loads cimport load_uint16, load_uint32, load_uint64
+from pgoutput_fast.protocol._wire cimport MAX_FRAME, walk_tuple
 from pgoutput_fast.columnar._columns cimport (
     CONVERTER_COUNT, DELETE, FORM, HAS_AFTER, INSERT, OLD_KEY, OLD_ROW, SHIFT, SKIP, SYNTAX_COUNT,
     UPDATE, Cached, Column, Rows, Side, Stream, settle,

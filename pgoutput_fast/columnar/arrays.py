@@ -18,7 +18,7 @@ from .packed import unpacked
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..messages import Message
+    from ..protocol.messages import Message
 
 MOST_ROWS = 0x7FFFFFFF // 8
 """The most rows of a batch: Arrow's offsets of 32 bits count the letters of the column `op`."""

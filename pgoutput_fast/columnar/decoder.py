@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 from .._impl import twin
+from ..decoding.state import StreamState
 from ..errors import DecodeError, PgOutputError
-from ..messages import decode_rare
 from ..policies import Policies
+from ..protocol.messages import decode_rare
 from ..settings import Settings, make_settings
-from ..state import StreamState
 from ..types import TypeRegistry
 from ..values import EPOCH_UTC
 from .arrays import Column, FrameBatch, fixed_column, variable_column
@@ -26,8 +26,8 @@ from .options import Layouts, OnError, Options
 from .selection import Selection
 
 if TYPE_CHECKING:
-    from .._pure import Decoder
-    from ..messages import Message, Truncate
+    from ..decoding._pure import Decoder
+    from ..protocol.messages import Message, Truncate
     from ._pure_batch import ChangeBatch
 
 
@@ -284,7 +284,7 @@ class ColumnarDecoder:
         What to do at a malformed frame: give out the rows before it and raise its error, or put it
         into `errors` and go on.
     layouts : callable, optional
-        A function that is called with the :class:`~pgoutput_fast.plan.RelationPlan` of each version
+        A function that is called with the ``RelationPlan`` of each version
         of a relation. It returns the :class:`~pgoutput_fast.columnar.schema.Layout` of its batches,
         or None to leave out its rows. `target` then decides only the types of the columns beside
         the rows, and `tables` and `columns` must not be given. The Spark readers use it.

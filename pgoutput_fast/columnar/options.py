@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ..decoding.plan import RelationPlan
 from ..errors import PgOutputError
-from ..plan import RelationPlan
 from .fields import TARGETS, Target
 from .schema import Layout, layout_of
 from .selection import Selection

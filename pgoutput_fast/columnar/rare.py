@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..diagnose import UNKNOWN_HINT
+from ..decoding.diagnose import UNKNOWN_HINT
+from ..decoding.plan import RelationPlan
+from ..decoding.state import StreamState
 from ..errors import fail
-from ..messages import Truncate
-from ..plan import RelationPlan
-from ..state import StreamState
+from ..protocol.messages import Truncate
 from .schema import version_of
 
 NEW_VERSIONS = 1024

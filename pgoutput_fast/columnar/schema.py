@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from ..decoding.plan import RelationPlan
 from ..names import qualified, shown_name
-from ..plan import RelationPlan
 from .fields import Field
 from .mapping import field_of
 from .packed import Labels

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from ..errors import PgOutputError
-from ..messages import Relation
 from ..names import shown_name, shown_table
+from ..protocol.messages import Relation
 
 
 class Selection:

@@ -10,11 +10,11 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy
 
-from pgoutput_fast._wire cimport load_uint64
+from pgoutput_fast._loads cimport load_uint64
 
-from ..copydata import XLOG_DATA, XLOG_DATA_TAG
+from ..protocol.copydata import XLOG_DATA, XLOG_DATA_TAG
 
-# The header of XLogData, as pgoutput_fast.copydata describes it.
+# The header of XLogData, as pgoutput_fast.protocol.copydata describes it.
 cdef enum:
     DATA_START = 1
     WAL_END = 9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..copydata import XLOG_DATA, XLOG_DATA_TAG
+from ..protocol.copydata import XLOG_DATA, XLOG_DATA_TAG
 
 if TYPE_CHECKING:
     from array import array

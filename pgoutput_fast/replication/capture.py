@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..connections import RetryableError
 from ..errors import PgOutputError
 from ..lsn import format_lsn
+from ..protocol.wire import fields_reader
 from ..segments import SegmentMetadata, SegmentWriter
 from ..segments.listing import has_begun
-from ..wire import fields_reader
 from .link import Link
 from .options import StreamOptions
 from .receiver import Receiver

@@ -22,8 +22,8 @@ from psycopg import pq
 
 from .._impl import twin
 from ..connections import STREAM_ADVICE, RetryableError, result_error, server_error
-from ..copydata import parse_keepalive, status_update
 from ..errors import PgOutputError
+from ..protocol.copydata import parse_keepalive, status_update
 from .waiter import IDLE_POLL, Waiter
 from .walsender import ReplicationConnection, next_result, wait_for
 

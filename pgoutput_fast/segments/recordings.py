@@ -11,8 +11,8 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from .._forms import of_form
-from ..copydata import XLOG_DATA, XLOG_DATA_TAG, Keepalive, parse_keepalive
 from ..errors import PgOutputError
+from ..protocol.copydata import XLOG_DATA, XLOG_DATA_TAG, Keepalive, parse_keepalive
 from .format import require_pyarrow
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .._disk import claim_directory, fsync_path, write_whole
+from ..decoding.state import MOST_UNUSED_TYPES, Names
 from ..errors import DecodeError, PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
-from ..messages import Relation, Type, decode_rare
-from ..state import MOST_UNUSED_TYPES, Names
-from ..wire import fields_reader
+from ..protocol.messages import Relation, Type, decode_rare
+from ..protocol.wire import fields_reader
 from .format import (
     ANNOUNCED_LSN,
     CRC_KEY,

@@ -19,7 +19,8 @@ import pgoutput_fast as pf
 from pgoutput_fast.columnar.fields import EPOCH_SHIFT
 from pgoutput_fast.columnar.schema import Layout, head_fields
 from pgoutput_fast.errors import DecodeError, PgOutputError, fail
-from pgoutput_fast.messages import (
+from pgoutput_fast.names import shown_name, shown_table
+from pgoutput_fast.protocol.messages import (
     Relation,
     StreamAbort,
     StreamCommit,
@@ -27,15 +28,14 @@ from pgoutput_fast.messages import (
     StreamStart,
     Truncate,
 )
-from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.settings import Settings
 
 from ._column_types import column_ddl, column_field, policies_for
 from ._worker import end_quietly
 
 if TYPE_CHECKING:
-    from pgoutput_fast.plan import RelationPlan
-    from pgoutput_fast.state import StreamState
+    from pgoutput_fast.decoding.plan import RelationPlan
+    from pgoutput_fast.decoding.state import StreamState
 
 # A record batch is given out when it has so many rows or bytes, and at the end of each batch of
 # frames.

@@ -15,9 +15,9 @@ from pyspark.sql import types as T  # noqa: N812
 import pgoutput_fast as pf
 from pgoutput_fast.encodings import python_encoding
 from pgoutput_fast.errors import DecodeError, PgOutputError
-from pgoutput_fast.messages import Relation, Type, published
 from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.policies import Policies
+from pgoutput_fast.protocol.messages import Relation, Type, published
 from pgoutput_fast.segments import Segment, SegmentReader, list_segments
 from pgoutput_fast.settings import Settings
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from pgoutput_fast.plan import RelationPlan
+    from pgoutput_fast.decoding.plan import RelationPlan
     from pgoutput_fast.types import TypeRegistry
 
 Relations = Mapping[int, Relation] | Iterable["Relation | Type | bytes"]

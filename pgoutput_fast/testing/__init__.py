@@ -9,7 +9,7 @@ transactions as PostgreSQL does, and knows what a consumer must have received in
 
 from __future__ import annotations
 
-from ..encode import encode, encode_fields, encode_tuple
+from ..protocol.encode import encode, encode_fields, encode_tuple
 from .frames import (
     begin,
     begin_prepare,

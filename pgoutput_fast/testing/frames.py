@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..copydata import KEEPALIVE, KEEPALIVE_TAG, XLOG_DATA, XLOG_DATA_TAG
-from ..encode import encode_fields
 from ..errors import PgOutputError
-from ..wire import LAYOUTS
+from ..protocol.copydata import KEEPALIVE, KEEPALIVE_TAG, XLOG_DATA, XLOG_DATA_TAG
+from ..protocol.encode import encode_fields
+from ..protocol.wire import LAYOUTS
 from .tables import Row, Table, UserType, text_of
 
 COMMIT_RECORD = 0x30

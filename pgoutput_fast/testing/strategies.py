@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .._impl import implementation
-from ..encode import encode_fields
 from ..errors import PgOutputError
 from ..objects import UNCHANGED
-from ..wire import LAYOUTS, TAGS, Column
+from ..protocol.encode import encode_fields
+from ..protocol.wire import LAYOUTS, TAGS, Column
 from .server import Savepoint, Server, Transaction
 from .tables import Table, UserType
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..encode import encode_fields
 from ..errors import PgOutputError
 from ..names import qualified
+from ..protocol.encode import encode_fields
+from ..protocol.wire import Column
 from ..types import BUILTIN_TYPES
-from ..wire import Column
 
 _OIDS = {entry.name: entry.oid for entry in BUILTIN_TYPES}
 _WITH_MODIFIER = re.compile(r"(\w+)\((\d+)(?:, *(-?\d+))?\)")

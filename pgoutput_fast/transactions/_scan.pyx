@@ -11,7 +11,8 @@ from libc.string cimport memcpy
 
 import numpy as np
 
-from pgoutput_fast._wire cimport XID, XID_SIZE, load_uint32
+from pgoutput_fast._loads cimport load_uint32
+from pgoutput_fast.protocol._wire cimport XID, XID_SIZE
 from pgoutput_fast.columnar._input cimport Frame, Piece, pieces_of, take_frame
 
 cdef enum:

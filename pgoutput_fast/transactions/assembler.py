@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, NoReturn, cast
 
 from .._impl import implementation, twin
+from ..decoding.state import StreamState
 from ..errors import DecodeError, PgOutputError, fail
-from ..messages import (
+from ..policies import Policies
+from ..protocol.messages import (
     BeginPrepare,
     CommitPrepared,
     LogicalMessage,
@@ -26,9 +28,7 @@ from ..messages import (
     decode_rare,
     published,
 )
-from ..policies import Policies
 from ..settings import make_settings
-from ..state import StreamState
 from ..types import TypeRegistry
 from .context import Context, Follower, columnar_decoder, message_decoder
 from .runs import Run, runs_of

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from .._impl import implementation
 from ..columnar.decoder import ColumnarDecoder
-from ..state import StreamState
+from ..decoding.state import StreamState
 
 _KEPT_STATES = 64
 """Every so many contexts one keeps its whole state, so that none is far from one that does."""

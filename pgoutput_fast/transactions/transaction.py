@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from ..encode import encode_fields
 from ..lsn import format_lsn
+from ..protocol.encode import encode_fields
 from ..transcode import without_xids
 from ..values import EPOCH_UTC
 from .context import Context, Follower

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._impl import twin
 from ..columnar.arrays import check_offsets, check_rising
-from ..encode import encode_fields
 from ..errors import MAX_FRAME_LENGTH, PgOutputError
-from ..wire import LAYOUTS
+from ..protocol.encode import encode_fields
+from ..protocol.wire import LAYOUTS
 from .faults import refuse_copy
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 from libc.string cimport memcpy
 
-from pgoutput_fast._wire cimport MAX_FRAME, load_uint16, load_uint32
+from pgoutput_fast._loads cimport load_uint16, load_uint32
+from pgoutput_fast.protocol._wire cimport MAX_FRAME
 from pgoutput_fast.columnar._memory cimport expect_memory
 
 from .faults import refuse_copy, refuse_frame

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..types import ColumnType
 from . import extensions, geometry, nested, network, numbers, raw, search, temporal, text
-from .base import Codec, CodecOf, NoTextForm, OutOfRange, fields_of
+from .base import CODES, Codec, CodecOf, NoTextForm, OutOfRange, fields_of
 from .temporal import EPOCH_UTC, timestamp_form
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CODECS",
+    "CODES",
     "EPOCH_UTC",
     "NO_ASCII",
     "Codec",

@@ -32,6 +32,27 @@ class Codec(NamedTuple):
 CodecOf = Callable[[Policies, str], Codec]
 """A function that makes a Codec for given policies and a Python encoding."""
 
+CODES = {
+    "bool": 1,
+    "int2": 2,
+    "int4": 3,
+    "int8": 4,
+    "uint4": 5,
+    "float8": 6,
+    "numeric": 7,
+    "text": 8,
+    "json": 8,
+    "bytea": 9,
+    "uuid": 10,
+    "date": 11,
+    "time": 12,
+    "timestamp": 13,
+    "timestamptz": 14,
+    "jsonb": 15,
+    "other": 16,
+}
+"""Codec → its number in the compiled implementation, where 0 stands for any other codec."""
+
 
 def limited(choice: str, policy: str, shown: str, clamp: Any, name: str, note: str = "") -> Any:
     """Apply a policy to a value that does not fit into its Python type.

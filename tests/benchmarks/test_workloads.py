@@ -20,7 +20,7 @@ if str(ROOT := Path(__file__).parents[2]) not in sys.path:
     sys.path.append(str(ROOT))
 
 from benchmarks import baseline, decoders, harness, suite, workloads
-from pgoutput_fast import _pure
+from pgoutput_fast.decoding import _pure
 from pgoutput_fast.transcode import inserts_of_copy
 
 ROWS = {"narrow": 500, "wide": 500, "fat": 50}

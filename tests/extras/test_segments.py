@@ -21,6 +21,7 @@ import pyarrow.ipc
 import pytest
 
 from pgoutput_fast import segments, testing
+from pgoutput_fast.decoding.state import MOST_SUPERSEDED
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments import (
     Segment,
@@ -32,7 +33,6 @@ from pgoutput_fast.segments import (
 )
 from pgoutput_fast.segments import writer as writing
 from pgoutput_fast.segments.ipc import record_batch_blocks
-from pgoutput_fast.state import MOST_SUPERSEDED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -25,7 +25,12 @@ NAMES_IMPLEMENTATION = "import pgoutput_fast as pf; print(pf.IMPLEMENTATION, pf.
 def test_sdist_has_sources_and_tests_and_nothing_generated(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    expected = {"pgoutput_fast/_core.pyx", "pgoutput_fast/py.typed", "setup.py", "pyproject.toml"}
+    expected = {
+        "pgoutput_fast/decoding/_core.pyx",
+        "pgoutput_fast/py.typed",
+        "setup.py",
+        "pyproject.toml",
+    }
     expected |= {"LICENSE", "README.md", "Makefile", "tools/find-python", "tests/conftest.py"}
     expected |= {
         str(path.relative_to(ROOT))
@@ -93,7 +98,7 @@ def test_failed_extension_is_an_error_where_it_is_required(
 def test_failed_extension_leaves_the_twin_otherwise(translated: Path, tmp_path: Path) -> None:
     built = build("wheel", translated, tmp_path / "out", CC="no-such-compiler")
     assert built.returncode == 0, built.stderr
-    assert 'building extension "pgoutput_fast._core" failed' in built.stdout + built.stderr
+    assert 'building extension "pgoutput_fast.decoding._core" failed' in built.stdout + built.stderr
     wheel = only_file(tmp_path / "out", "*.whl")
     assert not [name for name in wheel_names(wheel) if name.endswith(".so")]
 

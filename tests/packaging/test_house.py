@@ -95,20 +95,41 @@ CHECK_CIRCLES = [sys.executable, "tools/check_circles.py"]
 @pytest.mark.parametrize(
     ("command", "file", "line", "said"),
     [
-        (LINT_IMPORTS, "state.py", "from .replication import connect", "pgoutput_fast.replication"),
-        (LINT_IMPORTS, "lsn.py", "def late():\n    from .wire import Cursor", "pgoutput_fast.wire"),
-        (CHECK_CIRCLES, "wire.py", "from .messages import Message", "a circle"),
-        (CHECK_CIRCLES, "_core.pyx", "from .spark import session", "imports pgoutput_fast.spark"),
-        (CHECK_CIRCLES, "_wire.pxd", "from ._tuples cimport TupleData", "a circle"),
-        (CHECK_CIRCLES, "_tuples.pxd", "from .spark cimport x", "imports pgoutput_fast.spark"),
-        (CHECK_CIRCLES, "encode.py", "from . import _core", "imports pgoutput_fast._core by name"),
+        (
+            LINT_IMPORTS, "decoding/state.py", "from ..replication import connect",
+            "pgoutput_fast.replication",
+        ),
+        (
+            LINT_IMPORTS, "lsn.py", "def late():\n    from .protocol.wire import Cursor",
+            "pgoutput_fast.protocol",
+        ),
+        (CHECK_CIRCLES, "protocol/wire.py", "from .messages import Message", "a circle"),
+        (
+            CHECK_CIRCLES, "decoding/_core.pyx", "from ..spark import session",
+            "imports pgoutput_fast.spark",
+        ),
+        (
+            CHECK_CIRCLES, "protocol/_wire.pxd", "from ..decoding._tuples cimport TupleData",
+            "a circle",
+        ),
+        (
+            CHECK_CIRCLES, "decoding/_tuples.pxd", "from ..spark cimport x",
+            "imports pgoutput_fast.spark",
+        ),
+        (
+            CHECK_CIRCLES, "protocol/encode.py", "from ..decoding import _core",
+            "imports pgoutput_fast.decoding._core by name",
+        ),
         (
             CHECK_CIRCLES, "files/_rows.py", "def late():\n    from ..columnar import _pure_batch",
             "imports pgoutput_fast.columnar._pure_batch by name",
         ),
-        (CHECK_CIRCLES, "_core.pyx", "from . import _pure", "imports pgoutput_fast._pure by name"),
         (
-            CHECK_CIRCLES, "lsn.py", 'importlib.import_module("pgoutput_fast._core")',
+            CHECK_CIRCLES, "decoding/_core.pyx", "from . import _pure",
+            "imports pgoutput_fast.decoding._pure by name",
+        ),
+        (
+            CHECK_CIRCLES, "lsn.py", 'importlib.import_module("pgoutput_fast.decoding._core")',
             "lsn imports a module of the package by a literal name",
         ),
     ],

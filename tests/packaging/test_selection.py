@@ -16,7 +16,7 @@ import json, warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import pgoutput_fast as pf
-    import pgoutput_fast.messages
+    import pgoutput_fast.protocol.messages
     frame = b"B" + bytes(20)
     pf.Decoder().decode(frame)
     pf.decode(frame)
@@ -26,12 +26,12 @@ print(json.dumps({
     "warnings": [f"{w.category.__name__}: {w.message}" for w in caught],
 }))
 """
-ABSENT = "import sys; sys.modules['pgoutput_fast._core'] = None\n"
+ABSENT = "import sys; sys.modules['pgoutput_fast.decoding._core'] = None\n"
 BROKEN = """
 import sys
 class Broken:
     def find_spec(self, name, path=None, target=None):
-        if name == "pgoutput_fast._core":
+        if name == "pgoutput_fast.decoding._core":
             raise ImportError("undefined symbol: PyExact_Nonsense")
 sys.meta_path.insert(0, Broken())
 """
@@ -59,7 +59,7 @@ def test_twin_is_taken_when_forced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "why"), [(ABSENT, "pgoutput_fast._core"), (BROKEN, "PyExact_Nonsense")]
+    ("before", "why"), [(ABSENT, "pgoutput_fast.decoding._core"), (BROKEN, "PyExact_Nonsense")]
 )
 def test_fallback_warns_once_and_says_why(before: str, why: str, tmp_path: Path) -> None:
     found = report(tmp_path, before)
@@ -77,7 +77,7 @@ def test_twin_that_is_asked_for_is_no_fallback(before: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("before", "why"), [(ABSENT, "pgoutput_fast._core"), (BROKEN, "PyExact_Nonsense")]
+    ("before", "why"), [(ABSENT, "pgoutput_fast.decoding._core"), (BROKEN, "PyExact_Nonsense")]
 )
 def test_forced_and_absent_is_an_import_error(before: str, why: str, tmp_path: Path) -> None:
     ran = run_python("-c", before + REPORT, cwd=tmp_path, PGOUTPUT_FAST_IMPL="cython")

@@ -15,7 +15,7 @@ from columnar import chosen
 from render import printed
 
 import pgoutput_fast as pf
-from pgoutput_fast import _core, _pure
+from pgoutput_fast.decoding import _core, _pure
 from pgoutput_fast.settings import Settings
 from pgoutput_fast.types import ColumnType
 

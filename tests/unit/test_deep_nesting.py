@@ -21,8 +21,8 @@ from columnar import IMPLEMENTATIONS, chosen, differences
 from made_vectors import NULL, binary, insert, relation, text
 
 import pgoutput_fast as pf
-from pgoutput_fast import _core, _pure
 from pgoutput_fast.columnar.fields import TARGETS
+from pgoutput_fast.decoding import _core, _pure
 from pgoutput_fast.types import MOST_NESTED, CatalogType
 
 INT4, TEXT = 23, 25

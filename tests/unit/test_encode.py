@@ -211,7 +211,7 @@ def test_what_is_neither_message_nor_tuple() -> None:
 
 
 def test_a_frame_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgoutput_fast.encode.MAX_FRAME_LENGTH", 20)
+    monkeypatch.setattr("pgoutput_fast.protocol.encode.MAX_FRAME_LENGTH", 20)
     fields: dict[str, Any] = {"flags": 0, "lsn": 0, "prefix": ""}
     assert len(encode_fields("M", content=b"12345", **fields)) == 20
     with pytest.raises(pf.PgOutputError) as caught:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing
+from pgoutput_fast.protocol.wire import TAGS
 from pgoutput_fast.testing import strategies
-from pgoutput_fast.wire import TAGS
 
 QUICK = settings(
     max_examples=40,

@@ -37,7 +37,7 @@ from made_vectors import (
 )
 
 import pgoutput_fast as pf
-from pgoutput_fast import _pure
+from pgoutput_fast.decoding import _pure
 
 HOT = ("Begin", "Commit", "Insert", "Update", "Delete")
 SHARED = tuple(name for name in FIELDS if name not in HOT)
@@ -168,7 +168,9 @@ def test_annotations_of_policies_can_be_evaluated() -> None:
 
 def test_the_package_shows_the_chosen_implementation() -> None:
     chosen = sys.modules[
-        {"cython": "pgoutput_fast._core", "python": "pgoutput_fast._pure"}[pf.IMPLEMENTATION]
+        {"cython": "pgoutput_fast.decoding._core", "python": "pgoutput_fast.decoding._pure"}[
+            pf.IMPLEMENTATION
+        ]
     ]
     assert chosen.IMPLEMENTATION == pf.IMPLEMENTATION
     for name in TWINS:
@@ -573,8 +575,8 @@ def test_what_an_error_says_and_how_it_travels(impl: ModuleType) -> None:
 ELSEWHERE = """
 import pickle, sys
 import pgoutput_fast as pf
-missing = {"cython": "pgoutput_fast._pure", "python": "pgoutput_fast._core"}[pf.IMPLEMENTATION]
-assert missing not in sys.modules
+missing = {"cython": "_pure", "python": "_core"}[pf.IMPLEMENTATION]
+assert f"pgoutput_fast.decoding.{missing}" not in sys.modules
 messages, decoder, error, tuples = pickle.loads(sys.stdin.buffer.read())
 for message in messages:
     assert type(message) is getattr(pf, type(message).__name__), type(message)

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 import pgoutput_fast as pf
-from pgoutput_fast.wire import fields_reader
+from pgoutput_fast.protocol.wire import fields_reader
 
 COMMIT = b"C\x05" + bytes.fromhex("00000000000000aa 00000000000000bb ffffffffffffffff") + b"more"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pgoutput_fast import _core
+from pgoutput_fast.decoding import _core
 from pgoutput_fast.errors import MAX_FRAME_LENGTH
-from pgoutput_fast.wire import LAYOUTS
+from pgoutput_fast.protocol.wire import LAYOUTS
 
 SIZES = {"uint8": 1, "bool": 1, "char": 1, "uint32": 4, "truncate_count": 4, "lsn": 8, "time": 8,
          "stream_xid": 0}  # fmt: skip

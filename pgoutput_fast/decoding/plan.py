@@ -9,36 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from .errors import DecodeError, fail, printable
-from .names import qualified
-from .settings import Settings
-from .types import ColumnType, Converter, column_type, extension_by_name
-from .values import Codec, NoTextForm, OutOfRange, codec_of, fields_of
+from ..errors import DecodeError, fail, printable
+from ..names import qualified
+from ..settings import Settings
+from ..types import ColumnType, Converter, column_type, extension_by_name
+from ..values import CODES, Codec, NoTextForm, OutOfRange, codec_of, fields_of
 
 if TYPE_CHECKING:
-    from .messages import Relation, Type
-
-CODES = {
-    "bool": 1,
-    "int2": 2,
-    "int4": 3,
-    "int8": 4,
-    "uint4": 5,
-    "float8": 6,
-    "numeric": 7,
-    "text": 8,
-    "json": 8,
-    "bytea": 9,
-    "uuid": 10,
-    "date": 11,
-    "time": 12,
-    "timestamp": 13,
-    "timestamptz": 14,
-    "jsonb": 15,
-    "other": 16,
-}
-"""Codec → its number in the compiled implementation, where 0 stands for any other codec."""
-
+    from ..protocol.messages import Relation, Type
 
 TEXTUAL = frozenset({"text", "json", "jsonb", "other"})  # codecs of text in the session's encoding
 
@@ -144,7 +122,7 @@ class RelationPlan:
 
     @property
     def codes(self) -> bytes:
-        """The code of each column in :data:`CODES`; 0 if a function of the plan must be called."""
+        """The code of each column in `CODES`; 0 if a function of the plan must be called."""
         return bytes([self._code(position) for position in range(self.width)])
 
     def __getattr__(self, name: str) -> tuple[Converter, ...]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from .errors import PgOutputError, fail, printable
-from .names import qualified
+from ..errors import PgOutputError, fail, printable
+from ..names import qualified
+from ..protocol.wire import LAYOUTS, Cursor, check_size
 from .plan import RelationPlan
-from .wire import LAYOUTS, Cursor, check_size
 
 _MARKERS = {"I": "N", "U": "NKO", "D": "KO"}
 

@@ -3,7 +3,7 @@
 
 Both have the same classes and functions in the same order, and give the same values and the same
 errors. A frame is walked once when it is decoded; a message is the frame, the relation's plan and a
-position. Where the walk stumbles, :func:`pgoutput_fast.diagnose.diagnose` reads the frame again and
+position. Where the walk stumbles, :func:`.diagnose.diagnose` reads the frame again and
 names the first fault.
 """
 
@@ -14,13 +14,14 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 from pgoutput_fast._public cimport name_type
-from pgoutput_fast._tuples cimport (
+from pgoutput_fast.decoding._tuples cimport (
     Plan, TupleData as TupleOfC, compiled, data_of, fail_stateless, make_tuple, plan_of, xid_size,
 )
-from pgoutput_fast._wire cimport (
+from pgoutput_fast._loads cimport load_uint32, load_uint64
+from pgoutput_fast.protocol._wire cimport (
     BEGIN_COMMIT_TIME, BEGIN_FINAL_LSN, BEGIN_LENGTH, BEGIN_XID, COMMIT_END_LSN, COMMIT_FLAGS,
     COMMIT_LENGTH, COMMIT_LSN, COMMIT_TIME, MAX_COLUMNS, MAX_FRAME, ROW_MARKER, ROW_RELATION_ID,
-    ROW_TUPLE, XID, load_uint32, load_uint64, walk_tuple,
+    ROW_TUPLE, XID, walk_tuple,
 )
 
 import inspect
@@ -28,9 +29,9 @@ from types import MappingProxyType
 
 from ._tuples import TupleData  # no-cython-lint: a name of this module
 from .diagnose import diagnose
-from .errors import DecodeError, frame_bytes
-from .messages import decode_rare, describe, to_datetime
-from .settings import make_settings
+from ..errors import DecodeError, frame_bytes
+from ..protocol.messages import decode_rare, describe, to_datetime
+from ..settings import make_settings
 from .state import StreamState
 from .views import describe_decoder, restore_decoder
 from .views import restore as restore_message

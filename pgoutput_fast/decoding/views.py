@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import printable
-from .messages import SHOWN_CHARACTERS, shown_bytes
+from ..errors import printable
+from ..protocol.messages import SHOWN_CHARACTERS, shown_bytes
 from .plan import RelationPlan
 from .state import StreamState
 

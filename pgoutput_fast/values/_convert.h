@@ -15,7 +15,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "_wire.h"
+#include "_loads.h"
 
 #if defined(__SSE2__) && defined(__x86_64__)
 #include <emmintrin.h>

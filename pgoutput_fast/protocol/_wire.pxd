@@ -1,11 +1,8 @@
 # The bytes of frames: what _wire.h has for all compiled modules.
 
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t
 
 cdef extern from "_wire.h" nogil:
-    uint32_t load_uint16 "pgf_load2"(const uint8_t *at) noexcept
-    uint32_t load_uint32 "pgf_load4"(const uint8_t *at) noexcept
-    uint64_t load_uint64 "pgf_load8"(const uint8_t *at) noexcept
     enum:
         MAX_FRAME "PGF_MAX_FRAME"
         MAX_COLUMNS "PGF_MAX_COLUMNS"

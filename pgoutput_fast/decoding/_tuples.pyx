@@ -16,18 +16,19 @@ from cpython.unicode cimport PyUnicode_Decode
 from libc.stdint cimport uint8_t, uint32_t
 
 from pgoutput_fast._public cimport name_type
-from pgoutput_fast._values cimport from_binary, from_text, utf8_text
-from pgoutput_fast._wire cimport (
+from pgoutput_fast.values._values cimport from_binary, from_text, utf8_text
+from pgoutput_fast._loads cimport load_uint16, load_uint32
+from pgoutput_fast.protocol._wire cimport (
     KIND_BINARY, KIND_NULL, KIND_TEXT, KIND_UNCHANGED, ROW_MARKER, ROW_RELATION_ID, ColumnSlice,
-    load_uint16, load_uint32, take_column,
+    take_column,
 )
 
 import operator
 from collections.abc import Sequence
 
 from .diagnose import STATELESS_HINT
-from .errors import fail
-from .objects import UNCHANGED
+from ..errors import fail
+from ..objects import UNCHANGED
 from .plan import refuse_value
 from .views import describe_tuple, restore_tuple
 

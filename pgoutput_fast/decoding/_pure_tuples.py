@@ -6,9 +6,9 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
+from ..errors import fail
+from ..objects import UNCHANGED, Unchanged
 from .diagnose import STATELESS_HINT
-from .errors import fail
-from .objects import UNCHANGED, Unchanged
 from .plan import RelationPlan, refuse_value
 from .views import describe_tuple, restore_tuple
 

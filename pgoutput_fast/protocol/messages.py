@@ -1,7 +1,7 @@
 """The rare messages: their classes, and the one decoder that both implementations use for them.
 
 Begin, Commit, Insert, Update and Delete are the frequent messages, so they alone are implemented
-twice (:mod:`pgoutput_fast._pure`, ``_core``). All others are decoded here, along the table of the
+twice (``decoding/_core.pyx`` and ``_pure.py``). All others are decoded here, along the table of the
 wire layout.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from .errors import fail, printable
-from .lsn import format_lsn
-from .values import EPOCH_UTC, timestamp_form
+from ..errors import fail, printable
+from ..lsn import format_lsn
+from ..values import EPOCH_UTC, timestamp_form
 from .wire import LAYOUTS, TAGS, Column, Cursor, check_size
 
 if TYPE_CHECKING:
@@ -432,7 +432,7 @@ _CLASS_OF_TAG = {ord(cls.tag): cls for cls in RARE_CLASSES}
 def decode_rare(frame: bytes, in_stream: bool, encoding: str) -> Message:
     """Decode a frame whose tag is none of B, C, I, U and D.
 
-    The tag is followed by the fields that :data:`pgoutput_fast.wire.LAYOUTS` lists for it; each
+    The tag is followed by the fields that :data:`.wire.LAYOUTS` lists for it; each
     message's class describes them.
 
     Raises

@@ -1,5 +1,5 @@
-/* The bytes of frames, as the C code reads them: big-endian numbers, where the fields of messages lie,
- * and the columns of tuples.
+/* The bytes of frames, as the C code reads them: where the fields of messages lie, and the columns of
+ * tuples.
  *
  * Functions called pgf_take_... rely on what their caller has checked; the others check every bound
  * before they read.
@@ -7,28 +7,10 @@
 #ifndef PGOUTPUT_FAST_WIRE_H
 #define PGOUTPUT_FAST_WIRE_H
 
+#include "_loads.h"
+
 #include <stddef.h>
 #include <stdint.h>
-
-/* --- big-endian loads ------------------------------------------------------------------------- */
-
-/* Shifts, not casts: frames are not aligned, and compilers turn the shifts into one byte swap. */
-static inline uint32_t pgf_load2(const uint8_t *at)
-{
-    return (uint32_t)at[0] << 8 | at[1];
-}
-
-static inline uint32_t pgf_load4(const uint8_t *at)
-{
-    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
-}
-
-static inline uint64_t pgf_load8(const uint8_t *at)
-{
-    return (uint64_t)at[0] << 56 | (uint64_t)at[1] << 48 | (uint64_t)at[2] << 40
-        | (uint64_t)at[3] << 32 | (uint64_t)at[4] << 24 | (uint64_t)at[5] << 16
-        | (uint64_t)at[6] << 8 | at[7];
-}
 
 /* --- messages --------------------------------------------------------------------------------- */
 

@@ -7,7 +7,7 @@ cdef extern from "_convert.h" nogil:
         uint64_t high
         uint64_t low
 
-# What pgoutput_fast.plan calls them, by the same numbers; GENERAL leaves every value to
+# What values/base.py calls them, by the same numbers; GENERAL leaves every value to
 # the function that the plan has for it.
 cdef enum Code:
     GENERAL = 0

@@ -4,7 +4,7 @@ The frequent messages are Begin, Commit, Insert, Update and Delete. Both modules
 classes and functions in the same order, and give the same values and the same errors. When a row is
 decoded, its frame is walked once, and the positions of its columns are kept. The walk checks
 little: any fault raises an exception in it, or makes it end at another byte than the frame. Then
-:func:`pgoutput_fast.diagnose.diagnose` reads the frame again and raises the error of its first
+:func:`.diagnose.diagnose` reads the frame again and raises the error of its first
 fault.
 """
 
@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ..errors import MAX_FRAME_LENGTH, DecodeError, frame_bytes
+from ..policies import Policies
+from ..protocol.messages import Message, Relation, decode_rare, describe, to_datetime
+from ..settings import make_settings
+from ..types import TypeRegistry
 from ._pure_tuples import TupleData, fail_stateless, make_tuple, marker_of
 from .diagnose import diagnose
-from .errors import MAX_FRAME_LENGTH, DecodeError, frame_bytes
-from .messages import Message, Relation, decode_rare, describe, to_datetime
 from .plan import RelationPlan
-from .policies import Policies
-from .settings import make_settings
 from .state import StreamState
-from .types import TypeRegistry
 from .views import describe_decoder, restore_decoder
 from .views import restore as restore_message
 

@@ -15,13 +15,13 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from pgoutput_fast._wire cimport load_uint16, load_uint32, load_uint64
+from pgoutput_fast._loads cimport load_uint16, load_uint32, load_uint64
 
 import datetime
 import decimal
 import uuid
 
-from .plan import CODES
+from .base import CODES
 
 cdef extern from "Python.h":
     ctypedef Py_ssize_t Py_hash_t
@@ -55,7 +55,7 @@ if CODES != {
     "time": TIME, "timestamp": TIMESTAMP, "timestamptz": TIMESTAMPTZ, "jsonb": JSONB,
     "other": OTHER,
 }:
-    raise ImportError("the codes of pgoutput_fast.plan are not those of this extension; rebuild it")
+    raise ImportError("the codes of values/base.py are not those of this extension; rebuild it")
 
 
 # --- text ----------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from .errors import MAX_FRAME_LENGTH, PgOutputError
-from .objects import UNCHANGED
+from ..errors import MAX_FRAME_LENGTH, PgOutputError
+from ..objects import UNCHANGED
 from .wire import LAYOUTS, TAGS, Column
 
 _INTEGERS: dict[str, tuple[struct.Struct, int, int]] = {
@@ -126,7 +126,7 @@ _TUPLE_KINDS = {"N": "new_tuple", "K or O": "old_tuple", "optional K or O": "opt
 class _Writer:
     """The fields of a frame, with a method for each kind of field that returns its bytes.
 
-    :class:`pgoutput_fast.wire.Cursor` has the methods of the same names that read the fields.
+    :class:`.wire.Cursor` has the methods of the same names that read the fields.
     """
 
     __slots__ = ("encoding", "fields", "seen", "tag")

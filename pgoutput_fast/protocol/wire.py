@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from .errors import MAX_FRAME_LENGTH, fail
+from ..errors import MAX_FRAME_LENGTH, fail
 
 if TYPE_CHECKING:
     from collections.abc import Callable

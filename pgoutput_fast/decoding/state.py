@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import fail
-from .messages import (
+from ..errors import fail
+from ..protocol.messages import (
     BeginPrepare,
     Message,
     Prepare,
@@ -25,8 +25,8 @@ from .messages import (
     is_repeated,
     published,
 )
+from ..settings import Settings
 from .plan import RelationPlan
-from .settings import Settings
 
 
 class Staged:

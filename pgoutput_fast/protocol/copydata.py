@@ -11,8 +11,8 @@ import struct
 import time
 from typing import NamedTuple
 
-from .errors import PgOutputError
-from .values import EPOCH_UTC
+from ..errors import PgOutputError
+from ..values import EPOCH_UTC
 
 XLOG_DATA_TAG = 0x77  # "w"
 XLOG_DATA = struct.Struct(">xQQq")

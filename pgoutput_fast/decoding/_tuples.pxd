@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t
 
 from cpython.bytes cimport PyBytes_AS_STRING
 
-from pgoutput_fast._wire cimport XID_SIZE, ColumnSlice
+from pgoutput_fast.protocol._wire cimport XID_SIZE, ColumnSlice
 
 
 cdef class Plan:
