@@ -5,36 +5,34 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..connections import RetryableError
+from ..connections import ConnectionParameters, RetryableError
 from ..errors import PgOutputError
 from ..lsn import format_lsn
-from ..protocol.wire import fields_reader
 from ..segments import SegmentMetadata, SegmentWriter
 from ..segments.listing import has_begun
 from .link import Link
-from .options import StreamOptions
+from .options import Protocol, Streaming, StreamOptions, check_seconds
 from .receiver import Receiver
-from .source import missing_slot
-from .stream import ReplicationStream
+from .source import Source, missing_slot
 from .walsender import ReplicationConnection, SlotState
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
+    from ..transactions.transaction import Group, Transaction
+
 # How far the server is where nothing is to be landed is kept in a file that is synced: not for
 # every keepalive, but after so many seconds, or so many bytes of the server's log.
 _ADVANCE_INTERVAL = 10.0
 _ADVANCE_BYTES = 16 << 20
-_SILENCE = 0.1  # seconds without a frame, after which the segment is completed
+_POLL = 0.1  # seconds within which an order to end is heard while nothing comes
 _IDLE_PROGRESS = 1.0  # seconds between two calls of `progress` while nothing comes
 
 _log = logging.getLogger(__name__)
-
-_read_begin = fields_reader("B", "final_lsn")
-_read_message = fields_reader("M", "flags", "lsn")
 
 
 class CaptureProgress(NamedTuple):
@@ -47,8 +45,8 @@ class CaptureProgress(NamedTuple):
     bytes: int
     """Bytes of the frames that this run has taken."""
     received_lsn: int
-    """Where the last change that was taken begins in the server's log; or a later LSN, before which
-    the server has said that nothing more comes."""
+    """The end of the last transaction that was taken; or a later LSN, before which the server has
+    said that nothing more comes."""
     durable_lsn: int
     """Everything before this LSN is in segments, and acknowledged."""
 
@@ -62,18 +60,28 @@ def capture(
     create_slot: bool = False,
     adopt_slot: bool = False,
     until_lsn: int | None = None,
+    protocol: Protocol = "auto",
+    streaming: Streaming = True,
     binary: bool = False,
     messages: bool = False,
+    origin: str | None = None,
     segment_bytes: int = 16 << 20,
+    max_delay: float = 1.0,
+    compression: Literal["lz4", "zstd"] | None = None,
+    max_memory: int = 64 << 20,
+    silence_timeout: float | None = None,
+    retry_for: float | None = None,
     progress: Callable[[CaptureProgress], None] | None = None,
     stop: threading.Event | None = None,
+    **keywords: object,
 ) -> CaptureProgress:
     """Land a slot's changes in segments, from where the directory ends.
 
-    It goes on until `until_lsn` or `stop`, or until Ctrl-C or an error; an orderly end of the
-    server is an error too, one that passes (`RetryableError`). A segment ends at a commit after
-    `segment_bytes`, or when nothing comes for a tenth of a second. However a call ends, killed or
-    not, the next one goes on without loss and without doubling.
+    It goes on until `until_lsn` or `stop`, or until Ctrl-C or an error. A connection that is lost,
+    as when the server restarts, is made again. A segment ends with the first commit after
+    `segment_bytes`, or when its oldest commit is `max_delay` old. Every version of the protocol
+    lands in the form of version 1. However a call ends, killed or not, the next one goes on without
+    loss and without doubling.
 
     Parameters
     ----------
@@ -95,19 +103,32 @@ def capture(
         one for all that is committed by now. What counts is where the commit record of a
         transaction begins, and where the record of a non-transactional message ends. What comes
         after stays in the slot.
+    protocol, streaming, origin
+        As of :func:`connect`.
     binary : bool
         Values in their types' binary form, where they have one.
     messages : bool
         Logical messages (`pg_logical_emit_message`) too.
     segment_bytes : int
-        A segment ends with the first commit after so many bytes of frames. A transaction that is
-        larger is cut into parts of twice as many.
+        A segment ends with the first commit after so many bytes. A transaction that is larger is
+        cut into parts of half as many again.
+    max_delay : float
+        Seconds after which a commit is durable in a segment, and acknowledged, busy or not.
+    compression : {None, "lz4", "zstd"}
+        How segments are compressed.
+    max_memory : int
+        Bytes of all transactions that have not ended. Beyond them, the largest goes to a file in
+        `directory` that has no name.
+    silence_timeout, retry_for : float
+        As of :func:`connect`.
     progress : callable
         Called with a `CaptureProgress` after each batch of frames that came, and each second
         while none come.
     stop : threading.Event
         Ends the capture from another thread, within some tenths of a second. What was received of
         whole transactions is made durable before.
+    **keywords
+        Parameters of libpq by name, over those of `dsn`.
 
     Returns
     -------
@@ -117,13 +138,14 @@ def capture(
     Raises
     ------
     RetryableError
-        The server shuts down, restarts or crashed, the connection is lost, or the slot is in use:
-        call again to go on.
+        The slot is in use, or the server can't be reached now; or a connection was lost, and was
+        not made again within `retry_for`: call again to go on.
     PgOutputError
-        The server can't be reached or refuses; there is no such publication, or no such slot; the
-        slot is beyond the end of the directory; no capture has begun in the directory, and the slot
-        is there already; the directory is another slot's or another capture's, or damaged; the disk
-        refuses; or pyarrow or NumPy is not installed. No message has the password.
+        The server refuses; there is no such publication, or no such slot; the slot is beyond the
+        end of the directory; no capture has begun in the directory, and the slot is there already;
+        the directory is another slot's or another capture's, or damaged; the server's log goes
+        another way than when the directory was written; the disk refuses; or pyarrow or NumPy is
+        not installed. No message has the password.
     TypeError
         An argument is of another type. Nothing was made.
     KeyboardInterrupt
@@ -136,16 +158,58 @@ def capture(
         directory=(directory, (str, os.PathLike), "a path"),
         create_slot=(create_slot, bool, "a bool"),
         adopt_slot=(adopt_slot, bool, "a bool"),
-        binary=(binary, bool, "a bool"),
-        messages=(messages, bool, "a bool"),
         segment_bytes=(segment_bytes, int, "an int, of bytes"),
+        max_delay=(max_delay, (int, float), "a number of seconds"),
     )
-    with ReplicationConnection(dsn) as connection:
-        connection.check_publications(publications)
-        wanted = StreamOptions(publications, protocol=1, binary=binary, messages=messages)
+    if max_delay < 0:
+        raise PgOutputError(f"max_delay={max_delay}: expected a number of seconds")
+    check_seconds(silence_timeout=silence_timeout, retry_for=retry_for)
+    options = StreamOptions(
+        publications, protocol=protocol, streaming=streaming, binary=binary, messages=messages,
+        origin=origin,
+    )  # fmt: skip
+    parameters = ConnectionParameters(dsn, keywords)
+    writing = {"segment_bytes": segment_bytes, "compression": compression}
+    writer = _begin(
+        parameters, slot, options, Path(directory), writing, create_slot=create_slot,
+        adopt_slot=adopt_slot,
+    )  # fmt: skip
+    with writer:
+        source = Source(parameters, slot, options)
+        started = source.start(writer.position, writer.timeline or None)
+        receiver = Receiver(started.connection, writer.position, silence_timeout)
+        link = Link(
+            receiver, started.protocol, source, silence_timeout=silence_timeout, retry_for=retry_for
+        )
+        try:
+            landing = _Landing(link, writer, max_memory, max_delay, progress)
+            return landing.run(until_lsn, stop)
+        finally:
+            link.close()
+
+
+def _begin(
+    parameters: ConnectionParameters,
+    slot: str,
+    options: StreamOptions,
+    directory: Path,
+    writing: dict[str, Any],
+    *,
+    create_slot: bool,
+    adopt_slot: bool,
+) -> SegmentWriter:
+    """Check the slot and the directory against each other; make the slot if that is wanted.
+
+    Raises
+    ------
+    PgOutputError
+        As of `capture`. Where the slot was made here, it is dropped again.
+    """
+    with ReplicationConnection(parameters) as connection:
+        connection.check_publications(options.publications)
         state = connection.slot(slot)
         marked = state is not None and state.two_phase
-        options = wanted.negotiate(connection.server_version, marked=marked).options
+        negotiated = options.negotiate(connection.server_version, marked=marked)
         _check_beginning(state, slot, directory, adopt_slot=adopt_slot)
         if state is not None:
             confirmed = state.confirmed_flush_lsn or 0
@@ -154,28 +218,26 @@ def capture(
             confirmed = connection.create_slot(slot)
         else:
             raise missing_slot(slot)
+        # What lands has the form of version 1, whichever way it came.
+        said = {**negotiated.options, "proto_version": "1"}
+        said.pop("streaming", None)
         metadata = SegmentMetadata(
             system_identifier=connection.system_identifier,
             database=connection.database,
             slot=slot,
-            publications=tuple(publications),
+            publications=tuple(options.publications),
             server_version=connection.server_version,
             encoding=connection.settings["client_encoding"],
             settings=connection.settings,
-            options=dict(options),
+            options=said,
+            timeline=connection.timeline,
         )
         try:
-            writer = SegmentWriter(
-                directory, metadata, confirmed_flush_lsn=confirmed, segment_bytes=segment_bytes
-            )
+            return SegmentWriter(directory, metadata, confirmed_flush_lsn=confirmed, **writing)
         except BaseException:
             if state is None:  # the slot was made here, and would keep the server's log for ever
                 connection.drop_slot(slot)
             raise
-        with writer:
-            connection.start(slot, writer.position, options)
-            with ReplicationStream(Link(Receiver(connection, writer.position))) as stream:
-                return _Landing(stream, writer, until_lsn, progress).run(stop)
 
 
 def _check_arguments(
@@ -236,123 +298,99 @@ def _check_beginning(
         )
 
 
-def _before(
-    frames: list[tuple[int, int, int, bytes]], until_lsn: int
-) -> list[tuple[int, int, int, bytes]]:
-    """The frames up to the first of what was committed at an LSN or later."""
-    for index, (_, _, _, frame) in enumerate(frames):
-        if frame[:1] == b"B":
-            beyond = _read_begin(frame)[0] >= until_lsn
-        elif frame[:1] == b"M":
-            flags, lsn = _read_message(frame)
-            # Bit 0 says that it is transactional. Its LSN is where its record ends.
-            beyond = not flags & 1 and lsn > until_lsn
-        else:
-            continue
-        if beyond:
-            return frames[:index]
-    return frames
-
-
 class _Landing:
-    """The loop of a capture: frames go into segments, and what is durable back to the server."""
+    """The loop of a capture: transactions go into segments, what is durable back to the server."""
 
     def __init__(
         self,
-        stream: ReplicationStream,
+        link: Link,
         writer: SegmentWriter,
-        until_lsn: int | None,
+        max_memory: int,
+        max_delay: float,
         progress: Callable[[CaptureProgress], None] | None,
     ) -> None:
-        self._stream = stream
+        from ..transactions import Assembler
+        from .delivery import Delivery  # loads NumPy, as receiving does not
+
+        self._link = link
         self._writer = writer
-        self._until_lsn = until_lsn
+        self._max_delay = max_delay
         self._tell = progress
+        self._delivery = Delivery(
+            link,
+            Assembler(max_memory, spill_directory=writer.directory),
+            writer.position,
+            on_idle=self._on_idle,
+            on_loss=self._flush,
+        )
         # As in CaptureProgress.
         self._frames = self._transactions = self._bytes = 0
-        self._received = writer.position
-        # The server has told that nothing comes before it.
-        self._server_lsn = writer.position
+        self._until: int | None = None
         self._last_advance = self._told = time.monotonic()
 
-    def run(self, stop: threading.Event | None) -> CaptureProgress:
+    def run(self, until_lsn: int | None, stop: threading.Event | None) -> CaptureProgress:
         """Land what comes, until `stop` or `until_lsn`."""
-        while stop is None or not stop.is_set():
-            try:
-                batch = self._stream.receive(_SILENCE)
-            except RetryableError as error:
-                _log.warning("the capture ends: %s", error)
-                # Whole transactions that came are kept: they need not come again.
-                self._acknowledge(self._writer.flush())
-                raise
-            if batch is None:  # the stream was closed, by a signal's handler
-                break
-            wanted = batch.frames
-            if self._until_lsn is not None:
-                wanted = _before(wanted, self._until_lsn)
-            self._land(wanted)
-            if wanted or time.monotonic() - self._told >= _IDLE_PROGRESS:
-                self._report()
-            if len(wanted) < len(batch.frames):
-                break
-            if batch.keepalive_lsn is not None:
-                self._on_keepalive(batch.keepalive_lsn)
-            elif not wanted:
-                self._on_silence()
-            if self._is_done():
-                break
-        self._acknowledge(self._writer.flush())
+        from .delivery import Until
+
+        told, self._until = 0, until_lsn
+        try:
+            poll = min(_POLL, self._max_delay)
+            for found in self._delivery.arrivals(Until(until_lsn, None, stop), poll):
+                if found is None:
+                    if self._frames > told or time.monotonic() - self._told >= _IDLE_PROGRESS:
+                        told = self._frames
+                        self._report()
+                else:
+                    self._land(found)
+                opened = self._writer.opened
+                if opened is not None and time.monotonic() - opened >= self._max_delay:
+                    self._flush()
+        except RetryableError as error:
+            _log.warning("the capture ends: %s", error)
+            self._flush()  # what came whole need not come again
+            raise
+        self._flush()
+        if self._frames > told:
+            self._report()
         return self._progress()
 
-    def _land(self, frames: list[tuple[int, int, int, bytes]]) -> None:
-        """Hand frames to the writer."""
-        write = self._writer.write
-        for lsn, _, _, frame in frames:
-            self._bytes += len(frame)
-            if frame[:1] == b"C":
-                self._transactions += 1
-            position = write(lsn, frame)
-            if position is not None:
-                self._stream.acknowledge(position)
-        if frames:
-            self._frames += len(frames)
-            self._received = max(self._received, frames[-1][0])
+    def _land(self, found: Transaction | Group) -> None:
+        """Hand transactions to the writer."""
+        self._transactions += found.commits
+        for run in found.runs():
+            self._frames += len(run)
+            self._bytes += run.size
+            self._acknowledge(self._writer.write_run(run))
 
     def _report(self) -> None:
         self._told = time.monotonic()
         if self._tell is not None:
             self._tell(self._progress())
 
-    def _on_silence(self) -> None:
-        """Complete the segment; find out how far the server is if that may be the end."""
+    def _flush(self) -> None:
+        """Complete the segment."""
         self._acknowledge(self._writer.flush())
-        if self._until_lsn is not None:
-            self._stream.ask_for_keepalive()
 
-    def _on_keepalive(self, lsn: int) -> None:
+    def _on_idle(self, lsn: int) -> None:
         """Keep how far the server is where nothing is to be landed, now and then."""
-        self._server_lsn = self._received = max(self._received, lsn)
+        now = time.monotonic()
         if (
-            time.monotonic() - self._last_advance > _ADVANCE_INTERVAL
-            or self._server_lsn - self._writer.position > _ADVANCE_BYTES
+            now - self._last_advance > _ADVANCE_INTERVAL
+            or lsn - self._writer.position > _ADVANCE_BYTES
         ):
-            self._acknowledge(self._writer.advance(self._server_lsn))
-            self._last_advance = time.monotonic()
-
-    def _is_done(self) -> bool:
-        """Whether all that was committed before `until_lsn` has come."""
-        reached = max(self._writer.end_lsn, self._server_lsn)
-        return (
-            self._until_lsn is not None
-            and reached >= self._until_lsn
-            and not self._writer.in_transaction
-        )
+            self._acknowledge(self._writer.advance(lsn))
+            self._last_advance = now
 
     def _acknowledge(self, position: int | None) -> None:
         if position is not None:
-            self._stream.acknowledge(position)
+            receiver = self._link.receiver
+            receiver.acknowledged = max(receiver.acknowledged, position)
 
     def _progress(self) -> CaptureProgress:
+        server_lsn = self._delivery.server_lsn
+        if self._until is not None:
+            server_lsn = min(server_lsn, self._until)
+        received = max(self._delivery.delivered, server_lsn)
         return CaptureProgress(
-            self._frames, self._transactions, self._bytes, self._received, self._writer.position
+            self._frames, self._transactions, self._bytes, received, self._writer.position
         )

@@ -12,7 +12,7 @@ from ..lsn import format_lsn
 from ..policies import Policies
 from ..types import TypeRegistry
 from .link import Link
-from .options import Protocol, Streaming, StreamOptions
+from .options import Protocol, Streaming, StreamOptions, check_seconds
 from .receiver import Receiver
 from .source import Source
 from .stream import ReplicationStream
@@ -123,9 +123,7 @@ def connect(
     for name, value in (("create_slot", create_slot), ("temporary", temporary)):
         if type(value) is not bool:
             raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
-    for name, seconds in (("silence_timeout", silence_timeout), ("retry_for", retry_for)):
-        if seconds is not None and (type(seconds) not in (int, float) or seconds <= 0):
-            raise PgOutputError(f"{name}={seconds!r}: expected a number of seconds")
+    check_seconds(silence_timeout=silence_timeout, retry_for=retry_for)
     for name, number in (("start_lsn", start_lsn), ("start_timeline", start_timeline)):
         if number is not None and type(number) is not int:
             raise TypeError(f"{name} must be an int, not {type(number).__name__}")

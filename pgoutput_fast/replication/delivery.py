@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -16,13 +15,12 @@ from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..transactions import Assembler, Transaction
 from ..transactions.runs import Run
+from ..transactions.transaction import Group
 from .link import Link
 from .receiver import PackedTaken
 
 # Seconds within which an order to end is heard while nothing comes.
 _POLL = 0.1
-
-_log = logging.getLogger(__name__)
 
 
 class Until(NamedTuple):
@@ -34,7 +32,7 @@ class Until(NamedTuple):
 
 
 class Delivery:
-    """What `ReplicationStream.transactions` gives.
+    """What a stream brings, whole and in commit order, over as many connections as it takes.
 
     Parameters
     ----------
@@ -42,52 +40,66 @@ class Delivery:
     assembler : Assembler
     position : int
         What was committed before it is not delivered.
+    on_idle : callable, optional
+        Called with an LSN before which the server has nothing more to send, while nothing is in
+        flight and everything that was delivered is acknowledged. By default it is acknowledged.
+    on_loss : callable, optional
+        Called before a connection that was lost is made again.
 
     Attributes
     ----------
     delivered : int
         The end LSN of the last transaction that was delivered; `position` before there was one.
+    server_lsn : int
+        The server has nothing more to send before it, as far as it has said.
     """
 
-    def __init__(self, link: Link, assembler: Assembler, position: int) -> None:
+    def __init__(
+        self,
+        link: Link,
+        assembler: Assembler,
+        position: int,
+        *,
+        on_idle: Callable[[int], None] | None = None,
+        on_loss: Callable[[], None] | None = None,
+    ) -> None:
         self.delivered = position
+        self.server_lsn = 0
         self._link = link
         self._assembler = assembler
         self._begin = position
-        self._waiting: deque[Transaction] = deque()
+        self._on_idle, self._on_loss = on_idle, on_loss
+        self._waiting: deque[Transaction | Group] = deque()
         # The end of the last transaction that came. The server sends those again that were not
         # acknowledged when the connection was lost.
         self._came = position
-        self._server_lsn = 0  # the server has nothing more to send before it
         self._error: PgOutputError | None = None
 
     def transactions(self, until: Until) -> Iterator[Transaction]:
-        """Those that come, until something ends the iteration."""
+        """The transactions that come, one by one, until something ends the iteration."""
         last = time.monotonic()
         try:
             while not self._is_ended(until):
-                while self._waiting and not self._is_beyond(self._waiting[0], until.stop_at):
-                    transaction = self._waiting.popleft()
-                    self.delivered = max(self.delivered, transaction.end_lsn)
-                    yield transaction
+                while (found := self._next(until.stop_at)) is not None:
+                    if isinstance(found, Group):
+                        self._waiting.extendleft(reversed(list(found)))
+                        continue
+                    self.delivered = max(self.delivered, found.end_lsn)
+                    yield found
                     last = time.monotonic()
                     if self._is_ended(until):
                         return
+                self._acknowledge_idle()
                 if self._waiting or self._has_reached(until.stop_at):
                     return
-                if self._error is not None:
-                    raise self._error
-                self._acknowledge_idle()
                 timeout = _POLL
                 if until.idle_timeout is not None:
                     left = last + until.idle_timeout - time.monotonic()
                     if left <= 0:
                         return
                     timeout = min(timeout, left)
-                if self._take(timeout, until):
+                if self._advance(timeout, until):
                     last = time.monotonic()
-                elif until.stop_at is not None:
-                    self._link.receiver.ask_for_keepalive()
         except (PgOutputError, GeneratorExit):
             raise
         except BaseException as error:
@@ -98,31 +110,82 @@ class Delivery:
             )
             raise
 
+    def arrivals(self, until: Until, poll: float) -> Iterator[Transaction | Group | None]:
+        """The same, with transactions together that came together.
+
+        Yields None whenever there is nothing more at the moment, and so at least every `poll`
+        seconds.
+        """
+        while not self._is_ended(until):
+            while (found := self._next(until.stop_at)) is not None:
+                self.delivered = max(self.delivered, found.end_lsn)
+                yield found
+                if self._is_ended(until):
+                    return
+            self._acknowledge_idle()
+            if self._waiting or self._has_reached(until.stop_at):
+                return
+            yield None
+            self._advance(poll, until)
+
+    def _next(self, stop_at: int | None) -> Transaction | Group | None:
+        """What waits, up to what was committed at an LSN or later; the LSN of a message is its end.
+
+        None if nothing waits, or only what is beyond it.
+        """
+        if not self._waiting:
+            return None
+        found = self._waiting[0]
+        if stop_at is None:
+            return self._waiting.popleft()
+        if isinstance(found, Group):
+            before = found.before(stop_at)
+            if before is found:
+                return self._waiting.popleft()
+            if before is not None:
+                self._waiting[0] = cast("Group", found.beyond(before.end_lsn))
+            return before
+        if found.kind == "message":
+            is_beyond = found.end_lsn > stop_at
+        else:
+            is_beyond = found.commit_lsn >= stop_at
+        return None if is_beyond else self._waiting.popleft()
+
+    def _advance(self, timeout: float, until: Until) -> bool:
+        """Wait for more; False if nothing came.
+
+        Raises
+        ------
+        PgOutputError
+            What came before was refused.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._take(timeout, until):
+            return True
+        if until.stop_at is not None:
+            self._link.receiver.ask_for_keepalive()
+        return False
+
     def _is_ended(self, until: Until) -> bool:
         return self._link.is_closed or (until.stop is not None and until.stop.is_set())
 
-    @staticmethod
-    def _is_beyond(transaction: Transaction, stop_at: int | None) -> bool:
-        """Whether it was committed at an LSN or later. The LSN of a message is where it ends."""
-        if stop_at is None:
-            return False
-        if transaction.kind == "message":
-            return transaction.end_lsn > stop_at
-        return transaction.commit_lsn >= stop_at
-
     def _has_reached(self, stop_at: int | None) -> bool:
         """Whether all that was committed before an LSN has come."""
-        return stop_at is not None and max(self._came, self._server_lsn) >= stop_at
+        return stop_at is not None and max(self._came, self.server_lsn) >= stop_at
 
     def _acknowledge_idle(self) -> None:
         """Let the server forget what it had nothing to send of, if that is all that there was."""
         receiver = self._link.receiver
         if (
-            self._server_lsn > receiver.acknowledged
+            self.server_lsn > receiver.acknowledged
             and self.delivered <= max(receiver.acknowledged, self._begin)
             and not self._assembler.in_flight
         ):
-            receiver.acknowledged = self._server_lsn
+            if self._on_idle is None:
+                receiver.acknowledged = self.server_lsn
+            else:
+                self._on_idle(self.server_lsn)
 
     def _take(self, timeout: float, until: Until) -> bool:
         """Take what has come, and connect again if need be; False if nothing came."""
@@ -132,6 +195,8 @@ class Delivery:
                 raise self._link.lost
             self._link.receiver.receive(taken, timeout)
         except RetryableError as error:
+            if self._on_loss is not None:
+                self._on_loss()
             # The server sends again what was not acknowledged, from its beginning on.
             self._assembler.reset()
             self._link.reconnect(error, self._came, lambda: self._is_ended(until))
@@ -143,16 +208,21 @@ class Delivery:
             ends, lsns = np.frombuffer(taken.ends, np.int64), np.frombuffer(taken.lsns, np.uint64)
             run = Run(taken.data, ends, lsns)
             try:
-                for transaction in self._assembler.feed_runs([run]):
-                    if transaction.end_lsn > self._came:
-                        self._came = transaction.end_lsn
-                        self._waiting.append(transaction)
+                for found in self._assembler.feed_groups([run]):
+                    self._wait(found)
             except PgOutputError as error:
                 self._error = error  # once what came before it was delivered
             self._link.receiver.held = self._assembler.oldest_prepared_lsn
         if taken.keepalive is not None:
-            self._server_lsn = taken.keepalive
+            self.server_lsn = taken.keepalive
         return bool(taken.size)
+
+    def _wait(self, found: Transaction | Group) -> None:
+        """What has come waits for the consumer, but for what came before on another connection."""
+        new = found.beyond(self._came) if isinstance(found, Group) else found
+        if new is not None and new.end_lsn > self._came:
+            self._came = new.end_lsn
+            self._waiting.append(new)
 
     def check(self, lsn: int) -> None:
         """Refuse to acknowledge what was not delivered.

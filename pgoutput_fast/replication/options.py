@@ -158,3 +158,16 @@ def publication_names(publications: Iterable[str]) -> str:
 def _too_old(what: str, needed: int, server_version: int) -> PgOutputError:
     found = f"{server_version // 10000}.{server_version % 10000}"
     return PgOutputError(f"{what} needs PostgreSQL {needed} or newer, and the server is {found}")
+
+
+def check_seconds(**given: object) -> None:
+    """Refuse arguments that are neither None nor a number of seconds above 0.
+
+    Raises
+    ------
+    PgOutputError
+        One is something else.
+    """
+    for name, seconds in given.items():
+        if seconds is not None and (type(seconds) not in (int, float) or seconds <= 0):  # type: ignore[operator]
+            raise PgOutputError(f"{name}={seconds!r}: expected a number of seconds")

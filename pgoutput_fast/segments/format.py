@@ -21,7 +21,14 @@ from ..lsn import format_lsn, parse_lsn
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READ_VERSIONS = (1, 2)
+"""Version 1 knows neither timelines nor compression."""
+
+BATCH_FRAMES = 16384
+"""The most frames of a record batch, which is what a reader holds in memory and decodes at once."""
+BATCH_BYTES = 4 << 20
+"""The most bytes of its frames, but where it is one frame alone."""
 
 METADATA_KEY = b"pgoutput_fast.segment"
 CRC_KEY = b"pgoutput_fast.crc32"
@@ -110,6 +117,8 @@ class SegmentMetadata:
         Other options given to START_REPLICATION: proto_version, binary …
     start_lsn : int
         Where this segment goes on: the end of the one before, or where the capture began.
+    timeline : int
+        The server's timeline; 0 in segments of format version 1, which do not know it.
     """
 
     system_identifier: str
@@ -121,6 +130,7 @@ class SegmentMetadata:
     settings: dict[str, str]
     options: dict[str, str]
     start_lsn: int = 0
+    timeline: int = 0
 
     def to_json(self) -> str:
         """The attributes as JSON, with the format's version and the checksum's name.
@@ -146,7 +156,7 @@ class SegmentMetadata:
             fields = json.loads(text)
             version = fields.pop("format_version")
             checksum = fields.pop("checksum")
-            if version == FORMAT_VERSION and checksum == "crc32":
+            if version in _READ_VERSIONS and checksum == "crc32":
                 fields["start_lsn"] = parse_lsn(fields["start_lsn"])
                 metadata: SegmentMetadata = of_form(fields, cls)
                 return metadata
@@ -154,7 +164,8 @@ class SegmentMetadata:
             raise PgOutputError(f"its metadata are not a segment's ({error!r})") from error
         raise PgOutputError(
             f"its format version is {version!r} with checksum {checksum!r}, this version of "
-            f"pgoutput_fast reads {FORMAT_VERSION} with 'crc32'; update pgoutput_fast"
+            f"pgoutput_fast reads {' and '.join(map(str, _READ_VERSIONS))} with 'crc32'; update "
+            f"pgoutput_fast"
         )
 
     def differences(self, other: SegmentMetadata) -> list[str]:

@@ -6,11 +6,12 @@ import dataclasses
 import functools
 import json
 import os
-from array import array
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from .._disk import claim_directory, fsync_path, write_whole
+from .._impl import implementation, twin
 from ..decoding.state import MOST_UNUSED_TYPES, Names
 from ..errors import DecodeError, PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
@@ -18,6 +19,8 @@ from ..protocol.messages import Relation, Type, decode_rare
 from ..protocol.wire import fields_reader
 from .format import (
     ANNOUNCED_LSN,
+    BATCH_BYTES,
+    BATCH_FRAMES,
     CRC_KEY,
     END_KEY,
     LAST_PART,
@@ -42,20 +45,26 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import ParamSpec, Self
 
+    from ..transactions.runs import Run
+
     _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# A record batch is what a reader holds in memory, and what it decodes at once.
-_BATCH_FRAMES = 16384
-_BATCH_BYTES = 4 << 20
+# Bytes that a frame takes in a file beside its own.
+_BESIDE_FRAME = 40
+# A file ends within a transaction where it has so many times the bytes that a segment should have:
+# before, its Commit is waited for.
+_MOST_FULL = 1.5
+_COMMIT_LSN, _WITHIN = 0, 4  # numbers of columns in what `annotate` gives
 
-_read_begin = fields_reader("B", "final_lsn", "commit_time", "xid")
+# What `annotate` says of frames that are told more about here.
+_TOO_SHORT = "too short"
+_TOO_EARLY = "of a transaction that was committed before what came already"
+_OTHER_COMMIT = "of another transaction than the Begin before it"
+
+_read_begin = fields_reader("B", "final_lsn", "xid")
 _read_commit = fields_reader("C", "commit_lsn", "end_lsn")
-_read_truncate = fields_reader("T", "relation_count")
 _read_message = fields_reader("M", "lsn")
-
-_ROW_TAGS = frozenset(b"IUD")
-_ANNOUNCING_TAGS = frozenset(b"RY")
 
 
 def _require_numpy() -> None:
@@ -121,8 +130,56 @@ class _Announced:
         yield from (relation.frame for relation in self._relations.values())
 
 
+def _malformed(lsn: int, error: DecodeError) -> PgOutputError:
+    return PgOutputError(f"the server sent a malformed frame at LSN {format_lsn(lsn)}: {error}")
+
+
 def _types_of(relations: Iterable[Relation]) -> set[int]:
     return {column.type_id for relation in relations for column in relation.columns}
+
+
+class _Piece(NamedTuple):
+    """Frames of one run, with what stands beside each in a segment."""
+
+    run: Run
+    columns: tuple[Any, ...]
+    """As of `annotate`."""
+    commits: Any
+    """Indices of the Commits."""
+
+    def first_full(self, start: int, stop: int, room: int) -> int | None:
+        """Behind the first Commit where frames from `start` on take `room` bytes or more.
+
+        None if there is none before `stop`.
+        """
+        run = self.run
+        if int(run.offsets[stop] - run.offsets[start]) + _BESIDE_FRAME * (stop - start) < room:
+            return None
+        first = self.commits.searchsorted(start)
+        for commit in self.commits[first : self.commits.searchsorted(stop)].tolist():
+            size = int(run.offsets[commit + 1] - run.offsets[start])
+            if size + _BESIDE_FRAME * (commit + 1 - start) >= room:
+                found: int = commit + 1
+                return found
+        return None
+
+    def end_lsn(self, commit: int) -> int:
+        """The end LSN of the transaction whose Commit has an index."""
+        return _read_commit(self.run.frame(commit))[1]
+
+    def begin_before(self, index: int) -> tuple[int, bytes] | None:
+        """LSN and frame of the Begin of the transaction that is open at an index.
+
+        None if it is not among these frames.
+        """
+        before = int(self.commits.searchsorted(index))
+        first = int(self.commits[before - 1]) + 1 if before else 0
+        for i in range(first, index):
+            if self.run.data[int(self.run.offsets[i])] == ord("B"):
+                return int(self.run.lsns[i]), self.run.frame(i)
+            if self.columns[_WITHIN][i]:
+                return None  # it began before these frames
+        return None
 
 
 class SegmentWriter:
@@ -141,8 +198,10 @@ class SegmentWriter:
     confirmed_flush_lsn : int
         Up to where the server has the slot acknowledged. A directory without segments begins there.
     segment_bytes : int
-        A segment ends with the first commit after so many bytes of frames. A transaction that is
-        larger is cut into parts of twice as many.
+        A segment ends with the first commit after so many bytes of its file. A transaction that is
+        larger is cut into parts of half as many again at most, but for the last record batch.
+    compression : {None, "lz4", "zstd"}
+        How the buffers of segments are compressed.
 
     Attributes
     ----------
@@ -165,11 +224,19 @@ class SegmentWriter:
         *,
         confirmed_flush_lsn: int,
         segment_bytes: int = 16 << 20,
+        compression: Literal["lz4", "zstd"] | None = None,
     ) -> None:
         if segment_bytes < 1:
             raise PgOutputError(f"segment_bytes must be 1 at least, not {segment_bytes}")
+        if compression not in (None, "lz4", "zstd"):
+            raise PgOutputError(f"compression={compression!r}: expected None, 'lz4' or 'zstd'")
         self._pa = require_pyarrow()
+        self._ipc_options = self._pa.ipc.IpcWriteOptions(compression=compression)
         _require_numpy()
+        from ..transactions.runs import runs_of  # loads NumPy, as reading segments does not
+
+        self._runs_of = runs_of
+        self._annotate = twin("segments._annotate").annotate
         self.directory = Path(directory)
         self._metadata = metadata
         self._segment_bytes = segment_bytes
@@ -186,12 +253,13 @@ class SegmentWriter:
             raise
 
         self._announced = _Announced()
-        # Of the transaction: its Begin with the LSN of its header; None outside of one.
+        # Of the transaction that is open: commit LSN, commit time, xid, the next seq; and LSN and
+        # frame of its Begin.
+        self._open: tuple[int, int, int, int] | None = None
         self._begin: tuple[int, bytes] | None = None
-        self._transaction: tuple[int, int, int] | None = None  # commit LSN, commit time, xid
-        self._seq = 0
         # Of the segment.
         self._first_lsn: int | None = None
+        self._opened: float | None = None  # when, by time.monotonic
         self._end_lsn = self.position
         self._part_bytes = 0
         self._new_batch()
@@ -249,6 +317,7 @@ class SegmentWriter:
         the server does not send again.
         """
         groups, unfinished = chain(listed(self.directory))
+        self._timeline = groups[-1].metadata.timeline if groups else 0
         if groups or unfinished is not None:
             newest = unfinished or groups[-1]
             differences = self._metadata.differences(newest.metadata)
@@ -307,6 +376,7 @@ class SegmentWriter:
             fields = json.loads(path.read_text(encoding="utf-8"))
             found = SegmentMetadata.from_json(json.dumps(fields["metadata"]))
             position = parse_lsn(fields["position"])
+            self._timeline = max(self._timeline, found.timeline)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, PgOutputError) as error:
@@ -324,7 +394,7 @@ class SegmentWriter:
     # --- frames
 
     def write(self, lsn: int, frame: bytes) -> int | None:
-        """Take the next frame.
+        """Take the next frame; many at once cost much less with `write_frames`.
 
         Parameters
         ----------
@@ -343,116 +413,148 @@ class SegmentWriter:
             The frame is malformed or not what follows in protocol version 1, the disk refuses, the
             writer failed before, or it is closed.
         """
-        # What `_guarded` does is written out here: its call would be made for every frame.
-        if self._unusable is not None:
-            self._check_usable()
+        return self.write_frames([frame], [lsn])
+
+    def write_frames(self, frames: Any, lsns: Any, offsets: Any = None) -> int | None:
+        """Take the next frames.
+
+        Parameters
+        ----------
+        frames, offsets
+            As `data` and `offsets` of :func:`pgoutput_fast.decode_batch`.
+        lsns : array of int
+            The start LSN of each one's XLogData header.
+
+        Returns
+        -------
+        int or None
+            As of `write`.
+
+        Raises
+        ------
+        PgOutputError
+            As of `write`. None of these frames counts then.
+        TypeError, ValueError
+            An argument is something else.
+        """
+        position = None
+        for run in self._runs_of(frames, offsets, lsns):
+            position = self.write_run(run) or position
+        return position
+
+    @_guarded
+    def write_run(self, run: Run) -> int | None:
+        """Take the frames of a run; their bytes are not copied before a record batch is full."""
+        columns, marks, commits, self._open, end_lsn, wrong = self._annotate(
+            run.data, run.offsets, self._open, self._end_lsn
+        )
+        if wrong is not None:
+            index, why = wrong
+            raise self._out_of_order(run, index, why, end_lsn)
+        piece = _Piece(run, columns, commits)
+        position = None
+        start = 0
+        for index, tag in marks:
+            position = self._take(piece, start, index) or position
+            position = self._take_marked(piece, index, tag) or position
+            start = index + 1
+        position = self._take(piece, start, len(run)) or position
+        self._end_lsn = end_lsn
+        self._begin = self._begin_at(piece, len(run)) if self._open is not None else None
+        return position
+
+    def _out_of_order(self, run: Run, index: int, why: str, end_lsn: int) -> PgOutputError:
+        """The error for a frame that is not what follows."""
+        frame, lsn = run.frame(index), int(run.lsns[index])
         try:
-            tag = frame[0] if frame else 0
-            if tag in _ROW_TAGS:
-                if self._begin is None:
-                    raise self._out_of_order(frame, "outside of a transaction")
-                self._append(lsn, self._seq, frame)
-                self._seq += 1
-                if self._pending_bytes < _BATCH_BYTES and len(self._frames) < _BATCH_FRAMES:
-                    return None
-            else:
-                self._write_other(tag, lsn, frame)
-            return self._cut()
+            if why == _TOO_SHORT:
+                implementation.decode(frame, False)
+            elif why == _TOO_EARLY:
+                commit_lsn, xid = _read_begin(frame)
+                return PgOutputError(
+                    f"the server sent the transaction {xid} that was committed at "
+                    f"{format_lsn(commit_lsn)}, before {format_lsn(end_lsn)} up to where it has "
+                    f"sent everything"
+                )
+            elif why == _OTHER_COMMIT and self._open is not None:
+                return PgOutputError(
+                    f"Commit at {format_lsn(_read_commit(frame)[0])} follows the Begin of the "
+                    f"transaction that commits at {format_lsn(self._open[0])}"
+                )
         except DecodeError as error:
-            self._failed(error)
-            raise PgOutputError(
-                f"the server sent a malformed frame at LSN {format_lsn(lsn)}: {error}"
-            ) from error
-        except BaseException as error:
-            self._failed(error)
-            raise
-
-    def _write_other(self, tag: int, lsn: int, frame: bytes) -> None:
-        """Take a frame that is none of Insert, Update, Delete."""
-        if tag == ord("B"):
-            self._on_begin(lsn, frame)
-        elif tag == ord("C"):
-            self._on_commit(lsn, frame)
-        elif tag == ord("A"):
-            # PostgreSQL 18 sends the abort of transactions that it never streamed, in protocol
-            # version 1 too.
-            return
-        elif tag in _ANNOUNCING_TAGS:
-            self._announced.take(frame)
-            if self._arrow is not None:  # else it is written when a file is opened
-                self._append(lsn, -1, frame)
-        elif tag == ord("M") and self._begin is None:
-            (message_lsn,) = _read_message(frame)
-            self._open_at(message_lsn)
-            self._append(lsn, -1, frame)
-            self._end_lsn = max(self._end_lsn, message_lsn)
-        elif self._begin is None:
-            raise self._out_of_order(frame, "outside of a transaction")
-        elif tag == ord("T"):
-            (count,) = _read_truncate(frame)
-            self._append(lsn, self._seq, frame)
-            self._seq += count
-        elif tag in (ord("M"), ord("O")):
-            self._append(lsn, -1, frame)
-        else:
-            raise self._out_of_order(frame, "not of protocol version 1")
-
-    def _out_of_order(self, frame: bytes, why: str) -> PgOutputError:
+            return _malformed(lsn, error)
         return PgOutputError(
             f"the server sent a frame with tag {frame[:1].decode('latin-1')!r} {why}, after LSN "
-            f"{format_lsn(self._end_lsn)}; segments are of protocol version 1"
+            f"{format_lsn(end_lsn)}; segments are of protocol version 1"
         )
 
-    def _on_begin(self, lsn: int, frame: bytes) -> None:
-        if self._begin is not None:
-            raise self._out_of_order(frame, "within a transaction")
-        commit_lsn, commit_time, xid = _read_begin(frame)
-        if commit_lsn < self._end_lsn:
-            raise PgOutputError(
-                f"the server sent the transaction {xid} that was committed at "
-                f"{format_lsn(commit_lsn)}, before {format_lsn(self._end_lsn)} up to where it "
-                f"has sent everything"
-            )
-        self._open_at(commit_lsn)
-        self._begin = (lsn, frame)
-        self._transaction = (commit_lsn, commit_time, xid)
-        self._seq = 0
-        self._runs.append((len(self._frames), self._transaction))
-        self._append(lsn, -1, frame)
+    def _take(self, piece: _Piece, start: int, end: int) -> int | None:
+        """Take frames of which none announces anything, nor is a message outside of transactions.
 
-    def _on_commit(self, lsn: int, frame: bytes) -> None:
-        if self._transaction is None:
-            raise self._out_of_order(frame, "without a Begin")
-        commit_lsn, end_lsn = _read_commit(frame)
-        if commit_lsn != self._transaction[0]:
-            raise PgOutputError(
-                f"Commit at {format_lsn(commit_lsn)} follows the Begin of the transaction that "
-                f"commits at {format_lsn(self._transaction[0])}"
-            )
-        self._append(lsn, -1, frame)
-        self._begin = self._transaction = None
-        self._runs.append((len(self._frames), None))
-        self._end_lsn = end_lsn
-
-    def _cut(self) -> int | None:
-        """After a frame: write the batch, end the part or complete the segment if they are full."""
-        if self._pending_bytes >= _BATCH_BYTES or len(self._frames) >= _BATCH_FRAMES:
-            self._write_batch()
-        if self._begin is not None:
-            if self._part_bytes >= 2 * self._segment_bytes:
+        Returns
+        -------
+        int or None
+            The new position, if a segment was completed.
+        """
+        position = None
+        while start < end:
+            self._open_at(int(piece.columns[_COMMIT_LSN][start]))
+            stop = self._fit(piece.run, start, end)
+            # One of several parts ends with the transaction that made them necessary.
+            room = 0 if len(self._temporary) > 1 else self._segment_bytes - self._size
+            full = piece.first_full(start, stop, room)
+            stop = full or stop
+            self._append(piece, start, stop)
+            if full:
+                position = self._complete(piece.end_lsn(stop - 1))
+            elif self._size >= _MOST_FULL * self._segment_bytes:
+                # Within a transaction, as the segment would have ended with its Commit.
                 self._finish_part(last=False)
-                self._open_part()
-        elif (
-            len(self._temporary) > 1
-            or self._part_bytes + self._pending_bytes >= self._segment_bytes
-        ):
-            return self.flush()
+                self._open_part(self._begin_at(piece, stop))
+            start = stop
+        return position
+
+    def _take_marked(self, piece: _Piece, index: int, tag: int) -> int | None:
+        """Take a Relation or Type, or a message outside of transactions."""
+        frame = piece.run.frame(index)
+        if tag == ord("M"):
+            (lsn,) = _read_message(frame)
+            self._open_at(lsn)
+        else:
+            try:
+                self._announced.take(frame)
+            except DecodeError as error:
+                lsn = int(piece.run.lsns[index])
+                raise _malformed(lsn, error) from error
+            if self._arrow is None:
+                return None  # it is written when a file is opened
+        self._fit(piece.run, index, index + 1)
+        self._append(piece, index, index + 1)
+        if tag == ord("M") and self._size >= self._segment_bytes:
+            return self._complete(lsn)
         return None
+
+    def _fit(self, run: Run, start: int, end: int) -> int:
+        """Up to where frames fit into the record batch that is being filled; one fits always."""
+        while True:
+            stop = min(end, start + BATCH_FRAMES - self._pending_frames)
+            limit = int(run.offsets[start]) + BATCH_BYTES - self._pending_bytes
+            if stop > start and int(run.offsets[stop]) > limit:
+                stop = int(run.offsets.searchsorted(limit, "right")) - 1
+            if stop > start:
+                return stop
+            if not self._pending_frames:
+                return start + 1  # it is larger than others are together
+            self._write_batch()
+
+    def _begin_at(self, piece: _Piece, index: int) -> tuple[int, bytes] | None:
+        """LSN and frame of the Begin of the transaction that a frame is in."""
+        return piece.begin_before(index) or self._begin
 
     @property
     def in_transaction(self) -> bool:
         """Whether a transaction's Commit is still to come."""
-        return self._begin is not None
+        return self._open is not None
 
     @property
     def end_lsn(self) -> int:
@@ -460,9 +562,19 @@ class SegmentWriter:
         return self._end_lsn
 
     @property
+    def timeline(self) -> int:
+        """The server's timeline when the directory's end was written; 0 if nothing tells it."""
+        return self._timeline
+
+    @property
+    def opened(self) -> float | None:
+        """When the oldest commit came that is not durable, by `time.monotonic`; None: all are."""
+        return self._opened
+
+    @property
     def is_idle(self) -> bool:
         """Whether all frames that were written are durable."""
-        return self._first_lsn is None and self._begin is None and not self._frames
+        return self._first_lsn is None and self._open is None
 
     @_guarded
     def flush(self) -> int | None:
@@ -479,20 +591,24 @@ class SegmentWriter:
         PgOutputError
             The disk refuses, the writer failed before, or it is closed.
         """
-        if self._begin is not None or self._first_lsn is None:
+        if self._open is not None or self._first_lsn is None:
             return None
+        return self._complete(self._end_lsn)
+
+    def _complete(self, end_lsn: int) -> int:
+        """Have the segment on disk, with its name; the new position."""
         self._finish_part(last=True)
         for part, path in enumerate(self._temporary):
             if 0 < part == len(self._temporary) - 1:
                 # So no crash of the machine leaves the last part with its name, and another
                 # one without.
                 fsync_path(self.directory)
-            path.rename(self.directory / segment_name(self._first_lsn, self._end_lsn, part))
+            path.rename(self.directory / segment_name(cast("int", self._first_lsn), end_lsn, part))
         fsync_path(self.directory)
         self._temporary = []
-        self._first_lsn = None
-        self.position = self._start_lsn = self._end_lsn
-        return self.position
+        self._first_lsn = self._opened = None
+        self.position = self._start_lsn = end_lsn
+        return end_lsn
 
     @_guarded
     def advance(self, lsn: int) -> int | None:
@@ -529,28 +645,35 @@ class SegmentWriter:
     # --- files
 
     def _new_batch(self) -> None:
-        self._lsns = array("Q")
-        self._seqs = array("q")
-        self._frames: list[bytes] = []
-        self._pending_bytes = 0
-        # The row from which on a transaction is open, and its values; None: none is open.
-        self._runs: list[tuple[int, tuple[int, int, int] | None]] = [(0, self._transaction)]
+        self._pending: list[tuple[_Piece, int, int]] = []
+        self._pending_frames = self._pending_bytes = 0
 
-    def _append(self, lsn: int, seq: int, frame: bytes) -> None:
-        """Put a frame into the batch; `seq` is -1 for one without rows."""
-        self._lsns.append(lsn)
-        self._seqs.append(seq)
-        self._frames.append(frame)
-        self._pending_bytes += len(frame)
+    @property
+    def _size(self) -> int:
+        """Bytes that the file takes, with what is pending."""
+        return self._part_bytes + self._pending_bytes + _BESIDE_FRAME * self._pending_frames
+
+    def _append(self, piece: _Piece, start: int, end: int) -> None:
+        """Put frames into the record batch that is being filled."""
+        self._pending.append((piece, start, end))
+        self._pending_frames += end - start
+        self._pending_bytes += int(piece.run.offsets[end] - piece.run.offsets[start])
 
     def _open_at(self, lsn: int) -> None:
         """Begin a segment, whose first commit or message is at an LSN, if none has begun."""
         if self._first_lsn is None:
             self._first_lsn = lsn
-            self._open_part()
+            self._opened = time.monotonic()
+            self._open_part(None)
 
-    def _open_part(self) -> None:
-        """Open a new file, which begins with what was announced before, and with the Begin."""
+    def _open_part(self, begin: tuple[int, bytes] | None) -> None:
+        """Open a new file, which begins with what was announced before, and with the Begin.
+
+        Parameters
+        ----------
+        begin : (int, bytes) or None
+            LSN and frame of the Begin of the transaction that goes on in the file.
+        """
         part = len(self._temporary)
         if part > MAX_PART:
             raise PgOutputError(
@@ -562,50 +685,60 @@ class SegmentWriter:
         metadata = dataclasses.replace(self._metadata, start_lsn=self._start_lsn)
         self._metadata_json = metadata.to_json().encode()
         schema = segment_schema().with_metadata({METADATA_KEY: self._metadata_json})
-        self._arrow = self._pa.ipc.new_file(self._file, schema)
+        self._arrow = self._pa.ipc.new_file(self._file, schema, options=self._ipc_options)
         self._batches = 0
-        self._part_bytes = 0
+        self._begins_at, self._part_bytes = self._file.tell(), 0
         self._new_batch()
-        self._runs = [(0, None)]
-        for frame in self._announced.frames():
-            self._append(ANNOUNCED_LSN, -1, frame)
-        if self._begin is not None:
-            self._runs.append((len(self._frames), self._transaction))
-            self._append(self._begin[0], -1, self._begin[1])
+        announced = list(self._announced.frames())
+        frames = announced if begin is None else [*announced, begin[1]]
+        lsns = [ANNOUNCED_LSN] * len(announced) + ([] if begin is None else [begin[0]])
+        for run in self._runs_of(frames, None, lsns):
+            piece = _Piece(run, self._annotate(run.data, run.offsets, None, 0)[0], [])
+            start = 0
+            while start < len(run):
+                stop = self._fit(run, start, len(run))
+                self._append(piece, start, stop)
+                start = stop
 
     def _write_batch(self) -> None:
         """Write the pending frames to the file, as a record batch."""
         import numpy as np
 
         pa = self._pa
-        count = len(self._frames)
+        count = self._pending_frames
         if count == 0:
             return
-        starts = [start for start, _ in self._runs]
-        lengths = np.diff([*starts, count])
-        transactions = [transaction or (0, 0, 0) for _, transaction in self._runs]
-        within = np.repeat([transaction is not None for _, transaction in self._runs], lengths)
-        seqs = np.frombuffer(self._seqs, np.int64)
+        commit_lsn, commit_time, xid, seq, within = (
+            np.concatenate([piece.columns[i][start:end] for piece, start, end in self._pending])
+            for i in range(5)
+        )
+        lsns = np.concatenate([piece.run.lsns[start:end] for piece, start, end in self._pending])
+        offsets = np.zeros(count + 1, np.int32)
+        parts, size, row = [], 0, 0
+        for piece, start, end in self._pending:
+            ends = piece.run.offsets[start : end + 1]
+            offsets[row + 1 : row + 1 + end - start] = ends[1:] - (ends[0] - size)
+            parts.append(memoryview(piece.run.data)[int(ends[0]) : int(ends[-1])])
+            size, row = size + len(parts[-1]), row + end - start
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
 
         def column(values: np.ndarray[Any, Any], type_: Any, valid: Any) -> Any:
             validity = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
             return pa.Array.from_buffers(type_, count, [validity, pa.py_buffer(values)])
 
-        def of_transaction(index: int, dtype: type[np.generic], type_: Any) -> Any:
-            values = np.array([transaction[index] for transaction in transactions], dtype)
-            return column(np.repeat(values, lengths), type_, within)
-
         self._write_arrow(
             [
-                pa.Array.from_buffers(pa.uint64(), count, [None, pa.py_buffer(self._lsns)]),
-                of_transaction(0, np.uint64, pa.uint64()),
-                of_transaction(1, np.int64, pa.int64()),
-                of_transaction(2, np.uint32, pa.uint32()),
-                column(seqs, pa.int64(), seqs >= 0),
-                pa.array(self._frames, pa.binary()),
+                pa.Array.from_buffers(pa.uint64(), count, [None, pa.py_buffer(lsns)]),
+                column(commit_lsn, pa.uint64(), within),
+                column(commit_time, pa.int64(), within),
+                column(xid, pa.uint32(), within),
+                column(seq, pa.int64(), seq >= 0),
+                pa.Array.from_buffers(
+                    pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+                ),
             ]
         )
-        self._part_bytes += self._pending_bytes
+        self._part_bytes = cast("BinaryIO", self._file).tell() - self._begins_at
         self._new_batch()
 
     def _write_arrow(self, columns: list[Any], mark: bytes | None = None) -> None:

@@ -8,8 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..columnar._pure_input import pieces_of
+from ..protocol.wire import fields_reader
 
 _ROWS = frozenset(b"IUDT")
+_BEGIN_LENGTH, _COMMIT_LENGTH = 21, 26
+
+_read_begin = fields_reader("B", "xid")
+_read_commit = fields_reader("C", "commit_lsn", "end_lsn", "commit_time")
 
 
 def packed(data: Any, offsets: Any) -> list[tuple[Any, Any]]:
@@ -31,6 +36,42 @@ def packed(data: Any, offsets: Any) -> list[tuple[Any, Any]]:
     return found
 
 
+def whole(data: Any, offsets: Any, start: int) -> tuple[Any, int]:
+    """The whole transactions, one behind the other, that are nothing but rows.
+
+    Parameters
+    ----------
+    data : buffer
+    offsets : int64[n + 1]
+    start : int
+        Index of the first frame to look at, which stands outside of transactions.
+
+    Returns
+    -------
+    uint64[k, 5]
+        Of each transaction the index of its Begin, its xid, commit LSN, end LSN, and its commit
+        time, which is a signed number.
+    int
+        Index of the first frame that is not one of these transactions.
+    """
+    found: list[tuple[int, ...]] = []
+    ends = offsets.tolist()
+    count = len(ends) - 1
+    while start < count:
+        if ends[start + 1] - ends[start] != _BEGIN_LENGTH or data[ends[start]] != ord("B"):
+            break
+        i = start + 1
+        while i < count and ends[i] < ends[i + 1] and data[ends[i]] in _ROWS:
+            i += 1
+        if i == count or ends[i + 1] - ends[i] != _COMMIT_LENGTH or data[ends[i]] != ord("C"):
+            break
+        begin = bytes(data[ends[start] : ends[start + 1]])
+        commit_lsn, end_lsn, time = _read_commit(bytes(data[ends[i] : ends[i + 1]]))
+        found.append((start, *_read_begin(begin), commit_lsn, end_lsn, time & (1 << 64) - 1))
+        start = i + 1
+    return np.array(found, np.uint64).reshape(len(found), 5), start
+
+
 def scan(data: Any, offsets: Any, start: int, in_chunk: bool) -> tuple[list[tuple[int, int]], int]:
     """Where frames are something else than rows.
 
@@ -49,7 +90,8 @@ def scan(data: Any, offsets: Any, start: int, in_chunk: bool) -> tuple[list[tupl
         Index and tag (0 of an empty frame) of each frame that is no row. In a stream chunk also of
         each row with another xid than the row before it, and of rows that are too short for one.
     int
-        Where it ended: behind the first frame that begins or ends a stream chunk, or the last.
+        Where it ended: behind the first frame that ends a transaction, or begins or ends a stream
+        chunk; or behind the last.
     """
     marks = []
     before = b""
@@ -58,7 +100,7 @@ def scan(data: Any, offsets: Any, start: int, in_chunk: bool) -> tuple[list[tupl
         tag = data[at] if at < end else 0
         if tag not in _ROWS:
             marks.append((i, tag))
-            if tag in b"SE":
+            if tag in b"CSE":
                 return marks, i + 1
         elif in_chunk:
             xid = bytes(data[at + 1 : min(at + 5, end)])

@@ -5,18 +5,23 @@ from __future__ import annotations
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 import numpy as np
 
-from pgoutput_fast._loads cimport load_uint32
-from pgoutput_fast.protocol._wire cimport XID, XID_SIZE
+from pgoutput_fast._loads cimport load_uint32, load_uint64
+from pgoutput_fast.protocol._wire cimport (
+    BEGIN_LENGTH, BEGIN_XID, COMMIT_END_LSN, COMMIT_LENGTH, COMMIT_LSN, COMMIT_TIME, XID, XID_SIZE,
+)
 from pgoutput_fast.columnar._input cimport Frame, Piece, pieces_of, take_frame
 
 cdef enum:
     TRUNCATE_IDS = 6
+    # The numbers that `whole` gives for each transaction.
+    FIELDS = 5
 
 
 @cython.final
@@ -85,6 +90,60 @@ def packed(data: Any, offsets: Any) -> list[tuple[Any, Any]]:
     return found
 
 
+def whole(data: Any, offsets: Any, Py_ssize_t start) -> tuple[Any, int]:
+    """The whole transactions, one behind the other, that are nothing but rows.
+
+    Parameters
+    ----------
+    data : buffer
+    offsets : int64[n + 1]
+    start : int
+        Index of the first frame to look at, which stands outside of transactions.
+
+    Returns
+    -------
+    uint64[k, 5]
+        Of each transaction the index of its Begin, its xid, commit LSN, end LSN, and its commit
+        time, which is a signed number.
+    int
+        Index of the first frame that is not one of these transactions.
+    """
+    cdef _Frames frames = _Frames(data, offsets)
+    cdef Py_ssize_t i = start, begin
+    cdef const uint8_t *frame
+    cdef int64_t length
+    cdef Py_ssize_t count = 0, room = 0
+    cdef uint64_t *to = NULL
+    cdef bytearray found = bytearray()
+    while i < frames.count:
+        frame = frames.at + frames.offsets[i]
+        if frames.offsets[i + 1] - frames.offsets[i] != BEGIN_LENGTH or frame[0] != c'B':
+            break
+        begin = i
+        i += 1
+        while i < frames.count:
+            length = frames.offsets[i + 1] - frames.offsets[i]
+            if length == 0 or not is_row(frames.at[frames.offsets[i]]):
+                break
+            i += 1
+        if i == frames.count or length != COMMIT_LENGTH or frames.at[frames.offsets[i]] != c'C':
+            i = begin
+            break
+        if count == room:
+            room = 2 * room + 64
+            PyByteArray_Resize(found, 8 * FIELDS * room)
+            to = <uint64_t *> PyByteArray_AS_STRING(found)
+        to[FIELDS * count] = begin
+        to[FIELDS * count + 1] = load_uint32(frame + BEGIN_XID)
+        frame = frames.at + frames.offsets[i]
+        to[FIELDS * count + 2] = load_uint64(frame + COMMIT_LSN)
+        to[FIELDS * count + 3] = load_uint64(frame + COMMIT_END_LSN)
+        to[FIELDS * count + 4] = load_uint64(frame + COMMIT_TIME)
+        count += 1
+        i += 1
+    return np.frombuffer(found, np.uint64, FIELDS * count).reshape(count, FIELDS), i
+
+
 def scan(
     data: Any, offsets: Any, Py_ssize_t start, bint in_chunk
 ) -> tuple[list[tuple[int, int]], int]:
@@ -105,7 +164,8 @@ def scan(
         Index and tag (0 of an empty frame) of each frame that is no row. In a stream chunk also of
         each row with another xid than the row before it, and of rows that are too short for one.
     int
-        Where it ended: behind the first frame that begins or ends a stream chunk, or the last.
+        Where it ended: behind the first frame that ends a transaction, or begins or ends a stream
+        chunk; or behind the last.
     """
     cdef _Frames frames = _Frames(data, offsets)
     cdef list marks = []
@@ -120,7 +180,7 @@ def scan(
         tag = frames.at[at] if length > 0 else 0
         if not is_row(tag):
             marks.append((i, tag))
-            if tag == c'S' or tag == c'E':
+            if tag == c'C' or tag == c'S' or tag == c'E':
                 return marks, i + 1
         elif in_chunk:
             if length < XID + XID_SIZE:

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, NoReturn, cast
 
+import numpy as np
+
 from .._impl import implementation, twin
 from ..decoding.state import StreamState
 from ..errors import DecodeError, PgOutputError, fail
@@ -33,7 +35,7 @@ from ..types import TypeRegistry
 from .context import Context, Follower, columnar_decoder, message_decoder
 from .runs import Run, runs_of
 from .staging import Stage
-from .transaction import Kind, Transaction, made
+from .transaction import Group, Kind, Transaction, made
 
 _ROWS = frozenset(b"IUDT")
 
@@ -187,11 +189,16 @@ class Assembler:
         TypeError, ValueError
             An argument is something else.
         """
-        return self.feed_runs(runs_of(frames, offsets, lsns))
+        # Not in the generator: all frames are taken now.
+        return _one_by_one(self.feed_groups(runs_of(frames, offsets, lsns)))
 
     def feed_runs(self, runs: list[Run]) -> Iterator[Transaction]:
         """The same for runs of frames."""
-        found: list[Transaction] = []
+        return _one_by_one(self.feed_groups(runs))
+
+    def feed_groups(self, runs: list[Run]) -> Iterator[Transaction | Group]:
+        """The same, with those together that came together and announce nothing."""
+        found: list[Transaction | Group] = []
         error: PgOutputError | None = None
         self._frames = 0
         try:
@@ -204,15 +211,23 @@ class Assembler:
 
     # --- runs
 
-    def _take(self, run: Run, found: list[Transaction]) -> None:
+    def _take(self, run: Run, found: list[Transaction | Group]) -> None:
         """Take the frames of a run; transactions that end in it go to `found`."""
-        scan = twin("transactions._scan").scan
+        scans = twin("transactions._scan")
         if self._begin is not None:
             self._begin.start = 0
         start, count = 0, len(run)
         while start < count:
+            if self._chunk is None and self._begin is None and not self._pending:
+                table, end = scans.whole(run.data, run.offsets, start)
+                if len(table):
+                    table[:, 0] -= np.uint64(start)
+                    found.append(Group(run.part(start, end), table, self._context, self._followers))
+                start = end
+                if start == count:
+                    break
             in_chunk = self._chunk is not None
-            marks, end = scan(run.data, run.offsets, start, in_chunk)
+            marks, end = scans.scan(run.data, run.offsets, start, in_chunk)
             if in_chunk:
                 self._take_chunk(run, start, end, marks)
             else:
@@ -283,9 +298,9 @@ class Assembler:
         start: int,
         end: int,
         marks: list[tuple[int, int]],
-        found: list[Transaction],
+        found: list[Transaction | Group],
     ) -> None:
-        """Take frames outside of stream chunks, up to a Stream Start if one comes."""
+        """Take frames outside of stream chunks, as far as a scan has gone."""
         position = start
         for index, tag in marks:
             if index > position and self._begin is None:
@@ -298,7 +313,9 @@ class Assembler:
         if end > position and self._begin is None:
             self._refuse(run, position, "a change outside of any transaction")
 
-    def _in_transaction(self, run: Run, index: int, tag: int, found: list[Transaction]) -> None:
+    def _in_transaction(
+        self, run: Run, index: int, tag: int, found: list[Transaction | Group]
+    ) -> None:
         """Take a frame between Begin and Commit, or Begin Prepare and Prepare, that is no row."""
         begin = cast("Begun", self._begin)
         if tag == ord("C") and not begin.prepares:
@@ -351,7 +368,7 @@ class Assembler:
         if begin.start < end:
             begin.stage.add(run.part(begin.start, end))
 
-    def _outside(self, run: Run, index: int, tag: int, found: list[Transaction]) -> None:
+    def _outside(self, run: Run, index: int, tag: int, found: list[Transaction | Group]) -> None:
         """Take a frame outside of transactions."""
         if tag == ord("B"):
             message = self._hot(run, index)
@@ -408,7 +425,10 @@ class Assembler:
     # --- prepared transactions
 
     def _prepare(
-        self, message: Prepare | StreamPrepare, stage: Stage | None, found: list[Transaction]
+        self,
+        message: Prepare | StreamPrepare,
+        stage: Stage | None,
+        found: list[Transaction | Group],
     ) -> None:
         key = (message.xid, message.gid)
         if not self._at_prepare:
@@ -422,7 +442,7 @@ class Assembler:
         )  # fmt: skip
 
     def _end_prepared(
-        self, message: CommitPrepared | RollbackPrepared, found: list[Transaction]
+        self, message: CommitPrepared | RollbackPrepared, found: list[Transaction | Group]
     ) -> None:
         key = (message.xid, message.gid)
         commits = isinstance(message, CommitPrepared)
@@ -452,7 +472,7 @@ class Assembler:
 
     def _deliver(
         self,
-        found: list[Transaction],
+        found: list[Transaction | Group],
         kind: Kind,
         xid: int | None,
         commit_lsn: int,
@@ -582,7 +602,17 @@ class Begun:
         return index - self.start + (0 if self.stage is None else len(self.stage))
 
 
-def _delivered(found: list[Transaction], error: PgOutputError | None) -> Iterator[Transaction]:
+def _one_by_one(found: Iterator[Transaction | Group]) -> Iterator[Transaction]:
+    for one in found:
+        if isinstance(one, Group):
+            yield from one
+        else:
+            yield one
+
+
+def _delivered(
+    found: list[Transaction | Group], error: PgOutputError | None
+) -> Iterator[Transaction | Group]:
     yield from found
     if error is not None:
         raise error

@@ -60,7 +60,7 @@ class Transaction:
     commit_time: int | None
     origin: str | None
     gid: str | None
-    _parts: Run | Stage | None
+    _parts: Run | Stage | tuple[Run, int, int] | None
     _dropped: frozenset[int]
     _inserted: tuple[tuple[int, list[bytes]], ...]
     _before: Context
@@ -74,6 +74,11 @@ class Transaction:
         what = "" if self.kind == "commit" else f"{self.kind} of "
         number = "a message" if self.xid is None else f"xid {self.xid}"
         return f"<Transaction: {what}{number}, commit at {format_lsn(self.commit_lsn)}>"
+
+    @property
+    def commits(self) -> int:
+        """1 if it was committed, 0 of a message and of what is only prepared."""
+        return int(self.kind in ("commit", "commit prepared"))
 
     @property
     def commit_datetime(self) -> datetime.datetime | None:
@@ -100,7 +105,7 @@ class Transaction:
         """
         follower = self._followers[0]
         decoder = follower.at(self._before)
-        for run in self._runs():
+        for run in self.runs():
             yield from decoder.decode(run.data, run.offsets, run.lsns)
         follower.moved(decoder, self._after)
 
@@ -114,7 +119,7 @@ class Transaction:
         """
         follower = self._followers[1]
         decoder = follower.at(self._before)
-        for run in self._runs():
+        for run in self.runs():
             for frame in run.frames():
                 message = decoder.decode(frame)
                 if message.tag not in ("B", "C"):
@@ -123,12 +128,15 @@ class Transaction:
 
     def frames(self) -> Iterator[bytes]:
         """Its frames in protocol 1's form, from Begin to Commit."""
-        for run in self._runs():
+        for run in self.runs():
             yield from run.frames()
 
-    def _runs(self) -> Iterator[Run]:
+    def runs(self) -> Iterator[Run]:
         """The same in runs of some megabytes."""
         parts = self._parts
+        if isinstance(parts, tuple):
+            run, first, last = parts
+            parts = run.part(first, last)
         if isinstance(parts, Run):
             yield from self._edited(parts, 0)
             return
@@ -170,6 +178,101 @@ class Transaction:
                 start = index + 1
         if start < count:
             yield run.part(start, count)
+
+
+class Group:
+    """Whole transactions that came one behind the other in one run, and announce nothing.
+
+    Most of a stream are such. What takes whole transactions as bytes takes many at once.
+
+    Parameters
+    ----------
+    run : Run
+        Their frames, all of them.
+    table : uint64[k, 5]
+        Of each the index of its Begin in the run, its xid, commit LSN, end LSN and commit time.
+    context : Context
+        What was announced before them.
+    followers : (Follower, Follower)
+        Decoders of columns and of messages.
+    """
+
+    __slots__ = ("_context", "_followers", "_table", "run")
+
+    def __init__(
+        self, run: Run, table: Any, context: Context, followers: tuple[Follower, Follower]
+    ) -> None:
+        self.run, self._table = run, table
+        self._context, self._followers = context, followers
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __repr__(self) -> str:
+        return f"<Group: {len(self)} transactions in {self.run!r}>"
+
+    @property
+    def commits(self) -> int:
+        """How many they are: each was committed."""
+        return len(self)
+
+    def runs(self) -> Iterator[Run]:
+        """Their frames, in one run."""
+        yield self.run
+
+    @property
+    def end_lsn(self) -> int:
+        """The end LSN of the last one."""
+        return int(self._table[-1, _END])
+
+    def __iter__(self) -> Iterator[Transaction]:
+        """One by one."""
+        starts, xids, commits, ends = (self._table[:, field].tolist() for field in range(4))
+        times = self._table[:, _TIME].view(np.int64).tolist()
+        starts.append(len(self.run))
+        no_frames: frozenset[int] = frozenset()
+        new = Transaction.__new__
+        for i in range(len(xids)):
+            transaction = new(Transaction)
+            transaction.kind = "commit"
+            transaction.xid = xids[i]
+            transaction.commit_lsn = commits[i]
+            transaction.end_lsn = ends[i]
+            transaction.commit_time = times[i]
+            transaction.origin = transaction.gid = None
+            transaction._parts = (self.run, starts[i], starts[i + 1])
+            transaction._dropped = no_frames
+            transaction._inserted = ()
+            transaction._before = transaction._after = self._context
+            transaction._followers = self._followers
+            yield transaction
+
+    def beyond(self, lsn: int) -> Group | None:
+        """Those from the first on that ends beyond an LSN; None if none does."""
+        return self._part(_first(self._table[:, _END] > lsn), len(self))
+
+    def before(self, lsn: int) -> Group | None:
+        """Those up to the first that was committed at an LSN or later; None if that is the first."""
+        return self._part(0, _first(self._table[:, _COMMIT] >= lsn))
+
+    def _part(self, start: int, end: int) -> Group | None:
+        if end - start == len(self):
+            return self
+        if start >= end:
+            return None
+        table = self._table[start:end].copy()
+        first = int(table[0, 0])
+        last = int(self._table[end, 0]) if end < len(self) else len(self.run)
+        table[:, 0] -= np.uint64(first)
+        return Group(self.run.part(first, last), table, self._context, self._followers)
+
+
+_COMMIT, _END, _TIME = 2, 3, 4  # columns of a group's table
+
+
+def _first(mask: Any) -> int:
+    """The index of the first one that is true; the number of all if none is."""
+    return int(mask.argmax()) if mask.any() else len(mask)
 
 
 _SAID = ("kind", "xid", "commit_lsn", "end_lsn", "commit_time", "origin", "gid")

@@ -98,7 +98,7 @@ class Landing:
             self.directory, self.metadata, confirmed_flush_lsn=0,
             segment_bytes=1 if part_frames < 16_384 else 16 << 20,
         ) as writer:  # fmt: skip
-            patched.setattr("pgoutput_fast.segments.writer._BATCH_FRAMES", part_frames)
+            patched.setattr("pgoutput_fast.segments.writer.BATCH_FRAMES", part_frames)
             for frames in transactions:
                 self.lsn += 0x1000
                 commit = self.lsn + 0x800

@@ -145,7 +145,7 @@ def test_columns_name_and_metadata(tmp_path: Path) -> None:
     # As another reader would check it: documented, not only consistent.
     with pa.ipc.open_file(str(segment.path)) as file:
         found, custom = file.get_batch_with_custom_metadata(0)
-        assert json.loads(file.schema.metadata[b"pgoutput_fast.segment"])["format_version"] == 1
+        assert json.loads(file.schema.metadata[b"pgoutput_fast.segment"])["format_version"] == 2
         end, end_custom = file.get_batch_with_custom_metadata(1)
         text = file.schema.metadata[b"pgoutput_fast.segment"]
         assert file.num_record_batches == 2
@@ -213,7 +213,7 @@ def test_tables_that_are_dropped_and_made_again_are_not_repeated_for_ever(tmp_pa
 
 
 def test_segment_ends_at_the_first_commit_after_its_size(tmp_path: Path) -> None:
-    with writer(tmp_path, segment_bytes=1000) as out:
+    with writer(tmp_path, segment_bytes=1400) as out:
         positions = write(
             out, *(transaction(100 * n, insert(value=b"x" * 300)) for n in range(1, 8))
         )
@@ -229,9 +229,9 @@ def test_large_transaction_has_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """Whatever the size of its last part, it ends with the transaction."""
-    monkeypatch.setattr(writing, "_BATCH_FRAMES", 4)
+    monkeypatch.setattr(writing, "BATCH_FRAMES", 4)
     inserts = [insert(value=b"%030d" % n) for n in range(count)]
-    with writer(tmp_path, segment_bytes=200) as out:
+    with writer(tmp_path, segment_bytes=2000) as out:
         assert write(out, transaction(100, relation(1), insert())) == []
         frames = transaction(200, relation(2), *inserts)
         assert write(out, frames[:-1]) == []
@@ -264,9 +264,10 @@ def test_large_transaction_has_parts(
 def test_incomplete_parts_are_not_listed_and_deleted_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "_BATCH_FRAMES", 4)
-    with writer(tmp_path, segment_bytes=100) as out:
-        write(out, transaction(100, insert()), transaction(150, insert(value=b"x" * 100)))
+    monkeypatch.setattr(writing, "BATCH_FRAMES", 4)
+    with writer(tmp_path, segment_bytes=200) as out:
+        big_enough = insert(value=b"x" * 100)
+        assert write(out, transaction(100, big_enough), transaction(150, big_enough)) == [110, 160]
         big = transaction(200, *(insert(value=b"%030d" % n) for n in range(30)))
         assert write(out, big) == [210]
     found = list_segments(tmp_path)
@@ -294,8 +295,8 @@ def test_incomplete_parts_are_not_listed_and_deleted_at_the_start(
 def test_missing_part_in_the_middle_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "_BATCH_FRAMES", 4)
-    with writer(tmp_path, segment_bytes=100) as out:
+    monkeypatch.setattr(writing, "BATCH_FRAMES", 4)
+    with writer(tmp_path, segment_bytes=200) as out:
         write(out, transaction(100, *(insert(value=b"%030d" % n) for n in range(30))))
         write(out, transaction(200, insert()))
         out.flush()
@@ -386,8 +387,8 @@ def test_gap_and_overlap_are_found(tmp_path: Path) -> None:
 def test_list_of_files_is_checked_as_a_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "_BATCH_FRAMES", 4)
-    with writer(tmp_path / "a", segment_bytes=100) as out:
+    monkeypatch.setattr(writing, "BATCH_FRAMES", 4)
+    with writer(tmp_path / "a", segment_bytes=200) as out:
         for lsn in (100, 200):
             write(out, transaction(lsn, insert()))
             out.flush()
@@ -552,7 +553,7 @@ def test_durable_before_it_is_acknowledged(tmp_path: Path, monkeypatch: pytest.M
 def test_names_of_other_parts_are_durable_before_the_last_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "_BATCH_FRAMES", 4)
+    monkeypatch.setattr(writing, "BATCH_FRAMES", 4)
     synced: list[list[str]] = []
     fsync = writing.fsync_path
 
@@ -560,7 +561,7 @@ def test_names_of_other_parts_are_durable_before_the_last_is_named(
         synced.append(sorted(path.name for path in directory.glob("[0-9]*")))
         fsync(directory)
 
-    with writer(tmp_path, segment_bytes=200) as out:
+    with writer(tmp_path, segment_bytes=2000) as out:
         frames = transaction(100, *(insert(value=b"%030d" % n) for n in range(30)))
         write(out, frames[:-1])
         monkeypatch.setattr(writing, "fsync_path", traced)
@@ -596,9 +597,9 @@ def test_no_flipped_bit_is_read_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int
 ) -> None:
     """One anywhere gives this package's error, or the same rows (padding)."""
-    monkeypatch.setattr(writing, "_BATCH_FRAMES", 16)
+    monkeypatch.setattr(writing, "BATCH_FRAMES", 16)
     inserts = [insert(value=b"%09d" % n) for n in range(40)]
-    with writer(tmp_path, segment_bytes=1 << 20 if parts == 1 else 200) as out:
+    with writer(tmp_path, segment_bytes=1 << 20 if parts == 1 else 2000) as out:
         write(out, transaction(100, relation(1), *inserts), [(200, message(200))])
         out.flush()
     listed = [segment.path for segment in list_segments(tmp_path)][:parts]
@@ -719,7 +720,7 @@ def test_a_bomb_takes_no_memory(segment: Path) -> None:
 def test_lost_batches_are_found_and_nothing_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: list[int], what: str
 ) -> None:
-    monkeypatch.setattr(writing, "_BATCH_FRAMES", 16)
+    monkeypatch.setattr(writing, "BATCH_FRAMES", 16)
     with writer(tmp_path) as out:
         write(out, transaction(100, *(insert(value=b"%09d" % n) for n in range(40))))
         assert out.flush() == 110
@@ -754,8 +755,8 @@ def test_metadata_have_the_checksum_too(segment: Path) -> None:
 @pytest.fixture
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Segment]:
     """A segment up to 110, and one from 200 to 210 in several parts."""
-    monkeypatch.setattr(writing, "_BATCH_FRAMES", 4)
-    with writer(tmp_path, segment_bytes=100) as out:
+    monkeypatch.setattr(writing, "BATCH_FRAMES", 4)
+    with writer(tmp_path, segment_bytes=200) as out:
         write(out, transaction(100, insert(value=b"x" * 100)))
         assert write(out, transaction(200, *(insert(value=b"%030d" % n) for n in range(30)))) == [
             210
@@ -876,7 +877,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         (None, "is an Arrow file, but no segment"),
         (b"[]", "its metadata are not a segment's"),
         (b'{"format_version": 1, "checksum": "crc32", "slot": "s"}', "are not a segment's"),
-        (b'{"format_version": 2, "checksum": "crc32"}', r"version is 2 .* update pgoutput_fast"),
+        (b'{"format_version": 3, "checksum": "crc32"}', r"version is 3 .* update pgoutput_fast"),
     ]:
         schema = segments.segment_schema()
         if metadata is not None:
