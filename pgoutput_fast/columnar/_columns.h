@@ -166,10 +166,6 @@ typedef struct {
 /* Microseconds from 1970 to 2000. */
 #define PGF_SHIFT INT64_C(946684800000000)
 
-/* Days and microseconds of 1970 to 2000, and from there what Python's dates can hold. */
-enum { PGF_SHIFT_DAYS = 10957, PGF_LEAST_DAY = -730119, PGF_GREATEST_DAY = 2921939 };
-#define PGF_DAY INT64_C(86400000000)
-
 static inline void pgf_set_bit(uint8_t *bits, int64_t row, int value)
 {
     uint8_t mask = (uint8_t)(1 << (row & 7));
