@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "_wire.h"
+
 #if defined(__GNUC__) || defined(__clang__)
 #define PGF_OUTLINE __attribute__((noinline))
 #define PGF_INLINE inline __attribute__((always_inline))
@@ -143,7 +145,10 @@ typedef struct {
     pgf_rows *rows;
 } pgf_cached;
 
-enum { PGF_CACHED = 256 }; /* by the last byte of their OIDs */
+enum {
+    PGF_CACHED = 256, /* by the last byte of their OIDs */
+    PGF_CACHED_BY = PGF_ROW_relation_id + 3, /* where a row has that byte outside stream chunks */
+};
 
 /* Where the frames have led, as far as rows need it. */
 typedef struct {

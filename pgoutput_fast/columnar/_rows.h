@@ -8,6 +8,7 @@
 
 #include "_converters.h"
 #include "_input.h"
+#include "_wire.h"
 
 /* What comes is not a value of the column's kind: null, or something else. */
 enum { PGF_NO_VALUE = -1 };
@@ -22,8 +23,9 @@ static PGF_INLINE int pgf_take_sized(
     pgf_column *column, uint8_t code, uint32_t size, int64_t row, const uint8_t **at,
     const uint8_t *end)
 {
-    const uint8_t *value = *at + 5;
-    if (end - *at < 5 + (ptrdiff_t)size || pgf_load8(*at) >> 24 != ((uint64_t)'b' << 32 | size))
+    const uint8_t *value = *at + PGF_VALUE_HEAD;
+    if (end - *at < PGF_VALUE_HEAD + (ptrdiff_t)size
+        || pgf_load8(*at) >> 24 != ((uint64_t)'b' << 32 | size))
         return PGF_NO_VALUE;
     int status = pgf_convert(column, code, row, value, size, value, value);
     if (status == PGF_DONE)
@@ -36,8 +38,8 @@ static PGF_INLINE int pgf_take_any(
     pgf_column *column, uint8_t code, uint8_t kind, int64_t row, const uint8_t **at,
     const uint8_t *end, const uint8_t *floor, const uint8_t *ceiling, uint32_t *length)
 {
-    const uint8_t *value = *at + 5;
-    if (end - *at < 5 || **at != kind)
+    const uint8_t *value = *at + PGF_VALUE_HEAD;
+    if (end - *at < PGF_VALUE_HEAD || **at != kind)
         return PGF_NO_VALUE;
     *length = pgf_load4(*at + 1);
     if (*length > (size_t)(end - value))
@@ -155,12 +157,13 @@ static PGF_OUTLINE const uint8_t *pgf_take_more(
 /* False if it is malformed, or has what the columns of its rows can't hold. */
 static inline int pgf_begin(pgf_stream *stream, const uint8_t *at, int64_t length)
 {
-    if (length != 21 || stream->in_stream || (stream->wide && at[1] >= 0x80)
-        || (int64_t)pgf_load8(at + 9) > INT64_MAX - PGF_SHIFT)
+    if (length != PGF_BEGIN_end || stream->in_stream
+        || (stream->wide && at[PGF_BEGIN_final_lsn] >= 0x80)
+        || (int64_t)pgf_load8(at + PGF_BEGIN_commit_time) > INT64_MAX - PGF_SHIFT)
         return 0;
-    stream->commit_lsn = pgf_load8(at + 1);
-    stream->commit_time = (int64_t)pgf_load8(at + 9);
-    stream->xid = pgf_load4(at + 17);
+    stream->commit_lsn = pgf_load8(at + PGF_BEGIN_final_lsn);
+    stream->commit_time = (int64_t)pgf_load8(at + PGF_BEGIN_commit_time);
+    stream->xid = pgf_load4(at + PGF_BEGIN_xid);
     stream->in_transaction = 1;
     stream->has_commit = 1;
     stream->seq = 0;
@@ -181,9 +184,9 @@ static inline void pgf_put_beside(
     if (stream->in_stream) {
         /* TRUNCATE names its transaction in the same place. */
         if (stream->wide)
-            ((int64_t *)rows->subxids)[row] = pgf_load4(at + 1);
+            ((int64_t *)rows->subxids)[row] = pgf_load4(at + PGF_XID);
         else
-            ((uint32_t *)rows->subxids)[row] = pgf_load4(at + 1);
+            ((uint32_t *)rows->subxids)[row] = pgf_load4(at + PGF_XID);
     }
     if (lsn)
         rows->lsns[row] = *lsn;
@@ -210,17 +213,18 @@ static PGF_OUTLINE int64_t pgf_take_rows(
     pgf_stream *stream, const pgf_source *source, int64_t i, int64_t end, const uint64_t *lsns,
     pgf_stop *stop)
 {
-    const int64_t xid_size = stream->in_stream ? 4 : 0;
+    const int64_t xid_size = stream->in_stream ? PGF_XID_SIZE : 0;
+    const int64_t shortest = PGF_ROW_columns + xid_size;
     stop->rows = NULL;
     for (; i < end; i++) {
         pgf_frame frame;
         pgf_take_frame(source, i, &frame);
         /* Shorter and longer ones in one comparison. */
-        if ((uint64_t)(frame.length - 8 - xid_size) > PGF_MAX_FRAME - 8 - (uint64_t)xid_size)
+        if ((uint64_t)(frame.length - shortest) > PGF_MAX_FRAME - (uint64_t)shortest)
             break;
         uint8_t tag = frame.at[0];
         if (tag == 'I' || tag == 'U') {
-            const pgf_cached *cached = &stream->cached[frame.at[4 + xid_size]];
+            const pgf_cached *cached = &stream->cached[frame.at[PGF_CACHED_BY + xid_size]];
             pgf_rows *rows = cached->rows;
             if (pgf_load_header(frame.at + xid_size) != cached->header
                 || rows->count >= rows->limit || (stream->wide && lsns && lsns[i] >> 63))
@@ -229,8 +233,8 @@ static PGF_OUTLINE int64_t pgf_take_rows(
             const uint8_t *frame_end = frame.at + frame.length;
             int64_t bytes = 0;
             const uint8_t *at = pgf_take_values(
-                &column, rows->count, frame.at + 8 + xid_size, frame_end, frame.floor,
-                frame.ceiling, &bytes);
+                &column, rows->count, frame.at + shortest, frame_end, frame.floor, frame.ceiling,
+                &bytes);
             int64_t held = stream->held + bytes + rows->fixed;
             if (column->code != END || at != frame_end
                 || (held > stream->max_bytes && stream->held > 0)) {

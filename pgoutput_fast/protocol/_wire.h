@@ -62,8 +62,10 @@ enum {
     /* Insert, Update and Delete begin alike: relation, then a tuple's marker and the tuple. */
     PGF_ROW_relation_id = PGF_INSERT_relation_id,
     PGF_ROW_marker = PGF_INSERT_new,
-    PGF_ROW_tuple = PGF_ROW_marker + 1,
-    PGF_ROW_columns = PGF_ROW_tuple + 2, /* behind the number of columns */
+    PGF_ROW_tuple = PGF_ROW_marker + 1, /* the number of columns */
+    PGF_TUPLE_HEAD = 3, /* bytes in front of a tuple's columns: its marker and their number */
+    PGF_VALUE_HEAD = 5, /* bytes in front of a column's value: its kind and length */
+    PGF_ROW_columns = PGF_ROW_marker + PGF_TUPLE_HEAD,
 };
 
 typedef struct {
@@ -93,10 +95,10 @@ static inline const uint8_t *pgf_read_slices(
             return NULL;
         uint8_t kind = at[0];
         if (kind == 't' || kind == 'b') {
-            if (end - at < 5)
+            if (end - at < PGF_VALUE_HEAD)
                 return NULL;
             uint32_t length = pgf_load4(at + 1);
-            at += 5;
+            at += PGF_VALUE_HEAD;
             /* Unsigned: a negative length is longer than any frame. */
             if (length > (size_t)(end - at))
                 return NULL;
@@ -133,10 +135,10 @@ static inline ptrdiff_t pgf_walk_tuple(
             return -1;
         uint8_t kind = frame[position];
         if (kind == 't' || kind == 'b') {
-            if (end - position < 5)
+            if (end - position < PGF_VALUE_HEAD)
                 return -1;
             length = pgf_load4(frame + position + 1);
-            position += 5;
+            position += PGF_VALUE_HEAD;
             /* Unsigned: a negative length is longer than any frame. */
             if (length > (size_t)(end - position))
                 return -1;
@@ -157,12 +159,12 @@ static inline ptrdiff_t pgf_take_column(
     uint8_t kind = frame[position];
     if (kind == 't' || kind == 'b') {
         uint32_t length = pgf_load4(frame + position + 1);
-        column->offset = (uint32_t)(position + 5);
+        column->offset = (uint32_t)(position + PGF_VALUE_HEAD);
         if (kind == 't')
             column->length_and_kind = length << 2 | PGF_KIND_TEXT;
         else
             column->length_and_kind = length << 2 | PGF_KIND_BINARY;
-        return position + 5 + length;
+        return position + PGF_VALUE_HEAD + length;
     }
     column->offset = (uint32_t)(position + 1);
     if (kind == 'n')

@@ -19,7 +19,7 @@ from libc.stdint cimport (
 from libc.string cimport memcpy
 
 from pgoutput_fast._loads cimport load_uint16, load_uint32, load_uint64
-from pgoutput_fast.protocol._wire cimport ROW_COLUMNS
+from pgoutput_fast.protocol._wire cimport ROW_COLUMNS, VALUE_HEAD
 
 import datetime
 import decimal
@@ -101,7 +101,7 @@ cdef inline object ascii_text(const char *text, Py_ssize_t length):
     return value
 
 
-# --- what columns use too -------------------------------------------------------------------------
+# --- what columns use too ------------------------------------------------------------------------
 
 cdef extern from "_convert.h" nogil:
     enum:
@@ -141,7 +141,7 @@ cdef extern from "_convert.h" nogil:
 cdef enum:
     # The bytes of a frame in front of a value, at least: a row's up to its columns, then the
     # value's kind and length. Values come from nowhere but frames.
-    BEFORE = ROW_COLUMNS + 5
+    BEFORE = ROW_COLUMNS + VALUE_HEAD
 
 cdef pgf_power[651] _powers_of_five
 
