@@ -40,8 +40,10 @@ cdef extern from *:
 
 cdef extern from *:
     """
-    #define PGF_NAME(name) #name,
-    static const char *const pgf_converter_names[] = {PGF_CONVERTERS(PGF_NAME)};
+    #define PGF_NAME(name, ...) #name,
+    static const char *const pgf_converter_names[] = {
+        PGF_RARE_CONVERTERS(PGF_NAME) PGF_COMMON_CONVERTERS(PGF_NAME)
+    };
     static const char *const pgf_syntax_names[] = {PGF_SYNTAXES(PGF_NAME)};
     #undef PGF_NAME
     """

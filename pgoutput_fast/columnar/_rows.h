@@ -18,7 +18,12 @@ static inline uint64_t pgf_load_header(const uint8_t *at)
     return UINT64_C(0xFF) << 56 | pgf_load8(at);
 }
 
-/* A value of one length, of a kind that is known: kind and length are compared in one look. */
+/* The next two put the value at *at into `row` of its column, by the converter `code`, and move *at
+ * behind it. The result is PGF_DONE; or PGF_NO_VALUE, or why the converter has left the column as it
+ * was. Inlined with a constant as `code`, all that is left of them is this converter.
+ */
+
+/* A binary value of `size` bytes: its kind and its length are compared in one look. */
 static PGF_INLINE int pgf_take_sized(
     pgf_column *column, uint8_t code, uint32_t size, int64_t row, const uint8_t **at,
     const uint8_t *end)
@@ -33,7 +38,7 @@ static PGF_INLINE int pgf_take_sized(
     return status;
 }
 
-/* A value of any length. Unsigned: a negative length is longer than any frame. */
+/* A value of any length, which is left in *length. */
 static PGF_INLINE int pgf_take_any(
     pgf_column *column, uint8_t code, uint8_t kind, int64_t row, const uint8_t **at,
     const uint8_t *end, const uint8_t *floor, const uint8_t *ceiling, uint32_t *length)
@@ -42,6 +47,7 @@ static PGF_INLINE int pgf_take_any(
     if (end - *at < PGF_VALUE_HEAD || **at != kind)
         return PGF_NO_VALUE;
     *length = pgf_load4(*at + 1);
+    /* Unsigned: a negative length is longer than any frame. */
     if (*length > (size_t)(end - value))
         return PGF_UNUSUAL;
     int status = pgf_convert(column, code, row, value, *length, floor, ceiling);
@@ -73,50 +79,26 @@ static PGF_INLINE const uint8_t *pgf_take_values(
     for (;; column++) {
         uint32_t length;
         int status;
-        /* Each converter that rows are full of is compiled into the loop by itself. */
         switch (column->code) {
-#define PGF_SIZED(code, size) \
-    case code: \
-        status = pgf_take_sized(column, code, size, row, &at, end); \
-        if (status == PGF_DONE) \
-            continue; \
-        break;
-#define PGF_ANY(code, kind) \
-    case code: \
-        status = pgf_take_any(column, code, kind, row, &at, end, floor, ceiling, &length); \
-        if (status == PGF_DONE) \
-            continue; \
-        break;
-#define PGF_TEXT(code, kind, head) \
-    case code: \
-        status = pgf_take_any(column, code, kind, row, &at, end, floor, ceiling, &length); \
+/* Each converter that rows are full of is compiled into the loop by itself. Its case goes on with the
+ * next column, or leaves the switch where no value was stored.
+ */
+#define PGF_CASE_THAT_CONTINUES_OR_BREAKS(name, kind_taken, size, unstored) \
+    case name: \
+        if (size != PGF_ANY) \
+            status = pgf_take_sized(column, name, size, row, &at, end); \
+        else \
+            status = pgf_take_any( \
+                column, name, kind_taken ? kind_taken : column->kind, row, &at, end, floor, \
+                ceiling, &length); \
         if (status == PGF_DONE) { \
-            taken += length - (head); \
+            if (unstored != PGF_FIXED_WIDTH) \
+                taken += length - unstored; \
             continue; \
         } \
         break;
-            PGF_SIZED(SAME4, 4)
-            PGF_SIZED(SAME8, 8)
-            PGF_SIZED(DATE_BINARY, 4)
-            PGF_SIZED(TIMESTAMP_BINARY, 8)
-            PGF_ANY(INT4_TEXT, 't')
-            PGF_ANY(INT8_TEXT, 't')
-            PGF_ANY(BOOL_TEXT, 't')
-            PGF_ANY(BOOL_BINARY, 'b')
-            PGF_ANY(DECIMAL_TEXT, 't')
-            PGF_ANY(DECIMAL_BINARY, 'b')
-            PGF_ANY(TIMESTAMP_TEXT, 't')
-            PGF_ANY(TIMESTAMPTZ_TEXT, 't')
-            PGF_ANY(DATE_TEXT, 't')
-            PGF_ANY(FLOAT8_TEXT, 't')
-            PGF_ANY(UUID_TEXT, 't')
-            PGF_ANY(UUID_BINARY, 'b')
-            PGF_ANY(SKIP, column->kind)
-            PGF_TEXT(UTF8, column->kind, 0)
-            PGF_TEXT(JSONB_BINARY, 'b', 1)
-#undef PGF_SIZED
-#undef PGF_ANY
-#undef PGF_TEXT
+            PGF_COMMON_CONVERTERS(PGF_CASE_THAT_CONTINUES_OR_BREAKS)
+#undef PGF_CASE_THAT_CONTINUES_OR_BREAKS
         case END:
             status = PGF_UNUSUAL;
             break;
@@ -124,11 +106,11 @@ static PGF_INLINE const uint8_t *pgf_take_values(
             PGF_UNREACHABLE();
             /* fall through */
         /* All others that there are: so the compiler leaves out the check of the code's range. */
-        case SLOW: case INT2_TEXT: case UINT4_TEXT: case UINT4_WIDE_TEXT: case SAME2:
-        case UINT4_WIDE: case FLOAT4_TEXT: case NUMERIC_TEXT: case NUMERIC_BINARY: case ASCII:
-        case BYTES: case BYTEA_TEXT: case UUID_UTF8_TEXT: case UUID_UTF8_BINARY: case TIME_TEXT:
-        case TIME_BINARY: case TIME_NS_TEXT: case TIME_NS_BINARY: case INTERVAL_BINARY:
-        case LABEL: case NESTED_TEXT: case NESTED_BINARY: case CONVERTER_COUNT: case FORM:
+#define PGF_CASE(name) case name:
+            PGF_RARE_CONVERTERS(PGF_CASE)
+#undef PGF_CASE
+        case CONVERTER_COUNT:
+        case FORM:
             status = pgf_take_any(
                 column, column->code, column->kind, row, &at, end, floor, ceiling, &length);
             if (status == PGF_DONE) {
