@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "_wire.h"
+
 #if defined(__GNUC__) || defined(__clang__)
 #define PGF_OUTLINE __attribute__((noinline))
 #define PGF_INLINE inline __attribute__((always_inline))
@@ -17,21 +19,48 @@
 #define PGF_UNREACHABLE() ((void)0)
 #endif
 
-/* The converters, in the order of CONVERTERS in pgoutput_fast/columnar/fields.py, which is compared with
- * these names when the extension is imported.
+/* All converters, in the order of CONVERTERS in pgoutput_fast/columnar/fields.py, which is compared
+ * with these names when the extension is imported. What each does is in pgf_convert of _converters.h;
+ * pgf_take_values of _rows.h is made from these tables.
+ *
+ * A new column has the code 0, so that SLOW comes first.
  */
-#define PGF_CONVERTERS(X) \
-    X(SLOW) X(SKIP) X(BOOL_TEXT) X(BOOL_BINARY) X(INT2_TEXT) X(INT4_TEXT) X(INT8_TEXT) \
-    X(UINT4_TEXT) X(UINT4_WIDE_TEXT) X(SAME2) X(SAME4) X(SAME8) X(UINT4_WIDE) X(FLOAT4_TEXT) \
-    X(FLOAT8_TEXT) X(DECIMAL_TEXT) X(DECIMAL_BINARY) X(NUMERIC_TEXT) X(NUMERIC_BINARY) X(UTF8) \
-    X(ASCII) X(JSONB_BINARY) X(BYTES) X(BYTEA_TEXT) X(UUID_TEXT) X(UUID_BINARY) X(UUID_UTF8_TEXT) \
-    X(UUID_UTF8_BINARY) X(DATE_TEXT) X(DATE_BINARY) X(TIME_TEXT) X(TIME_BINARY) X(TIME_NS_TEXT) \
-    X(TIME_NS_BINARY) X(TIMESTAMP_TEXT) X(TIMESTAMPTZ_TEXT) X(TIMESTAMP_BINARY) X(INTERVAL_BINARY) \
-    X(LABEL) X(NESTED_TEXT) X(NESTED_BINARY)
+#define PGF_RARE_CONVERTERS(X) \
+    X(SLOW) X(INT2_TEXT) X(UINT4_TEXT) X(UINT4_WIDE_TEXT) X(SAME2) X(UINT4_WIDE) X(FLOAT4_TEXT) \
+    X(NUMERIC_TEXT) X(NUMERIC_BINARY) X(ASCII) X(BYTES) X(BYTEA_TEXT) X(UUID_UTF8_TEXT) \
+    X(UUID_UTF8_BINARY) X(TIME_TEXT) X(TIME_BINARY) X(TIME_NS_TEXT) X(TIME_NS_BINARY) \
+    X(INTERVAL_BINARY) X(LABEL) X(NESTED_TEXT) X(NESTED_BINARY)
+
+/* Those that rows are full of, and which values each takes: the kind ('t' or 'b'; 0: the kind that the
+ * column had before), the length (PGF_ANY: it is in front of the value), and how many of these bytes
+ * are not stored (PGF_FIXED_WIDTH: the column is not variable, so that no bytes are counted).
+ */
+enum { PGF_ANY = 0, PGF_FIXED_WIDTH = -1 };
+#define PGF_COMMON_CONVERTERS(X) \
+    X(SKIP, 0, PGF_ANY, PGF_FIXED_WIDTH) \
+    X(SAME4, 'b', 4, PGF_FIXED_WIDTH) \
+    X(SAME8, 'b', 8, PGF_FIXED_WIDTH) \
+    X(DATE_BINARY, 'b', 4, PGF_FIXED_WIDTH) \
+    X(TIMESTAMP_BINARY, 'b', 8, PGF_FIXED_WIDTH) \
+    X(INT4_TEXT, 't', PGF_ANY, PGF_FIXED_WIDTH) \
+    X(INT8_TEXT, 't', PGF_ANY, PGF_FIXED_WIDTH) \
+    X(BOOL_TEXT, 't', PGF_ANY, PGF_FIXED_WIDTH) \
+    X(BOOL_BINARY, 'b', PGF_ANY, PGF_FIXED_WIDTH) \
+    X(DECIMAL_TEXT, 't', PGF_ANY, PGF_FIXED_WIDTH) \
+    X(DECIMAL_BINARY, 'b', PGF_ANY, PGF_FIXED_WIDTH) \
+    X(TIMESTAMP_TEXT, 't', PGF_ANY, PGF_FIXED_WIDTH) \
+    X(TIMESTAMPTZ_TEXT, 't', PGF_ANY, PGF_FIXED_WIDTH) \
+    X(DATE_TEXT, 't', PGF_ANY, PGF_FIXED_WIDTH) \
+    X(FLOAT8_TEXT, 't', PGF_ANY, PGF_FIXED_WIDTH) \
+    X(UUID_TEXT, 't', PGF_ANY, PGF_FIXED_WIDTH) \
+    X(UUID_BINARY, 'b', PGF_ANY, PGF_FIXED_WIDTH) \
+    X(UTF8, 0, PGF_ANY, 0) \
+    X(JSONB_BINARY, 'b', PGF_ANY, 1)
 
 enum {
-#define PGF_CODE(name) name,
-    PGF_CONVERTERS(PGF_CODE)
+#define PGF_CODE(name, ...) name,
+    PGF_RARE_CONVERTERS(PGF_CODE)
+    PGF_COMMON_CONVERTERS(PGF_CODE)
 #undef PGF_CODE
     CONVERTER_COUNT,
     FORM, /* by the format of the value: utf8 or binary */
@@ -143,7 +172,10 @@ typedef struct {
     pgf_rows *rows;
 } pgf_cached;
 
-enum { PGF_CACHED = 256 }; /* by the last byte of their OIDs */
+enum {
+    PGF_CACHED = 256, /* by the last byte of their OIDs */
+    PGF_CACHED_BY = PGF_ROW_relation_id + 3, /* where a row has that byte outside stream chunks */
+};
 
 /* Where the frames have led, as far as rows need it. */
 typedef struct {
@@ -165,10 +197,6 @@ typedef struct {
 
 /* Microseconds from 1970 to 2000. */
 #define PGF_SHIFT INT64_C(946684800000000)
-
-/* Days and microseconds of 1970 to 2000, and from there what Python's dates can hold. */
-enum { PGF_SHIFT_DAYS = 10957, PGF_LEAST_DAY = -730119, PGF_GREATEST_DAY = 2921939 };
-#define PGF_DAY INT64_C(86400000000)
 
 static inline void pgf_set_bit(uint8_t *bits, int64_t row, int value)
 {

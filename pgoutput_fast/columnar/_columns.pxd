@@ -23,6 +23,7 @@ cdef extern from "_columns.h" nogil:
         HAS_COMMIT "PGF_HAS_COMMIT"
         HAS_AFTER "PGF_HAS_AFTER"
         CACHED "PGF_CACHED"
+        CACHED_BY "PGF_CACHED_BY"
     const int64_t SHIFT "PGF_SHIFT"
 
     ctypedef struct LabelTable "pgf_labels":

@@ -123,8 +123,7 @@ static PGF_OUTLINE int pgf_put_date(
     pgf_column *column, int64_t row, const uint8_t *at, size_t length)
 {
     int32_t days;
-    return length == 10 && pgf_date(at, &days) ? pgf_put4(column, row, (uint32_t)days)
-                                               : PGF_UNUSUAL;
+    return pgf_date(at, length, &days) ? pgf_put4(column, row, (uint32_t)days) : PGF_UNUSUAL;
 }
 
 static PGF_OUTLINE int pgf_put_float(
@@ -288,7 +287,7 @@ static PGF_OUTLINE int pgf_convert_rare(
         return length == 16 ? pgf_put_uuid_text(column, row, at) : PGF_UNUSUAL;
     case TIME_TEXT:
     case TIME_NS_TEXT:
-        if (length < 8 || pgf_time(at, length, &number) != length)
+        if (!pgf_time(at, length, &number))
             return PGF_UNUSUAL;
         return pgf_put8(column, row, (uint64_t)(number * (code == TIME_NS_TEXT ? 1000 : 1)));
     case TIME_BINARY:

@@ -24,14 +24,16 @@ from pgoutput_fast.columnar._reader cimport (
     DONE, FULL, FULL_ROWS, NEW_LABEL, NO_MEMORY, OTHER_FORM, RARE, UNKNOWN, Event, Reader, Status,
     event, put_row, read_rows,
 )
+from pgoutput_fast.protocol._wire cimport BEGIN_COMMIT_TIME, BEGIN_FINAL_LSN
 from pgoutput_fast.columnar._relation cimport (
     AS_BINARY, EnumTable, RelationRows, grow_rows, make_relation,
 )
 
 from ..decoding._core import decode, restore
 from ..decoding.diagnose import diagnose
-from ..errors import DecodeError
 from ..decoding.plan import refuse_value
+from ..errors import DecodeError
+from ..protocol.wire import relation_id_of
 from .arrays import MOST_ROWS, array_of, lsns_of, refuse_time
 from .rare import NEW_VERSIONS, event_of, outdated, plans_of
 from .schema import version_of
@@ -422,12 +424,10 @@ cdef class Engine(Reader):
             if frame[:1] not in (b"I", b"U", b"D"):
                 message = decode(frame, in_stream)
                 if self.stream.wide and message.final_lsn >> 63:
-                    refuse_time(frame, 1, "commit_lsn", message.final_lsn)
-                refuse_time(frame, 9, "commit_time", message.commit_time)
-            start = 5 if in_stream else 1
-            plan = None
-            if len(frame) >= start + 4:
-                plan = state.plan(int.from_bytes(frame[start:start + 4], "big"))
+                    refuse_time(frame, BEGIN_FINAL_LSN, "commit_lsn", message.final_lsn)
+                refuse_time(frame, BEGIN_COMMIT_TIME, "commit_time", message.commit_time)
+            relation_id = relation_id_of(frame, in_stream)
+            plan = None if relation_id is None else state.plan(relation_id)
             if plan is None:
                 diagnose(frame, in_stream, state.plan)
             restore(frame, in_stream, plan)

@@ -15,6 +15,13 @@ from ..decoding.diagnose import diagnose
 from ..decoding.plan import RelationPlan, refuse_value
 from ..errors import DecodeError
 from ..protocol.messages import Truncate, decode_rare
+from ..protocol.wire import (
+    RELATION_ID,
+    RELATION_ID_IN_STREAM,
+    TUPLE_HEAD,
+    VALUE_HEAD,
+    offset_of,
+)
 from ._pure_batch import ChangeBatch, batch_of
 from ._pure_input import Piece, pieces_of
 from ._pure_relation import MOST_OFFSET, RelationRows, Stored
@@ -36,6 +43,8 @@ _event = struct.Struct("=qQQqIIB7x").pack
 
 _OPS = {"I": b"insert", "U": b"update", "D": b"delete"}
 _BINARY, _NULL, _UNCHANGED = b"bnu"
+_FINAL_LSN = offset_of("B", "final_lsn")
+_COMMIT_TIME = offset_of("B", "commit_time")
 _GREATEST_TIME = 0x7FFFFFFFFFFFFFFF - EPOCH_SHIFT
 
 
@@ -170,9 +179,9 @@ class Engine:
         message = make_fixed(frame, False)
         if isinstance(message, Begin):
             if self._wide and message.final_lsn >> 63:
-                refuse_time(frame, 1, "commit_lsn", message.final_lsn)
+                refuse_time(frame, _FINAL_LSN, "commit_lsn", message.final_lsn)
             if message.commit_time > _GREATEST_TIME:
-                refuse_time(frame, 9, "commit_time", message.commit_time)
+                refuse_time(frame, _COMMIT_TIME, "commit_time", message.commit_time)
             state.begin(message.xid, message.final_lsn, message.commit_time)
         else:
             self._event(message, None, state.xid)
@@ -183,8 +192,8 @@ class Engine:
         """Take an Insert, Update or Delete."""
         state, options = self.state, self._options
         in_stream = state.open_xid is not None
-        start = 5 if in_stream else 1
-        if len(frame) < start + 7:
+        start = RELATION_ID_IN_STREAM if in_stream else RELATION_ID
+        if len(frame) < start + 4 + TUPLE_HEAD:
             diagnose(frame, in_stream, state.plan)
         relation_id: int = _uint32(frame, start)[0]
         relation = self._cached.get(relation_id)
@@ -410,7 +419,7 @@ class _Taken:
             if kind == _UNCHANGED or kind == _NULL:
                 taken.append(None)
                 continue
-            stored = self._stored(i, field, start + 5, end, kind == _BINARY)
+            stored = self._stored(i, field, start + VALUE_HEAD, end, kind == _BINARY)
             if stored is not None and field.width < 0:
                 self.bytes += len(stored)
             taken.append(stored)

@@ -13,6 +13,7 @@ from ..decoding._pure import Begin, Commit, Delete, Insert, Update, decode
 from ..decoding.state import StreamState
 from ..errors import DecodeError
 from ..protocol.messages import Message, Relation
+from ..protocol.wire import VALUE_HEAD
 from ..settings import make_settings
 from ._pure_input import pieces_of
 from .arrays import FrameBatch, array_of
@@ -105,7 +106,7 @@ def _add_slices(slices: bytearray, frame: bytes, positions: Any) -> int:
     start, *ends = positions
     for end in ends:
         kind = _KINDS[frame[start]]
-        offset = start + (5 if kind >= 2 else 1)
+        offset = start + (VALUE_HEAD if kind >= 2 else 1)
         slices += _slice(offset, end - offset << 2 | kind)
         start = end
     return len(ends)

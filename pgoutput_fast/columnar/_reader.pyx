@@ -16,10 +16,13 @@ from libc.string cimport memcpy, strlen
 
 from pgoutput_fast.values._values cimport pgf_power, powers_of_five
 from pgoutput_fast._loads cimport load_uint16, load_uint32, load_uint64
-from pgoutput_fast.protocol._wire cimport MAX_FRAME, walk_tuple
+from pgoutput_fast.protocol._wire cimport (
+    COMMIT_END_LSN, COMMIT_LENGTH, COMMIT_LSN, COMMIT_TIME, MAX_FRAME, ROW_COLUMNS, ROW_MARKER,
+    ROW_RELATION_ID, VALUE_HEAD, XID_SIZE, walk_tuple,
+)
 from pgoutput_fast.columnar._columns cimport (
-    CONVERTER_COUNT, DELETE, FORM, HAS_AFTER, INSERT, OLD_KEY, OLD_ROW, SHIFT, SKIP, SYNTAX_COUNT,
-    UPDATE, Cached, Column, Rows, Side, Stream, settle,
+    CACHED_BY, CONVERTER_COUNT, DELETE, FORM, HAS_AFTER, INSERT, OLD_KEY, OLD_ROW, SHIFT, SKIP,
+    SYNTAX_COUNT, UPDATE, Cached, Column, Rows, Side, Stream, settle,
 )
 from pgoutput_fast.columnar._input cimport Frame, Source, take_frame
 from pgoutput_fast.columnar._memory cimport grow
@@ -37,8 +40,10 @@ cdef extern from *:
 
 cdef extern from *:
     """
-    #define PGF_NAME(name) #name,
-    static const char *const pgf_converter_names[] = {PGF_CONVERTERS(PGF_NAME)};
+    #define PGF_NAME(name, ...) #name,
+    static const char *const pgf_converter_names[] = {
+        PGF_RARE_CONVERTERS(PGF_NAME) PGF_COMMON_CONVERTERS(PGF_NAME)
+    };
     static const char *const pgf_syntax_names[] = {PGF_SYNTAXES(PGF_NAME)};
     #undef PGF_NAME
     """
@@ -121,25 +126,25 @@ cdef Status read_rows(Reader self, const Source *source, Py_ssize_t end) noexcep
 
 # The frame that the loop over rows has left.
 cdef Status read_frame(Reader self, const Frame *frame) noexcept nogil:
-    cdef int32_t xid_size = 4 if self.stream.in_stream else 0
+    cdef int32_t xid_size = XID_SIZE if self.stream.in_stream else 0
     cdef Cached *cached
     cdef uint8_t tag
     if frame.length == 0 or frame.length > MAX_FRAME:
         return FAULT
     tag = frame.at[0]
     if tag == c'I' or tag == c'U' or tag == c'D':
-        if frame.length < 8 + xid_size:
+        if frame.length < ROW_COLUMNS + xid_size:
             return FAULT
-        cached = &self.stream.cached[frame.at[4 + xid_size]]
-        self.wanted_id = load_uint32(frame.at + 1 + xid_size)
+        cached = &self.stream.cached[frame.at[CACHED_BY + xid_size]]
+        self.wanted_id = load_uint32(frame.at + ROW_RELATION_ID + xid_size)
         if cached.rows == NULL or self.wanted_id != <uint32_t> (cached.header >> 24):
             return UNKNOWN
         self.stopped = cached.rows
-        return read_change(self, cached.rows, frame, tag, 5 + xid_size)
+        return read_change(self, cached.rows, frame, tag, ROW_MARKER + xid_size)
     if tag == c'B':
         return FAULT
     if tag == c'C':
-        if frame.length != 26 or self.stream.in_stream:
+        if frame.length != COMMIT_LENGTH or self.stream.in_stream:
             return FAULT
         return commit(self, frame)
     return RARE
@@ -148,8 +153,8 @@ cdef Status read_frame(Reader self, const Frame *frame) noexcept nogil:
 cdef Status commit(Reader self, const Frame *frame) noexcept nogil:
     if not event(
         self, c'C', self.stream.xid if self.stream.in_transaction else 0, 0,
-        load_uint64(frame.at + 2), load_uint64(frame.at + 10),
-        <int64_t> load_uint64(frame.at + 18),
+        load_uint64(frame.at + COMMIT_LSN), load_uint64(frame.at + COMMIT_END_LSN),
+        <int64_t> load_uint64(frame.at + COMMIT_TIME),
     ):
         return NO_MEMORY
     self.stream.in_transaction = False
@@ -339,22 +344,23 @@ cdef Status read_rest(
         if at >= end:
             return FAULT
         if at[0] == c't' or at[0] == c'b':
-            if end - at < 5:
+            if end - at < VALUE_HEAD:
                 return FAULT
             length = load_uint32(at + 1)
             # Unsigned: a negative length is longer than any frame.
-            if length > <size_t> (end - at - 5):
+            if length > <size_t> (end - at - VALUE_HEAD):
                 return FAULT
             if at[0] != column.kind:
                 column.kind = at[0]
                 column.code = column.codes[at[0] == c't']
             else:
                 status = store_value(
-                    self, rows, column, column - side.columns, at + 5, length, at[0] == c'b', frame
+                    self, rows, column, column - side.columns, at + VALUE_HEAD, length,
+                    at[0] == c'b', frame,
                 )
                 if status != DONE:
                     return status
-                at += 5 + length
+                at += VALUE_HEAD + length
                 column += 1
         elif at[0] == c'n':
             if column.codes[1] != SKIP and not set_null(column, side, rows.count):
@@ -428,13 +434,13 @@ cdef Status unsent(
         # The old row was found sound a moment ago.
         for _i in range(c):
             if data[position] == c't' or data[position] == c'b':
-                position += 5 + load_uint32(data + position + 1)
+                position += VALUE_HEAD + load_uint32(data + position + 1)
             else:
                 position += 1
         if data[position] == c't' or data[position] == c'b':
             length = load_uint32(data + position + 1)
             return store_value(
-                self, rows, &side.columns[c], c, data + position + 5, length,
+                self, rows, &side.columns[c], c, data + position + VALUE_HEAD, length,
                 data[position] == c'b', frame,
             )
     if not note_unchanged(rows, c) or not set_null(&side.columns[c], side, rows.count):

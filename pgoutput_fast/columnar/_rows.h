@@ -8,6 +8,7 @@
 
 #include "_converters.h"
 #include "_input.h"
+#include "_wire.h"
 
 /* What comes is not a value of the column's kind: null, or something else. */
 enum { PGF_NO_VALUE = -1 };
@@ -17,13 +18,19 @@ static inline uint64_t pgf_load_header(const uint8_t *at)
     return UINT64_C(0xFF) << 56 | pgf_load8(at);
 }
 
-/* A value of one length, of a kind that is known: kind and length are compared in one look. */
+/* The next two put the value at *at into `row` of its column, by the converter `code`, and move *at
+ * behind it. The result is PGF_DONE; or PGF_NO_VALUE, or why the converter has left the column as it
+ * was. Inlined with a constant as `code`, all that is left of them is this converter.
+ */
+
+/* A binary value of `size` bytes: its kind and its length are compared in one look. */
 static PGF_INLINE int pgf_take_sized(
     pgf_column *column, uint8_t code, uint32_t size, int64_t row, const uint8_t **at,
     const uint8_t *end)
 {
-    const uint8_t *value = *at + 5;
-    if (end - *at < 5 + (ptrdiff_t)size || pgf_load8(*at) >> 24 != ((uint64_t)'b' << 32 | size))
+    const uint8_t *value = *at + PGF_VALUE_HEAD;
+    if (end - *at < PGF_VALUE_HEAD + (ptrdiff_t)size
+        || pgf_load8(*at) >> 24 != ((uint64_t)'b' << 32 | size))
         return PGF_NO_VALUE;
     int status = pgf_convert(column, code, row, value, size, value, value);
     if (status == PGF_DONE)
@@ -31,15 +38,16 @@ static PGF_INLINE int pgf_take_sized(
     return status;
 }
 
-/* A value of any length. Unsigned: a negative length is longer than any frame. */
+/* A value of any length, which is left in *length. */
 static PGF_INLINE int pgf_take_any(
     pgf_column *column, uint8_t code, uint8_t kind, int64_t row, const uint8_t **at,
     const uint8_t *end, const uint8_t *floor, const uint8_t *ceiling, uint32_t *length)
 {
-    const uint8_t *value = *at + 5;
-    if (end - *at < 5 || **at != kind)
+    const uint8_t *value = *at + PGF_VALUE_HEAD;
+    if (end - *at < PGF_VALUE_HEAD || **at != kind)
         return PGF_NO_VALUE;
     *length = pgf_load4(*at + 1);
+    /* Unsigned: a negative length is longer than any frame. */
     if (*length > (size_t)(end - value))
         return PGF_UNUSUAL;
     int status = pgf_convert(column, code, row, value, *length, floor, ceiling);
@@ -71,50 +79,26 @@ static PGF_INLINE const uint8_t *pgf_take_values(
     for (;; column++) {
         uint32_t length;
         int status;
-        /* Each converter that rows are full of is compiled into the loop by itself. */
         switch (column->code) {
-#define PGF_SIZED(code, size) \
-    case code: \
-        status = pgf_take_sized(column, code, size, row, &at, end); \
-        if (status == PGF_DONE) \
-            continue; \
-        break;
-#define PGF_ANY(code, kind) \
-    case code: \
-        status = pgf_take_any(column, code, kind, row, &at, end, floor, ceiling, &length); \
-        if (status == PGF_DONE) \
-            continue; \
-        break;
-#define PGF_TEXT(code, kind, head) \
-    case code: \
-        status = pgf_take_any(column, code, kind, row, &at, end, floor, ceiling, &length); \
+/* Each converter that rows are full of is compiled into the loop by itself. Its case goes on with the
+ * next column, or leaves the switch where no value was stored.
+ */
+#define PGF_CASE_THAT_CONTINUES_OR_BREAKS(name, kind_taken, size, unstored) \
+    case name: \
+        if (size != PGF_ANY) \
+            status = pgf_take_sized(column, name, size, row, &at, end); \
+        else \
+            status = pgf_take_any( \
+                column, name, kind_taken ? kind_taken : column->kind, row, &at, end, floor, \
+                ceiling, &length); \
         if (status == PGF_DONE) { \
-            taken += length - (head); \
+            if (unstored != PGF_FIXED_WIDTH) \
+                taken += length - unstored; \
             continue; \
         } \
         break;
-            PGF_SIZED(SAME4, 4)
-            PGF_SIZED(SAME8, 8)
-            PGF_SIZED(DATE_BINARY, 4)
-            PGF_SIZED(TIMESTAMP_BINARY, 8)
-            PGF_ANY(INT4_TEXT, 't')
-            PGF_ANY(INT8_TEXT, 't')
-            PGF_ANY(BOOL_TEXT, 't')
-            PGF_ANY(BOOL_BINARY, 'b')
-            PGF_ANY(DECIMAL_TEXT, 't')
-            PGF_ANY(DECIMAL_BINARY, 'b')
-            PGF_ANY(TIMESTAMP_TEXT, 't')
-            PGF_ANY(TIMESTAMPTZ_TEXT, 't')
-            PGF_ANY(DATE_TEXT, 't')
-            PGF_ANY(FLOAT8_TEXT, 't')
-            PGF_ANY(UUID_TEXT, 't')
-            PGF_ANY(UUID_BINARY, 'b')
-            PGF_ANY(SKIP, column->kind)
-            PGF_TEXT(UTF8, column->kind, 0)
-            PGF_TEXT(JSONB_BINARY, 'b', 1)
-#undef PGF_SIZED
-#undef PGF_ANY
-#undef PGF_TEXT
+            PGF_COMMON_CONVERTERS(PGF_CASE_THAT_CONTINUES_OR_BREAKS)
+#undef PGF_CASE_THAT_CONTINUES_OR_BREAKS
         case END:
             status = PGF_UNUSUAL;
             break;
@@ -122,11 +106,11 @@ static PGF_INLINE const uint8_t *pgf_take_values(
             PGF_UNREACHABLE();
             /* fall through */
         /* All others that there are: so the compiler leaves out the check of the code's range. */
-        case SLOW: case INT2_TEXT: case UINT4_TEXT: case UINT4_WIDE_TEXT: case SAME2:
-        case UINT4_WIDE: case FLOAT4_TEXT: case NUMERIC_TEXT: case NUMERIC_BINARY: case ASCII:
-        case BYTES: case BYTEA_TEXT: case UUID_UTF8_TEXT: case UUID_UTF8_BINARY: case TIME_TEXT:
-        case TIME_BINARY: case TIME_NS_TEXT: case TIME_NS_BINARY: case INTERVAL_BINARY:
-        case LABEL: case NESTED_TEXT: case NESTED_BINARY: case CONVERTER_COUNT: case FORM:
+#define PGF_CASE(name) case name:
+            PGF_RARE_CONVERTERS(PGF_CASE)
+#undef PGF_CASE
+        case CONVERTER_COUNT:
+        case FORM:
             status = pgf_take_any(
                 column, column->code, column->kind, row, &at, end, floor, ceiling, &length);
             if (status == PGF_DONE) {
@@ -155,12 +139,13 @@ static PGF_OUTLINE const uint8_t *pgf_take_more(
 /* False if it is malformed, or has what the columns of its rows can't hold. */
 static inline int pgf_begin(pgf_stream *stream, const uint8_t *at, int64_t length)
 {
-    if (length != 21 || stream->in_stream || (stream->wide && at[1] >= 0x80)
-        || (int64_t)pgf_load8(at + 9) > INT64_MAX - PGF_SHIFT)
+    if (length != PGF_BEGIN_end || stream->in_stream
+        || (stream->wide && at[PGF_BEGIN_final_lsn] >= 0x80)
+        || (int64_t)pgf_load8(at + PGF_BEGIN_commit_time) > INT64_MAX - PGF_SHIFT)
         return 0;
-    stream->commit_lsn = pgf_load8(at + 1);
-    stream->commit_time = (int64_t)pgf_load8(at + 9);
-    stream->xid = pgf_load4(at + 17);
+    stream->commit_lsn = pgf_load8(at + PGF_BEGIN_final_lsn);
+    stream->commit_time = (int64_t)pgf_load8(at + PGF_BEGIN_commit_time);
+    stream->xid = pgf_load4(at + PGF_BEGIN_xid);
     stream->in_transaction = 1;
     stream->has_commit = 1;
     stream->seq = 0;
@@ -181,9 +166,9 @@ static inline void pgf_put_beside(
     if (stream->in_stream) {
         /* TRUNCATE names its transaction in the same place. */
         if (stream->wide)
-            ((int64_t *)rows->subxids)[row] = pgf_load4(at + 1);
+            ((int64_t *)rows->subxids)[row] = pgf_load4(at + PGF_XID);
         else
-            ((uint32_t *)rows->subxids)[row] = pgf_load4(at + 1);
+            ((uint32_t *)rows->subxids)[row] = pgf_load4(at + PGF_XID);
     }
     if (lsn)
         rows->lsns[row] = *lsn;
@@ -210,17 +195,18 @@ static PGF_OUTLINE int64_t pgf_take_rows(
     pgf_stream *stream, const pgf_source *source, int64_t i, int64_t end, const uint64_t *lsns,
     pgf_stop *stop)
 {
-    const int64_t xid_size = stream->in_stream ? 4 : 0;
+    const int64_t xid_size = stream->in_stream ? PGF_XID_SIZE : 0;
+    const int64_t shortest = PGF_ROW_columns + xid_size;
     stop->rows = NULL;
     for (; i < end; i++) {
         pgf_frame frame;
         pgf_take_frame(source, i, &frame);
         /* Shorter and longer ones in one comparison. */
-        if ((uint64_t)(frame.length - 8 - xid_size) > PGF_MAX_FRAME - 8 - (uint64_t)xid_size)
+        if ((uint64_t)(frame.length - shortest) > PGF_MAX_FRAME - (uint64_t)shortest)
             break;
         uint8_t tag = frame.at[0];
         if (tag == 'I' || tag == 'U') {
-            const pgf_cached *cached = &stream->cached[frame.at[4 + xid_size]];
+            const pgf_cached *cached = &stream->cached[frame.at[PGF_CACHED_BY + xid_size]];
             pgf_rows *rows = cached->rows;
             if (pgf_load_header(frame.at + xid_size) != cached->header
                 || rows->count >= rows->limit || (stream->wide && lsns && lsns[i] >> 63))
@@ -229,8 +215,8 @@ static PGF_OUTLINE int64_t pgf_take_rows(
             const uint8_t *frame_end = frame.at + frame.length;
             int64_t bytes = 0;
             const uint8_t *at = pgf_take_values(
-                &column, rows->count, frame.at + 8 + xid_size, frame_end, frame.floor,
-                frame.ceiling, &bytes);
+                &column, rows->count, frame.at + shortest, frame_end, frame.floor, frame.ceiling,
+                &bytes);
             int64_t held = stream->held + bytes + rows->fixed;
             if (column->code != END || at != frame_end
                 || (held > stream->max_bytes && stream->held > 0)) {

@@ -17,6 +17,7 @@ from ..decoding.state import StreamState
 from ..errors import DecodeError, PgOutputError
 from ..policies import Policies
 from ..protocol.messages import decode_rare
+from ..protocol.wire import XID_SIZE, offset_of, relation_id_of
 from ..settings import Settings, make_settings
 from ..types import TypeRegistry
 from ..values import EPOCH_UTC
@@ -87,6 +88,7 @@ class Event(NamedTuple):
 
 
 _COMMITS = frozenset("CcK")
+_STREAM_XID = offset_of("c", "xid")
 """Tags of the messages that commit a transaction: Commit, Stream Commit, Commit Prepared."""
 
 
@@ -564,7 +566,8 @@ class ColumnarDecoder:
         elif error.tag in ("C", "P") and state.open_xid is None:
             state.end()
         elif error.tag == "c":
-            state.lose_stream(int.from_bytes(frame[1:5], "big") if len(frame) >= 5 else None)
+            xid = frame[_STREAM_XID : _STREAM_XID + XID_SIZE]
+            state.lose_stream(int.from_bytes(xid, "big") if len(xid) == XID_SIZE else None)
         engine.adopt(state)
         engine.skip(self._rows_of(frame))
         return True
@@ -581,10 +584,7 @@ class ColumnarDecoder:
 
     def _forget_announced(self, state: StreamState, frame: bytes) -> None:
         """Forget the relation or type of a malformed Relation or Type message."""
-        start = 5 if state.open_xid is not None else 1
-        number = (
-            int.from_bytes(frame[start : start + 4], "big") if len(frame) >= start + 4 else None
-        )
+        number = relation_id_of(frame, state.open_xid is not None)
         if frame[:1] == b"R":
             state.forget_relation(number)
         else:

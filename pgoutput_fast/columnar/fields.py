@@ -26,17 +26,21 @@ CONVERTERS = {
     name: number
     for number, name in enumerate(
         (
-            "slow", "skip", "bool_text", "bool_binary", "int2_text", "int4_text", "int8_text",
-            "uint4_text", "uint4_wide_text", "same2", "same4", "same8", "uint4_wide", "float4_text",
-            "float8_text", "decimal_text", "decimal_binary", "numeric_text", "numeric_binary",
-            "utf8", "ascii", "jsonb_binary", "bytes", "bytea_text", "uuid_text", "uuid_binary",
-            "uuid_utf8_text", "uuid_utf8_binary", "date_text", "date_binary", "time_text",
-            "time_binary", "time_ns_text", "time_ns_binary", "timestamp_text", "timestamptz_text",
-            "timestamp_binary", "interval_binary", "label", "nested_text", "nested_binary",
+            "slow", "int2_text", "uint4_text", "uint4_wide_text", "same2", "uint4_wide",
+            "float4_text", "numeric_text", "numeric_binary", "ascii", "bytes", "bytea_text",
+            "uuid_utf8_text", "uuid_utf8_binary", "time_text", "time_binary", "time_ns_text",
+            "time_ns_binary", "interval_binary", "label", "nested_text", "nested_binary",
+            # Those that rows are full of.
+            "skip", "same4", "same8", "date_binary", "timestamp_binary", "int4_text", "int8_text",
+            "bool_text", "bool_binary", "decimal_text", "decimal_binary", "timestamp_text",
+            "timestamptz_text", "date_text", "float8_text", "uuid_text", "uuid_binary", "utf8",
+            "jsonb_binary",
         )
     )
 }  # fmt: skip
-"""The converters of the compiled implementation; "slow" calls the field's function for all values.
+"""The converters of the compiled implementation, in the order of the tables in ``_columns.h``.
+
+The converter "slow" calls the field's function for all values.
 """
 
 SYNTAXES = {

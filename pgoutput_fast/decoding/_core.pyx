@@ -21,7 +21,7 @@ from pgoutput_fast._loads cimport load_uint32, load_uint64
 from pgoutput_fast.protocol._wire cimport (
     BEGIN_COMMIT_TIME, BEGIN_FINAL_LSN, BEGIN_LENGTH, BEGIN_XID, COMMIT_END_LSN, COMMIT_FLAGS,
     COMMIT_LENGTH, COMMIT_LSN, COMMIT_TIME, MAX_COLUMNS, MAX_FRAME, ROW_MARKER, ROW_RELATION_ID,
-    ROW_TUPLE, XID, walk_tuple,
+    ROW_TUPLE, TUPLE_HEAD, VALUE_HEAD, XID, XID_SIZE, walk_tuple,
 )
 
 import inspect
@@ -724,9 +724,15 @@ def wire_offsets() -> dict[tuple[str, str], int]:
     return found
 
 
-def wire_limits() -> tuple[int, int]:
-    """The longest frame and the most columns, as the C code has them."""
-    return MAX_FRAME, MAX_COLUMNS
+def wire_limits() -> dict[str, int]:
+    """The numbers of `errors` and `wire` that no field is behind, as the C code has them."""
+    return {
+        "MAX_FRAME_LENGTH": MAX_FRAME,
+        "MAX_COLUMNS": MAX_COLUMNS,
+        "XID_SIZE": XID_SIZE,
+        "TUPLE_HEAD": TUPLE_HEAD,
+        "VALUE_HEAD": VALUE_HEAD,
+    }
 
 
 # Users import the classes from the package: so help() shows them, and pickles of them load with

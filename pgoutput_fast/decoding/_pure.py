@@ -18,6 +18,14 @@ from typing import Any
 from ..errors import MAX_FRAME_LENGTH, DecodeError, frame_bytes
 from ..policies import Policies
 from ..protocol.messages import Message, Relation, decode_rare, describe, to_datetime
+from ..protocol.wire import (
+    MAX_COLUMNS,
+    RELATION_ID,
+    RELATION_ID_IN_STREAM,
+    TUPLE_HEAD,
+    VALUE_HEAD,
+    offset_of,
+)
 from ..settings import make_settings
 from ..types import TypeRegistry
 from ._pure_tuples import TupleData, fail_stateless, make_tuple, marker_of
@@ -53,8 +61,19 @@ _new: Any = object.__new__
 _B, _C, _D, _I, _K, _N, _O, _U = b"BCDIKNOU"
 _BINARY, _NULL, _TEXT, _UNCHANGED = b"bntu"
 
-BEGIN_LENGTH = 21
-COMMIT_LENGTH = 26
+BEGIN_LENGTH = offset_of("B", "end")
+COMMIT_LENGTH = offset_of("C", "end")
+
+_BEGIN_FINAL_LSN = offset_of("B", "final_lsn")
+_BEGIN_COMMIT_TIME = offset_of("B", "commit_time")
+_BEGIN_XID = offset_of("B", "xid")
+_COMMIT_FLAGS = offset_of("C", "flags")
+_COMMIT_LSN = offset_of("C", "commit_lsn")
+_COMMIT_END_LSN = offset_of("C", "end_lsn")
+_COMMIT_TIME = offset_of("C", "commit_time")
+_STREAM_XID = offset_of("I", "xid", in_stream=True)
+_COLUMNS = offset_of("I", "new") + TUPLE_HEAD
+_COLUMNS_IN_STREAM = offset_of("I", "new", in_stream=True) + TUPLE_HEAD
 
 
 class _Stumble(Exception):
@@ -74,7 +93,7 @@ def walk(frame: bytes, position: int, count: int) -> list[int]:
     for _ in range(count):
         kind = frame[position]
         if kind == _TEXT or kind == _BINARY:
-            position += 5 + _uint32(frame, position + 1)[0]
+            position += VALUE_HEAD + _uint32(frame, position + 1)[0]
         elif kind == _NULL or kind == _UNCHANGED:
             position += 1
         else:
@@ -112,13 +131,14 @@ class _Row:
         """The xid of the (sub)transaction in a stream chunk, None outside."""
         if not self._in_stream:
             return None
-        xid: int = _uint32(self._frame, 1)[0]
+        xid: int = _uint32(self._frame, _STREAM_XID)[0]
         return xid
 
     @property
     def relation_id(self) -> int:
         """OID of the relation."""
-        relation_id: int = _uint32(self._frame, 5 if self._in_stream else 1)[0]
+        start = RELATION_ID_IN_STREAM if self._in_stream else RELATION_ID
+        relation_id: int = _uint32(self._frame, start)[0]
         return relation_id
 
     @property
@@ -289,13 +309,13 @@ class Begin(_Fixed):
     @property
     def final_lsn(self) -> int:
         """LSN of the transaction's commit record."""
-        lsn: int = _uint64(self._frame, 1)[0]
+        lsn: int = _uint64(self._frame, _BEGIN_FINAL_LSN)[0]
         return lsn
 
     @property
     def commit_time(self) -> int:
         """Time of the commit, in microseconds since 2000-01-01 UTC."""
-        time: int = _int64(self._frame, 9)[0]
+        time: int = _int64(self._frame, _BEGIN_COMMIT_TIME)[0]
         return time
 
     @property
@@ -312,7 +332,7 @@ class Begin(_Fixed):
     @property
     def xid(self) -> int:
         """The transaction's xid."""
-        xid: int = _uint32(self._frame, 17)[0]
+        xid: int = _uint32(self._frame, _BEGIN_XID)[0]
         return xid
 
 
@@ -332,24 +352,24 @@ class Commit(_Fixed):
     @property
     def flags(self) -> int:
         """Flags, which servers do not use so far."""
-        return self._frame[1]
+        return self._frame[_COMMIT_FLAGS]
 
     @property
     def commit_lsn(self) -> int:
         """LSN of the commit record."""
-        lsn: int = _uint64(self._frame, 2)[0]
+        lsn: int = _uint64(self._frame, _COMMIT_LSN)[0]
         return lsn
 
     @property
     def end_lsn(self) -> int:
         """LSN after the transaction, which is to be acknowledged to the server."""
-        lsn: int = _uint64(self._frame, 10)[0]
+        lsn: int = _uint64(self._frame, _COMMIT_END_LSN)[0]
         return lsn
 
     @property
     def commit_time(self) -> int:
         """Time of the commit, in microseconds since 2000-01-01 UTC."""
-        time: int = _int64(self._frame, 18)[0]
+        time: int = _int64(self._frame, _COMMIT_TIME)[0]
         return time
 
     @property
@@ -383,16 +403,17 @@ def make_row(
     `plan_of` finds the plan of a relation. It is None if the frame is decoded without a Decoder.
     Raises IndexError, struct.error or _Stumble if the frame is malformed.
     """
-    relation_id, marker, count = _row_header(frame, 5 if in_stream else 1)
+    start = RELATION_ID_IN_STREAM if in_stream else RELATION_ID
+    relation_id, marker, count = _row_header(frame, start)
     if plan_of is None:
         plan = None
-        if count > 0x7FFF:  # it is signed
+        if count > MAX_COLUMNS:
             raise _Stumble
     else:
         plan = plan_of(relation_id)
         if plan is None or count != plan.width:
             raise _Stumble
-    positions = walk(frame, 12 if in_stream else 8, count)
+    positions = walk(frame, _COLUMNS_IN_STREAM if in_stream else _COLUMNS, count)
     tag = frame[0]
     row: Insert | Update | Delete
     if tag == _I:
@@ -409,9 +430,9 @@ def make_row(
             new_count = _count(frame, end + 1)[0]
             sound = (marker == _K or marker == _O) and frame[end] == _N
             # Without a plan, nothing says how many columns the two tuples have.
-            sound = sound and (new_count == count or (plan is None and new_count <= 0x7FFF))
+            sound = sound and (new_count == count or (plan is None and new_count <= MAX_COLUMNS))
             row._old = positions
-            positions = walk(frame, end + 3, new_count)
+            positions = walk(frame, end + TUPLE_HEAD, new_count)
         row._new = positions
     else:
         row = _new(Delete)

@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Protocol
 
 from ..errors import fail
 from ..objects import UNCHANGED, Unchanged
+from ..protocol.wire import RELATION_ID, RELATION_ID_IN_STREAM, VALUE_HEAD, offset_of
 from .diagnose import STATELESS_HINT
 from .plan import RelationPlan, refuse_value
 from .views import describe_tuple, restore_tuple
@@ -16,6 +17,8 @@ _new: Any = object.__new__
 
 _K = 0x4B
 _BINARY, _NULL, _TEXT, _UNCHANGED = b"bntu"
+_MARKER = offset_of("I", "new")
+_MARKER_IN_STREAM = offset_of("I", "new", in_stream=True)
 
 
 class Row(Protocol):
@@ -34,13 +37,13 @@ class Row(Protocol):
 
 def fail_stateless(row: Row) -> NoReturn:
     """Raise ``unknown_relation`` for a row that was decoded without a Decoder."""
-    start = 5 if row._in_stream else 1
+    start = RELATION_ID_IN_STREAM if row._in_stream else RELATION_ID
     fail("unknown_relation", row._frame, start, relation_id=row.relation_id, hint=STATELESS_HINT)
 
 
 def marker_of(row: Row) -> int:
     """The marker of a row's first tuple."""
-    return row._frame[9 if row._in_stream else 5]
+    return row._frame[_MARKER_IN_STREAM if row._in_stream else _MARKER]
 
 
 def make_tuple(row: Row, positions: Any) -> TupleData:
@@ -99,7 +102,7 @@ class TupleData:
             return None
         if kind == _UNCHANGED:
             return UNCHANGED
-        return frame[start + 5 : self._positions[i + 1]]
+        return frame[start + VALUE_HEAD : self._positions[i + 1]]
 
     def text(self, i: int) -> str | Unchanged | None:
         """Column `i` as the text that the server prints, None for NULL, or UNCHANGED.
@@ -138,14 +141,14 @@ class TupleData:
             for end in self._positions[1:]:
                 kind = frame[start]
                 if kind == _TEXT:
-                    append(frame[start + 5 : end].decode())
+                    append(frame[start + VALUE_HEAD : end].decode())
                 elif kind == _NULL:
                     append(None)
                 else:
                     append(self._text(len(texts)))
                 start = end
         except UnicodeDecodeError as error:
-            refuse_value(frame, start + 5, len(texts), error, plan)
+            refuse_value(frame, start + VALUE_HEAD, len(texts), error, plan)
         return tuple(texts)
 
     def values(self) -> tuple[Any, ...]:
@@ -169,16 +172,16 @@ class TupleData:
             for end, from_text in zip(self._positions[1:], plan.text):
                 kind = frame[start]
                 if kind == _TEXT:
-                    append(from_text(frame[start + 5 : end]))
+                    append(from_text(frame[start + VALUE_HEAD : end]))
                 elif kind == _BINARY:
-                    append(binary[len(values)](frame[start + 5 : end]))
+                    append(binary[len(values)](frame[start + VALUE_HEAD : end]))
                 elif kind == _NULL:
                     append(None)
                 else:
                     append(UNCHANGED)
                 start = end
         except Exception as error:
-            refuse_value(frame, start + 5, len(values), error, plan)
+            refuse_value(frame, start + VALUE_HEAD, len(values), error, plan)
         return tuple(values)
 
     def as_dict(self, columns: Iterable[str] | None = None) -> dict[str, Any]:
@@ -250,9 +253,9 @@ class TupleData:
             return UNCHANGED
         converters = plan.text if kind == _TEXT else plan.binary
         try:
-            return converters[i](frame[start + 5 : self._positions[i + 1]])
+            return converters[i](frame[start + VALUE_HEAD : self._positions[i + 1]])
         except Exception as error:
-            refuse_value(frame, start + 5, i, error, plan)
+            refuse_value(frame, start + VALUE_HEAD, i, error, plan)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.values())
@@ -322,7 +325,7 @@ class TupleData:
             text: str = plan.text_form[i](raw)
             return text
         except ValueError as error:
-            refuse_value(frame, start + 5, i, error, plan)
+            refuse_value(frame, start + VALUE_HEAD, i, error, plan)
 
 
 Sequence.register(TupleData)

@@ -6,7 +6,7 @@ it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import fail
 from ..protocol.messages import (
@@ -25,8 +25,12 @@ from ..protocol.messages import (
     is_repeated,
     published,
 )
+from ..protocol.wire import relation_id_of
 from ..settings import Settings
 from .plan import RelationPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Staged:
@@ -285,16 +289,18 @@ class StreamState:
 
     def announces(self, frame: bytes) -> bool:
         """Whether a Relation or Type, as it is outside of stream chunks, says what is known."""
-        known: Relation | Type | None
-        number = int.from_bytes(frame[1:5], "big")
-        known = (self.relations if frame[:1] == b"R" else self.types).get(number)
+        number = relation_id_of(frame, in_stream=False)
+        announced: Mapping[int, Relation | Type]
+        announced = self.relations if frame[:1] == b"R" else self.types
+        known = None if number is None else announced.get(number)
         return known is not None and is_repeated(known, frame, self.settings.encoding)
 
     def _known(self, frame: bytes) -> Message | None:
         """The known Relation if the frame repeats it, as servers do when their caches are reset."""
-        if frame[:1] != b"R" or self.open_xid is not None or len(frame) < 5:
+        if frame[:1] != b"R" or self.open_xid is not None:
             return None
-        known = self.relations.get(int.from_bytes(frame[1:5], "big"))
+        number = relation_id_of(frame, in_stream=False)
+        known = None if number is None else self.relations.get(number)
         if known is None or not is_repeated(known, frame, self.settings.encoding):
             return None
         return known

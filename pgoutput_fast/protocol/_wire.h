@@ -43,7 +43,11 @@ enum { PGF_MAX_COLUMNS = 0x7FFF };
     X(DELETE, 'D', relation_id, 1) \
     X(DELETE, 'D', old, 5) \
     X(RELATION, 'R', relation_id, 1) \
+    X(TRUNCATE, 'T', relation_count, 1) \
+    X(TRUNCATE, 'T', options, 5) \
     X(TRUNCATE, 'T', relation_ids, 6) \
+    X(MESSAGE, 'M', lsn, 2) \
+    X(MESSAGE, 'M', prefix, 10) \
     X(STREAM_START, 'S', xid, 1) \
     X(STREAM_COMMIT, 'c', xid, 1) \
     X(STREAM_ABORT, 'A', xid, 1) \
@@ -62,8 +66,10 @@ enum {
     /* Insert, Update and Delete begin alike: relation, then a tuple's marker and the tuple. */
     PGF_ROW_relation_id = PGF_INSERT_relation_id,
     PGF_ROW_marker = PGF_INSERT_new,
-    PGF_ROW_tuple = PGF_ROW_marker + 1,
-    PGF_ROW_columns = PGF_ROW_tuple + 2, /* behind the number of columns */
+    PGF_ROW_tuple = PGF_ROW_marker + 1, /* the number of columns */
+    PGF_TUPLE_HEAD = 3, /* bytes in front of a tuple's columns: its marker and their number */
+    PGF_VALUE_HEAD = 5, /* bytes in front of a column's value: its kind and length */
+    PGF_ROW_columns = PGF_ROW_marker + PGF_TUPLE_HEAD,
 };
 
 typedef struct {
@@ -84,33 +90,41 @@ typedef struct {
 
 enum { PGF_KIND_NULL, PGF_KIND_UNCHANGED, PGF_KIND_TEXT, PGF_KIND_BINARY };
 
+/* One column at `at`, as a slice; where the next one begins, NULL if it is malformed. */
+static inline const uint8_t *pgf_read_column(
+    const uint8_t *frame, const uint8_t *at, const uint8_t *end, pgf_slice *column)
+{
+    if (at >= end)
+        return NULL;
+    uint8_t kind = at[0];
+    if (kind == 't' || kind == 'b') {
+        if (end - at < PGF_VALUE_HEAD)
+            return NULL;
+        uint32_t length = pgf_load4(at + 1);
+        at += PGF_VALUE_HEAD;
+        /* Unsigned: a negative length is longer than any frame. */
+        if (length > (size_t)(end - at))
+            return NULL;
+        column->offset = (uint32_t)(at - frame);
+        column->length_and_kind = length << 2 | (kind == 't' ? PGF_KIND_TEXT : PGF_KIND_BINARY);
+        return at + length;
+    }
+    if (kind != 'n' && kind != 'u')
+        return NULL;
+    at++;
+    column->offset = (uint32_t)(at - frame);
+    column->length_and_kind = kind == 'n' ? PGF_KIND_NULL : PGF_KIND_UNCHANGED;
+    return at;
+}
+
 /* The slices of a tuple's columns; where the last one ends, NULL if one is malformed. */
 static inline const uint8_t *pgf_read_slices(
     const uint8_t *frame, const uint8_t *at, const uint8_t *end, pgf_slice *slice, uint32_t count)
 {
     for (const pgf_slice *last = slice + count; slice < last; slice++) {
-        if (at >= end)
+        at = pgf_read_column(frame, at, end, slice);
+        if (!at)
             return NULL;
-        uint8_t kind = at[0];
-        if (kind == 't' || kind == 'b') {
-            if (end - at < 5)
-                return NULL;
-            uint32_t length = pgf_load4(at + 1);
-            at += 5;
-            /* Unsigned: a negative length is longer than any frame. */
-            if (length > (size_t)(end - at))
-                return NULL;
-            slice->offset = (uint32_t)(at - frame);
-            slice->length_and_kind = length << 2
-                | (kind == 't' ? PGF_KIND_TEXT : PGF_KIND_BINARY);
-            at += length;
-        } else if (kind == 'n' || kind == 'u') {
-            at++;
-            slice->offset = (uint32_t)(at - frame);
-            slice->length_and_kind = kind == 'n' ? PGF_KIND_NULL : PGF_KIND_UNCHANGED;
-        } else {
-            return NULL;
-        }
     }
     return at;
 }
@@ -121,33 +135,19 @@ static inline const uint8_t *pgf_read_slices(
 static inline ptrdiff_t pgf_walk_tuple(
     const uint8_t *frame, ptrdiff_t position, ptrdiff_t end, int32_t width)
 {
-    uint32_t count, length;
     if (end - position < 2)
         return -1;
-    count = pgf_load2(frame + position);
-    position += 2;
+    const uint8_t *at = frame + position + 2, *frame_end = frame + end;
+    uint32_t count = pgf_load2(frame + position);
+    pgf_slice ignored;
     if (count > PGF_MAX_COLUMNS || (width >= 0 && count != (uint32_t)width))
         return -1;
     for (; count > 0; count--) {
-        if (position >= end)
+        at = pgf_read_column(frame, at, frame_end, &ignored);
+        if (!at)
             return -1;
-        uint8_t kind = frame[position];
-        if (kind == 't' || kind == 'b') {
-            if (end - position < 5)
-                return -1;
-            length = pgf_load4(frame + position + 1);
-            position += 5;
-            /* Unsigned: a negative length is longer than any frame. */
-            if (length > (size_t)(end - position))
-                return -1;
-            position += length;
-        } else if (kind == 'n' || kind == 'u') {
-            position += 1;
-        } else {
-            return -1;
-        }
     }
-    return position;
+    return at - frame;
 }
 
 /* The column at `position` of a tuple that pgf_walk_tuple has found sound; where the next begins. */
@@ -157,12 +157,12 @@ static inline ptrdiff_t pgf_take_column(
     uint8_t kind = frame[position];
     if (kind == 't' || kind == 'b') {
         uint32_t length = pgf_load4(frame + position + 1);
-        column->offset = (uint32_t)(position + 5);
+        column->offset = (uint32_t)(position + PGF_VALUE_HEAD);
         if (kind == 't')
             column->length_and_kind = length << 2 | PGF_KIND_TEXT;
         else
             column->length_and_kind = length << 2 | PGF_KIND_BINARY;
-        return position + 5 + length;
+        return position + PGF_VALUE_HEAD + length;
     }
     column->offset = (uint32_t)(position + 1);
     if (kind == 'n')

@@ -101,8 +101,59 @@ before it: "N", "K or O", "optional K or O".
 
 TAGS = "".join(sorted(LAYOUTS))
 
-_FIXED = {"uint8": "B", "uint32": "I", "lsn": "Q", "time": "q", "truncate_count": "i"}
+_FIXED = {
+    "uint8": "B", "bool": "B", "char": "B", "uint32": "I", "lsn": "Q", "time": "q",
+    "truncate_count": "i",
+}  # fmt: skip
 """How a field is read → its format in :mod:`struct`; only fields that always have one size."""
+
+
+MAX_COLUMNS = 0x7FFF
+"""The most columns that a tuple can have: their number is a signed 16-bit integer."""
+
+XID_SIZE = 4
+"""Bytes of a "stream_xid", by which the fields behind it lie further back in a stream chunk."""
+
+TUPLE_HEAD = 3
+"""Bytes in front of a tuple's columns: its marker, and the number of its columns (int16)."""
+
+VALUE_HEAD = 5
+"""Bytes in front of a column's value: its kind, "t" or "b", and its length (int32)."""
+
+
+def offset_of(tag: str, field: str, in_stream: bool = False) -> int:
+    """Where a field begins in frames with this tag, all of whose fields before it have fixed sizes.
+
+    Parameters
+    ----------
+    tag : str
+    field : str
+        A name from `LAYOUTS`, or ``"end"`` for where the last field ends.
+    in_stream : bool
+        Whether the frames come from inside stream chunks.
+    """
+    offset = 1
+    for name, kind in LAYOUTS[tag]:
+        if name == field:
+            return offset
+        if kind != "stream_xid":
+            offset += struct.calcsize(_FIXED[kind])
+        elif in_stream:
+            offset += XID_SIZE
+    if field != "end":
+        raise KeyError(field)
+    return offset
+
+
+RELATION_ID = offset_of("I", "relation_id")
+RELATION_ID_IN_STREAM = offset_of("I", "relation_id", in_stream=True)
+"""Where an Insert, Update or Delete has its relation's OID, and a Relation or Type its own."""
+
+
+def relation_id_of(frame: bytes, in_stream: bool) -> int | None:
+    """That OID; None if the frame ends before it does."""
+    start = RELATION_ID_IN_STREAM if in_stream else RELATION_ID
+    return int(_uint32(frame, start)[0]) if len(frame) >= start + 4 else None
 
 
 def fields_reader(tag: str, *fields: str) -> Callable[[bytes], tuple[int, ...]]:

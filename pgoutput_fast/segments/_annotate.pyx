@@ -11,14 +11,8 @@ import numpy as np
 from pgoutput_fast._loads cimport load_uint32, load_uint64
 from pgoutput_fast.protocol._wire cimport (
     BEGIN_COMMIT_TIME, BEGIN_FINAL_LSN, BEGIN_LENGTH, BEGIN_XID, COMMIT_END_LSN, COMMIT_LSN,
-    COMMIT_TIME,
+    COMMIT_TIME, MESSAGE_LSN, MESSAGE_PREFIX, TRUNCATE_OPTIONS, TRUNCATE_RELATION_COUNT,
 )
-
-cdef enum:
-    TRUNCATE_COUNT = 1
-    TRUNCATE_OPTIONS = 5
-    MESSAGE_LSN = 2
-    MESSAGE_PREFIX = 10
 
 # The columns as a structure of arrays: the same names in the same order as in the twin.
 _TYPES = (np.uint64, np.int64, np.uint32, np.int64, np.uint8)
@@ -151,7 +145,7 @@ def annotate(
                 wrong = "too short"
                 break
             seq[i] = next_seq
-            next_seq += load_uint32(frame + TRUNCATE_COUNT)
+            next_seq += load_uint32(frame + TRUNCATE_RELATION_COUNT)
         elif tag != c'M' and tag != c'O':
             wrong = "not of protocol version 1"
             break

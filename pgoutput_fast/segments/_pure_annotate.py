@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ..protocol.wire import fields_reader
+from ..protocol.wire import fields_reader, offset_of
 
 _ROWS = frozenset(b"IUD")
-_LENGTHS = {ord("B"): 21, ord("C"): 18, ord("T"): 5, ord("M"): 10}
+_LENGTHS = {
+    ord(tag): offset_of(tag, field)
+    for tag, field in (("B", "end"), ("C", "commit_time"), ("T", "options"), ("M", "prefix"))
+}
 """How long frames of these tags are at least, up to behind the last field that is read."""
 
 # The columns as a structure of arrays: the same names in the same order as in the twin.

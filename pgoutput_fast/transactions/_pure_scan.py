@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..columnar._pure_input import pieces_of
-from ..protocol.wire import fields_reader
+from ..protocol.wire import RELATION_ID, XID_SIZE, fields_reader, offset_of
 
 _ROWS = frozenset(b"IUDT")
-_BEGIN_LENGTH, _COMMIT_LENGTH = 21, 26
+_BEGIN_LENGTH, _COMMIT_LENGTH = offset_of("B", "end"), offset_of("C", "end")
+_XID = offset_of("I", "xid", in_stream=True)
+_RELATION_ID = slice(RELATION_ID, RELATION_ID + 4)
+_TRUNCATED = offset_of("T", "relation_ids")
 
 _read_begin = fields_reader("B", "xid")
 _read_commit = fields_reader("C", "commit_lsn", "end_lsn", "commit_time")
@@ -103,8 +106,8 @@ def scan(data: Any, offsets: Any, start: int, in_chunk: bool) -> tuple[list[tupl
             if tag in b"CSE":
                 return marks, i + 1
         elif in_chunk:
-            xid = bytes(data[at + 1 : min(at + 5, end)])
-            if xid != before or len(xid) < 4:
+            xid = bytes(data[at + _XID : min(at + _XID + XID_SIZE, end)])
+            if xid != before or len(xid) < XID_SIZE:
                 marks.append((i, tag))
                 before = xid
     return marks, len(offsets) - 1
@@ -131,7 +134,7 @@ def first_uses(data: Any, offsets: Any, relation_ids: Collection[int]) -> list[t
         if at == end or data[at] not in _ROWS:
             continue
         frame = bytes(data[at:end])
-        step = slice(6, end - at) if frame[0] == ord("T") else slice(1, 5)
+        step = slice(_TRUNCATED, end - at) if frame[0] == ord("T") else _RELATION_ID
         part = frame[step]
         for start in range(0, len(part) - 3, 4):
             relation_id = int.from_bytes(part[start : start + 4], "big")

@@ -14,12 +14,12 @@ import numpy as np
 
 from pgoutput_fast._loads cimport load_uint32, load_uint64
 from pgoutput_fast.protocol._wire cimport (
-    BEGIN_LENGTH, BEGIN_XID, COMMIT_END_LSN, COMMIT_LENGTH, COMMIT_LSN, COMMIT_TIME, XID, XID_SIZE,
+    BEGIN_LENGTH, BEGIN_XID, COMMIT_END_LSN, COMMIT_LENGTH, COMMIT_LSN, COMMIT_TIME, ROW_MARKER,
+    ROW_RELATION_ID, TRUNCATE_RELATION_IDS, XID, XID_SIZE,
 )
 from pgoutput_fast.columnar._input cimport Frame, Piece, pieces_of, take_frame
 
 cdef enum:
-    TRUNCATE_IDS = 6
     # The numbers that `whole` gives for each transaction.
     FIELDS = 5
 
@@ -223,8 +223,8 @@ def first_uses(data: Any, offsets: Any, relation_ids: Collection[int]) -> list[t
         if not is_row(tag):
             continue
         if tag != c'T':
-            end = min(end, at + 5)
-        at += TRUNCATE_IDS if tag == c'T' else 1
+            end = min(end, at + ROW_MARKER)
+        at += TRUNCATE_RELATION_IDS if tag == c'T' else ROW_RELATION_ID
         while at + 4 <= end:
             relation_id = load_uint32(frames.at + at)
             at += 4

@@ -15,7 +15,7 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 from libc.string cimport memcpy
 
 from pgoutput_fast._loads cimport load_uint16, load_uint32
-from pgoutput_fast.protocol._wire cimport MAX_FRAME
+from pgoutput_fast.protocol._wire cimport MAX_FRAME, VALUE_HEAD
 from pgoutput_fast.columnar._memory cimport expect_memory
 
 from .faults import refuse_copy, refuse_frame
@@ -182,7 +182,7 @@ cdef inline uint8_t *take_row(Rows *rows, const uint8_t **row, uint8_t *frame) n
         if length < 0:
             set_fault(rows, LENGTH, at, length)
             return NULL
-        if (made - frame) + 5 + <int64_t> length > MAX_FRAME:
+        if (made - frame) + VALUE_HEAD + <int64_t> length > MAX_FRAME:
             set_fault(rows, FRAME, at, length)
             return NULL
         if end - at - 4 < length:
@@ -193,7 +193,7 @@ cdef inline uint8_t *take_row(Rows *rows, const uint8_t **row, uint8_t *frame) n
             memcpy(made + 1, at, SHORT)
         else:
             memcpy(made + 1, at, 4 + length)
-        made += 5 + length
+        made += VALUE_HEAD + length
         at += 4 + length
     row[0] = at
     return made

@@ -120,80 +120,110 @@ static inline int pgf_integer(
     return 1;
 }
 
-/* A number with `scale` digits after its point, up to 18 in all, as the integer of them all. */
+/* The digits of a number that has `scale` of them behind its point, as one integer without the sign;
+ * at most `most` digits, of which an uint64 holds 19.
+ */
+static inline int pgf_decimal_digits(
+    const uint8_t *at, size_t length, size_t before, uint32_t scale, size_t most, int *negative,
+    uint64_t *number)
+{
+    *negative = length > 0 && at[0] == '-';
+    at += *negative;
+    length -= *negative;
+    before += *negative;
+    if (scale == 0)
+        return length <= most && pgf_digits(at, length, before, number);
+    /* A digit before the point, the point, and the digits behind it. */
+    if (length < (size_t)scale + 2 || length > most + 1 || at[length - scale - 1] != '.')
+        return 0;
+#if PGF_SSE2
+    if (length <= 16 && before + length >= 16) {
+        /* Shifted by a byte, the digits before the point stand where it was. */
+        __m128i text = _mm_loadu_si128((const __m128i *)(at + length - 16));
+        __m128i fraction = _mm_loadu_si128((const __m128i *)(PGF_LAST + scale));
+        __m128i joined = _mm_or_si128(
+            _mm_and_si128(fraction, text),
+            _mm_andnot_si128(fraction, _mm_slli_si128(text, 1)));
+        return pgf_sixteen_digits(
+            joined, _mm_loadu_si128((const __m128i *)(PGF_LAST + length - 1)), number);
+    }
+#endif
+    uint64_t whole, fraction;
+    if (!pgf_digits_slow(at, length - scale - 1, &whole)
+        || !pgf_digits_slow(at + length - scale, scale, &fraction))
+        return 0;
+    *number = whole * PGF_POWERS[scale] + fraction;
+    return 1;
+}
+
+/* The same as a signed integer, for which there are 18 digits at most. */
 static inline int pgf_decimal(
     const uint8_t *at, size_t length, size_t before, uint32_t scale, int64_t *value)
 {
     uint64_t number;
-    int negative = length > 0 && at[0] == '-';
-    at += negative;
-    length -= negative;
-    before += negative;
-    if (scale == 0) {
-        if (length > 18 || !pgf_digits(at, length, before, &number))
-            return 0;
-    } else {
-        if (length < (size_t)scale + 2 || length > 19 || at[length - scale - 1] != '.')
-            return 0;
-#if PGF_SSE2
-        if (length <= 16 && before + length >= 16) {
-            /* Shifted by a byte, the digits before the point stand where it was. */
-            __m128i text = _mm_loadu_si128((const __m128i *)(at + length - 16));
-            __m128i fraction = _mm_loadu_si128((const __m128i *)(PGF_LAST + scale));
-            __m128i joined = _mm_or_si128(
-                _mm_and_si128(fraction, text),
-                _mm_andnot_si128(fraction, _mm_slli_si128(text, 1)));
-            if (!pgf_sixteen_digits(
-                    joined, _mm_loadu_si128((const __m128i *)(PGF_LAST + length - 1)), &number))
-                return 0;
-        } else
-#endif
-        {
-            uint64_t fraction;
-            if (!pgf_digits_slow(at, length - scale - 1, &number)
-                || !pgf_digits_slow(at + length - scale, scale, &fraction))
-                return 0;
-            number = number * PGF_POWERS[scale] + fraction;
-        }
-    }
+    int negative;
+    if (!pgf_decimal_digits(at, length, before, scale, 18, &negative, &number))
+        return 0;
     *value = negative ? -(int64_t)number : (int64_t)number;
     return 1;
 }
 
+/* How many bytes there are behind the last point of a text; 0 if it has no point. */
+static inline size_t pgf_behind_point(const uint8_t *at, size_t length)
+{
+    for (size_t i = length; i > 0; i--)
+        if (at[i - 1] == '.')
+            return length - i;
+    return 0;
+}
+
 /* --- numeric ---------------------------------------------------------------------------------- */
 
-/* A binary numeric of up to 16 digits, none of them behind `scale`, as an integer of that scale. */
+/* The digits of a binary numeric, up to its scale, as an integer below 10**19 without the sign. */
+static inline int pgf_numeric_digits(const uint8_t *at, size_t length, uint64_t *number)
+{
+    if (length < 8 || length > 18)
+        return 0;
+    uint32_t count = pgf_load2(at), sign = pgf_load2(at + 4), scale = pgf_load2(at + 6);
+    int32_t weight = (int16_t)pgf_load2(at + 2);
+    if (length != 8 + 2 * (size_t)count || ((sign & ~0x4000u) | (scale & ~0x3FFFu)))
+        return 0;
+    uint64_t value = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t digits = pgf_load2(at + 8 + 2 * i);
+        if (digits > 9999)
+            return 0;
+        value = value * 10000 + digits;
+    }
+    /* Five groups have 20 digits. */
+    if (count == 5 && pgf_load2(at + 8) > 999)
+        return 0;
+    /* The digits of the scale behind the last group; below 0 where the scale ends within it. */
+    int32_t behind = (weight + 1 - (int32_t)count) * 4 + (int32_t)scale;
+    if (behind != 0 && value != 0) {
+        if (behind > 0) {
+            if (behind > 18 || value >= PGF_POWERS[19 - behind])
+                return 0;
+            value *= PGF_POWERS[behind];
+        } else {
+            if (behind < -3 || value % PGF_POWERS[-behind] != 0)
+                return 0; /* digits beyond the scale */
+            value /= PGF_POWERS[-behind];
+        }
+    }
+    *number = value;
+    return 1;
+}
+
+/* The same of one whose scale is `scale`, as a signed integer of up to 18 digits. */
 static inline int pgf_binary_decimal(
     const uint8_t *at, size_t length, uint32_t scale, int64_t *value)
 {
-    if (length < 8 || length > 16)
+    uint64_t number;
+    if (!pgf_numeric_digits(at, length, &number) || pgf_load2(at + 6) != scale
+        || number >= PGF_POWERS[18])
         return 0;
-    uint32_t count = pgf_load2(at);
-    int32_t weight = (int16_t)pgf_load2(at + 2);
-    uint32_t sign = pgf_load2(at + 4);
-    if (length != 8 + 2 * (size_t)count || (sign & ~0x4000u) || pgf_load2(at + 6) != scale)
-        return 0;
-    uint64_t number = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t digit = pgf_load2(at + 8 + 2 * i);
-        if (digit > 9999)
-            return 0;
-        number = number * 10000 + digit;
-    }
-    int32_t shift = (weight + 1 - (int32_t)count) * 4 + (int32_t)scale;
-    if (number != 0) {
-        if (shift > 0) {
-            /* 16 digits and two more are an int64. */
-            if (shift > 18 || number >= PGF_POWERS[18] / PGF_POWERS[shift])
-                return 0;
-            number *= PGF_POWERS[shift];
-        } else if (shift < 0) {
-            if (shift < -3 || number % PGF_POWERS[-shift] != 0)
-                return 0;
-            number /= PGF_POWERS[-shift];
-        }
-    }
-    *value = sign ? -(int64_t)number : (int64_t)number;
+    *value = pgf_load2(at + 4) ? -(int64_t)number : (int64_t)number;
     return 1;
 }
 
@@ -429,6 +459,11 @@ static inline int pgf_float(
 
 /* --- dates and times -------------------------------------------------------------------------- */
 
+#define PGF_DAY INT64_C(86400000000) /* microseconds */
+
+/* Days from 1970-01-01 to 2000-01-01, and from there to the first and the last day of Python's dates. */
+enum { PGF_SHIFT_DAYS = 10957, PGF_LEAST_DAY = -730119, PGF_GREATEST_DAY = 2921939 };
+
 static inline int32_t pgf_two(const uint8_t *at)
 {
     uint32_t tens = (uint32_t)at[0] - '0', ones = (uint32_t)at[1] - '0';
@@ -442,35 +477,41 @@ static inline int32_t pgf_days_in(int32_t year, int32_t month)
         + (month == 2 && year % 4 == 0 && (year % 100 != 0 || year % 400 == 0));
 }
 
-/* Days from 1970-01-01 of YYYY-MM-DD, from year 1 on. */
-static inline int pgf_date(const uint8_t *at, int32_t *days)
+/* A day and a time of day as people write them, and as Python's classes take them. */
+typedef struct {
+    int32_t year, month, day;
+} pgf_calendar_day;
+
+typedef struct {
+    int32_t hour, minute, second, microsecond;
+} pgf_time_of_day;
+
+/* Of the ten bytes YYYY-MM-DD, from year 1 on. */
+static inline int pgf_read_day(const uint8_t *at, pgf_calendar_day *day)
 {
     int32_t century = pgf_two(at), year = pgf_two(at + 2);
-    int32_t month = pgf_two(at + 5), day = pgf_two(at + 8);
-    if ((century | year | month | day) < 0 || at[4] != '-' || at[7] != '-')
+    day->month = pgf_two(at + 5);
+    day->day = pgf_two(at + 8);
+    if ((century | year | day->month | day->day) < 0 || at[4] != '-' || at[7] != '-')
         return 0;
-    year += century * 100;
-    if (year < 1 || month < 1 || month > 12 || day < 1 || day > pgf_days_in(year, month))
-        return 0;
-    /* Years that begin in March: the leap day is their last one, and months follow a line. */
-    int32_t shifted = month <= 2 ? year - 1 : year;
-    int32_t from_march = month <= 2 ? month + 9 : month - 3;
-    *days = 365 * shifted + shifted / 4 - shifted / 100 + shifted / 400
-        + (153 * from_march + 2) / 5 + day - 1 - 719468;
-    return 1;
+    day->year = year + century * 100;
+    return day->year >= 1 && day->month >= 1 && day->month <= 12 && day->day >= 1
+        && day->day <= pgf_days_in(day->year, day->month);
 }
 
-/* Microseconds of HH:MM:SS[.f to .ffffff]; the number of bytes read, 0 if it is none. */
-static inline size_t pgf_time(const uint8_t *at, size_t length, int64_t *microseconds)
+/* Of HH:MM:SS[.f to .ffffff]; the number of bytes read, 0 if it is none. */
+static inline size_t pgf_read_time(const uint8_t *at, size_t length, pgf_time_of_day *time)
 {
     static const int32_t scales[7] = {1000000, 100000, 10000, 1000, 100, 10, 1};
     if (length < 8 || at[2] != ':' || at[5] != ':')
         return 0;
-    int32_t hour = pgf_two(at), minute = pgf_two(at + 3), second = pgf_two(at + 6);
-    if ((hour | minute | second) < 0 || hour > 23 || minute > 59 || second > 59)
+    time->hour = pgf_two(at);
+    time->minute = pgf_two(at + 3);
+    time->second = pgf_two(at + 6);
+    time->microsecond = 0;
+    if ((time->hour | time->minute | time->second) < 0 || time->hour > 23 || time->minute > 59
+        || time->second > 59)
         return 0;
-    int64_t value = ((int64_t)hour * 60 + minute) * 60 + second;
-    value *= 1000000;
     size_t i = 8;
     if (length > 8 && at[8] == '.') {
         int32_t fraction = 0;
@@ -481,29 +522,70 @@ static inline size_t pgf_time(const uint8_t *at, size_t length, int64_t *microse
         }
         if (i == 9)
             return 0;
-        value += (int64_t)fraction * scales[i - 9];
+        time->microsecond = fraction * scales[i - 9];
     }
-    *microseconds = value;
     return i;
 }
 
-/* Microseconds from 1970 of YYYY-MM-DD HH:MM:SS[.ffffff], with +00 behind it where `zoned`. */
-static inline int pgf_timestamp(const uint8_t *at, size_t length, int zoned, int64_t *value)
+/* Of YYYY-MM-DD HH:MM:SS[.ffffff], with +00 behind it where `zoned`. */
+static inline int pgf_read_timestamp(
+    const uint8_t *at, size_t length, int zoned, pgf_calendar_day *day, pgf_time_of_day *time)
 {
-    int32_t days;
-    int64_t time;
-    if (length < 19 || at[10] != ' ' || !pgf_date(at, &days))
+    if (length < 19 || at[10] != ' ' || !pgf_read_day(at, day))
         return 0;
-    size_t used = 11 + pgf_time(at + 11, length - 11, &time);
+    size_t used = 11 + pgf_read_time(at + 11, length - 11, time);
     if (used == 11)
         return 0;
-    if (zoned) {
-        if (length - used != 3 || at[used] != '+' || at[used + 1] != '0' || at[used + 2] != '0')
-            return 0;
-    } else if (length != used) {
+    if (!zoned)
+        return length == used;
+    return length - used == 3 && at[used] == '+' && at[used + 1] == '0' && at[used + 2] == '0';
+}
+
+/* Days from 1970-01-01. */
+static inline int32_t pgf_day_number(const pgf_calendar_day *day)
+{
+    /* Years that begin in March: the leap day is their last one, and months follow a line. */
+    int32_t early = day->month <= 2;
+    int32_t year = day->year - early;
+    int32_t from_march = day->month + (early ? 9 : -3);
+    return 365 * year + year / 4 - year / 100 + year / 400 + (153 * from_march + 2) / 5 + day->day
+        - 1 - 719468;
+}
+
+/* Microseconds from midnight. */
+static inline int64_t pgf_microseconds(const pgf_time_of_day *time)
+{
+    int32_t seconds = (time->hour * 60 + time->minute) * 60 + time->second;
+    return (int64_t)seconds * 1000000 + time->microsecond;
+}
+
+/* The same texts as the numbers that a column has. */
+static inline int pgf_date(const uint8_t *at, size_t length, int32_t *days)
+{
+    pgf_calendar_day day;
+    if (length != 10 || !pgf_read_day(at, &day))
         return 0;
-    }
-    *value = (int64_t)days * 86400000000 + time;
+    *days = pgf_day_number(&day);
+    return 1;
+}
+
+static inline int pgf_time(const uint8_t *at, size_t length, int64_t *microseconds)
+{
+    pgf_time_of_day time;
+    size_t used = pgf_read_time(at, length, &time);
+    if (used == 0 || used != length)
+        return 0;
+    *microseconds = pgf_microseconds(&time);
+    return 1;
+}
+
+static inline int pgf_timestamp(const uint8_t *at, size_t length, int zoned, int64_t *microseconds)
+{
+    pgf_calendar_day day;
+    pgf_time_of_day time;
+    if (!pgf_read_timestamp(at, length, zoned, &day, &time))
+        return 0;
+    *microseconds = pgf_day_number(&day) * PGF_DAY + pgf_microseconds(&time);
     return 1;
 }
 

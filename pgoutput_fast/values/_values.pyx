@@ -12,10 +12,14 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.datetime cimport date_new, datetime_new, import_datetime, time_new
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport (
+    INT16_MAX, INT16_MIN, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, UINT32_MAX, int16_t, int32_t,
+    int64_t, uint8_t, uint32_t, uint64_t,
+)
 from libc.string cimport memcpy
 
 from pgoutput_fast._loads cimport load_uint16, load_uint32, load_uint64
+from pgoutput_fast.protocol._wire cimport ROW_COLUMNS, VALUE_HEAD
 
 import datetime
 import decimal
@@ -97,88 +101,47 @@ cdef inline object ascii_text(const char *text, Py_ssize_t length):
     return value
 
 
-# --- digits --------------------------------------------------------------------------------------
-
-# Two, or four, decimal digits as a number; -1 if they are none.
-cdef inline int32_t two_digits(const uint8_t *at) noexcept nogil:
-    cdef uint32_t tens = <uint32_t> at[0] - c'0'
-    cdef uint32_t ones = <uint32_t> at[1] - c'0'
-    if tens > 9 or ones > 9:
-        return -1
-    return tens * 10 + ones
-
-
-cdef inline int32_t four_digits(const uint8_t *at) noexcept nogil:
-    cdef int32_t high = two_digits(at)
-    cdef int32_t low = two_digits(at + 2)
-    if high < 0 or low < 0:
-        return -1
-    return high * 100 + low
-
-
-# The number of the last `length` of eight bytes, 1 to 8; False if they are no digits. They are read
-# at once, and what is in front of them is taken out: the time of a loop goes into guessing where it
-# ends.
-cdef inline bint eight_digits(
-    const uint8_t *at, Py_ssize_t length, uint64_t *value
-) noexcept nogil:
-    cdef uint64_t word = load_uint64(at)
-    # What a byte below "0" borrows from those before it does no harm: it is above 9 itself.
-    word -= 0x3030303030303030u
-    word &= 0xFFFFFFFFFFFFFFFFu >> (64 - 8 * length)
-    if (word | (word + 0x7676767676767676u)) & 0x8080808080808080u:
-        return False  # a byte is above 9
-    # Neighbours become one number: of two digits, of four, of eight.
-    word = (word >> 8 & 0x00FF00FF00FF00FFu) * 10 + (word & 0x00FF00FF00FF00FFu)
-    word = (word >> 16 & 0x0000FFFF0000FFFFu) * 100 + (word & 0x0000FFFF0000FFFFu)
-    value[0] = (word >> 32) * 10_000 + (word & 0xFFFFFFFFu)
-    return True
-
-
-# The number of `length` digits; False if they are none, or more than 19. A value in a frame has 13
-# bytes in front of it at least, so that eight can be read that end in it.
-cdef inline bint all_digits(
-    const uint8_t *at, Py_ssize_t length, uint64_t *value
-) noexcept nogil:
-    cdef const uint8_t *last = at + length - 8
-    cdef uint64_t eight
-    if not 0 < length <= 19:
-        return False
-    length = ((length - 1) & 7) + 1
-    at += length - 8
-    if not eight_digits(at, length, value):
-        return False
-    while at < last:
-        at += 8
-        if not eight_digits(at, 8, &eight):
-            return False
-        value[0] = value[0] * 100_000_000 + eight
-    return True
-
-
-# The integer in `length` bytes; False if there is none, or it has more than 18 digits.
-cdef inline bint decimal_integer(
-    const uint8_t *at, Py_ssize_t length, int64_t *value
-) noexcept nogil:
-    cdef bint negative = length > 0 and at[0] == c'-'
-    cdef uint64_t number
-    if length - negative > 18 or not all_digits(at + negative, length - negative, &number):
-        return False
-    value[0] = -<int64_t> number if negative else <int64_t> number
-    return True
-
+# --- what columns use too ------------------------------------------------------------------------
 
 cdef extern from "_convert.h" nogil:
     enum:
         PGF_LEAST_POWER
         PGF_GREATEST_POWER
         PGF_NUMERIC_ROOM
+        PGF_LEAST_DAY
+        PGF_GREATEST_DAY
+    const int64_t DAY "PGF_DAY"
     const uint64_t[20] PGF_POWERS
+    ctypedef struct CalendarDay "pgf_calendar_day":
+        int32_t year, month, day
+    ctypedef struct TimeOfDay "pgf_time_of_day":
+        int32_t hour, minute, second, microsecond
+    bint pgf_integer(
+        const uint8_t *at, size_t length, size_t before, int64_t least, int64_t greatest,
+        int64_t *value
+    ) noexcept
+    size_t pgf_behind_point(const uint8_t *at, size_t length) noexcept
+    bint pgf_decimal_digits(
+        const uint8_t *at, size_t length, size_t before, uint32_t scale, size_t most,
+        int *negative, uint64_t *number
+    ) noexcept
+    bint pgf_is_numeric(const uint8_t *at, size_t length) noexcept
+    bint pgf_numeric_digits(const uint8_t *at, size_t length, uint64_t *number) noexcept
+    bint pgf_read_day(const uint8_t *at, CalendarDay *day) noexcept
+    size_t pgf_read_time(const uint8_t *at, size_t length, TimeOfDay *time) noexcept
+    bint pgf_read_timestamp(
+        const uint8_t *at, size_t length, bint zoned, CalendarDay *day, TimeOfDay *time
+    ) noexcept
     bint pgf_float(
         const uint8_t *at, size_t length, const pgf_power *powers, double *value
     ) noexcept
     size_t pgf_numeric_text(const uint8_t *at, size_t length, char *text) noexcept
     bint pgf_uuid(const uint8_t *at, size_t length, uint8_t *bytes) noexcept
+
+cdef enum:
+    # The bytes of a frame in front of a value, at least: a row's up to its columns, then the
+    # value's kind and length. Values come from nowhere but frames.
+    BEFORE = ROW_COLUMNS + VALUE_HEAD
 
 cdef pgf_power[651] _powers_of_five
 
@@ -209,57 +172,6 @@ cdef const pgf_power *powers_of_five() noexcept nogil:
 
 # --- dates and times -----------------------------------------------------------------------------
 
-cdef inline int32_t days_in(int32_t year, int32_t month) noexcept nogil:
-    if month == 2:
-        return 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
-    return 30 if month == 4 or month == 6 or month == 9 or month == 11 else 31
-
-
-# Year, month and day of ten bytes YYYY-MM-DD; False if they are none that Python can hold.
-cdef inline bint parse_date(
-    const uint8_t *at, int32_t *year, int32_t *month, int32_t *day
-) noexcept nogil:
-    year[0] = four_digits(at)
-    month[0] = two_digits(at + 5)
-    day[0] = two_digits(at + 8)
-    return (
-        at[4] == c'-' and at[7] == c'-' and year[0] > 0 and 0 < month[0] <= 12
-        and 0 < day[0] <= days_in(year[0], month[0])
-    )
-
-
-# Hour to microsecond of HH:MM:SS[.ffffff]; the number of bytes read, 0 if they are none.
-cdef inline Py_ssize_t parse_time(
-    const uint8_t *at, Py_ssize_t length, int32_t *hour, int32_t *minute, int32_t *second,
-    int32_t *microsecond,
-) noexcept nogil:
-    cdef Py_ssize_t i = 8
-    cdef int32_t scale = 100_000
-    cdef uint32_t digit
-    microsecond[0] = 0
-    if length < 8 or at[2] != c':' or at[5] != c':':
-        return 0
-    hour[0] = two_digits(at)
-    minute[0] = two_digits(at + 3)
-    second[0] = two_digits(at + 6)
-    if not (0 <= hour[0] < 24 and 0 <= minute[0] < 60 and 0 <= second[0] < 60):
-        return 0
-    if length > 8 and at[8] == c'.':
-        i = 9
-        while i < length:
-            digit = <uint32_t> at[i] - c'0'
-            if digit > 9:
-                break
-            if scale == 0:
-                return 0
-            microsecond[0] += digit * scale
-            scale //= 10
-            i += 1
-        if i == 9:
-            return 0
-    return i
-
-
 # Year, month and day of the day `days` after 0001-01-01, which is in Python's range.
 cdef inline void civil(int64_t days, int32_t *year, int32_t *month, int32_t *day) noexcept nogil:
     # Years of this calendar begin in March, so that the leap day is the last one: days of a month
@@ -277,13 +189,6 @@ cdef inline void civil(int64_t days, int32_t *year, int32_t *month, int32_t *day
     year[0] = year_of_era + era * 400 + (month[0] <= 2)
 
 
-cdef enum:
-    EPOCH_DAYS = 730_119  # 2000-01-01, from 0001-01-01
-    LAST_DAY = 3_652_058  # 9999-12-31
-
-cdef int64_t DAY = 86_400_000_000
-
-
 cdef inline object datetime_of_us(int64_t value, object zone):
     cdef int64_t days = value // DAY
     cdef int64_t rest = value - days * DAY
@@ -291,10 +196,9 @@ cdef inline object datetime_of_us(int64_t value, object zone):
     if rest < 0:
         rest += DAY
         days -= 1
-    days += EPOCH_DAYS
-    if not 0 <= days <= LAST_DAY:
+    if not PGF_LEAST_DAY <= days <= PGF_GREATEST_DAY:
         return None
-    civil(days, &year, &month, &day)
+    civil(days - PGF_LEAST_DAY, &year, &month, &day)
     seconds = <int32_t> (rest // 1_000_000)
     return datetime_new(
         year, month, day, seconds // 3600, seconds // 60 % 60, seconds % 60,
@@ -372,26 +276,15 @@ cdef inline object make_decimal(bint negative, uint64_t number, Py_ssize_t scale
 
 # The Decimal of a text; None if it has not digits, a sign and a point alone.
 cdef inline object decimal_of_text(const uint8_t *at, Py_ssize_t length):
-    cdef bint negative = length > 0 and at[0] == c'-'
-    cdef uint64_t number = 0
-    cdef uint32_t digit
-    cdef Py_ssize_t i = negative
-    cdef Py_ssize_t point = length
-    while i < length:
-        digit = <uint32_t> at[i] - c'0'
-        if digit <= 9:
-            number = number * 10 + digit
-        elif at[i] == c'.' and point == length and i > negative:
-            point = i
-        else:
-            return None
-        i += 1
-    # No digit at all, or none behind the point.
-    if length == negative or point == length - 1:
+    cdef uint64_t number
+    cdef int negative
+    cdef size_t scale
+    if _DECIMALS_ARE_KNOWN:
+        scale = pgf_behind_point(at, length)
+        if pgf_decimal_digits(at, length, BEFORE, scale, 19, &negative, &number):
+            return make_decimal(negative, number, scale)
+    if not pgf_is_numeric(at, length):
         return None
-    # The number has wrapped if it has more digits.
-    if _DECIMALS_ARE_KNOWN and length - negative - (point < length) <= 19:
-        return make_decimal(negative, number, length - point - (point < length))
     return PyObject_CallOneArg(_decimal_of_text, ascii_text(<const char *> at, length))
 
 
@@ -400,7 +293,7 @@ cdef inline object decimal_of_binary(const uint8_t *at, Py_ssize_t length):
     cdef char[PGF_NUMERIC_ROOM] text
     cdef uint64_t number
     cdef Py_ssize_t n
-    if _DECIMALS_ARE_KNOWN and numeric_coefficient(at, length, &number):
+    if _DECIMALS_ARE_KNOWN and pgf_numeric_digits(at, length, &number):
         return make_decimal(load_uint16(at + 4) != 0 and number != 0, number, load_uint16(at + 6))
     n = pgf_numeric_text(at, length, text)
     if n == 0:
@@ -408,71 +301,26 @@ cdef inline object decimal_of_binary(const uint8_t *at, Py_ssize_t length):
     return PyObject_CallOneArg(_decimal_of_text, ascii_text(text, n))
 
 
-# The digits of a binary numeric, up to its scale, as a number below 10 ** 19; False if they are too
-# many or it is unusual.
-cdef inline bint numeric_coefficient(
-    const uint8_t *at, Py_ssize_t length, uint64_t *number
-) noexcept nogil:
-    cdef uint32_t count, sign, scale, digit, i
-    cdef int32_t behind
-    cdef uint64_t found = 0
-    if length < 8:
-        return False
-    count = load_uint16(at)
-    sign = load_uint16(at + 4)
-    scale = load_uint16(at + 6)
-    if (
-        length != 8 + 2 * <Py_ssize_t> count or (sign != 0 and sign != 0x4000) or scale > 0x3FFF
-    ):
-        return False
-    if count == 0:
-        number[0] = 0
-        return True
-    # How many decimal digits the scale has behind the last group; negative where it ends in it.
-    behind = <int32_t> scale
-    behind -= 4 * (<int32_t> count - 1 - <int32_t> <int16_t> load_uint16(at + 2))
-    if count > 5 or not -4 < behind <= 15:
-        return False
-    for i in range(count - 1):
-        digit = load_uint16(at + 8 + 2 * i)
-        if digit > 9999:
-            return False
-        found = found * 10_000 + digit
-    digit = load_uint16(at + 6 + 2 * count)
-    if digit > 9999:
-        return False
-    if behind < 0:
-        if digit % PGF_POWERS[-behind] != 0:
-            return False  # digits beyond the scale
-        digit = digit // <uint32_t> PGF_POWERS[-behind]
-    # What is multiplied here is below 10 ** 19 then.
-    if found >= PGF_POWERS[15 - behind]:
-        return False
-    found = found * PGF_POWERS[4 + min(behind, 0)] + digit
-    number[0] = found * PGF_POWERS[max(behind, 0)]
-    return True
-
-
 # --- values --------------------------------------------------------------------------------------
 
-# The range of each integer, by its code; of int8 what decimal_integer reads.
+# The range of each integer, by its code.
 cdef int64_t[6] LEAST, GREATEST
-LEAST[:] = [0, 0, -2 ** 15, -2 ** 31, -10 ** 18, 0]
-GREATEST[:] = [0, 0, 2 ** 15 - 1, 2 ** 31 - 1, 10 ** 18, 2 ** 32 - 1]
+LEAST[:] = [0, 0, INT16_MIN, INT32_MIN, INT64_MIN, 0]
+GREATEST[:] = [0, 0, INT16_MAX, INT32_MAX, INT64_MAX, UINT32_MAX]
 
 
 cdef object from_text(uint8_t code, const char *text, Py_ssize_t length, object slowly):
     cdef const uint8_t *at = <const uint8_t *> text
-    cdef int32_t year, month, day, hour, minute, second, microsecond
+    cdef CalendarDay day
+    cdef TimeOfDay time
     cdef int64_t number
     cdef double real
     cdef uint8_t[16] raw
-    cdef Py_ssize_t i
     cdef object value
     if code == TEXT or code == JSONB or code == OTHER:
         return utf8_text(text, length)
     elif INT2 <= code <= UINT4:
-        if decimal_integer(at, length, &number) and LEAST[code] <= number <= GREATEST[code]:
+        if pgf_integer(at, length, BEFORE, LEAST[code], GREATEST[code], &number):
             return number
     elif code == NUMERIC:
         value = decimal_of_text(at, length)
@@ -485,20 +333,14 @@ cdef object from_text(uint8_t code, const char *text, Py_ssize_t length, object 
             if at[0] == c'f':
                 return False
     elif code == TIMESTAMPTZ or code == TIMESTAMP:
-        if length >= 19 and at[10] == c' ' and parse_date(at, &year, &month, &day):
-            i = parse_time(at + 11, length - 11, &hour, &minute, &second, &microsecond)
-            if i > 0:
-                i += 11
-                if code == TIMESTAMP:
-                    if i == length:
-                        return datetime_new(
-                            year, month, day, hour, minute, second, microsecond, None
-                        )
-                elif i + 3 == length and at[i] == c'+' and two_digits(at + i + 1) == 0:
-                    return datetime_new(year, month, day, hour, minute, second, microsecond, _UTC)
+        if pgf_read_timestamp(at, length, code == TIMESTAMPTZ, &day, &time):
+            return datetime_new(
+                day.year, day.month, day.day, time.hour, time.minute, time.second,
+                time.microsecond, _UTC if code == TIMESTAMPTZ else None,
+            )
     elif code == DATE:
-        if length == 10 and parse_date(at, &year, &month, &day):
-            return date_new(year, month, day)
+        if length == 10 and pgf_read_day(at, &day):
+            return date_new(day.year, day.month, day.day)
     elif code == UUID:
         if pgf_uuid(at, length, raw):
             return make_uuid(raw)
@@ -506,9 +348,8 @@ cdef object from_text(uint8_t code, const char *text, Py_ssize_t length, object 
         if pgf_float(at, length, _powers_of_five, &real):
             return real
     elif code == TIME:
-        i = parse_time(at, length, &hour, &minute, &second, &microsecond)
-        if i > 0 and i == length:
-            return time_new(hour, minute, second, microsecond, None)
+        if length > 0 and pgf_read_time(at, length, &time) == <size_t> length:
+            return time_new(time.hour, time.minute, time.second, time.microsecond, None)
     return PyObject_CallOneArg(slowly, PyBytes_FromStringAndSize(text, length))
 
 
@@ -549,9 +390,9 @@ cdef object from_binary(uint8_t code, const char *text, Py_ssize_t length, objec
                 return value
     elif code == DATE:
         if length == 4:
-            number = <int64_t> <int32_t> load_uint32(at) + EPOCH_DAYS
-            if 0 <= number <= LAST_DAY:
-                civil(number, &year, &month, &day)
+            number = <int32_t> load_uint32(at)
+            if PGF_LEAST_DAY <= number <= PGF_GREATEST_DAY:
+                civil(number - PGF_LEAST_DAY, &year, &month, &day)
                 return date_new(year, month, day)
     elif code == UUID:
         if length == 16:
