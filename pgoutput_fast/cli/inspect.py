@@ -30,7 +30,7 @@ from ..segments import SegmentReader, list_segments
 from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
 from ..values import timestamp_form
-from ._export import completed_policy, policies_option, run_export, table_patterns, types_option
+from ._inspect_to import completed_policy, policies_option, run_export, table_patterns, types_option
 from ._show import Lines, Messages, Shown, Values, as_json, values_option
 from ._style import Paint, paint_for, plain
 

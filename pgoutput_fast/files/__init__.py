@@ -27,7 +27,7 @@ from pgoutput_fast.segments.format import require_pyarrow
 if TYPE_CHECKING:
     from pgoutput_fast.types import TypeRegistry
 
-    from ._source import Source, Unit
+    from ._units import Source, Unit
 
 __all__ = ["FORMATS", "ExportProgress", "ExportResult", "ExportedTable", "export"]
 
@@ -132,7 +132,7 @@ def export(
         An argument is of another type.
     """
     require_pyarrow()
-    from ._source import open_source
+    from ._units import open_source
     from ._write import refusals
 
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)

@@ -22,7 +22,7 @@ from pgoutput_fast._disk import fsync_path
 from pgoutput_fast._forms import of_form
 from pgoutput_fast.errors import PgOutputError
 
-from ._rows import Shape
+from ._flatten import Shape
 
 FORMAT_VERSION = 1
 NAME = "_manifest.json"

@@ -13,8 +13,8 @@ from pgoutput_fast.columnar.arrays import commit_of
 from pgoutput_fast.columnar.decoder import ColumnarDecoder
 
 from ._events import errors_of, events_of
-from ._rows import Shape
-from ._source import Chunk
+from ._flatten import Shape
+from ._units import Chunk
 from ._write import Spill
 
 _EVENTS, _ERRORS = -1, -2

@@ -18,6 +18,7 @@ import pyarrow as pa
 from pgoutput_fast._disk import fsync_path, write_whole
 from pgoutput_fast.errors import PgOutputError
 
+from ._as_text import csv_column, csv_type
 from ._manifest import (
     NAME,
     TEMPORARY,
@@ -30,7 +31,6 @@ from ._manifest import (
     manifest_lines,
     unique,
 )
-from ._text import csv_column, csv_type
 
 DATABASE = "changes.duckdb"
 

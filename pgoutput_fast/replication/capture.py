@@ -14,10 +14,10 @@ from ..protocol.wire import fields_reader
 from ..segments import SegmentMetadata, SegmentWriter
 from ..segments.listing import has_begun
 from .link import Link
-from .options import StreamOptions
 from .receiver import Receiver
 from .source import missing_slot
 from .stream import ReplicationStream
+from .stream_options import StreamOptions
 from .walsender import ReplicationConnection, SlotState
 
 if TYPE_CHECKING:

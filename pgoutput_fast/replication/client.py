@@ -12,10 +12,10 @@ from ..lsn import format_lsn
 from ..policies import Policies
 from ..types import TypeRegistry
 from .link import Link
-from .options import Protocol, Streaming, StreamOptions
 from .receiver import Receiver
 from .source import Source
 from .stream import ReplicationStream
+from .stream_options import Protocol, Streaming, StreamOptions
 
 
 def connect(

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_copydata = twin("replication._copydata")
-take_copy_data = _copydata.take_copy_data
-pack_copy_data = _copydata.pack_copy_data
+_libpq_frames = twin("replication._libpq_frames")
+take_copy_data = _libpq_frames.take_copy_data
+pack_copy_data = _libpq_frames.pack_copy_data
 
 # A batch is handed over once it has so many bytes.
 _BATCH_BYTES = 1 << 20

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..connections import ConnectionParameters, RetryableError
 from ..errors import PgOutputError
 from ..lsn import format_lsn
-from .options import StreamOptions
+from .stream_options import StreamOptions
 from .walsender import ReplicationConnection
 
 

@@ -121,7 +121,7 @@ CHECK_CIRCLES = [sys.executable, "tools/check_circles.py"]
             "imports pgoutput_fast.decoding._core by name",
         ),
         (
-            CHECK_CIRCLES, "files/_rows.py", "def late():\n    from ..columnar import _pure_batch",
+            CHECK_CIRCLES, "files/_write.py", "def late():\n    from ..columnar import _pure_batch",
             "imports pgoutput_fast.columnar._pure_batch by name",
         ),
         (
@@ -170,6 +170,30 @@ def test_the_map_names_every_module() -> None:
     # A twin stands beside the compiled module of its name.
     twins = {path for path in modules if path.name.startswith("_pure_")}
     assert [str(path) for path in sorted(modules - twins) if path.name not in named] == []
+
+
+# Two modules of one name that are no twins, and why that is so.
+SAME_NAMES = {
+    "nested": "one job, nested values: C writes them into columns, Python makes objects of them",
+    "reader": "the compiled loop over frames, and the one who reads a segment beside its writer",
+    "state": "what a decoder knows, and the current-state tables of Spark",
+    "wire": "the C constants of the one table of the wire",
+}
+
+
+def test_no_two_modules_have_one_name() -> None:
+    """The name of a module says its job: a search for it by name finds one place.
+
+    A compiled module, its twin in Python and its C header share their name: they have one job.
+    """
+    places: dict[str, set[Path]] = {}
+    for path in (ROOT / "pgoutput_fast").rglob("*"):
+        if path.suffix in (".py", ".pyx", ".h") and not path.stem.endswith("__"):
+            name = path.stem.removeprefix("_").removeprefix("pure_")
+            twin = path.parent if path.stem.startswith("_") else path.with_suffix("")
+            places.setdefault(name, set()).add(twin)
+    assert len(places) > 80
+    assert {name for name, found in places.items() if len(found) > 1} == SAME_NAMES.keys()
 
 
 def test_make_help_names_every_target() -> None:

@@ -41,7 +41,7 @@ def stream_of(connection):
 @pytest.fixture
 def begin(impl, monkeypatch):
     """Streams that never find that nothing has come for a while, once something came."""
-    frames = _impl.twin("replication._copydata", impl.IMPLEMENTATION)
+    frames = _impl.twin("replication._libpq_frames", impl.IMPLEMENTATION)
     monkeypatch.setattr(receiver, "take_copy_data", frames.take_copy_data)
     monkeypatch.setattr(waiter, "IDLE_AFTER", 60.0)
     monkeypatch.setattr(waiter, "IDLE_POLL", 0.01)
@@ -384,7 +384,7 @@ def test_receiving_loads_no_numpy(name):
         timeout=60,
         check=False,
     )
-    implementation = {"cython": "_copydata", "python": "_pure_copydata"}[name]
+    implementation = {"cython": "_libpq_frames", "python": "_pure_libpq_frames"}[name]
     assert (done.stdout.splitlines(), done.stderr) == (
         [f"[([b'a', b'b'], None)] pgoutput_fast.replication.{implementation}", "[]"],
         "",

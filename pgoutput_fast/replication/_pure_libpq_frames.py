@@ -1,4 +1,4 @@
-"""What libpq has received of a slot: the loop over CopyData. The twin of ``_copydata.pyx``."""
+"""Take frames out of what libpq has received. The twin of ``_libpq_frames.pyx``."""
 
 from __future__ import annotations
 
