@@ -22,6 +22,7 @@ from .. import (
     Update,
     format_lsn,
 )
+from ..columnar.arrays import OPERATIONS
 from ..errors import PgOutputError, printable
 from ..files import FORMATS, Format
 from ..protocol.copydata import Keepalive
@@ -190,14 +191,13 @@ class _Stats:
         for name, counts in found["messages"].items():
             yield f"{name:<18}{counts['frames']:>12,}{counts['bytes']:>16,}"
         if self.tables:
-            operations = ("insert", "update", "delete", "truncate")
             width = max(len(printable(name)) for name in self.tables) + 2
             yield ""
-            names = "".join(f"{name:>12}" for name in operations)
+            names = "".join(f"{name:>12}" for name in OPERATIONS.values())
             yield paint(f"{'table':<{width}}{names}", "heading")
             for table, counts in found["tables"].items():
                 yield f"{printable(table):<{width}}" + "".join(
-                    f"{counts.get(name, 0):>12,}" for name in operations
+                    f"{counts.get(name, 0):>12,}" for name in OPERATIONS.values()
                 )
 
 

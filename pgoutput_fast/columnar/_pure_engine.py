@@ -18,7 +18,15 @@ from ..protocol.messages import Truncate, decode_rare
 from ._pure_batch import ChangeBatch, batch_of
 from ._pure_input import Piece, pieces_of
 from ._pure_relation import MOST_OFFSET, RelationRows, Stored
-from .arrays import MOST_ROWS, TWO_FORMS, UNSENT_BEFORE, array_of, lsns_of, refuse_time
+from .arrays import (
+    MOST_ROWS,
+    OPERATIONS,
+    TWO_FORMS,
+    UNSENT_BEFORE,
+    array_of,
+    lsns_of,
+    refuse_time,
+)
 from .fields import EPOCH_SHIFT, Field
 from .packed import NewLabel
 from .rare import NEW_VERSIONS, event_of, outdated, plans_of
@@ -34,7 +42,7 @@ if TYPE_CHECKING:
 _uint32 = struct.Struct(">I").unpack_from
 _event = struct.Struct("=qQQqIIB7x").pack
 
-_OPS = {"I": b"insert", "U": b"update", "D": b"delete"}
+_OPS = {tag: name.encode() for tag, name in OPERATIONS.items()}
 _BINARY, _NULL, _UNCHANGED = b"bnu"
 _GREATEST_TIME = 0x7FFFFFFFFFFFFFFF - EPOCH_SHIFT
 
@@ -317,7 +325,7 @@ class Engine:
                 self._ready += self.flush()
                 self._relation_of(plan)
             size = relation.row_bytes
-            self._put(relation, b"truncate", message.xid, None, None, None, size)
+            self._put(relation, _OPS[message.tag], message.xid, None, None, None, size)
 
     def _event(self, message: Any, open_xid: int | None, in_transaction: int | None) -> None:
         xid, subxid, *commit = event_of(message, open_xid, in_transaction)

@@ -38,6 +38,7 @@ from make_frames import (
 import pgoutput_fast as pf
 from pgoutput_fast import testing
 from pgoutput_fast._impl import twin
+from pgoutput_fast.columnar.arrays import OPERATIONS
 from pgoutput_fast.columnar.schema import Layout, layout_of
 from pgoutput_fast.columnar.selection import Selection
 
@@ -84,6 +85,7 @@ def test_every_column() -> None:
     ]
     (batch,) = batches_of(frames, lsns=range(10, 17))
     read = pa.record_batch(batch)
+    assert read["op"].to_pylist() == list(OPERATIONS.values())
     side = pa.struct([("id", pa.int32()), ("name", pa.utf8())])
     assert read.schema == pa.schema(
         [
