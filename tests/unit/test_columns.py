@@ -1159,6 +1159,25 @@ def test_what_a_decimal_does_not_hold(choice: str, value: str, expected: Any) ->
             assert column(batches_of(frames, policies=policies), "after") == [{"n": expected}]
 
 
+@pytest.mark.parametrize(
+    ("oid", "value", "said"),
+    [
+        (1082, "infinity", "infinity does not fit into a date of the years 1 to 9999"),
+        (1114, "0044-03-15 12:00:00 BC", "BC does not fit into a timestamp of the years 1 to 9999"),
+        (1184, "-infinity", "-infinity does not fit into a timestamp of the years 1 to 9999"),
+        (1083, "24:00:00", "24:00:00 does not fit into a time before 24:00"),
+    ],
+)
+@pytest.mark.parametrize("target", ["arrow", "spark", "portable"])
+def test_what_a_column_does_not_hold(oid: int, value: str, said: str, target: str) -> None:
+    """The error speaks of what fits, not of Python, whose objects a column has none of."""
+    policy = "infinity" if "infinity" in value else "out_of_range"
+    with pytest.raises(pf.DecodeError, match="out_of_range") as caught:
+        batches_of([relation([("v", oid)]), insert(text(value))], target=target)
+    assert "Python" not in str(caught.value)
+    assert f"{said}; Policies({policy}=...) can be 'null', 'clamp'" in str(caught.value)
+
+
 def test_layouts_are_chosen_by_a_function() -> None:
     """What chooses columns for another reader: it is asked once for each version of a relation."""
     other = relation([("x", 23)], OTHER)
