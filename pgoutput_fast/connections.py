@@ -59,11 +59,11 @@ _ADVICE = {
     "53400": "raise max_replication_slots, or drop a slot that nobody uses",
     "55000": (
         "if the slot's WAL is gone, the slot can't be used any more: drop it, make a new one, and "
-        "begin with a new snapshot"
+        "copy the tables anew"
     ),
     "55006": "another process reads the slot: end it, or use a slot of your own",
     "57P01": "the server shuts down or an administrator ended the connection; start again later",
-    "58P01": "WAL that the slot needs is gone: make a new slot, and begin with a new snapshot",
+    "58P01": "WAL that the slot needs is gone: make a new slot, and copy the tables anew",
 }
 
 
@@ -80,7 +80,7 @@ _SETTINGS_ADVICE = {
 _PUBLICATION = (
     "a publication must have been there when the changes were written: one that was made, or "
     "dropped and made again, after that can't be used for them, though it is there now; make it "
-    "first, then a new slot, and begin with a new snapshot"
+    "first, then a new slot, and copy the tables anew"
 )
 STREAM_ADVICE = _ADVICE | {"42704": _PUBLICATION}
 """What to do, by SQLSTATE, about errors that end a stream, whose publications were there before."""

@@ -230,9 +230,9 @@ def _check_beginning(
     if state is None and begun:
         raise PgOutputError(
             f"the server has no slot {slot!r}, and a capture has begun in {os.fspath(directory)}: "
-            f"give the slot with which it was begun; if that was dropped, begin with a new slot, "
-            f"a new snapshot and an empty directory, as a slot that is made now brings nothing of "
-            f"what was committed since this one's end"
+            f"give the slot with which it was begun; if that was dropped, begin with a new slot "
+            f"and an empty directory, and copy the tables anew, as a slot that is made now brings "
+            f"nothing of what was committed since this one's end"
         )
 
 

@@ -126,7 +126,7 @@ class Source:
             raise PgOutputError(
                 f"the server is another one now: its system identifier is "
                 f"{connection.system_identifier}, and was {self._system}. The positions of one "
-                f"mean nothing to the other: begin with a new slot and a new snapshot"
+                f"mean nothing to the other: make a new slot, and copy the tables anew"
             )
 
     def _take_slot(self, connection: ReplicationConnection) -> tuple[int, bool, bool]:
@@ -152,7 +152,7 @@ def missing_slot(name: str) -> PgOutputError:
     return PgOutputError(
         f"no slot {name!r} on the server (SQLSTATE 42704); create it with create_slot=True or "
         f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput'); if there was one, what "
-        f"was committed since then is lost to it: begin with a new snapshot"
+        f"was committed since then is lost to it: copy the tables anew"
     )
 
 
@@ -187,7 +187,7 @@ def check_position(
         # The server would silently begin later.
         raise PgOutputError(
             f"slot {slot!r} is at {format_lsn(confirmed)}, beyond {format_lsn(position)} "
-            f"where to go on: the changes between them are lost; begin with a new snapshot"
+            f"where to go on: the changes between them are lost; copy the tables anew"
         )
     received = max(position, received)
     if timeline is not None and timeline != connection.timeline:
@@ -197,8 +197,8 @@ def check_position(
             raise PgOutputError(
                 f"the server is on timeline {connection.timeline} now, which {where} timeline "
                 f"{timeline}: what was received up to {format_lsn(received)} did not happen there. "
-                f"A standby that lagged was promoted, or an earlier state was restored; begin with "
-                f"a new slot and a new snapshot"
+                f"A standby that lagged was promoted, or an earlier state was restored; make a "
+                f"new slot, and copy the tables anew"
             )
     if received > connection.end_lsn:
         end = format_lsn(connection.end_lsn)
@@ -209,6 +209,6 @@ def check_position(
             )
         raise PgOutputError(
             f"the server's log ends at {end}, before {format_lsn(received)} where to go on: an "
-            f"earlier state of it was restored, or this is another server. Begin with a new slot "
-            f"and a new snapshot"
+            f"earlier state of it was restored, or this is another server. Make a new slot, and "
+            f"copy the tables anew"
         )

@@ -258,8 +258,8 @@ class ReplicationConnection:
             if reason is not None or state.wal_status == "lost":
                 why = _INVALID.get(reason or "wal_removed", f"the server says {reason!r}")
                 raise PgOutputError(
-                    f"slot {name!r} is invalidated ({why}): drop it, make a new one, and begin "
-                    f"with a new snapshot"
+                    f"slot {name!r} is invalidated ({why}): drop it, make a new one, and copy "
+                    f"the tables anew"
                 )
             if state.confirmed_flush_lsn is None:
                 raise RetryableError(f"slot {name!r} is just being made; wait until it is ready")

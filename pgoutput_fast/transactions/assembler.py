@@ -429,8 +429,8 @@ class Assembler:
         if commits and key not in self._prepared and self._refuses_unknown:
             raise PgOutputError(
                 f"the prepared transaction {message.gid!r} (xid {message.xid}) is committed, and "
-                "its changes did not come: it was prepared before this stream began. Take a new "
-                "snapshot; if it had no changes, unknown_prepared='empty' goes on"
+                "its changes did not come: it was prepared before this stream began. Copy the "
+                "tables anew; if it had no changes, unknown_prepared='empty' goes on"
             )
         prepared = self._prepared.pop(key, None)
         stage = None if prepared is None else prepared.stage
