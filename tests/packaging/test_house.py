@@ -207,6 +207,32 @@ def test_make_help_names_every_target() -> None:
     assert named | {"help"} == set(targets.split())
 
 
+def test_make_builds_deleted_modules_again(tmp_path: Path) -> None:
+    """Nothing else has changed since make built them, by the times of its stamps."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in (
+        "tools/find-python", "pyproject.toml", "setup.py", "pgoutput_fast/lower/_one.pyx",
+        "pgoutput_fast/_two.pyx", ".venv/.dependencies", ".venv/.extension",
+    ):  # fmt: skip
+        tmp_path.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
+        tmp_path.joinpath(name).touch()
+    built = [tmp_path / "pgoutput_fast" / name for name in ("lower/_one.abi3.so", "_two.abi3.so")]
+
+    def is_up_to_date() -> bool:
+        command = ["make", "--question", "-C", tmp_path, ".venv/.extension"]
+        environment = {**clean_environment(), "MAKEFLAGS": "", "MAKELEVEL": ""}
+        return subprocess.run(command, env=environment, check=False).returncode == 0
+
+    assert not is_up_to_date()
+    for module in built:
+        module.touch()
+    assert is_up_to_date()
+    for module in built:
+        module.unlink()
+        assert not is_up_to_date()
+        module.touch()
+
+
 def test_supported_pythons_are_the_same_everywhere() -> None:
     def minors(path: str, pattern: str) -> list[str]:
         return re.findall(pattern, (ROOT / path).read_text(), re.MULTILINE)
