@@ -63,8 +63,8 @@ class Engine:
         self._pieces: list[Piece] = []
         self._at = self._before = 0
         self._lsns: Any = None
-        # By OID: the relations whose plan is current. By version: all that have been seen. By OID:
-        # those that hold rows.
+        # The rows of relations, in three mappings: by OID those whose plan is current, by version
+        # all that have been seen, and by OID those that hold rows.
         self._cached: dict[int, RelationRows] = {}
         self._known: dict[tuple[object, ...], RelationRows] = {}
         self._open: dict[int, RelationRows] = {}
@@ -75,7 +75,7 @@ class Engine:
         self.messages: dict[int, Message] = {}
         self.adopt(state)
 
-    # --- what the leading class asks for
+    # --- what ColumnarDecoder calls
 
     def load(self, data: Any, offsets: Any, lsns: Any) -> None:
         """Take frames, without decoding any yet."""
@@ -334,7 +334,9 @@ class Engine:
     # --- relations
 
     def _relation_of(self, plan: RelationPlan) -> RelationRows:
-        """The rows of the version of a relation that a plan stands for, open from now on.
+        """The rows of the version of a relation to which a plan belongs.
+
+        New rows of the relation are appended to them from now on.
 
         Rows of another version of the relation become a record batch first.
         """
@@ -354,7 +356,7 @@ class Engine:
     def _forget_outdated(self, plan: RelationPlan) -> None:
         """Forget versions of relations that are out of date, once there are many new ones.
 
-        That of `plan` stays.
+        The version to which `plan` belongs is kept.
         """
         self._new_versions += 1
         if self._new_versions < NEW_VERSIONS:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..protocol.messages import Message
 
 OPERATIONS = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
-"""Tag of a message → what its rows have in the column `op`. Compiled code stores the position in
+"""Tag of a message → the value of the column `op` in its rows. Compiled code stores the position in
 this table (``PGF_INSERT`` and the others of ``_columns.h``)."""
 
 MOST_ROWS = 0x7FFFFFFF // max(map(len, OPERATIONS.values()))

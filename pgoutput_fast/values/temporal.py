@@ -1,4 +1,4 @@
-"""Decode dates, times, timestamps and intervals, in text format of any DateStyle that is clear."""
+"""Decode dates, times, timestamps and intervals; text in any DateStyle that is unambiguous."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _FIRST_UNKNOWN = (
 _FAST_ISO = sys.version_info >= (3, 11)  # fromisoformat reads "+00" and any number of digits
 _STYLE = "; the session's DateStyle must be ISO"
 _INFINITE = frozenset({b"infinity", b"-infinity"})
-# What fits, in errors: Python's limits, to which columns keep too.
+# What fits, for errors. These are the limits of Python's classes, and columns have the same.
 _DATES = "a date of the years 1 to 9999"
 _TIMESTAMPS = "a timestamp of the years 1 to 9999"
 _TIMES = "a time before 24:00"
