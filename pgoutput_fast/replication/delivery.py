@@ -1,4 +1,4 @@
-"""Whole transactions of a stream, over as many connections as it takes."""
+"""Deliver whole transactions of a stream, with a new connection after each one that is lost."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..transactions.runs import Run
 from .link import Link
 from .receiver import PackedTaken
 
-# Seconds within which an order to end is heard while nothing comes.
+# Seconds between two looks at what ends the iteration, while nothing comes.
 _POLL = 0.1
 
 _log = logging.getLogger(__name__)
 
 
 class Until(NamedTuple):
-    """What ends an iteration; the arguments of :meth:`ReplicationStream.transactions`."""
+    """What ends an iteration: the arguments of :meth:`ReplicationStream.transactions`."""
 
     stop_at: int | None
     idle_timeout: float | None
@@ -34,14 +34,14 @@ class Until(NamedTuple):
 
 
 class Delivery:
-    """What `ReplicationStream.transactions` gives.
+    """Makes the transactions that `ReplicationStream.transactions` gives.
 
     Parameters
     ----------
     link : Link
     assembler : Assembler
     position : int
-        What was committed before it is not delivered.
+        Transactions that were committed before this LSN are not delivered.
 
     Attributes
     ----------
@@ -58,11 +58,11 @@ class Delivery:
         # The end of the last transaction that came. The server sends those again that were not
         # acknowledged when the connection was lost.
         self._came = position
-        self._server_lsn = 0  # the server has nothing more to send before it
+        self._server_lsn = 0  # the server has nothing more to send from before this LSN
         self._error: PgOutputError | None = None
 
     def transactions(self, until: Until) -> Iterator[Transaction]:
-        """Those that come, until something ends the iteration."""
+        """The transactions that come, until something ends the iteration."""
         last = time.monotonic()
         try:
             while not self._is_ended(until):
@@ -91,7 +91,7 @@ class Delivery:
         except (PgOutputError, GeneratorExit):
             raise
         except BaseException as error:
-            # A transaction may have been on its way to the consumer.
+            # The error came between two steps, so a transaction may not have reached the consumer.
             self._error = self._error or PgOutputError(
                 f"the iteration was interrupted ({type(error).__name__}), so that this stream may "
                 "have lost a transaction: connect again, what was not acknowledged comes again"
@@ -103,7 +103,7 @@ class Delivery:
 
     @staticmethod
     def _is_beyond(transaction: Transaction, stop_at: int | None) -> bool:
-        """Whether it was committed at an LSN or later. The LSN of a message is where it ends."""
+        """Whether a transaction was committed, or a message ends, at `stop_at` or later."""
         if stop_at is None:
             return False
         if transaction.kind == "message":
@@ -111,11 +111,11 @@ class Delivery:
         return transaction.commit_lsn >= stop_at
 
     def _has_reached(self, stop_at: int | None) -> bool:
-        """Whether all that was committed before an LSN has come."""
+        """Whether all that was committed before `stop_at` has come."""
         return stop_at is not None and max(self._came, self._server_lsn) >= stop_at
 
     def _acknowledge_idle(self) -> None:
-        """Let the server forget what it had nothing to send of, if that is all that there was."""
+        """Acknowledge log of which the server had nothing to send, if all else is acknowledged."""
         receiver = self._link.receiver
         if (
             self._server_lsn > receiver.acknowledged
@@ -135,7 +135,7 @@ class Delivery:
             # The server sends again what was not acknowledged, from its beginning on.
             self._assembler.reset()
             self._link.reconnect(error, self._came, lambda: self._is_ended(until))
-            return True  # that was no silence
+            return True  # the time that this took does not count as idle
         if not taken:
             return False
         self._link.works()
@@ -148,7 +148,7 @@ class Delivery:
                         self._came = transaction.end_lsn
                         self._waiting.append(transaction)
             except PgOutputError as error:
-                self._error = error  # once what came before it was delivered
+                self._error = error  # raised after what came before it was delivered
             self._link.receiver.held = self._assembler.oldest_prepared_lsn
         if taken.keepalive is not None:
             self._server_lsn = taken.keepalive
