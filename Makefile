@@ -19,6 +19,8 @@ bin := $(VENV)/bin
 python := $(bin)/python
 pip := $(python) -m pip --disable-pip-version-check --quiet
 extension_sources := setup.py $(wildcard $(foreach kind,pyx pxd h,pgoutput_fast/*.$(kind) pgoutput_fast/*/*.$(kind)))
+# Sources whose compiled module is not there.
+not_built := $(strip $(foreach source,$(filter %.pyx,$(extension_sources)),$(if $(wildcard $(source:.pyx=.*.so)),,$(source))))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -64,11 +66,14 @@ $(VENV)/.dependencies: pyproject.toml tools/find-python
 
 # The compiled modules, beside their sources. When the directives in setup.py change, Cython has to
 # be forced to generate the C again, as it compares only the times of the sources.
-$(VENV)/.extension: $(VENV)/.dependencies $(extension_sources)
+# Modules that were deleted by hand are built again: the stamp alone does not tell that they are gone.
+$(VENV)/.extension: $(VENV)/.dependencies $(extension_sources) $(if $(not_built),FORCE)
 	@echo 'Building the extension'
 	@$(if $(filter setup.py,$?),CYTHON_FORCE_REGEN=1) PGOUTPUT_FAST_REQUIRE_EXT=1 \
 	    $(python) setup.py --quiet build_ext --inplace
 	@touch $@
+
+FORCE:
 
 # The demo also works without a C compiler. "exec" makes the demo make's own child: so after Ctrl-C
 # make waits for it while it cleans up.

@@ -116,12 +116,19 @@ __all__ = [
     "parse_lsn",
 ]
 
-_NEED_EXTRAS = frozenset({"replication", "spark"})
-"""Submodules for users that cannot be imported without the packages of an extra."""
-_SUBPACKAGES = _NEED_EXTRAS | {
-    "catalog", "embedded", "files", "segments", "testing", "transactions", "transcode",
-}  # fmt: skip
-"""Submodules for users. They are imported at first access, as some need packages of an extra."""
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "catalog": (),
+    "embedded": (),
+    "files": (),
+    "replication": ("psycopg",),
+    "segments": (),
+    "spark": ("pandas", "pyarrow", "pyspark"),
+    "testing": (),
+    "transactions": (),
+    "transcode": (),
+}
+"""Submodules for users, which are imported at first access, and the packages of an extra without
+which that fails."""
 
 
 def _belongs_here(thing: _typing.Any) -> None:
@@ -140,7 +147,7 @@ def _belongs_here(thing: _typing.Any) -> None:
 if not _typing.TYPE_CHECKING:  # with __getattr__, type checkers would accept any name
 
     def __getattr__(name: str) -> object:
-        if name in _SUBPACKAGES:
+        if name in _NEEDS:
             import importlib
 
             return importlib.import_module(f"{__name__}.{name}")
@@ -153,8 +160,11 @@ if not _typing.TYPE_CHECKING:  # with __getattr__, type checkers would accept an
 
 
 def __dir__() -> list[str]:
-    # help() gets every name that is listed, which must not fail where an extra is not installed.
-    return sorted({*__all__, *(_SUBPACKAGES - _NEED_EXTRAS), *(_NEED_EXTRAS & globals().keys())})
+    # help() gets every name that is listed. So submodules that cannot be imported are left out.
+    from importlib.util import find_spec
+
+    importable = (name for name, needed in _NEEDS.items() if all(map(find_spec, needed)))
+    return sorted([*__all__, *importable])
 
 
 for _name in __all__:

@@ -1,4 +1,4 @@
-"""Files and directories that outlive a crash: fsync, files that are whole, one writer at a time."""
+"""Write files that a crash leaves whole, and let one writer at a time into a directory."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def write_whole(path: Path, parts: Iterable[str], temporary: Path | None = None)
     ----------
     path : pathlib.Path
     parts : iterable of str
-        Its contents, one after the other.
+        The parts of the text, in their order.
     temporary : pathlib.Path, optional
-        Its name until it is whole, in the same file system; without, beside it with a dot before
-        and ``.tmp`` behind the name.
+        The name of the file until it is whole, in the same file system. By default it is the file's
+        name with a dot before and ``.tmp`` behind it.
 
     Raises
     ------
@@ -71,17 +71,18 @@ def claim_directory(directory: Path, writer: str, contents: str) -> int:
     ----------
     directory : pathlib.Path
     writer, contents : str
-        What errors call whoever writes there, "capture", and what it is for, "segments".
+        Words for errors: what writes into the directory, such as "capture", and what it holds, such
+        as "segments".
 
     Returns
     -------
     int
-        A file descriptor. To close it, or the end of the process, lets others have the directory.
+        A file descriptor that holds the lock. The lock ends when it is closed, or with the process.
 
     Raises
     ------
     PgOutputError
-        Another writer has the directory, or the system refuses.
+        Another writer has the directory, or the operating system refuses.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Values that were read as JSON, checked against the type annotations of what they are read for."""
+"""Check values that were read as JSON against type annotations."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The catalogue of published tables: what the server knows of them and the stream does not tell.
 
-That is a table's primary key (its key flags are the replica identity's), what rows that are older
-than a column hold in it, and which partitions stand behind a table. `read_catalog` asks the server
-once; `Catalog` goes to JSON and back, so that whoever reads segments needs no connection.
+That is a table's primary key (the stream only flags the columns of the replica identity), the
+values of a column in rows that are older than the column, and a table's partitions. `read_catalog`
+asks the server once; `Catalog` is saved as JSON, so that readers of segments need no connection.
 
 The catalogue of *types* is another thing: `pgoutput_fast.TypeRegistry`.
 """
@@ -43,14 +43,14 @@ class CatalogColumn:
         ``pg_attribute.atttypmod``; -1 for none.
     not_null : bool
     has_default : bool
-        Whether the column or its domain has a default now; generated and identity columns have.
+        Whether the column or its domain has a default now, as generated and identity columns do.
     generated : str
         "s" stored, "v" virtual, "" not generated.
     has_missing : bool
         Whether rows that are older than the column hold `missing`
         (``pg_attribute.atthasmissing``).
     missing : str or None
-        What they hold, as text in the session settings of the stream; None for NULL.
+        The value that they hold, as text under the session settings of the stream; None for NULL.
     """
 
     name: str
@@ -66,7 +66,7 @@ class CatalogColumn:
 
 @dataclasses.dataclass(frozen=True)
 class CatalogTable:
-    """One published table. A partitioned one stands for its partitions, if the publication says so.
+    """One published table. It may be a partitioned one, whose partitions have the rows.
 
     Attributes
     ----------
@@ -78,9 +78,9 @@ class CatalogTable:
     replica_identity : str
         ``pg_class.relreplident``: "d" default, "n" nothing, "f" full, "i" index.
     root_id : int or None
-        OID of the topmost partitioned table above it; None for a table that is no partition.
+        OID of the topmost partitioned table to which it belongs; None if it is no partition.
     partition_ids : tuple of int
-        OIDs of the leaf partitions below it.
+        OIDs of its leaf partitions.
     primary_key : tuple of str
         The names of its columns, in the key's order; empty without one.
     identity_index : tuple of str
@@ -103,18 +103,19 @@ class CatalogTable:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns by which a change finds its row; empty if only the whole row tells.
+        """The columns that tell which row a change is about; empty if only the whole row does.
 
-        They are those of the replica identity, or of the primary key where that is FULL or NOTHING.
+        They are those of the replica identity, or of the primary key if the identity is FULL or
+        NOTHING.
         """
         return self.identity_index if self.replica_identity == "i" else self.primary_key
 
     @property
     def added_values(self) -> dict[str, str | None]:
-        """By column, what rows that are older than it hold in it: text, or None for NULL.
+        """Name of a column → its value in rows that are older than it: text, or None for NULL.
 
-        A column is left out if the catalogue does not know: if its default was computed for each
-        row, or the table was rewritten since.
+        Columns are left out whose value the catalogue does not know, as their default was computed
+        for each row or the table was rewritten since.
         """
         return {
             column.name: column.missing
@@ -146,7 +147,7 @@ class Catalog:
         Raises
         ------
         PgOutputError
-            It is not published.
+            The table is not published.
         """
         for table in self.tables:
             if qualified(table) == name:
@@ -172,7 +173,7 @@ class Catalog:
         Raises
         ------
         PgOutputError
-            It is something else, or of a newer format version.
+            `text` is no catalogue, or has a newer format version.
         """
         try:
             fields = json.loads(text)
@@ -208,7 +209,7 @@ class Catalog:
         Raises
         ------
         PgOutputError
-            The file can't be read, or is no catalogue.
+            The file can't be read, or has no catalogue.
         """
         try:
             content = Path(path).read_bytes()
@@ -238,8 +239,7 @@ WHERE tree.isleaf AND tree.relid <> root.oid
 ORDER BY 1, 2
 """
 
-# A deferrable key does not tell rows apart in the middle of a transaction, where two may have the
-# same values: it is left out.
+# Deferrable keys are left out: within a transaction two rows may have the same key.
 _INDEXES = """
 SELECT i.indrelid::bigint, i.indisprimary, i.indisreplident, array_agg(a.attname::text ORDER BY k.n)
 FROM pg_catalog.pg_index AS i
@@ -266,7 +266,7 @@ ORDER BY a.attrelid, a.attnum
 def read_catalog(dsn: str, publications: Sequence[str]) -> Catalog:
     """Ask a server for the tables that publications publish.
 
-    All of it is read as of one moment. Values are text in the session settings of the stream.
+    All of it is read in one snapshot. Values are text under the session settings of the stream.
 
     Parameters
     ----------
@@ -335,7 +335,7 @@ def read_catalog(dsn: str, publications: Sequence[str]) -> Catalog:
 
 
 def _index(indexes: Iterable[Sequence[Any]], oid: int, flag: int) -> tuple[str, ...]:
-    """The columns of the index of a table whose flag, in that place of a row, is set."""
+    """The columns of a table's index: of the one whose row has a true value at position `flag`."""
     for row in indexes:
         if row[0] == oid and row[flag]:
             return tuple(row[3])
@@ -345,10 +345,10 @@ def _index(indexes: Iterable[Sequence[Any]], oid: int, flag: int) -> tuple[str, 
 def _with_missing(
     columns: Sequence[CatalogColumn], leaves: Sequence[Sequence[CatalogColumn]]
 ) -> tuple[CatalogColumn, ...]:
-    """A partitioned table's columns, with what old rows in its partitions hold.
+    """A partitioned table's columns, with the values that older rows in its partitions hold.
 
-    A change does not tell the partition of its row. So where partitions differ, the column is taken
-    as one with a default that the catalogue does not know.
+    A change does not tell the partition of its row. So if partitions differ, the column counts as
+    one whose value the catalogue does not know.
     """
     if not leaves:
         return tuple(columns)

@@ -1,4 +1,4 @@
-"""A connection to a server: what every session sets, and what the server's refusals mean.
+"""Connect to a server: the settings of every session, and advice for what a server refuses.
 
 The catalogue and replication connect through this module. Errors never show a secret of the
 connection string.
@@ -36,8 +36,9 @@ SESSION_SETTINGS = {
 
 _SECRETS = ("password", "sslpassword", "oauth_client_secret")
 
-# A peer that has gone without a word is noticed within a minute. While something that was sent is
-# not confirmed, the system does not probe, so that the last one is needed too.
+# With these, a peer that is gone without having closed the connection is noticed within a minute.
+# The operating system sends no keepalive probes while sent data are not confirmed, so
+# tcp_user_timeout is needed too.
 _LIVELINESS = {
     "connect_timeout": "10",  # seconds
     "keepalives_idle": "20",  # seconds
@@ -46,7 +47,7 @@ _LIVELINESS = {
     "tcp_user_timeout": "60000",  # milliseconds
 }
 
-# What to do, by SQLSTATE. The server's own words come before it.
+# Advice by SQLSTATE, which errors append to the server's own words.
 _ADVICE = {
     "28000": "the role may need the attribute REPLICATION, or a line in pg_hba.conf",
     "28P01": "check the user and the password",
@@ -59,16 +60,16 @@ _ADVICE = {
     "53400": "raise max_replication_slots, or drop a slot that nobody uses",
     "55000": (
         "if the slot's WAL is gone, the slot can't be used any more: drop it, make a new one, and "
-        "begin with a new snapshot"
+        "copy the tables anew"
     ),
     "55006": "another process reads the slot: end it, or use a slot of your own",
     "57P01": "the server shuts down or an administrator ended the connection; start again later",
-    "58P01": "WAL that the slot needs is gone: make a new slot, and begin with a new snapshot",
+    "58P01": "WAL that the slot needs is gone: make a new slot, and copy the tables anew",
 }
 
 
-# What to do, by the setting that the server names: it does so in any language, and in states that
-# it has for other things too.
+# Advice by the setting that the server's message names. It is looked for because the name is the
+# same in every language, while the SQLSTATE has other causes too.
 _SETTINGS_ADVICE = {
     "wal_level": "set wal_level to logical in the server's configuration, and restart it",
     "max_replication_slots": (
@@ -80,38 +81,39 @@ _SETTINGS_ADVICE = {
 _PUBLICATION = (
     "a publication must have been there when the changes were written: one that was made, or "
     "dropped and made again, after that can't be used for them, though it is there now; make it "
-    "first, then a new slot, and begin with a new snapshot"
+    "first, then a new slot, and copy the tables anew"
 )
 STREAM_ADVICE = _ADVICE | {"42704": _PUBLICATION}
-"""What to do, by SQLSTATE, about errors that end a stream, whose publications were there before."""
+"""Advice by SQLSTATE for errors that end a stream. Its publications were there when it began."""
 
 
 class ReplicationError(PgOutputError):
-    """What the server refused, or a connection that is lost.
+    """The server refused something, or the connection is lost.
 
     Attributes
     ----------
     sqlstate : str or None
-        PostgreSQL's error code; None where libpq gave none.
+        PostgreSQL's error code; None if libpq gave none.
     """
 
     sqlstate: str | None = None
 
 
 class RetryableError(ReplicationError):
-    """What passes: the same may succeed later, with a new connection.
+    """An error that passes: the same may succeed later, with a new connection.
 
     The server restarts, crashed or has no connection left, the network failed, or another process
     reads the slot. Every other error is final: its message says why, and what to do.
     """
 
 
-# What passes, by SQLSTATE or by its class: connections, resources, and orders to end.
+# SQLSTATEs, or their first two characters, of errors that pass: lost connections, lacking
+# resources, and a server that shuts down.
 _RETRYABLE = frozenset({"08", "40", "53", "55006", "57P01", "57P02", "57P03", "57P05"})
-# Without an end to it: the number of slots is a setting.
+# Exceptions to these: 53400 means that all slots are in use, and their number is a setting.
 _FINAL = frozenset({"53400"})
-# While a connection is made, libpq gives no SQLSTATE. What it and the server say then is about the
-# network, unless it is one of these.
+# While a connection is made, libpq gives no SQLSTATE. Such an error is taken to be about the
+# network, which passes, unless its text is one of these.
 _FINAL_TEXT = re.compile(
     r"password|authentication|pg_hba\.conf|does not exist|certificate|\balert\b|invalid|"
     r"not support|not permitted|permission denied|channel binding|GSSAPI|"
@@ -129,18 +131,18 @@ def _is_retryable(text: str, sqlstate: str | None) -> bool:
 def server_error(
     doing: str, text: str, sqlstate: str | None, advice: Mapping[str, str] = _ADVICE
 ) -> ReplicationError:
-    """The error for something that the server refused, with what to do about it.
+    """Make the error for something that the server refused, with advice.
 
     Parameters
     ----------
     doing : str
-        What was tried: "can't start …".
+        What could not be done, such as "can't start …".
     text : str
         The server's or libpq's message, without secrets.
     sqlstate : str or None
-        The error's code, where it has one.
+        The error's code, if it has one.
     advice : mapping of str to str
-        What to do, by code; the usual, without.
+        Advice by code; by default the usual one.
     """
     named = next((told for name, told in _SETTINGS_ADVICE.items() if name in text), None)
     todo = named or advice.get(sqlstate or "")
@@ -155,7 +157,7 @@ def server_error(
 def result_error(
     doing: str, result: pq.abc.PGresult, advice: Mapping[str, str] = _ADVICE
 ) -> ReplicationError:
-    """The error of a failed result; the arguments are those of `server_error`."""
+    """Make the error for a failed result; other arguments are those of `server_error`."""
     state = result.error_field(pq.DiagnosticField.SQLSTATE)
     primary = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
     detail = result.error_field(pq.DiagnosticField.MESSAGE_DETAIL)
@@ -166,7 +168,7 @@ def result_error(
 
 
 class ConnectionParameters:
-    """Where and how to connect. What is shown of it has no secrets.
+    """Where and how to connect. Its repr has no secrets.
 
     Parameters
     ----------
@@ -209,14 +211,15 @@ class ConnectionParameters:
                 "the connection string has a host or port that can't be one; special characters in "
                 "a URL's user and password are written as %XX"
             )
-        # They are blotted out of messages. Shorter ones are left: they would be in any word.
+        # Secrets are removed from messages. Very short ones are not, as they are parts of ordinary
+        # words.
         self._secrets = [
             str(parameters[name]) for name in _SECRETS if len(str(parameters.get(name, ""))) > 3
         ]
         parameters["client_encoding"] = "UTF8"
         parameters.pop("replication", None)
         parameters.setdefault("fallback_application_name", "pgoutput_fast")
-        # A service may have others, over which these would go.
+        # A service may have its own values, which these would override.
         if "service" not in parameters and "PGSERVICE" not in os.environ:
             for name, value in _LIVELINESS.items():
                 if name != "connect_timeout" or "PGCONNECT_TIMEOUT" not in os.environ:
@@ -239,11 +242,11 @@ class ConnectionParameters:
         Raises
         ------
         PgOutputError
-            The server can't be reached or refuses. No message has a secret.
+            The server can't be reached or refuses the connection. The message has no secret.
         """
         mode = {"replication": "database"} if replication else {}
         try:
-            # Statements are not prepared, as a walsender knows the simple protocol alone.
+            # Statements are not prepared, as a walsender knows only the simple query protocol.
             connection = psycopg.Connection.connect(
                 conninfo.make_conninfo("", **self._parameters, **mode),
                 autocommit=True,

@@ -96,7 +96,7 @@ def _bindir_version(bindir: Path) -> int | None:
 
 def _candidate_bindirs(version: int) -> Iterator[Path]:
     if version in _PACKAGE_INSTALLS:
-        # It is found, and not imported, which would make lock files.
+        # The package is found without importing it, as the import makes lock files.
         spec = importlib.util.find_spec(_PACKAGE)
         if spec is not None:
             for location in spec.submodule_search_locations or ():
@@ -185,7 +185,7 @@ class _User:
             os.chown(path, *self.ids)
 
     def can_run(self, path: Path) -> bool:
-        """Whether the user may run a program, or enter a directory: the system is asked."""
+        """Ask the operating system whether the user may run a program or enter a directory."""
         if not self.options:
             return os.access(path, os.X_OK)
         check = ["/bin/sh", "-c", 'test -x "$1"', "sh", str(path)]
@@ -198,7 +198,7 @@ def _make_directory(user: _User) -> Path:
     Raises
     ------
     PgOutputError
-        There is no place for one.
+        No place for the directory was found.
     """
     refused = []
     for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp"]):  # noqa: S108
@@ -257,10 +257,10 @@ def _free_port() -> int:
 
 
 class EmbeddedServer:
-    """A PostgreSQL server of one's own, between ``with`` and its end.
+    """A private PostgreSQL server, which runs inside a ``with`` block.
 
-    The superuser is ``postgres``, the cluster's encoding UTF8 and its locale C. Whoever reaches the
-    socket is trusted: only the server's user and root can enter its directory. Settings
+    The superuser is ``postgres``, the cluster's encoding UTF8 and its locale C. No password is
+    asked for on the socket, as only the server's user and root can enter its directory. Settings
     differ from PostgreSQL's where logical decoding needs it (``wal_level=logical``, enough slots
     and walsenders, ``max_prepared_transactions=10``), and where durability would cost time
     (``fsync=off``).
@@ -270,11 +270,11 @@ class EmbeddedServer:
     version : int
         Major version; `find_server_bindir` says where its programs are looked for.
     settings : mapping of str to str, int, float or bool
-        For postgresql.conf, over the defaults; ``ALTER SYSTEM`` works as usual.
+        Settings for postgresql.conf, which override the defaults; ``ALTER SYSTEM`` works as usual.
     bindir : path
-        Directory with `postgres` and `initdb`; `version` is then not looked at.
+        The directory with `postgres` and `initdb`; `version` is then ignored.
     tcp : bool
-        Listen on a free port of 127.0.0.1 too, with a random password (`dsn(tcp=True)`).
+        Whether to listen on a free port of 127.0.0.1 too, with a random password (`dsn(tcp=True)`).
     user : str
         The operating system's user to run as; only root may choose. By default ``nobody``.
 
@@ -283,14 +283,15 @@ class EmbeddedServer:
     version : int
         Major version of the server.
     directory : pathlib.Path
-        With the socket and the data; gone after the end.
+        The directory with the socket and the data, which is removed at the end.
     port : int
-        In the socket's name, and of TCP.
+        The port, which is part of the socket's name too.
 
     Raises
     ------
     PgOutputError
-        A setting has no name or value of one, or is the server's own.
+        A setting has a name or value that PostgreSQL does not allow, or is one that this class
+        sets.
     TypeError
         `version` is no int.
 
@@ -323,7 +324,7 @@ class EmbeddedServer:
         self._user_name = user
         self._password = secrets.token_urlsafe(24)
         self._keeper: subprocess.Popen[bytes] | None = None
-        # A file without a name, so that nothing is left behind.
+        # The log is a file without a name, so that nothing is left behind.
         self._log: IO[bytes] | None = None
         self._stopping = threading.RLock()  # a signal may stop it while it is being stopped
         self._last_log = ""
@@ -366,7 +367,7 @@ class EmbeddedServer:
             self._wait_until_ready(self._launch(bindir, user))
         except BaseException:
             self.stop()
-            # The keeper does it, if there is one and it was not interrupted.
+            # The keeper removes the directory, unless it never ran or was interrupted.
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
 
@@ -419,7 +420,7 @@ class EmbeddedServer:
             stdout=log,
             stderr=log,
             cwd="/",
-            # In a session of its own, so that Ctrl-C goes to the owner alone.
+            # The keeper gets its own session, so that Ctrl-C goes to the owner alone.
             start_new_session=True,
         )
         pipe = cast("IO[bytes]", self._keeper.stdin)
@@ -456,8 +457,8 @@ class EmbeddedServer:
         Parameters
         ----------
         mode : {"fast", "immediate", "kill"}
-            An orderly end, as ``pg_ctl restart`` makes it; one without a checkpoint, after which
-            the server recovers; or a kill of its first process, as when it crashes.
+            How the server ends: orderly, as by ``pg_ctl restart``; without a checkpoint, so that it
+            has to recover; or by a kill of its first process, as in a crash.
 
         Raises
         ------
@@ -505,7 +506,7 @@ class EmbeddedServer:
         """The end of the server's log, with initdb's output; also after the server's end."""
         if self._log is None:
             return self._last_log
-        # By pread(), as the keeper writes at a position that both processes share.
+        # Read by pread(), as the keeper and this process share the file's position.
         descriptor = self._log.fileno()
         start = max(0, os.fstat(descriptor).st_size - _LOG_TAIL)
         return os.pread(descriptor, _LOG_TAIL, start).decode("utf-8", "replace")
@@ -518,9 +519,9 @@ class EmbeddedServer:
         dbname : str
             The database.
         replication : bool
-            For a replication connection to that database.
+            Whether the string is for a replication connection to that database.
         tcp : bool
-            Through TCP, with the password; else through the socket.
+            Whether to connect by TCP, with the password; otherwise by the socket.
 
         Raises
         ------

@@ -28,5 +28,5 @@ def shown_name(name: str) -> str:
 
 
 def shown_table(thing: Named) -> str:
-    """``namespace.name`` as valid Unicode, as of :func:`shown_name`."""
+    """``namespace.name`` as Unicode, escaped as :func:`shown_name` does it."""
     return shown_name(qualified(thing))

@@ -27,11 +27,11 @@ _COMMANDS = {
     "inspect": "Print the messages of segments or captures.",
     "tail": "Print the changes of a server as they are committed.",
 }
-"""Name and help; the module of the same name in this package has the attribute `command`."""
+"""Name of a subcommand → its help. The module of that name here has it as `command`."""
 
 
 _COMPLETE = "_PGOUTPUT_FAST_COMPLETE"
-"""The variable by which a shell asks for completions, or for the script that asks."""
+"""The environment variable by which a shell asks for completions, or for its completion script."""
 
 
 def _group() -> click.Group:
@@ -54,7 +54,7 @@ def _group() -> click.Group:
             cmd_name: str,
         ) -> click.Command | None:
             if "=" in cmd_name or "://" in cmd_name:
-                # click would print the argument, and there may be a password in it.
+                # click's own error would print the argument, which may have a password in it.
                 ctx.fail("the first argument is a command; a DSN follows --dsn of tail")
             if cmd_name not in _COMMANDS:
                 near = difflib.get_close_matches(cmd_name, _COMMANDS, 1)
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 1
     for stream in (sys.stdout, sys.stderr):
-        # A character that the terminal's encoding lacks is printed escaped; it is no error.
+        # Characters that the terminal's encoding lacks are printed escaped, and raise no error.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -155,7 +155,7 @@ def _completed(group: click.Group, instruction: str) -> int:
     try:
         return shell_complete(group, {}, "pgoutput-fast", _COMPLETE, instruction)
     except PgOutputError:
-        return 1  # an extra is missing; a shell's prompt is no place to say it
+        return 1  # an extra is missing; a message would spoil the shell's prompt
 
 
 def _print_error(text: str) -> None:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _CUT = 60  # characters of a value in a line
 
 Values = Literal["text", "typed"]
-"""How a row's values are in JSON."""
+"""How JSON has a row's values: as the server's text, or typed."""
 
 values_option = click.option(
     "--values",
@@ -58,23 +58,23 @@ _OF_TRANSACTIONS = (
     *(Begin, BeginPrepare, Prepare, CommitPrepared, RollbackPrepared),
     *(StreamStart, StreamCommit, StreamPrepare, StreamAbort),
 )
-"""Their xid is the top-level transaction's, whatever came before."""
+"""Messages whose field xid is always that of the top-level transaction."""
 
 
 class Shown(NamedTuple):
-    """A frame, its message or its error, and the transaction and tables that it belongs to."""
+    """A frame with its message or error, its transaction, and the tables that it concerns."""
 
     lsn: int | None
     time: int | None
-    """When the server sent it, microseconds since 2000-01-01 UTC."""
+    """When the server sent it, in microseconds since 2000-01-01 UTC."""
     frame: bytes
     message: Any
-    """None if the frame could not be decoded."""
+    """The decoded message; None if the frame could not be decoded."""
     error: DecodeError | None
     xid: int | None
-    """Of the top-level transaction; None outside of one."""
+    """The xid of the top-level transaction; None outside of one."""
     tables: tuple[str, ...]
-    """Qualified names that the message concerns."""
+    """The qualified names of the tables that the message concerns."""
 
     @property
     def tag(self) -> str:
@@ -137,7 +137,7 @@ class Lines:
         self._paint = paint
 
     def __call__(self, shown: Shown) -> str:
-        """A line: LSN, transaction, message. Control characters that were sent are escaped."""
+        """Make a line: LSN, transaction, message. Control characters in values are escaped."""
         lsn = "-" if shown.lsn is None else format_lsn(shown.lsn)
         xid = "-" if shown.xid is None else str(shown.xid)
         return f"{self._paint(f'{lsn} {xid}', 'place')} {self._text(shown)}"
@@ -186,7 +186,7 @@ class Lines:
 
 
 def _column(name: str) -> str:
-    """A column's name, in quotes as in SQL if a line could be read otherwise."""
+    """A column's name, in quotes as in SQL if the line would be ambiguous without."""
     if not name or any(sign.isspace() or sign in "\"'=()" for sign in name):
         name = '"' + name.replace('"', '""') + '"'
     return printable(name)
@@ -220,7 +220,7 @@ def _typed(data: TupleData, position: int) -> Any:
 
 
 def _finite(value: Any) -> Any:
-    """The value with NaN and Infinity, which JSON does not have, as strings.
+    """A value in which NaN and Infinity, which JSON does not have, are strings.
 
     Composites become dicts with the names of their fields.
     """

@@ -1,4 +1,4 @@
-"""The colours in which the command prints to a terminal, unless NO_COLOR is set."""
+"""Colours for the command's output on a terminal; none if NO_COLOR is set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import click
 
 Paint = Callable[[str, str], str]
-"""Colours a text, its first argument, as what it is: the second argument, a key of `_STYLES`."""
+"""A function that adds colours to a text. Its second argument is a key of `_STYLES`."""
 
 _STYLES: dict[str, dict[str, Any]] = {
     "column": {"fg": "cyan"},
@@ -28,7 +28,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 
 def plain(text: str, _: str) -> str:
-    """The text without colours."""
+    """Return the text as it is, without colours."""
     return text
 
 
@@ -37,7 +37,7 @@ def _coloured(text: str, what: str) -> str:
 
 
 def paint_for(stream: TextIO) -> Paint:
-    """The function that colours what is printed to `stream`; :func:`plain` if it is no terminal."""
+    """Choose the function that colours text for `stream`; :func:`plain` if it is no terminal."""
     wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return _coloured if wanted and stream.isatty() else plain
 
@@ -56,7 +56,7 @@ class Formatter(click.HelpFormatter):
     def write_dl(
         self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
     ) -> None:
-        """Write options or commands with what they do."""
+        """Write a list of options or commands with their help."""
         painted = [(self._paint(first, "column"), second) for first, second in rows]
         super().write_dl(painted, col_max, col_spacing)
 

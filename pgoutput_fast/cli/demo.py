@@ -1,4 +1,4 @@
-"""``pgoutput-fast demo``: from a server's changes to Spark's tables, compared with the server's."""
+"""``pgoutput-fast demo``: make Spark tables of a server's changes, and compare the two."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _table(result: Result) -> Table:
 
 
 class _Ended(KeyboardInterrupt):
-    """A signal ended the command, which cleans up as after Ctrl-C."""
+    """A signal is to end the command, which then cleans up as after Ctrl-C."""
 
 
 def _end(number: int, _frame: object) -> None:
@@ -168,7 +168,7 @@ def command(changes: int, out: Path | None, keep: bool, seed: int, report: Path)
 
     Exits with 1 and names the first row that differs, if one does.
     """  # noqa: D205 - click's help is one paragraph
-    # PySpark warns of its own use of pandas.
+    # PySpark's own use of pandas causes warnings.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     signal.signal(signal.SIGTERM, _end)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # it is ignored under nohup
@@ -178,12 +178,12 @@ def command(changes: int, out: Path | None, keep: bool, seed: int, report: Path)
     try:
         return _demo(changes, out, keep, seed, report)
     except _Ended as ended:
-        # As a shell has it of a command that a signal ended: 143 of SIGTERM, 129 of SIGHUP.
+        # The exit code that shells use when a signal ended a command: 143 SIGTERM, 129 SIGHUP.
         raise click.exceptions.Exit(128 + ended.args[0]) from ended
 
 
 def _demo(changes: int, out: Path | None, keep: bool, seed: int, report: Path) -> int:
-    """Run it all, and print what came of it; the exit code."""
+    """Run the demonstration, print its results, and return the exit code."""
     from rich.console import Console
 
     console = Console()

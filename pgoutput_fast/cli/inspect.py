@@ -1,4 +1,4 @@
-"""`pgoutput-fast inspect`: what is in a segment, or in a recorded stream, printed or as files."""
+"""`pgoutput-fast inspect`: print segments and recorded streams, or make files of them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from .. import (
     Update,
     format_lsn,
 )
+from ..columnar.arrays import OPERATIONS
 from ..errors import PgOutputError, printable
 from ..files import FORMATS, Format
 from ..protocol.copydata import Keepalive
@@ -30,7 +31,7 @@ from ..segments import SegmentReader, list_segments
 from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
 from ..values import timestamp_form
-from ._export import completed_policy, policies_option, run_export, table_patterns, types_option
+from ._inspect_to import completed_policy, policies_option, run_export, table_patterns, types_option
 from ._show import Lines, Messages, Shown, Values, as_json, values_option
 from ._style import Paint, paint_for, plain
 
@@ -40,14 +41,14 @@ if TYPE_CHECKING:
     from ..policies import Policies
     from ..types import TypeRegistry
 
-_NAMED = 20  # tables in an error
+_NAMED = 20  # the most tables that an error lists
 
 _ARGUMENTS = f"{__name__}.arguments"
-"""Key of all arguments in the context's `meta`: completion needs those of an unfinished option."""
+"""Key of the list of all arguments in the context's `meta`, which completion of --to looks at."""
 
 
 def _files(paths: tuple[Path, ...]) -> list[Path]:
-    """The files that paths name. If they are several, the segments are one stretch of a stream.
+    """List the files that paths name. Several segments must follow each other in one stream.
 
     Raises
     ------
@@ -72,7 +73,7 @@ def _files(paths: tuple[Path, ...]) -> list[Path]:
 def _messages(
     path: Path, policies: Policies | None, registry: TypeRegistry | None
 ) -> Iterator[Shown | Keepalive]:
-    """The messages of a file, decoded from its start."""
+    """Decode the messages of a file, from its start."""
     if is_segment(path):
         with SegmentReader(path) as reader:
             messages = Messages(reader.metadata.encoding, policies, registry)
@@ -92,7 +93,7 @@ def _messages(
 
 
 class _Filter:
-    """Chooses messages by table, transaction and tag; each of these that was given must match."""
+    """Chooses messages by table, transaction and tag; all that are given must match."""
 
     def __init__(self, tables: tuple[str, ...], xids: tuple[int, ...], tags: str) -> None:
         self._tables = table_patterns(tables)
@@ -121,7 +122,7 @@ class _Filter:
         return not self._tags or shown.tag in self._tags
 
     def nothing(self) -> str:
-        """The error if no message matched."""
+        """Make the error for the case that no message matched."""
         tables = [printable(table) for table in sorted(self._seen)]
         more = f" and {len(tables) - _NAMED} more" if len(tables) > _NAMED else ""
         found = f"of the tables {', '.join(tables[:_NAMED])}{more}" if tables else "of no table"
@@ -190,14 +191,13 @@ class _Stats:
         for name, counts in found["messages"].items():
             yield f"{name:<18}{counts['frames']:>12,}{counts['bytes']:>16,}"
         if self.tables:
-            operations = ("insert", "update", "delete", "truncate")
             width = max(len(printable(name)) for name in self.tables) + 2
             yield ""
-            names = "".join(f"{name:>12}" for name in operations)
+            names = "".join(f"{name:>12}" for name in OPERATIONS.values())
             yield paint(f"{'table':<{width}}{names}", "heading")
             for table, counts in found["tables"].items():
                 yield f"{printable(table):<{width}}" + "".join(
-                    f"{counts.get(name, 0):>12,}" for name in operations
+                    f"{counts.get(name, 0):>12,}" for name in OPERATIONS.values()
                 )
 
 
@@ -215,14 +215,14 @@ def _checked_tags(_: click.Context, __: click.Parameter, value: str | None) -> s
 def _completed_to(
     context: click.Context, _: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The formats, and directories behind one."""
+    """Complete --to: a format first, then a directory."""
     if context.meta[_ARGUMENTS][-1] in FORMATS:
         return [CompletionItem(incomplete, type="dir")]
     return [CompletionItem(name) for name in FORMATS if name.startswith(incomplete)]
 
 
 class _Command(click.Command):
-    """Says what follows --to, of which click says that it is two."""
+    """A command whose error says which two arguments --to needs, where click says '2 arguments'."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_ARGUMENTS] = tuple(args)
@@ -360,7 +360,7 @@ def command(
 
 
 def _refuse(options: Mapping[str, object], way: str) -> None:
-    """Refuse an option that was given and has nothing to do."""
+    """Refuse an option that was given but has no effect together with the others."""
     for name, given in options.items():
         if given:
             raise click.UsageError(f"{name} {way}")

@@ -1,4 +1,4 @@
-"""`pgoutput-fast tail`: a server's changes, live, through a slot that ends with the command."""
+"""`pgoutput-fast tail`: print a server's changes live, through a temporary slot."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ._show import Lines, Messages, Values, as_json, values_option
 from ._style import paint_for
 
 _SERVERS = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
-"""Variables of libpq that name a server, or what is wanted of the local one."""
+"""Variables of libpq; if one of them is set, it is clear which server or database is meant."""
 
 
 def _types(dsn: str) -> TypeRegistry:
-    """The types in the catalogue of the server's database."""
+    """Read the catalogue of types of the server's database."""
     with ConnectionParameters(dsn).open(replication=False) as connection:
         import psycopg
 
@@ -97,7 +97,7 @@ def command(
                         in_transaction = True
                     elif isinstance(shown.message, Commit):
                         in_transaction = False
-                        # It was printed, and nothing else is done with it.
+                        # The transaction was printed, which is all that is to be done with it.
                         stream.acknowledge(shown.message.end_lsn)
                 sys.stdout.flush()
                 if batch.keepalive_lsn is not None and not in_transaction:

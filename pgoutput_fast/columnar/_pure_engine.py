@@ -25,7 +25,15 @@ from ..protocol.wire import (
 from ._pure_batch import ChangeBatch, batch_of
 from ._pure_input import Piece, pieces_of
 from ._pure_relation import MOST_OFFSET, RelationRows, Stored
-from .arrays import MOST_ROWS, TWO_FORMS, UNSENT_BEFORE, array_of, lsns_of, refuse_time
+from .arrays import (
+    MOST_ROWS,
+    OPERATIONS,
+    TWO_FORMS,
+    UNSENT_BEFORE,
+    array_of,
+    lsns_of,
+    refuse_time,
+)
 from .fields import EPOCH_SHIFT, Field
 from .packed import NewLabel
 from .rare import NEW_VERSIONS, event_of, outdated, plans_of
@@ -41,7 +49,7 @@ if TYPE_CHECKING:
 _uint32 = struct.Struct(">I").unpack_from
 _event = struct.Struct("=qQQqIIB7x").pack
 
-_OPS = {"I": b"insert", "U": b"update", "D": b"delete"}
+_OPS = {tag: name.encode() for tag, name in OPERATIONS.items()}
 _BINARY, _NULL, _UNCHANGED = b"bnu"
 _FINAL_LSN = offset_of("B", "final_lsn")
 _COMMIT_TIME = offset_of("B", "commit_time")
@@ -64,8 +72,8 @@ class Engine:
         self._pieces: list[Piece] = []
         self._at = self._before = 0
         self._lsns: Any = None
-        # By OID: the relations whose plan is current. By version: all that have been seen. By OID:
-        # those that hold rows.
+        # The rows of relations, in three mappings: by OID those whose plan is current, by version
+        # all that have been seen, and by OID those that hold rows.
         self._cached: dict[int, RelationRows] = {}
         self._known: dict[tuple[object, ...], RelationRows] = {}
         self._open: dict[int, RelationRows] = {}
@@ -76,7 +84,7 @@ class Engine:
         self.messages: dict[int, Message] = {}
         self.adopt(state)
 
-    # --- what the leading class asks for
+    # --- what ColumnarDecoder calls
 
     def load(self, data: Any, offsets: Any, lsns: Any) -> None:
         """Take frames, without decoding any yet."""
@@ -326,7 +334,7 @@ class Engine:
                 self._ready += self.flush()
                 self._relation_of(plan)
             size = relation.row_bytes
-            self._put(relation, b"truncate", message.xid, None, None, None, size)
+            self._put(relation, _OPS[message.tag], message.xid, None, None, None, size)
 
     def _event(self, message: Any, open_xid: int | None, in_transaction: int | None) -> None:
         xid, subxid, *commit = event_of(message, open_xid, in_transaction)
@@ -335,7 +343,9 @@ class Engine:
     # --- relations
 
     def _relation_of(self, plan: RelationPlan) -> RelationRows:
-        """The rows of the version of a relation that a plan stands for, open from now on.
+        """The rows of the version of a relation to which a plan belongs.
+
+        New rows of the relation are appended to them from now on.
 
         Rows of another version of the relation become a record batch first.
         """
@@ -355,7 +365,7 @@ class Engine:
     def _forget_outdated(self, plan: RelationPlan) -> None:
         """Forget versions of relations that are out of date, once there are many new ones.
 
-        That of `plan` stays.
+        The version to which `plan` belongs is kept.
         """
         self._new_versions += 1
         if self._new_versions < NEW_VERSIONS:

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
     from ..protocol.messages import Message
 
-MOST_ROWS = 0x7FFFFFFF // 8
+OPERATIONS = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
+"""Tag of a message → the value of the column `op` in its rows. Compiled code stores the position in
+this table (``PGF_INSERT`` and the others of ``_columns.h``)."""
+
+MOST_ROWS = 0x7FFFFFFF // max(map(len, OPERATIONS.values()))
 """The most rows of a batch: Arrow's offsets of 32 bits count the letters of the column `op`."""
 
 _DTYPES: dict[str, list[tuple[str, str]]] = {

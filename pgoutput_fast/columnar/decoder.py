@@ -345,9 +345,9 @@ class ColumnarDecoder:
         self._options = options
         self._engine = twin("columnar._engine").Engine(state, options)
         self._call: object = None  # stands for the call of decode() that is not yet complete
-        # Only the thread that holds it uses the engine. The frames that are given may come from a
-        # generator that asks for the decoder's state: the thread that has the lock can take it
-        # again, but not while the engine runs, which moves its memory.
+        # Only the thread that holds the lock uses the engine. The frames may come from a generator
+        # that asks for the decoder's state, so the lock is re-entrant. But while the engine runs,
+        # `_runs` is set and nobody may read its memory, which it moves.
         self._lock = threading.RLock()
         self._runs = False
         self._bad = ErrorBatch()
@@ -441,7 +441,7 @@ class ColumnarDecoder:
         self._start(*state)
 
     def __repr__(self) -> str:
-        # Unlike `state` this is up to date at any time.
+        # The engine's own state is read, as `state` refuses while another thread decodes.
         known = len(self._engine.state.relations)
         return f"<ColumnarDecoder: target {self._options.target}, {known} relations>"
 
@@ -495,7 +495,8 @@ class ColumnarDecoder:
             while not ended:
                 if self._call is not call:  # reset() has ended it
                     return
-                # Whoever holds the lock may wait for this thread, unless the call is its own.
+                # The call is checked before the lock is taken too: a thread that holds the lock for
+                # a newer call may be waiting for this one.
                 with self._lock:
                     if self._call is not call:
                         return
@@ -538,7 +539,7 @@ class ColumnarDecoder:
 
         The caller holds the lock.
         """
-        # The finalizer of what the frames lie in may call this decoder, which refuses it.
+        # The finalizer of the frames' memory may call this decoder, and is refused then.
         self._runs = True
         try:
             if rows_too:

@@ -441,7 +441,7 @@ def _numeric(type: ColumnType, codec: Codec, settings: Settings, target: str) ->
             if choice == "clamp" and value.is_nan():
                 raise OutOfRange(f"NaN does not fit into {name}, nor is it near to any value of it")
             clamped = 1 - limit if value.is_signed() else limit - 1
-            kept = _limited_to(choice, "special_values", _numeric_word(value), clamped, name)
+            kept = limited(choice, "special_values", _numeric_word(value), clamped, name)
             return None if kept is None else kept.to_bytes(width, _ORDER, signed=True)
         sign, digits, _ = value.as_tuple()
         exponent = int(value.as_tuple().exponent)
@@ -465,16 +465,6 @@ def _numeric(type: ColumnType, codec: Codec, settings: Settings, target: str) ->
         codec, store, f"d:{precision},{scale}{bits}", width, "decimal_text", "decimal_binary"
     )
     return replace(made, precision=precision, scale=scale)
-
-
-def _limited_to(choice: str, policy: str, shown: str, clamp: Any, name: str) -> Any:
-    try:
-        return limited(choice, policy, shown, clamp, name)
-    except OutOfRange:
-        raise OutOfRange(
-            f"{shown} does not fit into {name}; Policies({policy}=...) can make it null, the "
-            "nearest value or the column text"
-        ) from None
 
 
 def _numeric_word(value: Decimal) -> str:
@@ -537,7 +527,7 @@ def _interval(type: ColumnType, codec: Codec, settings: Settings, target: str) -
             ):
                 shown = interval_form(value)
                 name = "an interval of nanoseconds"
-                if _limited_to(choice, "out_of_range", shown, nearest, name) is None:
+                if limited(choice, "out_of_range", shown, nearest, name) is None:
                     return None
             nanoseconds = nearest
         return packed(value.months, value.days, nanoseconds)

@@ -1,4 +1,4 @@
-"""What both engines do outside of their loops: it is rare, and written once."""
+"""What both engines do for rare messages, written once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..protocol.messages import Truncate
 from .schema import version_of
 
 NEW_VERSIONS = 1024
-"""After as many new versions of relations an engine forgets those that are out of date."""
+"""After this number of new versions of relations an engine forgets those that are out of date."""
 
 
 def event_of(message: Any, open_xid: int | None, xid: int | None) -> tuple[int, ...]:
-    """What an event says of a message; 0 stands for what it does not have.
+    """The fields of a message's event; 0 stands for a field that the message does not have.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def outdated(
     Parameters
     ----------
     known : iterable of tuple
-        Versions, as of :func:`pgoutput_fast.columnar.schema.version_of`.
+        Keys that :func:`pgoutput_fast.columnar.schema.version_of` made.
     with_rows : iterable of RelationPlan
     state : StreamState
     """

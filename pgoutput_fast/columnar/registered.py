@@ -21,7 +21,7 @@ def registered_field(type: ColumnType, codec: Codec, arrow: Any) -> Field:
     Parameters
     ----------
     type : ColumnType
-        What it was registered for, which errors name.
+        The type for which it was registered, which errors name.
     codec : Codec
     arrow : str or pyarrow.DataType
         The type of the column.

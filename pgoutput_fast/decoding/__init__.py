@@ -1,1 +1,1 @@
-"""The decoder of single messages, in both implementations, and what it knows between them."""
+"""The decoder of single messages, in both implementations, and the state that it keeps."""

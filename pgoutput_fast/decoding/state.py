@@ -37,9 +37,9 @@ class Staged:
     """The relations and types that one streamed transaction announced and has not yet committed.
 
     Only the rows of that transaction are decoded by them, as it may still be rolled back.
-    `messages` are its Relation and Type messages in the order in which they came; of several
-    messages of one subtransaction on one relation or type, the last. `plans` and `types` are made
-    from them, by OID.
+    `messages` are its Relation and Type messages in the order in which they came; if one
+    subtransaction sent several on one relation or type, only the last is kept. `plans` and `types`
+    are made from them, by OID.
     """
 
     __slots__ = ("_messages", "plans", "types")
@@ -50,7 +50,7 @@ class Staged:
         self.types: dict[int, Type] = {}
 
     def copy(self) -> Staged:
-        """The same, to go its own way."""
+        """An independent copy."""
         copy = Staged()
         copy._messages = dict(self._messages)
         copy.plans = dict(self.plans)
@@ -87,7 +87,7 @@ class Names:
         self._superseded: dict[int, None] = {}  # in the order in which they lost their names
 
     def copy(self) -> Names:
-        """The same, to go its own way."""
+        """An independent copy."""
         copy = Names()
         copy._bearers = dict(self._bearers)
         copy._names = dict(self._names)
@@ -288,7 +288,7 @@ class StreamState:
         return message
 
     def announces(self, frame: bytes) -> bool:
-        """Whether a Relation or Type, as it is outside of stream chunks, says what is known."""
+        """Whether a Relation or Type from outside stream chunks repeats what is known already."""
         number = relation_id_of(frame, in_stream=False)
         announced: Mapping[int, Relation | Type]
         announced = self.relations if frame[:1] == b"R" else self.types
@@ -397,7 +397,8 @@ class StreamState:
                 self._drop(old)
         self._plan(self.plans, message, self.types)
         if len(self.types) > self.most_types:
-            # Types come right before the relation that uses them: none of these is still awaited.
+            # Types come right before the relation that uses them, so that no relation that is still
+            # to come needs those that are unused now.
             used = {type_id for plan in self.plans.values() for type_id in plan.types}
             self.types = {type_id: self.types[type_id] for type_id in self.types.keys() & used}
             self.most_types = len(self.types) + MOST_UNUSED_TYPES
@@ -456,10 +457,12 @@ class StreamState:
 
 
 MOST_SUPERSEDED = 1000
-"""So many relations whose names others have now are kept at least, twice as many at most."""
+"""How many relations are kept whose names belong to others now. They are forgotten when there are
+twice as many."""
 
 MOST_UNUSED_TYPES = 1000
-"""So many types that no relation uses any more are kept: those of columns that were altered."""
+"""How many types may be added before those are forgotten that no relation uses any more. Such types
+are left over when columns are altered."""
 
 FIRST_USER_OID = 16_384
 """The least OID of types that are not built in, which Type messages announce

@@ -1,1 +1,1 @@
-"""The demonstration: a server's changes become Spark's tables, which are compared with its own."""
+"""The demonstration: a server's changes become Spark tables, compared with the server's."""

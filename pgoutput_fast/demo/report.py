@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pgoutput_fast.columnar.arrays import OPERATIONS
 from pgoutput_fast.errors import PgOutputError
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ _STAGES = {
     "state": "current-state tables (changes)",
     "compare": "compare with the server (rows)",
 }
-_OPERATIONS = ("insert", "update", "delete", "truncate")
 
 _PAGE = """\
 <!DOCTYPE html>
@@ -163,7 +163,7 @@ def make_report(result: Result) -> str:
         figures="".join(_figures(result, checks)),
         stages=_legend((name, label) for name, label in _STAGES.items()),
         throughput=_throughput(result.spans, result.seconds),
-        operations=_legend((name, name) for name in _OPERATIONS),
+        operations=_legend((name, name) for name in OPERATIONS.values()),
         bars="".join(_operation_bars(result)),
         seconds=result.seconds,
         phases="".join(_phase_bars(result)),
@@ -257,7 +257,7 @@ def _operation_bars(result: Result) -> Iterable[str]:
     for table in sorted(result.tables, key=lambda table: -table.changes):
         x = 0.0
         rects = []
-        for operation in _OPERATIONS:
+        for operation in OPERATIONS.values():
             count = table.operations.get(operation, 0)
             width = 100 * count / most
             if count:

@@ -38,10 +38,10 @@ _SPARK = {
     "spark.python.worker.reuse": "true",
 }
 _MAX_CORES = 4
-"""Each core takes a Python worker of some 200 MB."""
+"""Cores that Spark may use. Each takes a Python worker of some 200 MB."""
 
 _FEW_CHANGES = 5_000
-"""Below, to interpret Spark's expressions takes less time than to compile them first."""
+"""With fewer changes, interpreting Spark's expressions takes less time than compiling them."""
 
 _SAMPLE_SECONDS = 0.25
 
@@ -151,13 +151,13 @@ class Result:
 
 
 class Progress:
-    """Is told how far a run has come. This class does nothing with it; subclasses show it."""
+    """Receives how far a run has come. This class does nothing; subclasses show it."""
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """A phase begins, which has `total` units of work; None if that is not known."""
+        """Begin a phase with `total` units of work; None if their number is not known."""
 
     def advance(self, done: int, note: str = "") -> None:
-        """So many units of the phase are done in all."""
+        """Note that `done` units of the phase are done in all."""
 
 
 @contextlib.contextmanager
@@ -229,7 +229,8 @@ def _spark(directory: Path, log: Path) -> Iterator[SparkSession]:
         **_SPARK,
         "spark.local.dir": str(temporary),
         "spark.sql.warehouse.dir": str(temporary / "warehouse"),
-        # The JVM lives for a minute. Its second compiler would take most of the processors' time.
+        # The JVM lives for a minute only, and its second compiler would take most of the
+        # processors' time.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
         f"-XX:-UsePerfData -Djava.io.tmpdir={temporary} -Dlog4j2.configurationFile={log4j}",
     }

@@ -1,4 +1,4 @@
-"""Compares a current-state table with the server's own COPY of the same table.
+"""Compare a current-state table with the server's own COPY of the same table.
 
 This is independent of the rest of the package: the server prints its values as CSV, Spark casts
 them to the types of the state table, and the two are compared row by row and column by column. The
@@ -27,7 +27,7 @@ class Difference(NamedTuple):
     table: str
     row: str
     column: str | None
-    """None where a side has not got the row at all."""
+    """The column that differs; None if one side does not have the row."""
     server: str
     state: str
 
@@ -42,7 +42,7 @@ class Comparison(NamedTuple):
     """The result of comparing one table."""
 
     rows: int
-    """Of the server."""
+    """Rows of the server's table."""
     checks: int
     """Values that were compared."""
     values: dict[str, int]
@@ -87,9 +87,9 @@ def copy_table(
 class _Type(NamedTuple):
     name: str
     kind: str
-    """As ``typtype``, or "a" for an array."""
+    """The type's ``typtype``, or "a" for an array."""
     part: int
-    """OID of what it is made of: elements, a domain's base type, a range's subtype …"""
+    """OID of the type of its elements, of a domain's base type, or of a range's subtype."""
     fields: list[tuple[str, int]]
 
 

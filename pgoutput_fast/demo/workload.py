@@ -251,7 +251,7 @@ WIDE = (
         "FROM generate_series(1, CASE WHEN g % 4 = 1 THEN 700 ELSE 2 END) AS i)",
     ),
 )
-"""NULL is put among the values of each."""
+"""Each of these columns also gets NULLs."""
 
 SPARK_TYPES: Mapping[str, Mapping[str, str]] = {
     "demo.wide": {
@@ -263,7 +263,7 @@ SPARK_TYPES: Mapping[str, Mapping[str, str]] = {
         "any_clock": "string",
     }
 }
-"""Where the demonstration wants a column as another type than the one it would have."""
+"""Table → column → Spark type, for columns that get another type than the usual one."""
 
 _WIDE = "INSERT INTO demo.wide SELECT g, {values} FROM generate_series({first}, {last}) AS g"
 
@@ -386,7 +386,7 @@ CREATE PUBLICATION demo FOR TABLE
     WITH (publish_via_partition_root = true);
 """.format(wide=",\n    ".join(f"{column.name} {column.type}" for column in WIDE))
 
-# A value now and then is NULL, empty, or hard on whoever splits lines and fields.
+# Some values are NULL or empty, or have characters at which CSV splits lines and fields.
 _ORDERS = """
 INSERT INTO demo.orders
 SELECT g,
@@ -561,16 +561,16 @@ def _keys_and_toast(rows: _Amounts) -> Step:
     return Step(
         "keys and TOAST",
         (
-            # The large values stay as they are: they are not sent.
+            # The large values are not changed, so they are not sent.
             "UPDATE demo.documents SET title = title || ' (2)', revision = 2 WHERE id % 2 = 0",
-            # The same with another key, and again with yet another one.
+            # The same while the key changes, twice.
             "UPDATE demo.documents SET id = id + 1000000 WHERE id % 5 = 0",
             "UPDATE demo.documents SET id = id + 1000000, title = NULL WHERE id > 1000000",
             (
                 "UPDATE demo.documents SET id = id - 500000, path = '/moved/' || id "
                 "WHERE id > 2000000 AND id % 3 = 0"
             ),
-            # Key and large value at once, the other large value stays.
+            # The key and one large value change, the other large value does not.
             (
                 "UPDATE demo.documents SET id = id + 3000000, "
                 "body = repeat(md5('new' || id), 120) WHERE id < 1000000 AND id % 7 = 0"
@@ -657,7 +657,7 @@ def _second_rows(rows: _Amounts, seed: int) -> Step:
                 ("NULL", "'(,2]'", "'so so'", "NULL", "'1 mon'"),
             ),
             "UPDATE demo.wide SET added_array = NULL, added_mood = 'glad, very' WHERE id % 11 = 0",
-            # Of rows that are alike some go and some stay.
+            # Of equal rows some are deleted and some are not.
             (
                 "DELETE FROM demo.events WHERE ctid IN "
                 "(SELECT ctid FROM demo.events WHERE kind = 'click' "

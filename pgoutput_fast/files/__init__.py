@@ -1,10 +1,10 @@
-"""Changes as typed files: Parquet, Arrow, CSV or a duckdb database, a file or table per relation.
+"""Write changes as typed files: Parquet, Arrow or CSV, one or more per table, or a duckdb database.
 
 >>> from pgoutput_fast import files
 >>> files.export("segments", "tables", "parquet")  # doctest: +SKIP
 
-The same call goes on where the last one ended: after a kill it does what was not finished, and
-after a capture has gone on it adds what is new. ``docs/files.md`` describes what is written.
+The same call, made again, goes on where the last one ended: after a kill it finishes the work, and
+after more was captured it adds what is new. ``docs/files.md`` describes what is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pgoutput_fast.segments.format import require_pyarrow
 if TYPE_CHECKING:
     from pgoutput_fast.types import TypeRegistry
 
-    from ._source import Source, Unit
+    from ._units import Source, Unit
 
 __all__ = ["FORMATS", "ExportProgress", "ExportResult", "ExportedTable", "export"]
 
@@ -41,7 +41,7 @@ def __dir__() -> list[str]:
 
 
 class ExportProgress(NamedTuple):
-    """How far an export is."""
+    """How far an export has come."""
 
     bytes: int
     """Bytes of the source's files that were read in this call."""
@@ -54,36 +54,36 @@ class ExportProgress(NamedTuple):
 
 
 class ExportedTable(NamedTuple):
-    """A version of a table, with all that the directory has of it."""
+    """One version of a table, and the files that the directory has of it."""
 
     namespace: str
     name: str
     version: int
-    """1 for the table's first schema, 1 more for each other one: columns, types, keys, OID."""
+    """1 for the table's first schema (columns, types, keys, OID), 2 for the next one, and so on."""
     rows: int
     """All rows of this version, those of earlier calls included."""
     files: tuple[Path, ...]
-    """Its files in the order of the stream; the database, where that is the format."""
+    """Its files in the order of the stream; with the format duckdb, the database."""
     table: tuple[str, str] | None
-    """Schema and table in the database; None where files are the format."""
+    """Schema and table in the database; None with the other formats."""
 
 
 class ExportResult(NamedTuple):
-    """What an export did."""
+    """The result of an export."""
 
     rows: int
     """Rows that this call wrote."""
     errors: int
     """Frames that this call refused and put aside, with ``on_error="collect"``."""
     rolled_back: int
-    """Rows of a recording that its transactions took back; they are not written."""
+    """Rows of a recording that were rolled back; they are not written."""
     undecided: int
     """Rows of a recording that ends before their transaction does; their commit_lsn is null."""
     position: int | None
-    """LSN up to which the directory has everything; None for a recording, and if nothing was made,
-    as there are no changes of the tables that were asked for."""
+    """LSN up to which the directory has everything; None for a recording, and if there were no
+    changes of the wanted tables."""
     tables: tuple[ExportedTable, ...]
-    """All tables of the directory, those that this call added nothing to included."""
+    """All tables of the directory, also those to which this call added nothing."""
 
 
 def export(
@@ -105,34 +105,35 @@ def export(
     Parameters
     ----------
     paths : path or iterable of paths
-        A directory of segments, segments that follow each other, or one recorded stream.
+        A directory of segments, files of segments that follow each other, or one recorded stream.
     directory : path
-        New, empty, or one that an export of the same source made: that is continued.
+        A new or empty directory, or one that an export of the same source made, which is continued.
     format : {"parquet", "arrow", "csv", "duckdb"}
     before : bool
-        The old row too, as columns ``before_…``.
+        Whether to write the old row too, as columns ``before_…``.
     tables, columns, policies, registry
-        As of :class:`~pgoutput_fast.ColumnarDecoder`.
+        See :class:`~pgoutput_fast.ColumnarDecoder`.
     on_error : {"raise", "collect"}
-        What becomes of a frame that is refused: an error, or a row of the table of errors.
+        What to do with a frame that is refused: raise its error, or put it into the table of
+        errors.
     part_bytes : int
-        A table gets a new part after so many bytes of input, at the next end of a segment. What is
-        unfinished when the process is killed is done again, at most so much. While it runs, about
-        as much disk space is taken for a temporary file in `directory`.
+        After this many bytes of input a table gets a new part, at the next end of a segment. If the
+        process is killed, at most so much work has to be done again. The export needs about as much
+        disk space for a temporary file in `directory`.
     progress : callable
         Called after each batch of frames, and each table that is written.
 
     Raises
     ------
     PgOutputError
-        The input can't be read or does not follow what the directory has, the directory has
-        something else, or was begun with other options, a frame is refused, the disk refuses, or
+        The input can't be read, or does not follow what the directory has; the directory has other
+        contents, or was begun with other options; a frame is refused; a file can't be written; or
         another export is writing there. What was finished before is kept.
     TypeError
         An argument is of another type.
     """
     require_pyarrow()
-    from ._source import open_source
+    from ._units import open_source
     from ._write import refusals
 
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
@@ -153,7 +154,7 @@ def export(
         "on_error": on_error,
         "max_bytes": 16 << 20,
     }
-    ColumnarDecoder(**decoding)  # refuses what is wrong before anything is made
+    ColumnarDecoder(**decoding)  # refuses wrong arguments before anything is made
     source = open_source(given)
     if source is None:
         return ExportResult(0, 0, 0, 0, None, ())
@@ -162,7 +163,7 @@ def export(
         "tables": decoding["tables"] and sorted(decoding["tables"]),
         "columns": _listed(decoding["columns"]),
         "policies": _listed(dataclasses.asdict(decoding["policies"])),
-        # Not which types: these change as the database's do.
+        # Only whether there is a registry: its types may change, as those of the database do.
         "types": registry is not None,
     }
     with _claimed(Path(directory)):
@@ -255,7 +256,7 @@ class _Export:
         )
 
     def _check(self, found: dict[str, Any], format: str, options: dict[str, Any]) -> None:
-        """Refuse to continue what was begun otherwise."""
+        """Refuse to continue an export that was begun with other options or of another source."""
         again = "; give another directory, or remove this one to begin again"
         if found["format"] != format:
             raise PgOutputError(
@@ -283,7 +284,7 @@ class _Export:
             )
 
     def close(self) -> None:
-        """Drop what was not finished."""
+        """Drop the work that was not finished."""
         self._store.close()
 
     def discard(self) -> None:
@@ -291,7 +292,7 @@ class _Export:
         self._store.discard(self._manifest)
 
     def result(self, part_bytes: int) -> ExportResult:
-        """Write what the source has and the directory has not, and say what was done."""
+        """Write what the directory does not have yet, and return what was done."""
         units = self._source.remaining(self._manifest["start"], self._manifest["position"])
         if self._manifest["position"] is None:
             self._manifest["start"] = self._source.start
@@ -334,7 +335,7 @@ class _Export:
             )
 
     def _step(self, units: list[Unit]) -> None:
-        """Read units whole, and write what they have."""
+        """Decode some units from start to end, and write their contents."""
         from ._manifest import TEMPORARY
         from ._step import Step
         from ._write import refusals
@@ -363,7 +364,7 @@ class _Export:
         self._tell()
 
     def _write(self, step: Any) -> None:
-        """Write what a step has, table by table."""
+        """Write the contents of a step, table by table."""
         from ._events import ERRORS, EVENTS
         from ._manifest import Tables
 
@@ -388,7 +389,7 @@ class _Export:
 
 
 def _located(error: DecodeError, chunk: Any) -> PgOutputError:
-    """The error with the place in the source."""
+    """Make an error that also names the place in the source."""
     lsn = ""
     if chunk.lsns is not None and error.frame is not None:
         lsn = f", LSN {format_lsn(int(chunk.lsns[error.frame]))}"

@@ -1,4 +1,4 @@
-"""The tables of events, which are all that is no row, and of errors: frames that were refused."""
+"""Make the tables of events (frames that are no rows) and of errors (frames that were refused)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _NAMES = {
     "K": "commit_prepared",
     "r": "rollback_prepared",
 }
-"""Tag → the event's name. Not here are Relation and Type, which are what the files' schemas tell,
-and Stream Start and Stop, which do not matter once rows are put in order."""
+"""Tag → the event's name. Relation and Type are left out, as the files' schemas say the same, and
+Stream Start and Stop, as they do not matter once rows are in order."""
 
 EVENTS = pa.schema(
     [
@@ -69,7 +69,7 @@ def events_of(decoder: ColumnarDecoder, lsns: Any) -> Any:
     names = [_NAMES[chr(tag)] for tag in tags.dictionary.to_pylist()]
     ends = found["commit_lsn"] > 0
     times = found["commit_time"] + EPOCH_SHIFT
-    # A Commit has nothing but what stands in the array.
+    # Commits have no message, as the array has all of their fields.
     messages: list[Any] = [None] * len(found)
     for i in np.flatnonzero(found["tag"] != ord("C")):
         messages[i] = events[places[i]].message

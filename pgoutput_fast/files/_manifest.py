@@ -22,7 +22,7 @@ from pgoutput_fast._disk import fsync_path
 from pgoutput_fast._forms import of_form
 from pgoutput_fast.errors import PgOutputError
 
-from ._rows import Shape
+from ._flatten import Shape
 
 FORMAT_VERSION = 1
 NAME = "_manifest.json"
@@ -111,7 +111,7 @@ class Manifest(_ManifestOfFiles):
 
 
 def new_manifest(format: str, options: dict[str, Any], source: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of a directory in which nothing was written yet."""
+    """Make the manifest of a directory to which nothing was written yet."""
     return {
         "pgoutput_fast_files": FORMAT_VERSION,
         "format": format,
@@ -128,7 +128,7 @@ def new_manifest(format: str, options: dict[str, Any], source: dict[str, Any]) -
 
 
 def checked(text: str, where: str) -> dict[str, Any]:
-    """A manifest from its JSON.
+    """Parse and check the JSON of a manifest.
 
     Raises
     ------
@@ -176,7 +176,7 @@ def _check_file_name(name: str) -> None:
 def manifest_lines(manifest: dict[str, Any]) -> Iterator[str]:
     """A manifest as JSON, a line for each entry, and for each table.
 
-    Python's encoder takes tens of times as long with an indentation of its own.
+    Python's own encoder takes tens of times as long if it indents.
     """
     start = "{"
     for key, value in manifest.items():
@@ -205,7 +205,7 @@ def _part(name: str) -> str:
 def file_stem(namespace: str, name: str) -> str:
     """What the names of a table's files begin with, before version and part.
 
-    Two tables may have the same in rare cases; :func:`unique` tells them apart.
+    In rare cases two tables get the same text here; :func:`unique` makes them different.
     """
     stem = f"{_part(namespace or 'pg_catalog')}.{_part(name)}"
     if stem[0] in "-_":
@@ -218,7 +218,7 @@ def file_stem(namespace: str, name: str) -> str:
 
 
 def folded(name: str) -> str:
-    """The same text for names that a file system or duckdb may take for one."""
+    """A text that is equal for names that a file system or duckdb may take for the same."""
     return unicodedata.normalize("NFKC", name).casefold()
 
 
@@ -302,5 +302,5 @@ def give_names(directory: Path, names: list[str]) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Delete what was not finished."""
+    """Delete the files of work that was not finished."""
     shutil.rmtree(directory / TEMPORARY, ignore_errors=True)

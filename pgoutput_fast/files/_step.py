@@ -1,4 +1,4 @@
-"""A stretch of the source, decoded: its rows by table, its events, its errors."""
+"""Decode some units of the source: their rows by table, their events and their errors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pgoutput_fast.columnar.arrays import commit_of
 from pgoutput_fast.columnar.decoder import ColumnarDecoder
 
 from ._events import errors_of, events_of
-from ._rows import Shape
-from ._source import Chunk
+from ._flatten import Shape
+from ._units import Chunk
 from ._write import Spill
 
 _EVENTS, _ERRORS = -1, -2
@@ -26,8 +26,8 @@ class Step:
     Attributes
     ----------
     rolled_back, undecided : int
-        Rows of streamed and prepared transactions that were taken back, or whose end is not there;
-        counted when the tables are written.
+        Rows of streamed and prepared transactions that were rolled back, and rows whose transaction
+        does not end in the source. They are counted when the tables are written.
     """
 
     def __init__(self, path: Path, decoding: dict[str, Any], *, before: bool, fold: bool) -> None:
@@ -36,8 +36,8 @@ class Step:
         self._before, self._fold = before, fold
         self._decoder: ColumnarDecoder | None = None
         self._encoding = ""
-        # By a batch's layout and format, the number of its shape: its key in the spill. A layout is
-        # kept with it, so that no other one gets its id.
+        # Id of a batch's layout and its format → the layout, and the number of its shape, which is
+        # its key in the spill. The layout is kept here so that no other one gets its id.
         self._known: dict[tuple[int, Any], tuple[Any, int]] = {}
         self._numbers: dict[str, int] = {}
         self._shapes: list[Shape] = []
@@ -46,7 +46,7 @@ class Step:
         self.rolled_back = self.undecided = 0
 
     def close(self) -> None:
-        """Give the disk space back."""
+        """Delete the temporary file."""
         self._spill.close()
 
     def add(self, chunk: Chunk) -> int:
@@ -60,7 +60,7 @@ class Step:
         Raises
         ------
         DecodeError
-            A frame is refused, and is not to be put aside.
+            A frame is refused, and ``on_error`` is "raise".
         """
         decoder = self._decoder
         if decoder is None or self._encoding != chunk.encoding:
@@ -81,7 +81,7 @@ class Step:
         return rows
 
     def _number(self, changes: Any) -> int:
-        """The number of the shape that a batch's rows get; batches of one shape go together."""
+        """The number of the shape of a batch's rows; batches of one shape are kept together."""
         known = id(changes.layout), changes.binary
         if known not in self._known:
             shape = Shape(pa.schema(changes), before=self._before, fold=self._fold)
@@ -92,7 +92,7 @@ class Step:
         return self._known[known][1]
 
     def _note(self, decoder: ColumnarDecoder) -> None:
-        """Remember how streamed and prepared transactions ended: their rows came before."""
+        """Remember how streamed and prepared transactions ended; their rows came before."""
         array = decoder.events.array
         for place in np.flatnonzero(np.isin(array["tag"], [ord(tag) for tag in "cAKr"])):
             event = decoder.events[int(place)]
@@ -120,7 +120,7 @@ class Step:
         return self._spill.batches(key) if key in self._spill else None
 
     def _decided(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Leave out rows that were taken back, and fill in the commit of those that had none."""
+        """Leave out rows that were rolled back, and fill in the commit of rows without one."""
         for batch in batches:
             open_rows = batch.column("commit_lsn").is_null()
             if open_rows.true_count:

@@ -1,4 +1,4 @@
-"""Where rows go: first all together into a temporary file, then table by table into files.
+"""Write rows: first all together into a temporary file, then table by table into files.
 
 The rows of a step come in batches that may be tiny, of thousands of tables in turn. The temporary
 file takes them as they come, so that neither memory nor open files grow with the number of tables.
@@ -18,6 +18,7 @@ import pyarrow as pa
 from pgoutput_fast._disk import fsync_path, write_whole
 from pgoutput_fast.errors import PgOutputError
 
+from ._as_text import csv_column, csv_type
 from ._manifest import (
     NAME,
     TEMPORARY,
@@ -30,18 +31,17 @@ from ._manifest import (
     manifest_lines,
     unique,
 )
-from ._text import csv_column, csv_type
 
 DATABASE = "changes.duckdb"
 
-# Of a row group, which is what is in memory of a table while it is written.
+# Rows of a row group. While a table is written, one row group of it is in memory.
 _GROUP_ROWS = 122_880
 _GROUP_BYTES = 16 << 20
-_CSV_ROWS = 16_384  # whose text is in memory at once
+_CSV_ROWS = 16_384  # rows whose text is in memory at once
 _DUCKDB_MEGABYTES = 256
 # A table that is made takes 53 kB until its transaction ends (duckdb 2.0, 12 columns).
 _DUCKDB_MEGABYTES_PER_TABLE = 0.2
-_DUCKDB_TABLES = 500  # for which the limit is raised at once
+_DUCKDB_TABLES = 500  # the limit is raised for this many tables at once
 
 Entry = dict[str, Any]
 
@@ -54,18 +54,18 @@ class Spill:
         self._places: dict[int, list[int]] = {}
 
     def close(self) -> None:
-        """Give the file's disk space back."""
+        """Delete the file."""
         self._file.truncate(0)
         self._file.close()
 
     def add(self, key: int, batch: Any) -> None:
-        """Put a batch with the others of its key."""
+        """Append a batch to those of its key."""
         self._places.setdefault(key, []).append(self._file.tell())
         with pa.ipc.new_stream(self._file, batch.schema) as writer:
             writer.write_batch(batch)
 
     def __iter__(self) -> Iterator[int]:
-        """The keys there are, in the order in which they came first."""
+        """The keys, in the order in which they came first."""
         return iter(self._places)
 
     def batches(self, key: int) -> Iterator[Any]:
@@ -77,7 +77,7 @@ class Spill:
 
 
 def grouped(schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
-    """Batches put together to what makes a row group."""
+    """Join small batches, so that each result makes a row group."""
     pending: list[Any] = []
     rows = size = 0
     for batch in batches:
@@ -105,16 +105,16 @@ class Store(Protocol):
     """Whether names of columns that differ in case alone are the same."""
 
     def load(self) -> Entry | None:
-        """The manifest, when what a killed process left is settled; None in a new directory."""
+        """Finish or drop what a killed process left, and return the manifest, None without one."""
 
     def table(self, table: Entry, version: Entry, schema: Any, batches: Any) -> int:
-        """Write rows of a version of a table; how many they were."""
+        """Write rows of a version of a table, and return their number."""
 
     def beside(self, manifest: Entry, what: str, schema: Any, batches: Any) -> int:
-        """Write what is no row: `what` is events or errors."""
+        """Write events or errors, as `what` says, and return their number."""
 
     def commit(self, manifest: Entry) -> None:
-        """Make what was written, and the manifest that tells of it, durable and visible."""
+        """Make what was written durable and visible, together with the manifest."""
 
     def close(self) -> None:
         """Drop what was not committed."""
@@ -125,7 +125,7 @@ class Store(Protocol):
 
 @contextlib.contextmanager
 def refusals(what: str) -> Iterator[None]:
-    """Give what the disk or the format refuses as this package's error."""
+    """Raise errors of the operating system and of the format's library as this package's error."""
     try:
         yield
     except OSError as error:
@@ -163,7 +163,7 @@ class FileStore:
         self._stems: set[str] = set()
 
     def load(self) -> Entry | None:
-        """As of `Store`."""
+        """See `Store`."""
         path = self._directory / NAME
         found = None
         if path.exists():
@@ -174,7 +174,7 @@ class FileStore:
         return found
 
     def table(self, table: Entry, version: Entry, schema: Any, batches: Any) -> int:
-        """As of `Store`."""
+        """See `Store`."""
         if "files" not in table:
             table["files"] = unique(file_stem(table["namespace"], table["name"]), self._stems)
         number = version["version"]
@@ -182,7 +182,7 @@ class FileStore:
         return self._part(version["parts"], stem, schema, batches)
 
     def beside(self, manifest: Entry, what: str, schema: Any, batches: Any) -> int:
-        """As of `Store`."""
+        """See `Store`."""
         return self._part(manifest[what], f"_{what}", schema, batches)
 
     def _part(self, parts: list[Entry], stem: str, schema: Any, batches: Any) -> int:
@@ -197,11 +197,11 @@ class FileStore:
         return counted.rows
 
     def commit(self, manifest: Entry) -> None:
-        """As of `Store`."""
+        """See `Store`."""
         manifest["publishing"] = self._names
         temporary = self._directory / TEMPORARY
-        # Synced all at once: where tables are many, that takes far less time than to sync each when
-        # it is written.
+        # All files are synced together: with many tables that takes far less time than to sync each
+        # when it is written.
         for name in self._names:
             with refusals(str(self._directory / name)):
                 fsync_path(temporary / name)
@@ -212,11 +212,11 @@ class FileStore:
         self._names = []
 
     def close(self) -> None:
-        """As of `Store`."""
+        """See `Store`."""
         clear(self._directory)
 
     def discard(self, manifest: Entry) -> None:
-        """As of `Store`."""
+        """See `Store`."""
         # The manifest first: it lists what is there.
         for name in (NAME, *file_names(manifest)):
             (self._directory / name).unlink(missing_ok=True)
@@ -316,7 +316,7 @@ class DuckdbStore:
         return self._connection
 
     def load(self) -> Entry | None:
-        """As of `Store`."""
+        """See `Store`."""
         clear(self._directory)
         if not self._path.exists():
             return None
@@ -341,7 +341,7 @@ class DuckdbStore:
         return manifest
 
     def table(self, table: Entry, version: Entry, schema: Any, batches: Any) -> int:
-        """As of `Store`."""
+        """See `Store`."""
         if "table" not in version:
             namespace, number = table["namespace"] or "pg_catalog", version["version"]
             if namespace not in self._schemas:
@@ -354,7 +354,7 @@ class DuckdbStore:
         return self._rows(version["parts"], version["table"], schema, batches)
 
     def beside(self, manifest: Entry, what: str, schema: Any, batches: Any) -> int:
-        """As of `Store`."""
+        """See `Store`."""
         return self._rows(manifest[what], ["pgoutput_fast", what], schema, batches)
 
     def _rows(self, parts: list[Entry], name: list[str], schema: Any, batches: Any) -> int:
@@ -382,7 +382,7 @@ class DuckdbStore:
         return counted.rows
 
     def commit(self, manifest: Entry) -> None:
-        """As of `Store`."""
+        """See `Store`."""
         connection = self._open()
         with refusals(str(self._path)), self._refusals():
             connection.execute("CREATE SCHEMA IF NOT EXISTS pgoutput_fast")
@@ -401,14 +401,14 @@ class DuckdbStore:
                 fsync_path(self._directory)
 
     def close(self) -> None:
-        """As of `Store`."""
+        """See `Store`."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
         clear(self._directory)
 
     def discard(self, manifest: Entry) -> None:
-        """As of `Store`."""
+        """See `Store`."""
         del manifest  # is in the database
         for name in (DATABASE, f"{DATABASE}.wal"):
             (self._directory / name).unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""Frames and messages: what their bytes are, and the ways there and back."""
+"""The wire format: its one table, the rare messages, encoding, and the headers of CopyData."""

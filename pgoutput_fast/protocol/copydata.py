@@ -28,7 +28,7 @@ _EPOCH = EPOCH_UTC.timestamp()
 
 
 class Keepalive(NamedTuple):
-    """The server's sign of life."""
+    """A keepalive: the server is alive, and has come so far."""
 
     lsn: int
     """The server has nothing before this LSN that is still to be sent."""
@@ -39,12 +39,12 @@ class Keepalive(NamedTuple):
 
 
 def parse_keepalive(data: bytes | memoryview) -> Keepalive:
-    """A keepalive from its CopyData.
+    """Parse the CopyData of a keepalive.
 
     Raises
     ------
     PgOutputError
-        It is something else.
+        The bytes are no keepalive.
     """
     if len(data) != KEEPALIVE.size or data[0] != KEEPALIVE_TAG:
         raise PgOutputError(
@@ -56,7 +56,7 @@ def parse_keepalive(data: bytes | memoryview) -> Keepalive:
 
 
 def status_update(received: int, durable: int, *, ask: bool) -> bytes:
-    """The CopyData of a standby status update, of now.
+    """Make the CopyData of a standby status update with the current time.
 
     Parameters
     ----------

@@ -231,7 +231,7 @@ class LogicalMessage(Message):
 
 
 class StreamStart(Message):
-    """The begin of a stream chunk: of changes of a transaction that is still in progress.
+    """The begin of a stream chunk: changes of a transaction that is still in progress follow.
 
     Fields in wire order: xid (of the top-level transaction), first_segment (bool: whether this is
     the transaction's first chunk). PostgreSQL calls a chunk a stream segment; in this package a

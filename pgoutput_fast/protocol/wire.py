@@ -344,7 +344,7 @@ class Cursor:
 
 
 def check_size(frame: bytes) -> None:
-    """Refuse a frame longer than a server can send, whose offsets a column slice can't hold."""
+    """Refuse a frame longer than a server can send: column slices store no offsets beyond that."""
     if len(frame) > MAX_FRAME_LENGTH:
         fail(
             "bad_length", frame, 0,

@@ -1,4 +1,4 @@
-"""The client side of logical replication, on psycopg 3's `pq`: connections, streams, capture.
+"""The client side of logical replication, with psycopg 3: connections, streams, slots, capture.
 
 >>> from pgoutput_fast.replication import connect
 >>> with connect(dsn, publications=["p"], slot="s", create_slot=True) as stream:

@@ -14,9 +14,9 @@ from ..lsn import format_lsn
 from ..segments import SegmentMetadata, SegmentWriter
 from ..segments.listing import has_begun
 from .link import Link
-from .options import Protocol, Streaming, StreamOptions, check_seconds
 from .receiver import Receiver
 from .source import Source, missing_slot
+from .stream_options import Protocol, Streaming, StreamOptions, check_seconds
 from .walsender import ReplicationConnection, SlotState
 
 if TYPE_CHECKING:
@@ -292,9 +292,9 @@ def _check_beginning(
     if state is None and begun:
         raise PgOutputError(
             f"the server has no slot {slot!r}, and a capture has begun in {os.fspath(directory)}: "
-            f"give the slot with which it was begun; if that was dropped, begin with a new slot, "
-            f"a new snapshot and an empty directory, as a slot that is made now brings nothing of "
-            f"what was committed since this one's end"
+            f"give the slot with which it was begun; if that was dropped, begin with a new slot "
+            f"and an empty directory, and copy the tables anew, as a slot that is made now brings "
+            f"nothing of what was committed since this one's end"
         )
 
 

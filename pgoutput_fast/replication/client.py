@@ -1,4 +1,4 @@
-"""`connect`: a stream of a slot's changes."""
+"""The function `connect`, which makes a stream of a slot's changes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..lsn import format_lsn
 from ..policies import Policies
 from ..types import TypeRegistry
 from .link import Link
-from .options import Protocol, Streaming, StreamOptions, check_seconds
 from .receiver import Receiver
 from .source import Source
 from .stream import ReplicationStream
+from .stream_options import Protocol, Streaming, StreamOptions, check_seconds
 
 
 def connect(
@@ -58,47 +58,51 @@ def connect(
         (PGHOST …), service files and password files.
     slot : str
     publications : list or tuple of str
-        Names of publications, as they are: they are quoted here.
+        Names of publications, without quotes.
     create_slot : bool
         Make the slot if it is not there.
     temporary : bool
-        Make a slot that ends with the connection; there must be none of this name.
+        Make a slot that ends with the connection. There must be no slot of this name.
     protocol : {"auto", 1, 2, 3, 4}
         The version of the protocol; by default the newest that the server knows.
     streaming : bool or {"on", "parallel"}
-        Whether large transactions come while they are in progress, from protocol 2 on, in the best
-        way that the protocol has. Programs that look at frames themselves may want
+        Whether large transactions come while they are in progress, from protocol 2 on. True means
+        the best way that the protocol has. Programs that look at frames themselves may want
         ``protocol=1``, in which each transaction comes whole.
     two_phase : bool or None
-        Whether prepared transactions come when they are prepared (PostgreSQL 15 and newer). None:
-        as the slot is. Once a slot was read with it, it stays so, and False is refused.
+        Whether prepared transactions come when they are prepared (PostgreSQL 15 and newer). None
+        means: as the slot was made. A slot that was once read with True stays so, and False is
+        refused.
     binary : bool
-        Values in their types' binary form, where they have one (PostgreSQL 14 and newer).
+        Whether values come in binary format, if their types have one (PostgreSQL 14 and newer).
     messages : bool
-        Logical messages (`pg_logical_emit_message`) too (PostgreSQL 14 and newer).
+        Whether logical messages (`pg_logical_emit_message`) come too (PostgreSQL 14 and newer).
     origin : {None, "any", "none"}
-        With "none", only changes that were made on this server itself, and not replicated to it
-        (PostgreSQL 16 and newer).
+        With "none", only changes come that were made on this server itself, and not replicated to
+        it (PostgreSQL 16 and newer).
     start_lsn : int
-        Where to go on: the end LSN of the last transaction that is durable. By default, the LSN up
-        to which the slot was acknowledged. With two_phase, frames from there on come nevertheless.
+        Where to go on: the end LSN of the last transaction that is durable. By default it is the
+        LSN up to which the slot was acknowledged. With `two_phase`, frames come from that LSN on in
+        any case.
     start_timeline : int
-        The stream's `timeline` when that transaction came, if it was stored with the LSN: a server
-        that has taken another way since is refused then.
+        The stream's `timeline` when that transaction came, if it was stored with the LSN. A server
+        on whose timeline that transaction did not happen is refused then.
     silence_timeout : float
-        Seconds after which a server that says nothing, though it was asked, is given up. By default
-        twice the server's `wal_sender_timeout`; it may be silent for half of that time while it
-        decodes a large transaction.
+        Seconds after which the connection to a server that does not answer is given up. By default
+        twice the server's `wal_sender_timeout`; a server may be silent for half of that time while
+        it decodes a large transaction.
     retry_for : float
-        Seconds for which `transactions` tries to connect again; by default as long as it takes.
+        Seconds for which `transactions` tries to connect again; by default without end.
     max_memory, spill_directory, prepared, unknown_prepared
-        As of :class:`pgoutput_fast.transactions.Assembler`, of what `transactions` gives. The
-        commit of a prepared transaction that never came is by default empty if the slot is made
-        here, and an error otherwise.
+        See :class:`pgoutput_fast.transactions.Assembler`, which makes the transactions.
+        `unknown_prepared` is by default "empty" if the slot is made by this call, and "error"
+        otherwise.
     policies, registry, target, tables, columns, fill_unchanged
-        As of :class:`pgoutput_fast.ColumnarDecoder`, of the columns and values of transactions.
+        See :class:`pgoutput_fast.ColumnarDecoder`; these are for the columns and values of
+        transactions.
     **keywords
-        Parameters of libpq by name, over those of `dsn`: ``host="…", sslmode="verify-full"``.
+        Parameters of libpq by name, which override those of `dsn`: ``host="…",
+        sslmode="verify-full"``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Whole transactions of a stream, over as many connections as it takes."""
+"""Deliver whole transactions of a stream, with a new connection after each one that is lost."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..transactions.transaction import Group
 from .link import Link
 from .receiver import PackedTaken
 
-# Seconds within which an order to end is heard while nothing comes.
+# Seconds between two looks at what ends the iteration, while nothing comes.
 _POLL = 0.1
 
 
 class Until(NamedTuple):
-    """What ends an iteration; the arguments of :meth:`ReplicationStream.transactions`."""
+    """What ends an iteration: the arguments of :meth:`ReplicationStream.transactions`."""
 
     stop_at: int | None
     idle_timeout: float | None
@@ -103,7 +103,7 @@ class Delivery:
         except (PgOutputError, GeneratorExit):
             raise
         except BaseException as error:
-            # A transaction may have been on its way to the consumer.
+            # The error came between two steps, so a transaction may not have reached the consumer.
             self._error = self._error or PgOutputError(
                 f"the iteration was interrupted ({type(error).__name__}), so that this stream may "
                 "have lost a transaction: connect again, what was not acknowledged comes again"
@@ -175,7 +175,7 @@ class Delivery:
         return stop_at is not None and max(self._came, self.server_lsn) >= stop_at
 
     def _acknowledge_idle(self) -> None:
-        """Let the server forget what it had nothing to send of, if that is all that there was."""
+        """Acknowledge log of which the server had nothing to send, if all else is acknowledged."""
         receiver = self._link.receiver
         if (
             self.server_lsn > receiver.acknowledged
@@ -200,7 +200,7 @@ class Delivery:
             # The server sends again what was not acknowledged, from its beginning on.
             self._assembler.reset()
             self._link.reconnect(error, self._came, lambda: self._is_ended(until))
-            return True  # that was no silence
+            return True  # the time that this took does not count as idle
         if not taken:
             return False
         self._link.works()
@@ -211,7 +211,7 @@ class Delivery:
                 for found in self._assembler.feed_groups([run]):
                     self._wait(found)
             except PgOutputError as error:
-                self._error = error  # once what came before it was delivered
+                self._error = error  # raised after what came before it was delivered
             self._link.receiver.held = self._assembler.oldest_prepared_lsn
         if taken.keepalive is not None:
             self.server_lsn = taken.keepalive

@@ -1,4 +1,4 @@
-"""The connection of a stream, and a new one after it was lost."""
+"""Keep the connection of a stream, and make a new one after it was lost."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from ..connections import RetryableError
 from .receiver import Receiver
 from .source import Source
 
-# Seconds before the first further try, and between two at most; each is twice as long as the one
-# before, and made shorter by chance, so that many clients do not come at once.
+# Seconds to wait before the second try to connect, and at most between two tries. Each wait is
+# twice as long as the one before, less a random part, so that many clients do not connect at once.
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 30.0
-_POLL = 0.05  # seconds within which an order to end is heard
+_POLL = 0.05  # seconds between two looks whether to give up
 
 _log = logging.getLogger(__name__)
 
 
 class Link:
-    """What a stream reads from.
+    """The connection from which a stream reads, with the means to make a new one.
 
     Parameters
     ----------
     receiver : Receiver
     protocol : int
-        The version that is spoken.
+        The version of the protocol.
     source : Source, optional
-        How to connect again. Without, a connection that is lost is the end.
+        How to connect again; without it a connection that is lost is an error.
     silence_timeout : float, optional
-        As of `Receiver`.
+        See `Receiver`.
     retry_for : float, optional
-        Seconds for which it is tried to connect again; without, as long as it takes.
+        Seconds for which new connections are tried; by default without end.
 
     Attributes
     ----------
     receiver : Receiver
-        That of the connection that is there now.
+        The receiver of the present connection.
     protocol : int
     is_closed : bool
     lost : RetryableError or None
@@ -65,30 +65,30 @@ class Link:
         self._lost_since: float | None = None
 
     def works(self) -> None:
-        """Something came: the next failure is a new one."""
+        """Note that something came, so that waiting times begin anew after the next failure."""
         self._wait = _FIRST_WAIT
         self._lost_since = None
 
     def reconnect(self, error: RetryableError, received: int, is_ended: Callable[[], bool]) -> None:
-        """Connect again, as often as it takes.
+        """Try to connect again until it succeeds.
 
-        What was acknowledged is not sent again. What is held back stays so.
+        What was acknowledged is not sent again. `held` of the receiver is kept.
 
         Parameters
         ----------
         error : RetryableError
             Why the connection was lost.
         received : int
-            The end of what was received.
+            The LSN up to which frames were received.
         is_ended : callable
-            Whether to give up, without an error.
+            Tells whether to give up, without an error.
 
         Raises
         ------
         RetryableError
             There is no source, or `retry_for` has passed.
         PgOutputError
-            It can't be gone on; the error says why.
+            The stream can't go on; the error says why.
         """
         if self._source is None:
             raise error
@@ -117,11 +117,11 @@ class Link:
             new = Receiver(started.connection, old.acknowledged, self._silence_timeout)
             new.held = old.held
             self.receiver, self.protocol, self.lost = new, started.protocol, None
-            if self.is_closed:  # meanwhile, by the handler of a signal
+            if self.is_closed:  # by a signal's handler, while this was connecting
                 new.close()
             return
 
     def close(self) -> None:
-        """Tell the server the last position, and end the connection."""
+        """Tell the server the last position that was acknowledged, and end the connection."""
         self.is_closed = True
         self.receiver.close()

@@ -1,4 +1,4 @@
-"""One connection to a walsender: what it sends, and what it is told to be durable.
+"""Receive from one connection to a walsender, and tell the server what is durable.
 
 `receive` reads the socket in the thread that calls it: a frame that goes from one thread to another
 costs as much again as receiving it. What the consumer has not asked for stays in the server and in
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_copydata = twin("replication._copydata")
-take_copy_data = _copydata.take_copy_data
-pack_copy_data = _copydata.pack_copy_data
+_libpq_frames = twin("replication._libpq_frames")
+take_copy_data = _libpq_frames.take_copy_data
+pack_copy_data = _libpq_frames.pack_copy_data
 
-# A batch is handed over once it has so many bytes.
+# A batch of this many bytes is handed over at once.
 _BATCH_BYTES = 1 << 20
-# While data flow, what comes within so many seconds is one batch. Each wait brings some hundred
-# frames at most, and a consumer would pay more for a batch of so few than for its frames.
+# Seconds for which data are collected into one batch while they flow. Each wait brings some hundred
+# frames at most, and a batch of so few would cost the consumer more than its frames do.
 _COLLECT = 0.02
 
 _STATUS_INTERVAL = 10.0  # seconds between two status messages, at most
-# The same while nobody receives: a server that asks for a status, as its timeout may have become
-# shorter meanwhile, is not heard then. Seconds.
+# The same while no call of receive() runs. It is short because the server may ask for a status
+# then, as its timeout was made shorter, and is not heard.
 _AWAY_INTERVAL = 1.0
 _ACKNOWLEDGE_INTERVAL = 0.5  # seconds between two status messages that only tell a new position
-_LEAST_SILENCE = 10.0  # seconds after which a server is given up, at least, if none are given
+_LEAST_SILENCE = 10.0  # seconds; a default silence_timeout is not shorter
 _CLOSE_TIMEOUT = 2.0  # seconds for the server to end the stream
 
 
 class Taken:
-    """What one call of `receive` has taken so far: frames, each an object."""
+    """What one call of `receive` has taken so far, with an object for each frame."""
 
     __slots__ = ("came", "frames", "keepalive", "since", "size")
 
@@ -60,9 +60,9 @@ class Taken:
         self.frames: list[tuple[int, int, int, bytes]] = []
         """LSN, end of the WAL, send time and frame of each."""
         self.keepalive: int | None = None
-        """The LSN of a keepalive behind the last frame."""
+        """The LSN of the keepalive that came after the last frame, if one did."""
         self.size = 0
-        """Bytes."""
+        """Bytes of what was taken."""
         self.since = 0.0
         """When the consumer would have been given the first of it; 0.0 before there was any."""
         self.came = False
@@ -82,7 +82,7 @@ class Taken:
 
 
 class PackedTaken(Taken):
-    """The same with all frames in one buffer, without an object for each."""
+    """The same, with all frames in one buffer."""
 
     __slots__ = ("data", "ends", "lsns")
 
@@ -90,7 +90,7 @@ class PackedTaken(Taken):
         super().__init__()
         self.data = bytearray()
         self.ends = array("q", [0])
-        """Where each frame ends, behind a 0."""
+        """A 0, then the position behind each frame."""
         self.lsns = array("Q")
 
     def take(
@@ -104,16 +104,16 @@ class PackedTaken(Taken):
 
 
 class Receiver:
-    """What comes on one connection, and what was acknowledged on it.
+    """Receives on one connection, and keeps it alive.
 
     Parameters
     ----------
     connection : ReplicationConnection
-        One that has become a stream.
+        A connection on which a stream has begun.
     start_lsn : int
-        What was received and is durable already.
+        The LSN up to which everything is durable already.
     silence_timeout : float, optional
-        Seconds after which a server that says nothing, though it was asked, is given up; by default
+        Seconds after which the connection to a server that does not answer is given up; by default
         twice its ``wal_sender_timeout``.
 
     Attributes
@@ -121,9 +121,9 @@ class Receiver:
     received : int
         The greatest LSN that came.
     acknowledged : int
-        The greatest LSN that was acknowledged. Whoever sets it sees to it that it never decreases.
+        The greatest LSN that was acknowledged. Code that sets it must not decrease it.
     held : int or None
-        The server is not told anything beyond it, whatever was acknowledged.
+        An LSN beyond which the server is told nothing, whatever was acknowledged.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Receiver:
         self._error: PgOutputError | None = None
         self._ended = self._closed = False
         self._ask = self._answer = False
-        # Three statuses within the server's timeout, so that one may be late.
+        # Three statuses are sent within the server's timeout, so that one may be late.
         timeout = connection.wal_sender_timeout
         self._status_interval = min(_STATUS_INTERVAL, timeout / 3) if timeout else _STATUS_INTERVAL
         if silence_timeout is None:
@@ -169,24 +169,24 @@ class Receiver:
         return self._stop.is_set()
 
     def receive(self, taken: Taken, timeout: float | None) -> bool:
-        """Take what has come.
+        """Wait for data, and take what has come.
 
         Parameters
         ----------
         taken : Taken
-            An empty one, which is filled.
+            A new one, which is filled.
         timeout : float or None
-            Seconds; None waits as long as it takes.
+            Seconds to wait at most; None waits without end.
 
         Returns
         -------
         bool
-            False if it was closed.
+            False if the stream was closed.
 
         Raises
         ------
         PgOutputError
-            As of :meth:`ReplicationStream.receive`.
+            As :meth:`ReplicationStream.receive` does.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -195,14 +195,16 @@ class Receiver:
                     return False
                 if self._error is not None:
                     raise self._error
-                # The time that the consumer took for itself is no silence of the server's.
+                # The server could not be heard while the consumer worked, so this time is no
+                # silence.
                 self._waiter.last_data += time.monotonic() - self._left
                 received = self._receive(taken, deadline)
                 self._left = time.monotonic()
                 return received
         except BaseException as error:
             if self._error is None:
-                # Ctrl-C, say, came after a frame was taken from libpq, before it was handed over.
+                # For example, Ctrl-C came after a frame was taken from libpq and before it was
+                # handed over.
                 self._error = PgOutputError(
                     f"receiving was interrupted ({type(error).__name__}), so that this stream may "
                     "have lost frames: connect again, what was not acknowledged comes again"
@@ -214,7 +216,7 @@ class Receiver:
         self._ask = True
 
     def close(self) -> None:
-        """Tell the server the last position, and end the connection.
+        """Tell the server the last position that was acknowledged, and end the connection.
 
         It does nothing in a process that was forked: the connection is its parent's.
         """
@@ -232,13 +234,13 @@ class Receiver:
                 self.connection.close()
 
     def _receive(self, taken: Taken, deadline: float | None) -> bool:
-        """What `receive` does when the stream has not ended before."""
+        """Receive, if the stream has not ended before."""
         waited = False
         try:
             while not self._stop.is_set():
                 length = self._take(taken)
                 if taken.came:
-                    # Here, as a batch that is handed over at once never comes to the next wait.
+                    # Noted here too, as a batch that is full is handed over without another wait.
                     self._waiter.last_data = time.monotonic()
                 if length < 0:
                     self._end()
@@ -254,7 +256,7 @@ class Receiver:
                 self._ended = True
                 self._error = error if isinstance(error, PgOutputError) else _lost(error)
         if taken:
-            return True  # what is wrong comes with the next call
+            return True  # the next call raises the error
         if self._error is not None:
             raise self._error from None
         return False
@@ -285,7 +287,7 @@ class Receiver:
     def _is_time(
         self, taken: Taken, deadline: float | None, *, is_full: bool, waited: bool
     ) -> bool:
-        """Whether the consumer is given what was taken, nothing included, or more is waited for."""
+        """Whether to hand over what was taken, even if it is nothing, and not to wait for more."""
         now = time.monotonic()
         is_late = deadline is not None and now >= deadline
         if not taken:
@@ -300,7 +302,8 @@ class Receiver:
         except PgOutputError as error:
             raise PgOutputError(f"the server sent {error}") from None
         self.received = max(self.received, keepalive.lsn)
-        # A server that shuts down asks again at every answer, until all is acknowledged.
+        # A server that shuts down answers every status with another question, until all is
+        # acknowledged.
         told = keepalive.lsn <= self._told_lsn and self._durable() <= self._status_lsn
         if keepalive.reply_requested and not (
             told and time.monotonic() - self._status_time < IDLE_POLL
@@ -324,8 +327,8 @@ class Receiver:
         _log.info("%s", self._error)
 
     def _keep_alive(self) -> None:
-        """In a thread of its own: send the statuses that are due while nobody receives."""
-        # So often that within the server's timeout one of two may be late.
+        """Send the statuses that are due while nobody calls receive(), in a thread of its own."""
+        # It looks so often that one of two statuses within the server's timeout may be late.
         while not self._stop.wait(min(_ACKNOWLEDGE_INTERVAL, self._status_interval / 2)):
             if self._lock.acquire(blocking=False):
                 try:
@@ -337,17 +340,17 @@ class Receiver:
                     self._lock.release()
 
     def _durable(self) -> int:
-        """What the server is told to be durable."""
+        """The LSN that the server is told to be durable."""
         held = self.held
         return self.acknowledged if held is None else min(self.acknowledged, held)
 
     def _check_silence(self) -> None:
-        """Ask a server that has said nothing for a while, and give up one that does not answer.
+        """Ask a server that was silent for a while, and give up one that does not answer.
 
         Raises
         ------
         RetryableError
-            It has said nothing for too long.
+            The server was silent for too long.
         """
         silence = time.monotonic() - self._waiter.last_data
         if self._silence_limit is not None and silence > self._silence_limit:
@@ -378,7 +381,7 @@ class Receiver:
         self._pgconn.flush()
 
     def _finish(self) -> None:
-        """Tell the last position and end the stream; wait until the server has ended it too."""
+        """Tell the last position, end the stream, and wait until the server has ended it too."""
         pgconn = self._pgconn
         deadline = time.monotonic() + _CLOSE_TIMEOUT
         with contextlib.suppress(psycopg.Error):

@@ -1,4 +1,4 @@
-"""Replication slots: made, dropped, listed, advanced.
+"""Make, drop, list and advance replication slots.
 
 The functions take a connection (:class:`pgoutput_fast.replication.ReplicationConnection`), or a
 connection string, for which they open one for the call.
@@ -48,22 +48,22 @@ def create(
     Parameters
     ----------
     server : ReplicationConnection or str or None
-        A connection, or a connection string of libpq (None: as its variables say).
+        A connection, or a connection string of libpq; None takes all from libpq's variables.
     name : str
     temporary : bool
-        The slot ends with the connection, so that one has to be given.
+        Whether the slot ends with the connection, which must then be given as `server`.
     two_phase : bool
-        Prepared transactions are sent when they are prepared (PostgreSQL 15 and newer).
+        Whether prepared transactions are sent when they are prepared (PostgreSQL 15 and newer).
     failover : bool
-        Standbys keep a copy of it (PostgreSQL 17 and newer).
+        Whether standbys keep a copy of the slot (PostgreSQL 17 and newer).
     snapshot : bool
-        Export a snapshot that has what was committed before the slot begins. It is there until the
-        connection's next command, so that a connection has to be given.
+        Whether to export a snapshot that has what was committed before the slot begins. It lasts
+        until the next command on the connection, which must be given as `server`.
 
     Raises
     ------
     PgOutputError
-        There is one of this name, the name can't be one, or the server refuses or is too old.
+        A slot of this name exists, the name is not allowed, or the server refuses or is too old.
     TypeError
         `name` is no str.
     """
@@ -84,7 +84,7 @@ def drop(server: Server, name: str) -> None:
     Raises
     ------
     PgOutputError
-        There is none of this name, it is in use, or the server refuses.
+        There is no slot of this name, it is in use, or the server refuses.
     TypeError
         `name` is no str.
     """
@@ -105,7 +105,7 @@ def list(server: Server) -> builtins.list[SlotState]:  # noqa: A001
 
 
 def advance(server: Server, name: str, lsn: int) -> int:
-    """Move a slot on, without reading it: what was committed before the LSN does not come any more.
+    """Move a slot on without reading it. What was committed before the LSN does not come any more.
 
     Returns
     -------
@@ -115,8 +115,8 @@ def advance(server: Server, name: str, lsn: int) -> int:
     Raises
     ------
     PgOutputError
-        There is no such slot, or it can't be used; it is beyond the LSN already, or the server's
-        log ends before it; or the server refuses.
+        There is no such slot, or it can't be used; the slot is beyond the LSN already, or the
+        server's log ends before the LSN; or the server refuses.
     TypeError
         `name` is no str, or `lsn` no int.
     """

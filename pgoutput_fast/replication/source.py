@@ -1,4 +1,4 @@
-"""Where a stream comes from, and how it is begun: the first time, and again after a failure."""
+"""Begin a stream: look at its slot, make it if wanted, and check where the stream goes on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..connections import ConnectionParameters, RetryableError
 from ..errors import PgOutputError
 from ..lsn import format_lsn
-from .options import StreamOptions
+from .stream_options import StreamOptions
 from .walsender import ReplicationConnection
 
 
@@ -16,16 +16,16 @@ class Started(NamedTuple):
 
     connection: ReplicationConnection
     position: int
-    """The LSN from which on the consumer gets what was committed."""
+    """The consumer gets what was committed at this LSN or later."""
     confirmed: int
-    """What may be acknowledged from the beginning on."""
+    """The LSN up to which everything may be acknowledged when the stream begins."""
     protocol: int
     made_slot: bool
-    """Whether the slot was made for it, so that nothing was ever sent of it before."""
+    """Whether the slot was made for this stream, so that it never sent anything before."""
 
 
 class Source:
-    """A slot of a server, and what is asked of it.
+    """A slot of a server, and the options with which it is read.
 
     Parameters
     ----------
@@ -60,11 +60,11 @@ class Source:
         Parameters
         ----------
         position : int, optional
-            The LSN where to go on; by default where the slot stands.
+            The LSN from which to go on; by default where the slot stands.
         timeline : int, optional
-            The server's timeline when it sent what is before `position`.
+            The timeline of the server when it sent what is before `position`.
         received : int
-            The end of what was received before, if that is beyond `position`.
+            The LSN up to which frames were received before, if that is beyond `position`.
 
         Raises
         ------
@@ -76,7 +76,7 @@ class Source:
             self._check_system(connection)
             connection.check_publications(self._options.publications)
             version = connection.server_version
-            self._options.negotiate(version)  # what it does not know is refused before all else
+            self._options.negotiate(version)  # refuses options that the server does not know
             if connection.in_recovery and version < 160000:
                 raise RetryableError(
                     "the server is a standby, on which logical decoding needs PostgreSQL 16; it "
@@ -88,14 +88,16 @@ class Source:
                 position = confirmed
             else:
                 check_position(connection, self.slot, confirmed, position, timeline, received)
-            # With prepared transactions it begins where the slot stands: a prepared one that is not
-            # committed may be before the position. What was committed before is left out here.
+            # With prepared transactions the server is asked to begin where the slot stands, as a
+            # transaction may have been prepared before the position and be committed after it. What
+            # was committed before the position is left out later.
             begin = 0 if negotiated.two_phase else position
             connection.start(self.slot, begin, negotiated.options)
         except BaseException:
             connection.close()
             raise
-        self._create_slot = False  # one that is gone is not made again: what it brought is missing
+        # If the slot is dropped later, it is not made again, as changes would be missing.
+        self._create_slot = False
         return Started(
             connection,
             position,
@@ -110,7 +112,7 @@ class Source:
         Raises
         ------
         PgOutputError
-            As of `start`; or the slot has gone with the connection.
+            As `start` does; or the slot was temporary, so it ended with the connection.
         """
         if self._temporary:
             raise PgOutputError(
@@ -126,7 +128,7 @@ class Source:
             raise PgOutputError(
                 f"the server is another one now: its system identifier is "
                 f"{connection.system_identifier}, and was {self._system}. The positions of one "
-                f"mean nothing to the other: begin with a new slot and a new snapshot"
+                f"mean nothing to the other: make a new slot, and copy the tables anew"
             )
 
     def _take_slot(self, connection: ReplicationConnection) -> tuple[int, bool, bool]:
@@ -135,7 +137,7 @@ class Source:
         Returns
         -------
         (int, bool, bool)
-            Where it stands, whether it is marked two_phase, and whether it was made.
+            The LSN where the slot stands, whether it is marked two_phase, and whether it was made.
         """
         name, two_phase = self.slot, self._options.makes_two_phase
         state = None if self._temporary else connection.slot(name)
@@ -148,11 +150,11 @@ class Source:
 
 
 def missing_slot(name: str) -> PgOutputError:
-    """The error for a slot that is not there."""
+    """Make the error for a slot that does not exist."""
     return PgOutputError(
         f"no slot {name!r} on the server (SQLSTATE 42704); create it with create_slot=True or "
         f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput'); if there was one, what "
-        f"was committed since then is lost to it: begin with a new snapshot"
+        f"was committed since then is lost to it: copy the tables anew"
     )
 
 
@@ -169,25 +171,26 @@ def check_position(
     Parameters
     ----------
     confirmed : int
-        Where the slot stands.
+        The LSN up to which the slot was acknowledged.
     position : int
-        Where to go on.
+        The LSN from which to go on.
     timeline : int, optional
-        The server's timeline when it sent what is before `position`.
+        The timeline of the server when it sent what is before `position`.
     received : int
-        The end of what was received before, if that is beyond `position`.
+        The LSN up to which frames were received before, if that is beyond `position`.
 
     Raises
     ------
     PgOutputError
-        What was committed between the two is lost; or the server's log has never come so far, or
-        goes another way: it is an earlier state of it, or a standby that lagged.
+        The slot is beyond `position`, so that changes are lost. Or the server's log ends before
+        `position`, or was written by another timeline: an earlier state was restored, or a standby
+        that lagged was promoted.
     """
     if confirmed > position:
-        # The server would silently begin later.
+        # The server would begin later and say nothing.
         raise PgOutputError(
             f"slot {slot!r} is at {format_lsn(confirmed)}, beyond {format_lsn(position)} "
-            f"where to go on: the changes between them are lost; begin with a new snapshot"
+            f"where to go on: the changes between them are lost; copy the tables anew"
         )
     received = max(position, received)
     if timeline is not None and timeline != connection.timeline:
@@ -197,8 +200,8 @@ def check_position(
             raise PgOutputError(
                 f"the server is on timeline {connection.timeline} now, which {where} timeline "
                 f"{timeline}: what was received up to {format_lsn(received)} did not happen there. "
-                f"A standby that lagged was promoted, or an earlier state was restored; begin with "
-                f"a new slot and a new snapshot"
+                f"A standby that lagged was promoted, or an earlier state was restored; make a "
+                f"new slot, and copy the tables anew"
             )
     if received > connection.end_lsn:
         end = format_lsn(connection.end_lsn)
@@ -209,6 +212,6 @@ def check_position(
             )
         raise PgOutputError(
             f"the server's log ends at {end}, before {format_lsn(received)} where to go on: an "
-            f"earlier state of it was restored, or this is another server. Begin with a new slot "
-            f"and a new snapshot"
+            f"earlier state of it was restored, or this is another server. Make a new slot, and "
+            f"copy the tables anew"
         )

@@ -1,4 +1,4 @@
-"""A stream of a slot's changes: frames as they come, acknowledged by who made them durable."""
+"""A stream of a slot's changes, as transactions or as frames, and how they are acknowledged."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ class Received(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What came together, as `ReplicationStream.receive` gives it."""
+    """The frames that came together, as `ReplicationStream.receive` gives them."""
 
     frames: list[tuple[int, int, int, bytes]]
-    """Plain tuples with the fields of `Received`: naming them would cost a quarter of receiving."""
+    """Plain tuples with the fields of `Received`: making a `Received` of each takes a quarter more
+    time."""
     keepalive_lsn: int | None
     """The server has nothing before this LSN that it still has to send; None if it did not say so
     after the last frame. It may be acknowledged while no transaction is open and nothing waits to
@@ -48,11 +49,11 @@ class Batch(NamedTuple):
 
 
 class ReplicationStream:
-    """What a server sends of a slot, in its order: whole transactions, or frames.
+    """The changes that a server sends from a slot, in their order: whole transactions, or frames.
 
-    Made by `connect`. Iterate over `transactions`; or for frames over the stream itself, or call
-    `receive`. After what was taken is durable, call `acknowledge`. Close it, or use it as a context
-    manager. Iteration raises what `receive` raises. ``docs/replication.md`` says more.
+    `connect` makes it. Iterate over `transactions`. For frames, iterate over the stream itself,
+    which raises what `receive` raises, or call `receive`. Call `acknowledge` once what was taken is
+    durable. Close the stream, or use it as a context manager. ``docs/replication.md`` says more.
     """
 
     def __init__(
@@ -77,7 +78,8 @@ class ReplicationStream:
     def __iter__(self) -> Iterator[Received]:
         """Frames until the stream is closed.
 
-        What an iteration that is left has not given comes with the next one, or `receive`.
+        Frames that an iteration has not given when it is left come with the next iteration or with
+        `receive`.
         """
         while True:
             if not self._left_over:
@@ -90,7 +92,7 @@ class ReplicationStream:
 
     @property
     def connection(self) -> ReplicationConnection:
-        """The connection on which the stream comes."""
+        """The connection that the stream uses now."""
         return self._link.receiver.connection
 
     @property
@@ -116,26 +118,27 @@ class ReplicationStream:
     ) -> Iterator[Transaction]:
         """Whole transactions, in the order of their commits.
 
-        A connection that is lost is made again, and the stream goes on after the last transaction
-        that was acknowledged; none is given twice. What the server has nothing to send of is
-        acknowledged by itself, once everything that was given is. An iteration that has ended may
-        be followed by another one, which goes on where it has ended.
+        When the connection is lost, a new one is made, and the stream goes on after the last
+        transaction that was acknowledged; none is given twice. Parts of the server's log of which
+        it has nothing to send are acknowledged without a call, once all transactions that were
+        given are acknowledged. After an iteration has ended, another one goes on from there.
 
         Parameters
         ----------
         stop_at : int, optional
-            An LSN: end after the last transaction that was committed before it.
+            End after the last transaction that was committed before this LSN.
         idle_timeout : float, optional
-            Seconds: end when nothing has come for so long.
+            End when nothing has come for this many seconds.
         stop : threading.Event, optional
-            End soon after it is set, by a signal's handler, say; between two transactions.
+            End soon after it is set, for example by a signal's handler, between two transactions.
 
         Raises
         ------
         RetryableError
-            The connection is lost, and was not made again within `connect`'s `retry_for`.
+            The connection is lost, and no new one could be made within the `retry_for` of
+            `connect`.
         PgOutputError
-            It can't be gone on, and the error says why and what to do; or frames were received from
+            The stream can't go on; the error says why, and what to do. Or frames were received from
             this stream before.
         TypeError
             An argument is of another type.
@@ -162,25 +165,25 @@ class ReplicationStream:
         return self._delivery.transactions(Until(stop_at, idle_timeout, stop))
 
     def receive(self, timeout: float | None = None) -> Batch | None:
-        """Take what has come.
+        """Wait for frames, and take those that have come.
 
         Parameters
         ----------
         timeout : float or None
-            Seconds; None waits as long as it takes.
+            Seconds to wait at most; None waits without end.
 
         Returns
         -------
         Batch or None
-            An empty one after the timeout; None once the stream was closed.
+            It has no frames after the timeout. None once the stream was closed.
 
         Raises
         ------
         RetryableError
-            The connection is lost, or the server has ended the stream, as one that restarts does:
-            connect again, what was not acknowledged comes again.
+            The connection is lost, or the server has ended the stream, as it does when it restarts.
+            Connect again: what was not acknowledged comes again.
         PgOutputError
-            The server has ended the stream with an error that stays, or an earlier call was
+            The server has ended the stream with an error that does not pass, or an earlier call was
             interrupted.
         """
         if self._delivery is not None:
@@ -196,11 +199,12 @@ class ReplicationStream:
         return Batch(taken.frames, taken.keepalive)
 
     def acknowledge(self, done: int | Transaction) -> None:
-        """Tell the server that everything up to a position is durable: it won't send it again.
+        """Tell the server that everything up to an LSN is durable: it won't send that again.
 
         Give a transaction, or its end LSN (that of a Commit); or a batch's `keepalive_lsn` while no
-        transaction is open and nothing waits to be made durable. To give one again, or an earlier
-        one, does no harm. The server is told within half a second, and when the stream is closed.
+        transaction is open and nothing waits to be made durable. A position that was given before,
+        or an earlier one, does no harm. The server is told within half a second, and when the
+        stream is closed.
 
         Parameters
         ----------
@@ -212,7 +216,7 @@ class ReplicationStream:
         PgOutputError
             The LSN is beyond what was received, or out of an LSN's range.
         TypeError
-            It is something else.
+            `done` is neither an int nor a transaction.
         """
         lsn = done if type(done) is int else _end_of(done)
         text, receiver = format_lsn(lsn), self._link.receiver
@@ -228,11 +232,11 @@ class ReplicationStream:
         receiver.acknowledged = max(receiver.acknowledged, lsn)
 
     def ask_for_keepalive(self) -> None:
-        """Ask the server how far it is: a keepalive comes soon, also when nothing happens."""
+        """Ask the server how far it is: it soon sends a keepalive, even if nothing happens."""
         self._link.receiver.ask_for_keepalive()
 
     def close(self) -> None:
-        """Tell the server the last position, and end the connection.
+        """Tell the server the last position that was acknowledged, and end the connection.
 
         It does nothing in a process that was forked: the connection is its parent's.
         """
@@ -245,7 +249,7 @@ def _end_of(done: object) -> int:
     Raises
     ------
     TypeError
-        It is no transaction.
+        `done` is no transaction.
     """
     from ..transactions import Transaction  # loads NumPy
 

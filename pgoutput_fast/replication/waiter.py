@@ -1,4 +1,4 @@
-"""Waiting for data on libpq's socket, with as few wake-ups as the stream allows."""
+"""Wait for data on libpq's socket, with as few wake-ups as the stream allows."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from psycopg import pq
 
 # To wake up for each packet would cost the client more than all else that it does. On TCP the
-# kernel wakes it for so many bytes at once; a poll is short, as the last bytes of a stream are
-# fewer. On unix sockets poll() knows no such mark: what has come is read, then a nap is taken.
+# kernel is asked to wake it only for this many bytes, and each poll is short, as fewer may be left.
+# On unix sockets poll() has no such mark, so the client reads what has come and then sleeps.
 _LOW_WATER = 64 << 10
 _TCP_POLL = 0.005  # seconds
-# Seconds. A unix socket's buffer holds some 280 small messages, so that the server waits during a
-# longer nap: one of 1 ms halved the rate.
+# Seconds of this sleep. A unix socket's buffer holds some 280 small messages, so that the server
+# has to wait during a longer sleep: one of 1 ms halved the rate.
 _UNIX_NAP = 0.0002
-# After so many seconds without data, the next byte wakes the client at once.
+# After this many seconds without data, the next byte wakes the client at once.
 IDLE_AFTER = 0.05
-# Seconds that a wait for it takes at most, and so close(), while another thread receives.
+# Seconds that such a wait takes at most. close() may have to wait so long for another thread.
 IDLE_POLL = 0.1
 
 
@@ -34,23 +34,23 @@ class Waiter:
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
         self.last_data = time.monotonic()
-        """When data came for the last time; whoever takes them sets it."""
-        # Of a duplicate of the descriptor, so that closing it leaves libpq's alone.
+        """When data came for the last time. The code that takes the data sets it."""
+        # The socket has a duplicate of the descriptor, so that closing it leaves libpq's open.
         self._socket = socket.socket(fileno=os.dup(self._descriptor))
         self._is_unix = self._socket.family == socket.AF_UNIX
-        # With TLS, libpq may hold data that the socket no longer shows, so that there might never
-        # be enough in it.
+        # With TLS, libpq may hold data that it has taken from the socket, so that there might never
+        # be enough bytes in the socket.
         self._coalesce = not self._is_unix and not pgconn.ssl_in_use
         self._low_water = 1
         self.was_idle = True
         """Whether the last wait was one for the first data after a while."""
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the duplicate of the descriptor."""
         self._socket.close()
 
     def wait(self, deadline: float | None) -> None:
-        """Wait for more, at most `IDLE_POLL`, and let libpq read it.
+        """Wait for data, at most `IDLE_POLL`, and let libpq read them.
 
         Parameters
         ----------
@@ -68,7 +68,7 @@ class Waiter:
         else:
             self._set_low_water(_LOW_WATER)
             self._poll.poll(min(_TCP_POLL, left) * 1000)
-        # Also if the poll was in vain: fewer bytes than it waits for may be there.
+        # This is done after a timeout too, as fewer bytes may be there than the poll waited for.
         self._pgconn.consume_input()
 
     def _set_low_water(self, size: int) -> None:

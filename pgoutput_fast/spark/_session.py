@@ -26,7 +26,7 @@ CONFIGURATION: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-"""What :func:`session` sets, where its caller says nothing else."""
+"""The settings of :func:`session`, which its caller may override."""
 
 
 def session(
@@ -34,7 +34,7 @@ def session(
     app_name: str = "pgoutput_fast",
     configuration: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A Spark session with a Java that works, and with workers that run this Python.
+    """Make a Spark session with a Java that works, and with workers that run this Python.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def session(
     builder = SparkSession.builder.master(master).appName(app_name)
     for name, value in {**CONFIGURATION, **(configuration or {})}.items():
         builder = builder.config(name, value)
-    # The JVM reads both when it starts. Afterwards the environment is as the user had it.
+    # The JVM reads both variables when it starts. Afterwards the environment is restored.
     environment = {"JAVA_HOME": java_home(), "PYSPARK_PYTHON": sys.executable}
     previous = {name: os.environ[name] for name in environment if name in os.environ}
     os.environ.update(environment)

@@ -1,4 +1,4 @@
-"""In the Python workers of Spark's executors: what they print when Spark stops listening."""
+"""Keep the Python workers of Spark's executors from printing an error that is none."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ _CLOSED = (BrokenPipeError, ConnectionResetError)
 
 
 class _Traceback:
-    """The module `traceback`, whose `print_exc` says nothing of a socket that was closed."""
+    """The module `traceback`, with a `print_exc` that does not print errors of a closed socket."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(traceback, name)
 
     def print_exc(self, *arguments: Any, **options: Any) -> None:
-        """Print the exception that is handled, if it is another."""
+        """Print the exception that is being handled, unless it is that of a closed socket."""
         if not isinstance(sys.exc_info()[1], _CLOSED):
             traceback.print_exc(*arguments, **options)
 
 
 def end_quietly() -> None:
-    """Let this worker say nothing where Spark has closed its socket, as it has rows enough.
+    """Let this worker print nothing if Spark has closed its socket, as it has enough rows.
 
     When a LIMIT is reached, as by every `show()`, Spark closes the socket while rows are still
     written to it. This is no error, but PySpark's daemon prints the traceback of the

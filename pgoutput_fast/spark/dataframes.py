@@ -1,4 +1,4 @@
-"""Changes from segments, or from frames that somebody landed, as DataFrames."""
+"""Make DataFrames of changes from segments, or from frames in a DataFrame."""
 
 from __future__ import annotations
 
@@ -64,19 +64,20 @@ def read_segments(
         :func:`~pgoutput_fast.segments.list_segments`. The executors must reach them by the same
         names.
     table : str
-        ``namespace.name``, as the server has them.
+        ``namespace.name``, spelled as in the server's catalogue.
     schema : StructType or str, optional
-        The table's columns and their types; without, those of its newest Relation in the segments.
-        Any column may be string: it has the server's text then. An array may have as many
-        dimensions as are wanted.
+        The table's columns and their types; by default those of its newest Relation in the
+        segments. Any column may be string: it has the server's text then. An array may have any
+        number of dimensions.
     partitions : int, optional
-        How many tasks; the default is Spark's ``defaultParallelism``.
+        The number of tasks; by default Spark's ``defaultParallelism``.
     registry : TypeRegistry, optional
         Users' types: with it their enums, arrays, composites, ranges and the types of extensions
-        come as Spark's types, without as strings (from binary format as binary). A type that was
-        registered with `arrow` comes as that; functions without are not used here.
+        come as Spark's types, without it as strings (from binary format as binary). A type that was
+        registered with `arrow` comes as that type; functions that were registered without `arrow`
+        are not used.
     policies : Policies, optional
-        What becomes of values that Spark's types can't hold. With "text", a column whose type has
+        What to do with values that Spark's types can't hold. With "text", a column whose type has
         such values is a string. With `json` "parse", JSON is a variant, whose numbers may be less
         exact than PostgreSQL's.
     encoding : str, optional
@@ -134,7 +135,7 @@ def read_segments(
             for number in batch.column(0).to_pylist():
                 for name in groups[number]:
                     with SegmentReader(name) as reader:
-                        # The Begins in a segment tell the other columns.
+                        # The other columns are filled in from the Begins in the segment.
                         given = (frames.select(["data", "lsn", "seq"]) for frames in reader)
                         frames = ((f"segment {name}", batch) for batch in given)
                         yield from change_batches(frames, target)
@@ -168,23 +169,23 @@ def decode_frames(
         columns `lsn`, `commit_lsn`, `commit_time` (timestamp, or microseconds since 2000 as in a
         frame), `xid` and `seq` (of the frame's first row) are used where they exist.
     table : str
-        ``namespace.name``, as the server has them.
+        ``namespace.name``, spelled as in the server's catalogue.
     relations : mapping or iterable of Relation, optional
         The stream's relations, such as ``decoder.relations``. Type messages, which tell of domains,
         may be among them, and both may be given as frames.
     schema : StructType or str, optional
-        As of :func:`read_segments`. Without it, the table's last Relation in `relations` is taken,
+        As in :func:`read_segments`. Without it, the table's last Relation in `relations` is taken,
         or else the last one in the frames, in the order of the partitions; the frames are then read
         one more time.
     encoding : str
         The client_encoding of the session that sent the frames.
     registry, policies : optional
-        As of :func:`read_segments`.
+        As in :func:`read_segments`.
 
     Returns
     -------
     DataFrame
-        As of :func:`read_segments`. With `schema`, columns that were renamed are noticed only if
+        As in :func:`read_segments`. With `schema`, columns that were renamed are noticed only if
         `relations` has the table. `commit_lsn` is null in rows of streamed and of prepared
         transactions: whether they were committed is not known here.
 
@@ -311,7 +312,7 @@ def _check_time(table: str) -> None:
 
 
 def _groups(paths: list[str], count: int) -> list[list[str]]:
-    """The paths in at most `count` groups of similar size.
+    """Divide the paths into at most `count` groups of similar size.
 
     More, and smaller, tasks would be slower: each costs 60 ms before it reads a byte.
     """
@@ -403,10 +404,11 @@ def _relation_frames(relations: Relations | None) -> tuple[bytes, ...]:
 def _frames_of_relations(frames: DataFrame, table: str, encoding: str) -> list[bytes]:
     """All Types in a DataFrame, and after them the table's different Relations.
 
-    They are in the order of the last place in which each stands. Those from inside streams are
-    given as the server would send them outside.
+    They are in the order of their last occurrences. Those from inside stream chunks are given the
+    form that they have outside.
     """
-    # Beside Relations and Types, the messages that begin and end stream chunks and streams.
+    # Relations and Types, and the messages that begin or end stream chunks and streamed
+    # transactions.
     tags = [bytearray([tag]) for tag in b"RYSEcAp"]
 
     def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -17,7 +17,7 @@ from ..protocol.wire import LAYOUTS
 from .tables import Row, Table, UserType, text_of
 
 COMMIT_RECORD = 0x30
-"""Bytes of a plain commit's WAL record: the default `end_lsn` is so much after `commit_lsn`."""
+"""Bytes of a plain commit's WAL record: the default `end_lsn` is `commit_lsn` plus this number."""
 
 
 def begin(xid: int, final_lsn: int = 0x100, commit_time: int = 0) -> bytes:

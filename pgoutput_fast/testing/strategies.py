@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 IN_STREAM = "RYIUDTMOE"
-"""Tags of the messages that come from inside of streams."""
+"""Tags of the messages that come inside stream chunks."""
 
 _uint32 = st.integers(0, 0xFFFFFFFF)
 _characters = st.characters(codec="utf-8")
@@ -163,7 +163,8 @@ def frames(draw: DrawFn, tags: str = TAGS, in_stream: bool = False) -> bytes:
     tags : str
         The tags of the messages to choose from.
     in_stream : bool
-        Whether they are as from inside of a stream; those that cannot be are left out then.
+        Whether they have the form of frames inside a stream chunk. Messages that can't come there
+        are left out.
     """
     tag = draw(st.sampled_from([tag for tag in tags if not in_stream or tag in IN_STREAM]))
     fields: dict[str, Any] = {}
@@ -199,7 +200,7 @@ def servers(
     two_phase : bool
         Whether some are prepared.
     most_steps : int
-        How much may happen.
+        The most steps that a server takes.
     """
     server = Server(
         lsn=draw(st.integers(1, 2**63)),
@@ -233,7 +234,7 @@ class _Run:
         self.savepoints: dict[int, list[Savepoint]] = {}
 
     def one(self) -> Transaction:
-        """One of the open transactions, a new one where there is none."""
+        """One of the open transactions, or a new one if none is open."""
         if not self.open:
             self.begin()
         return self.draw(st.sampled_from(self.open))
@@ -267,7 +268,7 @@ class _Run:
         self.savepoints[transaction.xid].append(transaction.savepoint())
 
     def end_savepoint(self) -> None:
-        """End one, and with it those that were begun inside of it."""
+        """End a savepoint, and with it those that were begun inside of it."""
         held = self.savepoints[self.one().xid]
         if held:
             number = self.draw(st.integers(0, len(held) - 1))
@@ -285,7 +286,7 @@ class _Run:
         self.prepared.append(transaction)
 
     def end(self) -> None:
-        """Commit or abort one that is open or prepared."""
+        """Commit or abort a transaction that is open or prepared."""
         found = [*self.open, *self.prepared]
         if found:
             chosen = self.draw(st.sampled_from(found))

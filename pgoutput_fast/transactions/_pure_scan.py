@@ -1,4 +1,4 @@
-"""Going through frames that lie in one buffer, in plain Python. The twin of ``_scan.pyx``."""
+"""Look through frames that lie in one buffer, in plain Python. The twin of ``_scan.pyx``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def packed(data: Any, offsets: Any) -> list[tuple[Any, Any]]:
         Frames that lie in one buffer already are not copied.
     """
     if offsets is not None:
-        pieces_of(data, offsets)  # refuses what is no buffer, and offsets that fall or leave it
+        pieces_of(data, offsets)  # which refuses wrong arguments
         return [(memoryview(data).cast("B"), np.ascontiguousarray(offsets, np.int64))]
     found = []
     for piece in pieces_of(data, None):

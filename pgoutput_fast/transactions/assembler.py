@@ -1,4 +1,4 @@
-"""From frames to whole transactions: streamed ones are staged until they are committed."""
+"""Make whole transactions of frames: streamed ones are staged until they are committed."""
 
 from __future__ import annotations
 
@@ -49,26 +49,27 @@ class Assembler:
     Parameters
     ----------
     max_memory : int
-        Bytes of all transactions that have not ended. Beyond them the largest goes to a file that
-        has no name, so that nothing is left of it after a kill.
+        Bytes of memory for all transactions that have not ended. When they take more, the largest
+        is moved to a file that has no name, so that nothing is left of it when the process is
+        killed.
     prepared : {"commit", "prepare"}
         When the content of a prepared transaction is delivered: when it is committed, or already
         when it is prepared, with a transaction without content at its commit or rollback.
     unknown_prepared : {"empty", "error"}
-        What becomes of the commit of a prepared transaction that never came. Servers send such of
-        transactions without a change; but where the stream began after the PREPARE, its changes are
-        lost.
+        What to do at the commit of a prepared transaction of which nothing came: deliver it without
+        content, or raise an error. Servers send such commits for transactions without a change. But
+        if the stream began after the PREPARE, the changes are lost.
     spill_directory : path, optional
-        Where the files are, by default where :mod:`tempfile` has them.
+        The directory for such files, by default the one that :mod:`tempfile` uses.
     policies, encoding, registry
         As of :class:`pgoutput_fast.Decoder`.
     **columns
-        More arguments of :class:`pgoutput_fast.ColumnarDecoder`: `target`, `tables` …
+        More arguments of :class:`pgoutput_fast.ColumnarDecoder`, such as `target` and `tables`.
 
     Raises
     ------
     PgOutputError, TypeError
-        An argument is none of these.
+        An argument is not allowed, or has a wrong type.
     """
 
     def __init__(
@@ -111,12 +112,12 @@ class Assembler:
 
     def _start(self) -> None:
         self._streams.clear()
-        # What was announced in prepared transactions that were not delivered, by relation. It holds
-        # from then on, also if they are rolled back, and is not repeated.
+        # What was announced in prepared transactions that were not delivered, by relation. The
+        # server does not announce it again, even if the transaction is rolled back.
         self._pending.clear()
         self._chunk: int | None = None  # top-level xid of the stream chunk that is open
         self._begin: Begun | None = None  # of the transaction that is open
-        self._frames = 0  # before the run that is looked at, in this call
+        self._frames = 0  # of this call, in the runs before the current one
 
     def __repr__(self) -> str:
         return (
@@ -126,7 +127,7 @@ class Assembler:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that transactions take which have not ended."""
+        """Bytes of memory that transactions take that have not ended."""
         return sum(stage.memory for stage in self._stages())
 
     @property
@@ -143,8 +144,8 @@ class Assembler:
     def oldest_prepared_lsn(self) -> int | None:
         """The least LSN of a PREPARE whose transaction was not delivered; None if there is none.
 
-        A stream that begins beyond it would bring the end of that transaction alone, so that
-        nothing beyond it may be acknowledged.
+        Nothing beyond it may be acknowledged: a stream that begins there brings only the end of
+        that transaction, without its changes.
         """
         if self._at_prepare:
             return None
@@ -157,9 +158,10 @@ class Assembler:
             yield self._begin.stage
 
     def reset(self) -> None:
-        """The connection ended: what came of transactions that have not ended is dropped.
+        """Begin a new connection: forget what came of transactions that have not ended.
 
-        The server sends it again. Prepared transactions stay, as it does not send those again.
+        The server sends these transactions again. Prepared transactions are kept, as it does not
+        send them again.
         """
         self._start()
 
@@ -169,7 +171,7 @@ class Assembler:
         Parameters
         ----------
         frames, offsets
-            As `data` and `offsets` of :func:`pgoutput_fast.decode_batch`.
+            Frames as :func:`pgoutput_fast.decode_batch` takes them in `data` and `offsets`.
         lsns : array of int, optional
             The LSN in each frame's XLogData header.
 
@@ -182,18 +184,18 @@ class Assembler:
         Raises
         ------
         DecodeError
-            A frame is malformed or out of order; `.frame` is its index. What came before it counts.
-            Call :meth:`reset` and begin again with a new connection.
+            A frame is malformed or out of order; `.frame` is its index. The frames before it were
+            taken. Call :meth:`reset` and begin again with a new connection.
         PgOutputError
-            The disk refuses.
+            A file can't be written.
         TypeError, ValueError
-            An argument is something else.
+            `frames`, `offsets` or `lsns` are of no supported form.
         """
         # Not in the generator: all frames are taken now.
         return _one_by_one(self.feed_groups(runs_of(frames, offsets, lsns)))
 
     def feed_runs(self, runs: list[Run]) -> Iterator[Transaction]:
-        """The same for runs of frames."""
+        """Take the next frames, as :meth:`feed` does, given as runs."""
         return _one_by_one(self.feed_groups(runs))
 
     def feed_groups(self, runs: list[Run]) -> Iterator[Transaction | Group]:
@@ -238,7 +240,7 @@ class Assembler:
         self._keep_to_budget()
 
     def _at(self, error: DecodeError, index: int) -> DecodeError:
-        """The error of a frame, with the frame's index in this call."""
+        """`error` of a frame of the current run, with the frame's index in this call."""
         error.frame = self._frames + index
         return error
 
@@ -258,7 +260,7 @@ class Assembler:
     def _take_chunk(self, run: Run, start: int, end: int, marks: list[tuple[int, int]]) -> None:
         """Stage frames of the stream chunk that is open, up to its Stream Stop if it comes."""
         stage = self._streams[cast("int", self._chunk)]
-        first = len(stage) - start  # of the stage's index of a frame to its index in the run
+        first = len(stage) - start  # from a frame's index in the run to its index in the stage
         ended = False
         for index, tag in marks:
             if tag in _ROWS:
@@ -286,7 +288,7 @@ class Assembler:
             self._chunk = None
 
     def _decode_row(self, run: Run, index: int) -> None:
-        """Have the decoder say what is wrong with a row that is cut short."""
+        """Raise the decoder's error for a row that is cut short."""
         try:
             implementation.decode(run.frame(index), self._chunk is not None)
         except DecodeError as error:
@@ -359,7 +361,7 @@ class Assembler:
             raise self._at(error, index) from None
 
     def _hold(self, run: Run, end: int) -> None:
-        """Stage what this run has of the transaction that is open, without its Begin."""
+        """Stage the frames of this run that belong to the open transaction, without its Begin."""
         begin = cast("Begun", self._begin)
         if begin.stage is None:
             begin.stage = Stage(self._directory, in_stream=False)
@@ -379,7 +381,8 @@ class Assembler:
         message = self._rare(run, index)
         if isinstance(message, StreamStart):
             if message.first_segment:
-                # What an earlier connection sent of it comes again.
+                # An earlier connection may have sent a part of it. The server sends all of it
+                # again.
                 self._streams.pop(message.xid, None)
             elif message.xid not in self._streams:
                 self._refuse(
@@ -394,7 +397,8 @@ class Assembler:
                 message.commit_time, stage.origin, None, stage, stage.announced,
             )  # fmt: skip
         elif isinstance(message, StreamAbort):
-            # One of a transaction that was never streamed means nothing; servers send such.
+            # Servers also send Stream Aborts of transactions that were never streamed. They mean
+            # nothing.
             if message.subxid == message.xid:
                 self._streams.pop(message.xid, None)
             elif message.xid in self._streams:
@@ -404,7 +408,7 @@ class Assembler:
         elif isinstance(message, BeginPrepare):
             self._begin = Begun(message.xid, index, prepares=True)
         elif isinstance(message, Prepare):
-            # Some servers send no Begin Prepare where there is no change.
+            # Some servers send no Begin Prepare if the transaction has no change.
             self._prepare(message, None, found)
         elif isinstance(message, (CommitPrepared, RollbackPrepared)):
             self._end_prepared(message, found)
@@ -449,8 +453,8 @@ class Assembler:
         if commits and key not in self._prepared and self._refuses_unknown:
             raise PgOutputError(
                 f"the prepared transaction {message.gid!r} (xid {message.xid}) is committed, and "
-                "its changes did not come: it was prepared before this stream began. Take a new "
-                "snapshot; if it had no changes, unknown_prepared='empty' goes on"
+                "its changes did not come: it was prepared before this stream began. Copy the "
+                "tables anew; if it had no changes, unknown_prepared='empty' goes on"
             )
         prepared = self._prepared.pop(key, None)
         stage = None if prepared is None else prepared.stage
@@ -483,10 +487,10 @@ class Assembler:
         parts: Run | Stage | None,
         announced: list[tuple[int, bytes]],
     ) -> None:
-        """A transaction is whole.
+        """Append a transaction, which is whole now, to `found`.
 
-        Relations and Types that are known are left out of it: how often a server repeats them
-        depends on the protocol version and on its caches.
+        Relations and Types that were announced before are left out of its content, as it depends on
+        the protocol version and the server's caches how often they are repeated.
         """
         dropped = []
         inserted: list[tuple[int, list[bytes]]] = []
@@ -518,7 +522,7 @@ class Assembler:
         )
 
     def _await(self, announced: list[tuple[int, bytes]]) -> None:
-        """Remember what a prepared transaction announced, until somebody needs it."""
+        """Remember what a prepared transaction announced, as later ones may not repeat it."""
         types: list[bytes] = []
         for _, frame in announced:
             types.append(frame)
@@ -530,12 +534,13 @@ class Assembler:
     def _missing(
         self, parts: Run | Stage, announced: list[tuple[int, bytes]]
     ) -> list[tuple[int, list[bytes]]]:
-        """What a transaction does not announce itself, as a prepared one did before it.
+        """The Relations and Types that a transaction uses and that only a prepared one announced.
 
         Returns
         -------
         list of (int, list of bytes)
-            Before which of its frames, and the Types and the Relation.
+            The index of the frame before which they belong, and the frames of the Types and the
+            Relation.
         """
         for _, frame in announced:
             if frame[:1] == b"R":
@@ -555,7 +560,7 @@ class Assembler:
         return found
 
     def _keep_to_budget(self) -> None:
-        """Move the largest transactions to files, while all together take too much memory."""
+        """Move the largest transactions to files until all together take no more than allowed."""
         memory = self.memory
         while memory > self._max_memory:
             largest = max(self._stages(), key=lambda stage: stage.memory)
@@ -564,7 +569,7 @@ class Assembler:
 
 
 class Prepared(NamedTuple):
-    """A prepared transaction: where its PREPARE is, and what it has, if that was not delivered."""
+    """A prepared transaction: the LSN of its PREPARE, and its content if that was not delivered."""
 
     lsn: int
     stage: Stage | None
@@ -577,14 +582,16 @@ class Begun:
     ----------
     xid : int
     start : int
-        Index of its first frame in the run that is looked at: of its Begin, or 0.
+        Index in the current run of its first frame there: of its Begin, or 0 if that came in an
+        earlier run.
     prepares : bool
         Whether it began with Begin Prepare.
     origin : str or None
     stage : Stage or None
-        What earlier runs had of it, without the Begin.
+        Its frames in earlier runs, without the Begin.
     announced : list of (int, bytes)
-        Relations and Types, each with its index in the stage, or from the Begin on.
+        Its Relations and Types, each with the index of its frame: in the stage if there is one,
+        else counted from the Begin, which has the index 0.
     """
 
     __slots__ = ("announced", "origin", "prepares", "stage", "start", "xid")
@@ -598,7 +605,7 @@ class Begun:
         self.announced: list[tuple[int, bytes]] = []
 
     def index_of(self, index: int) -> int:
-        """What `announced` has as the index of a frame of the run that is looked at."""
+        """The index for `announced` of a frame of the current run."""
         return index - self.start + (0 if self.stage is None else len(self.stage))
 
 

@@ -1,8 +1,9 @@
-"""What a stream has announced before each of its transactions: relations and types.
+"""Know which relations and types a stream had announced before each of its transactions.
 
 A transaction can be decoded long after it was delivered, when later ones have altered its tables.
-So each knows the context before it. Contexts are a chain, each with what was announced since the
-one before; decoders follow the chain, and go on from where they are if they can.
+So each transaction keeps its context: what was announced before it. Contexts form a chain, in which
+each has only what was announced since the one before. A decoder that is in a context moves along
+the chain to a later one.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from ..columnar.decoder import ColumnarDecoder
 from ..decoding.state import StreamState
 
 _KEPT_STATES = 64
-"""Every so many contexts one keeps its whole state, so that none is far from one that does."""
+"""One of this many contexts keeps its whole state, so that the way to such a one is never long."""
 
 
 class Context:
-    """The relations and types that were announced up to somewhere in the stream.
+    """The relations and types that were announced up to one place in the stream.
 
     Parameters
     ----------
     parent : Context or None
-        The one before it.
+        The context before it.
     frames : list of bytes
         Relations and Types that were announced since, in the form that they have outside of stream
         chunks.
     state : StreamState
-        What was announced in all. It is copied, but seldom.
+        All that was announced up to here. It is copied only if this context keeps its whole state.
     """
 
     __slots__ = ("_depth", "_frames", "_parent", "_state")
@@ -42,7 +43,7 @@ class Context:
             self._parent, self._frames = None, []
 
     def state(self) -> StreamState:
-        """A new state of a decoder that has seen what was announced."""
+        """Make the state of a decoder to which all of it was announced."""
         chain: list[Context] = []
         context = self
         while context._state is None:
@@ -56,12 +57,12 @@ class Context:
 
 
 class Follower:
-    """A decoder that goes from transaction to transaction, and is made anew where one was left out.
+    """Keeps a decoder for transactions that are read in their order; otherwise it makes a new one.
 
     Parameters
     ----------
     make : callable
-        Makes a decoder of a state.
+        A function that makes a decoder from a state.
     """
 
     def __init__(self, make: Any) -> None:
@@ -70,22 +71,22 @@ class Follower:
         self._decoder: Any = None
 
     def at(self, context: Context) -> Any:
-        """A decoder in a context. It is its own until `moved` says where it is then."""
+        """A decoder that is in `context`, for the caller alone until `moved` takes it back."""
         decoder, self._decoder = self._decoder, None
         if decoder is None or self._context is not context:
             decoder = self._make(context.state())
         return decoder
 
     def moved(self, decoder: Any, context: Context) -> None:
-        """A decoder has come to a context, and may be used from there."""
+        """Take back a decoder, which is in `context` now."""
         self._decoder, self._context = decoder, context
 
 
 def message_decoder(state: StreamState) -> Any:
-    """A :class:`pgoutput_fast.Decoder` of a state."""
+    """Make a :class:`pgoutput_fast.Decoder` with a state."""
     return implementation.decoder_of(state)
 
 
 def columnar_decoder(state: StreamState, options: dict[str, Any]) -> ColumnarDecoder:
-    """A :class:`pgoutput_fast.ColumnarDecoder` of a state."""
+    """Make a :class:`pgoutput_fast.ColumnarDecoder` with a state."""
     return ColumnarDecoder(decoder=message_decoder(state), **options)

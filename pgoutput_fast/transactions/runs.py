@@ -46,7 +46,7 @@ class Run:
         return bytes(self.data[int(self.offsets[i]) : int(self.offsets[i + 1])])
 
     def frames(self) -> Iterator[bytes]:
-        """All of them, one by one."""
+        """The frames, one after the other."""
         return map(self.frame, range(len(self)))
 
     def part(self, start: int, end: int) -> Run:
@@ -60,14 +60,14 @@ def runs_of(data: Any, offsets: Any, lsns: Any) -> list[Run]:
     Parameters
     ----------
     data, offsets
-        As of :func:`pgoutput_fast.decode_batch`.
+        Frames as :func:`pgoutput_fast.decode_batch` takes them.
     lsns : array of int, optional
-        One for each frame; all 0 without.
+        The LSN of each frame; by default all are 0.
 
     Raises
     ------
     TypeError, ValueError
-        They are something else.
+        The arguments are of no supported form.
     PgOutputError
         A frame is null.
     """

@@ -1,4 +1,4 @@
-"""What has come of a transaction that has not ended: in memory, beyond that in a file.
+"""Keep the frames of a transaction that has not ended: in memory, or moved to a file.
 
 The file has no name, so that nothing is left of it when the process is killed.
 """
@@ -21,11 +21,11 @@ _BLOCK = 4 << 20
 """Bytes of frames that are read back from the file at once."""
 
 _FRAME_OVERHEAD = 16
-"""Bytes that a frame takes beside its own: an offset and an LSN."""
+"""Bytes that each frame takes in addition to its own: an offset and an LSN."""
 
 
 class _Block(NamedTuple):
-    """Frames in the file: where they lie, how many they are, and how many of them count."""
+    """Frames in the file: their place, their number, and how many of them were not rolled back."""
 
     position: int
     size: int
@@ -57,7 +57,7 @@ class Stage:
         self._lsns = array("Q")
         self._file: IO[bytes] | None = None
         self._blocks: list[_Block] = []
-        self._spilled = 0  # frames in the file that count
+        self._spilled = 0  # frames in the file that were not rolled back
 
     def __len__(self) -> int:
         return self._spilled + len(self._ends)
@@ -67,11 +67,11 @@ class Stage:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that it takes."""
+        """Bytes of memory that the stage takes."""
         return len(self._data) + _FRAME_OVERHEAD * len(self._ends)
 
     def add(self, run: Run) -> None:
-        """Take frames over; their bytes are copied, as a run's buffer has those of many others."""
+        """Append frames. Their bytes are copied, as a run's buffer also has frames of others."""
         base = len(self._data) - int(run.offsets[0])
         first, last = int(run.offsets[0]), int(run.offsets[-1])
         self._data += memoryview(run.data)[first:last]
@@ -79,13 +79,13 @@ class Stage:
         self._lsns.frombytes(run.lsns.tobytes())
 
     def note(self, subxid: int, index: int) -> None:
-        """A frame is of a subtransaction; it may be its first."""
+        """Note that a frame is of a subtransaction. Only the first one of each is remembered."""
         self._first.setdefault(subxid, index)
 
     def take_back(self, subxid: int) -> None:
-        """A subtransaction is rolled back.
+        """Drop the frames of a subtransaction that was rolled back.
 
-        Subtransactions nest, so that all that came since its first frame was made inside of it.
+        Subtransactions nest, so all frames since its first one were made inside of it.
         """
         index = self._first.get(subxid)
         if index is None:
@@ -112,7 +112,7 @@ class Stage:
         Raises
         ------
         PgOutputError
-            The disk refuses. Nothing has changed.
+            The file can't be written. Nothing has changed.
         """
         if not self._ends:
             return
@@ -120,7 +120,7 @@ class Stage:
         try:
             if self._file is None:
                 file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
-                # It is there as long as the transaction is.
+                # The file is closed when the stage is garbage, and is gone then.
                 weakref.finalize(self, file.close)
                 self._file = file
             position = self._file.seek(0, os.SEEK_END)
@@ -157,7 +157,7 @@ class Stage:
         yield from self._in_memory()
 
     def _in_memory(self) -> Iterator[Run]:
-        # A copy: a buffer that somebody looks at could not grow any more.
+        # The bytes are copied, as a bytearray can't grow while a memoryview of it exists.
         data = bytes(self._data)
         offsets = np.array([0, *self._ends], np.int64)
         lsns = np.array(self._lsns, np.uint64)

@@ -23,24 +23,24 @@ Kind = Literal["commit", "prepare", "commit prepared", "rollback prepared", "mes
 
 
 class Transaction:
-    """A transaction, whole. Assemblers and streams make them.
+    """A whole transaction, as assemblers and streams give it.
 
     Its content has the form that protocol version 1 gives it, whichever way it came: no stream
     chunks, no xids in the frames of changes, none of what was rolled back. It can be read several
-    times, and as long as the transaction is kept.
+    times.
 
     Attributes
     ----------
     kind : str
-        "commit" of most. "message": a logical message outside of transactions, in its place in the
-        stream; it has no xid and no commit time, and both LSNs are the message's. Where prepared
-        transactions are delivered when they are prepared: "prepare" with their content, then
-        "commit prepared" or "rollback prepared" without any.
+        "commit" for most transactions. "message" for a logical message outside of transactions,
+        which has no xid and no commit time; both LSNs are the message's. With
+        ``prepared="prepare"`` also "prepare", which has the content of a prepared transaction, and
+        later "commit prepared" or "rollback prepared" without content.
     xid : int or None
     commit_lsn : int
-        Where the commit record begins; of "prepare", the prepare record.
+        LSN where the commit record begins (the prepare record, if the kind is "prepare").
     end_lsn : int
-        Behind that record: where the stream goes on once the transaction is acknowledged.
+        LSN behind that record, which is to be acknowledged.
     commit_time : int or None
         In microseconds since 2000-01-01 UTC; `commit_datetime` is the same as a datetime.
     origin : str or None
@@ -87,14 +87,14 @@ class Transaction:
         Raises
         ------
         OverflowError
-            It is before year 1 or after year 9999.
+            The time is before year 1 or after year 9999.
         """
         if self.commit_time is None:
             return None
         return EPOCH_UTC + datetime.timedelta(microseconds=self.commit_time)
 
     def batches(self) -> Iterator[ChangeBatch]:
-        """Its rows as Arrow record batches, commit LSN and commit time filled in.
+        """The rows as Arrow record batches, with commit LSN and commit time filled in.
 
         Large transactions come in several batches of each relation, decoded as they are taken.
 
@@ -110,7 +110,7 @@ class Transaction:
         follower.moved(decoder, self._after)
 
     def __iter__(self) -> Iterator[Any]:
-        """Its messages, without Begin and Commit.
+        """The messages, without Begin and Commit.
 
         Raises
         ------
@@ -127,12 +127,12 @@ class Transaction:
         follower.moved(decoder, self._after)
 
     def frames(self) -> Iterator[bytes]:
-        """Its frames in protocol 1's form, from Begin to Commit."""
+        """The frames as protocol version 1 sends them, from Begin to Commit."""
         for run in self.runs():
             yield from run.frames()
 
     def runs(self) -> Iterator[Run]:
-        """The same in runs of some megabytes."""
+        """The frames of :meth:`frames`, in runs of some megabytes."""
         parts = self._parts
         if isinstance(parts, tuple):
             run, first, last = parts
@@ -152,7 +152,8 @@ class Transaction:
         first = 0
         for run in parts.runs() if parts is not None else ():
             if first == 0:
-                # As servers do it: the LSN of the first change. Relations and Types have 0.
+                # Servers send Begin with the LSN of the first change. Relations and Types have the
+                # LSN 0.
                 yield _single(begin, int(run.lsns[run.lsns != 0][:1].sum()))
             if cast("Stage", parts).in_stream:
                 run = Run(*without_xids(run.data, run.offsets), run.lsns)
@@ -163,7 +164,10 @@ class Transaction:
         yield _single(commit, self.end_lsn)
 
     def _edited(self, run: Run, first: int) -> Iterator[Run]:
-        """The frames of a run, with index `first` on, without the dropped, with the inserted."""
+        """The frames of a run without those to be dropped, and with those to be inserted.
+
+        `first` is the index of the run's first frame in the transaction.
+        """
         start, count = 0, len(run)
         inserted = {index - first: frames for index, frames in self._inserted}
         for index in sorted(inserted.keys() | {index - first for index in self._dropped}):
@@ -252,7 +256,7 @@ class Group:
         return self._part(_first(self._table[:, _END] > lsn), len(self))
 
     def before(self, lsn: int) -> Group | None:
-        """Those up to the first that was committed at an LSN or later; None if that is the first."""
+        """Those before the first that was committed at an LSN or later; None if it is the first."""
         return self._part(0, _first(self._table[:, _COMMIT] >= lsn))
 
     def _part(self, start: int, end: int) -> Group | None:
@@ -280,7 +284,7 @@ _KEPT = ("_parts", "_dropped", "_inserted", "_before", "_after", "_followers")
 
 
 def made(said: tuple[Any, ...], kept: tuple[Any, ...]) -> Transaction:
-    """A transaction of the values of its public attributes and of what it keeps for its content."""
+    """Make a transaction from its public attributes (`said`) and its private ones (`kept`)."""
     transaction = Transaction.__new__(Transaction)
     for name, value in zip(_SAID + _KEPT, said + kept, strict=True):
         setattr(transaction, name, value)

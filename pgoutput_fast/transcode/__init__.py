@@ -80,7 +80,7 @@ def inserts_of_copy(
         With it the frames have this xid, as frames inside a stream chunk do.
     header : bool
         Whether `data` begins with COPY's file header. It may be cut off too: then nothing is
-        consumed, and the next call has the header still.
+        consumed, and the next call must be given the header again.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Rows of COPY to Insert frames, and frames without their xids, in plain Python.
+"""Make Insert frames of rows of COPY, and cut xids out of frames, in plain Python.
 
 The twin of ``_bulk.pyx``.
 """
@@ -20,9 +20,9 @@ _NULL = ord("n")
 def copy_rows(data: Any, start: int, head: bytes, formats: bytes) -> tuple[bytes, bytes, int, bool]:
     """Insert frames of the rows behind byte `start` of `data`.
 
-    `head` is what each frame begins with, the number of columns included. Given back are the
-    frames, their offsets as int64, where the rows end of which they were made, and whether the
-    trailer was there.
+    `head` is what each frame begins with, the number of columns included. Returns the frames, their
+    offsets as int64, the byte of `data` behind the last row that was used, and whether COPY's
+    trailer was reached.
     """
     with memoryview(data) as view:
         source = view.tobytes()
@@ -51,7 +51,7 @@ def copy_rows(data: Any, start: int, head: bytes, formats: bytes) -> tuple[bytes
 def _columns(
     source: bytes, at: int, head_length: int, formats: bytes
 ) -> tuple[bytearray, int] | None:
-    """The columns of a frame and where their row ends; None if it is cut off."""
+    """The columns of a frame, and the byte at which their row ends; None if the row is cut off."""
     made = bytearray()
     for column, kind in enumerate(formats):
         if len(source) - at < 4:
@@ -67,7 +67,7 @@ def _columns(
             refuse_copy("frame", at, length, column=column)
         if len(source) - at - 4 < length:
             return None
-        # The length is written alike in both, so that it goes along with its value.
+        # COPY and frames write the length alike, so it is copied together with the value.
         made.append(kind)
         made += source[at : at + 4 + length]
         at += 4 + length
@@ -77,7 +77,8 @@ def _columns(
 def cut_xids(data: Any, offsets: Any, lengths: bytes) -> tuple[bytes, bytes]:
     """The frames between `offsets` without their xids, and their offsets as int64.
 
-    `lengths` has for each tag the bytes of the xid behind it, 255 for one that is refused.
+    `lengths` has a byte for each tag: the length of the xid behind it, or 255 if frames with that
+    tag are refused.
     """
     with memoryview(data) as view:
         source = view.tobytes()

@@ -65,8 +65,9 @@ class TypeRegistry:
     - A label that was added to an enum, or renamed, is decoded to its str.
     - A domain keeps its base type. No other alteration of a domain changes how values are decoded.
     - If a composite has another number of fields, or in binary format a field or element of another
-      type, its values are errors. If the catalogue is older than the value, :meth:`update_from`
-      helps; if it is newer, a registry that was read before the type was altered.
+      type, its values are errors. If the catalogue is older than the value, call
+      :meth:`update_from`. If it is newer, decode with a registry that was read before the type was
+      altered.
     - If the stream gives a type another name than the catalogue, or its OID is not in the catalogue
       (as after it was dropped and made again), it may be another type. Then only its name counts:
       if that says nothing, values are str from text and bytes from binary format. This happens to a
@@ -183,7 +184,7 @@ class TypeRegistry:
         with connection.transaction():
             cursor = connection.cursor(row_factory=lambda cursor: tuple)
             rows = cursor.execute(_CATALOG_QUERY).fetchall()
-        # In SQL_ASCII psycopg gives bytes.
+        # psycopg returns bytes where the client_encoding is SQL_ASCII.
         texts = [
             row[0].decode("utf-8", "surrogateescape") if isinstance(row[0], bytes) else row[0]
             for row in rows
@@ -207,7 +208,7 @@ class TypeRegistry:
         -------
         tuple of CatalogType
             The types that were altered since the last time, as they are now, without new ones.
-            Values of theirs that were decoded in between may have the old names of fields.
+            Composite values that were decoded in between may have the old names of fields.
         """
         before = self._catalog
         self.merge(type(self).from_connection(connection))

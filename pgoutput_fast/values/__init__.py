@@ -2,8 +2,9 @@
 
 A codec is a name in the table of :mod:`pgoutput_fast.types`; this package has the functions that
 belong to it. They raise a ValueError for bytes that are no value of the type, and an
-:class:`OutOfRange` error for a value that Python cannot hold, if the policy for it is "error". They
-never return a guess. The caller adds the name of the column to the error.
+:class:`OutOfRange` error for a valid value that a Python object or a column cannot hold, if the
+policy for it is "error". They never return a guess. The caller adds the name of the column to the
+error.
 
 The binary forms are those of the types' ``*_send`` functions in PostgreSQL's
 ``src/backend/utils/adt``. The texts are those that the server prints with DateStyle ISO, TimeZone

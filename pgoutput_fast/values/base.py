@@ -10,7 +10,7 @@ from ..types import Converter
 
 
 class OutOfRange(ValueError):
-    """A valid value of PostgreSQL that does not fit into its Python type."""
+    """A valid value of PostgreSQL that does not fit into its Python type or Arrow column."""
 
 
 class NoTextForm(ValueError):
@@ -55,10 +55,11 @@ CODES = {
 
 
 def limited(choice: str, policy: str, shown: str, clamp: Any, name: str, note: str = "") -> Any:
-    """Apply a policy to a value that does not fit into its Python type.
+    """Apply a policy to a value that does not fit into its Python type or Arrow column.
 
     `choice` is the user's choice for `policy`, `shown` the value's text, `clamp` the nearest value
-    that fits, `name` the Python type, and `note` more text for the error.
+    that fits, `name` says what fits, and `note` is more text for the error. The error says nothing
+    of Python or Arrow, as the codecs call this for objects and for columns.
 
     Raises
     ------
@@ -72,8 +73,8 @@ def limited(choice: str, policy: str, shown: str, clamp: Any, name: str, note: s
     if choice == "text":
         return shown
     raise OutOfRange(
-        f"{shown} does not fit into Python's {name}; Policies({policy}=...) can make it None, "
-        f"the nearest value or text{note}"
+        f"{shown} does not fit into {name}; Policies({policy}=...) can be 'null', 'clamp' (the "
+        f"nearest value) or 'text'{note}"
     )
 
 

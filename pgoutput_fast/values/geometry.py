@@ -45,7 +45,7 @@ def _fixed(
 
 
 def _counted(name: str, raw: bytes, start: int) -> str:
-    """The text of points in binary format: from byte `start` on, their int32 number, then they."""
+    """The text of points in binary format: at byte `start` an int32 number, then so many points."""
     count = int.from_bytes(raw[start : start + 4], "big")
     if len(raw) < start + 4 or len(raw) != start + 4 + 16 * count or not count:
         raise ValueError(f"a binary {name} of {count} points in {len(raw)} bytes")

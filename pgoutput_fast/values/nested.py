@@ -257,7 +257,7 @@ def bounded(values: list[Any], lowers: tuple[int, ...]) -> list[Any]:
 
 
 def vector(type: ColumnType, element: Codec) -> Codec:
-    """The types int2vector and oidvector: arrays of one dimension from 0 on, as plain lists."""
+    """The types int2vector and oidvector: arrays whose first index is 0, given as plain lists."""
     arrays = array(type, element)
     from_text = element.text
 

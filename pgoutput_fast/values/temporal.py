@@ -1,4 +1,4 @@
-"""Decode dates, times, timestamps and intervals, in text format of any DateStyle that is clear."""
+"""Decode dates, times, timestamps and intervals; text in any DateStyle that is unambiguous."""
 
 from __future__ import annotations
 
@@ -52,6 +52,11 @@ _FIRST_UNKNOWN = (
 _FAST_ISO = sys.version_info >= (3, 11)  # fromisoformat reads "+00" and any number of digits
 _STYLE = "; the session's DateStyle must be ISO"
 _INFINITE = frozenset({b"infinity", b"-infinity"})
+# What fits, for errors. These are the limits of Python's classes, and columns have the same.
+_DATES = "a date of the years 1 to 9999"
+_TIMESTAMPS = "a timestamp of the years 1 to 9999"
+_TIMES = "a time before 24:00"
+_INTERVALS = "a finite interval"
 
 
 def _date(policies: Policies) -> Codec:
@@ -80,10 +85,10 @@ def _date(policies: Policies) -> Codec:
             if 1 <= _EPOCH_ORDINAL + days <= _LAST_ORDINAL:
                 return datetime.date.fromordinal(_EPOCH_ORDINAL + days)
             clamp = least if era else greatest
-            return limited(policies.out_of_range, "out_of_range", raw.decode(), clamp, "date")
+            return limited(policies.out_of_range, "out_of_range", raw.decode(), clamp, _DATES)
         if raw in _INFINITE:
             clamp = least if raw[:1] == b"-" else greatest
-            return limited(policies.infinity, "infinity", raw.decode(), clamp, "date")
+            return limited(policies.infinity, "infinity", raw.decode(), clamp, _DATES)
         raise _no_value(raw, "date")
 
     def form(raw: bytes) -> str:
@@ -109,7 +114,7 @@ def _date(policies: Policies) -> Codec:
 
 def _time(policies: Policies) -> Codec:
     def midnight(shown: str) -> Any:
-        return limited(policies.out_of_range, "out_of_range", shown, datetime.time.max, "time")
+        return limited(policies.out_of_range, "out_of_range", shown, datetime.time.max, _TIMES)
 
     def text(raw: bytes) -> Any:
         match = _TIME.fullmatch(raw)
@@ -162,7 +167,7 @@ def _timestamp(policies: Policies, zoned: bool) -> Codec:
     def slow(raw: bytes) -> Any:
         if raw in _INFINITE:
             clamp = least if raw[:1] == b"-" else greatest
-            return limited(policies.infinity, "infinity", raw.decode(), clamp, "datetime")
+            return limited(policies.infinity, "infinity", raw.decode(), clamp, _TIMESTAMPS)
         year, month, day, clock, shift, bc = _timestamp_fields(raw, name)
         if zoned is (shift is None):
             raise _no_value(raw, name)
@@ -181,7 +186,7 @@ def _timestamp(policies: Policies, zoned: bool) -> Codec:
             return epoch + timedelta(0, 0, value)
         except OverflowError:
             clamp = least if value < 0 else greatest
-            return limited(policies.out_of_range, "out_of_range", raw.decode(), clamp, "datetime")
+            return limited(policies.out_of_range, "out_of_range", raw.decode(), clamp, _TIMESTAMPS)
 
     def form(raw: bytes) -> str:
         expect_size(raw, 8, name)
@@ -297,7 +302,7 @@ def _timetz(policies: Policies) -> Codec:
         zone = datetime.timezone(datetime.timedelta(seconds=shift))
         if clock == (24, 0, 0, 0):
             clamp = datetime.time.max.replace(tzinfo=zone)
-            return limited(policies.out_of_range, "out_of_range", shown, clamp, "time")
+            return limited(policies.out_of_range, "out_of_range", shown, clamp, _TIMES)
         return _time_of(*clock, shown.encode(), "timetz", zone)
 
     def text(raw: bytes) -> Any:
@@ -430,7 +435,7 @@ def _interval_fields(raw: bytes) -> tuple[int, int, int]:
 def _interval(policies: Policies) -> Codec:
     def infinite(name: bytes, note: str = "") -> Any:
         clamp = _INFINITE_PARTS[name]
-        return limited(policies.infinity, "infinity", name.decode(), clamp, "Interval", note)
+        return limited(policies.infinity, "infinity", name.decode(), clamp, _INTERVALS, note)
 
     def text(raw: bytes) -> Any:
         if raw in _INFINITE_PARTS:

@@ -37,8 +37,8 @@ from server_text import OtherShape, ServerText, comparable
 import pgoutput_fast as pf
 from pgoutput_fast import files, testing
 from pgoutput_fast.cli import main
-from pgoutput_fast.files import _manifest, _source, _text, _write
-from pgoutput_fast.files._rows import Shape
+from pgoutput_fast.files import _as_text, _manifest, _units, _write
+from pgoutput_fast.files._flatten import Shape
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
 from pgoutput_fast.settings import Settings, make_settings
 from pgoutput_fast.types import ColumnType
@@ -829,7 +829,7 @@ def many(land: Landing, count: int, first: int = 0) -> Path:
 
 def part_bytes_of(directory: Path) -> int:
     """So that a step has about two segments."""
-    units = _source.open_source([directory])
+    units = _units.open_source([directory])
     assert units is not None
     return units.remaining(None, None)[0].size + 1
 
@@ -881,7 +881,7 @@ KILLED = """
 import os, signal, sys
 import duckdb, numpy, pyarrow.compute, pyarrow.csv, pyarrow.ipc, pyarrow.parquet
 from pgoutput_fast import files
-from pgoutput_fast.files import _manifest, _source, _step, _write
+from pgoutput_fast.files import _manifest, _step, _units, _write
 
 source, format, part_bytes = sys.argv[1:]
 
@@ -1270,8 +1270,8 @@ def test_values_of_any_arrow_type_as_text() -> None:
         (pa.array([[("z", 1)], [("a", 1)]], pa.map_(pa.utf8(), pa.int8())).slice(1), ['{"a": 1}']),
     ]  # fmt: skip
     for array, expected in cases:
-        assert _text.printed(array).to_pylist() == expected, array.type
-        assert _text.csv_column(array).to_pylist() == expected, array.type
+        assert _as_text.printed(array).to_pylist() == expected, array.type
+        assert _as_text.csv_column(array).to_pylist() == expected, array.type
 
 
 def test_nested_intervals_and_labels_are_stored_as_text() -> None:
@@ -1279,20 +1279,20 @@ def test_nested_intervals_and_labels_are_stored_as_text() -> None:
     label = pa.array(["a", "b", None]).dictionary_encode()
     struct_ = pa.StructArray.from_arrays([interval, label], ["i", "l"])
     wanted = [{"i": "P1M", "l": "a"}, {"i": None, "l": "b"}, {"i": "P3D", "l": None}]
-    assert _text.stored(struct_).to_pylist() == wanted
-    assert _text.stored(struct_.slice(1)).to_pylist() == wanted[1:]
+    assert _as_text.stored(struct_).to_pylist() == wanted
+    assert _as_text.stored(struct_.slice(1)).to_pylist() == wanted[1:]
     lists = pa.ListArray.from_arrays(pa.array([0, 2, None, 3], pa.int32()), struct_)
-    assert _text.stored(lists).to_pylist() == [wanted[:2], wanted[2:], None]
-    assert _text.stored(lists.slice(1)).to_pylist() == [wanted[2:], None]
+    assert _as_text.stored(lists).to_pylist() == [wanted[:2], wanted[2:], None]
+    assert _as_text.stored(lists.slice(1)).to_pylist() == [wanted[2:], None]
     keys = pa.array(["x", "y", "z"])
     maps = pa.MapArray.from_arrays(pa.array([0, 1, 3], pa.int32()), keys, interval)
-    assert _text.stored(maps).to_pylist() == [[("x", "P1M")], [("y", None), ("z", "P3D")]]
+    assert _as_text.stored(maps).to_pylist() == [[("x", "P1M")], [("y", None), ("z", "P3D")]]
     fixed = pa.FixedSizeListArray.from_arrays(interval, 1)
-    assert _text.stored(fixed.slice(1)).to_pylist() == [[None], ["P3D"]]
+    assert _as_text.stored(fixed.slice(1)).to_pylist() == [[None], ["P3D"]]
     for array in (struct_, lists, maps, fixed):
-        stored = _text.stored(array)
+        stored = _as_text.stored(array)
         stored.validate(full=True)
-        assert stored.type == _text.stored_type(array.type)
+        assert stored.type == _as_text.stored_type(array.type)
 
 
 # --- the command ---------------------------------------------------------------------------------

@@ -524,7 +524,7 @@ def test_invalidated_slot(tmp_path: Path) -> None:
                 connection.execute("INSERT INTO unpublished VALUES (1)")
                 connection.execute("SELECT pg_switch_wal()")
             connection.execute("CHECKPOINT")
-        with pytest.raises(pf.PgOutputError, match=r"'s' is invalidated.*new snapshot"):
+        with pytest.raises(pf.PgOutputError, match=r"'s' is invalidated.*copy the tables anew"):
             capture(server.dsn(), slot="s", publications=["p"], directory=tmp_path)
 
 

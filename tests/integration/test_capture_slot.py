@@ -99,7 +99,7 @@ def test_a_publication_that_was_made_again(pg16: Any, tmp_path: Path) -> None:
         ):
             connection.execute(statement)
         options: Any = {"slot": "again", "publications": ["again"], "directory": tmp_path}
-        match = r"\"again\" does not exist .*42704.*dropped and made again.* new snapshot"
+        match = r"\"again\" does not exist .*42704.*dropped and made again.* copy the tables anew"
         with pytest.raises(ReplicationError, match=match):
             capture(pg16.dsn(), adopt_slot=True, **options)
         connection.execute("SELECT pg_drop_replication_slot('again')")
@@ -115,4 +115,4 @@ def test_a_server_without_slots_is_told_what_to_set(tmp_path: Path) -> None:
             capture(
                 server.dsn(), slot="s", publications=["p"], directory=tmp_path, create_slot=True
             )
-    assert "snapshot" not in str(caught.value)
+    assert "anew" not in str(caught.value)

@@ -121,7 +121,7 @@ CHECK_CIRCLES = [sys.executable, "tools/check_circles.py"]
             "imports pgoutput_fast.decoding._core by name",
         ),
         (
-            CHECK_CIRCLES, "files/_rows.py", "def late():\n    from ..columnar import _pure_batch",
+            CHECK_CIRCLES, "files/_write.py", "def late():\n    from ..columnar import _pure_batch",
             "imports pgoutput_fast.columnar._pure_batch by name",
         ),
         (
@@ -172,6 +172,30 @@ def test_the_map_names_every_module() -> None:
     assert [str(path) for path in sorted(modules - twins) if path.name not in named] == []
 
 
+# Two modules of one name that are no twins, and why that is so.
+SAME_NAMES = {
+    "nested": "one job, nested values: C writes them into columns, Python makes objects of them",
+    "reader": "the compiled loop over frames, and the one who reads a segment beside its writer",
+    "state": "what a decoder knows, and the current-state tables of Spark",
+    "wire": "the C constants of the one table of the wire",
+}
+
+
+def test_no_two_modules_have_one_name() -> None:
+    """The name of a module says its job: a search for it by name finds one place.
+
+    A compiled module, its twin in Python and its C header share their name: they have one job.
+    """
+    places: dict[str, set[Path]] = {}
+    for path in (ROOT / "pgoutput_fast").rglob("*"):
+        if path.suffix in (".py", ".pyx", ".h") and not path.stem.endswith("__"):
+            name = path.stem.removeprefix("_").removeprefix("pure_")
+            twin = path.parent if path.stem.startswith("_") else path.with_suffix("")
+            places.setdefault(name, set()).add(twin)
+    assert len(places) > 80
+    assert {name for name, found in places.items() if len(found) > 1} == SAME_NAMES.keys()
+
+
 def test_make_help_names_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text()
     (targets,) = re.findall(r"^\.PHONY: (help .*)$", makefile, re.MULTILINE)
@@ -181,6 +205,32 @@ def test_make_help_names_every_target() -> None:
     )
     named = set(re.findall(r"^make ([a-z-]+)", helped.stdout, re.MULTILINE))
     assert named | {"help"} == set(targets.split())
+
+
+def test_make_builds_deleted_modules_again(tmp_path: Path) -> None:
+    """Nothing else has changed since make built them, by the times of its stamps."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in (
+        "tools/find-python", "pyproject.toml", "setup.py", "pgoutput_fast/lower/_one.pyx",
+        "pgoutput_fast/_two.pyx", ".venv/.dependencies", ".venv/.extension",
+    ):  # fmt: skip
+        tmp_path.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
+        tmp_path.joinpath(name).touch()
+    built = [tmp_path / "pgoutput_fast" / name for name in ("lower/_one.abi3.so", "_two.abi3.so")]
+
+    def is_up_to_date() -> bool:
+        command = ["make", "--question", "-C", tmp_path, ".venv/.extension"]
+        environment = {**clean_environment(), "MAKEFLAGS": "", "MAKELEVEL": ""}
+        return subprocess.run(command, env=environment, check=False).returncode == 0
+
+    assert not is_up_to_date()
+    for module in built:
+        module.touch()
+    assert is_up_to_date()
+    for module in built:
+        module.unlink()
+        assert not is_up_to_date()
+        module.touch()
 
 
 def test_supported_pythons_are_the_same_everywhere() -> None:

@@ -136,7 +136,7 @@ def test_a_consumer_takes_transactions() -> None:
 @pytest.mark.integration
 def test_other_examples_of_live_changes(tmp_path: Path) -> None:
     """Each ends by itself, once the stream is made to end."""
-    _, stopping, managing, frames, _ = python_blocks(ROOT / "docs" / "replication.md")
+    _, stopping, managing, copying, frames, _ = python_blocks(ROOT / "docs" / "replication.md")
     importing = "from pgoutput_fast.replication import connect\n"
     with fresh_server() as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
@@ -148,6 +148,10 @@ def test_other_examples_of_live_changes(tmp_path: Path) -> None:
         ran = run_python("-W", "error", "-c", on(server, managing), cwd=tmp_path)
         assert (ran.returncode, ran.stderr) == (0, "")
         assert ran.stdout == "live None None\norders None None\n"
+        copied = copying + "print(rows)\n"
+        ran = run_python("-W", "error", "-c", on(server, copied), cwd=tmp_path)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert ran.stdout == "[(1, Decimal('99.50'), None)]\n"
         ended = frames + "            break\n    print(message.tag)\n"
         ran = run_python("-W", "error", "-c", importing + on(server, ended), cwd=tmp_path)
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, "C\n", "")

@@ -38,6 +38,7 @@ from make_frames import (
 import pgoutput_fast as pf
 from pgoutput_fast import testing
 from pgoutput_fast._impl import twin
+from pgoutput_fast.columnar.arrays import OPERATIONS
 from pgoutput_fast.columnar.schema import Layout, layout_of
 from pgoutput_fast.columnar.selection import Selection
 
@@ -84,6 +85,7 @@ def test_every_column() -> None:
     ]
     (batch,) = batches_of(frames, lsns=range(10, 17))
     read = pa.record_batch(batch)
+    assert read["op"].to_pylist() == list(OPERATIONS.values())
     side = pa.struct([("id", pa.int32()), ("name", pa.utf8())])
     assert read.schema == pa.schema(
         [
@@ -1155,6 +1157,25 @@ def test_what_a_decimal_does_not_hold(choice: str, value: str, expected: Any) ->
             assert (caught.value.code, caught.value.frame) == ("out_of_range", 1)
         else:
             assert column(batches_of(frames, policies=policies), "after") == [{"n": expected}]
+
+
+@pytest.mark.parametrize(
+    ("oid", "value", "said"),
+    [
+        (1082, "infinity", "infinity does not fit into a date of the years 1 to 9999"),
+        (1114, "0044-03-15 12:00:00 BC", "BC does not fit into a timestamp of the years 1 to 9999"),
+        (1184, "-infinity", "-infinity does not fit into a timestamp of the years 1 to 9999"),
+        (1083, "24:00:00", "24:00:00 does not fit into a time before 24:00"),
+    ],
+)
+@pytest.mark.parametrize("target", ["arrow", "spark", "portable"])
+def test_what_a_column_does_not_hold(oid: int, value: str, said: str, target: str) -> None:
+    """The error speaks of what fits, not of Python, whose objects a column has none of."""
+    policy = "infinity" if "infinity" in value else "out_of_range"
+    with pytest.raises(pf.DecodeError, match="out_of_range") as caught:
+        batches_of([relation([("v", oid)]), insert(text(value))], target=target)
+    assert "Python" not in str(caught.value)
+    assert f"{said}; Policies({policy}=...) can be 'null', 'clamp'" in str(caught.value)
 
 
 def test_layouts_are_chosen_by_a_function() -> None:

@@ -9,7 +9,7 @@ pytest.importorskip("psycopg")
 from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.replication import connect
-from pgoutput_fast.replication.options import StreamOptions
+from pgoutput_fast.replication.stream_options import StreamOptions
 
 
 def asked(version, marked=False, **options):

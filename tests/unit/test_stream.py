@@ -41,7 +41,7 @@ def stream_of(connection):
 @pytest.fixture
 def begin(impl, monkeypatch):
     """Streams that never find that nothing has come for a while, once something came."""
-    frames = _impl.twin("replication._copydata", impl.IMPLEMENTATION)
+    frames = _impl.twin("replication._libpq_frames", impl.IMPLEMENTATION)
     monkeypatch.setattr(receiver, "take_copy_data", frames.take_copy_data)
     monkeypatch.setattr(waiter, "IDLE_AFTER", 60.0)
     monkeypatch.setattr(waiter, "IDLE_POLL", 0.01)
@@ -354,7 +354,7 @@ def test_who_does_not_receive_is_alive_and_acknowledges(begin, monkeypatch):
     [
         ("logical decoding requires wal_level >= logical", "and restart it"),
         ('replication slots can only be used if "max_replication_slots" > 0', "and restart it"),
-        ("can no longer get changes from replication slot", "begin with a new snapshot"),
+        ("can no longer get changes from replication slot", "copy the tables anew"),
     ],
 )
 def test_the_same_state_has_advice_for_what_was_said(said, advice):
@@ -384,7 +384,7 @@ def test_receiving_loads_no_numpy(name):
         timeout=60,
         check=False,
     )
-    implementation = {"cython": "_copydata", "python": "_pure_copydata"}[name]
+    implementation = {"cython": "_libpq_frames", "python": "_pure_libpq_frames"}[name]
     assert (done.stdout.splitlines(), done.stderr) == (
         [f"[([b'a', b'b'], None)] pgoutput_fast.replication.{implementation}", "[]"],
         "",

@@ -43,7 +43,7 @@ class Source:
 
 @pytest.fixture(autouse=True)
 def quick(impl, monkeypatch):
-    frames = _impl.twin("replication._copydata", impl.IMPLEMENTATION)
+    frames = _impl.twin("replication._libpq_frames", impl.IMPLEMENTATION)
     monkeypatch.setattr(receiver, "pack_copy_data", frames.pack_copy_data)
     monkeypatch.setattr(receiver, "_COLLECT", 0.0)
     monkeypatch.setattr(receiver, "_ACKNOWLEDGE_INTERVAL", 0.0)
@@ -96,7 +96,7 @@ def ids(transactions):
 
 
 def test_packing_is_as_taking(impl):
-    twin = _impl.twin("replication._copydata", impl.IMPLEMENTATION)
+    twin = _impl.twin("replication._libpq_frames", impl.IMPLEMENTATION)
     messages = [
         testing.xlog_data(b"abc", 5, 5, 1),
         testing.xlog_data(b"", 2**64 - 1, 5, -1),

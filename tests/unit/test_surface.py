@@ -115,18 +115,23 @@ def alone(code: str, implementation: str) -> str:
 def test_tab_completion_shows_what_users_import() -> None:
     """What is exported, and the submodules for users before they are imported too.
 
-    Those that need an extra come once they are imported: without it, help() would fail at them.
+    Those that need an extra are shown where it is installed: without it, help() would fail at them.
     """
     code = """
 import sys
 sys.modules["psycopg"] = sys.modules["pyspark"] = None  # no extra is installed
 import inspect
+import types
 import pgoutput_fast as pf
 always = {"catalog", "embedded", "files", "segments", "testing", "transactions", "transcode"}
 assert set(dir(pf)) - set(pf.__all__) == always, dir(pf)
 assert always <= dict(inspect.getmembers(pf, inspect.ismodule)).keys()
-pf.spark = inspect  # as an import would set it
-assert set(dir(pf)) - set(pf.__all__) == {*always, "spark"}
+for name in ("pandas", "psycopg", "pyarrow", "pyspark"):  # as if all of them were installed
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__spec__ = object()
+assert set(dir(pf)) - set(pf.__all__) == {*always, "replication", "spark"}
+sys.modules["pandas"] = None
+assert set(dir(pf)) - set(pf.__all__) == {*always, "replication"}
 exec("from pgoutput_fast import *")
 print(pf.embedded.__name__, pf.catalog.__name__, pf.transcode.__name__)
 assert not hasattr(pf, "Dekoder")

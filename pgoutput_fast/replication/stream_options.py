@@ -1,4 +1,4 @@
-"""What a stream asks the server for: the options of START_REPLICATION, as far as it knows them."""
+"""The options of a stream, and what START_REPLICATION is given for them on a server's version."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _NEWEST_PROTOCOL = 4
 
 
 class Negotiated(NamedTuple):
-    """What a server of some version is asked for.
+    """The options for a server of a certain version.
 
-    Fields: protocol (its version), two_phase, options (of START_REPLICATION, by name).
+    Fields: protocol (the version of the protocol), two_phase, options (those of START_REPLICATION,
+    name to value).
     """
 
     protocol: int
@@ -25,14 +26,14 @@ class Negotiated(NamedTuple):
 
 
 class StreamOptions:
-    """What a stream shall bring.
+    """Which changes a stream brings, and how.
 
     The arguments are those of :func:`pgoutput_fast.replication.connect`.
 
     Raises
     ------
     PgOutputError, TypeError
-        An argument is none of these.
+        An argument is not allowed, or has a wrong type.
     """
 
     def __init__(
@@ -68,12 +69,12 @@ class StreamOptions:
         self._origin = origin
 
     def negotiate(self, server_version: int, *, marked: bool = False) -> Negotiated:
-        """What a server is asked for.
+        """Choose the options for a server.
 
         Parameters
         ----------
         server_version : int
-            As libpq has it.
+            The server's version as libpq gives it, such as 180004.
         marked : bool
             Whether the slot is marked two_phase.
 
@@ -109,11 +110,11 @@ class StreamOptions:
 
     @property
     def makes_two_phase(self) -> bool:
-        """Whether a slot that is made is marked two_phase."""
+        """Whether a slot that is made for the stream is marked two_phase."""
         return bool(self._two_phase)
 
     def _streaming_of(self, protocol: int, server_version: int) -> str | None:
-        """The value of the option; None where transactions come whole."""
+        """The value of the option streaming; None if transactions come whole."""
         wanted = self._streaming
         if wanted is True:
             return "parallel" if protocol >= 4 else "on" if protocol >= 2 else None
@@ -127,7 +128,7 @@ class StreamOptions:
         return wanted or None
 
     def _two_phase_of(self, protocol: int, server_version: int, *, marked: bool) -> bool:
-        # 14 knows such slots, and its pgoutput nothing of them.
+        # PostgreSQL 14 has such slots, but its pgoutput does not know prepared transactions.
         marked = marked and server_version >= 150000
         if self._two_phase is False and marked:
             raise PgOutputError(

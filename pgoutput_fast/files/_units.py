@@ -1,4 +1,4 @@
-"""What is read: a stretch of segments, or one recorded stream."""
+"""Find what to read, segments or one recorded stream, in units of whole transactions."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pgoutput_fast.segments.recordings import Frame, Recording
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# How much is decoded at once. Each table has a batch of its own of it, so where tables are many,
-# less would make batches of few rows.
+# How much is decoded at once. The rows of each table become a batch of their own, so with many
+# tables a smaller amount would make batches of few rows.
 _CHUNK_BYTES = 16 << 20
 _CHUNK_FRAMES = 131_072
-_DIGESTED = 1 << 20  # bytes at either end of a recording
+_DIGESTED = 1 << 20  # bytes at each end of a recording that its digest covers
 
 
 class Chunk(NamedTuple):
@@ -36,7 +36,7 @@ class Chunk(NamedTuple):
     frames: Any
     lsns: Any
     size: int
-    """Bytes."""
+    """Size in bytes."""
 
 
 class Unit(NamedTuple):
@@ -44,9 +44,9 @@ class Unit(NamedTuple):
 
     files: tuple[Path, ...]
     size: int
-    """Bytes."""
+    """Size in bytes."""
     end: str
-    """The position behind it, as the manifest has it."""
+    """The position behind the unit, as text for the manifest."""
 
 
 class SegmentSource:
@@ -55,9 +55,10 @@ class SegmentSource:
     Attributes
     ----------
     start : str
-        LSN where they begin.
+        The LSN where they begin, as text.
     identity : dict
-        What the manifest has of the source, which has to be the same when an export goes on.
+        Values that identify the source. They are stored in the manifest, and must be the same when
+        an export goes on.
     """
 
     def __init__(self, segments: list[Segment]) -> None:
@@ -74,13 +75,13 @@ class SegmentSource:
         }
 
     def remaining(self, begun: str | None, position: str | None) -> list[Unit]:
-        """The units behind a position, up to which everything from `begun` on was read.
+        """The units behind `position`; what lies between `begun` and `position` was read before.
 
         Raises
         ------
         PgOutputError
-            Segments are missing between the two, one lies on both sides of it, or some come before
-            the start.
+            Segments are missing between the two, one lies on both sides of `position`, or some come
+            before `begun`.
         """
         done = 0 if position is None else parse_lsn(position)
         if begun is not None and parse_lsn(self.start) < parse_lsn(begun):
@@ -135,7 +136,7 @@ def _chunk(path: Path, encoding: str, batches: list[Any], size: int) -> Chunk:
 
 
 def _without_begin(path: Path, batch: Any) -> Any:
-    """The first batch of a further part without the transaction's Begin, which is repeated."""
+    """The first batch of a second or later part without the Begin, which each part repeats."""
     lsns = batch.column("lsn").to_pylist()
     at = next((i for i, lsn in enumerate(lsns) if lsn != ANNOUNCED_LSN), None)
     if at is None or batch.column("data")[at].as_py()[:1] != b"B":
@@ -164,9 +165,9 @@ class RecordingSource:
         }
 
     def remaining(self, begun: str | None, position: str | None) -> list[Unit]:
-        """The recording, if it was not read."""
+        """The recording, unless it was read before."""
         size = int(self.identity["bytes"])
-        del begun  # is None: a recording has no LSN where it begins
+        del begun  # it is None, as a recording has no LSN where it begins
         return [] if position is not None else [Unit((self._path,), size, "end")]
 
     def chunks(self, unit: Unit) -> Iterator[Chunk]:
@@ -199,12 +200,12 @@ Source = SegmentSource | RecordingSource
 
 
 def open_source(paths: Iterable[str | os.PathLike[str]]) -> Source | None:
-    """What the paths name; None for a directory without segments.
+    """Open the segments or the recording that paths name; None for a directory without segments.
 
     Raises
     ------
     PgOutputError
-        They can't be read, are something else, or do not go together.
+        The paths can't be read, are no segments or recording, or do not belong together.
     """
     given = [Path(path) for path in paths]
     if not given:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ._text import renamed, stored, stored_type
+from ._as_text import renamed, stored, stored_type
 
 CHANGE_COLUMNS = (
     *("op", "xid", "subxid", "lsn", "commit_lsn", "commit_time", "seq", "old_kind"),
@@ -38,11 +38,11 @@ class Shape:
     Parameters
     ----------
     changes : pyarrow.Schema
-        Of a ChangeBatch.
+        The schema of a ChangeBatch.
     before : bool
-        The old row is wanted too.
+        Whether the old row is wanted too.
     fold : bool
-        Names that differ in case alone are the same, as in duckdb.
+        Whether names that differ only in case are the same, as in duckdb.
 
     Attributes
     ----------
@@ -96,8 +96,9 @@ class Shape:
     def rows(self, batch: Any) -> Any:
         """The rows of a batch.
 
-        A delete has no new row. The table's columns have the old one there, as far as the server
-        sent it, so that they say which row was deleted; the others are named in `unchanged`.
+        A delete has no new row. There the table's columns have the old row, as far as the server
+        sent it, so that they say which row was deleted. The columns that it did not send are named
+        in `unchanged`.
         """
         new, old = (batch.column(name).flatten() for name in ("after", "before"))
         unchanged = batch.column("unchanged")
@@ -131,7 +132,7 @@ def schema_digest(schema: Any) -> str:
 
 
 def chosen(one: Any, other: Any, from_other: Any) -> Any:
-    """The values of `one`, and those of `other` where `from_other` says so; of any type."""
+    """The values of `one`, or those of `other` where `from_other` is true; of any type."""
     rows = np.arange(len(one))
     return pa.concat_arrays([one, other]).take(
         pa.array(np.where(from_other, rows + len(one), rows))
@@ -141,8 +142,8 @@ def chosen(one: Any, other: Any, from_other: Any) -> Any:
 def column_names(columns: list[str], *, fold: bool) -> list[str]:
     """The names that a table's columns have in a file.
 
-    They are the table's own. A column with the name of one of :data:`CHANGE_COLUMNS` has ``after_``
-    before it, and a name that is taken nevertheless ``_`` behind it.
+    They are the table's own. A column that is named like one of :data:`CHANGE_COLUMNS` gets
+    ``after_`` before its name, and a name that is still taken gets ``_`` behind it.
     """
     reserved = {_key(name, fold=fold) for name in CHANGE_COLUMNS}
     taken = set(reserved)
@@ -162,7 +163,7 @@ def _key(name: str, *, fold: bool) -> str:
 
 
 def _free(name: str, taken: set[str], *, fold: bool) -> str:
-    """The name, with as many ``_`` behind it as it takes to be new; it is taken then."""
+    """The name with as many ``_`` behind it as make it new; it is added to `taken`."""
     while _key(name, fold=fold) in taken:
         name += "_"
     taken.add(_key(name, fold=fold))

@@ -1,4 +1,4 @@
-"""What libpq has received of a slot: the loop over CopyData. The twin of ``_copydata.pyx``."""
+"""Take frames out of what libpq has received. The twin of ``_libpq_frames.pyx``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def take_copy_data(
     frames: list[tuple[int, int, int, bytes]],
     most: int,
 ) -> tuple[int, int, int, memoryview | None]:
-    """Take XLogData from libpq until there is something else, or so many bytes were taken.
+    """Take XLogData from libpq until something else comes, or `most` bytes were taken.
 
-    As of the compiled twin.
+    The compiled twin describes arguments and result.
     """
     size = received = 0
     while True:
@@ -26,7 +26,7 @@ def take_copy_data(
         if length < XLOG_DATA.size or data[0] != XLOG_DATA_TAG:
             return size, received, length, data
         lsn, wal_end, send_time = XLOG_DATA.unpack_from(data)
-        # A slice of bytes costs less than one of a memoryview.
+        # To slice bytes costs less than to slice a memoryview.
         frames.append((lsn, wal_end, send_time, data.tobytes()[XLOG_DATA.size :]))
         size += length
         if lsn > received:
@@ -42,9 +42,9 @@ def pack_copy_data(
     lsns: array[int],
     most: int,
 ) -> tuple[int, int, int, memoryview | None]:
-    """The same into one buffer, without an object for each frame.
+    """Do what `take_copy_data` does, and put all frames into one buffer.
 
-    As of the compiled twin.
+    The compiled twin describes arguments and result.
     """
     size = received = 0
     if ends.itemsize != 8 or lsns.itemsize != 8:

@@ -1,4 +1,4 @@
-"""`pgoutput-fast inspect --to`: the changes as files, with a progress bar."""
+"""`pgoutput-fast inspect --to`: write changes to files, with a progress bar."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..types import TypeRegistry
 def policies_option(
     _: click.Context, __: click.Parameter, given: tuple[str, ...]
 ) -> Policies | None:
-    """The Policies that options such as infinity=null make."""
+    """Make Policies of options such as infinity=null."""
     if not given:
         return None
     chosen: dict[str, Any] = {}
@@ -41,7 +41,7 @@ def policies_option(
 def completed_policy(
     _: click.Context, __: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The policies with each of their values; those that take numbers without."""
+    """Complete a policy: each name with each of its values, or without if it takes numbers."""
     offered = [f"{name}={choice}" for name, choices in CHOICES.items() for choice in choices]
     offered += [f"{name}=" for name in Policies.__dataclass_fields__ if name not in CHOICES]
     return [CompletionItem(one) for one in offered if one.startswith(incomplete)]
@@ -58,7 +58,7 @@ def _value(name: str, value: str) -> Any:
 
 
 def types_option(_: click.Context, __: click.Parameter, path: Path | None) -> TypeRegistry | None:
-    """The registry in a file."""
+    """Read a registry from a file."""
     if path is None:
         return None
     try:
@@ -94,7 +94,7 @@ def run_export(
                 ) from error
             raise
     if result.position is None and not tables and all(path.is_dir() for path in paths):
-        # With segments there would be a position.
+        # If there were segments, there would be a position.
         print(f"nothing was captured yet, as there is no segment in {', '.join(map(str, paths))}")
         return 0
     if result.tables or not tables:
@@ -112,8 +112,8 @@ def run_export(
 
 
 def table_patterns(tables: tuple[str, ...]) -> list[str]:
-    """Patterns of tables, with their schema or without, as patterns of ``namespace.name``."""
-    # With a dot it may still be without a schema, as the table's own name may have one.
+    """Make patterns of ``namespace.name`` of patterns that may lack the schema."""
+    # A pattern with a dot may still lack the schema, as a table's name may have a dot.
     return [f"*.{name}" for name in tables] + [name for name in tables if "." in name]
 
 

@@ -1,5 +1,5 @@
 # cython: annotation_typing=False
-"""What libpq has received of a slot: the loop over CopyData. The twin of ``_pure_copydata.py``."""
+"""Take frames out of what libpq has received. The twin of ``_pure_libpq_frames.py``."""
 
 from __future__ import annotations
 
