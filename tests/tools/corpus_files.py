@@ -94,7 +94,10 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Transaction:
-    xid: int
+    """A committed transaction, or a message outside of transactions, which has no xid."""
+
+    xid: int | None
+    end_lsn: int
     changes: tuple[Change, ...]
 
 
@@ -195,8 +198,8 @@ class Truth:
         return rows
 
     @functools.cached_property
-    def transactions(self) -> list[Transaction]:
-        """The committed transactions in commit order; messages outside any are left out."""
+    def delivered(self) -> list[Transaction]:
+        """The committed transactions in commit order, and between them messages outside any."""
         done = []
         changes: list[Change] | None = None
         for lsn, xid, text in self.lines:
@@ -204,13 +207,20 @@ class Truth:
                 changes = []
             elif text.startswith("COMMIT "):
                 assert changes is not None
-                done.append(Transaction(xid, tuple(changes)))
+                done.append(Transaction(xid, lsn, tuple(changes)))
                 changes = None
             else:
                 change = parse_test_decoding(lsn, xid, text)
                 if change is not None and changes is not None:
                     changes.append(change)
+                elif change is not None:
+                    done.append(Transaction(None, lsn, (change,)))
         return done
+
+    @functools.cached_property
+    def transactions(self) -> list[Transaction]:
+        """The committed transactions in commit order; messages outside any are left out."""
+        return [one for one in self.delivered if one.xid is not None]
 
     @functools.cached_property
     def by_lsn(self) -> dict[int, list[Change]]:

@@ -25,13 +25,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from corpus_files import Capture, captures
 from reference_parser import LAYOUTS, ReferenceStream
 
-FRAMES = 1500
+FRAMES = 6000
 """Frames after which a capture is cut, at the next moment without an open transaction."""
 
 WANTED = {
     "14": {
-        "dml": ["v1_text", "v1_bin"],
-        "messages": ["v1_msgs", "v2_stream_bin_msgs"],
+        "dml": ["v1_text", "v1_bin", "v2_stream"],
+        "fuzz_a": ["v1_text", "v2_stream"],
+        "messages": ["v1_msgs", "v1_bin", "v2_stream_bin_msgs"],
         "streaming": ["v1_text", "v2_stream"],
     },
     "16": {
@@ -43,19 +44,35 @@ WANTED = {
             "v1_text_gucC",
             "v1_text_gucD",
         ],
-        "dml": ["v1_text", "v1_text_copydata", "v1_bin", "v2_imm"],
+        "dml": ["v1_text", "v1_text_copydata", "v1_bin", "v2_imm", "v3_2pc_stream", "v4_par"],
         "encoding_latin1": ["v1_text_latin1", "v1_bin_utf8"],
-        "messages": ["v1_msgs", "v4_par_2pc_msgs"],
-        "origin": ["v1_text", "v1_origin_none", "v2_imm", "v4_par_2pc_msgs"],
-        "partitions": ["v1_text", "v1_bin_root", "v1_text_rf"],
-        "schema_evolution": ["v1_text", "v2_imm"],
-        "streaming": ["v1_text", "v2_stream", "v2_imm", "v4_on", "v4_par"],
-        "two_phase": ["v1_text", "v3_2pc", "v3_2pc_stream", "v4_par_2pc_imm_bin"],
+        "fuzz_a": ["v1_text", "v1_bin", "v2_stream", "v3_2pc_stream", "v4_par_2pc_imm_bin"],
+        "messages": ["v1_msgs", "v3_2pc_stream_msgs", "v4_par_2pc_msgs"],
+        "origin": [
+            "v1_text",
+            "v1_bin",
+            "v1_origin_none",
+            "v2_imm",
+            "v3_2pc_stream",
+            "v4_par_2pc_imm_bin",
+            "v4_par_2pc_msgs",
+        ],
+        "partitions": ["v1_text", "v1_bin_root", "v1_text_rf", "v3_2pc_stream", "v4_par"],
+        "schema_evolution": ["v1_text", "v2_imm", "v3_2pc_stream", "v4_par"],
+        "streaming": ["v1_text", "v2_stream", "v2_imm", "v3_2pc_stream", "v4_on", "v4_par"],
+        "two_phase": [
+            "v1_text",
+            "v1_bin",
+            "v2_stream",
+            "v3_2pc",
+            "v3_2pc_stream",
+            "v4_par_2pc_imm_bin",
+        ],
     },
     "18": {
         "all_types": ["v1_text", "v1_bin"],
         "partitions": ["v1_text", "v1_text_gen", "v1_text_root", "v4_par_imm_root"],
-        "schema_evolution": ["v1_text", "v2_imm", "v4_par_2pc_imm_bin"],
+        "schema_evolution": ["v1_text", "v1_bin", "v2_imm", "v3_2pc_stream", "v4_par_2pc_imm_bin"],
     },
 }
 
