@@ -276,6 +276,10 @@ def test_a_prepared_transaction_outlives_its_connection(
         stream.acknowledge(transaction)
         time.sleep(1.2)  # until it is told
         proxy.cut()
+        assert list(stream.transactions(idle_timeout=1.5)) == []
+        # The new connection has not let the server forget what a later client needs of 'one'.
+        (state,) = slots.list(own18.dsn())
+        assert state.confirmed_flush_lsn < transaction.commit_lsn
         execute(own18, "COMMIT PREPARED 'one'")
         transaction = next(stream.transactions())
         assert (rows_of(transaction), transaction.gid) == ([(1, None)], "one")
