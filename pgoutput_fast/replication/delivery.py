@@ -207,13 +207,15 @@ class Delivery:
         if taken.size:
             ends, lsns = np.frombuffer(taken.ends, np.int64), np.frombuffer(taken.lsns, np.uint64)
             run = Run(taken.data, ends, lsns)
+            self._assembler.known_lsn = self._came
             try:
                 for found in self._assembler.feed_groups([run]):
                     self._wait(found)
             except PgOutputError as error:
                 self._error = error  # raised after what came before it was delivered
             self._link.receiver.held = self._assembler.oldest_prepared_lsn
-        if taken.keepalive is not None:
+        # What an error left out came before the keepalive.
+        if taken.keepalive is not None and self._error is None:
             self.server_lsn = taken.keepalive
         return bool(taken.size)
 

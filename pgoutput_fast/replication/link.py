@@ -114,8 +114,9 @@ class Link:
             except RetryableError as again:
                 error = self.lost = again
                 continue
-            new = Receiver(started.connection, old.acknowledged, self._silence_timeout)
-            new.held = old.held
+            new = Receiver(
+                started.connection, old.acknowledged, self._silence_timeout, held=old.held
+            )
             self.receiver, self.protocol, self.lost = new, started.protocol, None
             if self.is_closed:  # by a signal's handler, while this was connecting
                 new.close()

@@ -115,6 +115,8 @@ class Receiver:
     silence_timeout : float, optional
         Seconds after which the connection to a server that does not answer is given up; by default
         twice its ``wal_sender_timeout``.
+    held : int, optional
+        The attribute, from the beginning on: the first status goes out at once.
 
     Attributes
     ----------
@@ -131,10 +133,11 @@ class Receiver:
         connection: ReplicationConnection,
         start_lsn: int,
         silence_timeout: float | None = None,
+        held: int | None = None,
     ) -> None:
         self.connection = connection
         self.received = self.acknowledged = start_lsn
-        self.held: int | None = None
+        self.held = held
         self._pgconn = connection.pgconn
         # One thread at a time may use libpq's connection. The lock is re-entrant, as a signal's
         # handler may close the stream in the middle of receive().

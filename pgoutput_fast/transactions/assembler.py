@@ -66,6 +66,13 @@ class Assembler:
     **columns
         More arguments of :class:`pgoutput_fast.ColumnarDecoder`, such as `target` and `tables`.
 
+    Attributes
+    ----------
+    known_lsn : int
+        Up to where whoever feeds it has all transactions, by their end LSN, and drops those that
+        come again; 0 by default. The commit of a prepared transaction up to there is not refused,
+        though the transaction itself does not come again.
+
     Raises
     ------
     PgOutputError, TypeError
@@ -100,6 +107,7 @@ class Assembler:
         self._at_prepare = prepared == "prepare"
         self._refuses_unknown = unknown_prepared == "error"
         self._directory = spill_directory
+        self.known_lsn = 0
         self._state = StreamState(settings)
         self._context = Context(None, [], self._state)
         make_columnar = functools.partial(columnar_decoder, options=columns)
@@ -450,7 +458,12 @@ class Assembler:
     ) -> None:
         key = (message.xid, message.gid)
         commits = isinstance(message, CommitPrepared)
-        if commits and key not in self._prepared and self._refuses_unknown:
+        if (
+            isinstance(message, CommitPrepared)
+            and key not in self._prepared
+            and self._refuses_unknown
+            and message.end_lsn > self.known_lsn
+        ):
             raise PgOutputError(
                 f"the prepared transaction {message.gid!r} (xid {message.xid}) is committed, and "
                 "its changes did not come: it was prepared before this stream began. Copy the "

@@ -276,9 +276,38 @@ def test_a_prepared_transaction_outlives_its_connection(
         stream.acknowledge(transaction)
         time.sleep(1.2)  # until it is told
         proxy.cut()
+        assert list(stream.transactions(idle_timeout=1.5)) == []
+        # The new connection has not let the server forget what a later client needs of 'one'.
+        (state,) = slots.list(own18.dsn())
+        assert state.confirmed_flush_lsn < transaction.commit_lsn
         execute(own18, "COMMIT PREPARED 'one'")
         transaction = next(stream.transactions())
         assert (rows_of(transaction), transaction.gid) == ([(1, None)], "one")
         stream.acknowledge(transaction)
     (state,) = slots.list(own18.dsn())
     assert state.confirmed_flush_lsn == transaction.end_lsn
+
+
+def test_a_prepared_transaction_that_was_committed_meanwhile(
+    own18: EmbeddedServer, proxy: Proxy
+) -> None:
+    """An older one that waits lets the server send the commit again, without the rows."""
+    execute(
+        own18,
+        "BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'one'",
+        "BEGIN; INSERT INTO t VALUES (2); PREPARE TRANSACTION 'two'",
+        "COMMIT PREPARED 'one'",
+        "INSERT INTO t VALUES (3)",
+    )
+    with connect(through(proxy), two_phase=True, **GIVEN) as stream:
+        for expected, transaction in zip((1, 3), stream.transactions(), strict=False):
+            assert rows_of(transaction) == [(expected, None)]
+            stream.acknowledge(transaction)
+        time.sleep(1.2)  # until it is told
+        proxy.cut()
+        assert list(stream.transactions(idle_timeout=1.5)) == []
+    given: Any = {"two_phase": True, "start_lsn": transaction.end_lsn, **GIVEN}
+    with connect(own18.dsn(), **given) as stream:
+        assert list(stream.transactions(idle_timeout=1.5)) == []
+        execute(own18, "COMMIT PREPARED 'two'")
+        assert rows_of(next(stream.transactions())) == [(2, None)]

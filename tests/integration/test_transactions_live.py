@@ -189,6 +189,12 @@ def test_with_prepared_transactions_the_client_leaves_out_what_it_has(shop: Any)
         pytest.raises(pf.PgOutputError, match="its changes did not come"),
     ):
         next(stream.transactions())
+    # Nor does a keepalive behind it pass for the end of what there is.
+    with (
+        connect(shop.dsn, slot=shop.slot, two_phase=True, **GIVEN) as stream,
+        pytest.raises(pf.PgOutputError, match="its changes did not come"),
+    ):
+        list(stream.transactions(stop_at=now(shop)))
     with connect(
         shop.dsn, slot=shop.slot, two_phase=True, unknown_prepared="empty", **GIVEN
     ) as stream:
