@@ -70,6 +70,17 @@ def peers() -> dict[str, Peer]:
     return {
         "pgoutput_fast": Peer(ours, "stream", typed, whole, "keys"),
         "pgoutput_fast, bare loop": Peer(ours, "loop", typed, "answer keepalives", "keys"),
+        "pgoutput_fast, transactions": Peer(
+            ours, "transactions", "whole transactions, all columns typed, each acknowledged",
+            "", "keys",
+        ),
+        "pgoutput_fast, transactions, protocol 1": Peer(
+            ours, "transactions1", "the same", whole, "keys"
+        ),
+        "pgoutput_fast, capture": Peer(ours, "capture", "durable segments", "type values"),
+        "pgoutput_fast, capture, lz4": Peer(
+            ours, "capture/lz4", "durable segments, compressed", "type values"
+        ),
         "psycopg 3, SO_RCVLOWAT": Peer(this, "psycopg3_low_water", receives, parses, "bytes"),
         "psycopg 3, receive": Peer(this, "psycopg3", receives, parses, "bytes"),
         "pg_recvlogical": Peer(this, "pg_recvlogical", receives, "parse anything"),

@@ -1,4 +1,6 @@
-"""pgoutput_fast's own drains: `stream` as its users write it, `loop` on libpq's bare functions.
+"""pgoutput_fast's own drains: frames to columns, whole transactions, a capture to segments.
+
+`stream` is what a user of frames writes, `loop` the same on libpq's bare functions.
 
 Run by drain.py, as python_peers.py is, whose environment and answer it shares.
 """
@@ -7,8 +9,11 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import socket
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,19 +24,21 @@ from psycopg import pq
 
 import pgoutput_fast
 from pgoutput_fast import ColumnarDecoder
-from pgoutput_fast.replication import connect
+from pgoutput_fast.replication import capture, connect
+from pgoutput_fast.segments import SegmentReader, list_segments
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import python_peers as peer
 
 _TOGETHER = 4096
+VERSION = f"{pgoutput_fast.__version__}, psycopg {psycopg.__version__}"
 
 
 def stream() -> Iterator[list[bytes]]:
     """What ReplicationStream receives, some thousand frames together or what came till a pause."""
     frames: list[bytes] = []
-    with connect(peer.DSN, slot=peer.SLOT, publications=[peer.PUBLICATION]) as received:
+    with connect(peer.DSN, slot=peer.SLOT, publications=[peer.PUBLICATION], protocol=1) as received:
         peer.begin()  # its waiting for the first message counts too
         while (batch := received.receive(0.05)) is not None:
             if batch.frames:
@@ -70,7 +77,61 @@ def loop() -> Iterator[list[bytes]]:
         connection.consume_input()
 
 
+def transactions() -> None:
+    """Whole transactions, each of whose changes become typed columns."""
+    protocol, _, target = peer.MODE.partition("transactions")[2].partition("/")
+    changes = total = 0
+    with connect(
+        peer.DSN, slot=peer.SLOT, publications=[peer.PUBLICATION],
+        protocol=int(protocol) if protocol else "auto",
+    ) as stream:  # fmt: skip
+        peer.begin()
+        for transaction in stream.transactions(stop_at=peer.END_LSN):
+            for batch in transaction.batches():
+                columns = pa.record_batch(batch)
+                changes += len(columns)
+                total += sum_of_keys(columns)
+            stream.acknowledge(transaction)
+        peer.done(VERSION, changes, check=total)
+
+
+def captured() -> None:
+    """A capture to durable segments, on the disk that the checkout is on."""
+    _, _, compression = peer.MODE.partition("/")
+    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as directory:
+        peer.begin()
+        capture(
+            peer.DSN, slot=peer.SLOT, publications=[peer.PUBLICATION], directory=directory,
+            adopt_slot=True, until_lsn=peer.END_LSN, compression=compression or None,
+        )  # fmt: skip
+        spent = peer.cpu() - peer._started[1]
+        wall = time.perf_counter() - peer._started[0]
+        memory = peer.resident()
+        changes = size = 0
+        for segment in list_segments(directory):
+            with SegmentReader(segment.path) as reader:
+                for batch in reader:
+                    changes += len(batch) - batch["seq"].null_count
+                    size += pc.sum(pc.binary_length(batch["data"])).as_py() or 0
+        shutil.rmtree(directory)
+        Path(directory).mkdir()
+        peer.done(VERSION, changes, check=0, spent=spent, wall=wall, memory=memory)
+
+
+def sum_of_keys(columns: pa.RecordBatch) -> int:
+    """Somebody looks at a column of each row: the key of what it is now, or was."""
+    keys = pc.struct_field(columns.column("after"), 0)
+    if keys.null_count:
+        keys = pc.coalesce(keys, pc.struct_field(columns.column("before"), 0))
+    total: int = pc.sum(keys).as_py()
+    return total
+
+
 def main() -> None:
+    if peer.MODE.startswith("transactions"):
+        transactions()
+    if peer.MODE.startswith("capture"):
+        captured()
     decoder = ColumnarDecoder()
     list(decoder.decode([]))  # imports what it needs: that is start-up
     changes = total = 0
@@ -78,15 +139,10 @@ def main() -> None:
         for batch in decoder.decode(frames):
             columns = pa.record_batch(batch)
             changes += len(columns)
-            # Somebody looks at a column of each row: the key of what it is now, or was.
-            keys = pc.struct_field(columns.column("after"), 0)
-            if keys.null_count:
-                keys = pc.coalesce(keys, pc.struct_field(columns.column("before"), 0))
-            total += pc.sum(keys).as_py()
+            total += sum_of_keys(columns)
         ends = decoder.events.array["end_lsn"]
         if len(ends) and ends.max() >= peer.END_LSN:
-            version = f"{pgoutput_fast.__version__}, psycopg {psycopg.__version__}"
-            peer.done(version, changes, check=total)
+            peer.done(VERSION, changes, check=total)
 
 
 if __name__ == "__main__":

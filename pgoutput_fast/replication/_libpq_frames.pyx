@@ -26,21 +26,9 @@ if (XLOG_DATA.format, XLOG_DATA_TAG) != (">xQQq", c'w'):
 
 
 def take_copy_data(get_copy_data: Any, list frames, Py_ssize_t most) -> tuple:
-    """Take XLogData from libpq until there is something else, or so many bytes were taken.
+    """Take XLogData from libpq until something else comes, or `most` bytes were taken.
 
-    Parameters
-    ----------
-    get_copy_data : callable
-        psycopg's ``PGconn.get_copy_data``.
-    frames : list
-        Appended to: start LSN, WAL end, send time and frame of each.
-    most : int
-
-    Returns
-    -------
-    tuple
-        Bytes that were taken, the greatest start LSN, and what `get_copy_data` gave last: a length
-        and data that are something else. The data are None where the last was taken too.
+    The compiled twin describes arguments and result.
     """
     cdef Py_buffer view
     cdef Py_ssize_t size = 0
@@ -78,24 +66,9 @@ def take_copy_data(get_copy_data: Any, list frames, Py_ssize_t most) -> tuple:
 def pack_copy_data(
     get_copy_data: Any, bytearray data, arrays.array ends, arrays.array lsns, Py_ssize_t most
 ) -> tuple:
-    """The same into one buffer, without an object for each frame.
+    """Do what `take_copy_data` does, and put all frames into one buffer.
 
-    Parameters
-    ----------
-    get_copy_data : callable
-        psycopg's ``PGconn.get_copy_data``.
-    data : bytearray
-        The frames are appended to it.
-    ends : array of int64
-        Where each frame ends in `data`; appended to.
-    lsns : array of uint64
-        The start LSN of each frame; appended to.
-    most : int
-
-    Returns
-    -------
-    tuple
-        As of `take_copy_data`.
+    The compiled twin describes arguments and result.
     """
     cdef Py_buffer view
     cdef Py_ssize_t size = 0, length

@@ -80,9 +80,9 @@ cdef struct Rows:
 def copy_rows(data: Any, start: int, head: bytes, formats: bytes) -> tuple[bytes, bytes, int, bool]:
     """Insert frames of the rows behind byte `start` of `data`.
 
-    `head` is what each frame begins with, the number of columns included. Given back are the
-    frames, their offsets as int64, where the rows end of which they were made, and whether the
-    trailer was there.
+    `head` is what each frame begins with, the number of columns included. Returns the frames, their
+    offsets as int64, the byte of `data` behind the last row that was used, and whether COPY's
+    trailer was reached.
     """
     cdef Py_buffer view
     cdef Rows rows
@@ -210,7 +210,8 @@ cdef void set_fault(
 def cut_xids(data: Any, offsets: Any, lengths: bytes) -> tuple[bytes, bytes]:
     """The frames between `offsets` without their xids, and their offsets as int64.
 
-    `lengths` has for each tag the bytes of the xid behind it, 255 for one that is refused.
+    `lengths` has a byte for each tag: the length of the xid behind it, or 255 if frames with that
+    tag are refused.
     """
     cdef Py_buffer view, numbers
     cdef bytes table = lengths
