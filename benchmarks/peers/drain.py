@@ -75,8 +75,12 @@ def peers() -> dict[str, Peer]:
             "", "keys",
         ),
         "pgoutput_fast, transactions, protocol 1": Peer(
-            ours, "transactions1", "the same", whole, "keys"
+            ours, "transactions 1", "the same", whole, "keys"
         ),
+        "pgoutput_fast, groups": Peer(
+            ours, "groups", "the same, those together that came together", "", "keys"
+        ),
+        "pgoutput_fast, groups, protocol 1": Peer(ours, "groups 1", "the same", whole, "keys"),
         "pgoutput_fast, capture": Peer(ours, "capture", "durable segments", "type values"),
         "pgoutput_fast, capture, lz4": Peer(
             ours, "capture/lz4", "durable segments, compressed", "type values"

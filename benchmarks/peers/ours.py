@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import python_peers as peer
 
 _TOGETHER = 4096
+STOP_LSN = pgoutput_fast.parse_lsn(peer.ENV["DRAIN_STOP_LSN"])
 VERSION = f"{pgoutput_fast.__version__}, psycopg {psycopg.__version__}"
 
 
@@ -78,15 +79,15 @@ def loop() -> Iterator[list[bytes]]:
 
 
 def transactions() -> None:
-    """Whole transactions, each of whose changes become typed columns."""
-    protocol, _, target = peer.MODE.partition("transactions")[2].partition("/")
+    """Whole transactions, one by one or in groups, their changes as typed columns."""
+    how, _, protocol = peer.MODE.partition(" ")
     changes = total = 0
     with connect(
         peer.DSN, slot=peer.SLOT, publications=[peer.PUBLICATION],
         protocol=int(protocol) if protocol else "auto",
     ) as stream:  # fmt: skip
         peer.begin()
-        for transaction in stream.transactions(stop_at=peer.END_LSN):
+        for transaction in getattr(stream, how)(stop_at=STOP_LSN):
             for batch in transaction.batches():
                 columns = pa.record_batch(batch)
                 changes += len(columns)
@@ -102,7 +103,7 @@ def captured() -> None:
         peer.begin()
         capture(
             peer.DSN, slot=peer.SLOT, publications=[peer.PUBLICATION], directory=directory,
-            adopt_slot=True, until_lsn=peer.END_LSN, compression=compression or None,
+            adopt_slot=True, until_lsn=STOP_LSN, compression=compression or None,
         )  # fmt: skip
         spent = peer.cpu() - peer._started[1]
         wall = time.perf_counter() - peer._started[0]
@@ -128,7 +129,12 @@ def sum_of_keys(columns: pa.RecordBatch) -> int:
 
 
 def main() -> None:
-    if peer.MODE.startswith("transactions"):
+    # What is imported when it is needed is start-up too.
+    import pyarrow.ipc  # noqa: F401
+
+    import pgoutput_fast.replication.delivery  # noqa: F401
+
+    if peer.MODE.startswith(("transactions", "groups")):
         transactions()
     if peer.MODE.startswith("capture"):
         captured()

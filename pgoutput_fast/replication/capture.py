@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
-    from ..transactions.transaction import Group, Transaction
+    from ..transactions.transaction import Transaction, TransactionGroup
 
 # How far the server is where nothing is to be landed is kept in a file that is synced: not for
 # every keepalive, but after so many seconds, or so many bytes of the server's log.
@@ -354,7 +354,7 @@ class _Landing:
             self._report()
         return self._progress()
 
-    def _land(self, found: Transaction | Group) -> None:
+    def _land(self, found: Transaction | TransactionGroup) -> None:
         """Hand transactions to the writer."""
         self._transactions += found.commits
         for run in found.runs():

@@ -6,21 +6,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from ..connections import RetryableError
 from ..errors import PgOutputError
-from ..lsn import format_lsn
 from ..transactions import Assembler, Transaction
 from ..transactions.runs import Run
-from ..transactions.transaction import Group
+from ..transactions.transaction import TransactionGroup
 from .link import Link
 from .receiver import PackedTaken
 
 # Seconds between two looks at what ends the iteration, while nothing comes.
 _POLL = 0.1
+
+
+_Found = TypeVar("_Found", Transaction, Transaction | TransactionGroup)
 
 
 class Until(NamedTuple):
@@ -69,7 +71,7 @@ class Delivery:
         self._assembler = assembler
         self._begin = position
         self._on_idle, self._on_loss = on_idle, on_loss
-        self._waiting: deque[Transaction | Group] = deque()
+        self._waiting: deque[Transaction | TransactionGroup] = deque()
         # The end of the last transaction that came. The server sends those again that were not
         # acknowledged when the connection was lost.
         self._came = position
@@ -77,13 +79,20 @@ class Delivery:
 
     def transactions(self, until: Until) -> Iterator[Transaction]:
         """The transactions that come, one by one, until something ends the iteration."""
+        return self._given(until, self._next_transaction)
+
+    def groups(self, until: Until) -> Iterator[Transaction | TransactionGroup]:
+        """The same, with those together that came together."""
+        return self._given(until, self._next)
+
+    def _given(
+        self, until: Until, next_: Callable[[int | None], _Found | None]
+    ) -> Iterator[_Found]:
+        """What `next_` has, until something ends the iteration."""
         last = time.monotonic()
         try:
             while not self._is_ended(until):
-                while (found := self._next(until.stop_at)) is not None:
-                    if isinstance(found, Group):
-                        self._waiting.extendleft(reversed(list(found)))
-                        continue
+                while (found := next_(until.stop_at)) is not None:
                     self.delivered = max(self.delivered, found.end_lsn)
                     yield found
                     last = time.monotonic()
@@ -103,14 +112,25 @@ class Delivery:
         except (PgOutputError, GeneratorExit):
             raise
         except BaseException as error:
-            # The error came between two steps, so a transaction may not have reached the consumer.
+            # A transaction may have been on its way to the consumer.
             self._error = self._error or PgOutputError(
                 f"the iteration was interrupted ({type(error).__name__}), so that this stream may "
                 "have lost a transaction: connect again, what was not acknowledged comes again"
             )
             raise
 
-    def arrivals(self, until: Until, poll: float) -> Iterator[Transaction | Group | None]:
+    def _next_transaction(self, stop_at: int | None) -> Transaction | None:
+        """The next one that waits, as `_next` has it."""
+        found = self._next(stop_at)
+        if isinstance(found, TransactionGroup):
+            first, *others = found.transactions()
+            self._waiting.extendleft(reversed(others))
+            return first
+        return found
+
+    def arrivals(
+        self, until: Until, poll: float
+    ) -> Iterator[Transaction | TransactionGroup | None]:
         """The same, with transactions together that came together.
 
         Yields None whenever there is nothing more at the moment, and so at least every `poll`
@@ -128,7 +148,7 @@ class Delivery:
             yield None
             self._advance(poll, until)
 
-    def _next(self, stop_at: int | None) -> Transaction | Group | None:
+    def _next(self, stop_at: int | None) -> Transaction | TransactionGroup | None:
         """What waits, up to what was committed at an LSN or later; the LSN of a message is its end.
 
         None if nothing waits, or only what is beyond it.
@@ -138,12 +158,12 @@ class Delivery:
         found = self._waiting[0]
         if stop_at is None:
             return self._waiting.popleft()
-        if isinstance(found, Group):
+        if isinstance(found, TransactionGroup):
             before = found.before(stop_at)
             if before is found:
                 return self._waiting.popleft()
             if before is not None:
-                self._waiting[0] = cast("Group", found.beyond(before.end_lsn))
+                self._waiting[0] = cast("TransactionGroup", found.beyond(before.end_lsn))
             return before
         if found.kind == "message":
             is_beyond = found.end_lsn > stop_at
@@ -219,25 +239,9 @@ class Delivery:
             self.server_lsn = taken.keepalive
         return bool(taken.size)
 
-    def _wait(self, found: Transaction | Group) -> None:
+    def _wait(self, found: Transaction | TransactionGroup) -> None:
         """What has come waits for the consumer, but for what came before on another connection."""
-        new = found.beyond(self._came) if isinstance(found, Group) else found
+        new = found.beyond(self._came) if isinstance(found, TransactionGroup) else found
         if new is not None and new.end_lsn > self._came:
             self._came = new.end_lsn
             self._waiting.append(new)
-
-    def check(self, lsn: int) -> None:
-        """Refuse to acknowledge what was not delivered.
-
-        Raises
-        ------
-        PgOutputError
-            It was not.
-        """
-        limit = max(self.delivered, self._link.receiver.acknowledged)
-        if lsn > limit:
-            raise PgOutputError(
-                f"{format_lsn(lsn)} can't be acknowledged: nothing beyond {format_lsn(limit)} was "
-                f"delivered. Give the transaction, or its `end_lsn`, not a time or a number of "
-                f"your own: the server forgets all that is before it"
-            )

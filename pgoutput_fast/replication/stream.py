@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..errors import PgOutputError
 from ..lsn import format_lsn
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ..transactions import Transaction
-    from .delivery import Delivery
+    from ..transactions import Transaction, TransactionGroup
+    from .delivery import Delivery, Until
 
 
 class Received(NamedTuple):
@@ -143,26 +143,44 @@ class ReplicationStream:
         TypeError
             An argument is of another type.
         """
-        if stop_at is not None:
-            if type(stop_at) is not int:
-                raise TypeError(f"stop_at must be an int, an LSN, not {type(stop_at).__name__}")
-            format_lsn(stop_at)  # refuses what is out of range
-        if idle_timeout is not None and not isinstance(idle_timeout, (int, float)):
-            raise TypeError(f"idle_timeout must be a number, not {type(idle_timeout).__name__}")
-        if stop is not None and not callable(getattr(stop, "is_set", None)):
-            raise TypeError(f"stop must be a threading.Event, not {type(stop).__name__}")
+        return self._begin_delivery().transactions(_until(stop_at, idle_timeout, stop))
+
+    def groups(
+        self,
+        stop_at: int | None = None,
+        idle_timeout: float | None = None,
+        stop: threading.Event | None = None,
+    ) -> Iterator[Transaction | TransactionGroup]:
+        """The same transactions, with those together that came together.
+
+        Of a group `batches` gives record batches with the rows of all its transactions, in their
+        order: where transactions are small that costs much less than a few batches of each. Those
+        that announce a relation, were streamed or prepared come by themselves, as transactions.
+
+        Parameters and errors are those of :meth:`transactions`.
+        """
+        return self._begin_delivery().groups(_until(stop_at, idle_timeout, stop))
+
+    def _begin_delivery(self) -> Delivery:
+        """What both iterations take from.
+
+        Raises
+        ------
+        PgOutputError
+            Frames were received from this stream before.
+        """
         if self._gave_frames:
             raise PgOutputError(
                 "frames were received from this stream already: their transactions would be "
                 "missing; connect again"
             )
         from ..transactions import Assembler
-        from .delivery import Delivery, Until  # loads NumPy, as receiving does not
+        from .delivery import Delivery  # loads NumPy, as receiving does not
 
         if self._delivery is None:
             assembler = Assembler(**self._assembling)
             self._delivery = Delivery(self._link, assembler, self._position)
-        return self._delivery.transactions(Until(stop_at, idle_timeout, stop))
+        return self._delivery
 
     def receive(self, timeout: float | None = None) -> Batch | None:
         """Wait for frames, and take those that have come.
@@ -198,7 +216,7 @@ class ReplicationStream:
         self._gave_frames = self._gave_frames or bool(taken.frames)
         return Batch(taken.frames, taken.keepalive)
 
-    def acknowledge(self, done: int | Transaction) -> None:
+    def acknowledge(self, done: int | Transaction | TransactionGroup) -> None:
         """Tell the server that everything up to an LSN is durable: it won't send that again.
 
         Give a transaction, or its end LSN (that of a Commit); or a batch's `keepalive_lsn` while no
@@ -208,8 +226,8 @@ class ReplicationStream:
 
         Parameters
         ----------
-        done : int or Transaction
-            An LSN, or a transaction that this stream gave.
+        done : int, Transaction or TransactionGroup
+            An LSN, or what this stream gave.
 
         Raises
         ------
@@ -218,16 +236,23 @@ class ReplicationStream:
         TypeError
             `done` is neither an int nor a transaction.
         """
-        lsn = done if type(done) is int else _end_of(done)
-        text, receiver = format_lsn(lsn), self._link.receiver
-        limit = receiver.received
-        if self._delivery is not None:
-            self._delivery.check(lsn)
-        elif lsn > limit:
+        lsn = done if type(done) is int else getattr(done, "end_lsn", None)
+        if type(lsn) is not int:
+            raise TypeError(
+                f"a transaction or an int, its end LSN, can be acknowledged, not "
+                f"{type(done).__name__}"
+            )
+        receiver = self._link.receiver
+        if self._delivery is None:
+            limit, done_so_far = receiver.received, "received"
+        else:
+            limit = max(self._delivery.delivered, receiver.acknowledged)
+            done_so_far = "delivered"
+        if not 0 <= lsn <= limit:
             raise PgOutputError(
-                f"{text} can't be acknowledged: the stream has received nothing beyond "
-                f"{format_lsn(limit)}. Give the end LSN of a transaction (its `end_lsn`), "
-                f"not a time or a number of your own: the server forgets all that is before it"
+                f"{format_lsn(lsn)} can't be acknowledged: nothing beyond {format_lsn(limit)} was "
+                f"{done_so_far}. Give the transaction, or its `end_lsn`, not a time or a number of "
+                f"your own: the server forgets all that is before it"
             )
         receiver.acknowledged = max(receiver.acknowledged, lsn)
 
@@ -243,18 +268,22 @@ class ReplicationStream:
         self._link.close()
 
 
-def _end_of(done: object) -> int:
-    """The end LSN of a transaction.
+def _until(stop_at: object, idle_timeout: object, stop: object) -> Until:
+    """What ends an iteration.
 
     Raises
     ------
-    TypeError
-        `done` is no transaction.
+    TypeError, PgOutputError
+        An argument is of another type, or out of its range.
     """
-    from ..transactions import Transaction  # loads NumPy
+    from .delivery import Until  # loads NumPy, as receiving does not
 
-    if not isinstance(done, Transaction):
-        raise TypeError(
-            f"a Transaction or an int, its end LSN, can be acknowledged, not {type(done).__name__}"
-        )
-    return done.end_lsn
+    if stop_at is not None:
+        if type(stop_at) is not int:
+            raise TypeError(f"stop_at must be an int, an LSN, not {type(stop_at).__name__}")
+        format_lsn(stop_at)  # refuses what is out of range
+    if idle_timeout is not None and not isinstance(idle_timeout, (int, float)):
+        raise TypeError(f"idle_timeout must be a number, not {type(idle_timeout).__name__}")
+    if stop is not None and not callable(getattr(stop, "is_set", None)):
+        raise TypeError(f"stop must be a threading.Event, not {type(stop).__name__}")
+    return Until(stop_at, idle_timeout, cast("threading.Event | None", stop))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._forms import of_form
-from ..errors import PgOutputError
+from ..errors import MAX_FRAME_LENGTH, PgOutputError
 from ..lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ the server sends it, and as the beginning of each file repeats it."""
 MAX_PART = 99999
 POSITION_NAME = "position.json"
 TEMPORARY = re.compile(r"\.([0-9]{5})\.arrow\.tmp|\.position\.json\.tmp", re.ASCII)
+_PADDING = 16 * 64
 _NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9]{5})\.arrow", re.ASCII)
 # What to do about a damaged file. It can't be captured again: what was acknowledged, the server has
 # forgotten.
@@ -53,6 +54,13 @@ RESTORE = (
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, PgOutputError)
 _COUNT = struct.Struct("<q")
 _COUNTS = struct.Struct("<qq")
+
+
+def is_within_limits(rows: int, size: int) -> bool:
+    """Whether a record batch of a segment may have so many rows, in so many bytes of buffers."""
+    frames = BATCH_BYTES if rows > 1 else MAX_FRAME_LENGTH
+    # What stands beside a frame, with bitmaps; and what Arrow fills each buffer up with.
+    return 0 <= rows <= BATCH_FRAMES and 0 <= size <= frames + 64 * rows + _PADDING
 
 
 def require_pyarrow() -> Any:

@@ -1,4 +1,4 @@
-"""What an Arrow IPC file says of its record batches before any is read: whether one is compressed.
+"""What an Arrow IPC file says of its record batches before any is read: how large they are.
 
 Arrow unpacks compressed buffers while it reads a batch, to whatever size they claim, and tells
 nobody before. So the two FlatBuffers that tell it are looked into here: the file's footer, and the
@@ -16,6 +16,8 @@ _MAGIC = b"ARROW1"
 _TAIL = struct.Struct("<i6s")  # at the end of a file: the footer's size, the magic bytes
 _BLOCK = struct.Struct("<qi4xq")  # a message's place, and the sizes of its metadata and its body
 _INT32 = struct.Struct("<i")
+_INT64 = struct.Struct("<q")
+_BUFFER = struct.Struct("<qq")  # where a buffer begins in the body, and its size there
 _UINT32 = struct.Struct("<I")
 _UINT16 = struct.Struct("<H")
 
@@ -24,6 +26,8 @@ _FOOTER_RECORD_BATCHES = 3
 _MESSAGE_HEADER_TYPE = 1
 _MESSAGE_HEADER = 2
 _RECORD_BATCH = 3  # a value of the union's type
+_RECORD_BATCH_LENGTH = 0
+_RECORD_BATCH_BUFFERS = 2
 _RECORD_BATCH_COMPRESSION = 3
 
 
@@ -60,13 +64,21 @@ def record_batch_blocks(file: Any) -> list[Block]:
     return [Block(offset, size) for offset, size, _ in found]
 
 
-def is_compressed(file: Any, block: Block) -> bool:
-    """Whether the buffers of a record batch are compressed.
+class BatchSize(NamedTuple):
+    """What a record batch says of its size."""
+
+    rows: int
+    unpacked: int | None
+    """Bytes that its compressed buffers claim to unpack to; None if it is not compressed."""
+
+
+def size_of(file: Any, block: Block) -> BatchSize:
+    """What a record batch says of its size.
 
     Raises
     ------
     ValueError
-        There is no record batch at that place.
+        There is no record batch at that place, or its buffers lie outside of the file.
     """
     metadata = file.read_at(block.size, block.offset)
     # Since Arrow 0.15, four bytes of ones stand before the size.
@@ -78,7 +90,25 @@ def is_compressed(file: Any, block: Block) -> bool:
     if header_type is None or header is None or message[header_type] != _RECORD_BATCH:
         raise ValueError(f"at byte {block.offset} is no record batch")
     batch = header + _unpack(_UINT32, message, header)[0]
-    return _field(message, batch, _RECORD_BATCH_COMPRESSION) is not None
+    length = _field(message, batch, _RECORD_BATCH_LENGTH)
+    rows = 0 if length is None else _unpack(_INT64, message, length)[0]
+    if _field(message, batch, _RECORD_BATCH_COMPRESSION) is None:
+        return BatchSize(rows, None)
+    first, count = _vector(message, batch, _RECORD_BATCH_BUFFERS)
+    body = block.offset + block.size
+    unpacked = 0
+    for i in range(count):
+        offset, size = _unpack(_BUFFER, message, first + i * _BUFFER.size)
+        if size == 0:
+            continue
+        if offset < 0 or not _INT64.size <= size <= file.size() - body - offset:
+            raise ValueError(f"buffer {i} of the record batch lies outside of the file")
+        # A compressed buffer begins with its own size; -1 says that it is not compressed after all.
+        (claimed,) = _INT64.unpack(file.read_at(_INT64.size, body + offset))
+        unpacked += size if claimed == -1 else claimed
+        if claimed < -1:
+            raise ValueError(f"buffer {i} of the record batch claims {claimed} bytes")
+    return BatchSize(rows, unpacked)
 
 
 def _unpack(form: struct.Struct, data: bytes, offset: int) -> tuple[Any, ...]:

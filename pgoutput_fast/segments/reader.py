@@ -15,10 +15,11 @@ from .format import (
     RESTORE,
     SegmentMetadata,
     checksum,
+    is_within_limits,
     require_pyarrow,
     segment_schema,
 )
-from .ipc import is_compressed, record_batch_blocks
+from .ipc import record_batch_blocks, size_of
 
 if TYPE_CHECKING:
     import os
@@ -102,12 +103,12 @@ class SegmentReader:
 
     def _batch(self, index: int) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
         with self._errors():
-            packed = is_compressed(self._file, self._blocks[index])
-        if packed:
-            # It is not read: a few bytes may claim to be terabytes.
+            size = size_of(self._file, self._blocks[index])
+        # Before it is unpacked: a few bytes may claim to be terabytes.
+        if size.unpacked is not None and not is_within_limits(size.rows, size.unpacked):
             raise PgOutputError(
-                f"record batch {index} of {self.path} is compressed, and those of a segment never "
-                f"are: something has written it anew; {RESTORE}"
+                f"record batch {index} of {self.path} claims {size.rows} rows in {size.unpacked} "
+                f"bytes, more than a segment's ever has: something has written it anew; {RESTORE}"
             )
         with self._errors():
             batch, custom = self._reader.get_batch_with_custom_metadata(index)

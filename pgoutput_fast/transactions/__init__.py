@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .assembler import Assembler
-from .transaction import Transaction
+from .transaction import Transaction, TransactionGroup
 
-__all__ = ["Assembler", "Transaction"]
+__all__ = ["Assembler", "Transaction", "TransactionGroup"]

@@ -35,9 +35,10 @@ from ..types import TypeRegistry
 from .context import Context, Follower, columnar_decoder, message_decoder
 from .runs import Run, runs_of
 from .staging import Stage
-from .transaction import Group, Kind, Transaction, made
+from .transaction import Kind, Transaction, TransactionGroup, made
 
 _ROWS = frozenset(b"IUDT")
+_Found = Transaction | TransactionGroup
 
 
 class Assembler:
@@ -206,9 +207,9 @@ class Assembler:
         """Take the next frames, as :meth:`feed` does, given as runs."""
         return _one_by_one(self.feed_groups(runs))
 
-    def feed_groups(self, runs: list[Run]) -> Iterator[Transaction | Group]:
+    def feed_groups(self, runs: list[Run]) -> Iterator[_Found]:
         """The same, with those together that came together and announce nothing."""
-        found: list[Transaction | Group] = []
+        found: list[_Found] = []
         error: PgOutputError | None = None
         self._frames = 0
         try:
@@ -221,7 +222,7 @@ class Assembler:
 
     # --- runs
 
-    def _take(self, run: Run, found: list[Transaction | Group]) -> None:
+    def _take(self, run: Run, found: list[_Found]) -> None:
         """Take the frames of a run; transactions that end in it go to `found`."""
         scans = twin("transactions._scan")
         if self._begin is not None:
@@ -232,7 +233,11 @@ class Assembler:
                 table, end = scans.whole(run.data, run.offsets, start)
                 if len(table):
                     table[:, 0] -= np.uint64(start)
-                    found.append(Group(run.part(start, end), table, self._context, self._followers))
+                    found.append(
+                        TransactionGroup(
+                            run.part(start, end), table, self._context, self._followers
+                        )
+                    )
                 start = end
                 if start == count:
                     break
@@ -308,7 +313,7 @@ class Assembler:
         start: int,
         end: int,
         marks: list[tuple[int, int]],
-        found: list[Transaction | Group],
+        found: list[_Found],
     ) -> None:
         """Take frames outside of stream chunks, as far as a scan has gone."""
         position = start
@@ -323,9 +328,7 @@ class Assembler:
         if end > position and self._begin is None:
             self._refuse(run, position, "a change outside of any transaction")
 
-    def _in_transaction(
-        self, run: Run, index: int, tag: int, found: list[Transaction | Group]
-    ) -> None:
+    def _in_transaction(self, run: Run, index: int, tag: int, found: list[_Found]) -> None:
         """Take a frame between Begin and Commit, or Begin Prepare and Prepare, that is no row."""
         begin = cast("Begun", self._begin)
         if tag == ord("C") and not begin.prepares:
@@ -378,7 +381,7 @@ class Assembler:
         if begin.start < end:
             begin.stage.add(run.part(begin.start, end))
 
-    def _outside(self, run: Run, index: int, tag: int, found: list[Transaction | Group]) -> None:
+    def _outside(self, run: Run, index: int, tag: int, found: list[_Found]) -> None:
         """Take a frame outside of transactions."""
         if tag == ord("B"):
             message = self._hot(run, index)
@@ -440,7 +443,7 @@ class Assembler:
         self,
         message: Prepare | StreamPrepare,
         stage: Stage | None,
-        found: list[Transaction | Group],
+        found: list[_Found],
     ) -> None:
         key = (message.xid, message.gid)
         if not self._at_prepare:
@@ -454,7 +457,9 @@ class Assembler:
         )  # fmt: skip
 
     def _end_prepared(
-        self, message: CommitPrepared | RollbackPrepared, found: list[Transaction | Group]
+        self,
+        message: CommitPrepared | RollbackPrepared,
+        found: list[_Found],
     ) -> None:
         key = (message.xid, message.gid)
         commits = isinstance(message, CommitPrepared)
@@ -489,7 +494,7 @@ class Assembler:
 
     def _deliver(
         self,
-        found: list[Transaction | Group],
+        found: list[_Found],
         kind: Kind,
         xid: int | None,
         commit_lsn: int,
@@ -622,17 +627,12 @@ class Begun:
         return index - self.start + (0 if self.stage is None else len(self.stage))
 
 
-def _one_by_one(found: Iterator[Transaction | Group]) -> Iterator[Transaction]:
+def _one_by_one(found: Iterator[_Found]) -> Iterator[Transaction]:
     for one in found:
-        if isinstance(one, Group):
-            yield from one
-        else:
-            yield one
+        yield from one.transactions()
 
 
-def _delivered(
-    found: list[Transaction | Group], error: PgOutputError | None
-) -> Iterator[Transaction | Group]:
+def _delivered(found: list[_Found], error: PgOutputError | None) -> Iterator[_Found]:
     yield from found
     if error is not None:
         raise error

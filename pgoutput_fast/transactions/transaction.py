@@ -80,6 +80,10 @@ class Transaction:
         """1 if it was committed, 0 of a message and of what is only prepared."""
         return int(self.kind in ("commit", "commit prepared"))
 
+    def transactions(self) -> Iterator[Transaction]:
+        """This one alone, as groups give all of theirs."""
+        yield self
+
     @property
     def commit_datetime(self) -> datetime.datetime | None:
         """`commit_time` as an aware datetime in UTC; None where there is none.
@@ -184,10 +188,18 @@ class Transaction:
             yield run.part(start, count)
 
 
-class Group:
-    """Whole transactions that came one behind the other in one run, and announce nothing.
+class TransactionGroup:
+    """Whole transactions that came one behind the other, and announce nothing. Streams make them.
 
-    Most of a stream are such. What takes whole transactions as bytes takes many at once.
+    Most transactions of a stream come so. Many small ones cost much less together: their rows come
+    in the same record batches, whose columns xid, commit_lsn and commit_time tell them apart.
+
+    Attributes
+    ----------
+    end_lsn : int
+        Behind the last commit record: where the stream goes on once the group is acknowledged.
+    commits : int
+        How many transactions they are.
 
     Parameters
     ----------
@@ -213,7 +225,7 @@ class Group:
         return len(self._table)
 
     def __repr__(self) -> str:
-        return f"<Group: {len(self)} transactions in {self.run!r}>"
+        return f"<TransactionGroup: {len(self)} transactions in {self.run!r}>"
 
     @property
     def commits(self) -> int:
@@ -229,8 +241,25 @@ class Group:
         """The end LSN of the last one."""
         return int(self._table[-1, _END])
 
-    def __iter__(self) -> Iterator[Transaction]:
-        """One by one."""
+    def batches(self) -> Iterator[ChangeBatch]:
+        """The rows of all as Arrow record batches, commit LSN and commit time filled in.
+
+        Raises
+        ------
+        DecodeError
+            A frame is malformed, or a value is refused.
+        """
+        follower = self._followers[0]
+        decoder = follower.at(self._context)
+        yield from decoder.decode(self.run.data, self.run.offsets, self.run.lsns)
+        follower.moved(decoder, self._context)
+
+    def frames(self) -> Iterator[bytes]:
+        """The frames as protocol version 1 sends them, from the first Begin to the last Commit."""
+        return self.run.frames()
+
+    def transactions(self) -> Iterator[Transaction]:
+        """The transactions, one by one."""
         starts, xids, commits, ends = (self._table[:, field].tolist() for field in range(4))
         times = self._table[:, _TIME].view(np.int64).tolist()
         starts.append(len(self.run))
@@ -251,15 +280,15 @@ class Group:
             transaction._followers = self._followers
             yield transaction
 
-    def beyond(self, lsn: int) -> Group | None:
+    def beyond(self, lsn: int) -> TransactionGroup | None:
         """Those from the first on that ends beyond an LSN; None if none does."""
         return self._part(_first(self._table[:, _END] > lsn), len(self))
 
-    def before(self, lsn: int) -> Group | None:
+    def before(self, lsn: int) -> TransactionGroup | None:
         """Those before the first that was committed at an LSN or later; None if it is the first."""
         return self._part(0, _first(self._table[:, _COMMIT] >= lsn))
 
-    def _part(self, start: int, end: int) -> Group | None:
+    def _part(self, start: int, end: int) -> TransactionGroup | None:
         if end - start == len(self):
             return self
         if start >= end:
@@ -268,7 +297,7 @@ class Group:
         first = int(table[0, 0])
         last = int(self._table[end, 0]) if end < len(self) else len(self.run)
         table[:, 0] -= np.uint64(first)
-        return Group(self.run.part(first, last), table, self._context, self._followers)
+        return TransactionGroup(self.run.part(first, last), table, self._context, self._followers)
 
 
 _COMMIT, _END, _TIME = 2, 3, 4  # columns of a group's table

@@ -644,23 +644,53 @@ def rewrite(path: Path, *, batches: list[int], metadata: bytes | None = None) ->
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
-@pytest.mark.parametrize("which", [0, 1])
-def test_compressed_batches_are_refused_unread(segment: Path, codec: str, which: int) -> None:
-    """All checksums are right: nothing but the size that they claim would tell."""
-    with pa.ipc.open_file(str(segment)) as file:
-        schema = file.schema
-        batches = [file.get_batch_with_custom_metadata(i) for i in range(file.num_record_batches)]
-    assert len(batches) == 2
-    if which == 1:  # the end mark, whose buffers are empty
-        batches = batches[1:]
-    options = pa.ipc.IpcWriteOptions(compression=codec)
-    with pa.ipc.new_file(str(segment), schema, options=options) as file:
-        for batch, custom in batches:
-            file.write_batch(batch, custom_metadata=custom)
-    with (
-        pytest.raises(PgOutputError, match=rf"record batch \d of .*{segment.name} is compressed"),
-        SegmentReader(segment) as reader,
-    ):
+def test_compressed_segments_are_the_same(tmp_path: Path, codec: Any) -> None:
+    frames = transaction(100, relation(1), *(insert(value=b"x" * n) for n in range(300)))
+    for name, compression in (("plain", None), ("packed", codec)):
+        with SegmentWriter(
+            tmp_path / name, METADATA, confirmed_flush_lsn=50, compression=compression
+        ) as out:
+            write(out, frames)
+            assert out.flush() == 110
+    ((plain,), (packed,)) = (list_segments(tmp_path / name) for name in ("plain", "packed"))
+    assert rows(packed) == rows(plain)
+    assert len(rows(packed)) == len(frames)
+    assert packed.path.stat().st_size < plain.path.stat().st_size / 2
+    with pytest.raises(PgOutputError, match="compression='gzip': expected None, 'lz4' or 'zstd'"):
+        SegmentWriter(tmp_path, METADATA, confirmed_flush_lsn=0, compression="gzip")  # type: ignore[arg-type]
+
+
+def claims(path: Path, index: int, claimed: int) -> None:
+    """Let the last buffer of a compressed record batch claim to unpack to so many bytes."""
+    data = bytearray(path.read_bytes())
+    with pa.OSFile(str(path)) as file:
+        block = record_batch_blocks(file)[index]
+    with pa.ipc.open_file(str(path)) as opened:
+        size = opened.get_batch(index)["data"].buffers()[2].size
+    at = data.rindex(struct.pack("<q", size))
+    assert at > block.offset + block.size
+    data[at : at + 8] = struct.pack("<q", claimed)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "match"),
+    [
+        (1 << 40, r"claims 3 rows in \d+ bytes, more than a segment's ever has"),
+        (5 << 20, r"claims 3 rows in \d+ bytes, more than a segment's ever has"),
+        (2_999, "is no segment, or is cut short or damaged"),
+        (-2, "buffer 12 of the record batch claims -2 bytes"),
+    ],
+)
+def test_what_compressed_batches_claim_is_checked_before_they_are_unpacked(
+    tmp_path: Path, claimed: int, match: str
+) -> None:
+    with SegmentWriter(tmp_path, METADATA, confirmed_flush_lsn=50, compression="lz4") as out:
+        write(out, transaction(100, insert(value=b"x" * 3000)))
+        out.flush()
+    (segment,) = list_segments(tmp_path)
+    claims(segment.path, 0, claimed)
+    with pytest.raises(PgOutputError, match=match), SegmentReader(segment.path) as reader:
         list(reader)
 
 
@@ -699,7 +729,7 @@ def test_a_bomb_takes_no_memory(segment: Path) -> None:
         "try:\n"
         "    list(SegmentReader(sys.argv[1]))\n"
         "except PgOutputError as e:\n"
-        "    print('is compressed' in str(e), pa.default_memory_pool().max_memory() < 1 << 20)\n"
+        "    print('more than a segment' in str(e), pa.default_memory_pool().max_memory() < 1 << 20)\n"
     )
     ran = subprocess.run(
         [sys.executable, "-c", script, str(segment)], capture_output=True, text=True, check=True
