@@ -232,7 +232,7 @@ class Delivery:
         Raises
         ------
         PgOutputError
-            It was not.
+            The LSN is beyond what was delivered.
         """
         limit = max(self.delivered, self._link.receiver.acknowledged)
         if lsn > limit:

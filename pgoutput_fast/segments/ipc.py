@@ -1,10 +1,10 @@
-"""What an Arrow IPC file says of its record batches before any is read: whether one is compressed.
+"""Find out whether record batches of an Arrow IPC file are compressed, before they are read.
 
-Arrow unpacks compressed buffers while it reads a batch, to whatever size they claim, and tells
-nobody before. So the two FlatBuffers that tell it are looked into here: the file's footer, and the
-message before a batch. Both are described in "Serialization and Interprocess Communication (IPC)",
-https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format; the numbers of fields below are
-those of Arrow's ``File.fbs`` and ``Message.fbs``.
+While pyarrow reads a batch, it unpacks compressed buffers to whatever size they claim, and it has
+no function that tells before. So this module reads the two FlatBuffers that tell it: the file's
+footer, and the message before a batch. Both are described in "Serialization and Interprocess
+Communication (IPC)", https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format; the
+numbers of fields below are those of Arrow's ``File.fbs`` and ``Message.fbs``.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _RECORD_BATCH_COMPRESSION = 3
 
 
 class Block(NamedTuple):
-    """The place of a record batch in a file: of its message's metadata."""
+    """The place of a record batch in a file."""
 
     offset: int
     size: int
 
 
 def record_batch_blocks(file: Any) -> list[Block]:
-    """The record batches that a file's footer has.
+    """The record batches that a file's footer lists.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def record_batch_blocks(file: Any) -> list[Block]:
     Raises
     ------
     ValueError
-        It has dictionaries too, or is damaged.
+        The file has dictionaries too, or is damaged.
     """
     end = file.size() - _TAIL.size
     size, magic = _unpack(_TAIL, file.read_at(_TAIL.size, end), 0)

@@ -1,4 +1,4 @@
-"""Reading one segment, each record batch checked against its checksum."""
+"""Read one file of a segment, and check each record batch against its checksum."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class SegmentReader:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         pa = require_pyarrow()
-        # Not mapped into memory: a file that shrinks under a map kills the process.
+        # The file is not mapped into memory: if it became shorter while it is mapped, the process
+        # would be killed.
         try:
             self._file = pa.OSFile(str(self.path))
         except OSError as error:
@@ -104,7 +105,7 @@ class SegmentReader:
         with self._errors():
             packed = is_compressed(self._file, self._blocks[index])
         if packed:
-            # It is not read: a few bytes may claim to be terabytes.
+            # The batch is not read, as a few compressed bytes may claim to be terabytes.
             raise PgOutputError(
                 f"record batch {index} of {self.path} is compressed, and those of a segment never "
                 f"are: something has written it anew; {RESTORE}"
@@ -120,7 +121,7 @@ class SegmentReader:
         expected = custom.get(CRC_KEY, b"").decode("ascii", "replace")
         if found != expected:
             what = "the end mark with the metadata" if more else f"record batch {index}"
-            # The file is damaged, so that this may be anything.
+            # The file is damaged, so the text may be anything.
             shown = printable(expected[:16]) or "one"
             raise self._damaged(f"{what} has checksum {found}, expected {shown}")
 
@@ -166,12 +167,12 @@ class SegmentReader:
 
 
 def is_segment(path: Path) -> bool:
-    """Whether an Arrow IPC file is a segment; else it may be a recorded stream.
+    """Whether an Arrow IPC file is a segment; if not, it may be a recorded stream.
 
     Raises
     ------
     PgOutputError
-        It can't be read, or is no Arrow IPC file.
+        The file can't be read, or is no Arrow IPC file.
     """
     pa = require_pyarrow()
     try:
