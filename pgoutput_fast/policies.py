@@ -9,7 +9,7 @@ from typing import Literal
 from .errors import PgOutputError
 
 Unheld = Literal["error", "null", "clamp", "text"]
-"""What a value becomes that does not fit into its Python type or Arrow column."""
+"""What to do with a value that does not fit into its Python type or Arrow column."""
 
 Json = Literal["text", "parse"]
 """What values of json and jsonb become."""
@@ -20,7 +20,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "special_values": typing.get_args(Unheld),
     "json": typing.get_args(Json),
 }
-"""The policies that take one of some words."""
+"""Name of a policy that takes one of several words → these words."""
 
 MOST_DIMENSIONS = 6
 """The most dimensions that an array can have (PostgreSQL's ``MAXDIM``)."""
@@ -33,11 +33,11 @@ class Policies:
     Attributes
     ----------
     infinity : {"error", "null", "clamp", "text"}
-        For ``infinity`` and ``-infinity`` of dates and timestamps: raise an error, give None, give
-        the type's greatest or least value, or give the server's text as str.
+        For ``infinity`` and ``-infinity`` of dates, timestamps and intervals: raise an error, give
+        None (NULL in columns), give the type's greatest or least value, or give the server's text.
     out_of_range : {"error", "null", "clamp", "text"}
-        The same choice for dates and timestamps before year 1 or after year 9999, and for the time
-        24:00:00.
+        The same choice for dates and timestamps before year 1 or after year 9999, for the time
+        24:00:00, and in columns for intervals whose microseconds do not fit as nanoseconds.
     special_values : {"error", "null", "clamp", "text"}
         The same choice for NaN and ±Infinity of numerics in columns. A Python Decimal can be NaN or
         infinite, so messages don't use this policy. "clamp" gives the column's greatest or least
@@ -48,8 +48,8 @@ class Policies:
         JSON does not have.
     numeric : (int, int), optional
         Precision (from 1 to 38) and scale (from 0 to the precision) of the Arrow columns of
-        numerics that were declared without. By default such columns are text. A value that does
-        not fit is an error and is never rounded.
+        numerics that were declared without a precision. By default such columns are text. A value
+        that does not fit is an error and is never rounded.
     arrays : {"error", "text"} or int
         An Arrow column holds arrays of one number of dimensions, counted from 1. A number from 1 to
         6 sets how many dimensions all columns of arrays have; with "error" they have 1. An array of

@@ -58,7 +58,13 @@ def _value(name: str, value: str) -> Any:
 
 
 def types_option(_: click.Context, __: click.Parameter, path: Path | None) -> TypeRegistry | None:
-    """Read a registry from a file."""
+    """Read a registry from a file.
+
+    Raises
+    ------
+    PgOutputError
+        The file can't be read, or has no catalogue of types.
+    """
     if path is None:
         return None
     try:

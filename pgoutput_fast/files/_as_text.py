@@ -47,6 +47,11 @@ def stored_type(type_: Any) -> Any:
 
     It is utf8 for intervals and structs without fields, and the type of the values for
     dictionaries. The same holds for the parts of nested types.
+
+    Raises
+    ------
+    PgOutputError
+        No file can have columns of the type.
     """
     if pa.types.is_dictionary(type_):
         return stored_type(type_.value_type)

@@ -217,7 +217,7 @@ class FileStore:
 
     def discard(self, manifest: Entry) -> None:
         """See `Store`."""
-        # The manifest first: it lists what is there.
+        # The manifest is deleted first, as it lists the other files.
         for name in (NAME, *file_names(manifest)):
             (self._directory / name).unlink(missing_ok=True)
 
@@ -259,11 +259,11 @@ def _quoted(*names: str) -> str:
 
 
 _RESERVED = {"pgoutput_fast", "information_schema", "pg_catalog"}
-"""Schemas of a duckdb database that are not for tables of the server's."""
+"""Schemas of the duckdb database that no tables of the server go to."""
 
 
 class DuckdbStore:
-    """One database file. A step is a transaction of it."""
+    """One duckdb file, in which each step is a transaction."""
 
     fold = True
 
@@ -280,7 +280,8 @@ class DuckdbStore:
         self._connection: Any = None
         self._is_new = False
         self._made = 0  # tables written in the transaction
-        # By namespace, the name of its schema; the names of all schemas, and of the tables in each.
+        # The names of the database's schemas: by the server's schema, and all of them. Then the
+        # names of the tables in each.
         self._schemas: dict[str, str] = {}
         self._names = {folded(name) for name in _RESERVED}
         self._tables: dict[str, set[str]] = {}
@@ -301,13 +302,14 @@ class DuckdbStore:
                 self._connection = self._duckdb.connect(
                     str(path),
                     config={
-                        # So that rows keep their order, in little memory; nothing is fetched.
+                        # One thread keeps rows in their order and takes little memory. Extensions
+                        # are not downloaded.
                         "threads": 1,
                         "memory_limit": f"{_DUCKDB_MEGABYTES}MB",
                         "temp_directory": str(self._directory / TEMPORARY / "duckdb"),
                         "autoinstall_known_extensions": False,
-                        # Small tables take a few blocks each, of 256 kB without this. Those of
-                        # 64 kB make large tables no larger, and smaller ones do.
+                        # Small tables take a few blocks each, by default of 256 kB. Blocks of 64 kB
+                        # make large tables no larger; still smaller blocks would.
                         "default_block_size": 65536,
                     },
                 )
@@ -391,7 +393,7 @@ class DuckdbStore:
                 [json.dumps(manifest)],
             )
             connection.execute("COMMIT")
-            # Closed, the file alone has everything; the next step opens it again.
+            # After closing, everything is in the one file. The next step opens it again.
             connection.close()
             self._connection = None
             if self._is_new:
@@ -409,17 +411,17 @@ class DuckdbStore:
 
     def discard(self, manifest: Entry) -> None:
         """See `Store`."""
-        del manifest  # is in the database
+        del manifest  # it is in the database
         for name in (DATABASE, f"{DATABASE}.wal"):
             (self._directory / name).unlink(missing_ok=True)
 
 
 def open_store(directory: Path, format: str) -> Store:
-    """The store of a format.
+    """Make the store of a format.
 
     Raises
     ------
     PgOutputError
-        What writes it is not installed.
+        The library that writes the format is not installed.
     """
     return DuckdbStore(directory) if format == "duckdb" else FileStore(directory, format)

@@ -1,4 +1,4 @@
-"""Capture: a slot's changes into a directory of segments, acknowledged once they are durable."""
+"""Write a slot's changes to a directory of segments, and acknowledge them once they are durable."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from ..transactions.transaction import Transaction, TransactionGroup
 
-# How far the server is where nothing is to be landed is kept in a file that is synced: not for
-# every keepalive, but after so many seconds, or so many bytes of the server's log.
+# If the server's log moves on without changes for the slot, the position is stored in a file that
+# is synced: not for every keepalive, but after this many seconds, or this many bytes of the log.
 _ADVANCE_INTERVAL = 10.0
 _ADVANCE_BYTES = 16 << 20
 _POLL = 0.1  # seconds within which an order to end is heard while nothing comes
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class CaptureProgress(NamedTuple):
-    """How far a capture is."""
+    """How far a capture has come."""
 
     frames: int
     """Frames that this run has taken."""
@@ -75,13 +75,13 @@ def capture(
     stop: threading.Event | None = None,
     **keywords: object,
 ) -> CaptureProgress:
-    """Land a slot's changes in segments, from where the directory ends.
+    """Write a slot's changes to segments, from where the directory ends.
 
     It goes on until `until_lsn` or `stop`, or until Ctrl-C or an error. A connection that is lost,
     as when the server restarts, is made again. A segment ends with the first commit after
     `segment_bytes`, or when its oldest commit is `max_delay` old. Every version of the protocol
-    lands in the form of version 1. However a call ends, killed or not, the next one goes on without
-    loss and without doubling.
+    lands in the form of version 1. However a call ends, even by a kill, the next one goes on, and
+    no change is lost or written twice.
 
     Parameters
     ----------
@@ -89,26 +89,27 @@ def capture(
         Connection string of libpq, or URL; by default as libpq's variables say.
     slot : str
     publications : list or tuple of str
-        Names of publications, as they are: they are quoted here.
+        Names of publications, without quotes.
     directory : path
-        Of segments (`pgoutput_fast.segments`). Made if it is not there.
+        The directory of segments (`pgoutput_fast.segments`), which is made if it does not exist.
     create_slot : bool
-        Make the slot if it is not there. Only for a directory in which no capture has begun.
+        Whether to make the slot if it does not exist. It is made only for a directory in which no
+        capture has begun.
     adopt_slot : bool
-        Let a slot that is there already, one that was made with SQL, say, begin a directory in
-        which there is nothing yet. It is refused otherwise: if another directory has what the slot
-        brought so far, whatever came into this one would be missing there.
+        Whether a slot that exists already, for example one that was made with SQL, may begin a new
+        directory. Otherwise it is refused: if another directory has what the slot brought so far,
+        it would lack what comes into this one.
     until_lsn : int
-        Land exactly what was committed before this LSN, then end: `pg_current_wal_lsn()` gives the
-        one for all that is committed by now. What counts is where the commit record of a
-        transaction begins, and where the record of a non-transactional message ends. What comes
+        Capture exactly what was committed before this LSN, then end. `pg_current_wal_lsn()` gives
+        the LSN for all that is committed by now. A transaction is before it if its commit record
+        begins before it, a non-transactional message if its record ends there or before. What comes
         after stays in the slot.
     protocol, streaming, origin
         As of :func:`connect`.
     binary : bool
-        Values in their types' binary form, where they have one.
+        Whether values come in binary format, if their types have one.
     messages : bool
-        Logical messages (`pg_logical_emit_message`) too.
+        Whether logical messages (`pg_logical_emit_message`) come too.
     segment_bytes : int
         A segment ends with the first commit after so many bytes. A transaction that is larger is
         cut into parts of half as many again.
@@ -125,15 +126,15 @@ def capture(
         Called with a `CaptureProgress` after each batch of frames that came, and each second
         while none come.
     stop : threading.Event
-        Ends the capture from another thread, within some tenths of a second. What was received of
-        whole transactions is made durable before.
+        Ends the capture within some tenths of a second after it is set by another thread. Whole
+        transactions that were received are made durable before.
     **keywords
         Parameters of libpq by name, over those of `dsn`.
 
     Returns
     -------
     CaptureProgress
-        At the end.
+        The numbers at the end.
 
     Raises
     ------
@@ -147,9 +148,10 @@ def capture(
         another way than when the directory was written; the disk refuses; or pyarrow or NumPy is
         not installed. No message has the password.
     TypeError
-        An argument is of another type. Nothing was made.
+        An argument has a wrong type. Nothing was made.
     KeyboardInterrupt
-        Ctrl-C. What was acknowledged is durable, the slot has the rest: call again to go on.
+        Ctrl-C was pressed. What was acknowledged is durable, and the slot has the rest: call again
+        to go on.
     """
     _check_arguments(
         until_lsn,
@@ -214,7 +216,8 @@ def _begin(
         if state is not None:
             confirmed = state.confirmed_flush_lsn or 0
         elif create_slot:
-            # If another has made it meanwhile, it is refused: that one is not of this directory.
+            # If another program has made the slot meanwhile, this fails, as that slot does not
+            # belong to this directory.
             confirmed = connection.create_slot(slot)
         else:
             raise missing_slot(slot)
@@ -260,7 +263,7 @@ def _check_arguments(
         what = "an int, as pgoutput_fast.parse_lsn makes it of '16/B374D848'"
         arguments["until_lsn"] = (until_lsn, int, what)
     for name, (value, types, what) in arguments.items():
-        # A bool is an int, and meant as none.
+        # In Python a bool is an int too, but none is meant here.
         if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
             raise TypeError(f"{name} must be {what}, not {type(value).__name__}")
     if isinstance(until_lsn, int):
@@ -274,12 +277,13 @@ def _check_arguments(
 def _check_beginning(
     state: SlotState | None, slot: str, directory: str | os.PathLike[str], *, adopt_slot: bool
 ) -> None:
-    """Refuse a slot without the directory that goes with it, and a directory without its slot.
+    """Refuse an existing slot for a new directory, and a directory whose slot is gone.
 
     Raises
     ------
     PgOutputError
-        The slot is there and the directory is new, or the directory is not and the slot is gone.
+        The slot exists and the directory is new, or the slot does not exist and the directory is
+        not new.
     """
     begun = has_begun(directory)
     if state is not None and not adopt_slot and not begun:
@@ -323,13 +327,13 @@ class _Landing:
             on_idle=self._on_idle,
             on_loss=self._flush,
         )
-        # As in CaptureProgress.
+        # These are counted as CaptureProgress describes.
         self._frames = self._transactions = self._bytes = 0
         self._until: int | None = None
         self._last_advance = self._told = time.monotonic()
 
     def run(self, until_lsn: int | None, stop: threading.Event | None) -> CaptureProgress:
-        """Land what comes, until `stop` or `until_lsn`."""
+        """Write what comes to segments, until `stop` or `until_lsn`."""
         from .delivery import Until
 
         told, self._until = 0, until_lsn
@@ -372,7 +376,7 @@ class _Landing:
         self._acknowledge(self._writer.flush())
 
     def _on_idle(self, lsn: int) -> None:
-        """Keep how far the server is where nothing is to be landed, now and then."""
+        """Store from time to time how far the server is while it has no changes for the slot."""
         now = time.monotonic()
         if (
             now - self._last_advance > _ADVANCE_INTERVAL

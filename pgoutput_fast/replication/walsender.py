@@ -298,7 +298,16 @@ class ReplicationConnection:
         failover: bool = False,
         snapshot: bool = False,
     ) -> CreatedSlot:
-        """Make a slot, with the options of :func:`pgoutput_fast.replication.slots.create`."""
+        """Make a slot; :func:`pgoutput_fast.replication.slots.create` describes the options.
+
+        Raises
+        ------
+        PgOutputError
+            A slot of this name exists, the name is not allowed, or the server refuses or is too
+            old.
+        TypeError
+            `name` is no str.
+        """
         check_slot_name(name)
         for option, wanted, since in (("two_phase", two_phase, 15), ("failover", failover, 17)):
             if wanted and self.server_version < since * 10000:
@@ -318,7 +327,15 @@ class ReplicationConnection:
         return CreatedSlot(name, parse_lsn(str(lsn)), str(exported) if exported else None)
 
     def advance_slot(self, name: str, lsn: int) -> int:
-        """Move a slot to an LSN, as :func:`pgoutput_fast.replication.slots.advance` does."""
+        """Move a slot to an LSN, as :func:`pgoutput_fast.replication.slots.advance` does.
+
+        Raises
+        ------
+        PgOutputError
+            The name or the LSN can't be one, or the server refuses.
+        TypeError
+            `name` is no str, or `lsn` no int.
+        """
         check_slot_name(name)
         rows = self.query(
             sql.SQL(

@@ -1,8 +1,8 @@
-"""Segments: pgoutput frames landed in Arrow IPC files, as whole transactions in commit order.
+"""Segments: Arrow IPC files of pgoutput frames, with whole transactions in commit order.
 
-A capture writes them (:class:`SegmentWriter`); whoever wants the changes reads them
-(:func:`list_segments`, :class:`SegmentReader`), one by one and in any process. docs/segments.md
-specifies the files and their directory. This package alone knows both.
+A capture writes them with :class:`SegmentWriter`. Programs read them with :func:`list_segments` and
+:class:`SegmentReader`, one by one and in any process. docs/segments.md specifies the files and
+their directory; only this package has code for them.
 """
 
 from __future__ import annotations

@@ -36,21 +36,21 @@ END_KEY = b"pgoutput_fast.end"
 LAST_PART = b"last"
 OTHER_PART = b"more"
 ANNOUNCED_LSN = 0
-"""The value of the column `lsn` for a Relation or Type, which has no place in the server's log: as
-the server sends it, and as the beginning of each file repeats it."""
+"""The value of the column `lsn` for a Relation or Type, both for those that the server sends and
+for those that are repeated at the beginning of a file. They have no place in the server's log."""
 MAX_PART = 99999
 POSITION_NAME = "position.json"
 TEMPORARY = re.compile(r"\.([0-9]{5})\.arrow\.tmp|\.position\.json\.tmp", re.ASCII)
 _PADDING = 16 * 64
 _NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9]{5})\.arrow", re.ASCII)
-# What to do about a damaged file. It can't be captured again: what was acknowledged, the server has
-# forgotten.
+# Advice about a damaged file. It can't be captured again, as the server has forgotten what was
+# acknowledged.
 RESTORE = (
     "restore it from a copy; without one, begin with a new slot, a new copy of the tables and an "
     "empty directory"
 )
 
-# What reading JSON of another form raises.
+# The exceptions that code for reading JSON raises if the JSON has another form.
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, PgOutputError)
 _COUNT = struct.Struct("<q")
 _COUNTS = struct.Struct("<qq")
@@ -69,7 +69,7 @@ def require_pyarrow() -> Any:
     Raises
     ------
     PgOutputError
-        It is not installed.
+        pyarrow is not installed.
     """
     try:
         import pyarrow as pa
@@ -104,14 +104,14 @@ def segment_schema() -> pa.Schema:
 
 @dataclasses.dataclass(frozen=True)
 class SegmentMetadata:
-    """What a segment says of itself, in its schema's metadata.
+    """The description of a segment, which is in its schema's metadata.
 
     Attributes
     ----------
     system_identifier : str
         Identifies the database cluster; IDENTIFY_SYSTEM tells it.
     database, slot : str
-        Where the frames come from.
+        The database and the slot from which the frames come.
     publications : tuple of str
         Their names, as they were given to START_REPLICATION.
     server_version : int
@@ -158,7 +158,7 @@ class SegmentMetadata:
         Raises
         ------
         PgOutputError
-            It is not of this form, or of a newer format version.
+            The text has another form, or is of a newer format version.
         """
         try:
             fields = json.loads(text)
@@ -177,7 +177,7 @@ class SegmentMetadata:
         )
 
     def differences(self, other: SegmentMetadata) -> list[str]:
-        """Why segments of the two can't lie in one directory: a clause for each reason."""
+        """The reasons why segments of the two can't be in one directory, as text."""
         return [
             f"{name} {getattr(other, name)!r} is not {getattr(self, name)!r}"
             for name in ("system_identifier", "database", "slot")
@@ -204,7 +204,7 @@ class Segment(NamedTuple):
         Raises
         ------
         PgOutputError
-            It is no name of a segment.
+            The name is not that of a segment.
         """
         path = Path(path)
         match = _NAME.fullmatch(path.name)
@@ -217,23 +217,23 @@ class Segment(NamedTuple):
 
 
 def segment_name(first_lsn: int, end_lsn: int, part: int) -> str:
-    """The name of a segment's file: `Segment.from_path` is the way back."""
+    """The name of a segment's file, which `Segment.from_path` parses."""
     return f"{first_lsn:016X}-{end_lsn:016X}-{part:05d}.arrow"
 
 
 def checksum(index: int, batch: pa.RecordBatch, more: bytes = b"") -> str | None:
     """The checksum of a record batch as text; None if its buffers are shorter than its rows need.
 
-    Only the bytes that values take are counted: how much padding follows them is the Arrow
-    library's choice.
+    Padding is left out, as Arrow libraries differ in it.
 
     Parameters
     ----------
     index : int
-        The batch's number in the file, so that lost, doubled and exchanged ones are found.
+        The batch's index in the file. It is part of the checksum, so that lost, doubled and
+        exchanged batches are noticed.
     batch : pyarrow.RecordBatch
     more : bytes
-        What the checksum covers beside the batch: of the end mark, the file's metadata.
+        More bytes that the checksum covers: for the end mark, the file's metadata.
     """
     rows = batch.num_rows
     crc = zlib.crc32(_COUNTS.pack(index, rows))

@@ -1,4 +1,4 @@
-"""Which segments there are, and whether they are one stretch of one slot's stream."""
+"""List segments, and check that they follow each other in one slot's stream."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def listed(directory: Path) -> list[Segment]:
-    """The segments' files in a directory, those that are still being written left out, sorted."""
+    """The files of segments in a directory, sorted, without those that are still being written."""
     return sorted(
         Segment.from_path(path)
         for path in _files(directory)
@@ -40,17 +40,17 @@ class SegmentGroup(NamedTuple):
     parts: list[Segment]
     complete: bool
     has_last: bool
-    """Whether its last part is there: which gets its name when all others have theirs."""
+    """Whether its last part exists, which gets its name after all others."""
     metadata: SegmentMetadata
 
     @property
     def name(self) -> str:
-        """How errors call it."""
+        """The segment as errors name it."""
         return f"segment {self.parts[0].path}"
 
     @property
     def numbers(self) -> str:
-        """The numbers of the parts that are there, as errors list them."""
+        """The numbers of the parts that exist, as errors list them."""
         return ", ".join(str(segment.part) for segment in self.parts)
 
 
@@ -67,7 +67,7 @@ def _check_pair(before: SegmentReader, reader: SegmentReader) -> None:
 
 
 def _groups(segments: list[Segment]) -> Iterator[SegmentGroup]:
-    """Sorted files put together to segments.
+    """Group sorted files into segments.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def _groups(segments: list[Segment]) -> Iterator[SegmentGroup]:
 
 
 def chain(segments: list[Segment]) -> tuple[list[SegmentGroup], SegmentGroup | None]:
-    """The complete segments of sorted files; then, or None, a last one without its last part.
+    """The complete segments of sorted files, and a last one without its last part or None.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def _incomplete(group: SegmentGroup) -> PgOutputError:
 
 
 def _is_last_part_unnamed(group: SegmentGroup) -> bool:
-    """Whether the last part has its temporary name still: a capture gives it its name last."""
+    """Whether the last part still has its temporary name: a capture renames it last."""
     found = (TEMPORARY.fullmatch(path.name) for path in _files(group.parts[0].path.parent))
     return any(match and match[1] and int(match[1]) > group.parts[-1].part for match in found)
 
@@ -141,9 +141,9 @@ def list_segments(
     Parameters
     ----------
     path : path or iterable of paths
-        A directory, of which all segments are listed; or files, one or several, in any order and
-        from any directories. Of a directory, a segment at the end whose last part has its
-        temporary name still is left out: a capture is just giving its parts their names.
+        A directory, whose segments are all listed; or one or several files, in any order and from
+        any directories. In a directory, a segment at the end is left out if its last part still has
+        its temporary name: a capture is just renaming its parts.
 
     Returns
     -------
@@ -173,7 +173,7 @@ def list_segments(
 
 
 def _list_files(paths: list[Path]) -> list[Segment]:
-    """The same of a list of files."""
+    """Do the same for a list of files."""
     for path in paths:
         if path.is_dir():
             raise PgOutputError(
@@ -188,12 +188,12 @@ def _list_files(paths: list[Path]) -> list[Segment]:
 
 
 def has_begun(directory: str | os.PathLike[str]) -> bool:
-    """Whether a capture has begun in a directory: it has a position, or segments.
+    """Whether a capture has begun in a directory, which then has a stored position or segments.
 
     Raises
     ------
     PgOutputError
-        It is there and can't be read.
+        The directory exists and can't be read.
     """
     directory = Path(directory)
     return directory.exists() and any(

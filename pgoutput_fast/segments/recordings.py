@@ -1,8 +1,7 @@
-"""Reading recorded streams: what came over one replication connection, as it came.
+"""Read recorded streams, which have all that came over one replication connection.
 
 Tests keep real servers' streams in this form, of any protocol version. `inspect` prints them and
-files are made of them, so the form is public: docs/segments.md specifies it beside that of
-segments. Nothing here writes one.
+`files` exports them, so docs/segments.md specifies their form. This package writes none.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Frame(NamedTuple):
-    """A frame, with what is known of the header that was around it."""
+    """A frame, with what is known of its XLogData header."""
 
     lsn: int | None
     """Where the change begins in the server's log; 0 for Type and Relation."""
@@ -43,7 +42,7 @@ class Recording:
     Raises
     ------
     PgOutputError
-        The file can't be read, is something else, or is damaged.
+        The file can't be read, is no recorded stream, or is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,7 +82,7 @@ class Recording:
         self._file.close()
 
     def frames(self) -> Iterator[Frame | Keepalive]:
-        """What came, in order. One record batch is in memory at a time.
+        """The frames and keepalives in order. One record batch is in memory at a time.
 
         Raises
         ------

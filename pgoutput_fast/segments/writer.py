@@ -1,4 +1,4 @@
-"""Writing segments: frames into files, a directory that is continued, what may be acknowledged."""
+"""Write segments: put frames into files, continue a directory, tell what may be acknowledged."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _guarded(
 ) -> Callable[Concatenate[SegmentWriter, _P], _R]:
     """Make a method refuse a writer that has failed or was closed, and note its own failure.
 
-    An error of the disk is raised as this package's.
+    An OSError is raised as this package's error.
     """
 
     @functools.wraps(method)
@@ -95,10 +95,10 @@ def _guarded(
 
 
 class _Announced:
-    """The Types and Relations of a session that are in force: every file begins with them.
+    """The Types and Relations of a session that are in force, with which every file begins.
 
-    Relations of tables that are no more, and types that these alone used, are forgotten as a
-    decoder forgets them, so that files do not grow with every table that is dropped and made again.
+    Relations of tables that no longer exist, and types that only these used, are forgotten as a
+    decoder forgets them. So files do not grow with every table that is dropped and made again.
     """
 
     def __init__(self) -> None:
@@ -108,8 +108,8 @@ class _Announced:
         self._most_types = MOST_UNUSED_TYPES
 
     def take(self, frame: bytes) -> None:
-        """Take note of a Type or Relation, in place of the one that it replaces."""
-        # Names are compared alone: in Latin-1 every byte is a letter.
+        """Note a Type or Relation, in place of the one that it replaces."""
+        # Names are only compared, and Latin-1 decodes all bytes.
         message = decode_rare(frame, in_stream=False, encoding="latin-1")
         if isinstance(message, Type):
             self._types[message.type_id] = frame
@@ -125,7 +125,7 @@ class _Announced:
                 self._most_types = len(used) + MOST_UNUSED_TYPES
 
     def frames(self) -> Iterator[bytes]:
-        """What is in force, types before the relations that use them."""
+        """The frames that are in force, types before the relations that use them."""
         yield from self._types.values()
         yield from (relation.frame for relation in self._relations.values())
 
@@ -183,20 +183,20 @@ class _Piece(NamedTuple):
 
 
 class SegmentWriter:
-    """Lands frames of protocol version 1, in the order in which the server sends them.
+    """Writes frames of protocol version 1 to segments, in the order in which the server sends them.
 
-    Use it as a context manager: at the end, what is not durable yet is thrown away, as the server
-    sends it again. One writer at a time may have a directory. After an error of any kind the writer
-    refuses to go on, as frames may be missing in it.
+    Use it as a context manager. At the end, what is not durable yet is thrown away, as the server
+    sends it again. Only one writer at a time may use a directory. After an error of any kind the
+    writer refuses to go on, as frames may be missing.
 
     Parameters
     ----------
     directory : path
-        Made if it is not there.
+        The directory, which is made if it does not exist.
     metadata : SegmentMetadata
-        What the session tells of itself; its `start_lsn` is not looked at.
+        The description of the session; its `start_lsn` is ignored.
     confirmed_flush_lsn : int
-        Up to where the server has the slot acknowledged. A directory without segments begins there.
+        The LSN up to which the slot was acknowledged. A directory without segments begins there.
     segment_bytes : int
         A segment ends with the first commit after so many bytes of its file. A transaction that is
         larger is cut into parts of half as many again at most, but for the last record batch.
@@ -241,10 +241,10 @@ class SegmentWriter:
         self._metadata = metadata
         self._segment_bytes = segment_bytes
         self._lock = claim_directory(self.directory, "capture", "segments")
-        self._unusable: str | None = None  # why, once the writer has failed or was closed
+        self._unusable: str | None = None  # why it can't be used, once it has failed or was closed
         self._file: BinaryIO | None = None
         self._arrow: Any = None
-        self._temporary: list[Path] = []  # of this segment's parts, the open one included
+        self._temporary: list[Path] = []  # the names of this segment's parts, with the open one
         try:
             self._resume(confirmed_flush_lsn)
         except BaseException as error:
@@ -257,7 +257,7 @@ class SegmentWriter:
         # frame of its Begin.
         self._open: tuple[int, int, int, int] | None = None
         self._begin: tuple[int, bytes] | None = None
-        # Of the segment.
+        # The open segment.
         self._first_lsn: int | None = None
         self._opened: float | None = None  # when, by time.monotonic
         self._end_lsn = self.position
@@ -274,11 +274,12 @@ class SegmentWriter:
         self.close()
 
     def close(self) -> None:
-        """Throw away what is not durable yet, and let others have the directory."""
+        """Throw away what is not durable yet, and let other writers use the directory."""
         if self._lock < 0:
             return
         try:
-            # It is not closed: that would write the footer of a file that is deleted next.
+            # The Arrow writer is not closed, as that would write the footer of a file that is
+            # deleted next.
             self._arrow = None
             if self._file is not None:
                 self._file.close()
@@ -292,7 +293,7 @@ class SegmentWriter:
             self._unusable = self._unusable or "it is closed"
 
     def _failed(self, error: BaseException) -> None:
-        """Note an error, after which the writer is refused, and raise it as ours if the disk's."""
+        """Refuse to go on after an error; raise an OSError as a PgOutputError."""
         self._unusable = f"it failed before ({printable(str(error)) or type(error).__name__})"
         if isinstance(error, OSError):
             raise PgOutputError(
@@ -313,8 +314,8 @@ class SegmentWriter:
     def _resume(self, confirmed_flush_lsn: int) -> None:
         """Find where to go on, and delete what a capture that was killed has left.
 
-        What the directory holds is checked against the slot first, so that nothing is deleted which
-        the server does not send again.
+        The directory is checked against the slot first, so that nothing is deleted that the server
+        does not send again.
         """
         groups, unfinished = chain(listed(self.directory))
         self._timeline = groups[-1].metadata.timeline if groups else 0
@@ -349,16 +350,18 @@ class SegmentWriter:
             )
         self._clean_up(unfinished)
         if not known:
-            # Else nobody would notice that the slot moved on before the first segment was written.
+            # Without it nobody would notice if the slot moved on before the first segment was
+            # written.
             self._write_position(self.position)
-        # Where the next segment goes on: at the end of the last one, though the server may have
-        # told since that nothing came behind it.
+        # The next segment goes on at the end of the last one, even if the server has said since
+        # that it has nothing to send for some stretch behind it.
         self._start_lsn = self.position if last_end is None else last_end
 
     def _clean_up(self, unfinished: SegmentGroup | None) -> None:
         """Delete the parts of a segment without its last one, and temporary files.
 
-        The parts go first: by the temporary file of their last one they are known as such.
+        The parts are deleted first, as the temporary file of their last one shows that they are
+        such parts.
         """
         if unfinished is not None:
             for segment in unfinished.parts:
@@ -370,7 +373,7 @@ class SegmentWriter:
         fsync_path(self.directory)
 
     def _read_position(self) -> int | None:
-        """How far the slot was acknowledged where nothing was landed; None if it never was."""
+        """The stored LSN that was acknowledged without a segment; None if there is none."""
         path = self.directory / POSITION_NAME
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
@@ -410,8 +413,8 @@ class SegmentWriter:
         Raises
         ------
         PgOutputError
-            The frame is malformed or not what follows in protocol version 1, the disk refuses, the
-            writer failed before, or it is closed.
+            The frame is malformed or can't come here in protocol version 1, a file can't be
+            written, the writer failed before, or it is closed.
         """
         return self.write_frames([frame], [lsn])
 
@@ -553,12 +556,12 @@ class SegmentWriter:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction's Commit is still to come."""
+        """Whether a transaction has begun whose Commit is still to come."""
         return self._open is not None
 
     @property
     def end_lsn(self) -> int:
-        """LSN of the end of the last whole transaction that was written, durable or not."""
+        """The end LSN of the last whole transaction that was written, durable or not."""
         return self._end_lsn
 
     @property
@@ -578,7 +581,7 @@ class SegmentWriter:
 
     @_guarded
     def flush(self) -> int | None:
-        """Complete the segment, as when nothing more comes; not within a transaction.
+        """Complete the segment, unless a transaction is open.
 
         Returns
         -------
@@ -589,7 +592,7 @@ class SegmentWriter:
         Raises
         ------
         PgOutputError
-            The disk refuses, the writer failed before, or it is closed.
+            A file can't be written, the writer failed before, or it is closed.
         """
         if self._open is not None or self._first_lsn is None:
             return None
@@ -600,8 +603,8 @@ class SegmentWriter:
         self._finish_part(last=True)
         for part, path in enumerate(self._temporary):
             if 0 < part == len(self._temporary) - 1:
-                # So no crash of the machine leaves the last part with its name, and another
-                # one without.
+                # Synced here, so that after a crash of the machine the last part never has its name
+                # while another part lacks it.
                 fsync_path(self.directory)
             path.rename(self.directory / segment_name(cast("int", self._first_lsn), end_lsn, part))
         fsync_path(self.directory)
@@ -612,7 +615,7 @@ class SegmentWriter:
 
     @_guarded
     def advance(self, lsn: int) -> int | None:
-        """Keep, durably, that the server has nothing to send before an LSN.
+        """Store durably that the server has nothing to send before an LSN.
 
         Parameters
         ----------
@@ -627,7 +630,7 @@ class SegmentWriter:
         Raises
         ------
         PgOutputError
-            The disk refuses, the writer failed before, or it is closed.
+            A file can't be written, the writer failed before, or it is closed.
         """
         if not self.is_idle or lsn <= self.position:
             return None
@@ -660,7 +663,7 @@ class SegmentWriter:
         self._pending_bytes += int(piece.run.offsets[end] - piece.run.offsets[start])
 
     def _open_at(self, lsn: int) -> None:
-        """Begin a segment, whose first commit or message is at an LSN, if none has begun."""
+        """Begin a segment whose first commit or message is at `lsn`, unless one has begun."""
         if self._first_lsn is None:
             self._first_lsn = lsn
             self._opened = time.monotonic()
@@ -742,7 +745,7 @@ class SegmentWriter:
         self._new_batch()
 
     def _write_arrow(self, columns: list[Any], mark: bytes | None = None) -> None:
-        """Write a record batch with its checksum; with a mark it is the file's last."""
+        """Write a record batch with its checksum. With `mark` it is the last one of the file."""
         batch = self._pa.RecordBatch.from_arrays(columns, schema=segment_schema())
         more = b"" if mark is None else self._metadata_json + mark
         crc = checksum(self._batches, batch, more)
@@ -753,7 +756,7 @@ class SegmentWriter:
         self._batches += 1
 
     def _finish_part(self, *, last: bool) -> None:
-        """Write what is pending and the end mark, and have the file on disk."""
+        """Write pending frames and the end mark, and sync the file."""
         self._write_batch()
         empty = [self._pa.array([], field.type) for field in segment_schema()]
         self._write_arrow(empty, LAST_PART if last else OTHER_PART)

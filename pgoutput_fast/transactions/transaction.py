@@ -106,6 +106,8 @@ class Transaction:
         ------
         DecodeError
             A frame is malformed, or a value is refused.
+        PgOutputError
+            The file to which the transaction was moved can't be read.
         """
         follower = self._followers[0]
         decoder = follower.at(self._before)
@@ -120,6 +122,8 @@ class Transaction:
         ------
         DecodeError
             A frame is malformed.
+        PgOutputError
+            The file to which the transaction was moved can't be read.
         """
         follower = self._followers[1]
         decoder = follower.at(self._before)
@@ -131,7 +135,13 @@ class Transaction:
         follower.moved(decoder, self._after)
 
     def frames(self) -> Iterator[bytes]:
-        """The frames as protocol version 1 sends them, from Begin to Commit."""
+        """The frames as protocol version 1 sends them, from Begin to Commit.
+
+        Raises
+        ------
+        PgOutputError
+            The file to which the transaction was moved can't be read.
+        """
         for run in self.runs():
             yield from run.frames()
 

@@ -188,7 +188,7 @@ cdef inline uint8_t *take_row(Rows *rows, const uint8_t **row, uint8_t *frame) n
         if end - at - 4 < length:
             return NULL
         made[0] = rows.formats[column]
-        # The length is written alike in both, so that it goes along with its value.
+        # COPY and frames write the length alike, so it is copied together with the value.
         if length <= SHORT - 4 and end - at >= SHORT:
             memcpy(made + 1, at, SHORT)
         else:
