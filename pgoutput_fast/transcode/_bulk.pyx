@@ -25,8 +25,8 @@ cdef extern from "Python.h":
     int _PyBytes_Resize(PyObject **value, Py_ssize_t size) except -1
 
 cdef enum:
-    # A value of up to so many bytes, its length included, is copied as so many: a copy of a fixed
-    # size is two moves, while one of another size is a call.
+    # Values of up to so many bytes, with their length, are copied as SHORT bytes: a copy of a fixed
+    # size is two instructions, while a copy of any size is a call.
     SHORT = 16
 
 cdef enum Fault:
@@ -37,9 +37,8 @@ cdef enum Fault:
     END
 
 
-# Bytes that are written first, and become a Python object when their number is known. To count them
-# before would mean to walk everything twice, and not to trust what another thread may change in
-# between.
+# A bytes object that is written to before its size is known, and shrunk afterwards. To compute the
+# size first would take a second walk over the input, which another thread could change in between.
 @cython.final
 cdef class _Bytes:
     cdef PyObject *value
@@ -53,16 +52,16 @@ cdef class _Bytes:
     cdef void *at(self):
         return PyBytes_AS_STRING(<object> self.value)
 
-    # The first `size` bytes; what is behind them is given back.
+    # Shrink the object to its first `size` bytes, and hand it over.
     cdef bytes taken(self, Py_ssize_t size):
         _PyBytes_Resize(&self.value, size)
         return <bytes> self.value
 
 
-# Where reading and writing stand, and what was wrong.
+# Where reading and writing are, and the first fault.
 cdef struct Rows:
     const uint8_t *end
-    const uint8_t *at  # the end of the rows that are done
+    const uint8_t *at  # the end of the rows that were read
     const uint8_t *head
     Py_ssize_t head_length
     const uint8_t *formats
@@ -102,9 +101,9 @@ def copy_rows(data: Any, start: int, head: bytes, formats: bytes) -> tuple[bytes
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         size = view.len - from_byte
-        # A row has at least its count and the lengths of its columns. A frame is longer than its
-        # row by the head, which has the count too, and by the kinds of the columns; one more may be
-        # begun and be cut off.
+        # The most bytes that the frames can have. A row has at least the number of its columns and
+        # their lengths. A frame has the head instead of the number, and a kind for each column. One
+        # frame more is written to if the last row is cut off.
         most_rows = size // (2 + 4 * rows.width)
         most = size + (most_rows + 1) * (rows.head_length - 2 + rows.width) + SHORT
         expect_memory(most + 8 * most_rows)
@@ -160,8 +159,8 @@ cdef void transcode(Rows *rows) noexcept nogil:
         rows.offsets[rows.count] = made - rows.made
 
 
-# Write the frame of a row whose count was read; where it ends, NULL if the row is cut off or has a
-# fault. `row` moves to its end.
+# Write the frame of a row, from behind the number of its columns on. The result is where the frame
+# ends, NULL if the row is cut off or has a fault. *row is moved to the end of the row.
 cdef inline uint8_t *take_row(Rows *rows, const uint8_t **row, uint8_t *frame) noexcept nogil:
     cdef const uint8_t *at = row[0]
     cdef const uint8_t *end = rows.end
@@ -188,7 +187,7 @@ cdef inline uint8_t *take_row(Rows *rows, const uint8_t **row, uint8_t *frame) n
         if end - at - 4 < length:
             return NULL
         made[0] = rows.formats[column]
-        # The length is written alike in both, so that it goes along with its value.
+        # COPY and frames write the length alike, so that it is copied together with the value.
         if length <= SHORT - 4 and end - at >= SHORT:
             memcpy(made + 1, at, SHORT)
         else:
@@ -246,7 +245,8 @@ def cut_xids(data: Any, offsets: Any, lengths: bytes) -> tuple[bytes, bytes]:
     return made.taken(to_ends[count]), ends.taken(8 * (count + 1))
 
 
-# The index of the first frame from which nothing can be cut, -1 if there is none.
+# Write all frames without their xids. The result is the index of the first frame that can't be cut,
+# or -1.
 cdef Py_ssize_t cut(
     const uint8_t *data, const int64_t *offsets, Py_ssize_t count, const uint8_t *lengths,
     uint8_t *made, int64_t *ends

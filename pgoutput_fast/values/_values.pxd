@@ -7,8 +7,8 @@ cdef extern from "_convert.h" nogil:
         uint64_t high
         uint64_t low
 
-# What values/base.py calls them, by the same numbers; GENERAL leaves every value to
-# the function that the plan has for it.
+# The codecs that are compiled: the names and numbers of CODES in values/base.py. The values of
+# GENERAL are all left to the function that the plan has for the column.
 cdef enum Code:
     GENERAL = 0
     BOOL = 1
