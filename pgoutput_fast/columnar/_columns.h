@@ -99,7 +99,7 @@ typedef struct {
     int32_t *offsets;
     int64_t room; /* bytes in `data` of a variable column */
     union {
-        uint64_t limit; /* of a decimal of up to 18 digits: 10**precision; else 0 */
+        uint64_t limit; /* of a decimal: 10**precision, 10**18 at most */
         const struct pgf_labels *labels; /* of an enum */
         struct pgf_part *part; /* of a nested column */
     };

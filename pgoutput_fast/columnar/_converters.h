@@ -79,13 +79,14 @@ static inline int pgf_put8(pgf_column *column, int64_t row, uint64_t value)
     return PGF_DONE;
 }
 
-static inline int pgf_put_decimal(pgf_column *column, int64_t row, int64_t value)
+/* Store a decimal. The limit of its column makes sure that it is an int64. */
+static inline int pgf_put_decimal(pgf_column *column, int64_t row, int negative, uint64_t number)
 {
-    uint64_t size = value >= 0 ? (uint64_t)value : 0 - (uint64_t)value;
     uint8_t *at = column->data + row * column->width;
-    int64_t sign = value >> 63;
-    if (column->limit != 0 && size >= column->limit)
+    if (number >= column->limit)
         return PGF_UNUSUAL;
+    int64_t value = negative ? -(int64_t)number : (int64_t)number;
+    int64_t sign = value >> 63;
     memcpy(at, &value, 8);
     memcpy(at + 8, &sign, 8);
     if (column->width == 32) {
@@ -98,19 +99,21 @@ static inline int pgf_put_decimal(pgf_column *column, int64_t row, int64_t value
 static PGF_OUTLINE int pgf_put_decimal_text(
     pgf_column *column, int64_t row, const uint8_t *at, size_t length, const uint8_t *floor)
 {
-    int64_t number;
-    if (!pgf_decimal(at, length, (size_t)(at - floor), column->scale, &number))
+    uint64_t number;
+    int negative;
+    if (!pgf_decimal_digits(
+            at, length, (size_t)(at - floor), column->scale, &negative, &number))
         return PGF_UNUSUAL;
-    return pgf_put_decimal(column, row, number);
+    return pgf_put_decimal(column, row, negative, number);
 }
 
 static PGF_OUTLINE int pgf_put_decimal_binary(
     pgf_column *column, int64_t row, const uint8_t *at, size_t length)
 {
-    int64_t number;
-    if (!pgf_binary_decimal(at, length, column->scale, &number))
+    uint64_t number;
+    if (!pgf_numeric_digits(at, length, &number) || pgf_load2(at + 6) != column->scale)
         return PGF_UNUSUAL;
-    return pgf_put_decimal(column, row, number);
+    return pgf_put_decimal(column, row, pgf_load2(at + 4) != 0, number);
 }
 
 static PGF_OUTLINE int pgf_put_timestamp(

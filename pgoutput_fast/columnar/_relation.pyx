@@ -263,7 +263,7 @@ cdef RelationRows make_relation(object plan, object layout):
 cdef int shape_column(Column *column, object field) except -1:
     column.width = field.width
     column.scale = max(field.scale, 0)
-    column.limit = 10**field.precision if 0 < field.precision <= 18 else 0
+    column.limit = 10 ** min(field.precision, 18) if field.precision > 0 else 0
     column.field = <void *> field
     return 0
 

@@ -127,10 +127,10 @@ static inline int pgf_integer(
 }
 
 /* The digits of a number that has `scale` of them behind its point, as one integer without the
- * sign; at most `most` digits, of which an uint64 holds 19.
+ * sign; 19 digits at most, as no more are an uint64.
  */
 static inline int pgf_decimal_digits(
-    const uint8_t *at, size_t length, size_t before, uint32_t scale, size_t most, int *negative,
+    const uint8_t *at, size_t length, size_t before, uint32_t scale, int *negative,
     uint64_t *number)
 {
     *negative = length > 0 && at[0] == '-';
@@ -138,9 +138,9 @@ static inline int pgf_decimal_digits(
     length -= *negative;
     before += *negative;
     if (scale == 0)
-        return length <= most && pgf_digits(at, length, before, number);
+        return pgf_digits(at, length, before, number);
     /* A digit before the point, the point, and the digits behind it. */
-    if (length < (size_t)scale + 2 || length > most + 1 || at[length - scale - 1] != '.')
+    if (length < (size_t)scale + 2 || length > 20 || at[length - scale - 1] != '.')
         return 0;
 #if PGF_SSE2
     if (length <= 16 && before + length >= 16) {
@@ -159,18 +159,6 @@ static inline int pgf_decimal_digits(
         || !pgf_digits_slow(at + length - scale, scale, &fraction))
         return 0;
     *number = whole * PGF_POWERS[scale] + fraction;
-    return 1;
-}
-
-/* The same with its sign, of 18 digits at most, so that it is an int64. */
-static inline int pgf_decimal(
-    const uint8_t *at, size_t length, size_t before, uint32_t scale, int64_t *value)
-{
-    uint64_t number;
-    int negative;
-    if (!pgf_decimal_digits(at, length, before, scale, 18, &negative, &number))
-        return 0;
-    *value = negative ? -(int64_t)number : (int64_t)number;
     return 1;
 }
 
@@ -218,18 +206,6 @@ static inline int pgf_numeric_digits(const uint8_t *at, size_t length, uint64_t 
         }
     }
     *number = value;
-    return 1;
-}
-
-/* The same with its sign, of 18 digits at most; 0 if the scale of the value is not `scale`. */
-static inline int pgf_binary_decimal(
-    const uint8_t *at, size_t length, uint32_t scale, int64_t *value)
-{
-    uint64_t number;
-    if (!pgf_numeric_digits(at, length, &number) || pgf_load2(at + 6) != scale
-        || number >= PGF_POWERS[18])
-        return 0;
-    *value = pgf_load2(at + 4) ? -(int64_t)number : (int64_t)number;
     return 1;
 }
 

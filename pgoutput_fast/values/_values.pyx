@@ -122,8 +122,8 @@ cdef extern from "_convert.h" nogil:
     ) noexcept
     size_t pgf_behind_point(const uint8_t *at, size_t length) noexcept
     bint pgf_decimal_digits(
-        const uint8_t *at, size_t length, size_t before, uint32_t scale, size_t most,
-        int *negative, uint64_t *number
+        const uint8_t *at, size_t length, size_t before, uint32_t scale, int *negative,
+        uint64_t *number
     ) noexcept
     bint pgf_is_numeric(const uint8_t *at, size_t length) noexcept
     bint pgf_numeric_digits(const uint8_t *at, size_t length, uint64_t *number) noexcept
@@ -283,7 +283,7 @@ cdef inline object decimal_of_text(const uint8_t *at, Py_ssize_t length):
     cdef size_t scale
     if _DECIMALS_ARE_KNOWN:
         scale = pgf_behind_point(at, length)
-        if pgf_decimal_digits(at, length, BEFORE, scale, 19, &negative, &number):
+        if pgf_decimal_digits(at, length, BEFORE, scale, &negative, &number):
             return make_decimal(negative, number, scale)
     if not pgf_is_numeric(at, length):
         return None
