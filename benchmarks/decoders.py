@@ -102,6 +102,7 @@ def baseline_loop(workload: workloads.Workload, level: str) -> Loop:
 
 
 def own_loop(workload: workloads.Workload, level: str, who: str, module: Any) -> Loop:
+    """A loop of pgoutput_fast: a level of `LEVELS`, or "iteration" or "tuple", of each row."""
     preamble, frames, rows = stream_of(workload)
     decoder = module.Decoder()
     exhaust(decoder.decode_many(preamble))
@@ -122,6 +123,15 @@ def own_loop(workload: workloads.Workload, level: str, who: str, module: Any) ->
         for message in itertools.compress(decoder.decode_many(frames), rows):
             message.new.values()
 
+    def run_iteration() -> None:
+        for message in itertools.compress(decoder.decode_many(frames), rows):
+            for _value in message.new:
+                pass
+
+    def run_tuples() -> None:
+        for message in itertools.compress(decoder.decode_many(frames), rows):
+            tuple(message.new)
+
     def result() -> list[Any]:
         if level == "message, one by one":
             messages: Iterable[Any] = map(decoder.decode, frames)
@@ -131,6 +141,8 @@ def own_loop(workload: workloads.Workload, level: str, who: str, module: Any) ->
             return [fields(message, lambda row: row.texts()) for message in messages]
         if level == "values":
             return [fields(message, lambda row: row.values()) for message in messages]
+        if level in {"iteration", "tuple"}:
+            return [fields(message, tuple) for message in messages]
         return [fields(message, lambda row: row.raws()) for message in messages]
 
     run = {
@@ -138,6 +150,8 @@ def own_loop(workload: workloads.Workload, level: str, who: str, module: Any) ->
         "message, one by one": run_one_by_one,
         "texts": run_texts,
         "values": run_values,
+        "iteration": run_iteration,
+        "tuple": run_tuples,
     }[level]
     return Loop(level, who, run, result)
 

@@ -64,8 +64,10 @@ def cases() -> dict[str, tuple[Callable[[], object], int]]:
     ):  # fmt: skip
         workload = workloads.generate(name, tuple_format, _ROWS[name])
         frames = len(workload.frames)
-        for level in ("message", "texts", "values"):
+        for level in ("message", "texts", "values", "iteration", "tuple"):
             if level == "texts" and tuple_format == "binary":
+                continue
+            if level in {"iteration", "tuple"} and (name == "fat" or tuple_format == "binary"):
                 continue
             found[f"{workload}/{level}"] = (
                 own_loop(workload, level, "cython", core).run,

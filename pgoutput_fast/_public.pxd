@@ -1,8 +1,8 @@
-# How a compiled class says that it is of the package, from which users import it.
+# Gives a compiled class the name of the package from which users import it.
 
 cdef extern from *:
     """
-    /* A type that is made in C has the name of its module in its own. */
+    /* The name of a type that is made in C contains that of its module. */
     static inline void pgf_name_type(PyObject *type, const char *name) {
         ((PyTypeObject *) type)->tp_name = name;
     }

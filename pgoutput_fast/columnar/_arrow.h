@@ -53,7 +53,9 @@ struct ArrowArrayStream {
 
 #endif
 
-/* Batches are freed by whichever thread of whichever consumer is the last. */
+/* Add to a reference count, and return the sum. Any thread of any consumer may be the last one to
+ * free a batch, so that this is atomic.
+ */
 #if defined(_MSC_VER)
 #include <intrin.h>
 static inline int64_t pgf_add(int64_t *count, int64_t change)

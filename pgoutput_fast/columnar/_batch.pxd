@@ -8,7 +8,7 @@ from pgoutput_fast.columnar._export cimport Arena, Node, Schema
 
 cdef class ChangeBatch:
     cdef Arena *arena
-    cdef Arena *commit_arena  # of with_commit()
+    cdef Arena *commit_arena  # the columns that with_commit() has filled in; else NULL
     cdef Node root
     cdef Schema schema
     cdef readonly object layout

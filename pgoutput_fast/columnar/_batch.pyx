@@ -1,8 +1,9 @@
 # cython: annotation_typing=False, cdivision=True
 """The rows of a relation as an Arrow record batch, compiled: the twin of ``_pure_batch.py``.
 
-A batch takes over the memory that its rows were collected in, and makes what is left: the columns
-beside the tuples, the arrays of nested values.
+A batch takes over the memory in which its rows were collected, so that most columns are not copied.
+It makes only what did not exist before: the columns beside the tuples, and the arrays of nested
+values.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pgoutput_fast.columnar._memory cimport expect_memory, grow
 from pgoutput_fast.columnar._relation cimport forget_rows, free_side, pad
 
 from ..names import qualified
-from .arrays import commit_of
+from .arrays import OPERATIONS, commit_of
 
 cdef extern from "_parts.h" nogil:
     bint put_part "pgf_put"(Part *part, const uint8_t *at, int32_t size) noexcept
@@ -39,10 +40,10 @@ ctypedef const char *Name
 
 cdef enum:
     COLUMNS = 11
-    SHRUNK = 65_536  # bytes that may lie idle at a column's end
+    SHRUNK = 65_536  # bytes at a column's end that may stay unused, beside as many as are used
 
 
-# Give back what a column of so many bytes will not need.
+# Give memory back if a variable column has far more of it than the `used` bytes of its values.
 cdef void shrink(Column *column, int64_t used) noexcept nogil:
     if column.room > 2 * used + SHRUNK and grow(<void **> &column.data, used + SLACK):
         column.room = used + SLACK
@@ -68,13 +69,13 @@ cdef struct Finish:
     Rows *rows
     Arena *arena
     int64_t length
-    const uint8_t *zeros  # enough for any column without a value
-    uint8_t any
-    uint8_t all
+    const uint8_t *zeros  # as many zero bytes as the largest buffer of a column of nulls has
+    uint8_t any  # the flags that at least one row has
+    uint8_t all  # the flags that all rows have
 
 
-# Bits of the rows that have one of `mask` in their flags: NULL if all do, zeros if none does.
-# False: no memory.
+# The validity bitmap of a column that has a value in the rows with one of the flags in `mask`: NULL
+# if these are all rows, zeros if none is. The result is False if there is no memory.
 cdef bint bits_of(Finish *f, uint8_t mask, const uint8_t **found) noexcept nogil:
     cdef uint8_t *bits
     cdef int64_t i
@@ -110,7 +111,8 @@ cdef int64_t nulls_of(Finish *f, const uint8_t *validity) noexcept nogil:
     return count_null(validity, f.length)
 
 
-# A column of eight bytes or four per row that is null but where `mask` says.
+# A column of four or eight bytes per row, with values in the rows that have one of the flags in
+# `mask`, or in all rows if `mask` is 0.
 cdef bint head(Finish *f, Node *node, uint8_t mask, void *data, int64_t size) noexcept nogil:
     cdef const uint8_t *validity = NULL
     if mask:
@@ -126,7 +128,8 @@ cdef bint head(Finish *f, Node *node, uint8_t mask, void *data, int64_t size) no
     return True
 
 
-# Zeros where a row is in no stream.
+# Only rows of stream chunks have a subxid. Put zeros into the others, whose memory was never
+# written.
 cdef void fill_subxids(Finish *f, int64_t size) noexcept nogil:
     cdef int64_t i
     if f.any & IN_STREAM and not f.all & IN_STREAM:
@@ -135,7 +138,8 @@ cdef void fill_subxids(Finish *f, int64_t size) noexcept nogil:
                 memset(f.rows.subxids + i * size, 0, size)
 
 
-# op: what names the rows' kinds, all of six letters but truncate.
+# The column `op`: "insert", "update", "delete" or "truncate". All but the last have six letters, so
+# that without a TRUNCATE the offsets are multiples of six.
 cdef bint op_column(Finish *f, Node *node) noexcept nogil:
     cdef int64_t i, at = 0
     cdef int32_t *ends = <int32_t *> own(
@@ -163,8 +167,12 @@ cdef bint op_column(Finish *f, Node *node) noexcept nogil:
     return True
 
 
+# The names of the table, each filled up to eight bytes; OPS points into them.
+_OPS = tuple(name.encode().ljust(8, b"\0") for name in OPERATIONS.values())
 cdef Name[4] OPS
-OPS[:] = [b"insert\0\0", b"update\0\0", b"delete\0\0", b"truncate"]
+OPS[0], OPS[1], OPS[2], OPS[3] = _OPS
+if [len(name) for name in OPERATIONS.values()] != [6, 6, 6, 8]:
+    raise ImportError("op_column() counts on the lengths of these names")
 
 
 cdef bint old_kind_column(Finish *f, Node *node) noexcept nogil:
@@ -196,8 +204,8 @@ cdef bint old_kind_column(Finish *f, Node *node) noexcept nogil:
     return True
 
 
-# The struct of a side, which the rows with one of `mask` have. The columns' memory goes over to the
-# arena.
+# The struct `before` or `after`, which the rows with one of the flags in `mask` have. The arena
+# takes over the memory of its columns.
 cdef bint side_column(Finish *f, Node *node, Side *side, uint8_t mask) noexcept nogil:
     cdef Rows *rows = f.rows
     cdef Column *column
@@ -258,7 +266,7 @@ cdef bint side_column(Finish *f, Node *node, Side *side, uint8_t mask) noexcept 
     return True
 
 
-# A nested column, of values that were kept packed.
+# A nested column, made of the packed values that were collected.
 cdef bint nested_column(Finish *f, Node *node, Part *part, Column *column) noexcept nogil:
     cdef int64_t i
     cdef int32_t size
@@ -281,7 +289,7 @@ cdef bint nested_column(Finish *f, Node *node, Part *part, Column *column) noexc
     return sound
 
 
-# A part as a column. Its memory goes over to the arena.
+# The array of a part of a nested column. The arena takes over its memory.
 cdef bint part_column(Finish *f, Node *node, Part *part) noexcept nogil:
     cdef int32_t i
     cdef bint sound = True
@@ -297,7 +305,7 @@ cdef bint part_column(Finish *f, Node *node, Part *part) noexcept nogil:
         node.n_buffers = 2 if part.shape == PGF_LIST else 3
         node.buffers[1] = own(f.arena, part.offsets, 4 * (part.count + 1))
         node.buffers[2] = own(f.arena, part.data, part.data_room)
-    # Of no value there may be no memory.
+    # If there is no value, there may be no memory either.
     for i in range(1, node.n_buffers):
         if node.buffers[i] == NULL:
             node.buffers[i] = f.zeros
@@ -311,7 +319,7 @@ cdef bint part_column(Finish *f, Node *node, Part *part) noexcept nogil:
     return sound
 
 
-# A part of which there is no value, as a column of nulls.
+# The array of a part in a batch where the whole nested column is null: as many nulls.
 cdef bint no_values(Finish *f, Node *node, Part *part, int64_t length) noexcept nogil:
     cdef int32_t i
     cdef int64_t below = length
@@ -346,7 +354,7 @@ cdef bint part_children(Finish *f, Node *node, Part *part) noexcept nogil:
     return node.children != NULL
 
 
-# Bytes that a row takes at most in any buffer of a part that has no value.
+# The most bytes per row that any buffer has in a part that is all null.
 cdef int64_t widest_of(const Part *part) noexcept nogil:
     cdef int32_t i
     cdef int64_t widest = max(4, part.width)
@@ -356,7 +364,7 @@ cdef int64_t widest_of(const Part *part) noexcept nogil:
     return widest
 
 
-# The labels that the numbers of a column mean.
+# The dictionary of an enum's column: the labels that its numbers stand for.
 cdef bint dictionary(Finish *f, Node *node, const LabelTable *labels) noexcept nogil:
     cdef int64_t size = labels.ends[labels.count]
     cdef Node *made = <Node *> own(f.arena, calloc(1, sizeof(Node)), sizeof(Node))
@@ -430,7 +438,8 @@ cdef bint unchanged_column(Finish *f, Node *node) noexcept nogil:
 cdef void gather_flags(
     const uint8_t *flags, int64_t count, uint8_t *any, uint8_t *all
 ) noexcept nogil:
-    cdef uint8_t one = 0, each = 0xFF  # not by their pointers: compilers then take many at a time
+    # Not through the pointers, which might overlap the flags: so compilers take many flags at once.
+    cdef uint8_t one = 0, each = 0xFF
     cdef int64_t i
     for i in range(count):
         one |= flags[i]
@@ -439,7 +448,8 @@ cdef void gather_flags(
     all[0] = each
 
 
-# Hand the rows over to a batch. False: no memory, and the rows are lost with it.
+# Hand the rows over to a batch, which owns their memory from now on. The result is False if there
+# is no memory; the rows are lost then.
 cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
     cdef Finish f
     cdef Node *nodes
@@ -456,7 +466,7 @@ cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
         size = widest_of(&rows.parts[c]) if rows.parts[c].shape >= PGF_LIST else 0
         widest = max(widest, size, <int64_t> rows.after.columns[c].width)
     size = (f.length + 1) * widest
-    # Pages of zeros that nobody writes to take no memory.
+    # calloc() takes no memory for pages that are only read.
     f.zeros = <const uint8_t *> own(f.arena, calloc(size, 1), 0)
     nodes = <Node *> own(f.arena, calloc(COLUMNS, sizeof(Node)), COLUMNS * sizeof(Node))
     if f.zeros == NULL or nodes == NULL:

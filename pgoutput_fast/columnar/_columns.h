@@ -20,8 +20,8 @@
 #endif
 
 /* All converters, in the order of CONVERTERS in pgoutput_fast/columnar/fields.py, which is compared
- * with these names when the extension is imported. What each does is in pgf_convert of _converters.h;
- * pgf_take_values of _rows.h is made from these tables.
+ * with these names when the extension is imported. What each does is in pgf_convert of
+ * _converters.h; pgf_take_values of _rows.h is made from these tables.
  *
  * A new column has the code 0, so that SLOW comes first.
  */
@@ -31,9 +31,9 @@
     X(UUID_UTF8_BINARY) X(TIME_TEXT) X(TIME_BINARY) X(TIME_NS_TEXT) X(TIME_NS_BINARY) \
     X(INTERVAL_BINARY) X(LABEL) X(NESTED_TEXT) X(NESTED_BINARY)
 
-/* Those that rows are full of, and which values each takes: the kind ('t' or 'b'; 0: the kind that the
- * column had before), the length (PGF_ANY: it is in front of the value), and how many of these bytes
- * are not stored (PGF_FIXED_WIDTH: the column is not variable, so that no bytes are counted).
+/* Those that rows are full of, and which values each takes: the kind ('t' or 'b'; 0: the kind that
+ * the column had before), the length (PGF_ANY: it is in front of the value), and how many of these
+ * bytes are not stored (PGF_FIXED_WIDTH: the column is not variable, so that no bytes are counted).
  */
 enum { PGF_ANY = 0, PGF_FIXED_WIDTH = -1 };
 #define PGF_COMMON_CONVERTERS(X) \
@@ -63,22 +63,22 @@ enum {
     PGF_COMMON_CONVERTERS(PGF_CODE)
 #undef PGF_CODE
     CONVERTER_COUNT,
-    FORM, /* by the format of the value: utf8 or binary */
+    FORM, /* the column is by format: utf8 or binary, whichever its first value is */
     END, /* behind the last column */
 };
 
-/* What becomes of a value. */
+/* The results of converters. */
 enum {
     PGF_DONE,
-    PGF_UNUSUAL, /* it is for the function of the column's field */
+    PGF_UNUSUAL, /* the function of the column's field has to say what is stored, or to refuse it */
     PGF_NO_MEMORY,
-    PGF_FULL, /* offsets of 32 bits cannot count it */
+    PGF_FULL, /* the column would have more bytes than offsets of 32 bits can count */
 };
 
 enum { SLACK = 16 /* bytes behind a value that a copy of 16 may write */ };
 
-/* Bytes to make room for where a variable column has so many: never more than offsets of 32 bits can
- * count, so that what has room has an offset.
+/* Bytes to make room for where a variable column has so many: never more than offsets of 32 bits
+ * can count, so that what has room has an offset.
  */
 static inline int64_t pgf_roomy(int64_t size)
 {
@@ -87,10 +87,10 @@ static inline int64_t pgf_roomy(int64_t size)
 }
 
 typedef struct {
-    uint8_t kind; /* of the values that come: 't' or 'b', as of the last one; 0 before it */
-    uint8_t code; /* the converter of such; SLOW before the first */
+    uint8_t kind; /* 't' or 'b': the format of the last value; 0 before the first */
+    uint8_t code; /* the converter for that format; SLOW before the first value */
     uint8_t codes[2]; /* the converters of binary values and of text */
-    uint8_t form; /* of a column by format: what came first */
+    uint8_t form; /* of a column by format: the format of its first value in this batch */
     uint8_t form_codes[2]; /* of a column by format: how values are stored, as in `codes` */
     int32_t width; /* bytes of a value; 0 a bit, -1 variable */
     uint32_t scale;
@@ -99,23 +99,23 @@ typedef struct {
     int32_t *offsets;
     int64_t room; /* bytes in `data` of a variable column */
     union {
-        uint64_t limit; /* of a decimal of up to 18 digits: 10**precision; else 0 */
+        uint64_t limit; /* of a decimal: 10**precision, 10**18 at most */
         const struct pgf_labels *labels; /* of an enum */
         struct pgf_part *part; /* of a nested column */
     };
     void *field; /* borrowed from the layout */
 } pgf_column;
 
-/* The columns of `before` or of `after`. */
+/* The columns of `before` or of `after`, with one more at their end, whose code is END. */
 typedef struct {
     pgf_column *columns;
-    int64_t filled; /* rows that the columns have; the rows of the batch catch up */
+    int64_t filled; /* rows that the columns have; later rows without a tuple here are missing */
     int64_t capacity; /* rows */
 } pgf_side;
 
 enum { PGF_INSERT, PGF_UPDATE, PGF_DELETE, PGF_TRUNCATE };
 
-/* Of a row. */
+/* The flags of a row. */
 enum {
     PGF_OP = 3, /* the bits of an op */
     PGF_OLD_KEY = 4,
@@ -129,16 +129,16 @@ enum {
 /* The rows of one version of a relation that have come since its last batch. */
 typedef struct {
     void *owner; /* the _Relation */
-    int wanted;
+    int wanted; /* whether its table is decoded */
     int32_t width; /* of the relation */
     int64_t count;
-    int64_t limit; /* rows of which a new tuple can be stored without more ado */
+    int64_t limit; /* the loop over rows may add rows up to this number; 0: none */
     int64_t capacity;
-    int64_t bytes; /* of variable values, and what counts beside `fixed` */
-    int64_t fixed; /* bytes that a row counts beside those */
+    int64_t bytes; /* of variable values, and of the names of columns that were not sent */
+    int64_t fixed; /* bytes that every row counts for beside those */
     int64_t side_fixed; /* of these, those of its `after`; its `before` has as many */
     int truncated; /* whether there is a TRUNCATE among them */
-    int has_before; /* whether one has an old tuple: all count their places in `before` then */
+    int has_before; /* whether one has an old tuple: `fixed` has the columns of `before` then */
     /* What stands beside the tuples. */
     uint8_t *flags;
     uint8_t *xids; /* of 4 or 8 bytes, by the target */
@@ -149,7 +149,9 @@ typedef struct {
     int64_t *seqs;
     pgf_side before;
     pgf_side after;
-    /* Columns of `after` that were not sent: per row where they end, and which they are. */
+    /* Columns of `after` that were not sent: those of row i are the numbers in `unchanged` from
+     * unchanged_ends[i] to unchanged_ends[i + 1]. The ends are written for `unchanged_filled` rows.
+     */
     int32_t *unchanged_ends;
     int64_t unchanged_filled;
     int32_t *unchanged;
@@ -157,16 +159,17 @@ typedef struct {
     int64_t unchanged_bytes; /* of their names, and one for each */
     int64_t unchanged_room;
     const char **names; /* of the relation's columns */
-    struct pgf_part *parts; /* per column: of a nested one or an enum what it is made of */
-    ptrdiff_t blocks; /* of memory that a batch can own */
-    /* The last batch, as the next one will be like it. */
-    int64_t usual;
-    int64_t reserved; /* bytes of memory, in expectation of that */
-    int64_t *usual_bytes; /* per column */
-    int64_t *form_rows; /* per column: the row by which its form was decided */
+    struct pgf_part *parts; /* one per column, used for nested columns and enums */
+    ptrdiff_t blocks; /* the most blocks of memory that the arena of a batch takes over */
+    /* Of the last batch, as the next one is expected to be like it. */
+    int64_t usual; /* rows */
+    int64_t reserved; /* bytes of memory that this batch is expected to take */
+    int64_t *usual_bytes; /* of variable values, one number per column */
+    int64_t *form_rows; /* per column by format: the row that decided its form in this batch */
 } pgf_rows;
 
-/* A relation at hand, and the header of those of its rows that are a new tuple and nothing else. */
+/* A cached relation, and how its rows begin that have a new tuple and no old one: see pgf_header.
+ */
 typedef struct {
     uint64_t header;
     pgf_rows *rows;
@@ -177,9 +180,9 @@ enum {
     PGF_CACHED_BY = PGF_ROW_relation_id + 3, /* where a row has that byte outside stream chunks */
 };
 
-/* Where the frames have led, as far as rows need it. */
+/* Where in its transaction the stream is, as far as rows need it. */
 typedef struct {
-    int wide; /* xids and LSNs are Spark's longs */
+    int wide; /* xids are 64 bits, and LSNs must fit into a signed number, as Spark has no others */
     int in_stream, in_transaction, has_commit;
     uint32_t open_xid, xid;
     uint64_t commit_lsn;
@@ -204,7 +207,7 @@ static inline void pgf_set_bit(uint8_t *bits, int64_t row, int value)
     bits[row >> 3] = (uint8_t)(value ? bits[row >> 3] | mask : bits[row >> 3] & ~mask);
 }
 
-/* Null, in a column that has its validity. */
+/* Store null in a column that has a validity bitmap. */
 static inline void pgf_set_null(pgf_column *column, int64_t row)
 {
     pgf_set_bit(column->validity, row, 0);
@@ -222,13 +225,15 @@ static inline void pgf_set_null(pgf_column *column, int64_t row)
 
 /* --- enums ------------------------------------------------------------------------------------ */
 
-/* The labels of an enum, as Arrow has strings, and their numbers by hash. */
+/* The labels of an enum, with ends and text as in an Arrow array of utf8, and a hash table from a
+ * label to its number.
+ */
 typedef struct pgf_labels {
     int32_t count;
     uint32_t mask; /* slots - 1 */
     int32_t *ends; /* count + 1 */
     uint8_t *text;
-    int32_t *slots; /* number + 1; 0 where there is none */
+    int32_t *slots; /* the hash table: numbers of labels + 1, 0 in a slot that is free */
 } pgf_labels;
 
 static inline uint32_t pgf_hash(const uint8_t *at, size_t length)
@@ -239,7 +244,7 @@ static inline uint32_t pgf_hash(const uint8_t *at, size_t length)
     return hash ^ hash >> 15;
 }
 
-/* The slot of a label, or the empty one where it would be. */
+/* The slot that has a label, or the free one into which it would go. */
 static inline int32_t *pgf_slot(const pgf_labels *labels, const uint8_t *at, size_t length)
 {
     uint32_t slot = pgf_hash(at, length) & labels->mask;
@@ -257,7 +262,9 @@ static inline int32_t *pgf_slot(const pgf_labels *labels, const uint8_t *at, siz
 
 enum { PGF_FIXED, PGF_VARIABLE, PGF_LIST, PGF_FIXED_LIST, PGF_STRUCT };
 
-/* The forms of nested values, in the order of SYNTAXES in pgoutput_fast/columnar/fields.py, likewise. */
+/* The kinds of nested values, in the order of SYNTAXES in pgoutput_fast/columnar/fields.py, which
+ * is compared with these names too.
+ */
 #define PGF_SYNTAXES(X) X(NO_SYNTAX) X(ARRAY) X(RANGE) X(COMPOSITE) X(VECTOR) X(MULTIRANGE)
 
 enum {
@@ -267,20 +274,24 @@ enum {
     PGF_SYNTAX_COUNT,
 };
 
+/* A nested column or an enum, or a part of a nested column. */
 typedef struct pgf_part {
     uint8_t shape;
     int32_t width; /* of a value: bytes, 0 a bit; of a list of fixed size its parts */
     int32_t n_children;
     struct pgf_part *children;
     const pgf_labels *labels; /* NULL if it is no dictionary */
-    /* How values come. */
-    uint8_t syntax;
+    /* How values are read. */
+    uint8_t syntax; /* one of PGF_SYNTAXES */
     uint8_t delimiter; /* of an array's elements */
     uint8_t codes[2]; /* the converters of binary values and of text */
-    uint32_t type_id; /* by which a binary array or composite calls the type; 0: not known */
-    pgf_column cell; /* of one row: by which a converter puts a value into its nested column */
+    uint32_t type_id; /* the OID of the type in binary arrays and composites; 0: not known */
+    /* A column of one row, into which a converter puts a value. Its memory is the end of the nested
+     * column that the value belongs to.
+     */
+    pgf_column cell;
     int32_t cell_ends[2];
-    /* The array under construction. */
+    /* The array that is made when a batch ends. */
     int64_t count, nulls, room; /* values */
     int64_t data_room; /* bytes, of variable ones */
     uint8_t *validity; /* NULL for as long as nothing is null */
@@ -288,9 +299,10 @@ typedef struct pgf_part {
     int32_t *offsets;
 } pgf_part;
 
-/* The header of a row that is a new tuple and nothing else: its relation's OID, the tuple's marker
- * and how many columns it has. The byte before them, the tag or the last one of an xid, is set, so
- * that zeros are no header of any frame.
+/* The first eight bytes of a row that has a new tuple and no old one, as one number: the relation's
+ * OID, the tuple's marker and the number of columns, behind a byte that differs (the tag, or in a
+ * stream chunk the last byte of the xid). pgf_load_header sets all bits of that byte, and so does
+ * this. A header is never 0 therefore, which stands for no relation in the cache.
  */
 static inline uint64_t pgf_header(uint32_t relation_id, int32_t width)
 {
@@ -298,7 +310,7 @@ static inline uint64_t pgf_header(uint32_t relation_id, int32_t width)
         | (uint64_t)width;
 }
 
-/* What the rows to come have in common. */
+/* Note what all rows of the current transaction have in common, from now on. */
 static inline void pgf_settle(pgf_stream *stream)
 {
     stream->row_flags = 0;
@@ -321,7 +333,7 @@ static inline void pgf_settle(pgf_stream *stream)
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-/* A block, and a byte more, so that no block is empty. 0: no memory. */
+/* Resize a block to `size` bytes and one more, so that no block is empty. 0: no memory. */
 static inline int pgf_resize(void *block, int64_t size)
 {
     void *moved = realloc(*(void **)block, (size_t)size + 1);
@@ -331,6 +343,7 @@ static inline int pgf_resize(void *block, int64_t size)
     return 1;
 }
 
+/* Bytes of a bitmap for so many rows. */
 static inline int64_t pgf_bits(int64_t count)
 {
     return (count + 7) / 8;

@@ -1,11 +1,11 @@
-/* The values of columns by their converters: pgf_convert is the one place that knows what each does.
+/* Converters put values into columns: pgf_convert has what each of them does.
  *
  * A converter puts the value of `length` bytes at `at` into `row` of its column, and the result is
- * PGF_DONE; or it leaves the column as it was, and the result says why. The column has room for the
- * row; that for the bytes of a variable value is made here. Loads of 16 bytes reach beyond the value,
- * and keep to `floor` and `ceiling`.
+ * PGF_DONE; or it leaves the column as it was, and the result says why. The caller has made room
+ * for the row in the column; room for the bytes of a variable value is made here. Loads of 16 bytes
+ * may read around the value, but nothing before `floor` or behind `ceiling`.
  *
- * Numbers are stored by memcpy(), as those of nested columns are not aligned.
+ * Numbers are stored by memcpy(), because numbers in packed nested values are not aligned.
  */
 #ifndef PGOUTPUT_FAST_CONVERTERS_H
 #define PGOUTPUT_FAST_CONVERTERS_H
@@ -14,13 +14,13 @@
 #include "_convert.h"
 #include "_wire.h"
 
-/* The table of _values.pyx. */
+/* The table that _values.pyx fills in; _reader.pyx sets the pointer when it is imported. */
 static const pgf_power *pgf_powers_of_five;
 
-/* Microseconds of an interval, whose column has nanoseconds. */
+/* The column of an interval has nanoseconds: the most microseconds that are an int64 of those. */
 #define PGF_MOST_MICROSECONDS INT64_C(9223372036854775)
 
-/* A nested value; in _nested.h. */
+/* Stores a nested value; defined in _nested.h. */
 static int pgf_pack_row(
     pgf_column *column, int64_t row, const uint8_t *at, size_t length, int binary,
     const uint8_t *floor, const uint8_t *ceiling);
@@ -38,18 +38,20 @@ static PGF_OUTLINE int pgf_make_room(pgf_column *column, int64_t size)
     return PGF_DONE;
 }
 
-/* Room in a variable column for a value of so many bytes, and those that a copy of 16 may write. */
+/* Make room in a variable column for a value of so many bytes, and for the SLACK behind it. */
 static inline int pgf_room(pgf_column *column, int64_t row, size_t length)
 {
     int64_t size = column->offsets[row] + (int64_t)length;
     return size + SLACK <= column->room ? PGF_DONE : pgf_make_room(column, size);
 }
 
+/* Where the bytes of a value for `row` of a variable column go. */
 static inline uint8_t *pgf_end(const pgf_column *column, int64_t row)
 {
     return column->data + column->offsets[row];
 }
 
+/* Note the length of the value that was put there. */
 static inline int pgf_added(pgf_column *column, int64_t row, size_t length)
 {
     column->offsets[row + 1] = column->offsets[row] + (int32_t)length;
@@ -77,13 +79,14 @@ static inline int pgf_put8(pgf_column *column, int64_t row, uint64_t value)
     return PGF_DONE;
 }
 
-static inline int pgf_put_decimal(pgf_column *column, int64_t row, int64_t value)
+/* Store a decimal. The limit of its column makes sure that it is an int64. */
+static inline int pgf_put_decimal(pgf_column *column, int64_t row, int negative, uint64_t number)
 {
-    uint64_t size = value >= 0 ? (uint64_t)value : 0 - (uint64_t)value;
     uint8_t *at = column->data + row * column->width;
-    int64_t sign = value >> 63;
-    if (column->limit != 0 && size >= column->limit)
+    if (number >= column->limit)
         return PGF_UNUSUAL;
+    int64_t value = negative ? -(int64_t)number : (int64_t)number;
+    int64_t sign = value >> 63;
     memcpy(at, &value, 8);
     memcpy(at + 8, &sign, 8);
     if (column->width == 32) {
@@ -96,19 +99,21 @@ static inline int pgf_put_decimal(pgf_column *column, int64_t row, int64_t value
 static PGF_OUTLINE int pgf_put_decimal_text(
     pgf_column *column, int64_t row, const uint8_t *at, size_t length, const uint8_t *floor)
 {
-    int64_t number;
-    if (!pgf_decimal(at, length, (size_t)(at - floor), column->scale, &number))
+    uint64_t number;
+    int negative;
+    if (!pgf_decimal_digits(
+            at, length, (size_t)(at - floor), column->scale, &negative, &number))
         return PGF_UNUSUAL;
-    return pgf_put_decimal(column, row, number);
+    return pgf_put_decimal(column, row, negative, number);
 }
 
 static PGF_OUTLINE int pgf_put_decimal_binary(
     pgf_column *column, int64_t row, const uint8_t *at, size_t length)
 {
-    int64_t number;
-    if (!pgf_binary_decimal(at, length, column->scale, &number))
+    uint64_t number;
+    if (!pgf_numeric_digits(at, length, &number) || pgf_load2(at + 6) != column->scale)
         return PGF_UNUSUAL;
-    return pgf_put_decimal(column, row, number);
+    return pgf_put_decimal(column, row, pgf_load2(at + 4) != 0, number);
 }
 
 static PGF_OUTLINE int pgf_put_timestamp(
@@ -147,12 +152,14 @@ static PGF_OUTLINE int pgf_put_uuid(
 static int pgf_put_text_in_more_room(
     pgf_column *column, int64_t row, const uint8_t *at, size_t length, const uint8_t *ceiling);
 
-/* Text that is not short, as UTF-8. */
+/* Store text, which must be UTF-8. */
 static PGF_OUTLINE int pgf_put_text(
     pgf_column *column, int64_t row, const uint8_t *at, size_t length, const uint8_t *ceiling)
 {
     int32_t used = column->offsets[row];
-    /* A call that comes last keeps the function free of what a call costs. */
+    /* As the last thing that is done, this call needs no registers to be saved, so that a value
+     * that has room pays nothing for it.
+     */
     if (used + (int64_t)length + SLACK > column->room)
         return pgf_put_text_in_more_room(column, row, at, length, ceiling);
     if (!pgf_copy_utf8(column->data + used, at, length, (size_t)(ceiling - at) - length))
@@ -168,7 +175,7 @@ static PGF_OUTLINE int pgf_put_text_in_more_room(
     return status == PGF_DONE ? pgf_put_text(column, row, at, length, ceiling) : status;
 }
 
-/* Bytes as they are; where only_ascii is set, no others than ASCII. */
+/* Store bytes as they are. If `only_ascii` is set, other bytes than ASCII make a value unusual. */
 static int pgf_put_bytes(
     pgf_column *column, int64_t row, const uint8_t *at, size_t length, const uint8_t *ceiling,
     int only_ascii)
@@ -209,7 +216,7 @@ static int pgf_put_hexadecimal(
     return pgf_added(column, row, length);
 }
 
-/* Written anew, as a server prints it: in small letters. */
+/* Store the text of a UUID as a server prints it, in small letters. */
 static int pgf_put_uuid_text(pgf_column *column, int64_t row, const uint8_t *bytes)
 {
     int status = pgf_room(column, row, 36);
@@ -223,7 +230,7 @@ static int pgf_put_interval(pgf_column *column, int64_t row, const uint8_t *at)
 {
     int64_t microseconds = (int64_t)pgf_load8(at);
     int32_t parts[2] = {(int32_t)pgf_load4(at + 12), (int32_t)pgf_load4(at + 8)}; /* months, days */
-    /* Infinite ones have the extremes in all parts. */
+    /* An infinite interval has the least or the greatest number in each part. */
     if (microseconds <= -PGF_MOST_MICROSECONDS || microseconds >= PGF_MOST_MICROSECONDS
         || parts[0] < -INT32_MAX || parts[0] == INT32_MAX)
         return PGF_UNUSUAL;
@@ -235,7 +242,7 @@ static int pgf_put_interval(pgf_column *column, int64_t row, const uint8_t *at)
 
 /* --- converters ------------------------------------------------------------------------------- */
 
-/* Those that rows are not full of. */
+/* The converters of PGF_RARE_CONVERTERS. */
 static PGF_OUTLINE int pgf_convert_rare(
     pgf_column *column, uint8_t code, int64_t row, const uint8_t *at, uint32_t length,
     const uint8_t *floor, const uint8_t *ceiling)
@@ -263,7 +270,7 @@ static PGF_OUTLINE int pgf_convert_rare(
     case UINT4_WIDE:
         return length == 4 ? pgf_put8(column, row, pgf_load4(at)) : PGF_UNUSUAL;
     case FLOAT4_TEXT:
-        /* What is larger may be past the greatest float32. */
+        /* Larger numbers may round to more than the greatest float32. */
         if (!pgf_float(at, length, pgf_powers_of_five, &real) || real < -3.4e38 || real > 3.4e38)
             return PGF_UNUSUAL;
         single = (float)real;
@@ -309,7 +316,7 @@ static PGF_OUTLINE int pgf_convert_rare(
     }
 }
 
-/* All converters. Where it is inlined with a code that the compiler knows, no other is left of it. */
+/* All converters. Where it is inlined with a constant as `code`, only that converter is left. */
 static PGF_INLINE int pgf_convert(
     pgf_column *column, uint8_t code, int64_t row, const uint8_t *at, uint32_t length,
     const uint8_t *floor, const uint8_t *ceiling)

@@ -1,9 +1,9 @@
 # cython: annotation_typing=False, cdivision=True
 """The rows of many frames as Arrow columns, compiled: the twin of ``_pure_engine.py``.
 
-One pass over the frames, which ``_reader.pyx`` makes without the interpreter, until it meets what
-it does not know: a relation that is new, a frame that is no row, a batch that is full. Where a
-frame is malformed, :mod:`pgoutput_fast.decoding.diagnose` says what is wrong.
+``_reader.pyx`` goes through the frames without the interpreter, and stops where this module has to
+act: at a relation that is new, a frame that is no row, a batch that is full. Where a frame is
+malformed, :mod:`pgoutput_fast.decoding.diagnose` says what is wrong.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .rare import NEW_VERSIONS, event_of, outdated, plans_of
 from .schema import version_of
 
 cdef enum:
-    CHECKED = 65_536  # frames between two looks for Ctrl-C
+    CHECKED = 65_536  # the frames after which signals such as Ctrl-C are looked for
 
 
 @cython.final
@@ -54,17 +54,16 @@ cdef class Engine(Reader):
 
     cdef readonly object state
     cdef object options
-    # The frames of this call.
+    # The frames of this call, and the piece that is being read.
     cdef list pieces
     cdef Py_ssize_t piece_index
     cdef Piece piece
     cdef object lsns_owner
-    # Relations by plan, and those that have rows.
-    cdef dict known
-    cdef dict open
+    cdef dict known  # version of a relation → its RelationRows
+    cdef dict open  # OID → RelationRows that may have rows
     cdef Py_ssize_t new_versions  # since those that are out of date were forgotten
     cdef int64_t reserved  # bytes of memory for their rows, in expectation of as many as usual
-    cdef list ready
+    cdef list ready  # batches that are complete, and not yet returned
     cdef readonly dict messages  # by frame: what is neither a row, nor Begin, nor Commit
 
     def __init__(self, state, options):
@@ -80,7 +79,7 @@ cdef class Engine(Reader):
         self.messages = {}
         self.adopt(state)
 
-    # --- what the leading class asks for
+    # --- what ColumnarDecoder calls
 
     def load(self, data, offsets, lsns):
         """Take frames, without decoding any yet."""
@@ -227,9 +226,9 @@ cdef class Engine(Reader):
             self.piece = None
         return 0
 
-    # --- what is not for C
+    # --- what needs Python
 
-    # A frame that the Python decoder reads.
+    # Let the Python decoder read the next frame: it is none that rows are full of.
     cdef int rare(self) except -1:
         cdef bytes frame = self.piece.frame(self.at)
         cdef Py_ssize_t index = self.before + self.at
@@ -261,7 +260,7 @@ cdef class Engine(Reader):
         self.at += 1
         return 0
 
-    # A row for each table that a TRUNCATE names. All of them must be known.
+    # Add a row for each table that a TRUNCATE names. All of them must be known.
     cdef int truncate(self, message) except -1:
         cdef Rows *rows
         cdef Frame given
@@ -288,7 +287,7 @@ cdef class Engine(Reader):
             put_row(self, rows, TRUNCATE, &given)
         return 0
 
-    # The relation of the row that comes next.
+    # Find the relation of the next row, which read_rows did not have at hand.
     cdef int find(self) except -1:
         cdef RelationRows relation
         plan = self.state.plan(self.wanted_id)
@@ -301,8 +300,8 @@ cdef class Engine(Reader):
         )
         return 0
 
-    # The rows of a plan's version of its relation, which are open from now on. Those of another
-    # version end: they come first.
+    # The rows of a plan's version of its relation, which are open from now on. Rows of the version
+    # before it become a batch, as they come first.
     cdef RelationRows relation_of(self, plan):
         cdef RelationRows relation, other
         relation_id = plan.relation.relation_id
@@ -335,7 +334,8 @@ cdef class Engine(Reader):
         memset(self.stream.cached, 0, sizeof(self.stream.cached))
         return 0
 
-    # A relation's batch will be like its last one, if that leaves room for those of the others.
+    # Expect that a relation's next batch is as large as its last one, so that its columns get as
+    # much memory at once; but not if all such expectations exceed max_bytes.
     cdef void reserve(self, Rows *rows) noexcept:
         cdef int64_t usual = rows.usual * rows.fixed
         cdef int32_t c
@@ -386,7 +386,7 @@ cdef class Engine(Reader):
             raise MemoryError
         return batch
 
-    # A label that an enum's dictionary lacks is in that of the next batch.
+    # Close the batch of a relation, so that a new label can be in the dictionary of the next one.
     cdef int learn(self, RelationRows relation) except -1:
         new, self.error = self.error, None
         self.check()
@@ -412,8 +412,8 @@ cdef class Engine(Reader):
             refused.frame = self.position
             raise
 
-    # Raise the error of the frame that comes next if it is malformed; else it is a row, and this is
-    # its relation's plan.
+    # Raise the error of the next frame if it is malformed or can't come here. Otherwise it is a
+    # row, and the plan of its relation is returned.
     cdef object check(self):
         cdef bytes frame = self.piece.frame(self.at)
         self.sync()

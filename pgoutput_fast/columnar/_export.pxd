@@ -35,13 +35,14 @@ cdef extern from "_arrow.h" nogil:
 
 ctypedef const void *Address
 
+# Memory that a batch and all arrays that were exported from it share; the last one frees it.
 cdef struct Arena:
     int64_t references
     int64_t size
     Py_ssize_t count
     void **blocks
 
-# An Arrow array.
+# An Arrow array inside of its arena; export_array makes an ArrowArray of it.
 cdef struct Node:
     int64_t length
     int64_t null_count

@@ -27,7 +27,7 @@ cdef int64_t _live_arenas = 0
 
 
 def live_arenas() -> int:
-    """How many batches have not been freed yet."""
+    """Number of arenas that are not freed yet: batches, and columns that with_commit() made."""
     return _live_arenas
 
 
@@ -59,7 +59,7 @@ cdef void drop(Arena *arena) noexcept nogil:
     pgf_add(&_live_arenas, -1)
 
 
-# The arena takes over a block.
+# Let an arena own a block, which it frees with itself; the block, or NULL if that is what came.
 cdef void *own(Arena *arena, void *block, int64_t size) noexcept nogil:
     if block != NULL:
         arena.blocks[arena.count] = block
@@ -207,7 +207,7 @@ cdef void free_array_capsule(object capsule) noexcept:
 
 @cython.final
 cdef class Schema:
-    """A schema that is copied for whoever asks: far quicker than to make it anew."""
+    """An Arrow schema that is made once and copied for each export, which is far quicker."""
 
     def __dealloc__(self):
         if self.schema.release != NULL:

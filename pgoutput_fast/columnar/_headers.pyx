@@ -45,7 +45,7 @@ cdef enum:
     EXPECTED_SLICES = 1 << 22
 
 
-# As pgoutput_fast.columnar.arrays describes them to NumPy.
+# The items of the arrays of a FrameBatch, laid out as pgoutput_fast.columnar.arrays tells NumPy.
 cdef struct FrameHead:
     uint8_t tag
     uint8_t old_kind
@@ -83,7 +83,8 @@ if [ITEM_SIZES[name] for name in ("heads", "slices", "begins", "commits")] != [
     )
 
 
-# Fetch the head of a frame: where frames are large, or lie anywhere, no processor foresees it.
+# Load the head of a frame into the cache ahead of time. Processors foresee accesses only if they
+# are near each other, which heads of large frames, and frames in a list, are not.
 cdef inline void prefetch_frame(const Source *source, Py_ssize_t i) noexcept nogil:
     if i < source.count:
         if source.offsets != NULL:
@@ -101,7 +102,7 @@ cdef class _Walk:
     cdef bint in_transaction
     cdef bint no_memory
     cdef uint32_t open_xid
-    cdef uint32_t xid  # of the transaction
+    cdef uint32_t xid  # of the open transaction, if there is one outside of stream chunks
 
     def __cinit__(self):
         self.heads.item = sizeof(FrameHead)
@@ -117,7 +118,8 @@ cdef class _Walk:
         free(self.commits.at)
         free(self.rare.at)
 
-    # Walk through a piece; the frame where it stopped, at its end if there is no fault.
+    # Walk through the frames of a piece. The result is the index of the first malformed frame, or
+    # the number of frames if all are sound.
     cdef Py_ssize_t walk(self, const Source *source) noexcept nogil:
         cdef Frame frame
         cdef FrameHead *head
@@ -152,7 +154,7 @@ cdef class _Walk:
             if likely(tag == c'I' or tag == c'U' or tag == c'D'):
                 at = frame.at
                 end = at + frame.length
-                # A new tuple and nothing else, as most rows are.
+                # Most rows have one tuple, the new one: they are read here, without a call.
                 if likely(
                     not self.in_stream and frame.length >= ROW_COLUMNS and at[ROW_MARKER] == c'N'
                     and tag != c'D'
@@ -197,8 +199,8 @@ cdef class _Walk:
         self.slices.count = slice - <ColumnSlice *> self.slices.at
         return i
 
-    # Room for as many slices as there are likely to be: to move them costs more than memory that
-    # nobody writes to.
+    # Make room for a slice for each eight bytes of frames, which is likely to be enough. Moving the
+    # slices later would cost time; memory that is not written to costs none.
     cdef int expect_slices(self, const Source *source) noexcept nogil:
         cdef size_t bytes = 0
         cdef Py_ssize_t i
@@ -240,7 +242,7 @@ cdef class _Walk:
             return False
         return self.columns(data, at, end, &head.new_columns) == end
 
-    # Slices of a tuple's columns; where it ends, NULL if it is malformed.
+    # Append the slices of a tuple's columns. The result is where it ends, NULL if it is malformed.
     cdef const uint8_t *columns(
         self, const uint8_t *frame, const uint8_t *at, const uint8_t *end, uint16_t *columns
     ) noexcept nogil:
@@ -299,8 +301,9 @@ cdef class _Walk:
             self.in_transaction = False
         return True
 
-    # What no row is made of: its place in the order, and the numbers that stand in its front. The
-    # Python decoder reads the whole of it afterwards.
+    # A frame that is neither a row nor Begin nor Commit. It is checked that it may come here, and
+    # its xid and relation are noted. The Python decoder checks and reads the rest afterwards.
+    # False: it is malformed or can't come here.
     cdef bint other(self, const Frame *frame, FrameHead *head) noexcept nogil:
         cdef const uint8_t *data = frame.at
         cdef uint8_t tag = head.tag
@@ -372,7 +375,7 @@ def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) 
         explain(piece.frame(at), before + at, walk)
     cdef object opened = False
     if walk.in_stream:
-        # A chunk that was open before, of an xid that nobody told.
+        # True as an argument said that a chunk was open before the first frame, but not its xid.
         unknown = in_stream is True and not any(m.tag == "S" for m in messages.values())
         opened = True if unknown else walk.open_xid
     return FrameBatch(
@@ -386,7 +389,7 @@ def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) 
     )
 
 
-# What the Python decoder reads, up to where the walk has stopped.
+# The messages that the Python decoder reads, by frame, up to where the walk has stopped.
 cdef dict rare_messages(list pieces, _Walk walk):
     cdef Rare *rare = <Rare *> walk.rare.at
     cdef Rare *end = rare + walk.rare.count

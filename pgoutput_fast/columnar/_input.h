@@ -4,17 +4,19 @@
 
 #include <stdint.h>
 
-/* Frames in one piece of memory, between offsets, or each at a place of its own. */
+/* Frames in one piece of memory, frame i from offsets[i] to offsets[i + 1]; or, where `offsets` is
+ * NULL, frames anywhere, with a pointer and a length for each.
+ */
 typedef struct {
     int64_t count;
-    const int64_t *offsets; /* count + 1; NULL where pointers are */
+    const int64_t *offsets; /* count + 1 */
     const uint8_t *base;
     const uint8_t *end;
     const uint8_t **pointers;
     const int64_t *lengths;
 } pgf_source;
 
-/* A frame, and the bytes around it that may be read. */
+/* A frame. Bytes from `floor` to `ceiling` may be read: the frame, and others around it. */
 typedef struct {
     const uint8_t *at;
     int64_t length;

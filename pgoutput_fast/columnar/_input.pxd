@@ -18,10 +18,11 @@ cdef extern from "_input.h" nogil:
     void take_frame "pgf_take_frame"(const Source *source, int64_t i, Frame *frame) noexcept
 
 
+# Frames in one piece of memory, or in a list.
 cdef class Piece:
     cdef Source source
-    cdef object owner
-    cdef void *owned
+    cdef object owner  # the Python object whose memory the frames are
+    cdef void *owned  # memory that the piece frees: offsets, or pointers and lengths; or NULL
 
     cdef bytes frame(self, Py_ssize_t i)
 

@@ -110,7 +110,7 @@ cdef Piece packed(object data, object offsets):
     return piece
 
 
-# Refuse offsets that fall, or leave the buffer.
+# Refuse offsets that are smaller than the one before them, or lie outside the buffer.
 cdef int check_rising(const Source *source, int64_t size) except -1:
     cdef Py_ssize_t i
     cdef int64_t last = 0
@@ -129,7 +129,7 @@ cdef int check_rising(const Source *source, int64_t size) except -1:
 
 cdef Piece listed(object data):
     cdef Piece piece = Piece.__new__(Piece)
-    # Of its own: a list can change while another thread runs.
+    # A tuple of our own, because another thread can change a list at any time.
     cdef tuple frames = tuple(data)
     cdef Py_ssize_t count = len(frames)
     cdef Py_ssize_t i
@@ -164,7 +164,7 @@ cdef Piece arrow_array(object data):
     cdef ArrowArray *given = <ArrowArray *> PyCapsule_GetPointer(array_capsule, "arrow_array")
     cdef _ArrowArray array = _ArrowArray.__new__(_ArrowArray)
     array.array = given[0]
-    given.release = NULL  # it has moved
+    given.release = NULL  # as the interface says of an array that was moved
     return arrow_piece(schema.format, array, 0)
 
 
@@ -197,7 +197,7 @@ cdef list arrow_stream(object data):
     return pieces
 
 
-# `before`: frames that come before these in the stream.
+# An Arrow array as a piece. `before` is the number of frames in front of it, for errors.
 cdef Piece arrow_piece(const char *format, _ArrowArray owner, Py_ssize_t before):
     cdef Piece piece = Piece.__new__(Piece)
     cdef ArrowArray *array = &owner.array
@@ -233,7 +233,7 @@ cdef Piece arrow_piece(const char *format, _ArrowArray owner, Py_ssize_t before)
                 offsets[i] = short_offsets[i]
         piece.source.offsets = offsets
     piece.source.base = <const uint8_t *> array.buffers[2]
-    # What lies before the first frame and behind the last is not ours to look at.
+    # The array ends with its last frame: what lies behind may belong to another array.
     piece.source.end = piece.source.base + piece.source.offsets[count]
     check_rising(&piece.source, piece.source.offsets[count])
     return piece

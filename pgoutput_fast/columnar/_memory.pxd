@@ -17,7 +17,7 @@ cdef struct Growing:
     size_t capacity
 
 
-# Make a block as large as that, and a byte larger, so that no block is empty. False: no memory.
+# Resize a block to `size` bytes and one more, so that no block is empty. False: no memory.
 cdef inline bint grow(void **block, int64_t size) noexcept nogil:
     cdef void *moved = realloc(block[0], size + 1)
     if moved == NULL:
@@ -29,7 +29,7 @@ cdef inline bint grow(void **block, int64_t size) noexcept nogil:
 cdef int enlarge(Growing *array, size_t more) noexcept nogil
 
 
-# Make room for as many more items. -1: no memory.
+# Make room in an array for `more` items. -1: no memory.
 cdef inline int room(Growing *array, size_t more) noexcept nogil:
     return 0 if array.count + more <= array.capacity else enlarge(array, more)
 

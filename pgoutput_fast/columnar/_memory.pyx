@@ -29,11 +29,13 @@ cdef extern from *:
     void store_number "PGF_STORE"(int64_t *number, int64_t value) noexcept nogil
 
 cdef enum:
-    MOST_EXPECTED = 20 << 20  # bytes; glibc learns nothing from blocks of more than 32 MiB
+    # Bytes. Half as much again is asked for; freeing more than 32 MiB does not change glibc's
+    # limits.
+    MOST_EXPECTED = 20 << 20
 
 
 cdef class Memory:
-    """Memory of this module's making, as a buffer."""
+    """A block of memory that it owns, as a buffer for NumPy."""
 
     def __dealloc__(self):
         free(self.at)
@@ -42,7 +44,7 @@ cdef class Memory:
         PyBuffer_FillInfo(buffer, self, self.at, self.size, 0, flags)
 
 
-# The part of room() that is not inlined.
+# The rare part of room(), for which it calls: at least twice as many items. -1: no memory.
 cdef int enlarge(Growing *array, size_t more) noexcept nogil:
     cdef size_t capacity
     cdef void *moved
@@ -75,14 +77,15 @@ cdef object numpy_of(Growing *array, str name):
 cdef int64_t _expected = 0
 
 
-# As many bytes will be freed, and asked for again by the next batch. glibc gives back what lies
-# idle beyond twice the largest block that it saw freed, while a batch is many blocks; and to fault
-# pages in anew takes longer than to fill them.
+# Let glibc keep `size` bytes of freed memory for the next batch. A batch is many blocks, which are
+# freed together. glibc returns freed memory to the system if it is more than twice the largest
+# block that was ever freed; the next batch would get it back page by page, which takes longer than
+# to fill the pages. So one large block is allocated and freed.
 cdef void expect_memory(int64_t size) noexcept nogil:
     if size > MOST_EXPECTED:
         size = MOST_EXPECTED
     if size > load_number(&_expected):
         size += size >> 1
         store_number(&_expected, size)
-        # malloc(), but by a way that compilers do not see through: they would take it away.
+        # Compilers remove a malloc() that is freed at once; they do not see that this is one.
         PyMem_RawFree(PyMem_RawMalloc(size))

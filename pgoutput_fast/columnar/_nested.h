@@ -1,4 +1,8 @@
-/* Nested values in their packed form (see pgoutput_fast/columnar/packed.py). */
+/* From nested values in text or binary format to their packed form
+ * (pgoutput_fast/columnar/packed.py).
+ *
+ * The functions return PGF_DONE, which is 0, or why the value was not packed, as converters do.
+ */
 #ifndef PGOUTPUT_FAST_NESTED_H
 #define PGOUTPUT_FAST_NESTED_H
 
@@ -6,18 +10,18 @@
 
 /* --- packing ---------------------------------------------------------------------------------- */
 
-/* What a value is packed into: the end of a variable column. */
+/* Values are packed at the end of a variable column. */
 typedef struct {
     pgf_column *column;
-    int64_t used;
-    /* What may be read around the value. */
+    int64_t used; /* bytes of the column, with what is packed so far */
+    /* The bytes that may be read around the value. */
     const uint8_t *floor, *ceiling;
 } pgf_packer;
 
 static int pgf_pack(
     pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length, int binary);
 
-/* Room for so many more bytes, and those that a copy of 16 may write. */
+/* Make room for so many more bytes, and for the SLACK behind them. */
 static inline int pgf_pack_room(pgf_packer *packer, int64_t more)
 {
     int64_t size = packer->used + more;
@@ -49,8 +53,8 @@ static inline int pgf_pack_flag(pgf_packer *packer, int flag)
     return pgf_pack_bytes(packer, packed, 5);
 }
 
-/* A value that is not nested: by its converter, into a column of one row, whose memory is where the
- * packed value goes.
+/* Pack a value that is not nested: its converter puts it into a column of one row, whose memory is
+ * the place where the packed value goes.
  */
 static int pgf_pack_scalar(
     pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length, int binary)
@@ -66,7 +70,7 @@ static int pgf_pack_scalar(
         if (status != PGF_DONE)
             return status;
         cell->data = column->data + packer->used;
-        cell->data[0] = 0; /* of a bit the others */
+        cell->data[0] = 0; /* a bool sets one bit of it */
     }
     status = pgf_convert_one(
         cell, part->codes[!binary], 0, at, (uint32_t)length, packer->floor, packer->ceiling);
@@ -83,7 +87,7 @@ static int pgf_pack_scalar(
     return status;
 }
 
-/* A part with its size before it. */
+/* Pack a part, with its size in front of it. */
 static int pgf_pack_part(
     pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length, int binary)
 {
@@ -101,15 +105,18 @@ static int pgf_pack_part(
 
 /* --- text ------------------------------------------------------------------------------------- */
 
-/* What a word without quotes has not: 1 in arrays (beside the delimiter), 2 in ranges, 4 in
- * composites. */
+/* The bytes that cannot be in a word without quotes: bit 1 in arrays (the delimiter cannot either),
+ * 2 in ranges, 4 in composites.
+ */
 static const uint8_t PGF_SPECIAL[256] = {
     ['\t'] = 7, ['\n'] = 7, ['\v'] = 7, ['\f'] = 7, ['\r'] = 7, [' '] = 7, ['"'] = 7, ['\\'] = 7,
     ['{'] = 1, ['}'] = 1, ['('] = 6, [')'] = 6, [','] = 6, ['['] = 2, [']'] = 2,
 };
 
-/* The closing quote of the word that begins at `at`, NULL if there is none. A backslash stands
- * before itself, and before a quote, which in ranges and composites is doubled instead. */
+/* The closing quote of the word whose first byte behind the opening quote is `at`; NULL if there is
+ * none. Backslashes are escaped by a backslash. So are quotes, except that in ranges and composites
+ * (`doubled`) a second quote escapes them. *escapes is the number of escaping bytes.
+ */
 static const uint8_t *pgf_quote(
     const uint8_t *at, const uint8_t *end, int doubled, size_t *escapes)
 {
@@ -129,7 +136,7 @@ static const uint8_t *pgf_quote(
     return NULL;
 }
 
-/* A part in quotes, without the escapes. */
+/* Pack a part that was in quotes, after its escaping bytes are left out. */
 static int pgf_pack_quoted(
     pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length, size_t escapes)
 {
@@ -140,7 +147,7 @@ static int pgf_pack_quoted(
     if (!word)
         return PGF_NO_MEMORY;
     size_t n = 0;
-    few[0] = 0; /* which compilers do not see is written to */
+    few[0] = 0; /* compilers warn otherwise, as they do not see that the loop writes it */
     for (size_t i = 0; i < length; i++) {
         if (at[i] == '\\' || at[i] == '"')
             i++;
@@ -156,8 +163,10 @@ static int pgf_pack_quoted(
     return status;
 }
 
-/* A word that ends before one of the `special` bytes, or where a closing quote is: of a range or a
- * composite. *at is behind it afterwards. One that is empty is NULL, unless it is in quotes. */
+/* Pack a bound of a range or a field of a composite: a word in quotes, or one that ends before a
+ * byte that PGF_SPECIAL has for `special`. *at is moved behind it. A word that is empty and not in
+ * quotes is NULL, for which *is_there is 0.
+ */
 static int pgf_pack_word(
     pgf_packer *packer, pgf_part *part, const uint8_t **at, const uint8_t *end, uint8_t special,
     int *is_there)
@@ -181,7 +190,7 @@ static int pgf_pack_word(
     return pgf_pack_null(packer);
 }
 
-/* Of one dimension, counted from 1. */
+/* Pack an array of one dimension whose subscripts begin at 1; others are unusual. */
 static int pgf_pack_array_text(
     pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length)
 {
@@ -241,7 +250,7 @@ static int pgf_pack_empty_range(pgf_packer *packer)
     return pgf_pack_range_flags(packer, 0, 0, 1);
 }
 
-/* A range that is not empty. *at is behind it afterwards. */
+/* Pack a range that is not empty. *at is moved behind it. */
 static int pgf_pack_bounds(
     pgf_packer *packer, pgf_part *part, const uint8_t **at, const uint8_t *end)
 {
@@ -338,7 +347,9 @@ static int pgf_pack_vector_text(
 
 /* --- binary values ---------------------------------------------------------------------------- */
 
-/* A part with its length before it, in the order of the network; -1 is NULL. */
+/* Pack a part that has a big-endian length in front of it, which is -1 for NULL. *at is moved
+ * behind it.
+ */
 static int pgf_pack_sized(
     pgf_packer *packer, pgf_part *part, const uint8_t **at, const uint8_t *end, int *is_there)
 {
@@ -423,7 +434,7 @@ static int pgf_pack_multirange_binary(
     count = pgf_load4(at);
     at += 4;
     for (; count > 0; count--) {
-        /* Behind its length a range has flags. */
+        /* The flags of a range follow its length. An empty one cannot be in a multirange. */
         if (end - at < 5 || at[4] == IS_EMPTY)
             return PGF_UNUSUAL;
         if ((status = pgf_pack_sized(packer, part->children, &at, end, &is_there)))
@@ -478,7 +489,7 @@ static int pgf_pack_vector_binary(
     return PGF_DONE;
 }
 
-/* The packed form of a value, or what the column of one stores that is not nested. */
+/* Pack a value; one that is not nested as a column of its type stores it. */
 static int pgf_pack(
     pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length, int binary)
 {

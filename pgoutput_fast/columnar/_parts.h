@@ -1,14 +1,14 @@
-/* The arrays of nested columns, made of packed values when a batch ends.
+/* The arrays of nested columns are made of packed values when a batch ends.
  *
- * Packed values (see pgoutput_fast/columnar/packed.py) come from the functions of fields or from
- * _nested.h, so that they are sound.
+ * Packed values (see pgoutput_fast/columnar/packed.py) were made by the functions of fields or by
+ * _nested.h, not by a server: their sizes are not checked again.
  */
 #ifndef PGOUTPUT_FAST_PARTS_H
 #define PGOUTPUT_FAST_PARTS_H
 
 #include "_columns.h"
 
-/* Room for the validity of values, of which those from `before` on are new; they are valid. */
+/* Make room for `room` validity bits. Those from `before` on are new, and are set: valid. */
 static int pgf_make_valid(pgf_part *part, int64_t before, int64_t room)
 {
     if (!pgf_resize(&part->validity, pgf_bits(room)))
@@ -17,7 +17,7 @@ static int pgf_make_valid(pgf_part *part, int64_t before, int64_t room)
     return 1;
 }
 
-/* Room for so many more values. */
+/* Make room for so many more values. 0: no memory. */
 static int pgf_reserve(pgf_part *part, int64_t more)
 {
     int64_t room = part->room;
@@ -37,7 +37,7 @@ static int pgf_reserve(pgf_part *part, int64_t more)
     return 1;
 }
 
-/* Put the packed value of `size` bytes, or null if that is -1. 0: no memory. */
+/* Append the packed value of `size` bytes, or null if `size` is -1. 0: no memory. */
 static int pgf_put(pgf_part *part, const uint8_t *at, int32_t size)
 {
     int64_t row = part->count;
@@ -79,7 +79,7 @@ static int pgf_put(pgf_part *part, const uint8_t *at, int32_t size)
     case PGF_LIST:
         if (row == 0)
             part->offsets[0] = 0;
-        /* No part takes less than its size does. */
+        /* Each element has its size in four bytes in front of it: there are no more than this. */
         if (!pgf_reserve(child, (end - at) / 4))
             return 0;
         while (at < end) {
@@ -110,7 +110,7 @@ static int pgf_put(pgf_part *part, const uint8_t *at, int32_t size)
     return 1;
 }
 
-/* An array that is empty, whatever has become of the memory. */
+/* Make the array empty without freeing its memory, which an arena has taken over or was freed. */
 static void pgf_forget_part(pgf_part *part)
 {
     part->count = part->nulls = part->room = part->data_room = 0;

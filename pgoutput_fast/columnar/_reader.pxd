@@ -23,29 +23,29 @@ cdef struct EventArray:
 
 cdef enum Status:
     DONE
-    RARE  # a frame for the Python decoder
-    UNKNOWN  # a relation that is not at hand
+    RARE  # the Python decoder reads this kind of frames
+    UNKNOWN  # the row's relation is not among the cached ones
     FULL  # the row would pass max_bytes, or what offsets of 32 bits can count
-    FULL_ROWS
-    OTHER_FORM  # a value in the other format than its column
-    NEW_LABEL  # of an enum, which its dictionary lacks
-    FAULT
+    FULL_ROWS  # the relation has max_rows rows
+    OTHER_FORM  # the value has another format than those before it in a column by format
+    NEW_LABEL  # the value is a label that the dictionary of its enum lacks
+    FAULT  # the frame is malformed, or a value is refused
     NO_MEMORY
 
 
 cdef class Reader:
     cdef bint fill_unchanged
     cdef int64_t max_rows
-    # The frame that comes next, among those of its piece, and how many came in the pieces before.
+    # The index of the next frame in its piece, and the number of frames in the pieces before it.
     cdef Py_ssize_t at, before
     cdef const uint64_t *lsns
     cdef Stream stream
-    # What a run leaves behind when it stops.
-    cdef uint32_t wanted_id
-    cdef Rows *stopped
-    cdef object error
+    # What read_rows leaves behind when it stops.
+    cdef uint32_t wanted_id  # of UNKNOWN: the OID of the relation
+    cdef Rows *stopped  # the rows to which the frame belongs
+    cdef object error  # the exception if a value was refused; else None
     cdef int32_t error_column
-    cdef int64_t error_offset
+    cdef int64_t error_offset  # in the frame
     cdef EventArray events
 
 cdef Status read_rows(Reader self, const Source *source, Py_ssize_t end) noexcept nogil

@@ -1,9 +1,9 @@
 # cython: annotation_typing=False, cdivision=True
 """Frames into the columns of their relations, without the interpreter.
 
-A row's values go from the frame to the ends of its relation's columns, each by the converter that
-the relation's layout names. Where a converter finds a value unusual, the function of the column's
-field says what the column stores. A row counts when all of it is there, so that one that is refused
+A row's values are appended to the columns of its relation, each by the converter that the
+relation's layout names. Where a converter finds a value unusual, the function of the column's field
+says what the column stores. A row is counted after its last value, so that a row that is refused
 leaves nothing behind. The twin of this is a part of ``_pure_engine.py``.
 """
 
@@ -101,7 +101,8 @@ cdef class Reader:
         free(self.events.at)
 
 
-# Rows of frames up to `end`, or to one that is for Python.
+# Read frames up to `end`. The result is DONE, or says why the frame at `self.at` is not read: it
+# needs Python, or room.
 cdef Status read_rows(Reader self, const Source *source, Py_ssize_t end) noexcept nogil:
     cdef Frame frame
     cdef Stop stop
@@ -124,7 +125,7 @@ cdef Status read_rows(Reader self, const Source *source, Py_ssize_t end) noexcep
         self.at += 1
 
 
-# The frame that the loop over rows has left.
+# Read a frame that is nothing usual, at which the loop over rows has stopped.
 cdef Status read_frame(Reader self, const Frame *frame) noexcept nogil:
     cdef int32_t xid_size = XID_SIZE if self.stream.in_stream else 0
     cdef Cached *cached
@@ -164,7 +165,7 @@ cdef Status commit(Reader self, const Frame *frame) noexcept nogil:
     return DONE
 
 
-# A row that is a new tuple and nothing else, from where the loop has stopped.
+# Read the rest of a row with one tuple, the new one, from the column at which the loop has stopped.
 cdef Status go_on(Reader self, const Stop *stop, const Frame *frame) noexcept nogil:
     cdef Rows *rows = stop.rows
     cdef int64_t bytes_before = rows.bytes
@@ -183,7 +184,7 @@ cdef Status go_on(Reader self, const Stop *stop, const Frame *frame) noexcept no
     )
 
 
-# Any Insert, Update or Delete; `position` is its first tuple's marker.
+# Read any Insert, Update or Delete; `position` is its first tuple's marker.
 cdef Status read_change(
     Reader self, Rows *rows, const Frame *frame, uint8_t tag, Py_ssize_t position
 ) noexcept nogil:
@@ -233,14 +234,16 @@ cdef Status read_change(
     if position != end:
         return give_up(self, rows, FAULT, bytes_before, unchanged_before)
     status = finish_row(self, rows, frame, flags, bytes_before, unchanged_before)
-    # As long as every row has a new tuple, the columns need no look until they are full.
+    # As long as all rows have a new tuple, the loop over rows need not look at the columns of
+    # `after` until they are full. Otherwise rows without a new tuple must be filled with nulls
+    # first.
     rows.limit = 0
     if rows.after.filled == rows.count:
         rows.limit = min(rows.capacity, rows.after.capacity, self.max_rows)
     return status
 
 
-# A row that was read to its end counts from now on, if there is room for it.
+# Count a row that was read to its end, if the limits of a batch leave room for it.
 cdef Status finish_row(
     Reader self, Rows *rows, const Frame *frame, uint8_t flags, int64_t bytes_before,
     int64_t unchanged_before,
@@ -248,7 +251,7 @@ cdef Status finish_row(
     cdef int64_t row = rows.count
     cdef int64_t held = self.stream.held + rows.bytes - bytes_before + rows.fixed
     cdef bint is_first_old = flags & (OLD_KEY | OLD_ROW) and not rows.has_before
-    # From the first old tuple on, all rows have their place in the columns of `before`.
+    # From the first old tuple on, all rows of the batch take memory in the columns of `before`.
     if is_first_old:
         held += rows.side_fixed * (row + 1)
     if (
@@ -270,7 +273,7 @@ cdef Status finish_row(
     return DONE
 
 
-# What stands beside the tuples of a row, which counts from now on.
+# Count a row, and store what stands beside its tuples.
 cdef void put_row(Reader self, Rows *rows, uint8_t flags, const Frame *frame) noexcept nogil:
     cdef const uint64_t *lsn = NULL
     if self.lsns != NULL:
@@ -279,7 +282,7 @@ cdef void put_row(Reader self, Rows *rows, uint8_t flags, const Frame *frame) no
     self.stream.seq += 1
 
 
-# Undo what a row has left behind.
+# Undo a row that is not counted, and return `status`.
 cdef Status give_up(
     Reader self, Rows *rows, Status status, int64_t bytes_before, int64_t unchanged_before
 ) noexcept nogil:
@@ -293,7 +296,8 @@ cdef Status give_up(
     return status
 
 
-# A row of a table that is not wanted: it must be sound all the same, and is counted.
+# Pass over a row of a table that is not wanted. It is checked as other rows are, and has its number
+# in the transaction.
 cdef Status pass_over(
     Reader self, Rows *rows, const Frame *frame, uint8_t tag, uint8_t marker, Py_ssize_t position
 ) noexcept nogil:
@@ -313,7 +317,8 @@ cdef Status pass_over(
     return DONE
 
 
-# The columns of a tuple; `old` is where the old row is whose values stand for those not sent.
+# Read the columns of a tuple. `old` is the place of the old row's tuple, from which values that
+# were not sent are taken; 0 if there is none.
 cdef inline Status read_tuple(
     Reader self, Rows *rows, Side *side, const Frame *frame, Py_ssize_t *position, Py_ssize_t old
 ) noexcept nogil:
@@ -330,7 +335,8 @@ cdef inline Status read_tuple(
     return read_rest(self, rows, side, frame, position, column, old)
 
 
-# The columns of a tuple from one on that is malformed, or nothing that rows are full of.
+# Read the columns of a tuple from `column` on, at which the loop over usual values has stopped: its
+# value is unusual or malformed.
 cdef Status read_rest(
     Reader self, Rows *rows, Side *side, const Frame *frame, Py_ssize_t *position, Column *column,
     Py_ssize_t old,
@@ -383,14 +389,14 @@ cdef Status read_rest(
     return DONE
 
 
-# What the reader makes of a converter's result.
+# The status for a converter's result; FAULT stands for a value that is unusual to it.
 cdef inline Status status_of(int result) noexcept nogil:
     if result == PGF_DONE:
         return DONE
     return NO_MEMORY if result == PGF_NO_MEMORY else FULL if result == PGF_FULL else FAULT
 
 
-# A value of any type.
+# Store a value of any type, by its converter or, if that finds it unusual, by the field's function.
 cdef Status store_value(
     Reader self, Rows *rows, Column *column, int32_t c, const uint8_t *at, uint32_t length,
     bint binary, const Frame *frame,
@@ -401,7 +407,7 @@ cdef Status store_value(
     cdef Status status
     if code == FORM:
         code = column.form_codes[0 if binary else 1]
-        # One form for the old and the new row, as they have one type.
+        # `before` and `after` have one schema, so that the form of `after` is that of both.
         form = &rows.after.columns[c].form
         if form[0] != (AS_BINARY if binary else AS_TEXT):
             if form[0] != UNDECIDED:
@@ -419,7 +425,7 @@ cdef Status store_value(
     return status
 
 
-# A column that was not sent.
+# Store a column that was not sent: as null, or with its value in the old row.
 cdef Status unsent(
     Reader self, Rows *rows, Side *side, int32_t c, const Frame *frame, Py_ssize_t at,
     Py_ssize_t old,
@@ -431,7 +437,7 @@ cdef Status unsent(
     if side == &rows.before:
         return unsent_before(self, c, at)
     if old > 0:
-        # The old row was found sound a moment ago.
+        # This does not check bounds: the old row was read before the new one.
         for _i in range(c):
             if data[position] == c't' or data[position] == c'b':
                 position += VALUE_HEAD + load_uint32(data + position + 1)
@@ -464,7 +470,7 @@ cdef Status unsent_before(Reader self, int32_t c, int64_t offset) noexcept with 
     return FAULT
 
 
-# A value that no converter takes, or for which there is none.
+# Store a value as the field's function says, which is Python.
 cdef Status store_slowly(
     Reader self, Rows *rows, Column *column, int32_t c, const uint8_t *at, uint32_t length,
     bint binary, const Frame *frame,
@@ -506,7 +512,7 @@ cdef Status store_slowly(
     return status
 
 
-# Note an event of the frame that comes next.
+# Note the frame that comes next as an event. False: no memory.
 cdef bint event(
     Reader self, uint8_t tag, uint32_t xid, uint32_t subxid, uint64_t commit_lsn, uint64_t end_lsn,
     int64_t commit_time,

@@ -4,8 +4,9 @@ from libc.stdint cimport int32_t, int64_t
 
 from pgoutput_fast.columnar._columns cimport Column, LabelTable, Rows, Side
 
+# The type of a column that is utf8 or binary, by the format of its values in this batch.
 cdef enum Form:
-    UNDECIDED
+    UNDECIDED  # no value so far
     AS_TEXT
     AS_BINARY
 
@@ -16,7 +17,7 @@ cdef class RelationRows:
     cdef object plan
     cdef list names
     cdef list positions  # of the columns that are wanted
-    cdef dict schemas  # by the columns that are binary
+    cdef dict schemas  # positions of the columns that are binary → Schema
     cdef dict labels  # Labels → EnumTable
 
     cdef void clear(self) noexcept

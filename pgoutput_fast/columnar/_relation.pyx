@@ -1,7 +1,8 @@
 # cython: annotation_typing=False, cdivision=True
 """The rows of one version of a relation, as they are collected: the twin of ``_pure_relation.py``.
 
-Columns grow by realloc(). A row counts when all of it is there; until then it can be undone.
+Columns grow by realloc(). The values of a row are stored before it is known whether all of them are
+sound, and the row is counted afterwards; until then it can be undone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ cdef enum:
 
 # --- columns -------------------------------------------------------------------------------------
 
-# Room for `rows` in the columns of a side.
+# Make room for `capacity` rows in the columns of a side.
 cdef bint grow_side(Rows *rows, Side *side, int64_t capacity) noexcept nogil:
     cdef Column *column
     cdef int32_t c
@@ -55,7 +56,8 @@ cdef bint grow_side(Rows *rows, Side *side, int64_t capacity) noexcept nogil:
     return True
 
 
-# Validity bits are set, but for those that were cleared.
+# Make room in a validity bitmap. New bits are set, as a row is valid unless something clears its
+# bit.
 cdef bint grow_validity(Column *column, int64_t before, int64_t capacity) noexcept nogil:
     cdef int64_t used = (before + 7) // 8 if column.validity != NULL else 0
     if not grow(<void **> &column.validity, (capacity + 7) // 8):
@@ -71,14 +73,14 @@ cdef bint set_null(Column *column, Side *side, int64_t row) noexcept nogil:
     return True
 
 
-# Room for a row on this side, and nulls for the rows before it that have no tuple here.
+# Make room for a row on this side, and put nulls for the rows before it that have no tuple here.
 cdef bint make_ready(Rows *rows, Side *side, int64_t row) noexcept nogil:
     if side.capacity <= row and not grow_side(rows, side, rows.capacity):
         return False
     return pad(rows, side, row)
 
 
-# Nulls for the rows up to `count` that have no tuple on this side.
+# Put nulls for the rows up to `count` that have no tuple on this side.
 cdef bint pad(Rows *rows, Side *side, int64_t count) noexcept nogil:
     cdef int64_t i
     cdef int32_t c
@@ -95,7 +97,7 @@ cdef bint pad(Rows *rows, Side *side, int64_t count) noexcept nogil:
     return True
 
 
-# The converter of a column by format is of one batch.
+# A column whose type depends on the format of its values may have another type in each batch.
 cdef inline void forget_form(Column *column) noexcept nogil:
     if column.codes[1] == FORM:
         column.form = UNDECIDED
@@ -103,7 +105,8 @@ cdef inline void forget_form(Column *column) noexcept nogil:
         column.code = SLOW
 
 
-# A row that was not finished leaves no trace: bits of validity and forms are as before.
+# Undo a row that was not finished: set its validity bits again, and forget the forms that it
+# decided. Its values are overwritten by the next row.
 cdef void undo(Rows *rows, Side *side) noexcept nogil:
     cdef int32_t c
     for c in range(rows.width):
@@ -187,7 +190,7 @@ cdef class RelationRows:
         forget_rows(&self.rows)
 
 
-# What an arena has taken over is not a relation's any more.
+# Forget all memory of the rows, which an arena has taken over or which was freed.
 cdef void forget_rows(Rows *rows) noexcept nogil:
     empty_side(rows, &rows.before)
     empty_side(rows, &rows.after)
@@ -260,12 +263,12 @@ cdef RelationRows make_relation(object plan, object layout):
 cdef int shape_column(Column *column, object field) except -1:
     column.width = field.width
     column.scale = max(field.scale, 0)
-    column.limit = 10**field.precision if 0 < field.precision <= 18 else 0
+    column.limit = 10 ** min(field.precision, 18) if field.precision > 0 else 0
     column.field = <void *> field
     return 0
 
 
-# What the columns of a field are made of.
+# Fill in the part for a nested field or an enum, and the parts of its children.
 cdef int make_part(RelationRows relation, Part *part, object field) except -1:
     cdef Py_ssize_t count = len(field.children)
     cdef Py_ssize_t i
@@ -287,7 +290,8 @@ cdef int make_part(RelationRows relation, Part *part, object field) except -1:
     part.type_id = field.type_id
     shape_column(&part.cell, field)
     part.cell.offsets = part.cell_ends
-    # On either side validity, offsets, data, children, and a dictionary with its two buffers.
+    # The blocks of memory that an arena takes over for a part, in `before` and in `after`:
+    # validity, offsets, data, children, a dictionary and its two buffers.
     relation.rows.blocks += 2 * 7
     if field.labels is not None:
         table = relation.labels.get(field.labels)
@@ -355,7 +359,7 @@ cdef class EnumTable:
         self.forget()
 
 
-# The relation's columns note that one of the row was not sent.
+# Note for the row that comes next that a column was not sent (unchanged TOAST).
 cdef bint note_unchanged(Rows *rows, int32_t column) noexcept nogil:
     cdef int64_t i, room
     if rows.unchanged_ends == NULL:

@@ -1,7 +1,8 @@
-/* The values of tuples into the columns of their relations: the loop that every row goes through.
+/* The loop that every row goes through: values of tuples are put into the columns of relations.
  *
- * In C, as its speed hangs on what stays in registers: what is stored in a few instructions is in
- * the loop, what takes longer is a call, and what is unusual ends it, for the caller to see to.
+ * It is C, because its speed depends on what the compiler keeps in registers. Values that take a
+ * few instructions are stored in the loop itself, those that take longer by a call. Anything
+ * unusual ends the loop, and is left to the caller.
  */
 #ifndef PGOUTPUT_FAST_ROWS_H
 #define PGOUTPUT_FAST_ROWS_H
@@ -10,17 +11,18 @@
 #include "_input.h"
 #include "_wire.h"
 
-/* What comes is not a value of the column's kind: null, or something else. */
+/* Beside the results of converters: what comes is null, unchanged, or of another kind. */
 enum { PGF_NO_VALUE = -1 };
 
+/* The first eight bytes of a row, to be compared with a relation's pgf_header. */
 static inline uint64_t pgf_load_header(const uint8_t *at)
 {
     return UINT64_C(0xFF) << 56 | pgf_load8(at);
 }
 
 /* The next two put the value at *at into `row` of its column, by the converter `code`, and move *at
- * behind it. The result is PGF_DONE; or PGF_NO_VALUE, or why the converter has left the column as it
- * was. Inlined with a constant as `code`, all that is left of them is this converter.
+ * behind it. The result is PGF_DONE; or PGF_NO_VALUE, or why the converter has left the column as
+ * it was. Inlined with a constant as `code`, all that is left of them is this converter.
  */
 
 /* A binary value of `size` bytes: its kind and its length are compared in one look. */
@@ -56,7 +58,7 @@ static PGF_INLINE int pgf_take_any(
     return status;
 }
 
-/* Null; 0 where the column has no validity yet, for which the caller has to make room. */
+/* Store null. 0: the column has no validity bitmap yet, which the caller has to make. */
 static PGF_INLINE int pgf_take_null(pgf_column *column, int64_t row)
 {
     if (!column->validity)
@@ -65,10 +67,12 @@ static PGF_INLINE int pgf_take_null(pgf_column *column, int64_t row)
     return 1;
 }
 
-/* Values from `at` on, into `row` of the columns from *next on. It stops before what is unusual or
- * malformed, or at the end, and says where: in *next the column, the place as its result. What is
- * read lies between `at` and `end`, but for loads of 16 bytes, which keep to `floor` and `ceiling`.
- * `bytes` grows by the sizes of variable values.
+/* Put the values from `at` on into `row` of the columns from *next on, up to the last column, or to
+ * a value that is unusual or malformed. The result is where the next value is, and *next its
+ * column.
+ *
+ * Only bytes between `at` and `end` are read, except by loads of 16 bytes, which keep to `floor`
+ * and `ceiling`. *bytes grows by the sizes of variable values.
  */
 static PGF_INLINE const uint8_t *pgf_take_values(
     pgf_column **next, int64_t row, const uint8_t *at, const uint8_t *end, const uint8_t *floor,
@@ -80,8 +84,8 @@ static PGF_INLINE const uint8_t *pgf_take_values(
         uint32_t length;
         int status;
         switch (column->code) {
-/* Each converter that rows are full of is compiled into the loop by itself. Its case goes on with the
- * next column, or leaves the switch where no value was stored.
+/* Each converter that rows are full of is compiled into the loop by itself. Its case goes on with
+ * the next column, or leaves the switch where no value was stored.
  */
 #define PGF_CASE_THAT_CONTINUES_OR_BREAKS(name, kind_taken, size, unstored) \
     case name: \
@@ -128,7 +132,7 @@ static PGF_INLINE const uint8_t *pgf_take_values(
     return at;
 }
 
-/* The same of any tuple, not inlined. */
+/* The same, not inlined: for tuples that are not in the loop over rows. */
 static PGF_OUTLINE const uint8_t *pgf_take_more(
     pgf_column **next, int64_t row, const uint8_t *at, const uint8_t *end, const uint8_t *floor,
     const uint8_t *ceiling, int64_t *bytes)
@@ -136,7 +140,7 @@ static PGF_OUTLINE const uint8_t *pgf_take_more(
     return pgf_take_values(next, row, at, end, floor, ceiling, bytes);
 }
 
-/* False if it is malformed, or has what the columns of its rows can't hold. */
+/* Take a Begin. 0: it is malformed, or has an LSN or a time that its rows' columns can't hold. */
 static inline int pgf_begin(pgf_stream *stream, const uint8_t *at, int64_t length)
 {
     if (length != PGF_BEGIN_end || stream->in_stream
@@ -153,7 +157,7 @@ static inline int pgf_begin(pgf_stream *stream, const uint8_t *at, int64_t lengt
     return 1;
 }
 
-/* What stands beside the tuples of a row, which counts from now on. `at` is its frame. */
+/* Store what stands beside the tuples of a row, and count the row. `at` is its frame. */
 static inline void pgf_put_beside(
     const pgf_stream *stream, pgf_rows *rows, uint8_t flags, const uint8_t *at,
     const uint64_t *lsn)
@@ -179,17 +183,18 @@ static inline void pgf_put_beside(
     rows->count = row + 1;
 }
 
-/* Where a row has stopped: in the column that comes next, at its place in the frame. */
+/* Where the loop over rows has stopped inside a row. */
 typedef struct {
-    pgf_rows *rows; /* NULL: it has not begun */
-    pgf_column *column;
-    const uint8_t *at;
-    int64_t bytes; /* of variable values before */
+    pgf_rows *rows; /* NULL: between rows */
+    pgf_column *column; /* the next one */
+    const uint8_t *at; /* where the value of that column is in the frame */
+    int64_t bytes; /* of the variable values in the columns before it */
 } pgf_stop;
 
-/* Take frames from `i` on for as long as they are Begin, or rows that are a new tuple and nothing
- * else, of relations at hand, with nothing unusual, and there is room. The result is the frame that
- * is neither, or `end`; a row that has begun goes on from `stop`.
+/* Take frames from `i` on, as long as each is a Begin, or a row of a cached relation that has a new
+ * tuple, no old one, and nothing unusual, and as long as there is room. The result is the index of
+ * the first other frame, or `end`. If that frame is a row whose first columns are stored, *stop
+ * says where to go on.
  */
 static PGF_OUTLINE int64_t pgf_take_rows(
     pgf_stream *stream, const pgf_source *source, int64_t i, int64_t end, const uint64_t *lsns,

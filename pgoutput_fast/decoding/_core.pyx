@@ -1,10 +1,10 @@
 # cython: annotation_typing=False
-"""The messages that come by the thousand, compiled: the twin of ``_pure.py``.
+"""The decoder and the messages that streams are full of, compiled: the twin of ``_pure.py``.
 
 Both have the same classes and functions in the same order, and give the same values and the same
-errors. A frame is walked once when it is decoded; a message is the frame, the relation's plan and a
-position. Where the walk stumbles, :func:`.diagnose.diagnose` reads the frame again and
-names the first fault.
+errors. The columns of a frame are walked over once, when it is decoded; a message keeps the frame,
+the relation's plan and a position. If the walk finds the frame malformed,
+:func:`.diagnose.diagnose` reads it again and names the first fault.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ cdef extern from *:
 IMPLEMENTATION = "cython"
 
 cdef enum:
-    CACHED = 64  # plans at hand without a look into a dict; a power of two
+    CACHED = 64  # plans that are found without a dict; a power of two
 
 cdef str _UTF8 = "utf-8"
 
@@ -68,7 +68,7 @@ cdef class _Row:
     """What Insert, Update and Delete share: the frame, and where its tuples begin."""
 
     cdef bytes _frame
-    cdef Plan _plan  # None: decoded alone
+    cdef Plan _plan  # None if the frame was decoded without a Decoder
     cdef uint32_t _new_start
     cdef bint _in_stream
 
@@ -209,7 +209,7 @@ cdef class Delete(_Row):
         return first_tuple(self, True)
 
 
-# The tuple behind the first marker of a row.
+# The first tuple of a row.
 cdef TupleOfC first_tuple(_Row row, bint is_old):
     cdef Py_ssize_t start = ROW_TUPLE + xid_size(row._in_stream)
     return make_tuple(row._frame, row._in_stream, row._plan, start, is_old)
@@ -460,9 +460,9 @@ def restore(frame: bytes, in_stream: bool, plan: RelationPlan | None) -> AnyMess
 
 
 cdef enum Pending:
-    NOTHING  # what the state says holds
-    BEGUN  # a transaction has begun since
-    ENDED  # the transaction has ended since
+    NOTHING  # the state is up to date
+    BEGUN  # a transaction has begun, which the state does not know yet
+    ENDED  # the transaction has ended, which the state does not know yet
 
 
 cdef class Decoder:
@@ -488,18 +488,18 @@ cdef class Decoder:
         An argument is of a wrong type.
     """
 
-    # The state is a Python object. What rows change in it is kept here, in C, until somebody asks:
-    # the transaction's Begin, and how many rows have come since.
+    # The state is a Python object. What frequent messages change in it is kept here until somebody
+    # asks for the state: the Begin of the transaction, and the number of rows since.
     cdef object _state
     cdef _Fixed _begin
     cdef Pending _pending
     cdef int64_t _rows
     cdef bint _in_stream
-    # The relations in traffic: their plans, by the low bits of their OIDs.
+    # A cache of plans, by the low bits of the OIDs of their relations.
     cdef uint32_t[CACHED] _cached_ids
     cdef list _cached_plans
 
-    # A compiled class has none by itself; these are the same arguments.
+    # Compiled classes have no signature by themselves. make_settings has the same parameters.
     __signature__ = inspect.signature(make_settings).replace(
         return_annotation=inspect.Signature.empty
     )
@@ -599,17 +599,17 @@ cdef class Decoder:
             self._rows += 1
             return row
         if tag == c'B' or tag == c'C':
-            # It can't come here, or has another length than these have.
+            # decode_usual has refused it: it can't come here, or has another length.
             self._state.check_order(data)
             diagnose(data, False, None)
         self._sync()
         result = self._state.receive(data)
-        # A relation may have changed, or a chunk begun or ended.
+        # A relation may have changed, or a stream chunk may have begun or ended.
         if tag != c'T' and tag != c'M' and tag != c'O':
             self._adopt(self._state)
         return result
 
-    # Take over a state, all of what it says.
+    # Go on from a state.
     cdef int _adopt(self, object state) except -1:
         self._state = state
         self._begin = None
@@ -635,8 +635,8 @@ cdef class Decoder:
         return 0
 
 
-# The message in a usual frame: a row of a relation in traffic, Begin or Commit; None if it is
-# something else.
+# The message of a usual frame: a row whose plan is cached, a Begin or a Commit; None if the frame
+# is something else, or malformed.
 cdef inline object decode_usual(Decoder decoder, bytes data):
     cdef const uint8_t *start = <const uint8_t *> PyBytes_AS_STRING(data)
     cdef Py_ssize_t length = PyBytes_GET_SIZE(data)
@@ -676,7 +676,7 @@ cdef class _Messages:
     cdef Decoder _decoder
     cdef object _frames
     cdef Py_ssize_t _index
-    cdef bint _is_exact  # no subclass, which may have a decode() of its own
+    cdef bint _is_exact  # the decoder is no subclass, which may have another decode()
 
     def __iter__(self):
         return self
@@ -684,7 +684,7 @@ cdef class _Messages:
     def __next__(self):
         if self._frames is None:
             raise StopIteration
-        # As a generator, it ends with the first error: of the frames' iterator, or of a frame.
+        # It ends with the first error, of the iterator or of a frame, as generators do.
         frames, self._frames = self._frames, None
         frame = next(frames)
         message = None

@@ -8,7 +8,7 @@ from pgoutput_fast.protocol._wire cimport XID_SIZE, ColumnSlice
 
 
 cdef class Plan:
-    cdef object plan
+    cdef object plan  # the RelationPlan; the others are its attributes, None before they are needed
     cdef bytes codes
     cdef tuple text
     cdef tuple binary
@@ -18,8 +18,10 @@ cdef class Plan:
 
 cdef class TupleData:
     cdef bytes _frame
-    cdef Plan _plan  # None: decoded alone
-    cdef bytes _slices  # room for ColumnSlices, one behind the last column too; None so far
+    cdef Plan _plan  # None if the frame was decoded without a Decoder
+    # The ColumnSlices of all columns, and one more for the end; None before a single column is
+    # asked for.
+    cdef bytes _slices
     cdef uint32_t _start
     cdef uint32_t _width
     cdef bint _in_stream

@@ -1,8 +1,8 @@
 # cython: annotation_typing=False
 """The tuples of rows, compiled: the twin of ``_pure_tuples.py``.
 
-Values are made when they are asked for. The slices of a tuple's columns are filled in when a single
-column is, as going through all of them is quicker without (measured).
+Values are made when they are asked for. Only access to single columns makes the slices of a tuple,
+where its columns lie; to go through all columns is quicker without them (measured).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from cpython.unicode cimport PyUnicode_Decode
 from libc.stdint cimport uint8_t, uint32_t
 
 from pgoutput_fast._public cimport name_type
-from pgoutput_fast.values._values cimport from_binary, from_text, utf8_text
+from pgoutput_fast.values._values cimport BEFORE, from_binary, from_text, utf8_text
 from pgoutput_fast._loads cimport load_uint16, load_uint32
 from pgoutput_fast.protocol._wire cimport (
-    KIND_BINARY, KIND_NULL, KIND_TEXT, KIND_UNCHANGED, ROW_MARKER, ROW_RELATION_ID, ColumnSlice,
-    take_column,
+    KIND_BINARY, KIND_NULL, KIND_TEXT, KIND_UNCHANGED, ROW_COLUMNS, ROW_MARKER, ROW_RELATION_ID,
+    VALUE_HEAD, ColumnSlice, take_column,
 )
 
 import operator
@@ -31,6 +31,9 @@ from ..errors import fail
 from ..objects import UNCHANGED
 from .plan import refuse_value
 from .views import describe_tuple, restore_tuple
+
+if BEFORE != ROW_COLUMNS + VALUE_HEAD:
+    raise ImportError("values do not lie in frames where this extension expects them; rebuild it")
 
 cdef object _UNCHANGED = UNCHANGED
 
@@ -158,7 +161,8 @@ cdef class TupleData:
             PyTuple_SET_ITEM(values, i, value)
         return values
 
-    # Both without what a function of Python has beside: the interpreter calls them 13 ns faster.
+    # The next two are plain C methods, not Cython's functions, which bind as Python's do: calls are
+    # 13 ns faster (measured).
     @cython.binding(False)
     @cython.embedsignature(True)
     @cython.embedsignature.format("clinic")
@@ -377,7 +381,7 @@ cdef class TupleData:
         return self._plan.plan.text_form[i](self._raw(column))
 
 
-# What values() returns.
+# All values of a row, as TupleData.values() returns them.
 cdef tuple values_of(TupleData data):
     cdef const uint8_t *frame = data_of(data._frame)
     cdef Py_ssize_t position = data._start

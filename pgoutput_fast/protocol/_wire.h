@@ -1,7 +1,7 @@
-/* The bytes of frames, as the C code reads them: where the fields of messages lie, and the columns of
- * tuples.
+/* The bytes of frames, as the C code reads them: where the fields of messages lie, and the columns
+ * of tuples.
  *
- * Functions called pgf_take_... rely on what their caller has checked; the others check every bound
+ * pgf_take_column relies on what its caller has checked; the other functions check every bound
  * before they read.
  */
 #ifndef PGOUTPUT_FAST_WIRE_H
@@ -14,17 +14,19 @@
 
 /* --- messages --------------------------------------------------------------------------------- */
 
-/* The longest frame, as errors.MAX_FRAME_LENGTH has it. A column's slice could not hold the length of
- * a value in a longer one, and no server sends such.
+/* The longest frame, as errors.MAX_FRAME_LENGTH has it. Slices could not hold the length of a value
+ * in a longer one, which no server sends.
  */
 enum { PGF_MAX_FRAME = 0x3FFFFFFF };
 
-/* A tuple has at most as many columns as a signed 16-bit number can count. */
+/* The most columns of a tuple, as wire.MAX_COLUMNS has it: their number is a signed 16-bit integer.
+ */
 enum { PGF_MAX_COLUMNS = 0x7FFF };
 
-/* Offsets of the fields that C reads, outside stream chunks: inside of them, the messages I, U, D, R,
- * Y, T and M have an xid behind their tag, so that their other fields come PGF_XID_SIZE later. `end` is
- * the length of a message whose length is fixed. A test compares them all with the table of messages.
+/* Offsets of the fields that C reads, outside stream chunks: inside of them, the messages I, U, D,
+ * R, Y, T and M have an xid behind their tag, so that their other fields come PGF_XID_SIZE later.
+ * `end` is the length of a message whose length is fixed. A test compares them all with the table
+ * of messages.
  */
 #define PGF_WIRE_FIELDS(X) \
     X(BEGIN, 'B', final_lsn, 1) \
@@ -150,7 +152,9 @@ static inline ptrdiff_t pgf_walk_tuple(
     return at - frame;
 }
 
-/* The column at `position` of a tuple that pgf_walk_tuple has found sound; where the next begins. */
+/* The column at `position` of a tuple in which pgf_walk_tuple has found no fault; where the next
+ * one begins. It checks nothing, as the whole frame was checked before its message was made.
+ */
 static inline ptrdiff_t pgf_take_column(
     const uint8_t *frame, ptrdiff_t position, pgf_slice *column)
 {

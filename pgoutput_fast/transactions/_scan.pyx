@@ -228,7 +228,7 @@ def first_uses(data: Any, offsets: Any, relation_ids: Collection[int]) -> list[t
         while at + 4 <= end:
             relation_id = load_uint32(frames.at + at)
             at += 4
-            # Rows of one relation come together, most of the time.
+            # Rows of one relation mostly follow each other, so that most need no look into a dict.
             if has_before and relation_id == before:
                 continue
             before, has_before = relation_id, True

@@ -1,12 +1,14 @@
 /* From the bytes of a value, as a tuple has them, to the bytes of a column.
  *
- * Every function takes the value's first byte and its length, and returns 1, or 0 where the value is
- * unusual or malformed: what becomes of it then is for pgoutput_fast.columnar.mapping to say. They read
- * nothing but the value, but for those that take `before`: the number of bytes that may be read
- * before the value's first one, and `after`: the number of those behind its last one. Loads of 16
- * bytes that reach there are three to five times as fast as loops (measured).
+ * The messages' values are made of what these functions read, too: in _values.pyx.
  *
- * In C, not Cython, for the sake of SSE2, which every x86-64 has. Without it loops do the same.
+ * Every function takes the value's first byte and its length, and returns 1, or 0 where the value
+ * is unusual or malformed. The caller then asks a function in Python, which knows policies and
+ * errors. They read nothing but the value, except those with a parameter `before`, the number of
+ * bytes that may be read in front of the value, or `after`, the number of those behind it: loads of
+ * 16 bytes that reach beyond a value are three to five times as fast as loops (measured).
+ *
+ * It is C, not Cython, to use SSE2, which every x86-64 has. Elsewhere, loops do the same.
  */
 #ifndef PGOUTPUT_FAST_CONVERT_H
 #define PGOUTPUT_FAST_CONVERT_H
@@ -24,7 +26,8 @@
 #define PGF_SSE2 0
 #endif
 
-/* AVX2, where the processor at hand has it. */
+/* Whether functions for AVX2 can be compiled; whether the processor has it is asked when they run.
+ */
 #if PGF_SSE2 && (defined(__GNUC__) || defined(__clang__))
 #include <immintrin.h>
 #define PGF_AVX2 1
@@ -55,20 +58,22 @@ static inline int pgf_digits_slow(const uint8_t *at, size_t length, uint64_t *nu
 }
 
 #if PGF_SSE2
-/* The last n bytes of 16 are those at PGF_LAST + n. */
+/* The 16 bytes at PGF_LAST + n are a mask of the last n of 16 bytes. */
 static const uint8_t PGF_LAST[32] = {
     0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
 };
 
-/* The number of 16 bytes that hold '0' + digit, the unused ones in front '0'; each is checked. */
+/* The number whose digits are those of 16 bytes that `used` masks; 0 if one of them is no digit. */
 static inline int pgf_sixteen_digits(__m128i text, __m128i used, uint64_t *number)
 {
     __m128i digits = _mm_and_si128(_mm_sub_epi8(text, _mm_set1_epi8('0')), used);
     __m128i over = _mm_subs_epu8(digits, _mm_set1_epi8(9));
     if (_mm_movemask_epi8(_mm_cmpeq_epi8(over, _mm_setzero_si128())) != 0xFFFF)
         return 0;
-    /* Pairs of digits, then of pairs, then of fours, the higher one at the lower address. */
+    /* Join neighbours to numbers of two digits, these to four, these to eight. Of two neighbours,
+     * the one at the lower address is the higher.
+     */
     __m128i pairs = _mm_add_epi16(
         _mm_mullo_epi16(_mm_and_si128(digits, _mm_set1_epi16(0xFF)), _mm_set1_epi16(10)),
         _mm_srli_epi16(digits, 8));
@@ -81,7 +86,7 @@ static inline int pgf_sixteen_digits(__m128i text, __m128i used, uint64_t *numbe
 }
 #endif
 
-/* 1 to 19 digits and nothing else. */
+/* A text of 1 to 19 digits, and nothing else, as a number. */
 static inline int pgf_digits(const uint8_t *at, size_t length, size_t before, uint64_t *number)
 {
 #if PGF_SSE2
@@ -100,6 +105,7 @@ static inline int pgf_digits(const uint8_t *at, size_t length, size_t before, ui
     return pgf_digits_slow(at, length, number);
 }
 
+/* A text of digits, with a minus or without, as a number between `least` and `greatest`. */
 static inline int pgf_integer(
     const uint8_t *at, size_t length, size_t before, int64_t least, int64_t greatest,
     int64_t *value)
@@ -120,11 +126,11 @@ static inline int pgf_integer(
     return 1;
 }
 
-/* The digits of a number that has `scale` of them behind its point, as one integer without the sign;
- * at most `most` digits, of which an uint64 holds 19.
+/* The digits of a number that has `scale` of them behind its point, as one integer without the
+ * sign; 19 digits at most, as no more are an uint64.
  */
 static inline int pgf_decimal_digits(
-    const uint8_t *at, size_t length, size_t before, uint32_t scale, size_t most, int *negative,
+    const uint8_t *at, size_t length, size_t before, uint32_t scale, int *negative,
     uint64_t *number)
 {
     *negative = length > 0 && at[0] == '-';
@@ -132,9 +138,9 @@ static inline int pgf_decimal_digits(
     length -= *negative;
     before += *negative;
     if (scale == 0)
-        return length <= most && pgf_digits(at, length, before, number);
+        return pgf_digits(at, length, before, number);
     /* A digit before the point, the point, and the digits behind it. */
-    if (length < (size_t)scale + 2 || length > most + 1 || at[length - scale - 1] != '.')
+    if (length < (size_t)scale + 2 || length > 20 || at[length - scale - 1] != '.')
         return 0;
 #if PGF_SSE2
     if (length <= 16 && before + length >= 16) {
@@ -153,18 +159,6 @@ static inline int pgf_decimal_digits(
         || !pgf_digits_slow(at + length - scale, scale, &fraction))
         return 0;
     *number = whole * PGF_POWERS[scale] + fraction;
-    return 1;
-}
-
-/* The same as a signed integer, for which there are 18 digits at most. */
-static inline int pgf_decimal(
-    const uint8_t *at, size_t length, size_t before, uint32_t scale, int64_t *value)
-{
-    uint64_t number;
-    int negative;
-    if (!pgf_decimal_digits(at, length, before, scale, 18, &negative, &number))
-        return 0;
-    *value = negative ? -(int64_t)number : (int64_t)number;
     return 1;
 }
 
@@ -215,19 +209,7 @@ static inline int pgf_numeric_digits(const uint8_t *at, size_t length, uint64_t 
     return 1;
 }
 
-/* The same of one whose scale is `scale`, as a signed integer of up to 18 digits. */
-static inline int pgf_binary_decimal(
-    const uint8_t *at, size_t length, uint32_t scale, int64_t *value)
-{
-    uint64_t number;
-    if (!pgf_numeric_digits(at, length, &number) || pgf_load2(at + 6) != scale
-        || number >= PGF_POWERS[18])
-        return 0;
-    *value = pgf_load2(at + 4) ? -(int64_t)number : (int64_t)number;
-    return 1;
-}
-
-/* Whether it is a number as numeric_out prints one. */
+/* Whether it is a finite number as PostgreSQL's numeric_out prints one. */
 static inline int pgf_is_numeric(const uint8_t *at, size_t length)
 {
     size_t i = length > 0 && at[0] == '-';
@@ -248,6 +230,7 @@ static inline int pgf_is_numeric(const uint8_t *at, size_t length)
 
 enum { PGF_NUMERIC_ROOM = 80 };
 
+/* Four digits. */
 static inline size_t pgf_four(char *text, uint32_t digit)
 {
     text[0] = (char)('0' + digit / 1000);
@@ -257,7 +240,9 @@ static inline size_t pgf_four(char *text, uint32_t digit)
     return 4;
 }
 
-/* The text of a binary numeric of up to 32 digits, into PGF_NUMERIC_ROOM bytes; its length or 0. */
+/* Write the text of a binary numeric of up to 32 digits before and 32 behind the point, into a
+ * place of PGF_NUMERIC_ROOM bytes. The result is its length, or 0.
+ */
 static inline size_t pgf_numeric_text(const uint8_t *at, size_t length, char *text)
 {
     if (length < 8 || length > 24)
@@ -283,7 +268,7 @@ static inline size_t pgf_numeric_text(const uint8_t *at, size_t length, char *te
             continue;
         }
         if (digit == 0 && weight > 0)
-            return 0; /* a leading zero, which no server sends */
+            return 0; /* a leading group of zeros, which no server sends */
         if (digit >= 1000)
             text[n++] = (char)('0' + digit / 1000);
         if (digit >= 100)
@@ -316,14 +301,16 @@ static inline size_t pgf_numeric_text(const uint8_t *at, size_t length, char *te
 
 /* --- floats ----------------------------------------------------------------------------------- */
 
-/* 64 bits of mantissa of powers of five, and the 64 below them; filled in by
- * fill_powers() of _values.pyx.
- * Lemire, "Number Parsing at a Gigabyte per Second", 2021. */
+/* Powers of ten from 10**PGF_LEAST_POWER to 10**PGF_GREATEST_POWER: the first 128 bits of each,
+ * which are those of the power of five. fill_powers() of _values.pyx makes the table of them.
+ * Lemire, "Number Parsing at a Gigabyte per Second", 2021.
+ */
 enum { PGF_LEAST_POWER = -342, PGF_GREATEST_POWER = 308 };
 typedef struct {
     uint64_t high, low;
 } pgf_power;
 
+/* The product of two numbers, in 128 bits. */
 static inline void pgf_multiply(uint64_t a, uint64_t b, uint64_t *high, uint64_t *low)
 {
 #if defined(__SIZEOF_INT128__)
@@ -353,7 +340,9 @@ static inline int pgf_leading_zeros(uint64_t word)
 #endif
 }
 
-/* number * 10**power as the nearest double, 0 where that takes more digits than are here. */
+/* The double nearest to number * 10**power. 0: to find it takes more digits of the power than
+ * these.
+ */
 static inline int pgf_scaled_double(
     uint64_t number, int32_t power, const pgf_power *powers, double *value)
 {
@@ -370,14 +359,15 @@ static inline int pgf_scaled_double(
         low += second;
         if (low < second)
             high++;
-        /* On the edge between two doubles, as far as these digits tell. */
+        /* These digits do not tell on which side of the middle between two doubles the number is.
+         */
         if (low == UINT64_MAX && (high & 0x1FF) == 0x1FF)
             return 0;
     }
     int upper = (int)(high >> 63);
     mantissa = high >> (upper + 9);
     zeros += 1 ^ upper;
-    /* Halfway between two doubles? Then the even one is right, if it is exactly so. */
+    /* It may be exactly in the middle between two doubles, where the even one is right. */
     if (low == 0 && (high & 0x1FF) == 0 && (mantissa & 3) == 1)
         return 0;
     mantissa += mantissa & 1;
@@ -386,7 +376,7 @@ static inline int pgf_scaled_double(
         mantissa = 1ull << 52;
         zeros--;
     }
-    /* 217706 / 2**16 is log2(10), near enough for these powers. */
+    /* 217706 / 2**16 is so near to log2(10) that the result is right for all of these powers. */
     int64_t exponent = ((217706 * (int64_t)power) >> 16) + 1024 + 63 - zeros;
     if (exponent < 1 || exponent > 2046)
         return 0;
@@ -395,7 +385,9 @@ static inline int pgf_scaled_double(
     return 1;
 }
 
-/* Digits, a point, an exponent; finite, and none of them beyond 19 significant digits. */
+/* A finite number in decimal notation, with a point or an exponent or without, of up to 19
+ * significant digits.
+ */
 static inline int pgf_float(
     const uint8_t *at, size_t length, const pgf_power *powers, double *value)
 {
@@ -461,9 +453,12 @@ static inline int pgf_float(
 
 #define PGF_DAY INT64_C(86400000000) /* microseconds */
 
-/* Days from 1970-01-01 to 2000-01-01, and from there to the first and the last day of Python's dates. */
+/* Days from 1970-01-01 to 2000-01-01, and from there to the first and the last day of Python's
+ * dates.
+ */
 enum { PGF_SHIFT_DAYS = 10957, PGF_LEAST_DAY = -730119, PGF_GREATEST_DAY = 2921939 };
 
+/* Two digits as a number; -1 if they are none. */
 static inline int32_t pgf_two(const uint8_t *at)
 {
     uint32_t tens = (uint32_t)at[0] - '0', ones = (uint32_t)at[1] - '0';
@@ -477,7 +472,7 @@ static inline int32_t pgf_days_in(int32_t year, int32_t month)
         + (month == 2 && year % 4 == 0 && (year % 100 != 0 || year % 400 == 0));
 }
 
-/* A day and a time of day as people write them, and as Python's classes take them. */
+/* A day and a time of day, in the numbers that people write and that Python's classes take. */
 typedef struct {
     int32_t year, month, day;
 } pgf_calendar_day;
@@ -486,7 +481,7 @@ typedef struct {
     int32_t hour, minute, second, microsecond;
 } pgf_time_of_day;
 
-/* Of the ten bytes YYYY-MM-DD, from year 1 on. */
+/* Read the ten bytes YYYY-MM-DD, of a year from 1 on. */
 static inline int pgf_read_day(const uint8_t *at, pgf_calendar_day *day)
 {
     int32_t century = pgf_two(at), year = pgf_two(at + 2);
@@ -499,7 +494,9 @@ static inline int pgf_read_day(const uint8_t *at, pgf_calendar_day *day)
         && day->day <= pgf_days_in(day->year, day->month);
 }
 
-/* Of HH:MM:SS[.f to .ffffff]; the number of bytes read, 0 if it is none. */
+/* Read HH:MM:SS, with one to six digits of a fraction or without. The result is the number of bytes
+ * read, 0 if they are no such time.
+ */
 static inline size_t pgf_read_time(const uint8_t *at, size_t length, pgf_time_of_day *time)
 {
     static const int32_t scales[7] = {1000000, 100000, 10000, 1000, 100, 10, 1};
@@ -527,7 +524,7 @@ static inline size_t pgf_read_time(const uint8_t *at, size_t length, pgf_time_of
     return i;
 }
 
-/* Of YYYY-MM-DD HH:MM:SS[.ffffff], with +00 behind it where `zoned`. */
+/* Read YYYY-MM-DD HH:MM:SS[.ffffff], which ends with +00 if `zoned` is set. */
 static inline int pgf_read_timestamp(
     const uint8_t *at, size_t length, int zoned, pgf_calendar_day *day, pgf_time_of_day *time)
 {
@@ -544,7 +541,9 @@ static inline int pgf_read_timestamp(
 /* Days from 1970-01-01. */
 static inline int32_t pgf_day_number(const pgf_calendar_day *day)
 {
-    /* Years that begin in March: the leap day is their last one, and months follow a line. */
+    /* Count years from March on. The leap day is the last day of such a year then, and the days
+     * before a month are (153 * month + 2) / 5.
+     */
     int32_t early = day->month <= 2;
     int32_t year = day->year - early;
     int32_t from_march = day->month + (early ? 9 : -3);
@@ -559,7 +558,7 @@ static inline int64_t pgf_microseconds(const pgf_time_of_day *time)
     return (int64_t)seconds * 1000000 + time->microsecond;
 }
 
-/* The same texts as the numbers that a column has. */
+/* The texts of a date, a time and a timestamp as the numbers that a column has. */
 static inline int pgf_date(const uint8_t *at, size_t length, int32_t *days)
 {
     pgf_calendar_day day;
@@ -598,7 +597,7 @@ static inline int pgf_nibble(uint8_t character)
     return digit <= 9 ? (int)digit : letter <= 5 ? (int)letter + 10 : -1;
 }
 
-/* 2 * count hexadecimal digits to count bytes. */
+/* The bytes that 2 * count hexadecimal digits stand for. */
 static inline int pgf_hexadecimal(const uint8_t *at, size_t count, uint8_t *bytes)
 {
     size_t i = 0;
@@ -617,7 +616,7 @@ static inline int pgf_hexadecimal(const uint8_t *at, size_t count, uint8_t *byte
         __m128i nibble = _mm_or_si128(
             _mm_and_si128(is_digit, digit),
             _mm_andnot_si128(is_digit, _mm_add_epi8(letter, _mm_set1_epi8(10))));
-        /* Pairs: the higher half at the lower address. */
+        /* Join two halves to a byte; the higher half is at the lower address. */
         __m128i whole = _mm_or_si128(
             _mm_slli_epi16(_mm_and_si128(nibble, _mm_set1_epi16(0x0F)), 4),
             _mm_srli_epi16(nibble, 8));
@@ -659,7 +658,7 @@ static inline void pgf_uuid_text(const uint8_t *bytes, uint8_t *text)
 
 /* --- text ------------------------------------------------------------------------------------- */
 
-/* Copies up to 16 bytes from and to where 16 are; whether they are ASCII. */
+/* Copy up to 16 bytes, from and to places of 16 bytes. The result is whether they are ASCII. */
 static inline int pgf_copy_short(uint8_t *to, const uint8_t *at, size_t length)
 {
 #if PGF_SSE2
@@ -674,7 +673,9 @@ static inline int pgf_copy_short(uint8_t *to, const uint8_t *at, size_t length)
 #endif
 }
 
-/* Copies a value to where 16 bytes more may be written than it has; whether it is ASCII. */
+/* Copy a value to where 16 bytes more than its length may be written. The result is whether it is
+ * ASCII.
+ */
 static inline int pgf_copy_text(uint8_t *to, const uint8_t *at, size_t length, size_t after)
 {
 #if PGF_SSE2
@@ -700,7 +701,7 @@ static inline int pgf_copy_text(uint8_t *to, const uint8_t *at, size_t length, s
             seen = _mm_or_si128(seen, a);
         }
         if (i < length) {
-            /* The last 16, some of them a second time. */
+            /* Copy the last 16 bytes, some of which were copied before. */
             __m128i a = _mm_loadu_si128((const __m128i *)(at + length - 16));
             _mm_storeu_si128((__m128i *)(to + length - 16), a);
             seen = _mm_or_si128(seen, a);
@@ -736,7 +737,8 @@ static inline int pgf_is_utf8(const uint8_t *at, size_t length)
                 return 0;
             at += 2;
         } else if (first < 0xF0) {
-            /* Neither longer than need be nor half of a pair of UTF-16. */
+            /* E0 80 to E0 9F are longer forms of shorter characters, ED A0 to ED BF are surrogates.
+             */
             if (end - at < 3 || (at[1] & 0xC0) != 0x80 || (at[2] & 0xC0) != 0x80
                 || (first == 0xE0 && at[1] < 0xA0) || (first == 0xED && at[1] > 0x9F))
                 return 0;
@@ -753,9 +755,10 @@ static inline int pgf_is_utf8(const uint8_t *at, size_t length)
 }
 
 #if PGF_AVX2
-/* What may be wrong with two bytes, by the halves of the first and the upper half of the second:
- * it is wrong where all three say so. Keiser and Lemire, "Validating UTF-8 in less than one
- * instruction per byte", 2020. */
+/* The errors that two successive bytes can have, as bits. Each half of the first byte, and the
+ * upper half of the second, allows some of them; an error that all three allow is there. Keiser and
+ * Lemire, "Validating UTF-8 in less than one instruction per byte", 2020.
+ */
 enum {
     PGF_TOO_SHORT = 1, /* a lead byte or ASCII where a continuation must be */
     PGF_TOO_LONG = 2, /* a continuation behind ASCII */
@@ -763,8 +766,8 @@ enum {
     PGF_TOO_LARGE = 8,
     PGF_SURROGATE = 16,
     PGF_OVERLONG_2 = 32,
-    PGF_OVERLONG_4 = 64, /* and what is larger than F4 8F */
-    PGF_TWO_CONTINUATIONS = 128, /* wrong, but behind a lead byte of three or four */
+    PGF_OVERLONG_4 = 64, /* F0 80 to F0 8F; also F5 and above before 80 to 8F */
+    PGF_TWO_CONTINUATIONS = 128, /* right only in a character of three or four bytes */
     PGF_ANY_LOW = PGF_TOO_SHORT | PGF_TOO_LONG | PGF_TWO_CONTINUATIONS,
     PGF_LOW_5 = PGF_ANY_LOW | PGF_TOO_LARGE | PGF_OVERLONG_4,
     PGF_CONTINUATION = PGF_TOO_LONG | PGF_OVERLONG_2 | PGF_TWO_CONTINUATIONS,
@@ -790,7 +793,9 @@ static const uint8_t PGF_SECOND_HIGH[16] = {
     PGF_CONTINUATION | PGF_SURROGATE | PGF_TOO_LARGE, PGF_TOO_SHORT, PGF_TOO_SHORT, PGF_TOO_SHORT,
     PGF_TOO_SHORT,
 };
-/* Above these, the last three bytes of a block begin a character that goes on behind it. */
+/* If one of the last three bytes of a block is above the one here, it begins a character that goes
+ * on behind the block.
+ */
 static const uint8_t PGF_COMPLETE[32] = {
     255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
     255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 0xEF, 0xDF, 0xBF,
@@ -802,7 +807,9 @@ __attribute__((target("avx2"))) static inline __m256i pgf_table(const uint8_t *t
     return _mm256_shuffle_epi8(both, at);
 }
 
-/* Not zero where 32 bytes are wrong, of which `before` are the 32 in front. */
+/* Not zero where one of the 32 bytes of `text` is wrong; `before` are the 32 bytes in front of
+ * them.
+ */
 __attribute__((target("avx2"))) static inline __m256i pgf_wrong_utf8(__m256i text, __m256i before)
 {
     __m256i middle = _mm256_permute2x128_si256(before, text, 0x21);
@@ -823,7 +830,7 @@ __attribute__((target("avx2"))) static inline __m256i pgf_wrong_utf8(__m256i tex
     return _mm256_xor_si256(expected, wrong);
 }
 
-/* As pgf_copy_utf8(), in one pass; of 32 bytes at least. */
+/* As pgf_copy_utf8(), in one pass over the text. */
 __attribute__((target("avx2"), noinline)) static int pgf_copy_utf8_avx2(
     uint8_t *to, const uint8_t *at, size_t length)
 {
@@ -837,7 +844,7 @@ __attribute__((target("avx2"), noinline)) static int pgf_copy_utf8_avx2(
             text = _mm256_loadu_si256((const __m256i *)(at + i));
             _mm256_storeu_si256((__m256i *)(to + i), text);
         } else {
-            /* With zeros behind it: ASCII, so that a character that is cut short shows. */
+            /* Zeros behind the end are ASCII, so that a character that is cut off is found. */
             memcpy(rest, at + i, length - i);
             memcpy(to + i, at + i, length - i);
             text = _mm256_loadu_si256((const __m256i *)rest);
@@ -858,7 +865,7 @@ __attribute__((target("avx2"), noinline)) static int pgf_copy_utf8_avx2(
 }
 #endif
 
-/* Copies a value as pgf_copy_text does; whether it is UTF-8. */
+/* Copy a value as pgf_copy_text does. The result is whether it is UTF-8. */
 static inline int pgf_copy_utf8(uint8_t *to, const uint8_t *at, size_t length, size_t after)
 {
 #if PGF_AVX2

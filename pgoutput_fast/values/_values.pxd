@@ -7,8 +7,8 @@ cdef extern from "_convert.h" nogil:
         uint64_t high
         uint64_t low
 
-# What values/base.py calls them, by the same numbers; GENERAL leaves every value to
-# the function that the plan has for it.
+# The codecs that are compiled: the names and numbers of CODES in values/base.py. The values of
+# GENERAL are all left to the function that the plan has for the column.
 cdef enum Code:
     GENERAL = 0
     BOOL = 1
@@ -32,3 +32,9 @@ cdef object utf8_text(const char *text, Py_ssize_t length)
 cdef object from_text(uint8_t code, const char *at, Py_ssize_t length, object slowly)
 cdef object from_binary(uint8_t code, const char *at, Py_ssize_t length, object slowly)
 cdef const pgf_power *powers_of_five() noexcept nogil
+
+cdef enum:
+    # The bytes of a frame in front of a value, at least: a row's up to its columns, then the
+    # value's kind and length. Values come from nowhere but frames, and tuples compare this number
+    # with the layout of frames.
+    BEFORE = 13

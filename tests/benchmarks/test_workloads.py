@@ -230,6 +230,16 @@ def test_a_wrong_decoder_is_not_timed(small, monkeypatch, capsys):
     assert "narrow/text/texts/python, frame 1: ('" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("level", ["iteration", "tuple"])
+def test_rows_as_sequences_have_their_values(level):
+    workload = workloads.generate("narrow", "text", 20)
+    loop = decoders.own_loop(workload, level, "python", _pure)
+    loop.run()
+    values = decoders.own_loop(workload, "values", "python", _pure)
+    decoders.compare(level, loop.result(), values.result())
+    assert sum(isinstance(fields[-1], tuple) for fields in loop.result()) >= 20
+
+
 @pytest.mark.parametrize(("one", "other"), [(1, True), (1.0, 1), ((1,), [1]), ((1,), (1, 2))])
 def test_results_of_other_types_are_not_the_same(one, other):
     with pytest.raises(decoders.WrongResult, match="case, frame 0"):
