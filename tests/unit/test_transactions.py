@@ -191,6 +191,68 @@ def test_what_a_prepared_transaction_announced_holds_for_others() -> None:
     ]  # fmt: skip
 
 
+def prepared_frames(xid: int, *frames: bytes) -> list[bytes]:
+    return [
+        testing.begin_prepare(xid, "g", xid, xid + 1),
+        *frames,
+        testing.prepare(xid, "g", xid, xid + 1),
+    ]
+
+
+def tags_of(transaction: Transaction) -> bytes:
+    return b"".join(frame[:1] for frame in transaction.frames())
+
+
+def test_a_truncate_of_several_tables_that_a_prepared_transaction_announced() -> None:
+    frames = prepared_frames(
+        7, testing.relation(ACCOUNTS), testing.relation(ORDERS),
+        testing.insert(ACCOUNTS, [1, "a"]),
+    )  # fmt: skip
+    frames += [testing.begin(9), testing.truncate([ACCOUNTS, ORDERS]), testing.commit()]
+    (found,) = Assembler().feed(frames)
+    assert tags_of(found) == b"BRRTC"
+
+
+def test_what_prepared_transactions_announced_outlives_the_connection() -> None:
+    """The second one used the first one's Relation; it is committed over another connection."""
+    assembler = Assembler()
+    frames = prepared_frames(
+        7, testing.relation(ACCOUNTS), testing.insert(ACCOUNTS, [1, "a"])
+    ) + prepared_frames(8, testing.insert(ACCOUNTS, [2, "b"]))
+    assert not list(assembler.feed(frames))
+    assembler.reset()
+    (found,) = assembler.feed([testing.commit_prepared(8, "g")])
+    assert tags_of(found) == b"BRIC"
+
+
+def test_what_a_prepared_transaction_announced_is_out_of_date_after_another_one() -> None:
+    """The first one altered the table and was rolled back; the second has it as it was before."""
+    frames = [
+        testing.begin(6), testing.relation(ACCOUNTS), testing.insert(ACCOUNTS, [1, "a"]),
+        testing.commit(),
+        *prepared_frames(7, testing.relation(WIDER), testing.insert(WIDER, [2, "b", 5])),
+        testing.rollback_prepared(7, "g"),
+        *prepared_frames(8, testing.relation(ACCOUNTS), testing.insert(ACCOUNTS, [3, "c"])),
+        testing.begin(9), testing.insert(ACCOUNTS, [4, "d"]), testing.commit(),
+    ]  # fmt: skip
+    _, found = Assembler().feed(frames)
+    assert tags_of(found) == b"BIC"
+
+
+def test_a_type_stands_before_the_first_relation_that_has_it() -> None:
+    """A later row's table was announced, with the same type, in a prepared transaction."""
+    mood = testing.UserType(16390, "mood")
+    one = Table("one", {"id": "int4", "mood": mood}, relation_id=16600)
+    other = Table("other", {"id": "int4", "mood": mood}, relation_id=16700)
+    frames = prepared_frames(7, *one.announcement(), testing.insert(one, [1, "ok"]))
+    frames += [
+        testing.begin(9), *other.announcement(), testing.insert(other, [2, "ok"]),
+        testing.insert(one, [3, "ok"]), testing.commit(),
+    ]  # fmt: skip
+    (found,) = Assembler().feed(frames)
+    assert tags_of(found) == b"BYRIRIC"
+
+
 def test_kept_transactions_are_decoded_by_what_was_announced_before_them() -> None:
     server = Server()
     for number in range(200):
