@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing
@@ -399,92 +397,3 @@ def test_arguments_of_an_assembler() -> None:
         Assembler(max_memory=1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         Transaction()
-
-
-# --- against the plain model ----------------------------------------------------------------------
-
-ACTIONS = st.sampled_from(
-    ["begin", "insert", "insert", "insert", "wide", "update", "delete", "truncate", "message",
-     "savepoint", "release", "rollback", "stream", "stream", "commit", "commit", "abort", "prepare",
-     "commit prepared", "abort prepared", "outside", "reconnect"]
-)  # fmt: skip
-
-
-def play(actions: list[tuple[str, int]], parallel: bool, version: int) -> tuple[Server, list[int]]:
-    """A server on which these things happened, and where connections ended."""
-    server = Server(streaming="parallel" if parallel else "on", version=version)
-    opened: list[Any] = []
-    prepared: list[Any] = []
-    savepoints: dict[int, list[Any]] = {}
-    ends: list[int] = []
-    for step, (action, which) in enumerate(actions):
-        if action == "begin" and len(opened) < 4:
-            opened.append(server.begin("origin" if which % 3 == 0 else None, which))
-            savepoints[opened[-1].xid] = []
-        elif action == "outside":
-            server.message("m", b"%d" % step)
-        elif action == "reconnect":
-            server.reconnect()
-            ends.append(len(server.sent))
-        elif action in ("commit prepared", "abort prepared") and prepared:
-            one = prepared.pop(which % len(prepared))
-            one.commit() if action == "commit prepared" else one.abort()
-        elif opened:
-            one = opened[which % len(opened)]
-            inner = savepoints[one.xid]
-            if action == "insert":
-                one.insert(ACCOUNTS, [step, "x" * (which % 50)])
-            elif action == "wide":
-                one.insert(ORDERS, [step, "1.25"])
-            elif action == "update":
-                one.update(ACCOUNTS, [step, pf.UNCHANGED])
-            elif action == "delete":
-                one.delete(ORDERS, [step, None])
-            elif action == "truncate":
-                one.truncate([ACCOUNTS, ORDERS][: 1 + which % 2])
-            elif action == "message":
-                one.message("in", b"%d" % step)
-            elif action == "savepoint" and len(inner) < 3:
-                inner.append(one.savepoint())
-            elif action in ("release", "rollback") and inner:
-                saved = inner.pop()
-                saved.release() if action == "release" else saved.rollback()
-            elif action == "stream":
-                one.stream()
-            elif action in ("commit", "abort", "prepare"):
-                opened.remove(one)
-                if action == "prepare":
-                    one.prepare(f"gid {one.xid}")
-                    prepared.append(one)
-                elif action == "commit":
-                    one.commit()
-                else:
-                    one.abort()
-    return server, ends
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    st.lists(st.tuples(ACTIONS, st.integers(0, 100)), max_size=120),
-    st.booleans(),
-    st.sampled_from([14, 18]),
-    st.sampled_from([0, 300, 64 << 20]),
-    st.integers(0, 1 << 30),
-)
-def test_any_stream_cut_anywhere(
-    actions: list[tuple[str, int]], parallel: bool, version: int, memory: int, seed: int
-) -> None:
-    server, ends = play([("begin", 1), *actions], parallel, version)
-    sizes = random.Random(seed)
-    assembler = Assembler(max_memory=memory)
-    found: list[Transaction] = []
-    start = 0
-    for end in [*ends, len(server.sent)]:
-        while start < end:
-            stop = min(end, start + sizes.choice([1, 2, 3, 10, 1000]))
-            found += assembler.feed(server.frames[start:stop], server.lsns[start:stop])
-            assert assembler.memory <= memory
-            start = stop
-        if end != len(server.sent) or end in ends:
-            assembler.reset()
-    expect(server, [one for one in found if one.kind == "commit"])
