@@ -115,15 +115,15 @@ class Assembler:
         make_columnar(self._state)  # so that wrong arguments are refused here
         self._followers = (Follower(make_columnar), Follower(message_decoder))
         self._prepared: dict[tuple[int, str], Prepared] = {}
+        # What was announced in prepared transactions that were not delivered, by relation. The
+        # server does not announce it again, even if the transaction is rolled back. It is kept when
+        # the connection ends, as other prepared transactions may need it.
         self._pending: dict[int, list[bytes]] = {}
         self._streams: dict[int, Stage] = {}
         self._start()
 
     def _start(self) -> None:
         self._streams.clear()
-        # What was announced in prepared transactions that were not delivered, by relation. The
-        # server does not announce it again, even if the transaction is rolled back.
-        self._pending.clear()
         self._chunk: int | None = None  # top-level xid of the stream chunk that is open
         self._begin: Begun | None = None  # of the transaction that is open
         self._frames = 0  # of this call, in the runs before the current one
@@ -512,18 +512,24 @@ class Assembler:
         """
         dropped = []
         inserted: list[tuple[int, list[bytes]]] = []
+        stands = [(index, [frame]) for index, frame in announced]
+        missing: list[tuple[int, list[bytes]]] = []
         if self._pending and isinstance(parts, (Run, Stage)):
-            inserted = self._missing(parts, announced)
-        new: list[tuple[int, list[bytes]]] = list(inserted)
-        for index, frame in announced:
-            if self._state.announces(frame):
-                dropped.append(index)
-            else:
-                new.append((index, [frame]))
+            missing = self._missing(parts, announced)
+        before_rows = {index for index, _ in missing}
+        kept: list[bytes] = []
+        # In their order: what stands in it may need a Type before what is missing does.
+        for index, frames in sorted(stands + missing) if missing else stands:
+            new = [frame for frame in frames if not self._state.announces(frame)]
+            for frame in new:
                 self._state.receive(frame)
+            kept += new
+            if index in before_rows:
+                inserted.append((index, new))
+            elif not new:
+                dropped.append(index)
         before = self._context
-        if new:
-            kept = [frame for _, frames in sorted(new) for frame in frames]
+        if kept:
             self._context = Context(before, kept, self._state)
         found.append(
             made(
@@ -545,8 +551,11 @@ class Assembler:
         for _, frame in announced:
             types.append(frame)
             if frame[:1] == b"R":
+                relation_id = int.from_bytes(frame[1:5], "big")
+                # What another one announced before is out of date, also if this is known.
+                self._pending.pop(relation_id, None)
                 if not all(map(self._state.announces, types)):
-                    self._pending[int.from_bytes(frame[1:5], "big")] = types
+                    self._pending[relation_id] = types
                 types = []
 
     def _missing(
@@ -572,8 +581,6 @@ class Assembler:
             for relation_id, index in uses(run.data, run.offsets, self._pending.keys()):
                 frames = self._pending.pop(relation_id)
                 found.append((first + index, frames))
-                for frame in frames:
-                    self._state.receive(frame)
             first += len(run)
         return found
 

@@ -183,7 +183,9 @@ class Transaction:
         `first` is the index of the run's first frame in the transaction.
         """
         start, count = 0, len(run)
-        inserted = {index - first: frames for index, frames in self._inserted}
+        inserted: dict[int, list[bytes]] = {}
+        for index, frames in self._inserted:  # a Truncate can have several tables
+            inserted.setdefault(index - first, []).extend(frames)
         for index in sorted(inserted.keys() | {index - first for index in self._dropped}):
             if not 0 <= index < count:
                 continue

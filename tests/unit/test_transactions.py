@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing
@@ -191,6 +189,68 @@ def test_what_a_prepared_transaction_announced_holds_for_others() -> None:
     ]  # fmt: skip
 
 
+def prepared_frames(xid: int, *frames: bytes) -> list[bytes]:
+    return [
+        testing.begin_prepare(xid, "g", xid, xid + 1),
+        *frames,
+        testing.prepare(xid, "g", xid, xid + 1),
+    ]
+
+
+def tags_of(transaction: Transaction) -> bytes:
+    return b"".join(frame[:1] for frame in transaction.frames())
+
+
+def test_a_truncate_of_several_tables_that_a_prepared_transaction_announced() -> None:
+    frames = prepared_frames(
+        7, testing.relation(ACCOUNTS), testing.relation(ORDERS),
+        testing.insert(ACCOUNTS, [1, "a"]),
+    )  # fmt: skip
+    frames += [testing.begin(9), testing.truncate([ACCOUNTS, ORDERS]), testing.commit()]
+    (found,) = Assembler().feed(frames)
+    assert tags_of(found) == b"BRRTC"
+
+
+def test_what_prepared_transactions_announced_outlives_the_connection() -> None:
+    """The second one used the first one's Relation; it is committed over another connection."""
+    assembler = Assembler()
+    frames = prepared_frames(
+        7, testing.relation(ACCOUNTS), testing.insert(ACCOUNTS, [1, "a"])
+    ) + prepared_frames(8, testing.insert(ACCOUNTS, [2, "b"]))
+    assert not list(assembler.feed(frames))
+    assembler.reset()
+    (found,) = assembler.feed([testing.commit_prepared(8, "g")])
+    assert tags_of(found) == b"BRIC"
+
+
+def test_what_a_prepared_transaction_announced_is_out_of_date_after_another_one() -> None:
+    """The first one altered the table and was rolled back; the second has it as it was before."""
+    frames = [
+        testing.begin(6), testing.relation(ACCOUNTS), testing.insert(ACCOUNTS, [1, "a"]),
+        testing.commit(),
+        *prepared_frames(7, testing.relation(WIDER), testing.insert(WIDER, [2, "b", 5])),
+        testing.rollback_prepared(7, "g"),
+        *prepared_frames(8, testing.relation(ACCOUNTS), testing.insert(ACCOUNTS, [3, "c"])),
+        testing.begin(9), testing.insert(ACCOUNTS, [4, "d"]), testing.commit(),
+    ]  # fmt: skip
+    _, found = Assembler().feed(frames)
+    assert tags_of(found) == b"BIC"
+
+
+def test_a_type_stands_before_the_first_relation_that_has_it() -> None:
+    """A later row's table was announced, with the same type, in a prepared transaction."""
+    mood = testing.UserType(16390, "mood")
+    one = Table("one", {"id": "int4", "mood": mood}, relation_id=16600)
+    other = Table("other", {"id": "int4", "mood": mood}, relation_id=16700)
+    frames = prepared_frames(7, *one.announcement(), testing.insert(one, [1, "ok"]))
+    frames += [
+        testing.begin(9), *other.announcement(), testing.insert(other, [2, "ok"]),
+        testing.insert(one, [3, "ok"]), testing.commit(),
+    ]  # fmt: skip
+    (found,) = Assembler().feed(frames)
+    assert tags_of(found) == b"BYRIRIC"
+
+
 def test_kept_transactions_are_decoded_by_what_was_announced_before_them() -> None:
     server = Server()
     for number in range(200):
@@ -337,92 +397,3 @@ def test_arguments_of_an_assembler() -> None:
         Assembler(max_memory=1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         Transaction()
-
-
-# --- against the plain model ----------------------------------------------------------------------
-
-ACTIONS = st.sampled_from(
-    ["begin", "insert", "insert", "insert", "wide", "update", "delete", "truncate", "message",
-     "savepoint", "release", "rollback", "stream", "stream", "commit", "commit", "abort", "prepare",
-     "commit prepared", "abort prepared", "outside", "reconnect"]
-)  # fmt: skip
-
-
-def play(actions: list[tuple[str, int]], parallel: bool, version: int) -> tuple[Server, list[int]]:
-    """A server on which these things happened, and where connections ended."""
-    server = Server(streaming="parallel" if parallel else "on", version=version)
-    opened: list[Any] = []
-    prepared: list[Any] = []
-    savepoints: dict[int, list[Any]] = {}
-    ends: list[int] = []
-    for step, (action, which) in enumerate(actions):
-        if action == "begin" and len(opened) < 4:
-            opened.append(server.begin("origin" if which % 3 == 0 else None, which))
-            savepoints[opened[-1].xid] = []
-        elif action == "outside":
-            server.message("m", b"%d" % step)
-        elif action == "reconnect":
-            server.reconnect()
-            ends.append(len(server.sent))
-        elif action in ("commit prepared", "abort prepared") and prepared:
-            one = prepared.pop(which % len(prepared))
-            one.commit() if action == "commit prepared" else one.abort()
-        elif opened:
-            one = opened[which % len(opened)]
-            inner = savepoints[one.xid]
-            if action == "insert":
-                one.insert(ACCOUNTS, [step, "x" * (which % 50)])
-            elif action == "wide":
-                one.insert(ORDERS, [step, "1.25"])
-            elif action == "update":
-                one.update(ACCOUNTS, [step, pf.UNCHANGED])
-            elif action == "delete":
-                one.delete(ORDERS, [step, None])
-            elif action == "truncate":
-                one.truncate([ACCOUNTS, ORDERS][: 1 + which % 2])
-            elif action == "message":
-                one.message("in", b"%d" % step)
-            elif action == "savepoint" and len(inner) < 3:
-                inner.append(one.savepoint())
-            elif action in ("release", "rollback") and inner:
-                saved = inner.pop()
-                saved.release() if action == "release" else saved.rollback()
-            elif action == "stream":
-                one.stream()
-            elif action in ("commit", "abort", "prepare"):
-                opened.remove(one)
-                if action == "prepare":
-                    one.prepare(f"gid {one.xid}")
-                    prepared.append(one)
-                elif action == "commit":
-                    one.commit()
-                else:
-                    one.abort()
-    return server, ends
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    st.lists(st.tuples(ACTIONS, st.integers(0, 100)), max_size=120),
-    st.booleans(),
-    st.sampled_from([14, 18]),
-    st.sampled_from([0, 300, 64 << 20]),
-    st.integers(0, 1 << 30),
-)
-def test_any_stream_cut_anywhere(
-    actions: list[tuple[str, int]], parallel: bool, version: int, memory: int, seed: int
-) -> None:
-    server, ends = play([("begin", 1), *actions], parallel, version)
-    sizes = random.Random(seed)
-    assembler = Assembler(max_memory=memory)
-    found: list[Transaction] = []
-    start = 0
-    for end in [*ends, len(server.sent)]:
-        while start < end:
-            stop = min(end, start + sizes.choice([1, 2, 3, 10, 1000]))
-            found += assembler.feed(server.frames[start:stop], server.lsns[start:stop])
-            assert assembler.memory <= memory
-            start = stop
-        if end != len(server.sent) or end in ends:
-            assembler.reset()
-    expect(server, [one for one in found if one.kind == "commit"])
