@@ -27,7 +27,7 @@ from ..errors import PgOutputError
 from ..lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -379,7 +379,13 @@ class ReplicationConnection:
         """
         check_publications(self._connection, publications)
 
-    def start(self, slot: str, lsn: int, options: Mapping[str, str]) -> None:
+    def start(
+        self,
+        slot: str,
+        lsn: int,
+        options: Mapping[str, str],
+        look_again: Callable[[], int] | None = None,
+    ) -> None:
         """START_REPLICATION: from here on the connection is a stream, in COPY mode.
 
         A slot that is in use is tried again for some seconds.
@@ -391,19 +397,21 @@ class ReplicationConnection:
             Where to begin; the server begins later if the slot was acknowledged further.
         options : mapping of str to str
             The options of the plugin, name to value.
+        look_again : callable, optional
+            Gives the LSN for a further try, as who has read the slot meanwhile has moved it on.
 
         Raises
         ------
         PgOutputError
-            The server refuses, or the connection is lost.
+            The server refuses, or the connection is lost; or `look_again` raises it.
         TypeError
             `slot` is no str.
         """
         check_slot_name(slot)
         given = ", ".join(f'"{name}" {_literal(value)}' for name, value in options.items())
-        command = f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} ({given})'
         pgconn = self.pgconn
         for wait in (*_BUSY_WAITS, None):
+            command = f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} ({given})'
             try:
                 pgconn.send_query(command.encode())
                 result = next_result(pgconn)
@@ -423,6 +431,8 @@ class ReplicationConnection:
                 raise refused
             _log.info("%s; trying again in %s s", refused, wait)
             time.sleep(wait)
+            if look_again is not None:
+                lsn = look_again()
 
 
 def next_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
