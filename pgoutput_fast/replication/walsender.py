@@ -19,6 +19,7 @@ from ..connections import (
     SESSION_SETTINGS,
     ConnectionParameters,
     RetryableError,
+    answered,
     check_publications,
     result_error,
     server_error,
@@ -180,8 +181,15 @@ class ReplicationConnection:
         """The connection of libpq that psycopg uses."""
         return self._connection.pgconn
 
-    def query(self, command: str | sql.Composable) -> list[tuple[object, ...]]:
+    def query(
+        self, command: str | sql.Composable, *, waits: bool = False
+    ) -> list[tuple[object, ...]]:
         """Run one command: of the replication protocol, or SQL.
+
+        Parameters
+        ----------
+        waits : bool
+            The server may take any time for it. Otherwise one that hangs is given up.
 
         Returns
         -------
@@ -191,12 +199,13 @@ class ReplicationConnection:
         Raises
         ------
         PgOutputError
-            The server refuses, or the connection is lost.
+            The server refuses, does not answer, or the connection is lost.
         """
         composed = command if isinstance(command, sql.Composable) else sql.SQL(command)
         text = composed.as_string(self._connection)
         try:
-            cursor = self._connection.execute(text.encode())
+            with contextlib.nullcontext() if waits else answered(self.pgconn):
+                cursor = self._connection.execute(text.encode())
             return cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:
             what = " ".join(text.split()[:2])
@@ -311,7 +320,10 @@ class ReplicationConnection:
             given += ", FAILOVER true)" if failover else ")"
         kind = "TEMPORARY LOGICAL pgoutput" if temporary else "LOGICAL pgoutput"
         rows = self.query(
-            sql.SQL("CREATE_REPLICATION_SLOT {} " + kind + " " + given).format(sql.Identifier(name))
+            sql.SQL("CREATE_REPLICATION_SLOT {} " + kind + " " + given).format(
+                sql.Identifier(name)
+            ),
+            waits=True,
         )
         _, lsn, exported, _ = rows[0]
         _log.info("made slot %s, which begins at %s", name, lsn)
@@ -323,7 +335,8 @@ class ReplicationConnection:
         rows = self.query(
             sql.SQL(
                 "SELECT end_lsn::text FROM pg_catalog.pg_replication_slot_advance({}, {}::pg_lsn)"
-            ).format(name, format_lsn(lsn))
+            ).format(name, format_lsn(lsn)),
+            waits=True,
         )
         _log.info("advanced slot %s to %s", name, rows[0][0])
         return parse_lsn(str(rows[0][0]))
@@ -413,8 +426,9 @@ class ReplicationConnection:
         for wait in (*_BUSY_WAITS, None):
             command = f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} ({given})'
             try:
-                pgconn.send_query(command.encode())
-                result = next_result(pgconn)
+                with answered(pgconn):
+                    pgconn.send_query(command.encode())
+                    result = next_result(pgconn)
             except psycopg.Error as error:
                 raise server_error("the connection is lost", str(error), error.sqlstate) from error
             if result is None:
