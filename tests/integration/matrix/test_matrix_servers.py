@@ -97,8 +97,7 @@ def test_prepared_transactions_outlive_client_and_server(
     with connect(
         shop.dsn(), start_lsn=transaction.end_lsn, start_timeline=stream.timeline, **given
     ) as stream:
-        for transaction in stream.transactions(stop_at=now(shop)):
-            stored.append(ids(transaction))
+        stored += [ids(transaction) for transaction in stream.transactions(stop_at=now(shop))]
     assert [one for one in stored if one] == [[2], [1], list(range(1000, 3000)), [3]]
 
 
@@ -272,9 +271,9 @@ def test_a_failover_slot_after_the_standby_is_promoted(
             transactions = stream.transactions()
 
             def synced() -> bool:
-                """Whether the standby's copy can be used; else write, and acknowledge, some more."""
+                """Whether the standby's copy can be used; some more is written, and acknowledged."""
                 time.sleep(0.2)
-                with pytest.raises(pf.PgOutputError, match="once the standby|no slot 's'|made"):
+                with pytest.raises(pf.PgOutputError, match=r"once the standby|no slot 's'|made"):
                     connect(other.dsn(), **GIVEN)
                 execute(shop, f"INSERT INTO t VALUES ({len(found)})")
                 transaction = next(transactions)
