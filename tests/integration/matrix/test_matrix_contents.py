@@ -63,7 +63,8 @@ def write(database: Any) -> None:
         "TRUNCATE u RESTART IDENTITY CASCADE",
         "SELECT pg_logical_emit_message(false, 'outside', 'one')",
         "BEGIN; SELECT pg_logical_emit_message(true, 'inside', 'two');"
-        " INSERT INTO u VALUES (0, 'x'); SELECT pg_logical_emit_message(true, 'inside', 'three'); COMMIT",
+        " INSERT INTO u VALUES (0, 'x');"
+        " SELECT pg_logical_emit_message(true, 'inside', 'three'); COMMIT",
         # Savepoints that are rolled back, before, between and inside of ones that stay.
         "BEGIN; INSERT INTO u SELECT g, repeat('a', 90) FROM generate_series(1000, 1999) g;"
         " SAVEPOINT a; INSERT INTO u SELECT g, repeat('b', 90) FROM generate_series(2000, 2999) g;"

@@ -271,7 +271,7 @@ def test_a_failover_slot_after_the_standby_is_promoted(
             transactions = stream.transactions()
 
             def synced() -> bool:
-                """Whether the standby's copy can be used; some more is written, and acknowledged."""
+                """Whether the standby's copy can be used; some more is written and acknowledged."""
                 time.sleep(0.2)
                 with pytest.raises(pf.PgOutputError, match=r"once the standby|no slot 's'|made"):
                     connect(other.dsn(), **GIVEN)
