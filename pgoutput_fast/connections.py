@@ -6,8 +6,11 @@ connection string.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import socket
+import threading
 from typing import TYPE_CHECKING
 
 from .errors import PgOutputError
@@ -22,7 +25,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 SESSION_SETTINGS = {
     "client_encoding": "UTF8",
@@ -46,6 +49,10 @@ _LIVELINESS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "60000",  # milliseconds
 }
+
+# A server that keeps the connection and does not answer is given up after so many seconds.
+# Keepalives do not notice a server that hangs, as its kernel answers them.
+_ANSWER_TIMEOUT = 60.0
 
 # Advice by SQLSTATE, which errors append to the server's own words.
 _ADVICE = {
@@ -167,6 +174,43 @@ def result_error(
     return server_error(doing, text, state.decode() if state else None, advice)
 
 
+@contextlib.contextmanager
+def answered(pgconn: pq.abc.PGconn) -> Iterator[None]:
+    """End the connection if the server does not answer the command that is run within.
+
+    Neither libpq nor psycopg has a timeout for an answer, so a timer's thread ends the connection.
+
+    Raises
+    ------
+    RetryableError
+        It has not answered.
+    """
+    silent = threading.Event()
+    # Of a duplicate of the descriptor, which is there as long as the thread.
+    with socket.socket(fileno=os.dup(pgconn.socket)) as duplicate:
+
+        def give_up() -> None:
+            silent.set()
+            with contextlib.suppress(OSError):  # the server has closed it at last
+                duplicate.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(_ANSWER_TIMEOUT, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except (psycopg.Error, PgOutputError):
+            if silent.is_set():
+                raise RetryableError(
+                    f"the server has not answered for {_ANSWER_TIMEOUT:.0f} s: it or the network "
+                    f"hangs; connect again"
+                ) from None
+            raise
+        finally:
+            timer.cancel()
+            timer.join()
+
+
 class ConnectionParameters:
     """Where and how to connect. Its repr has no secrets.
 
@@ -258,10 +302,13 @@ class ConnectionParameters:
                 text = text.replace(secret, "***")
             raise server_error("can't connect", text, error.sqlstate) from None
         try:
-            for name, value in SESSION_SETTINGS.items():
-                connection.execute(
-                    sql.SQL("SET {} = {}").format(sql.Identifier(name.lower()), sql.Literal(value))
-                )
+            with answered(connection.pgconn):
+                for name, value in SESSION_SETTINGS.items():
+                    connection.execute(
+                        sql.SQL("SET {} = {}").format(
+                            sql.Identifier(name.lower()), sql.Literal(value)
+                        )
+                    )
         except psycopg.Error as error:
             connection.close()
             raise server_error("can't set the session up", str(error), error.sqlstate) from error
@@ -291,7 +338,8 @@ def check_publications(
         sql.SQL(", ").join(sql.Literal(name) for name in publications)
     )
     try:
-        rows = connection.execute(query).fetchall()
+        with answered(connection.pgconn):
+            rows = connection.execute(query).fetchall()
     except psycopg.Error as error:
         raise server_error("can't look publications up", str(error), error.sqlstate) from error
     missing = sorted(set(publications) - {str(row[0]) for row in rows})

@@ -394,12 +394,6 @@ class EmbeddedServer:
             path.touch(mode=0o600)
             path.write_text(text, encoding="utf-8")
             user.own(path)
-        initdb = [
-            *(str(bindir / "initdb"), "--pgdata", str(directory / "data")),
-            *("--username", "postgres", "--pwfile", str(directory / "password")),
-            *("--auth-local", "trust", "--auth-host", "scram-sha-256"),
-            *("--encoding", "UTF8", "--no-locale", "--no-sync"),
-        ]
         postgres = [str(bindir / "postgres"), "-c", f"config_file={directory}/postgresql.conf"]
         # Variables PG… would change what the programs do, and LC_… and LANG their language.
         environment = {
@@ -409,7 +403,7 @@ class EmbeddedServer:
         }
         environment |= {"HOME": str(directory), "LC_ALL": "C", "TZ": "UTC"}
         job = {
-            "commands": [initdb, postgres],
+            "commands": [self._data_command(bindir), postgres],
             "options": {"cwd": str(directory), "env": environment, **user.options},
             "directory": str(directory),
         }
@@ -427,6 +421,16 @@ class EmbeddedServer:
         pipe.write(json.dumps(job).encode() + b"\n")
         pipe.flush()
         return self._keeper
+
+    def _data_command(self, bindir: Path) -> list[str]:
+        """The command that makes the data directory; the server's user runs it."""
+        directory = self.directory
+        return [
+            *(str(bindir / "initdb"), "--pgdata", str(directory / "data")),
+            *("--username", "postgres", "--pwfile", str(directory / "password")),
+            *("--auth-local", "trust", "--auth-host", "scram-sha-256"),
+            *("--encoding", "UTF8", "--no-locale", "--no-sync"),
+        ]
 
     def _wait_until_ready(self, keeper: subprocess.Popen[bytes], before: str = "") -> None:
         """Wait as pg_ctl does: line 8 of postmaster.pid says when connections are taken.

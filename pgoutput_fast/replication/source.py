@@ -82,29 +82,47 @@ class Source:
                     "the server is a standby, on which logical decoding needs PostgreSQL 16; it "
                     "works once the standby is promoted"
                 )
-            confirmed, marked, made = self._take_slot(connection)
-            negotiated = self._options.negotiate(version, marked=marked)
-            if position is None:
-                position = confirmed
-            else:
-                check_position(connection, self.slot, confirmed, position, timeline, received)
-            # With prepared transactions the server is asked to begin where the slot stands, as a
-            # transaction may have been prepared before the position and be committed after it. What
-            # was committed before the position is left out later.
-            begin = 0 if negotiated.two_phase else position
-            connection.start(self.slot, begin, negotiated.options)
+            started, begin, options = self._look(connection, position, timeline, received)
+
+            def look_again() -> int:
+                nonlocal started
+                started, begin, _ = self._look(connection, position, timeline, received)
+                return begin
+
+            connection.start(self.slot, begin, options, look_again)
         except BaseException:
             connection.close()
             raise
         # If the slot is dropped later, it is not made again, as changes would be missing.
         self._create_slot = False
-        return Started(
-            connection,
-            position,
-            confirmed if negotiated.two_phase else position,
-            negotiated.protocol,
-            made,
-        )
+        return started
+
+    def _look(
+        self,
+        connection: ReplicationConnection,
+        position: int | None,
+        timeline: int | None,
+        received: int,
+    ) -> tuple[Started, int, dict[str, str]]:
+        """Look at the slot, and whether it can bring what is wanted.
+
+        Returns
+        -------
+        (Started, int, dict)
+            What a stream will be that begins now, the LSN to give to the server, and the options.
+        """
+        confirmed, marked, made = self._take_slot(connection)
+        negotiated = self._options.negotiate(connection.server_version, marked=marked)
+        if position is None:
+            position = confirmed
+        else:
+            check_position(connection, self.slot, confirmed, position, timeline, received)
+        # With prepared transactions the server is asked to begin where the slot stands, as a
+        # transaction may have been prepared before the position and be committed after it. What
+        # was committed before the position is left out later.
+        begin, durable = (0, confirmed) if negotiated.two_phase else (position, position)
+        started = Started(connection, position, durable, negotiated.protocol, made)
+        return started, begin, negotiated.options
 
     def again(self, position: int, timeline: int, received: int) -> Started:
         """Begin again after a connection was lost; the arguments are those of `start`.

@@ -19,6 +19,7 @@ from ..connections import (
     SESSION_SETTINGS,
     ConnectionParameters,
     RetryableError,
+    answered,
     check_publications,
     result_error,
     server_error,
@@ -27,7 +28,7 @@ from ..errors import PgOutputError
 from ..lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -180,8 +181,15 @@ class ReplicationConnection:
         """The connection of libpq that psycopg uses."""
         return self._connection.pgconn
 
-    def query(self, command: str | sql.Composable) -> list[tuple[object, ...]]:
+    def query(
+        self, command: str | sql.Composable, *, waits: bool = False
+    ) -> list[tuple[object, ...]]:
         """Run one command: of the replication protocol, or SQL.
+
+        Parameters
+        ----------
+        waits : bool
+            The server may take any time for it. Otherwise one that hangs is given up.
 
         Returns
         -------
@@ -191,12 +199,13 @@ class ReplicationConnection:
         Raises
         ------
         PgOutputError
-            The server refuses, or the connection is lost.
+            The server refuses, does not answer, or the connection is lost.
         """
         composed = command if isinstance(command, sql.Composable) else sql.SQL(command)
         text = composed.as_string(self._connection)
         try:
-            cursor = self._connection.execute(text.encode())
+            with contextlib.nullcontext() if waits else answered(self.pgconn):
+                cursor = self._connection.execute(text.encode())
             return cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:
             what = " ".join(text.split()[:2])
@@ -320,7 +329,10 @@ class ReplicationConnection:
             given += ", FAILOVER true)" if failover else ")"
         kind = "TEMPORARY LOGICAL pgoutput" if temporary else "LOGICAL pgoutput"
         rows = self.query(
-            sql.SQL("CREATE_REPLICATION_SLOT {} " + kind + " " + given).format(sql.Identifier(name))
+            sql.SQL("CREATE_REPLICATION_SLOT {} " + kind + " " + given).format(
+                sql.Identifier(name)
+            ),
+            waits=True,
         )
         _, lsn, exported, _ = rows[0]
         _log.info("made slot %s, which begins at %s", name, lsn)
@@ -340,7 +352,8 @@ class ReplicationConnection:
         rows = self.query(
             sql.SQL(
                 "SELECT end_lsn::text FROM pg_catalog.pg_replication_slot_advance({}, {}::pg_lsn)"
-            ).format(name, format_lsn(lsn))
+            ).format(name, format_lsn(lsn)),
+            waits=True,
         )
         _log.info("advanced slot %s to %s", name, rows[0][0])
         return parse_lsn(str(rows[0][0]))
@@ -396,7 +409,13 @@ class ReplicationConnection:
         """
         check_publications(self._connection, publications)
 
-    def start(self, slot: str, lsn: int, options: Mapping[str, str]) -> None:
+    def start(
+        self,
+        slot: str,
+        lsn: int,
+        options: Mapping[str, str],
+        look_again: Callable[[], int] | None = None,
+    ) -> None:
         """START_REPLICATION: from here on the connection is a stream, in COPY mode.
 
         A slot that is in use is tried again for some seconds.
@@ -408,22 +427,25 @@ class ReplicationConnection:
             Where to begin; the server begins later if the slot was acknowledged further.
         options : mapping of str to str
             The options of the plugin, name to value.
+        look_again : callable, optional
+            Gives the LSN for a further try, as who has read the slot meanwhile has moved it on.
 
         Raises
         ------
         PgOutputError
-            The server refuses, or the connection is lost.
+            The server refuses, or the connection is lost; or `look_again` raises it.
         TypeError
             `slot` is no str.
         """
         check_slot_name(slot)
         given = ", ".join(f'"{name}" {_literal(value)}' for name, value in options.items())
-        command = f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} ({given})'
         pgconn = self.pgconn
         for wait in (*_BUSY_WAITS, None):
+            command = f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} ({given})'
             try:
-                pgconn.send_query(command.encode())
-                result = next_result(pgconn)
+                with answered(pgconn):
+                    pgconn.send_query(command.encode())
+                    result = next_result(pgconn)
             except psycopg.Error as error:
                 raise server_error("the connection is lost", str(error), error.sqlstate) from error
             if result is None:
@@ -440,6 +462,8 @@ class ReplicationConnection:
                 raise refused
             _log.info("%s; trying again in %s s", refused, wait)
             time.sleep(wait)
+            if look_again is not None:
+                lsn = look_again()
 
 
 def next_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:

@@ -311,3 +311,19 @@ def test_a_prepared_transaction_that_was_committed_meanwhile(
         assert list(stream.transactions(idle_timeout=1.5)) == []
         execute(own18, "COMMIT PREPARED 'two'")
         assert rows_of(next(stream.transactions())) == [(2, None)]
+
+
+@pytest.mark.parametrize("queries", [0, 7, 13, 17])
+def test_a_server_that_hangs_before_the_stream_begins(
+    own18: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, queries: int
+) -> None:
+    """After the login, and after some of its answers: `connect` does not wait for ever."""
+    monkeypatch.setattr("pgoutput_fast.connections._ANSWER_TIMEOUT", 0.3)
+    server = str(own18.directory / f".s.PGSQL.{own18.port}")
+    with Proxy(server) as proxy:
+        proxy.silent_after = queries
+        with pytest.raises(RetryableError, match="has not answered for"):
+            connect(through(proxy), **GIVEN)
+        proxy.silent_after = None
+        with connect(through(proxy), **GIVEN):
+            pass

