@@ -6,6 +6,7 @@
  * caller's and used again and again.
  */
 #include "_convert.h"
+#include "_utf8.h"
 #include "_wire.h"
 
 typedef struct {

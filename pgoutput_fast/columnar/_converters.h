@@ -12,6 +12,7 @@
 
 #include "_columns.h"
 #include "_convert.h"
+#include "_utf8.h"
 #include "_wire.h"
 
 /* The table that _values.pyx fills in; _reader.pyx sets the pointer when it is imported. */

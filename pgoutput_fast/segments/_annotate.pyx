@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memset
 
 import numpy as np
 
@@ -32,6 +33,61 @@ cdef class _Buffers:
     def __dealloc__(self):
         for i in range(self.count):
             PyBuffer_Release(&self.views[i])
+
+
+# Where a stream is: the transaction that is open, and the end of the last one.
+cdef struct Place:
+    uint64_t lsn, end_lsn
+    int64_t time, next_seq
+    uint32_t xid
+    bint is_open
+
+
+# Go on by one frame, whose seq goes to `seq`. What is wrong with it; NULL if nothing is.
+cdef const char *step(
+    Place *place, uint8_t tag, const uint8_t *frame, int64_t length, int64_t *seq
+) noexcept nogil:
+    seq[0] = -1
+    if tag == c'B':
+        if place.is_open:
+            return b"within a transaction"
+        if length < BEGIN_LENGTH:
+            return b"too short"
+        place.lsn = load_uint64(frame + BEGIN_FINAL_LSN)
+        place.time = <int64_t> load_uint64(frame + BEGIN_COMMIT_TIME)
+        place.xid = load_uint32(frame + BEGIN_XID)
+        if place.lsn < place.end_lsn:
+            return b"of a transaction that was committed before what came already"
+        place.next_seq = 0
+        place.is_open = True
+    elif tag == c'C':
+        if not place.is_open:
+            return b"without a Begin"
+        if length < COMMIT_TIME:
+            return b"too short"
+        if load_uint64(frame + COMMIT_LSN) != place.lsn:
+            return b"of another transaction than the Begin before it"
+        place.end_lsn = load_uint64(frame + COMMIT_END_LSN)
+        place.is_open = False
+    elif tag == c'M' and not place.is_open:
+        if length < MESSAGE_PREFIX:
+            return b"too short"
+        place.end_lsn = max(place.end_lsn, load_uint64(frame + MESSAGE_LSN))
+    elif tag == c'R' or tag == c'Y':
+        pass
+    elif not place.is_open:
+        return b"outside of a transaction"
+    elif tag == c'I' or tag == c'U' or tag == c'D':
+        seq[0] = place.next_seq
+        place.next_seq += 1
+    elif tag == c'T':
+        if length < TRUNCATE_OPTIONS:
+            return b"too short"
+        seq[0] = place.next_seq
+        place.next_seq += load_uint32(frame + TRUNCATE_RELATION_COUNT)
+    elif tag != c'M' and tag != c'O':
+        return b"not of protocol version 1"
+    return NULL
 
 
 def annotate(
@@ -79,81 +135,33 @@ def annotate(
     cdef uint8_t *within = <uint8_t *> buffers.add(columns[4], PyBUF_WRITABLE)
     cdef int64_t[::1] commit_index = ends
     cdef list marks = []
-    cdef bint is_open = open_ is not None
-    cdef uint64_t lsn = 0
-    cdef int64_t time = 0, next_seq = 0, length
-    cdef uint32_t number = 0
-    cdef const uint8_t *frame
+    cdef Place place
     cdef uint8_t tag
-    cdef str wrong = None
-    if is_open:
-        lsn, time, number, next_seq = open_
+    cdef bint was_open
+    cdef const char *wrong = NULL
+    memset(&place, 0, sizeof(place))
+    place.end_lsn = end_lsn
+    if open_ is not None:
+        place.is_open = True
+        place.lsn, place.time, place.xid, place.next_seq = open_
     for i in range(count):
-        frame = at + starts[i]
-        length = starts[i + 1] - starts[i]
-        tag = frame[0] if length > 0 else 0
-        seq[i] = -1
-        within[i] = is_open
-        if tag == c'I' or tag == c'U' or tag == c'D':
-            if not is_open:
-                wrong = "outside of a transaction"
-                break
-            seq[i] = next_seq
-            next_seq += 1
-        elif tag == c'B':
-            if is_open:
-                wrong = "within a transaction"
-                break
-            if length < BEGIN_LENGTH:
-                wrong = "too short"
-                break
-            lsn = load_uint64(frame + BEGIN_FINAL_LSN)
-            time = <int64_t> load_uint64(frame + BEGIN_COMMIT_TIME)
-            number = load_uint32(frame + BEGIN_XID)
-            if lsn < end_lsn:
-                wrong = "of a transaction that was committed before what came already"
-                break
-            next_seq = 0
-            is_open = within[i] = True
-        elif tag == c'C':
-            if not is_open:
-                wrong = "without a Begin"
-                break
-            if length < COMMIT_TIME:
-                wrong = "too short"
-                break
-            if load_uint64(frame + COMMIT_LSN) != lsn:
-                wrong = "of another transaction than the Begin before it"
-                break
-            end_lsn = load_uint64(frame + COMMIT_END_LSN)
-            is_open = False
-            commit_index[commits] = i
-            commits += 1
-        elif tag == c'R' or tag == c'Y':
-            marks.append((i, tag))
-        elif tag == c'M' and not is_open:
-            if length < MESSAGE_PREFIX:
-                wrong = "too short"
-                break
-            end_lsn = max(end_lsn, load_uint64(frame + MESSAGE_LSN))
-            marks.append((i, tag))
-        elif not is_open:
-            wrong = "outside of a transaction"
+        tag = at[starts[i]] if starts[i] < starts[i + 1] else 0
+        was_open = place.is_open
+        wrong = step(&place, tag, at + starts[i], starts[i + 1] - starts[i], seq + i)
+        if wrong != NULL:
             break
-        elif tag == c'T':
-            if length < TRUNCATE_OPTIONS:
-                wrong = "too short"
-                break
-            seq[i] = next_seq
-            next_seq += load_uint32(frame + TRUNCATE_RELATION_COUNT)
-        elif tag != c'M' and tag != c'O':
-            wrong = "not of protocol version 1"
-            break
+        within[i] = was_open or place.is_open
         if within[i]:
-            commit_lsn[i], commit_time[i], xid[i] = lsn, time, number
+            commit_lsn[i], commit_time[i], xid[i] = place.lsn, place.time, place.xid
         else:
             commit_lsn[i] = commit_time[i] = xid[i] = 0
+        if tag == c'C':
+            commit_index[commits] = i
+            commits += 1
+        elif tag == c'R' or tag == c'Y' or (tag == c'M' and not was_open):
+            marks.append((i, tag))
+    now = (place.lsn, place.time, place.xid, place.next_seq) if place.is_open else None
     return (
-        columns, marks, ends[:commits], (lsn, time, number, next_seq) if is_open else None, end_lsn,
-        None if wrong is None else (i, wrong),
+        columns, marks, ends[:commits], now, place.end_lsn,
+        None if wrong == NULL else (i, wrong.decode("ascii")),
     )

@@ -1,0 +1,232 @@
+/* Text that is copied to a column, and whether it is UTF-8.
+ *
+ * Functions with a parameter `after`, the number of bytes that may be read behind the value, read
+ * beyond it, as those of _convert.h do.
+ */
+#ifndef PGOUTPUT_FAST_UTF8_H
+#define PGOUTPUT_FAST_UTF8_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "_simd.h"
+
+/* Copy up to 16 bytes, from and to places of 16 bytes. The result is whether they are ASCII. */
+static inline int pgf_copy_short(uint8_t *to, const uint8_t *at, size_t length)
+{
+#if PGF_SSE2
+    __m128i text = _mm_loadu_si128((const __m128i *)at);
+    _mm_storeu_si128((__m128i *)to, text);
+    return !((uint32_t)_mm_movemask_epi8(text) & ((1u << length) - 1));
+#else
+    uint8_t seen = 0;
+    for (size_t i = 0; i < length; i++)
+        seen |= to[i] = at[i];
+    return seen < 0x80;
+#endif
+}
+
+/* Copy a value to where 16 bytes more than its length may be written. The result is whether it is
+ * ASCII.
+ */
+static inline int pgf_copy_text(uint8_t *to, const uint8_t *at, size_t length, size_t after)
+{
+#if PGF_SSE2
+    if (length <= 16 && length + after >= 16)
+        return pgf_copy_short(to, at, length);
+    if (length >= 16) {
+        __m128i seen = _mm_setzero_si128();
+        size_t i = 0;
+        for (; i + 64 <= length; i += 64) {
+            __m128i a = _mm_loadu_si128((const __m128i *)(at + i));
+            __m128i b = _mm_loadu_si128((const __m128i *)(at + i + 16));
+            __m128i c = _mm_loadu_si128((const __m128i *)(at + i + 32));
+            __m128i d = _mm_loadu_si128((const __m128i *)(at + i + 48));
+            _mm_storeu_si128((__m128i *)(to + i), a);
+            _mm_storeu_si128((__m128i *)(to + i + 16), b);
+            _mm_storeu_si128((__m128i *)(to + i + 32), c);
+            _mm_storeu_si128((__m128i *)(to + i + 48), d);
+            seen = _mm_or_si128(seen, _mm_or_si128(_mm_or_si128(a, b), _mm_or_si128(c, d)));
+        }
+        for (; i + 16 <= length; i += 16) {
+            __m128i a = _mm_loadu_si128((const __m128i *)(at + i));
+            _mm_storeu_si128((__m128i *)(to + i), a);
+            seen = _mm_or_si128(seen, a);
+        }
+        if (i < length) {
+            /* Copy the last 16 bytes, some of which were copied before. */
+            __m128i a = _mm_loadu_si128((const __m128i *)(at + length - 16));
+            _mm_storeu_si128((__m128i *)(to + length - 16), a);
+            seen = _mm_or_si128(seen, a);
+        }
+        return _mm_movemask_epi8(seen) == 0;
+    }
+#else
+    (void)after;
+#endif
+    uint8_t seen = 0;
+    for (size_t i = 0; i < length; i++)
+        seen |= to[i] = at[i];
+    return seen < 0x80;
+}
+
+static inline int pgf_is_utf8(const uint8_t *at, size_t length)
+{
+    const uint8_t *end = at + length;
+    while (at < end) {
+        uint8_t first = *at;
+        if (first < 0x80) {
+            uint64_t word;
+            while (end - at >= 8) {
+                memcpy(&word, at, 8);
+                if (word & 0x8080808080808080ull)
+                    break;
+                at += 8;
+            }
+            while (at < end && *at < 0x80)
+                at++;
+        } else if (first < 0xE0) {
+            if (first < 0xC2 || end - at < 2 || (at[1] & 0xC0) != 0x80)
+                return 0;
+            at += 2;
+        } else if (first < 0xF0) {
+            /* E0 80 to E0 9F are longer forms of shorter characters, ED A0 to ED BF are surrogates.
+             */
+            if (end - at < 3 || (at[1] & 0xC0) != 0x80 || (at[2] & 0xC0) != 0x80
+                || (first == 0xE0 && at[1] < 0xA0) || (first == 0xED && at[1] > 0x9F))
+                return 0;
+            at += 3;
+        } else {
+            if (first > 0xF4 || end - at < 4 || (at[1] & 0xC0) != 0x80 || (at[2] & 0xC0) != 0x80
+                || (at[3] & 0xC0) != 0x80 || (first == 0xF0 && at[1] < 0x90)
+                || (first == 0xF4 && at[1] > 0x8F))
+                return 0;
+            at += 4;
+        }
+    }
+    return 1;
+}
+
+#if PGF_AVX2
+/* The errors that two successive bytes can have, as bits. Each half of the first byte, and the
+ * upper half of the second, allows some of them; an error that all three allow is there. Keiser and
+ * Lemire, "Validating UTF-8 in less than one instruction per byte", 2020.
+ */
+enum {
+    PGF_TOO_SHORT = 1, /* a lead byte or ASCII where a continuation must be */
+    PGF_TOO_LONG = 2, /* a continuation behind ASCII */
+    PGF_OVERLONG_3 = 4,
+    PGF_TOO_LARGE = 8,
+    PGF_SURROGATE = 16,
+    PGF_OVERLONG_2 = 32,
+    PGF_OVERLONG_4 = 64, /* F0 80 to F0 8F; also F5 and above before 80 to 8F */
+    PGF_TWO_CONTINUATIONS = 128, /* right only in a character of three or four bytes */
+    PGF_ANY_LOW = PGF_TOO_SHORT | PGF_TOO_LONG | PGF_TWO_CONTINUATIONS,
+    PGF_LOW_5 = PGF_ANY_LOW | PGF_TOO_LARGE | PGF_OVERLONG_4,
+    PGF_CONTINUATION = PGF_TOO_LONG | PGF_OVERLONG_2 | PGF_TWO_CONTINUATIONS,
+};
+
+static const uint8_t PGF_FIRST_HIGH[16] = {
+    PGF_TOO_LONG, PGF_TOO_LONG, PGF_TOO_LONG, PGF_TOO_LONG, PGF_TOO_LONG, PGF_TOO_LONG,
+    PGF_TOO_LONG, PGF_TOO_LONG, PGF_TWO_CONTINUATIONS, PGF_TWO_CONTINUATIONS,
+    PGF_TWO_CONTINUATIONS, PGF_TWO_CONTINUATIONS, PGF_TOO_SHORT | PGF_OVERLONG_2, PGF_TOO_SHORT,
+    PGF_TOO_SHORT | PGF_OVERLONG_3 | PGF_SURROGATE, PGF_TOO_SHORT | PGF_TOO_LARGE | PGF_OVERLONG_4,
+};
+static const uint8_t PGF_FIRST_LOW[16] = {
+    PGF_ANY_LOW | PGF_OVERLONG_2 | PGF_OVERLONG_3 | PGF_OVERLONG_4, PGF_ANY_LOW | PGF_OVERLONG_2,
+    PGF_ANY_LOW, PGF_ANY_LOW, PGF_ANY_LOW | PGF_TOO_LARGE, PGF_LOW_5, PGF_LOW_5, PGF_LOW_5,
+    PGF_LOW_5, PGF_LOW_5, PGF_LOW_5, PGF_LOW_5, PGF_LOW_5, PGF_LOW_5 | PGF_SURROGATE, PGF_LOW_5,
+    PGF_LOW_5,
+};
+static const uint8_t PGF_SECOND_HIGH[16] = {
+    PGF_TOO_SHORT, PGF_TOO_SHORT, PGF_TOO_SHORT, PGF_TOO_SHORT, PGF_TOO_SHORT, PGF_TOO_SHORT,
+    PGF_TOO_SHORT, PGF_TOO_SHORT, PGF_CONTINUATION | PGF_OVERLONG_3 | PGF_OVERLONG_4,
+    PGF_CONTINUATION | PGF_OVERLONG_3 | PGF_TOO_LARGE,
+    PGF_CONTINUATION | PGF_SURROGATE | PGF_TOO_LARGE,
+    PGF_CONTINUATION | PGF_SURROGATE | PGF_TOO_LARGE, PGF_TOO_SHORT, PGF_TOO_SHORT, PGF_TOO_SHORT,
+    PGF_TOO_SHORT,
+};
+/* If one of the last three bytes of a block is above the one here, it begins a character that goes
+ * on behind the block.
+ */
+static const uint8_t PGF_COMPLETE[32] = {
+    255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
+    255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 0xEF, 0xDF, 0xBF,
+};
+
+__attribute__((target("avx2"))) static inline __m256i pgf_table(const uint8_t *table, __m256i at)
+{
+    __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+    return _mm256_shuffle_epi8(both, at);
+}
+
+/* Not zero where one of the 32 bytes of `text` is wrong; `before` are the 32 bytes in front of
+ * them.
+ */
+__attribute__((target("avx2"))) static inline __m256i pgf_wrong_utf8(__m256i text, __m256i before)
+{
+    __m256i middle = _mm256_permute2x128_si256(before, text, 0x21);
+    __m256i last = _mm256_alignr_epi8(text, middle, 15);
+    __m256i last_but_one = _mm256_alignr_epi8(text, middle, 14);
+    __m256i last_but_two = _mm256_alignr_epi8(text, middle, 13);
+    __m256i low = _mm256_set1_epi8(15);
+    __m256i wrong = _mm256_and_si256(
+        _mm256_and_si256(
+            pgf_table(PGF_FIRST_HIGH, _mm256_and_si256(_mm256_srli_epi16(last, 4), low)),
+            pgf_table(PGF_FIRST_LOW, _mm256_and_si256(last, low))),
+        pgf_table(PGF_SECOND_HIGH, _mm256_and_si256(_mm256_srli_epi16(text, 4), low)));
+    /* A second continuation is right where the byte is the third or fourth of a character. */
+    __m256i third = _mm256_subs_epu8(last_but_one, _mm256_set1_epi8(0xE0 - 0x80));
+    __m256i fourth = _mm256_subs_epu8(last_but_two, _mm256_set1_epi8(0xF0 - 0x80));
+    __m256i expected =
+        _mm256_and_si256(_mm256_or_si256(third, fourth), _mm256_set1_epi8((char)0x80));
+    return _mm256_xor_si256(expected, wrong);
+}
+
+/* As pgf_copy_utf8(), in one pass over the text. */
+__attribute__((target("avx2"), noinline)) static int pgf_copy_utf8_avx2(
+    uint8_t *to, const uint8_t *at, size_t length)
+{
+    __m256i before = _mm256_setzero_si256(), wrong = before, incomplete = before;
+    __m256i complete = _mm256_loadu_si256((const __m256i *)PGF_COMPLETE);
+    uint8_t rest[32] = {0};
+    size_t i = 0;
+    for (;;) {
+        __m256i text;
+        if (i + 32 <= length) {
+            text = _mm256_loadu_si256((const __m256i *)(at + i));
+            _mm256_storeu_si256((__m256i *)(to + i), text);
+        } else {
+            /* Zeros behind the end are ASCII, so that a character that is cut off is found. */
+            memcpy(rest, at + i, length - i);
+            memcpy(to + i, at + i, length - i);
+            text = _mm256_loadu_si256((const __m256i *)rest);
+        }
+        if (_mm256_movemask_epi8(text) == 0) {
+            wrong = _mm256_or_si256(wrong, incomplete);
+            incomplete = _mm256_setzero_si256();
+        } else {
+            wrong = _mm256_or_si256(wrong, pgf_wrong_utf8(text, before));
+            incomplete = _mm256_subs_epu8(text, complete);
+        }
+        before = text;
+        if (i + 32 > length)
+            break;
+        i += 32;
+    }
+    return _mm256_testz_si256(wrong, wrong);
+}
+#endif
+
+/* Copy a value as pgf_copy_text does. The result is whether it is UTF-8. */
+static inline int pgf_copy_utf8(uint8_t *to, const uint8_t *at, size_t length, size_t after)
+{
+#if PGF_AVX2
+    if (length >= 64 && __builtin_cpu_supports("avx2"))
+        return pgf_copy_utf8_avx2(to, at, length);
+#endif
+    return pgf_copy_text(to, at, length, after) || pgf_is_utf8(at, length);
+}
+
+#endif
