@@ -146,7 +146,7 @@ def test_an_unknown_option_leaves_the_slot_alone(shop: Any) -> None:
 def test_positions_from_which_the_server_cannot_go_on(shop: Any) -> None:
     begins = slots.create(shop.dsn, shop.slot).lsn
     given: Any = {"slot": shop.slot, "publications": ["p"]}
-    with pytest.raises(pf.PgOutputError, match="the changes between them are lost; begin with"):
+    with pytest.raises(pf.PgOutputError, match="the changes between them are lost; copy the"):
         connect(shop.dsn, start_lsn=begins - 1, **given)
     with pytest.raises(pf.PgOutputError, match=r"log ends at .*, before 7B/0 .*was restored"):
         connect(shop.dsn, start_lsn=123 << 32, **given)
