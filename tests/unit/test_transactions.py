@@ -166,8 +166,14 @@ def test_a_prepared_transaction_that_never_came() -> None:
     (empty,) = Assembler().feed(frames)
     assert told(empty) == (7, 0x200, 0x230, 5, None, "old")
     assert content(empty) == []
-    with pytest.raises(pf.PgOutputError, match="its changes did not come"):
-        list(Assembler(unknown_prepared="error").feed(frames))
+    for known in (0, 0x22F):
+        assembler = Assembler(unknown_prepared="error")
+        assembler.known_lsn = known
+        with pytest.raises(pf.PgOutputError, match="its changes did not come"):
+            list(assembler.feed(frames))
+    # Who feeds the assembler has it already, and drops it.
+    assembler.known_lsn = 0x230
+    assert [one.end_lsn for one in assembler.feed(frames)] == [0x230]
 
 
 def test_what_a_prepared_transaction_announced_holds_for_others() -> None:
