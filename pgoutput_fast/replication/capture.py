@@ -13,6 +13,7 @@ from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..segments import SegmentMetadata, SegmentWriter
 from ..segments.listing import has_begun
+from ..segments.prepared import PreparedTransactions
 from .link import Link
 from .receiver import Receiver
 from .source import Source, missing_slot
@@ -62,6 +63,8 @@ def capture(
     until_lsn: int | None = None,
     protocol: Protocol = "auto",
     streaming: Streaming = True,
+    two_phase: bool | None = False,
+    unknown_prepared: Literal["empty", "error"] | None = None,
     binary: bool = False,
     messages: bool = False,
     origin: str | None = None,
@@ -104,8 +107,9 @@ def capture(
         the LSN for all that is committed by now. A transaction is before it if its commit record
         begins before it, a non-transactional message if its record ends there or before. What comes
         after stays in the slot.
-    protocol, streaming, origin
-        As of :func:`connect`.
+    protocol, streaming, two_phase, unknown_prepared, origin
+        As of :func:`connect`. Prepared transactions land when they are committed; until then they
+        are kept in the subdirectory ``prepared``.
     binary : bool
         Whether values come in binary format, if their types have one.
     messages : bool
@@ -167,8 +171,8 @@ def capture(
         raise PgOutputError(f"max_delay={max_delay}: expected a number of seconds")
     check_seconds(silence_timeout=silence_timeout, retry_for=retry_for)
     options = StreamOptions(
-        publications, protocol=protocol, streaming=streaming, binary=binary, messages=messages,
-        origin=origin,
+        publications, protocol=protocol, streaming=streaming, two_phase=two_phase, binary=binary,
+        messages=messages, origin=origin,
     )  # fmt: skip
     parameters = ConnectionParameters(dsn, keywords)
     writing = {"segment_bytes": segment_bytes, "compression": compression}
@@ -184,7 +188,8 @@ def capture(
             receiver, started.protocol, source, silence_timeout=silence_timeout, retry_for=retry_for
         )
         try:
-            landing = _Landing(link, writer, max_memory, max_delay, progress)
+            unknown = unknown_prepared or ("empty" if writer.made_slot else "error")
+            landing = _Landing(link, writer, max_memory, max_delay, unknown, progress)
             return landing.run(until_lsn, stop)
         finally:
             link.close()
@@ -218,7 +223,8 @@ def _begin(
         elif create_slot:
             # If another program has made the slot meanwhile, this fails, as that slot does not
             # belong to this directory.
-            confirmed = connection.create_slot(slot)
+            made = connection.make_slot(slot, two_phase=options.makes_two_phase)
+            confirmed = made.lsn
         else:
             raise missing_slot(slot)
         # What lands has the form of version 1, whichever way it came.
@@ -236,7 +242,13 @@ def _begin(
             timeline=connection.timeline,
         )
         try:
-            return SegmentWriter(directory, metadata, confirmed_flush_lsn=confirmed, **writing)
+            return SegmentWriter(
+                directory,
+                metadata,
+                confirmed_flush_lsn=confirmed,
+                made_slot=state is None,
+                **writing,
+            )
         except BaseException:
             if state is None:  # the slot was made here, and would keep the server's log for ever
                 connection.drop_slot(slot)
@@ -311,6 +323,7 @@ class _Landing:
         writer: SegmentWriter,
         max_memory: int,
         max_delay: float,
+        unknown_prepared: Literal["empty", "error"],
         progress: Callable[[CaptureProgress], None] | None,
     ) -> None:
         from ..transactions import Assembler
@@ -320,9 +333,18 @@ class _Landing:
         self._writer = writer
         self._max_delay = max_delay
         self._tell = progress
+        self._prepared = PreparedTransactions(writer.directory, writer.position)
+        assembler = Assembler(
+            max_memory,
+            unknown_prepared=unknown_prepared,
+            keeper=self._prepared,
+            spill_directory=writer.directory,
+        )
+        for kept in self._prepared.load(writer.directory):
+            assembler.restore(kept)
         self._delivery = Delivery(
             link,
-            Assembler(max_memory, spill_directory=writer.directory),
+            assembler,
             writer.position,
             on_idle=self._on_idle,
             on_loss=self._flush,
@@ -389,6 +411,7 @@ class _Landing:
         if position is not None:
             receiver = self._link.receiver
             receiver.acknowledged = max(receiver.acknowledged, position)
+            self._prepared.forget(position)
 
     def _progress(self) -> CaptureProgress:
         server_lsn = self._delivery.server_lsn

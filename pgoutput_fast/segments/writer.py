@@ -200,12 +200,17 @@ class SegmentWriter:
     segment_bytes : int
         A segment ends with the first commit after so many bytes of its file. A transaction that is
         larger is cut into parts of half as many again at most, but for the last record batch.
+    made_slot : bool
+        Whether the slot was made for this directory, which then has everything that it ever sent.
+        The directory remembers it.
     compression : {None, "lz4", "zstd"}
         How the buffers of segments are compressed.
 
     Attributes
     ----------
     directory : pathlib.Path
+    made_slot : bool
+        What was given when the directory was begun.
     position : int
         LSN up to which everything is durable: it may be acknowledged, and the stream has to begin
         there.
@@ -225,6 +230,7 @@ class SegmentWriter:
         confirmed_flush_lsn: int,
         segment_bytes: int = 16 << 20,
         compression: Literal["lz4", "zstd"] | None = None,
+        made_slot: bool = False,
     ) -> None:
         if segment_bytes < 1:
             raise PgOutputError(f"segment_bytes must be 1 at least, not {segment_bytes}")
@@ -240,6 +246,7 @@ class SegmentWriter:
         self.directory = Path(directory)
         self._metadata = metadata
         self._segment_bytes = segment_bytes
+        self.made_slot = made_slot
         self._lock = claim_directory(self.directory, "capture", "segments")
         self._unusable: str | None = None  # why it can't be used, once it has failed or was closed
         self._file: BinaryIO | None = None
@@ -379,6 +386,7 @@ class SegmentWriter:
             fields = json.loads(path.read_text(encoding="utf-8"))
             found = SegmentMetadata.from_json(json.dumps(fields["metadata"]))
             position = parse_lsn(fields["position"])
+            self.made_slot = fields.get("made_slot") is True
             self._timeline = max(self._timeline, found.timeline)
         except FileNotFoundError:
             return None
@@ -642,6 +650,7 @@ class SegmentWriter:
         fields = {
             "position": format_lsn(lsn),
             "metadata": json.loads(self._metadata.to_json()),
+            "made_slot": self.made_slot,
         }
         write_whole(self.directory / POSITION_NAME, [json.dumps(fields)])
 

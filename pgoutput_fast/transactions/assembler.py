@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, NoReturn, cast
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
 
 import numpy as np
 
@@ -60,6 +60,9 @@ class Assembler:
         What to do at the commit of a prepared transaction of which nothing came: deliver it without
         content, or raise an error. Servers send such commits for transactions without a change. But
         if the stream began after the PREPARE, the changes are lost.
+    keeper : PreparedKeeper, optional
+        Keeps prepared transactions beyond the life of this object, which hands each to it before
+        anything that follows is delivered; :meth:`restore` takes them back.
     spill_directory : path, optional
         The directory for such files, by default the one that :mod:`tempfile` uses.
     policies, encoding, registry
@@ -86,6 +89,7 @@ class Assembler:
         *,
         prepared: Literal["commit", "prepare"] = "commit",
         unknown_prepared: Literal["empty", "error"] = "empty",
+        keeper: PreparedKeeper | None = None,
         spill_directory: str | os.PathLike[str] | None = None,
         policies: Policies | None = None,
         encoding: str = "utf-8",
@@ -107,6 +111,7 @@ class Assembler:
         self._max_memory = max_memory
         self._at_prepare = prepared == "prepare"
         self._refuses_unknown = unknown_prepared == "error"
+        self._keeper = keeper
         self._directory = spill_directory
         self.known_lsn = 0
         self._state = StreamState(settings)
@@ -156,13 +161,13 @@ class Assembler:
         Nothing beyond it may be acknowledged: a stream that begins there brings only the end of
         that transaction, without its changes.
         """
-        if self._at_prepare:
+        if self._at_prepare or self._keeper is not None:
             return None
         return min((prepared.lsn for prepared in self._prepared.values()), default=None)
 
     def _stages(self) -> Iterator[Stage]:
         yield from self._streams.values()
-        yield from (one.stage for one in self._prepared.values() if one.stage is not None)
+        yield from (one.stage for one in self._prepared.values())
         if self._begin is not None and self._begin.stage is not None:
             yield self._begin.stage
 
@@ -447,9 +452,15 @@ class Assembler:
     ) -> None:
         key = (message.xid, message.gid)
         if not self._at_prepare:
-            self._prepared[key] = Prepared(message.prepare_lsn, stage)
+            content = Stage(None, in_stream=False) if stage is None else stage
+            known = [] if self._keeper is None else self._known_to(content)
+            kept = Prepared(message.xid, message.gid, message.prepare_lsn, content, known)
+            if self._keeper is not None:
+                self._keeper.keep(kept)
+            self._prepared[key] = kept
             return
-        self._prepared[key] = Prepared(message.prepare_lsn, None)
+        delivered = Stage(None, in_stream=False)
+        self._prepared[key] = Prepared(*key, message.prepare_lsn, delivered, [])
         self._deliver(
             found, "prepare", message.xid, message.prepare_lsn, message.end_lsn,
             message.prepare_time, None if stage is None else stage.origin, message.gid, stage,
@@ -476,19 +487,46 @@ class Assembler:
             )
         prepared = self._prepared.pop(key, None)
         stage = None if prepared is None else prepared.stage
+        if isinstance(message, CommitPrepared):
+            lsn, end, time = message.commit_lsn, message.end_lsn, message.commit_time
+        else:
+            lsn, end, time = message.rollback_end_lsn, message.rollback_end_lsn, None
+        if self._keeper is not None:
+            self._keeper.end(*key, end)
         kind: Kind = "commit"
         if self._at_prepare:
             kind, stage = "commit prepared" if commits else "rollback prepared", None
         elif not commits:
             return
-        if isinstance(message, CommitPrepared):
-            lsn, end, time = message.commit_lsn, message.end_lsn, message.commit_time
-        else:
-            lsn, end, time = message.rollback_end_lsn, message.rollback_end_lsn, None
         self._deliver(
             found, kind, message.xid, lsn, end, time, None if stage is None else stage.origin,
             message.gid, stage, [] if stage is None else stage.announced,
         )  # fmt: skip
+
+    def _known_to(self, stage: Stage) -> list[bytes]:
+        """The Types and Relations that a prepared transaction uses and may not announce itself."""
+        if stage.in_stream:  # it announces all of them
+            return []
+        uses = twin("transactions._scan").first_uses
+        relations = self._state.relations.keys() | self._pending.keys()
+        used: dict[int, None] = {}
+        for run in stage.runs():
+            used |= dict.fromkeys(one for one, _ in uses(run.data, run.offsets, relations))
+        known: list[bytes] = []
+        for relation_id in used:
+            if relation_id in self._pending:
+                known += self._pending[relation_id]
+            else:
+                types = self._state.plans[relation_id].types
+                known += [one.frame for oid, one in self._state.types.items() if oid in types]
+                known.append(self._state.relations[relation_id].frame)
+        return known
+
+    def restore(self, kept: Prepared) -> None:
+        """Take back a prepared transaction that was kept by an earlier process."""
+        self._prepared[kept.xid, kept.gid] = kept
+        self._await([(0, frame) for frame in kept.known])
+        self._await(kept.stage.announced)
 
     # --- delivery
 
@@ -594,10 +632,27 @@ class Assembler:
 
 
 class Prepared(NamedTuple):
-    """A prepared transaction: the LSN of its PREPARE, and its content if that was not delivered."""
+    """A prepared transaction that is neither committed nor rolled back."""
 
+    xid: int
+    gid: str
     lsn: int
-    stage: Stage | None
+    """Of its PREPARE."""
+    stage: Stage
+    """Its content; empty if that was delivered."""
+    known: list[bytes]
+    """The Types and Relations that its rows need and that were announced before it, if they are to
+    be kept beyond this process."""
+
+
+class PreparedKeeper(Protocol):
+    """Where prepared transactions are kept, so that they are still there for a later process."""
+
+    def keep(self, kept: Prepared) -> None:
+        """Keep one: whatever follows it may be acknowledged when this returns."""
+
+    def end(self, xid: int, gid: str, end_lsn: int) -> None:
+        """One was committed or rolled back, by a record that ends at an LSN."""
 
 
 class Begun:

@@ -1,0 +1,267 @@
+"""Prepared transactions that a capture keeps on disk until they are committed or rolled back.
+
+The server sends the content of a prepared transaction once, at its PREPARE. Once anything behind
+the PREPARE is acknowledged, a new connection brings only the commit. So the content has to be on
+disk before, and stays there until the segment with the commit is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .._disk import fsync_path
+from .._forms import of_form
+from ..errors import PgOutputError, printable
+from .format import CRC_KEY, END_KEY, LAST_PART, checksum, require_pyarrow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..transactions.assembler import Prepared
+
+DIRECTORY_NAME = "prepared"
+
+_METADATA_KEY = b"pgoutput_fast.prepared"
+_FORMAT_VERSION = 2
+# PREPARE's LSN and xid; and where it was committed or rolled back, once that came.
+_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{8})(?:-([0-9A-F]{16}))?\.arrow", re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Header:
+    """What a file says of its transaction; frames are in hexadecimal."""
+
+    format_version: int
+    xid: int
+    gid: str
+    lsn: int
+    in_stream: bool
+    origin: str | None
+    announced_at: list[int]
+    announced: list[str]
+    known: list[str]
+
+
+class PreparedTransactions:
+    """The files of prepared transactions in a directory of segments.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+        That of the segments, of which the caller is the only writer.
+    position : int
+        Everything before this LSN is durable: what was committed or rolled back before it is
+        deleted here.
+
+    Raises
+    ------
+    PgOutputError
+        The disk refuses.
+    """
+
+    def __init__(self, directory: Path, position: int) -> None:
+        self._directory = directory / DIRECTORY_NAME
+        self._paths: dict[tuple[int, str], Path] = {}
+        self._ended: list[tuple[int, Path]] = []
+        try:
+            for path in sorted(self._directory.iterdir()) if self._directory.exists() else ():
+                match = _NAME.fullmatch(path.name)
+                if path.suffix == ".tmp" or (match and match[3] and int(match[3], 16) <= position):
+                    path.unlink()
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: OSError) -> PgOutputError:
+        return PgOutputError(
+            f"can't keep prepared transactions in {self._directory}: {error.strerror or error}; "
+            f"nothing is lost, the slot keeps what is not acknowledged"
+        )
+
+    def load(self, spill_directory: Path | None) -> Iterator[Prepared]:
+        """Those that are neither committed nor rolled back, in the order of their PREPAREs.
+
+        Parameters
+        ----------
+        spill_directory : path, optional
+            As of :class:`pgoutput_fast.transactions.Assembler`.
+
+        Raises
+        ------
+        PgOutputError
+            A file can't be read, or is damaged.
+        """
+        for path in sorted(self._directory.iterdir()) if self._directory.exists() else ():
+            if _NAME.fullmatch(path.name) is None:
+                continue
+            kept = _read(path, spill_directory)
+            self._paths[kept.xid, kept.gid] = path
+            yield kept
+
+    def keep(self, kept: Prepared) -> None:
+        """Have a transaction on disk when this returns.
+
+        Raises
+        ------
+        PgOutputError
+            The disk refuses.
+        """
+        path = self._directory / f"{kept.lsn:016X}-{kept.xid:08X}.arrow"
+        try:
+            if not self._directory.exists():
+                self._directory.mkdir()
+                fsync_path(self._directory.parent)
+            temporary = path.with_suffix(".tmp")
+            _write(temporary, kept)
+            temporary.rename(path)
+            fsync_path(self._directory)
+        except OSError as error:
+            raise self._refused(error) from error
+        self._paths[kept.xid, kept.gid] = path
+
+    def end(self, xid: int, gid: str, end_lsn: int) -> None:
+        """A transaction was committed or rolled back by a record that ends at an LSN.
+
+        Its file gets that LSN into its name before anything up to there becomes durable: so the
+        next start knows whether it is still needed.
+
+        Raises
+        ------
+        PgOutputError
+            The disk refuses.
+        """
+        path = self._paths.pop((xid, gid), None)
+        if path is None:
+            return
+        begin = path.name[: len("0123456789ABCDEF-01234567")]
+        renamed = path.with_name(f"{begin}-{end_lsn:016X}.arrow")
+        try:
+            path.rename(renamed)
+            fsync_path(self._directory)
+        except OSError as error:
+            raise self._refused(error) from error
+        self._ended.append((end_lsn, renamed))
+
+    def forget(self, position: int) -> None:
+        """Everything before an LSN is durable now.
+
+        Raises
+        ------
+        PgOutputError
+            The disk refuses.
+        """
+        try:
+            for end_lsn, path in self._ended:
+                if end_lsn <= position:
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._refused(error) from error
+        self._ended = [one for one in self._ended if one[0] > position]
+
+
+def _schema(header: bytes) -> Any:
+    pa = require_pyarrow()
+    return pa.schema(
+        [
+            pa.field("lsn", pa.uint64(), nullable=False),
+            pa.field("data", pa.binary(), nullable=False),
+        ],
+        {_METADATA_KEY: header},
+    )
+
+
+def _write(path: Path, kept: Prepared) -> None:
+    """Write a file and have it on disk; it does not have its name yet."""
+    import numpy as np
+
+    pa = require_pyarrow()
+    stage = kept.stage
+    header = json.dumps(
+        dataclasses.asdict(
+            _Header(
+                _FORMAT_VERSION, kept.xid, kept.gid, kept.lsn, stage.in_stream, stage.origin,
+                [index for index, _ in stage.announced],
+                [frame.hex() for _, frame in stage.announced],
+                [frame.hex() for frame in kept.known],
+            )
+        )
+    ).encode()  # fmt: skip
+    schema = _schema(header)
+
+    def write(writer: Any, index: int, arrays: list[Any], more: bytes = b"") -> None:
+        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        custom = {CRC_KEY: (checksum(index, batch, more) or "").encode()}
+        writer.write_batch(batch, custom_metadata=custom | ({END_KEY: LAST_PART} if more else {}))
+
+    with path.open("wb") as file:
+        with pa.ipc.new_file(file, schema) as writer:
+            index = 0
+            for run in stage.runs():
+                offsets = (run.offsets - run.offsets[0]).astype(np.int32)
+                first, last = int(run.offsets[0]), int(run.offsets[-1])
+                data = [
+                    None,
+                    pa.py_buffer(offsets),
+                    pa.py_buffer(memoryview(run.data)[first:last]),
+                ]
+                lsns = pa.array(run.lsns, pa.uint64())
+                write(writer, index, [lsns, pa.Array.from_buffers(pa.binary(), len(run), data)])
+                index += 1
+            empty = [pa.array([], field.type) for field in schema]
+            write(writer, index, empty, header + LAST_PART)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read(path: Path, spill_directory: Path | None) -> Prepared:
+    """Read what `_write` wrote.
+
+    Raises
+    ------
+    PgOutputError
+        The file can't be read, or is damaged.
+    """
+    import numpy as np
+
+    from ..transactions.assembler import Prepared
+    from ..transactions.runs import Run
+    from ..transactions.staging import Stage
+
+    pa = require_pyarrow()
+    try:
+        with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
+            text = (reader.schema.metadata or {}).get(_METADATA_KEY, b"")
+            if reader.schema.remove_metadata() != _schema(b"").remove_metadata():
+                raise ValueError("it has other columns")
+            header: _Header = of_form(json.loads(text), _Header)
+            if header.format_version != _FORMAT_VERSION:
+                raise ValueError(f"it is of format version {header.format_version}")
+            stage = Stage(spill_directory, in_stream=header.in_stream)
+            last = reader.num_record_batches - 1
+            for index in range(last + 1):
+                batch, custom = reader.get_batch_with_custom_metadata(index)
+                more = text + LAST_PART if index == last else b""
+                if (custom or {}).get(CRC_KEY) != (checksum(index, batch, more) or "").encode():
+                    raise ValueError(f"record batch {index} has another checksum")
+                if len(batch):
+                    _, offsets, data = batch["data"].buffers()
+                    ends = np.frombuffer(offsets, np.int32, len(batch) + 1).astype(np.int64)
+                    stage.add(Run(data or b"", ends, batch["lsn"].to_numpy()))
+                    stage.spill()
+            if last < 0 or (custom or {}).get(END_KEY) != LAST_PART:
+                raise ValueError("its end is missing")
+            stage.origin = header.origin
+            announced = map(bytes.fromhex, header.announced)
+            stage.announced = list(zip(header.announced_at, announced, strict=True))
+            known = [bytes.fromhex(frame) for frame in header.known]
+            return Prepared(header.xid, header.gid, header.lsn, stage, known)
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise PgOutputError(
+            f"can't read {path} ({printable(str(error))}), which has a prepared transaction that "
+            f"the server does not send again: restore it from a copy; without one, begin with a "
+            f"new slot, a new copy of the tables and an empty directory"
+        ) from error
