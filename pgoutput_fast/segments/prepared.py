@@ -211,7 +211,7 @@ def _write(path: Path, kept: Prepared) -> None:
                 lsns = pa.array(run.lsns, pa.uint64())
                 write(writer, index, [lsns, pa.Array.from_buffers(pa.binary(), len(run), data)])
                 index += 1
-            empty = [pa.array([], field.type) for field in schema]
+            empty = [pa.nulls(0, field.type) for field in schema]
             write(writer, index, empty, header + LAST_PART)
         file.flush()
         os.fsync(file.fileno())

@@ -767,7 +767,7 @@ class SegmentWriter:
     def _finish_part(self, *, last: bool) -> None:
         """Write pending frames and the end mark, and sync the file."""
         self._write_batch()
-        empty = [self._pa.array([], field.type) for field in segment_schema()]
+        empty = [self._pa.nulls(0, field.type) for field in segment_schema()]
         self._write_arrow(empty, LAST_PART if last else OTHER_PART)
         file = cast("BinaryIO", self._file)
         self._arrow.close()
