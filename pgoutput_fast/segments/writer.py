@@ -55,6 +55,8 @@ _BESIDE_FRAME = 40
 # A file ends within a transaction where it has so many times the bytes that a segment should have:
 # before, its Commit is waited for.
 _MOST_FULL = 1.5
+# Frames of so many bytes that lie in one buffer are a record batch of their own.
+_LARGE = 256 << 10
 _COMMIT_LSN, _WITHIN = 0, 4  # numbers of columns in what `annotate` gives
 
 # What `annotate` says of frames that are told more about here.
@@ -516,6 +518,8 @@ class SegmentWriter:
             full = piece.first_full(start, stop, room)
             stop = full or stop
             self._append(piece, start, stop)
+            if self._pending_bytes >= _LARGE and len(self._pending) == 1:
+                self._write_batch()  # while its bytes lie in one buffer, and need not be copied
             if full:
                 position = self._complete(piece.end_lsn(stop - 1))
             elif self._size >= _MOST_FULL * self._segment_bytes:
