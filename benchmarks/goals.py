@@ -81,6 +81,17 @@ GOALS = [
          {"live/narrow": 25, "live/mixed": 50}),
     Goal("live: at the walsender's rate", "pgoutput_fast", "pg_recvlogical",
          {"live/narrow": 1, "live/mixed": 1}, metric="wall"),
+    Goal("live: transactions, typed", "pgoutput_fast, groups", "psycopg 3, SO_RCVLOWAT",
+         {"live/narrow": 1.35, "live/mixed": 1.7}, at_most=True),
+    Goal("live: capture to durable segments", "pgoutput_fast, capture", "psycopg 3, SO_RCVLOWAT",
+         {"live/narrow": 2.0, "live/mixed": 3.0}, at_most=True),
+    Goal("live: the newest protocol", "pgoutput_fast, groups", "pgoutput_fast, groups, protocol 1",
+         {"live/narrow": 1.3, "live/mixed": 1.3}, at_most=True),
+    Goal("pace: pauses, typed", "groups", "receive only", {"pace: pauses": 1.7}, at_most=True),
+    Goal("pace: from COMMIT to transactions", "transactions", "", {"pace: alone": 10e-3},
+         at_most=True, metric="median"),
+    Goal("pace: from COMMIT to transactions, p99", "transactions", "",
+         {"pace: 5,000 a second": 50e-3}, at_most=True, metric="p99"),
 ]  # fmt: skip
 
 

@@ -95,6 +95,21 @@ def spark_table(results: Results) -> str:
     return table(lines) if len(lines) > 1 else ""
 
 
+def pace_table(results: Results) -> str:
+    """A table of consumers at the paces of a writer."""
+    lines = [["", "CPU µs/change", "late, median ms", "late, p99 ms"]]
+    for name in results.names():
+        if name.startswith("pace: "):
+            late = (results.median(name, metric) for metric in ("median", "p99"))
+            lines.append(
+                [
+                    *(name.removeprefix("pace: "), microseconds(results.median(name))),
+                    *("" if one is None else f"{one * 1e3:,.1f}" for one in late),
+                ]
+            )
+    return table(lines) if len(lines) > 1 else ""
+
+
 def sections(results: Results) -> Iterator[tuple[str, str]]:
     """Title and text of each section of the report."""
     yield "Goals", goal_table(results)
@@ -110,6 +125,8 @@ def sections(results: Results) -> Iterator[tuple[str, str]]:
             what = what.partition(" (times")[0]
     for workload, text in live_tables(results):
         yield workload, f"{results.described[workload]}\n\n{text}"
+    if text := pace_table(results):
+        yield "Live, at a pace", text
     if text := spark_table(results):
         yield "Spark", f"{results.described.get('spark', '')}\n\n{text}"
 

@@ -93,6 +93,12 @@ def live(options: argparse.Namespace, results: Results) -> None:
     drain.run(options, results)
 
 
+def pace(options: argparse.Namespace, results: Results) -> None:
+    from .peers import pace as measuring
+
+    measuring.run(options, results)
+
+
 def spark(options: argparse.Namespace, results: Results) -> None:
     harness.optional_module("pyspark")
     from . import spark as measuring
@@ -103,6 +109,7 @@ def spark(options: argparse.Namespace, results: Results) -> None:
 PARTS: dict[str, Callable[[argparse.Namespace, Results], None]] = {
     "decode": decode,
     "live": live,
+    "pace": pace,
     "spark": spark,
 }
 
