@@ -9,6 +9,7 @@ moment. SIGTERM and Ctrl-C end it between two transactions.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import signal
@@ -25,47 +26,57 @@ TABLES = """
 CREATE TABLE IF NOT EXISTS position (one INTEGER PRIMARY KEY CHECK (one = 1), lsn, timeline);
 CREATE TABLE IF NOT EXISTS changes (commit_lsn, seq, relation, op, row);
 """
+POSITION = "SELECT lsn, timeline FROM position"
 
 
 def consume(dsn: str, publication: str, path: str, stop: threading.Event) -> None:
     """Store what comes until `stop` is set."""
-    store = sqlite3.connect(path)
-    store.executescript(TABLES)
-    # Before there is a position, nothing was stored, and all that the slot has is still to come. A
-    # slot that is gone later is not made again: what was committed meanwhile would be missing.
-    known = store.execute("SELECT lsn, timeline FROM position").fetchone()
-    position, timeline = known or (None, None)
-    with connect(
-        dsn,
-        slot=publication,
-        publications=[publication],
-        create_slot=position is None,
-        start_lsn=None if position is None else pf.parse_lsn(position),
-        start_timeline=timeline,
-    ) as stream:
-        for transaction in stream.transactions(stop=stop):
-            with store:  # one transaction: all of it, or nothing
-                for changes in transaction.batches():
-                    name = f"{changes.relation.namespace}.{changes.relation.name}"
-                    store.executemany(
-                        "INSERT INTO changes VALUES (?, ?, ?, ?, ?)",
-                        (
-                            (
-                                pf.format_lsn(row["commit_lsn"]),
-                                row["seq"],
-                                name,
-                                row["op"],
-                                json.dumps(row["after"] or row["before"], default=str),
-                            )
-                            for row in pa.record_batch(changes).to_pylist()
-                        ),
-                    )
-                store.execute(
-                    "INSERT OR REPLACE INTO position VALUES (1, ?, ?)",
-                    (pf.format_lsn(transaction.end_lsn), stream.timeline),
+    with contextlib.closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as store:
+        store.executescript(TABLES)
+        # Before there is a position, nothing was stored, and all that the slot has is still to
+        # come. A slot that is gone later is not made again: what was committed meanwhile would be
+        # missing.
+        known = store.execute(POSITION).fetchone()
+        position, timeline = known or (None, None)
+        with connect(
+            dsn,
+            slot=publication,
+            publications=[publication],
+            create_slot=known is None,
+            start_lsn=None if known is None else pf.parse_lsn(position),
+            start_timeline=timeline,
+        ) as stream:
+            for transaction in stream.transactions(stop=stop):
+                with store:  # one transaction: all of it, or nothing
+                    store.execute("BEGIN IMMEDIATE")
+                    # While this program waited for the slot, another one with the same file may
+                    # have stored what comes now. So the position is looked up again, in the
+                    # transaction that moves it.
+                    if store.execute(POSITION).fetchone() != known:
+                        sys.exit("another consumer has written to the file: start again")
+                    known = (pf.format_lsn(transaction.end_lsn), stream.timeline)
+                    write(store, transaction)
+                    store.execute("INSERT OR REPLACE INTO position VALUES (1, ?, ?)", known)
+                stream.acknowledge(transaction)
+
+
+def write(store: sqlite3.Connection, transaction: pf.transactions.Transaction) -> None:
+    """Insert the changes of a transaction."""
+    for changes in transaction.batches():
+        name = f"{changes.relation.namespace}.{changes.relation.name}"
+        store.executemany(
+            "INSERT INTO changes VALUES (?, ?, ?, ?, ?)",
+            (
+                (
+                    pf.format_lsn(row["commit_lsn"]),
+                    row["seq"],
+                    name,
+                    row["op"],
+                    json.dumps(row["after"] or row["before"], default=str),
                 )
-            stream.acknowledge(transaction)
-    store.close()
+                for row in pa.record_batch(changes).to_pylist()
+            ),
+        )
 
 
 def main() -> None:
