@@ -465,7 +465,7 @@ def test_directory_is_one_slots_and_one_writers(tmp_path: Path) -> None:
         ),
         (
             [(95, begin(100)), (95, b"T\x80\0\0\1\0\0\0\0\1")],
-            "malformed frame at LSN 0/5F: 'T' frame of 10 bytes, byte 1: .* relations is -2147483647",
+            "malformed frame at LSN 0/5F: 'T' frame of 10 bytes, byte 1: .* is -2147483647",
         ),
     ],
 )
