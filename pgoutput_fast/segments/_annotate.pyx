@@ -13,6 +13,7 @@ from pgoutput_fast._loads cimport load_uint32, load_uint64
 from pgoutput_fast.protocol._wire cimport (
     BEGIN_COMMIT_TIME, BEGIN_FINAL_LSN, BEGIN_LENGTH, BEGIN_XID, COMMIT_END_LSN, COMMIT_LSN,
     COMMIT_TIME, MESSAGE_LSN, MESSAGE_PREFIX, TRUNCATE_OPTIONS, TRUNCATE_RELATION_COUNT,
+    TRUNCATE_RELATION_IDS,
 )
 
 # The columns as a structure of arrays: the same names in the same order as in the twin.
@@ -82,6 +83,9 @@ cdef const char *step(
         place.next_seq += 1
     elif tag == c'T':
         if length < TRUNCATE_OPTIONS:
+            return b"too short"
+        # A negative count is a large one here, for which no frame is long enough.
+        if load_uint32(frame + TRUNCATE_RELATION_COUNT) > (length - TRUNCATE_RELATION_IDS) // 4:
             return b"too short"
         seq[0] = place.next_seq
         place.next_seq += load_uint32(frame + TRUNCATE_RELATION_COUNT)

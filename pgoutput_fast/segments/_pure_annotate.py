@@ -15,6 +15,8 @@ _LENGTHS = {
 }
 """How long frames of these tags are at least, up to behind the last field that is read."""
 
+_RELATION_IDS = offset_of("T", "relation_ids")
+
 # The columns as a structure of arrays: the same names in the same order as in the twin.
 _TYPES = (np.uint64, np.int64, np.uint32, np.int64, np.uint8)
 
@@ -112,4 +114,8 @@ def _out_of_place(tag: int, frame: bytes, is_open: bool) -> str | None:
         why = None if tag in b"IUDTMO" else "not of protocol version 1"
     if why is None and len(frame) < _LENGTHS.get(tag, 0) and not (tag == ord("M") and is_open):
         return "too short"
+    if why is None and tag == ord("T"):
+        (count,) = _read_truncate(frame)
+        if not 0 <= count <= (len(frame) - _RELATION_IDS) // 4:
+            return "too short"
     return why

@@ -459,6 +459,14 @@ def test_directory_is_one_slots_and_one_writers(tmp_path: Path) -> None:
             [(1, b"R\0")],
             "malformed frame at LSN 0/1: 'R' frame of 2 bytes, byte 1: relation_id takes 4",
         ),
+        (
+            [(95, begin(100)), (95, b"T\0\0\0\2\0\0\0\0\1")],
+            "malformed frame at LSN 0/5F: 'T' frame of 10 bytes, byte 1: .* relations is 2, and at",
+        ),
+        (
+            [(95, begin(100)), (95, b"T\x80\0\0\1\0\0\0\0\1")],
+            "malformed frame at LSN 0/5F: 'T' frame of 10 bytes, byte 1: .* is -2147483647",
+        ),
     ],
 )
 def test_frames_that_do_not_follow_are_refused(tmp_path: Path, frames: Frames, match: str) -> None:
