@@ -42,7 +42,7 @@ help:
 	@echo 'make test-corpus CORPUS=DIR  decode recorded captures of real servers'
 	@echo 'make coverage                lines of Python and Cython that make test does not reach'
 	@echo 'make sanitize                unit and mutation tests under AddressSanitizer and UBSan (gcc)'
-	@echo 'make lint                    ruff, mypy, cython-lint, codespell, workflow schemas'
+	@echo 'make lint                    ruff, mypy, cython-lint, codespell, layers, sizes, workflow schemas'
 	@echo 'make format                  let ruff format the code'
 	@echo 'make bench                   benchmarks, as ratios in one run (some 4 minutes)'
 	@echo 'make bench-full              all of them, in many rounds, and the report'

@@ -36,7 +36,7 @@ from . import native, workloads
 from .harness import NotMeasured, table
 
 COUNTS = Path(__file__).with_name("guard.json")
-TOLERANCE = 0.05
+TOLERANCE = 0.03
 
 _ROWS = {"narrow": 2_000, "wide": 500, "fat": 50}
 

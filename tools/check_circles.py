@@ -1,7 +1,8 @@
 """Fail if modules of the package import what they must not.
 
 No modules import each other in a circle, no compiled module imports one of a layer above it, and no
-module imports one of the two implementations by name: ``_impl`` chooses between them.
+module imports one of the two implementations by name: ``_impl`` chooses between them. Headers include none
+of a layer above theirs.
 
 import-linter checks the layers that pyproject.toml declares, but reads only Python modules. This
 script also reads compiled modules and what they cimport, in their .pxd files too, and imports
@@ -22,12 +23,17 @@ else:
 
 PACKAGE = "pgoutput_fast"
 IMPORT = re.compile(
-    r"^[ \t]*(?:from ([.\w]+) c?import (\([^)]*\)|[^\n(]+)|c?import (pgoutput_fast[.\w]*))",
-    re.MULTILINE,
+    r"^[ \t]*(?:from ([.\w]+) c?import (\([^)]*\)|[^\n(]+)|c?import ([^\n#]+))", re.MULTILINE
 )
+TWIN = re.compile(r"\btwin\(\s*\"([.\w]+)\"")
+INCLUDE = re.compile(r"^[ \t]*#include \"([^\"]+)\"", re.MULTILINE)
 
 FOR_TYPE_CHECKERS = re.compile(r"^if (?:\w+\.)?TYPE_CHECKING:.*\n(?:(?:[ \t].*)?\n)*", re.MULTILINE)
-IMPORT_BY_STRING = re.compile(r"(?:import_module|__import__)\(\s*f?[\"'](?:pgoutput_fast|\.)")
+# What may be imported by a string is a module of another package that is named there, and a
+# package's own submodules.
+IMPORT_BY_STRING = re.compile(
+    r"(?:import_module|__import__)\(\s*(?![\"'](?!pgoutput_fast|\.)|f\"\{__name__\}\.)"
+)
 
 
 def modules(root: Path) -> dict[str, list[Path]]:
@@ -49,7 +55,10 @@ def imports(name: str, text: str, known: dict[str, list[Path]]) -> set[str]:
     package = name if is_package else name.rpartition(".")[0]
     found: set[str] = set()
     for start, names, whole in IMPORT.findall(text):
-        target = whole or start
+        found |= {one.split()[0] for one in whole.split(",") if one.strip()} & known.keys()
+        if not start:
+            continue
+        target = start
         if target.startswith("."):
             parts = package.split(".")
             base = parts[: len(parts) - (len(target) - len(target.lstrip(".")) - 1)]
@@ -95,6 +104,25 @@ def layer_of(name: str, layers: list[str]) -> int | None:
     return None
 
 
+def included_from_above(root: Path, layers: list[str]) -> list[str]:
+    """What is wrong with the headers that headers include."""
+    headers = {path.name: path for path in (root / PACKAGE).rglob("*.h")}
+
+    def layer(path: Path) -> int | None:
+        return layer_of(".".join(path.relative_to(root).with_suffix("").parts), layers)
+
+    faults = []
+    for path in headers.values():
+        for name in INCLUDE.findall(path.read_text(encoding="utf-8")):
+            other = headers.get(Path(name).name)
+            if other is None:
+                continue
+            own, theirs = layer(path), layer(other)
+            if own is not None and theirs is not None and theirs < own:
+                faults.append(f"{path.name} includes {other.name}, which lies above it")
+    return faults
+
+
 def main() -> int:
     """Print the faults; return 1 if there are any."""
     root = Path(__file__).parents[1]
@@ -107,7 +135,11 @@ def main() -> int:
         name: "\n".join(path.read_text(encoding="utf-8") for path in paths)
         for name, paths in known.items()
     }
-    graph = {name: imports(name, text, known) for name, text in texts.items()}
+    graph = {
+        name: imports(name, text, known)
+        | ({f"{PACKAGE}.{twin}" for twin in TWIN.findall(text)} & known.keys())
+        for name, text in texts.items()
+    }
     faults = []
     try:
         TopologicalSorter(graph).prepare()
@@ -120,6 +152,7 @@ def main() -> int:
             theirs = layer_of(other, layers)
             if own is not None and theirs is not None and theirs < own:
                 faults.append(f"{name}, which is compiled, imports {other}, which lies above it")
+    faults += included_from_above(root, layers)
     print("\n".join(faults) or f"{len(graph)} modules, no circle")
     return int(bool(faults))
 

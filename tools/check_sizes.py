@@ -56,9 +56,21 @@ def python_functions(text: str) -> Iterator[tuple[int, str, int]]:
             yield node.lineno - 1, node.name, length
 
 
+def macros(lines: list[str]) -> Iterator[tuple[int, str, int]]:
+    """The same for macros, which go on where a line ends with a backslash."""
+    start = None
+    for number, line in enumerate(lines):
+        if start is None and (head := re.match(r"#define (\w+)", line)):
+            start, name = number, head[1]
+        if start is not None and not line.endswith("\\"):
+            yield start, name, number - start + 1
+            start = None
+
+
 def other_functions(path: Path, lines: list[str]) -> Iterator[tuple[int, str, int]]:
     """The same for Cython, by indentation, and for C, by the braces at the outermost level."""
     if path.suffix in (".h", ".c"):
+        yield from macros(lines)
         start = None
         for number, line in enumerate(lines):
             if line.startswith("{") or (line.endswith("{") and line[:1].isalpha() and "(" in line):

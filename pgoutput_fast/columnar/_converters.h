@@ -15,6 +15,8 @@
 #include "_utf8.h"
 #include "_wire.h"
 
+_Static_assert(PGF_SHIFT == PGF_SHIFT_DAYS * PGF_DAY, "one epoch in days and in microseconds");
+
 /* The table that _values.pyx fills in; _reader.pyx sets the pointer when it is imported. */
 static const pgf_power *pgf_powers_of_five;
 

@@ -46,7 +46,7 @@ def unpacked(value: bytes) -> Iterator[Stored]:
 
 
 class NewLabel(Exception):
-    """Raised for a label that the dictionary of the batch does not have, and the next batch will.
+    """Raised for a label that is not in the dictionary of this batch; the next batch will have it.
 
     Attributes
     ----------

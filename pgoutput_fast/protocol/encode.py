@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 from ..errors import MAX_FRAME_LENGTH, PgOutputError
 from ..objects import UNCHANGED
-from .wire import LAYOUTS, TAGS, Column
+from .wire import LAYOUTS, MAX_COLUMNS, TAGS, Column
 
 _INTEGERS: dict[str, tuple[struct.Struct, int, int]] = {
     "uint8": (struct.Struct(">B"), 0, 0xFF),
-    "count": (struct.Struct(">h"), 0, 0x7FFF),
+    "count": (struct.Struct(">h"), 0, MAX_COLUMNS),
     "uint32": (struct.Struct(">I"), 0, 0xFFFFFFFF),
     "int32": (struct.Struct(">i"), -0x80000000, 0x7FFFFFFF),
     "lsn": (struct.Struct(">Q"), 0, 0xFFFFFFFFFFFFFFFF),

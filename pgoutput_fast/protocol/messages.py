@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from ..errors import fail, printable
 from ..lsn import format_lsn
 from ..values import EPOCH_UTC, timestamp_form
-from .wire import LAYOUTS, TAGS, Column, Cursor, check_size
+from .wire import LAYOUTS, TAGS, XID_SIZE, Column, Cursor, check_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -457,7 +457,7 @@ def is_repeated(known: Message, frame: bytes, encoding: str) -> bool:
 
 def published(message: Any) -> Any:
     """A Relation or Type from inside a stream chunk as a server sends it outside: without xid."""
-    frame = message.frame[:1] + message.frame[5:]
+    frame = message.frame[:1] + message.frame[1 + XID_SIZE :]
     return decode_rare(frame, False, message._encoding)
 
 

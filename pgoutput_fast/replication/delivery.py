@@ -82,7 +82,7 @@ class Delivery:
         return self._given(until, self._next_transaction)
 
     def groups(self, until: Until) -> Iterator[Transaction | TransactionGroup]:
-        """The same, with those together that came together."""
+        """The same transactions, several in a group where they came together."""
         return self._given(until, self._next)
 
     def _given(
@@ -120,7 +120,7 @@ class Delivery:
             raise
 
     def _next_transaction(self, stop_at: int | None) -> Transaction | None:
-        """The next one that waits, as `_next` has it."""
+        """The next transaction that waits, under the conditions of `_next`."""
         found = self._next(stop_at)
         if isinstance(found, TransactionGroup):
             first, *others = found.transactions()
@@ -131,7 +131,7 @@ class Delivery:
     def arrivals(
         self, until: Until, poll: float
     ) -> Iterator[Transaction | TransactionGroup | None]:
-        """The same, with transactions together that came together.
+        """What comes until something ends the iteration, in groups where it came together.
 
         Yields None whenever there is nothing more at the moment, and so at least every `poll`
         seconds.
@@ -149,9 +149,9 @@ class Delivery:
             self._advance(poll, until)
 
     def _next(self, stop_at: int | None) -> Transaction | TransactionGroup | None:
-        """What waits, up to what was committed at an LSN or later; the LSN of a message is its end.
+        """What waits and was committed before an LSN; the LSN of a message is where it ends.
 
-        None if nothing waits, or only what is beyond it.
+        None if nothing waits, or only what was committed at that LSN or later.
         """
         if not self._waiting:
             return None
@@ -240,7 +240,7 @@ class Delivery:
         return bool(taken.size)
 
     def _wait(self, found: Transaction | TransactionGroup) -> None:
-        """What has come waits for the consumer, but for what came before on another connection."""
+        """Let what has come wait for the consumer, unless an earlier connection brought it."""
         new = found.beyond(self._came) if isinstance(found, TransactionGroup) else found
         if new is not None and new.end_lsn > self._came:
             self._came = new.end_lsn

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import PgOutputError
 from ..protocol.copydata import KEEPALIVE, KEEPALIVE_TAG, XLOG_DATA, XLOG_DATA_TAG
 from ..protocol.encode import encode_fields
-from ..protocol.wire import LAYOUTS
+from ..protocol.wire import LAYOUTS, XID_SIZE
 from .tables import Row, Table, UserType, text_of
 
 COMMIT_RECORD = 0x30
@@ -261,7 +261,7 @@ def in_stream(frame: bytes, xid: int) -> bytes:
         raise PgOutputError(f"a {tag!r} frame does not come from inside of a stream")
     if not 0 <= xid <= 0xFFFFFFFF:
         raise PgOutputError(f"{xid} is no xid")
-    return frame[:1] + xid.to_bytes(4, "big") + frame[1:]
+    return frame[:1] + xid.to_bytes(XID_SIZE, "big") + frame[1:]
 
 
 def xlog_data(frame: bytes, lsn: int, wal_end: int | None = None, send_time: int = 0) -> bytes:

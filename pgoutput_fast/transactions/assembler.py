@@ -30,6 +30,7 @@ from ..protocol.messages import (
     decode_rare,
     published,
 )
+from ..protocol.wire import XID_SIZE, offset_of, relation_id_of
 from ..settings import make_settings
 from ..types import TypeRegistry
 from .context import Context, Follower, columnar_decoder, message_decoder
@@ -38,6 +39,9 @@ from .staging import Stage
 from .transaction import Kind, Transaction, TransactionGroup, made
 
 _ROWS = frozenset(b"IUDT")
+_XID = slice(
+    offset_of("I", "xid", in_stream=True), offset_of("I", "xid", in_stream=True) + XID_SIZE
+)
 _Found = Transaction | TransactionGroup
 
 
@@ -73,9 +77,9 @@ class Assembler:
     Attributes
     ----------
     known_lsn : int
-        Up to where whoever feeds it has all transactions, by their end LSN, and drops those that
-        come again; 0 by default. The commit of a prepared transaction up to there is not refused,
-        though the transaction itself does not come again.
+        Set by the caller: it has all transactions that end at this LSN or before, and drops those
+        that come again; 0 by default. The commit of a prepared transaction that ends there is not
+        refused, even if the transaction itself did not come.
 
     Raises
     ------
@@ -208,12 +212,11 @@ class Assembler:
         # Not in the generator: all frames are taken now.
         return _one_by_one(self.feed_groups(runs_of(frames, offsets, lsns)))
 
-    def feed_runs(self, runs: list[Run]) -> Iterator[Transaction]:
-        """Take the next frames, as :meth:`feed` does, given as runs."""
-        return _one_by_one(self.feed_groups(runs))
-
     def feed_groups(self, runs: list[Run]) -> Iterator[_Found]:
-        """The same, with those together that came together and announce nothing."""
+        """Take the next frames, as :meth:`feed` does, given as runs.
+
+        Transactions that came one behind the other and announce nothing are given as groups.
+        """
         found: list[_Found] = []
         error: PgOutputError | None = None
         self._frames = 0
@@ -283,9 +286,9 @@ class Assembler:
         for index, tag in marks:
             if tag in _ROWS:
                 frame = run.frame(index)
-                if len(frame) < 5:
+                if len(frame) < _XID.stop:
                     self._decode_row(run, index)
-                stage.note(int.from_bytes(frame[1:5], "big"), first + index)
+                stage.note(int.from_bytes(frame[_XID], "big"), first + index)
                 continue
             if tag not in b"RYMOE":
                 self._refuse(
@@ -589,7 +592,7 @@ class Assembler:
         for _, frame in announced:
             types.append(frame)
             if frame[:1] == b"R":
-                relation_id = int.from_bytes(frame[1:5], "big")
+                relation_id = cast("int", relation_id_of(frame, in_stream=False))
                 # What another one announced before is out of date, also if this is known.
                 self._pending.pop(relation_id, None)
                 if not all(map(self._state.announces, types)):
@@ -609,7 +612,7 @@ class Assembler:
         """
         for _, frame in announced:
             if frame[:1] == b"R":
-                self._pending.pop(int.from_bytes(frame[1:5], "big"), None)
+                self._pending.pop(cast("int", relation_id_of(frame, in_stream=False)), None)
         if not self._pending or (isinstance(parts, Stage) and parts.in_stream):
             return []
         uses = twin("transactions._scan").first_uses

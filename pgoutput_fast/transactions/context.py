@@ -15,7 +15,8 @@ from ..columnar.decoder import ColumnarDecoder
 from ..decoding.state import StreamState
 
 _KEPT_STATES = 64
-"""One of this many contexts keeps its whole state, so that the way to such a one is never long."""
+"""Each context whose number is a multiple of this keeps its whole state: to restore any other one,
+at most so many contexts are gone through."""
 
 
 class Context:

@@ -179,7 +179,7 @@ def replicated(shop: Any) -> Iterator[Any]:
     shop.execute(f"SELECT pg_replication_origin_drop('{shop.name}')")
 
 
-def test_origins(replicated: Any, version: int) -> None:
+def test_only_changes_without_an_origin_come(replicated: Any, version: int) -> None:
     shop, end = replicated, now(replicated)
     for way in ways(version):
         with connect(shop.dsn, slot=shop.slot, publications=["p"], **way) as stream:
