@@ -5,13 +5,16 @@
 A writer commits transactions of all sizes to a server of its own, which tells each one's number. A
 consumer (`consumer.py`) stores the rows with its position in a file of SQLite. After each kind of
 fault the writer ends, the consumer takes what is left, and what it has is compared with the
-server's table, in the order in which the server committed.
+server's table, in the order in which the server committed. A capture (`capturer.py`) goes through
+the same; what its segments hold is also compared with the order in which `test_decoding` tells of
+the transactions, where a server with that plugin is found.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import random
 import signal
@@ -29,11 +32,13 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 import psycopg
 from proxy import Proxy
+from servers import found_servers
 
+import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.segments import SegmentReader, list_segments
 
-CONSUMER = Path(__file__).with_name("consumer.py")
 SETTINGS = {
     "log_min_messages": "panic",
     "logical_decoding_work_mem": "64kB",
@@ -94,6 +99,8 @@ class Writer:
 class Consumer:
     """The consumer's process, and what it has stored."""
 
+    script = "consumer.py"
+
     def __init__(self, store: Path, dsn: str, **options: Any) -> None:
         self.store = store
         self.dsn = dsn
@@ -102,7 +109,8 @@ class Consumer:
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
 
     def start(self) -> None:
-        command = [sys.executable, str(CONSUMER), str(self.store), self.dsn]
+        script = str(Path(__file__).with_name(self.script))
+        command = [sys.executable, script, str(self.store), self.dsn]
         self.process = subprocess.Popen(
             [*command, json.dumps(self.options)], stdout=self.log, stderr=self.log
         )
@@ -145,6 +153,43 @@ class Consumer:
             return store.execute("SELECT id, part FROM changes ORDER BY number").fetchall()
 
 
+class Capturer(Consumer):
+    """The capture's process, and what its segments hold."""
+
+    script = "capturer.py"
+
+    def __init__(self, store: Path, dsn: str, **options: Any) -> None:
+        # Segments so small that the larger transactions take several parts.
+        small = {"adopt_slot": True, "segment_bytes": 20_000, "max_delay": 0.1}
+        super().__init__(store, dsn, **{**small, **options})
+
+    def count(self) -> int:
+        """The LSN behind the last segment."""
+        ends = (path.name.split("-")[1] for path in self.store.glob("[0-9A-F]*.arrow"))
+        return max((int(end, 16) for end in ends), default=0)
+
+    def rows(self) -> list[tuple[int, int]]:
+        return [
+            (message.new["id"], message.new["part"])
+            for message in self.messages()
+            if isinstance(message, pf.Insert)
+        ]
+
+    def messages(self) -> Iterator[Any]:
+        """What the segments hold, each transaction with its Begin."""
+        decoder = pf.Decoder()
+        for segment in list_segments(self.store):
+            with SegmentReader(segment.path) as reader:
+                # A part repeats the Begin of its transaction.
+                goes_on = segment.part > 0
+                for batch in reader:
+                    for message in decoder.decode_many(batch["data"].to_pylist()):
+                        if not (goes_on and isinstance(message, pf.Begin)):
+                            yield message
+                        else:
+                            goes_on = False
+
+
 def execute(server: EmbeddedServer, *statements: str) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
@@ -152,6 +197,16 @@ def execute(server: EmbeddedServer, *statements: str) -> list[tuple[Any, ...]]:
             cursor = connection.execute(statement.encode())
             rows = cursor.fetchall() if cursor.description else []
     return rows
+
+
+@functools.cache
+def server_with_test_decoding() -> Path | None:
+    """The programs of a server that comes with the plugin; None if no such server is found."""
+    for bindir in found_servers():
+        if any(bindir.parent.rglob("test_decoding.so")):
+            return bindir
+    print("no server with test_decoding is found: it is not asked for the order of transactions")
+    return None
 
 
 def wait_for(what: str, condition: Callable[[], object], timeout: float = 90.0) -> None:
@@ -165,10 +220,18 @@ def wait_for(what: str, condition: Callable[[], object], timeout: float = 90.0) 
 class Run:
     """One server, writer and consumer, for faults of one kind."""
 
-    def __init__(self, name: str, seed: int, **options: Any) -> None:
-        self.name = name
-        self.chance = random.Random(f"{name} {seed}")
+    def __init__(
+        self, name: str, seed: int, reads: type[Consumer] = Consumer, **options: Any
+    ) -> None:
+        self.name = f"{name}, {reads.__name__.lower()}"
+        self.reads = reads
+        self.chance = random.Random(f"{self.name} {seed}")
         self.options = options
+        self.two_phase = False
+        if reads is Capturer:
+            self.two_phase = self.chance.random() < 0.7
+            compression = self.chance.choice((None, "lz4", "zstd"))
+            self.options |= {"two_phase": None, "compression": compression}
         self.faults = 0
 
     @contextlib.contextmanager
@@ -177,13 +240,19 @@ class Run:
         begin = time.monotonic()
         with contextlib.ExitStack() as stack:
             self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            self.server = stack.enter_context(EmbeddedServer(18, SETTINGS))
+            bindir = server_with_test_decoding() if self.reads is Capturer else None
+            self.server = stack.enter_context(EmbeddedServer(18, SETTINGS, bindir=bindir))
             execute(
                 self.server,
                 "CREATE TABLE t (id int, part int)",
                 "CREATE PUBLICATION p FOR TABLE t",
-                "SELECT pg_create_logical_replication_slot('s', 'pgoutput')",
+                "SELECT pg_create_logical_replication_slot('s', 'pgoutput', false,"
+                f" {self.two_phase})",
             )
+            self.has_truth = bindir is not None
+            if self.has_truth:
+                truth = "SELECT pg_create_logical_replication_slot('truth', 'test_decoding')"
+                execute(self.server, truth)
             dsn = self.server.dsn()
             if proxy:
                 path = self.server.directory / f".s.PGSQL.{self.server.port}"
@@ -192,7 +261,7 @@ class Run:
                     f"host=127.0.0.1 port={self.proxy.port} user=postgres dbname=postgres"
                     " sslmode=disable"
                 )
-            self.consumer = Consumer(self.directory / "store", dsn, **self.options)
+            self.consumer = self.reads(self.directory / "store", dsn, **self.options)
             self.consumer.start()
             stack.callback(self.consumer.log.close)
             stack.callback(self.consumer.kill)
@@ -241,6 +310,14 @@ class Run:
         assert found == expected, f"{self.name}: rows are lost, doubled or out of order"
         late = [a for a, b in zip(order, list(order)[1:], strict=False) if b and a > b]
         assert len(late) <= self.faults, f"{self.name}: transactions are out of order at {late}"
+        if isinstance(self.consumer, Capturer) and self.has_truth:
+            told = execute(
+                self.server,
+                "SELECT xid::text::int FROM pg_logical_slot_peek_changes('truth', NULL, NULL,"
+                " 'skip-empty-xacts', '1') WHERE data LIKE 'BEGIN%'",
+            )
+            begun = [m.xid for m in self.consumer.messages() if isinstance(m, pf.Begin)]
+            assert begun == [xid for (xid,) in told], f"{self.name}: not test_decoding's order"
         self.transactions, self.rows = len(order), len(found)
 
     def progress(self) -> None:
@@ -257,8 +334,8 @@ class Run:
         wait_for(f"{self.name}: progress", stored)
 
 
-def client_kills(seed: int, count: int) -> None:
-    with Run("kill -9 of the client", seed).running() as run:
+def client_kills(seed: int, count: int, reads: type[Consumer] = Consumer) -> None:
+    with Run("kill -9 of the client", seed, reads).running() as run:
         for number in range(count):
             if number % 10 == 0:  # often also before it has begun to store
                 run.progress()
@@ -268,17 +345,18 @@ def client_kills(seed: int, count: int) -> None:
             run.faults += 1
 
 
-def server_kills(seed: int, count: int) -> None:
-    with Run("kill -9 of the server", seed).running() as run:
-        for _ in range(count):
+def server_kills(seed: int, count: int, reads: type[Consumer] = Consumer) -> None:
+    with Run("kill -9 and restart of the server", seed, reads).running() as run:
+        for number in range(count):
             time.sleep(run.chance.uniform(0.0, 0.6))
-            run.server.restart("kill")
+            run.server.restart("fast" if number % 4 == 3 else "kill")
             run.faults += 1
             run.progress()
 
 
-def cuts(seed: int, count: int) -> None:
-    with Run("a network that cuts, delays and halves", seed).running(proxy=True) as run:
+def cuts(seed: int, count: int, reads: type[Consumer] = Consumer) -> None:
+    name = "a network that cuts, delays and halves"
+    with Run(name, seed, reads).running(proxy=True) as run:
         for number in range(count):
             run.proxy.delay = 0.001 if number % 3 == 0 else 0.0
             time.sleep(run.chance.uniform(0.0, 0.8))
@@ -289,9 +367,9 @@ def cuts(seed: int, count: int) -> None:
                 run.progress()
 
 
-def disk_full(seed: int, count: int) -> None:
-    """The spilled transactions' files can't grow; then they can."""
-    run = Run("disk full", seed, max_memory=0, limit=20_000)
+def disk_full(seed: int, count: int, reads: type[Consumer] = Consumer) -> None:
+    """The files of spilled transactions and of segments can't grow; then they can."""
+    run = Run("disk full", seed, reads, max_memory=0, limit=20_000)
     with run.running() as run:
         for _ in range(count):
             process = run.consumer.process
@@ -324,10 +402,10 @@ def slow_consumer(seed: int, count: int) -> None:
             assert execute(run.server, query) == before, "the server gave the consumer up"
 
 
-def two_clients(seed: int, count: int) -> None:
+def two_clients(seed: int, count: int, reads: type[Consumer] = Consumer) -> None:
     """A second one on the same slot and store, while the first is killed now and then."""
-    with Run("two clients on one slot", seed).running() as run:
-        other = Consumer(run.consumer.store, run.consumer.dsn)
+    with Run("two clients on one slot", seed, reads).running() as run:
+        other = reads(run.consumer.store, run.consumer.dsn, **run.options)
         other.start()
         try:
             for _ in range(count):
@@ -339,9 +417,23 @@ def two_clients(seed: int, count: int) -> None:
                 for consumer in (run.consumer, other):
                     consumer.keep()
                 run.progress()
+            if reads is Capturer:
+                refuses_another_directory(run)
         finally:
             other.kill()
             other.log.close()
+
+
+def refuses_another_directory(run: Run) -> None:
+    """What a slot brings goes into one directory."""
+    options = {**run.options, "adopt_slot": False}
+    stranger = Capturer(run.directory / "another", run.consumer.dsn, **options)
+    stranger.start()
+    assert stranger.process is not None
+    assert stranger.process.wait(60) == 1
+    assert "no capture has begun in" in stranger.said()
+    assert stranger.count() == 0
+    stranger.log.close()
 
 
 KINDS: dict[str, tuple[Callable[[int, int], None], int]] = {
@@ -351,6 +443,11 @@ KINDS: dict[str, tuple[Callable[[int, int], None], int]] = {
     "disk-full": (disk_full, 5),
     "slow": (slow_consumer, 2),
     "two-clients": (two_clients, 30),
+    "capture-kills": (functools.partial(client_kills, reads=Capturer), 200),
+    "capture-server-kills": (functools.partial(server_kills, reads=Capturer), 50),
+    "capture-cuts": (functools.partial(cuts, reads=Capturer), 200),
+    "capture-disk-full": (functools.partial(disk_full, reads=Capturer), 5),
+    "two-captures": (functools.partial(two_clients, reads=Capturer), 30),
 }
 
 

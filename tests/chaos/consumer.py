@@ -27,12 +27,16 @@ CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY AUTOINCREMENT, id
 """
 
 
+def limit_files(limit: int | None) -> None:
+    """Let no file that this process writes become larger."""
+    if limit is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing fails with an error instead
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+
 def consume(path: str, dsn: str, options: dict[str, Any], stop: threading.Event) -> None:
     sleep = options.pop("sleep", 0.0)
-    if "limit" in options:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing fails with an error instead
-        limit = options.pop("limit")
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    limit_files(options.pop("limit", None))
     store = sqlite3.connect(path, timeout=60, isolation_level=None)
     store.execute("PRAGMA journal_mode = WAL")
     store.executescript(TABLES)

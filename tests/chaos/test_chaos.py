@@ -15,6 +15,11 @@ FEW = {
     "disk-full": 2,
     "slow": 1,
     "two-clients": 6,
+    "capture-kills": 10,
+    "capture-server-kills": 4,
+    "capture-cuts": 15,
+    "capture-disk-full": 2,
+    "two-captures": 6,
 }
 
 

@@ -134,9 +134,16 @@ def test_a_consumer_takes_transactions() -> None:
 
 
 @pytest.mark.integration
+def test_a_consumer_takes_groups() -> None:
+    """The second loop of the document, with what stands before the first."""
+    one_by_one, together, *_ = python_blocks(ROOT / "docs" / "replication.md")
+    consume(one_by_one[: one_by_one.index("with connect")] + together)
+
+
+@pytest.mark.integration
 def test_other_examples_of_live_changes(tmp_path: Path) -> None:
     """Each ends by itself, once the stream is made to end."""
-    _, stopping, managing, copying, frames, _ = python_blocks(ROOT / "docs" / "replication.md")
+    _, _, stopping, managing, copying, frames, _ = python_blocks(ROOT / "docs" / "replication.md")
     importing = "from pgoutput_fast.replication import connect\n"
     with fresh_server() as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
