@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 from array import array
 from typing import Any
@@ -56,14 +57,14 @@ def quick(impl, monkeypatch):
 def begin():
     streams = []
 
-    def begin(pieces, *more, error=None, position=0, retry_for=None, **assembling):
+    def begin(pieces, *more, error=None, position=0, retry_for=None, source=None, **assembling):
         connection = Connection(pieces, error=error)
         connection.timeline = 1
-        source = Source(*more)
+        source = source or (Source(*more) if more else None)
         made = link.Link(
             receiver.Receiver(connection, position),
             4,
-            source if more else None,
+            source,
             retry_for=retry_for,
         )
         streams.append(ReplicationStream(made, position, assembling))
@@ -433,3 +434,126 @@ def test_a_server_that_says_nothing_is_given_up(begin, monkeypatch):
     silent = stream.connection
     assert ids(stream.transactions(stop_at=server.lsn)) == [0]
     assert any(message[-1] == 1 for message in silent.sent)
+
+
+class Resending(Source):
+    """A server that sends what was not acknowledged again, on connections that are lost.
+
+    Parameters
+    ----------
+    server : testing.Server
+        What was committed.
+    losses : list of int
+        After how many frames each connection is lost; the one after them stays.
+    size : int
+        How many frames come together.
+    announces : bool
+        Whether tables are announced again on each connection, as servers do.
+    """
+
+    def __init__(self, server, losses, size, announces):
+        super().__init__()
+        self.server, self.losses, self.size = server, list(losses), size
+        self.announces = announces
+
+    def sends(self, position):
+        """What comes on a connection that begins there, and the error with which it ends."""
+        first = sum(one.end_lsn <= position for one in self.server.committed)
+        begins = [i for i, sent in enumerate(self.server.sent) if sent.frame[:1] == b"B"]
+        start = [*begins, len(self.server.sent)][first]
+        data = copy_data(self.server, start)
+        if self.announces and data:
+            data[1:1] = [testing.xlog_data(frame, 0) for frame in TABLE.announcement()]
+        error = None
+        if self.losses:
+            data, error = data[: self.losses.pop(0)], LOST
+        return [data[i : i + self.size] for i in range(0, len(data), self.size)], error
+
+    def again(self, position, timeline, received):
+        pieces, error = self.sends(position)
+        self.connections.append(Connection(pieces, error=error))
+        return super().again(position, timeline, received)
+
+
+def told_of(found):
+    """What is told of transactions, and their rows, one by one."""
+    return [
+        (one.xid, one.commit_lsn, one.end_lsn, one.commit_time, *ids([one]))
+        for either in found
+        for one in either.transactions()
+    ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_groups_are_the_transactions_whatever_is_lost(begin, seed):
+    """None comes twice and none is lost, wherever an iteration or a connection ends."""
+    chance = random.Random(seed)
+    server = server_of(chance.randrange(1, 25))
+    expected = [
+        (one.xid, one.commit_lsn, one.end_lsn, one.commit_time, number)
+        for number, one in enumerate(server.committed)
+    ]
+    losses = [chance.randrange(0, len(server.sent)) for _ in range(chance.randrange(0, 4))]
+    size = chance.choice((1, 2, 5, 1000))
+    for name in ("transactions", "groups"):
+        source = Resending(server, losses, size, announces=seed % 2 == 0)
+        pieces, error = source.sends(0)
+        stream, _ = begin(pieces, error=error, source=source)
+        found = []
+        together = 0
+        stops = sorted(chance.choice(expected)[1] + chance.randrange(2) for _ in range(3))
+        ends = [(stop_at, None) for stop_at in stops]
+        for stop_at, idle_timeout in [*ends, (None, 0.03), (server.lsn, None)]:
+            for one in getattr(stream, name)(stop_at=stop_at, idle_timeout=idle_timeout):
+                found.append(one)
+                together = max(together, one.commits)
+                # The whole of it, one that is in it, or nothing.
+                done = chance.choice([one, *one.transactions(), None])
+                if done is not None:
+                    stream.acknowledge(done)
+            if stop_at is not None:
+                assert told_of(found) == [one for one in expected if one[1] < stop_at]
+        assert told_of(found) == expected
+        assert together == 1 or name == "groups"
+        rows = [batch.num_rows for one in found for batch in one.batches()]
+        assert sum(rows) == len(expected)
+        assert source.losses == []
+
+
+def test_a_group_is_cut_where_an_iteration_stops(begin):
+    server = server_of(7)
+    ends = [one.end_lsn for one in server.committed]
+    stream, _ = begin([copy_data(server)])
+    first, group = stream.groups(stop_at=server.committed[4].commit_lsn)
+    # The first one announces the table.
+    assert (ids([first]), ids(group.transactions()), group.end_lsn) == ([0], [1, 2, 3], ends[3])
+    assert list(stream.groups(stop_at=server.committed[4].commit_lsn)) == []
+    with pytest.raises(PgOutputError, match=r"can't be acknowledged: nothing beyond .* was deliv"):
+        stream.acknowledge(ends[4])
+    stream.acknowledge(ends[2])
+    assert stream.acknowledged_lsn == ends[2]
+    stream.acknowledge(group)
+    assert stream.acknowledged_lsn == ends[3]
+    # Of a group that was begun one by one, the rest comes so.
+    assert ids([next(stream.transactions())]) == [4]
+    assert [ids([one]) for one in stream.groups(stop_at=server.lsn)] == [[5], [6]]
+
+
+@pytest.mark.parametrize("announces", [False, True])
+def test_of_a_group_that_comes_again_only_what_is_new(begin, announces):
+    server = server_of(9)
+    ends = [one.end_lsn for one in server.committed]
+    # The first connection ends within the sixth transaction, the second within the eighth.
+    source = Resending(server, [1 + 3 * 5 + 2, 1 + 3 * 4 + announces + 1], 1000, announces)
+    pieces, error = source.sends(0)
+    stream, _ = begin(pieces, error=error, source=source)
+    found = []
+    for one in stream.groups(stop_at=server.lsn):
+        found.append(ids(one.transactions()))
+        if len(found) == 2:
+            stream.acknowledge(ends[2])
+    assert found[:2] == [[0], [1, 2, 3, 4]]
+    assert [number for one in found for number in one] == list(range(9))
+    # Those from the fourth on came again, and with them what follows.
+    assert found[2] == [5, 6]
+    assert [position for position, *_ in source.asked] == [ends[2]] * 2
