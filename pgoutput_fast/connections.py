@@ -7,6 +7,7 @@ connection string.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 import socket
@@ -85,12 +86,12 @@ _SETTINGS_ADVICE = {
     ),
 }
 
-_PUBLICATION = (
+PUBLICATION_ADVICE = (
     "a publication must have been there when the changes were written: one that was made, or "
     "dropped and made again, after that can't be used for them, though it is there now; make it "
     "first, then a new slot, and copy the tables anew"
 )
-STREAM_ADVICE = _ADVICE | {"42704": _PUBLICATION}
+STREAM_ADVICE = _ADVICE | {"42704": PUBLICATION_ADVICE}
 """Advice by SQLSTATE for errors that end a stream. Its publications were there when it began."""
 
 
@@ -211,6 +212,15 @@ def answered(pgconn: pq.abc.PGconn) -> Iterator[None]:
             timer.join()
 
 
+_ARGUMENTS = (
+    "slot", "publications", "directory", "create_slot", "adopt_slot", "temporary", "protocol",
+    "streaming", "two_phase", "binary", "messages", "origin", "start_lsn", "start_timeline",
+    "silence_timeout", "retry_for", "max_memory", "spill_directory", "until_lsn", "max_delay",
+    "compression", "segment_bytes", "tables", "columns", "target", "policies", "registry",
+)  # fmt: skip
+"""Names of arguments that a misspelt keyword may have meant."""
+
+
 class ConnectionParameters:
     """Where and how to connect. Its repr has no secrets.
 
@@ -238,14 +248,20 @@ class ConnectionParameters:
         given = {name: str(value) for name, value in (keywords or {}).items() if value is not None}
         known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
         for name in given.keys() - known:
-            raise TypeError(f"unknown argument {name!r}, also as a parameter of a connection")
-        try:
+            near = difflib.get_close_matches(name, [*known, *_ARGUMENTS], 1)
+            raise TypeError(
+                f"there is no argument {name!r}, and libpq has no parameter of this name"
+                + (f"; did you mean {near[0]!r}?" if near else "")
+            )
+        parameters = None
+        with contextlib.suppress(psycopg.Error):
             parameters = conninfo.conninfo_to_dict(dsn or "", **given)
-        except psycopg.Error:
+        if parameters is None:
+            # Raised here, as libpq's error, which shows the string, would be its context else.
             raise PgOutputError(
                 "the connection string can't be read; write it as 'host=… dbname=…' or "
                 "'postgresql://user@host/dbname', special characters in a URL as %XX"
-            ) from None
+            )
         # libpq's messages show host and port, and a password whose special characters were not
         # escaped ends up there.
         host, port = str(parameters.get("host", "")), str(parameters.get("port", ""))
@@ -289,6 +305,7 @@ class ConnectionParameters:
             The server can't be reached or refuses the connection. The message has no secret.
         """
         mode = {"replication": "database"} if replication else {}
+        refused = None
         try:
             # Statements are not prepared, as a walsender knows only the simple query protocol.
             connection = psycopg.Connection.connect(
@@ -300,7 +317,10 @@ class ConnectionParameters:
             text = str(error)
             for secret in self._secrets:
                 text = text.replace(secret, "***")
-            raise server_error("can't connect", text, error.sqlstate) from None
+            refused = server_error("can't connect", text, error.sqlstate)
+        if refused is not None:
+            # Not above: psycopg's error, whose connection shows secrets, would be its context.
+            raise refused
         try:
             with answered(connection.pgconn):
                 for name, value in SESSION_SETTINGS.items():

@@ -1,8 +1,8 @@
 """Fail if modules of the package import what they must not.
 
 No modules import each other in a circle, no compiled module imports one of a layer above it, and no
-module imports one of the two implementations by name: ``_impl`` chooses between them. Headers include none
-of a layer above theirs.
+module imports one of the two implementations by name: ``_impl`` chooses between them. Headers
+include none of a layer above theirs.
 
 import-linter checks the layers that pyproject.toml declares, but reads only Python modules. This
 script also reads compiled modules and what they cimport, in their .pxd files too, and imports

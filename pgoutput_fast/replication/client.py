@@ -17,6 +17,11 @@ from .source import Source
 from .stream import ReplicationStream
 from .stream_options import Protocol, Streaming, StreamOptions, check_seconds
 
+_NO_CHOICES = {
+    "policies": None, "registry": None, "target": "arrow", "tables": None, "columns": None,
+    "fill_unchanged": False,
+}  # fmt: skip
+
 
 def connect(
     dsn: str | None = None,
@@ -135,6 +140,18 @@ def connect(
         format_lsn(start_lsn)  # refuses what is out of range
         if temporary:
             raise PgOutputError("a temporary slot begins now: start_lsn can't be given with it")
+    columnar = {
+        "policies": policies,
+        "registry": registry,
+        "target": target,
+        "tables": tables,
+        "columns": columns,
+        "fill_unchanged": fill_unchanged,
+    }
+    if columnar != _NO_CHOICES:
+        from ..transactions import Assembler  # loads NumPy, as receiving frames does not
+
+        Assembler(**columnar)  # type: ignore[arg-type]  # it refuses what is wrong before anything is made
     source = Source(
         ConnectionParameters(dsn, keywords),
         slot,
@@ -149,12 +166,7 @@ def connect(
         "spill_directory": spill_directory,
         "prepared": prepared,
         "unknown_prepared": unknown_prepared or ("empty" if started.made_slot else "error"),
-        "policies": policies,
-        "registry": registry,
-        "target": target,
-        "tables": tables,
-        "columns": columns,
-        "fill_unchanged": fill_unchanged,
+        **columnar,
     }
     link = Link(
         receiver,

@@ -21,7 +21,13 @@ import psycopg
 from psycopg import pq
 
 from .._impl import twin
-from ..connections import STREAM_ADVICE, RetryableError, result_error, server_error
+from ..connections import (
+    PUBLICATION_ADVICE,
+    STREAM_ADVICE,
+    RetryableError,
+    result_error,
+    server_error,
+)
 from ..errors import PgOutputError
 from ..protocol.copydata import parse_keepalive, status_update
 from .waiter import IDLE_POLL, Waiter
@@ -71,6 +77,14 @@ class Taken:
     def __bool__(self) -> bool:
         return self.size > 0 or self.keepalive is not None
 
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def cut(self, count: int) -> None:
+        """Keep so many frames."""
+        del self.frames[count:]
+        self.size = sum(len(frame) for *_, frame in self.frames)
+
     def take(
         self, get_copy_data: Callable[[int], tuple[int, memoryview]], most: int
     ) -> tuple[int, int, int, memoryview | None]:
@@ -92,6 +106,15 @@ class PackedTaken(Taken):
         self.ends = array("q", [0])
         """A 0, then the position behind each frame."""
         self.lsns = array("Q")
+
+    def __len__(self) -> int:
+        return len(self.lsns)
+
+    def cut(self, count: int) -> None:
+        """Keep so many frames."""
+        del self.ends[count + 1 :], self.lsns[count:]
+        del self.data[self.ends[-1] :]
+        self.size = self.ends[-1]
 
     def take(
         self, get_copy_data: Callable[[int], tuple[int, memoryview]], most: int
@@ -156,6 +179,9 @@ class Receiver:
         self._asked = 0.0
         self._process = os.getpid()
         self._waiter = Waiter(self._pgconn)
+        self._taking: Taken | None = None
+        self._skips: tuple[PgOutputError, int] | None = None
+        self._pgconn.notice_handler = self._on_notice
         self._left = time.monotonic()  # when the last receive() ended
         try:
             self._send_status()
@@ -256,7 +282,8 @@ class Receiver:
                 waited, taken.came = True, False
         except (PgOutputError, psycopg.Error) as error:
             if not self._stop.is_set():
-                self._ended = True
+                # Where the server only leaves something out, it is still told what is durable.
+                self._ended = self._skips is None
                 self._error = error if isinstance(error, PgOutputError) else _lost(error)
         if taken:
             return True  # the next call raises the error
@@ -275,7 +302,13 @@ class Receiver:
         get_copy_data = self._pgconn.get_copy_data
         while not self._stop.is_set():
             # Nearly all that a client costs is spent in this call.
+            self._taking = taken
             size, lsn, length, data = taken.take(get_copy_data, _BATCH_BYTES - taken.size)
+            if self._skips is not None:
+                error, count = self._skips
+                taken.cut(count)
+                taken.keepalive = None
+                raise error
             if size:
                 taken.came = True
                 taken.size += size
@@ -286,6 +319,20 @@ class Receiver:
             taken.came = True
             taken.keepalive = self._take_keepalive(data)
         return 0
+
+    def _on_notice(self, result: pq.abc.PGresult) -> None:
+        """Note that the server leaves the changes of a publication out.
+
+        PostgreSQL 18 ends the stream no more where a publication does not exist: it warns, and goes
+        on without its changes. Nothing that it sends behind the warning is given to anybody.
+        """
+        if result.error_field(pq.DiagnosticField.SOURCE_FUNCTION) != b"LoadPublications":
+            said = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b""
+            _log.info("the server says: %s", said.decode("utf-8", "replace"))
+        elif self._skips is None:
+            what = "the server leaves out the changes of a publication"
+            error = result_error(what, result, {"55000": PUBLICATION_ADVICE})
+            self._skips = error, 0 if self._taking is None else len(self._taking)
 
     def _is_time(
         self, taken: Taken, deadline: float | None, *, is_full: bool, waited: bool

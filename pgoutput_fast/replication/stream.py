@@ -205,7 +205,10 @@ class ReplicationStream:
             interrupted.
         """
         if self._delivery is not None:
-            raise PgOutputError("the frames of this stream go into its transactions")
+            raise PgOutputError(
+                "the frames of this stream go into its transactions already: iterate over "
+                "`transactions()`, or connect with another slot for frames"
+            )
         if self._left_over:
             frames = list(self._left_over)
             self._left_over.clear()
@@ -232,7 +235,7 @@ class ReplicationStream:
         Raises
         ------
         PgOutputError
-            The LSN is beyond what was received, or out of an LSN's range.
+            The LSN is beyond what was received, or out of an LSN's range; or the stream is closed.
         TypeError
             `done` is neither an int nor a transaction.
         """
@@ -243,6 +246,11 @@ class ReplicationStream:
                 f"{type(done).__name__}"
             )
         receiver = self._link.receiver
+        if self._link.is_closed:
+            raise PgOutputError(
+                "the stream is closed, so that the server can't be told; connect again, and what "
+                "was not acknowledged comes again"
+            )
         if self._delivery is None:
             limit, done_so_far = receiver.received, "received"
         else:

@@ -8,10 +8,12 @@ import pyarrow as pa
 import pytest
 
 import pgoutput_fast as pf
-from pgoutput_fast.replication import connect
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.replication import capture, connect, slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     WaitUntil = Callable[[Callable[[], object]], None]
 
@@ -212,3 +214,47 @@ def test_an_idle_slot_moves_on(shop: Any, wait_until: WaitUntil) -> None:
         assert list(stream.transactions(stop_at=end)) == []
         assert list(stream.transactions(idle_timeout=0.5)) == []
     assert confirmed(shop) >= end > transaction.end_lsn
+
+
+def test_a_publication_that_is_dropped_meanwhile(database18: Any, tmp_path: Path) -> None:
+    """PostgreSQL 18 warns and leaves its changes out; older servers end the stream."""
+    database18.execute(
+        "CREATE TABLE kept (id int PRIMARY KEY)",
+        "CREATE TABLE gone (id int PRIMARY KEY)",
+        "CREATE PUBLICATION stays FOR TABLE kept",
+        "CREATE PUBLICATION goes FOR TABLE gone",
+    )
+    publications = ["stays", "goes"]
+    with connect(database18.dsn, slot="left_out", publications=publications, create_slot=True) as s:
+        database18.execute("INSERT INTO gone VALUES (1)", "INSERT INTO kept VALUES (1)")
+        assert len(list(s.transactions(idle_timeout=1))) == 2
+        database18.execute(
+            "INSERT INTO kept VALUES (2)",
+            "DROP PUBLICATION goes",
+            "INSERT INTO gone VALUES (2)",
+            "CREATE PUBLICATION goes FOR TABLE gone",
+            "INSERT INTO kept VALUES (3)",
+        )
+        found = []
+
+        def consume() -> None:
+            for transaction in s.transactions(idle_timeout=2):
+                found.extend(message.new["id"] for message in transaction if message.tag == "I")
+                s.acknowledge(transaction)
+
+        left_out = r'leaves out .* publication "goes".*must have been'
+        with pytest.raises(PgOutputError, match=left_out):
+            consume()
+    assert found == [2]
+    # The slot stays before it, and says so again, to readers of frames and to a capture too.
+    with connect(database18.dsn, slot="left_out", publications=publications, protocol=1) as s:
+        with pytest.raises(PgOutputError, match=left_out):
+            s.receive(10)
+        with pytest.raises(PgOutputError, match=left_out):
+            s.receive(10)
+    with pytest.raises(PgOutputError, match=left_out):
+        capture(
+            database18.dsn, slot="left_out", publications=publications, directory=tmp_path,
+            adopt_slot=True,
+        )  # fmt: skip
+    slots.drop(database18.dsn, "left_out")

@@ -248,6 +248,15 @@ def test_a_frame_without_a_byte_and_times_before_the_epoch(begin):
     assert stream.receive(10) == ([(2**64 - 1, 5, -1, b"")], None)
 
 
+def test_a_closed_stream_is_not_acknowledged(begin):
+    stream, _ = begin([[xlog(5, b"a"), keepalive(9)]], collect=0.0)
+    assert batches(stream, 1) == [([b"a"], 9)]
+    stream.close()
+    with pytest.raises(PgOutputError, match="is closed, so that the server can't be told"):
+        stream.acknowledge(9)
+    assert stream.acknowledged_lsn == 0
+
+
 @pytest.mark.parametrize(
     ("lsn", "error", "match"),
     [
