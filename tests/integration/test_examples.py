@@ -235,13 +235,13 @@ def test_two_minimal_consumers_with_one_file(source: EmbeddedServer, tmp_path: P
             deadline = time.monotonic() + 30
             while not stored() and time.monotonic() < deadline:
                 time.sleep(0.01)
-            first.kill()  # before it has told the server what it has stored
+            first.kill()  # most likely before it has told the server what it has stored
             first.communicate(timeout=30)
+            connection.execute("INSERT INTO docs VALUES (2)")
             _, errors = second.communicate(timeout=60)
             assert "another consumer has written to the file" in errors
             assert second.returncode == 1
             second = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-            connection.execute("INSERT INTO docs VALUES (2)")
             deadline = time.monotonic() + 30
             while 2 not in stored() and time.monotonic() < deadline:
                 time.sleep(0.01)
