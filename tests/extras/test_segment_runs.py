@@ -82,6 +82,8 @@ def read(directory: Path, segment_bytes: int) -> list[Row]:
             sizes.append(sum(-(-buffer.size // 64) * 64 for buffer in buffers if buffer))
             assert batch.num_rows > 0
             assert form.is_within_limits(batch.num_rows, sizes[-1])
+            content = sum(map(len, batch["data"].to_pylist()))
+            assert content <= writing.BATCH_BYTES or batch.num_rows == 1
         with pa.OSFile(str(segment.path)) as file:
             blocks = record_batch_blocks(file)
             head, size = blocks[0].offset, file.size()
