@@ -47,3 +47,21 @@ def format_lsn(lsn: int) -> str:
     if not 0 <= number <= 0xFFFFFFFFFFFFFFFF:
         raise PgOutputError(f"{number} is no LSN; expected 0 to 2**64 - 1")
     return f"{number >> 32:X}/{number & 0xFFFFFFFF:X}"
+
+
+def check_lsn(name: str, lsn: object) -> None:
+    """Refuse an argument that is no LSN.
+
+    Raises
+    ------
+    PgOutputError
+        It is out of an LSN's range.
+    TypeError
+        It is no int.
+    """
+    if type(lsn) is not int:
+        raise TypeError(
+            f"{name} must be an int, as pgoutput_fast.parse_lsn makes it of '16/B374D848', not "
+            f"{type(lsn).__name__}"
+        )
+    format_lsn(lsn)

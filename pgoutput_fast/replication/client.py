@@ -8,7 +8,7 @@ from typing import Literal
 
 from ..connections import ConnectionParameters
 from ..errors import PgOutputError
-from ..lsn import format_lsn
+from ..lsn import check_lsn
 from ..policies import Policies
 from ..types import TypeRegistry
 from .link import Link
@@ -133,11 +133,10 @@ def connect(
         if type(value) is not bool:
             raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
     check_seconds(silence_timeout=silence_timeout, retry_for=retry_for)
-    for name, number in (("start_lsn", start_lsn), ("start_timeline", start_timeline)):
-        if number is not None and type(number) is not int:
-            raise TypeError(f"{name} must be an int, not {type(number).__name__}")
+    if start_timeline is not None and type(start_timeline) is not int:
+        raise TypeError(f"start_timeline must be an int, not {type(start_timeline).__name__}")
     if start_lsn is not None:
-        format_lsn(start_lsn)  # refuses what is out of range
+        check_lsn("start_lsn", start_lsn)
         if temporary:
             raise PgOutputError("a temporary slot begins now: start_lsn can't be given with it")
     columnar = {

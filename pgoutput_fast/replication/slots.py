@@ -17,7 +17,7 @@ import contextlib
 from collections.abc import Iterator
 
 from ..errors import PgOutputError
-from ..lsn import format_lsn
+from ..lsn import check_lsn, format_lsn
 from .walsender import CreatedSlot, ReplicationConnection, SlotState
 
 __all__ = ["CreatedSlot", "SlotState", "advance", "create", "drop", "list"]
@@ -120,8 +120,7 @@ def advance(server: Server, name: str, lsn: int) -> int:
     TypeError
         `name` is no str, or `lsn` no int.
     """
-    if type(lsn) is not int:
-        raise TypeError(f"an LSN must be an int, not {type(lsn).__name__}")
+    check_lsn("lsn", lsn)
     with _connected(server) as connection:
         state = connection.slot(name)
         if state is None:

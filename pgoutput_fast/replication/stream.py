@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..errors import PgOutputError
-from ..lsn import format_lsn
+from ..lsn import check_lsn, format_lsn
 from .link import Link
 from .receiver import Taken
 from .walsender import ReplicationConnection
@@ -287,11 +287,9 @@ def _until(stop_at: object, idle_timeout: object, stop: object) -> Until:
     from .delivery import Until  # loads NumPy, as receiving does not
 
     if stop_at is not None:
-        if type(stop_at) is not int:
-            raise TypeError(f"stop_at must be an int, an LSN, not {type(stop_at).__name__}")
-        format_lsn(stop_at)  # refuses what is out of range
+        check_lsn("stop_at", stop_at)
     if idle_timeout is not None and not isinstance(idle_timeout, (int, float)):
         raise TypeError(f"idle_timeout must be a number, not {type(idle_timeout).__name__}")
     if stop is not None and not callable(getattr(stop, "is_set", None)):
         raise TypeError(f"stop must be a threading.Event, not {type(stop).__name__}")
-    return Until(stop_at, idle_timeout, cast("threading.Event | None", stop))
+    return Until(cast("int | None", stop_at), idle_timeout, cast("threading.Event | None", stop))

@@ -73,8 +73,9 @@ class Recording:
             RecursionError,
         ) as error:
             self._file.close()
+            why = f"it has no {error}" if isinstance(error, KeyError) else error
             raise PgOutputError(
-                f"{path} is neither a segment nor a recorded stream ({error})"
+                f"{path} is neither a segment nor a recorded stream ({why})"
             ) from error
 
     def close(self) -> None:

@@ -98,7 +98,7 @@ def test_what_the_server_does_not_know(version, options, match):
         ({"origin": "local"}, "origin='local': expected None, 'any' or 'none'"),
         ({"create_slot": 1}, "create_slot must be a bool, not int"),
         ({"temporary": None}, "temporary must be a bool, not NoneType"),
-        ({"start_lsn": "0/1"}, "start_lsn must be an int, not str"),
+        ({"start_lsn": "0/1"}, "start_lsn must be an int, as .*parse_lsn.*, not str"),
         ({"start_lsn": -1}, "-1 is no LSN"),
         ({"start_lsn": 5, "temporary": True}, "start_lsn can't be given with it"),
         ({"start_timeline": 1.0}, "start_timeline must be an int, not float"),

@@ -413,7 +413,7 @@ def test_frames_or_transactions_but_not_both(begin):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"stop_at": "0/1"}, "stop_at must be an int, an LSN, not str"),
+        ({"stop_at": "0/1"}, "stop_at must be an int, as .*parse_lsn.*, not str"),
         ({"stop_at": -1}, "-1 is no LSN"),
         ({"idle_timeout": "1"}, "idle_timeout must be a number, not str"),
         ({"stop": len}, r"stop must be a threading\.Event"),
