@@ -104,9 +104,9 @@ def capture(
         it would lack what comes into this one.
     until_lsn : int
         Capture exactly what was committed before this LSN, then end. `pg_current_wal_lsn()` gives
-        the LSN for all that is committed, and on the server's disk, by now. A transaction is before it if its commit record
-        begins before it, a non-transactional message if its record ends there or before. What comes
-        after stays in the slot.
+        the LSN for all that is committed, and on the server's disk, by now. A transaction is before
+        it if its commit record begins before it, a non-transactional message if its record ends
+        there or before. What comes after stays in the slot.
     protocol, streaming, two_phase, unknown_prepared, origin
         As of :func:`connect`. Prepared transactions land when they are committed; until then they
         are kept in the subdirectory ``prepared``.

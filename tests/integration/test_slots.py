@@ -60,7 +60,7 @@ def test_made_listed_advanced_dropped(shop: Any) -> None:
         slots.advance(shop.dsn, shop.slot, made.lsn)
     with pytest.raises(pf.PgOutputError, match=r"the server's log ends at .*, before FFF/0"):
         slots.advance(shop.dsn, shop.slot, 0xFFF << 32)
-    with pytest.raises(TypeError, match="lsn must be an int, as .*parse_lsn.*, not str"):
+    with pytest.raises(TypeError, match=r"lsn must be an int, as .*parse_lsn.*, not str"):
         slots.advance(shop.dsn, shop.slot, "0/1")  # type: ignore[arg-type]
     with connect(shop.dsn, slot=shop.slot, publications=["p"]) as stream:
         decoder = pf.Decoder()
