@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import itertools
-import json
-import re
 import struct
 import warnings
 from dataclasses import replace
@@ -18,13 +15,34 @@ import pytest
 from corpus_files import captures
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import VariantVal
+from spark_frames import (
+    BYTEA,
+    DATE,
+    INT4,
+    INT8,
+    JSONB,
+    NUMERIC,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UUID,
+    begin,
+    commit,
+    insert,
+    land,
+    landed,
+    partitions,
+    relation,
+    rows,
+    transaction,
+    update,
+)
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.names import shown_table
-from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
 from pgoutput_fast.settings import Settings
 from pgoutput_fast.spark import decode_frames, read_segments
 from pgoutput_fast.spark._executor import Target, change_batches, column_types
@@ -33,27 +51,6 @@ pytestmark = pytest.mark.spark
 
 RECORDED = Path(__file__).parents[1] / "data"
 
-INT4, INT8, TEXT, NUMERIC, TIME, DATE, UUID, JSONB, BYTEA, TIMESTAMPTZ, TIMESTAMP = (
-    (23, -1), (20, -1), (25, -1), (1700, (12 << 16 | 2) + 4), (1083, -1), (1082, -1), (2950, -1),
-    (3802, -1), (17, -1), (1184, -1), (1114, -1),
-)  # fmt: skip
-
-
-def relation(oid, name, columns, *, namespace="public", identity="d", key=("id",)):
-    table = testing.Table(
-        name, columns, oid, namespace=namespace, replica_identity=identity,
-        key=[column for column in columns if column in key],
-    )  # fmt: skip
-    return table.relation()
-
-
-def insert(oid, *values):
-    return testing.insert(oid, values)
-
-
-def update(oid, values, old=None, kind="K"):
-    return testing.update(oid, values, old, None if old is None else kind)
-
 
 def delete(oid, old, kind="K"):
     return testing.delete(oid, old, kind)
@@ -61,18 +58,6 @@ def delete(oid, old, kind="K"):
 
 def truncate(*oids):
     return testing.truncate(oids)
-
-
-def begin(lsn, xid, time=86_400_000_000):
-    return testing.begin(xid, lsn, time)
-
-
-def commit(lsn, time=86_400_000_000):
-    return testing.commit(lsn, lsn + 8, time)
-
-
-def transaction(lsn, xid, *frames):
-    return [begin(lsn, xid), *frames, commit(lsn)]
 
 
 def streamed(xid, *frames, first=True):
@@ -96,7 +81,6 @@ STREAM = [
     relation(1, "t", NEW),
     *transaction(300, 9, truncate(1, 2), insert(1, "3", "x", "1.50"), delete(1, ["3", None, None])),
 ]
-COLUMNS = ["op", "xid", "subxid", "lsn", "commit_lsn", "commit_time", "seq", "old_kind"]
 
 
 @pytest.fixture(autouse=True)
@@ -104,24 +88,6 @@ def _no_pandas_warning():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
         yield
-
-
-def land(directory, frames, *, segment_bytes=1 << 20, encoding="UTF8"):
-    metadata = SegmentMetadata("1", "d", "s", ("p",), 180000, encoding, {}, {"proto_version": "1"})
-    with SegmentWriter(
-        directory, metadata, confirmed_flush_lsn=0, segment_bytes=segment_bytes
-    ) as writer:
-        for lsn, frame in enumerate(frames, 1000):
-            writer.write(0 if frame[:1] in b"RY" else lsn, frame)
-        writer.flush()
-    return directory
-
-
-def rows(frame):
-    collected = frame.orderBy("commit_lsn", "seq").collect()
-    assert frame.columns == [*COLUMNS, "before", "after", "unchanged"]
-    return [tuple(row[i] if i < 8 or i == 10 else row[i] and tuple(row[i]) for i in range(11))
-            for row in collected]  # fmt: skip
 
 
 # op, xid, subxid, commit LSN, commit time, seq, old_kind, before, after, unchanged
@@ -258,20 +224,6 @@ def test_binary_values_whose_text_is_the_servers_secret_are_digits(spark, tmp_pa
     assert changes.first().after == ("1234", "16433")
 
 
-def landed(spark, tmp_path, frames, **columns):
-    """A Parquet table of frames, in as many files as there are frames."""
-    names = ["n", "data", *columns]
-    values = [
-        (n, frame, *(column[n] for column in columns.values())) for n, frame in enumerate(frames)
-    ]
-    kinds = "n int, data binary" + "".join(f", {name} bigint" for name in columns)
-    path = str(tmp_path / "frames")
-    spark.createDataFrame(values, kinds).repartitionByRange(len(frames), "n").write.parquet(path)
-    frame = spark.read.option("maxPartitionBytes", 1).parquet(path)
-    assert frame.columns == names
-    return frame
-
-
 def test_frames_in_one_partition(spark):
     frames = spark.createDataFrame([(frame,) for frame in STREAM], "data binary").coalesce(1)
     found = rows(decode_frames(frames, "public.t"))
@@ -342,19 +294,6 @@ def test_a_codec_that_hangs_is_refused(spark, tmp_path):
             read_segments(spark, tmp_path, "public.t")
     finally:
         spark.conf.unset(name)
-
-
-# --- streamed transactions -----------------------------------------------------------------------
-
-
-def partitions(spark, *groups, columns="data binary"):
-    """A DataFrame of frames, each group a partition."""
-    context = spark.sparkContext
-    parts = [
-        context.parallelize([frame if isinstance(frame, tuple) else (frame,) for frame in group], 1)
-        for group in groups
-    ]
-    return spark.createDataFrame(context.union(parts), columns)
 
 
 def test_relations_are_found_inside_streams(spark):
@@ -448,295 +387,6 @@ def test_a_streamed_transaction_in_two_partitions_needs_seq(spark):
     torn = whole + streamed(77, insert(1, "3", "three"), first=False)
     with pytest.raises(PySparkException, match=r"frame 6: .*seq is not known"):
         decode_frames(partitions(spark, torn), "public.t", relations).collect()
-
-
-# --- versions of a table -------------------------------------------------------------------------
-
-
-def versions(old, new, *, oid=1):
-    """A table's frames before and after an ALTER TABLE, a row each."""
-
-    def row(columns):
-        return ["2024-01-01" if type_ == DATE else "1" for type_ in columns.values()]
-
-    return [
-        [relation(1, "t", old), *transaction(100, 7, insert(1, *row(old)))],
-        [relation(oid, "t", new), *transaction(200, 8, insert(oid, *row(new)))],
-    ]
-
-
-ABC = {"id": INT4, "a": TEXT, "b": INT8, "c": TEXT}
-
-
-@pytest.mark.parametrize(
-    ("new", "lacking"),
-    [
-        ({**ABC, "d": TEXT}, ["d"]),
-        ({**ABC, "d": TEXT, "e": INT4}, ["d", "e"]),
-        ({"id": INT4, "a": TEXT, "c": TEXT}, None),
-        ({"id": INT4, "c": TEXT, "d": TEXT}, ["d"]),  # a, b dropped, d added
-        ({"id": INT4, "a": TEXT, "b": INT8, "d": DATE}, ["d"]),  # c dropped, d added
-        ({"c": TEXT}, None),
-    ],
-    ids=["add", "add two", "drop", "drop and add", "drop last and add", "drop first"],
-)
-def test_columns_added_and_dropped(spark, tmp_path, new, lacking):
-    directory = land(tmp_path / "s", itertools.chain(*versions(ABC, new)), segment_bytes=1)
-    changes = read_segments(spark, directory, "public.t")
-    assert [row.unchanged for row in changes.orderBy("commit_lsn").collect()] == [lacking, None]
-
-
-RENAMED = [
-    ({"id": INT4, "x": TEXT, "b": INT8, "c": TEXT}, "the column a in the place of x"),
-    ({"id": INT4, "x": DATE, "b": INT8, "c": TEXT}, "the column a in the place of x"),
-    ({"id": INT4, "x": TEXT, "c": TEXT}, "the column a in the place of x"),  # and b dropped
-    ({"id": INT4, "x": TEXT, "b": INT8, "c": TEXT, "d": TEXT}, "the column a in the place of x"),
-    ({"id": INT4, "a": TEXT, "b": INT8, "x": TEXT}, "the column c in the place of x"),
-    ({"id": INT4, "a": TEXT, "b": INT8, "x": TEXT, "d": TEXT}, "the column c in the place of x"),
-    ({"id": INT4, "a": TEXT, "x": TEXT}, "the column c in the place of x"),
-    ({"id": INT4, "b": INT8, "x": TEXT, "y": DATE}, "the column c in the place of x"),
-    ({"x": INT4, "a": TEXT, "b": INT8, "c": TEXT}, "the column id in the place of x"),
-    ({"x": TEXT}, "the column a or c in the place of x"),
-    ({"id": INT4, "c": TEXT, "b": INT8, "a": TEXT}, "a and c have changed places"),
-    ({"id": INT4, "a": TEXT, "n": TEXT, "b": INT8, "c": TEXT}, "lacks the column n"),
-]
-
-
-@pytest.mark.parametrize(("new", "named"), RENAMED)
-def test_a_column_that_may_have_been_renamed_is_an_error(spark, tmp_path, new, named):
-    directory = land(tmp_path / "s", itertools.chain(*versions(ABC, new)), segment_bytes=1)
-    with pytest.raises(PySparkException, match=rf"public\.t: .*{named}.*new copy"):
-        read_segments(spark, directory, "public.t").collect()
-
-
-def test_a_renamed_column_in_frames_and_with_a_schema(spark, tmp_path):
-    frames = versions(ABC, {"id": INT4, "x": TEXT, "b": INT8, "c": TEXT})
-    with pytest.raises(PySparkException, match="column a in the place of x"):
-        decode_frames(partitions(spark, *frames), "public.t").collect()
-    directory = land(tmp_path / "s", itertools.chain(*frames))
-    with pytest.raises(PySparkException, match="column a in the place of x"):
-        read_segments(spark, directory, "public.t", "id string, x string").collect()
-
-
-def test_a_renamed_column_with_relations_of_either_version(spark):
-    new = {"id": INT4, "x": TEXT, "b": INT8, "c": TEXT}
-    frames = partitions(spark, *versions(ABC, new))
-    for given, named in ((new, "column a in the place of x"), (ABC, "column x in the place of a")):
-        for schema in (None, "id int, a string", "x string"):
-            changes = decode_frames(frames, "public.t", [relation(1, "t", given)], schema)
-            with pytest.raises(PySparkException, match=named):
-                changes.collect()
-    # What was dropped after the relations given is no other column's old name.
-    dropped = {"id": INT4, "a": TEXT, "c": TEXT}
-    frames = partitions(spark, *versions(ABC, dropped))
-    changes = decode_frames(frames, "public.t", [relation(1, "t", ABC)])
-    assert {row.commit_lsn: row.unchanged for row in changes.collect()} == {100: None, 200: ["b"]}
-
-
-def test_both_names_of_a_renamed_column_can_be_read(spark, tmp_path):
-    new = {"id": INT4, "x": TEXT, "b": INT8, "c": TEXT}
-    directory = land(tmp_path / "s", itertools.chain(*versions(ABC, new)))
-    changes = read_segments(spark, directory, "public.t", "id int, a string, x string")
-    assert rows(changes)[0][-2:] == ((1, "1", None), ["x"])
-    assert rows(changes)[1][-2:] == ((1, None, "1"), ["a"])
-    # A column that is not asked for does not matter.
-    assert read_segments(spark, directory, "public.t", "id int, c string").count() == 2
-
-
-def test_a_table_that_was_made_anew_has_no_renamed_columns(spark, tmp_path):
-    frames = versions(ABC, {"id": INT4, "x": TEXT, "b": INT8, "c": TEXT}, oid=2)
-    changes = read_segments(spark, land(tmp_path / "s", itertools.chain(*frames)), "public.t")
-    assert [row[-1] for row in rows(changes)] == [["x"], None]
-
-
-# --- users' types, nested types, policies --------------------------------------------------------
-
-
-def catalog_type(oid, name, kind="b", **more):
-    return {
-        "oid": oid, "namespace": "public", "name": name, "kind": kind, "element": 0,
-        "modifier": -1, "delimiter": ",", "extension": "", "labels": [], "fields": [], **more,
-    }  # fmt: skip
-
-
-MOOD, PLACE, PLACES, PRICES, HSTORE, SPARSE = 50001, 50002, 50003, 50004, 50005, 50006
-REGISTRY = pf.TypeRegistry.from_json(
-    json.dumps(
-        {
-            "format_version": 1,
-            "types": [
-                catalog_type(MOOD, "mood", "e", labels=["sad", "so, so"]),
-                catalog_type(
-                    PLACE,
-                    "place",
-                    "c",
-                    fields=[["a `name`", 25, -1], ["mood", MOOD, -1], ["days", 3912, -1],
-                            ["tags", 1009, -1]],
-                ),
-                catalog_type(PLACES, "_place", element=PLACE),
-                catalog_type(PRICES, "prices", "d", element=1231, modifier=NUMERIC[1]),
-                catalog_type(HSTORE, "hstore", extension="hstore"),
-                catalog_type(SPARSE, "sparsevec", extension="vector"),
-            ],
-        }
-    )
-)  # fmt: skip
-RANGE = "lower_inc:boolean,upper_inc:boolean,empty:boolean"
-DAYS = f"struct<lower:date,upper:date,{RANGE}>"
-PLACES_TEXT = r'{"(x,\"so, so\",\"[2024-01-01,2024-01-02)\",\"{a,\"\"b c\"\"}\")",NULL,"(,,,)"}'
-NESTED = [
-    # type OID, text, Spark's type, value
-    (1007, "{1,NULL,3}", "array<int>", [1, None, 3]),
-    (1009, '{"a\\"b",NULL,"NULL",""}', "array<string>", ['a"b', None, "NULL", ""]),
-    (1001, '{"\\\\x00ff"}', "array<binary>", [b"\0\xff"]),
-    (22, "1 -2", "array<smallint>", [1, -2]),
-    (3904, "[1,5)", f"struct<lower:int,upper:int,{RANGE}>", (1, 5, True, False, False)),
-    (3904, "empty", f"struct<lower:int,upper:int,{RANGE}>", (None, None, False, False, True)),
-    (3906, "(,1.50]", f"struct<lower:string,upper:string,{RANGE}>",
-     (None, "1.50", False, True, False)),
-    (4451, "{[1,2),[7,)}", f"array<struct<lower:int,upper:int,{RANGE}>>",
-     [(1, 2, True, False, False), (7, None, True, False, False)]),
-    (1186, "1 year 2 mons -3 days -00:00:01.5", "string", "P1Y2M-3DT-1.5S"),
-    (1186, "infinity", "string", "infinity"),
-    (1187, "{00:00:00}", "array<string>", ["PT0S"]),
-    (MOOD, "so, so", "string", "so, so"),
-    (PRICES, "{1.50,NULL}", "array<decimal(12,2)>", [Decimal("1.50"), None]),
-    (HSTORE, '"a"=>"1", "b"=>NULL', "map<string,string>", {"a": "1", "b": None}),
-    (SPARSE, "{1:1.5,3:-2}/4", "struct<dim:int,indices:array<int>,values:array<float>>",
-     (4, [0, 2], [1.5, -2.0])),
-    (PLACES, PLACES_TEXT,
-     f"array<struct<a `name`:string,mood:string,days:{DAYS},tags:array<string>>>",
-     [("x", "so, so", (dt.date(2024, 1, 1), dt.date(2024, 1, 2), True, False, False), ["a", "b c"]),
-      None, (None, None, None, None)]),
-]  # fmt: skip
-
-
-def test_nested_types_and_users_types(spark, tmp_path):
-    columns = {"id": INT4, **{f"c{n}": (oid, -1) for n, (oid, *_) in enumerate(NESTED)}}
-    texts = [text for _, text, _, _ in NESTED]
-    frames = [
-        relation(1, "t", columns),
-        *transaction(100, 7, insert(1, "1", *texts), insert(1, "2", *[None] * len(texts))),
-        *transaction(200, 8, update(1, ["1", *[pf.UNCHANGED] * len(texts)])),
-    ]
-    directory = land(tmp_path / "s", frames)
-    changes = read_segments(spark, directory, "public.t", registry=REGISTRY)
-    found = changes.schema["after"].dataType
-    assert [field.dataType.simpleString() for field in found.fields[1:]] == [
-        type_ for _, _, type_, _ in NESTED
-    ]
-    first, second, third = changes.orderBy("commit_lsn", "seq").collect()
-    assert list(first.after[1:]) == [value for _, _, _, value in NESTED]
-    assert list(second.after[1:]) == [None] * len(NESTED)
-    assert third.unchanged == list(columns)[1:]
-    framed = spark.createDataFrame([(frame,) for frame in frames], "data binary").coalesce(1)
-    assert decode_frames(framed, "public.t", registry=REGISTRY).first().after == first.after
-    # Without a catalogue a user's type is its text.
-    plain = read_segments(spark, directory, "public.t").orderBy("commit_lsn", "seq").first().after
-    users = [oid >= MOOD for oid, *_ in NESTED]
-    assert list(plain[1:]) == [
-        text if user else value for user, (_, text, _, value) in zip(users, NESTED, strict=True)
-    ]
-
-
-POLICIES = [
-    # type, text, policies, Spark's type, value or what the error says
-    ((1007, -1), "{{1,2},{3,NULL}}", {}, "array<int>", "an array of 2 dimensions"),
-    ((1007, -1), "[0:1]={1,2}", {}, "array<int>", "counted from (0,)"),
-    ((1007, -1), "[0:1]={1,2}", {"arrays": "text"}, "string", "[0:1]={1,2}"),
-    ((1007, -1), "{{1,2},{3,NULL}}", {"arrays": 2}, "array<array<int>>", [[1, 2], [3, None]]),
-    ((1007, -1), "{1}", {"arrays": 2}, "array<array<int>>", "an array of 1 dimension"),
-    ((1007, -1), "{}", {"arrays": 2}, "array<array<int>>", []),
-    (NUMERIC, "NaN", {}, "decimal(12,2)", "NaN does not fit into decimal(12,2); Policies(special"),
-    (NUMERIC, "NaN", {"special_values": "null"}, "decimal(12,2)", None),
-    (NUMERIC, "NaN", {"special_values": "clamp"}, "decimal(12,2)", "nor is it near"),
-    (NUMERIC, "-Infinity", {"special_values": "clamp"}, "decimal(12,2)", Decimal("-9999999999.99")),
-    (NUMERIC, "NaN", {"special_values": "text"}, "string", "NaN"),
-    ((1231, NUMERIC[1]), "{Infinity,1.00}", {"special_values": "clamp"}, "array<decimal(12,2)>",
-     [Decimal("9999999999.99"), Decimal("1.00")]),
-    ((1700, -1), "1.50", {"numeric": (10, 3)}, "decimal(10,3)", Decimal("1.500")),
-    ((1700, -1), "1.5001", {"numeric": (10, 3)}, "decimal(10,3)", "1.5001 does not fit"),
-    (DATE, "infinity", {"infinity": "text"}, "string", "infinity"),
-    (DATE, "-infinity", {"infinity": "clamp"}, "date", dt.date(1, 1, 1)),
-    ((1182, -1), "{infinity,2024-01-01}", {"infinity": "null"}, "array<date>",
-     [None, dt.date(2024, 1, 1)]),
-    ((1182, -1), "{infinity}", {"infinity": "text"}, "array<string>", ["infinity"]),
-    ((1182, -1), "{infinity}", {}, "array<date>", "Policies(infinity=...)"),
-    (TIME, "24:00:00", {"out_of_range": "text"}, "string", "24:00:00"),
-    (TIMESTAMP, "0044-03-15 00:00:00 BC", {"out_of_range": "null"}, "timestamp_ntz", None),
-    (JSONB, '{"a": [1, 2.50]}', {"json": "parse"}, "variant", {"a": [1, Decimal("2.50")]}),
-    (JSONB, '{"a": 1}', {}, "string", '{"a": 1}'),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("type_", "text", "chosen", "ddl", "expected"), POLICIES)
-def test_policies(spark, type_, text, chosen, ddl, expected):
-    frames = [relation(1, "t", {"v": type_}, key=()), *transaction(100, 7, insert(1, text))]
-    policies = pf.Policies(**chosen)
-    landed = spark.createDataFrame([], "data binary")
-    schema = decode_frames(landed, "public.t", frames[:1], policies=policies).schema
-    assert schema["after"].dataType.simpleString() == f"struct<v:{ddl}>"
-    # What the executors do, without a job for each value.
-    target = Target(
-        table="public.t",
-        columns=(("v", ddl),),
-        schema=to_arrow_schema(schema, timezone="UTC"),
-        settings=Settings(policies),
-    )
-    batches = change_batches([("here", pa.record_batch({"data": frames}))], target)
-    if ddl != "string" and isinstance(expected, str):
-        with pytest.raises(PgOutputError) as error:
-            list(batches)
-        assert expected in str(error.value)
-        assert re.search(r"'v' of public\.t|public\.t, column v", str(error.value))
-        return
-    value = next(batches).to_pylist()[0]["after"]["v"]
-    if ddl == "variant":
-        value = VariantVal(value["value"], value["metadata"]).toPython()
-    assert value == expected
-
-
-def test_policies_travel_to_the_executors(spark, tmp_path):
-    columns = {"a": DATE, "b": NUMERIC, "c": JSONB}
-    frames = [
-        relation(1, "t", columns, key=()),
-        *transaction(100, 7, insert(1, "infinity", "NaN", '{"a": 1}')),
-    ]
-    policies = pf.Policies(infinity="text", special_values="null", json="parse")
-    changes = read_segments(spark, land(tmp_path / "s", frames), "public.t", policies=policies)
-    row = changes.first().after
-    assert (row.a, row.b, row.c.toPython()) == ("infinity", None, {"a": 1})
-
-
-def test_schema_chooses_the_dimensions_of_a_column(spark, tmp_path):
-    frames = [
-        relation(1, "t", {"a": (1007, -1), "b": (1007, -1), "r": (3904, -1)}, key=()),
-        *transaction(100, 7, insert(1, "{1}", "{{1},{2}}", "[1,2)")),
-    ]
-    directory = land(tmp_path / "s", frames)
-    schema = "a array<int>, b array<array<int>>, r string"
-    changes = read_segments(spark, directory, "public.t", schema)
-    assert changes.first().after == ([1], [[1], [2]], "[1,2)")
-    with pytest.raises(
-        PySparkException, match=r"column r as struct.*is one of int as schema= has it"
-    ):
-        read_segments(spark, directory, "public.t", "r int").collect()
-
-
-def test_registered_types_come_as_their_arrow_type(spark, tmp_path):
-    registry = pf.TypeRegistry().merge(REGISTRY)
-    registry.register("mood", text=lambda raw: len(raw), arrow=pa.int32())
-    registry.register("int4", text=lambda raw: complex(int(raw)))  # without: not used here
-    frames = [
-        relation(1, "t", {"m": (MOOD, -1), "i": INT4}, key=()),
-        *transaction(100, 7, insert(1, "so, so", "5")),
-    ]
-    changes = read_segments(spark, land(tmp_path / "s", frames), "public.t", registry=registry)
-    assert changes.schema["after"].dataType.simpleString() == "struct<m:int,i:int>"
-    assert changes.first().after == (6, 5)
-    registry.register("mood", text=len, arrow="floaty")
-    with pytest.raises(PgOutputError, match="arrow='floaty', which is no Arrow type"):
-        read_segments(spark, tmp_path / "s", "public.t", registry=registry)
 
 
 # --- columns -------------------------------------------------------------------------------------

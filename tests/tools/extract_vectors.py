@@ -40,7 +40,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from corpus_files import UNCHANGED, Capture, Change, captures
-from made_vectors import made_sequences, made_vectors
+from made_sequences import made_sequences
+from made_vectors import made_vectors
 from reference_parser import ReferenceStream, binary_value, dumps, text_value
 
 MAX_FRAME = 2000

@@ -6,9 +6,9 @@ import random
 import struct
 from typing import Any
 
+from made_sequences import RESET
 from made_vectors import (
     NULL,
-    RESET,
     SAME,
     STOP,
     TWO,
