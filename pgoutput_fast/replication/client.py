@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from ..connections import ConnectionParameters
 from ..errors import PgOutputError
@@ -17,10 +18,26 @@ from .source import Source
 from .stream import ReplicationStream
 from .stream_options import Protocol, Streaming, StreamOptions, check_seconds
 
-_NO_CHOICES = {
-    "policies": None, "registry": None, "target": "arrow", "tables": None, "columns": None,
-    "fill_unchanged": False,
-}  # fmt: skip
+
+def _check_assembling(assembling: Mapping[str, Any], unknown_prepared: str | None) -> None:
+    """Refuse wrong arguments of an Assembler before a connection is made.
+
+    Where all are as they are by default, nothing is looked at: an Assembler loads NumPy, and who
+    receives frames does not need it.
+
+    Raises
+    ------
+    PgOutputError, TypeError
+        As of :class:`pgoutput_fast.transactions.Assembler`.
+    """
+    defaults = inspect.signature(connect).parameters
+    if unknown_prepared is not None or any(
+        value is not defaults[name].default for name, value in assembling.items()
+    ):
+        from ..transactions import Assembler
+
+        unknown: Any = "empty" if unknown_prepared is None else unknown_prepared
+        Assembler(**assembling, unknown_prepared=unknown)
 
 
 def connect(
@@ -139,7 +156,10 @@ def connect(
         check_lsn("start_lsn", start_lsn)
         if temporary:
             raise PgOutputError("a temporary slot begins now: start_lsn can't be given with it")
-    columnar = {
+    assembling = {
+        "max_memory": max_memory,
+        "spill_directory": spill_directory,
+        "prepared": prepared,
         "policies": policies,
         "registry": registry,
         "target": target,
@@ -147,10 +167,7 @@ def connect(
         "columns": columns,
         "fill_unchanged": fill_unchanged,
     }
-    if columnar != _NO_CHOICES:
-        from ..transactions import Assembler  # loads NumPy, as receiving frames does not
-
-        Assembler(**columnar)  # type: ignore[arg-type]  # it refuses what is wrong before anything is made
+    _check_assembling(assembling, unknown_prepared)
     source = Source(
         ConnectionParameters(dsn, keywords),
         slot,
@@ -160,13 +177,7 @@ def connect(
     )
     started = source.start(start_lsn, start_timeline)
     receiver = Receiver(started.connection, started.confirmed, silence_timeout)
-    assembling = {
-        "max_memory": max_memory,
-        "spill_directory": spill_directory,
-        "prepared": prepared,
-        "unknown_prepared": unknown_prepared or ("empty" if started.made_slot else "error"),
-        **columnar,
-    }
+    assembling["unknown_prepared"] = unknown_prepared or ("empty" if started.made_slot else "error")
     link = Link(
         receiver,
         started.protocol,
