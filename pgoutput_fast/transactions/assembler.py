@@ -463,7 +463,8 @@ class Assembler:
             self._prepared[key] = kept
             return
         delivered = Stage(None, in_stream=False)
-        self._prepared[key] = Prepared(*key, message.prepare_lsn, delivered, [])
+        replaced = [] if stage is None else self._replaced_by(stage.announced)
+        self._prepared[key] = Prepared(*key, message.prepare_lsn, delivered, replaced)
         self._deliver(
             found, "prepare", message.xid, message.prepare_lsn, message.end_lsn,
             message.prepare_time, None if stage is None else stage.origin, message.gid, stage,
@@ -496,6 +497,9 @@ class Assembler:
             lsn, end, time = message.rollback_end_lsn, message.rollback_end_lsn, None
         if self._keeper is not None:
             self._keeper.end(*key, end)
+        if self._at_prepare and not commits and prepared is not None:
+            # What was announced in it held for whoever was given it, and holds no more.
+            self._await([(0, frame) for frame in prepared.known])
         kind: Kind = "commit"
         if self._at_prepare:
             kind, stage = "commit prepared" if commits else "rollback prepared", None
@@ -517,13 +521,24 @@ class Assembler:
             used |= dict.fromkeys(one for one, _ in uses(run.data, run.offsets, relations))
         known: list[bytes] = []
         for relation_id in used:
-            if relation_id in self._pending:
-                known += self._pending[relation_id]
-            else:
-                types = self._state.plans[relation_id].types
-                known += [one.frame for oid, one in self._state.types.items() if oid in types]
-                known.append(self._state.relations[relation_id].frame)
+            known += self._pending.get(relation_id) or self._frames_of(relation_id)
         return known
+
+    def _frames_of(self, relation_id: int) -> list[bytes]:
+        """The Types and the Relation of a relation that is known."""
+        types = self._state.plans[relation_id].types
+        known = [one.frame for oid, one in self._state.types.items() if oid in types]
+        return [*known, self._state.relations[relation_id].frame]
+
+    def _replaced_by(self, announced: list[tuple[int, bytes]]) -> list[bytes]:
+        """The Types and Relations that are known, and that others are announced in place of."""
+        found: list[bytes] = []
+        for _, frame in announced:
+            if frame[:1] == b"R" and not self._state.announces(frame):
+                relation_id = cast("int", relation_id_of(frame, in_stream=False))
+                if relation_id in self._state.relations:
+                    found += self._frames_of(relation_id)
+        return found
 
     def restore(self, kept: Prepared) -> None:
         """Take back a prepared transaction that was kept by an earlier process."""
@@ -644,8 +659,9 @@ class Prepared(NamedTuple):
     stage: Stage
     """Its content; empty if that was delivered."""
     known: list[bytes]
-    """The Types and Relations that its rows need and that were announced before it, if they are to
-    be kept beyond this process."""
+    """Types and Relations that were announced before it: those that its rows need, if they are to
+    be kept beyond this process; if it was delivered, those that it replaced, which hold again if it
+    is rolled back."""
 
 
 class PreparedKeeper(Protocol):

@@ -157,15 +157,16 @@ class Stage:
         yield from self._in_memory()
 
     def _in_memory(self) -> Iterator[Run]:
-        # The bytes are copied, as a bytearray can't grow while a memoryview of it exists.
-        data = bytes(self._data)
         offsets = np.array([0, *self._ends], np.int64)
         lsns = np.array(self._lsns, np.uint64)
         start = 0
         while start < len(lsns):
             limit = offsets[start] + _BLOCK
             end = max(start + 1, int(np.searchsorted(offsets, limit, "right")) - 1)
-            yield Run(data, offsets, lsns).part(start, end)
+            # A copy, as a buffer that somebody looks at could not grow any more; of no more than is
+            # given at once.
+            data = bytes(memoryview(self._data)[int(offsets[start]) : int(offsets[end])])
+            yield Run(data, offsets[start : end + 1] - offsets[start], lsns[start:end])
             start = end
 
     def _read(self, block: _Block) -> Run:

@@ -403,3 +403,28 @@ def test_arguments_of_an_assembler() -> None:
         Assembler(max_memory=1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         Transaction()
+
+
+def test_what_a_rolled_back_transaction_announced_holds_no_more(impl: Any) -> None:
+    """It was delivered when it was prepared; who was given it has the older form again."""
+    old = testing.Table("t", {"id": "int4"}, 16384)
+    new = testing.Table("t", {"id": "int4", "more": "text"}, 16384)
+    row = testing.insert(old, [1])
+    altered = (*new.announcement(7), (testing.in_stream(testing.insert(new, [2, "x"]), 7)))
+    frames = [
+        testing.begin(6, 0x100), *old.announcement(), row, testing.commit(0x100, 0x110),
+        testing.stream_start(7), *altered, testing.stream_stop(),
+        testing.stream_prepare(7, "g", 0x120, 0x130),
+        testing.rollback_prepared(7, "g", 0x130, 0x140),
+        testing.begin(8, 0x150), row, testing.commit(0x150, 0x160),
+    ]  # fmt: skip
+    assembler = Assembler(prepared="prepare")
+    first, prepared, rolled_back, last = assembler.feed(frames)
+    assert [one.kind for one in (prepared, rolled_back)] == ["prepare", "rollback prepared"]
+    assert [frame[:1] for frame in prepared.frames()] == [b"B", b"R", b"I", b"C"]
+    expected = [*old.announcement(), row]
+    assert list(first.frames())[1:-1] == expected
+    assert list(last.frames())[1:-1] == expected
+    assert [message.new["id"] for message in last if message.tag == "I"] == [1]
+    (changes,) = last.batches()
+    assert changes.relation.columns == old.columns
