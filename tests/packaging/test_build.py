@@ -67,7 +67,7 @@ def test_metadata_of_a_wheel(pure_wheel: Path) -> None:
 def test_compiled_wheel_from_the_sdist(compiled_wheel: Path, tmp_path: Path) -> None:
     assert not compiled_wheel.name.endswith("-any.whl")
     names = wheel_names(compiled_wheel)
-    assert [name for name in names if name.startswith("pgoutput_fast/_core.")]
+    assert [name for name in names if name.startswith("pgoutput_fast/decoding/_core.")]
     assert not [name for name in names if name.endswith((".pyx", ".pxd", ".c"))]
 
     python = fresh_venv(tmp_path / "venv", compiled_wheel)
