@@ -12,8 +12,7 @@ import numpy as np
 from pgoutput_fast._loads cimport load_uint32, load_uint64
 from pgoutput_fast.protocol._wire cimport (
     BEGIN_COMMIT_TIME, BEGIN_FINAL_LSN, BEGIN_LENGTH, BEGIN_XID, COMMIT_END_LSN, COMMIT_LSN,
-    COMMIT_TIME, MESSAGE_LSN, MESSAGE_PREFIX, TRUNCATE_OPTIONS, TRUNCATE_RELATION_COUNT,
-    TRUNCATE_RELATION_IDS,
+    COMMIT_TIME, MESSAGE_LSN, MESSAGE_PREFIX, TRUNCATE_RELATION_COUNT, TRUNCATE_RELATION_IDS,
 )
 
 # The columns as a structure of arrays: the same names in the same order as in the twin.
@@ -82,7 +81,7 @@ cdef const char *step(
         seq[0] = place.next_seq
         place.next_seq += 1
     elif tag == c'T':
-        if length < TRUNCATE_OPTIONS:
+        if length < TRUNCATE_RELATION_IDS:
             return b"too short"
         # A negative count is a large one here, for which no frame is long enough.
         if load_uint32(frame + TRUNCATE_RELATION_COUNT) > (length - TRUNCATE_RELATION_IDS) // 4:

@@ -11,7 +11,7 @@ from ..protocol.wire import fields_reader, offset_of
 _ROWS = frozenset(b"IUD")
 _LENGTHS = {
     ord(tag): offset_of(tag, field)
-    for tag, field in (("B", "end"), ("C", "commit_time"), ("T", "options"), ("M", "prefix"))
+    for tag, field in (("B", "end"), ("C", "commit_time"), ("T", "relation_ids"), ("M", "prefix"))
 }
 """How long frames of these tags are at least, up to behind the last field that is read."""
 

@@ -188,6 +188,7 @@ open_transactions = st.one_of(
 @SETTINGS
 @example([], None, 0, b"", bytes)
 @example([testing.begin(5), b"T\x80\0\0\1\0\0\0\0\1", testing.insert(1, [])], None, 0, b"", bytes)
+@example([testing.begin(5), b"T\0\0\0\0"], None, 0, b"", bytes)
 @example([testing.begin(5), testing.truncate([1, 2])[:-1], testing.commit()], None, 0, b"", bytes)
 @example([testing.begin(5, 2**64 - 1, -1), testing.commit(2**64 - 1, 0)], None, 0, b"", bytes)
 @given(
