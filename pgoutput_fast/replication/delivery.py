@@ -200,6 +200,7 @@ class Delivery:
         if (
             self.server_lsn > receiver.acknowledged
             and self.delivered <= max(receiver.acknowledged, self._begin)
+            and not self._waiting
             and not self._assembler.in_flight
         ):
             if self._on_idle is None:

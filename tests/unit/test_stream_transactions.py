@@ -253,6 +253,22 @@ def test_idleness_is_acknowledged_once_all_else_is(begin):
     assert stream.acknowledged_lsn == end + 100
 
 
+@pytest.mark.parametrize("how", ["transactions", "groups"])
+def test_idleness_is_not_acknowledged_while_a_transaction_waits(begin, how):
+    """It came already, before the keepalive, and is beyond where the iteration ends."""
+    server = server_of(3)
+    third = server.committed[2]
+    stream, _ = begin([[*copy_data(server), keepalive(server.lsn + 100)]])
+    last = 0
+    for found in getattr(stream, how)(stop_at=third.commit_lsn):
+        stream.acknowledge(found)
+        last = found.end_lsn
+    assert 0 < last < third.end_lsn
+    assert list(getattr(stream, how)(stop_at=third.commit_lsn)) == []
+    assert stream.acknowledged_lsn == last
+    assert [found.end_lsn for found in getattr(stream, how)(stop_at=server.lsn)] == [third.end_lsn]
+
+
 def test_idleness_is_not_acknowledged_while_a_transaction_is_open(begin):
     server = testing.Server()
     streamed = server.begin()
