@@ -231,7 +231,8 @@ class Delivery:
             self._assembler.known_lsn = self._came
             try:
                 for found in self._assembler.feed_groups([run]):
-                    self._wait(found)
+                    self._came = max(self._came, found.end_lsn)
+                    self._waiting.append(found)
             except PgOutputError as error:
                 self._error = error  # raised after what came before it was delivered
             self._link.receiver.held = self._assembler.oldest_prepared_lsn
@@ -239,10 +240,3 @@ class Delivery:
         if taken.keepalive is not None and self._error is None:
             self.server_lsn = taken.keepalive
         return bool(taken.size)
-
-    def _wait(self, found: Transaction | TransactionGroup) -> None:
-        """Let what has come wait for the consumer, unless an earlier connection brought it."""
-        new = found.beyond(self._came) if isinstance(found, TransactionGroup) else found
-        if new is not None and new.end_lsn > self._came:
-            self._came = new.end_lsn
-            self._waiting.append(new)

@@ -124,9 +124,10 @@ class Assembler:
         make_columnar(self._state)  # so that wrong arguments are refused here
         self._followers = (Follower(make_columnar), Follower(message_decoder))
         self._prepared: dict[tuple[int, str], Prepared] = {}
-        # What was announced in prepared transactions that were not delivered, by relation. The
-        # server does not announce it again, even if the transaction is rolled back. It is kept when
-        # the connection ends, as other prepared transactions may need it.
+        # What was announced in transactions that were not delivered, by relation: in prepared ones,
+        # and in those that come again. The server does not announce it again, even if the
+        # transaction is rolled back. It is kept when the connection ends, as other prepared
+        # transactions may need it.
         self._pending: dict[int, list[bytes]] = {}
         self._streams: dict[int, Stage] = {}
         self._start()
@@ -241,11 +242,11 @@ class Assembler:
                 table, end = scans.whole(run.data, run.offsets, start)
                 if len(table):
                     table[:, 0] -= np.uint64(start)
-                    found.append(
-                        TransactionGroup(
-                            run.part(start, end), table, self._context, self._followers
-                        )
-                    )
+                    group = TransactionGroup(
+                        run.part(start, end), table, self._context, self._followers
+                    ).beyond(self.known_lsn)
+                    if group is not None:
+                        found.append(group)
                 start = end
                 if start == count:
                     break
@@ -566,6 +567,9 @@ class Assembler:
         Relations and Types that were announced before are left out of its content, as it depends on
         the protocol version and the server's caches how often they are repeated.
         """
+        if 0 < end_lsn <= self.known_lsn:
+            self._await(announced)  # the server does not announce it to this connection again
+            return
         dropped = []
         inserted: list[tuple[int, list[bytes]]] = []
         stands = [(index, [frame]) for index, frame in announced]
@@ -602,7 +606,7 @@ class Assembler:
         )
 
     def _await(self, announced: list[tuple[int, bytes]]) -> None:
-        """Remember what a prepared transaction announced, as later ones may not repeat it."""
+        """Remember what was announced in a transaction that is not given out: others may need it."""
         types: list[bytes] = []
         for _, frame in announced:
             types.append(frame)
@@ -617,7 +621,7 @@ class Assembler:
     def _missing(
         self, parts: Run | Stage, announced: list[tuple[int, bytes]]
     ) -> list[tuple[int, list[bytes]]]:
-        """The Relations and Types that a transaction uses and that only a prepared one announced.
+        """The Relations and Types that a transaction uses, and only one announced not given out.
 
         Returns
         -------

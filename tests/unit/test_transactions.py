@@ -171,9 +171,30 @@ def test_a_prepared_transaction_that_never_came() -> None:
         assembler.known_lsn = known
         with pytest.raises(pf.PgOutputError, match="its changes did not come"):
             list(assembler.feed(frames))
-    # Who feeds the assembler has it already, and drops it.
     assembler.known_lsn = 0x230
-    assert [one.end_lsn for one in assembler.feed(frames)] == [0x230]
+    assert list(assembler.feed(frames)) == []
+
+
+@pytest.mark.parametrize("open_stream", [False, True])
+def test_what_comes_again_still_announces_its_tables(open_stream: bool) -> None:
+    """A connection announces a table once, perhaps in a transaction that is known already."""
+    server = Server()
+    for note in ("known", "known too", "new"):
+        transaction = server.begin()
+        transaction.insert(ACCOUNTS, [1, note])
+        if open_stream:
+            transaction.stream()
+            transaction.insert(ACCOUNTS, [2, note])
+        transaction.commit()
+    assembler = Assembler()
+    assembler.known_lsn = server.committed[1].end_lsn
+    (found,) = assembler.feed(server.frames, server.lsns)
+    assert told(found) == tuple(server.committed[2])[:6]
+    decoder = pf.Decoder()  # as of a reader of files that has nothing else
+    rows = [one for one in map(decoder.decode, found.frames()) if isinstance(one, pf.Insert)]
+    assert [row.new["note"] for row in rows] == ["new"] * (1 + open_stream)
+    assembler.known_lsn = server.committed[2].end_lsn
+    assert list(assembler.feed(server.frames, server.lsns)) == []
 
 
 def test_what_a_prepared_transaction_announced_holds_for_others() -> None:
