@@ -464,7 +464,11 @@ class Assembler:
             self._prepared[key] = kept
             return
         delivered = Stage(None, in_stream=False)
-        replaced = [] if stage is None else self._replaced_by(stage.announced)
+        # What is announced within stream chunks holds for their transaction alone, until it is
+        # committed. Outside of them it holds for all that follow, even if this is rolled back.
+        replaced: list[bytes] = []
+        if stage is not None and stage.in_stream:
+            replaced = self._replaced_by(stage.announced)
         self._prepared[key] = Prepared(*key, message.prepare_lsn, delivered, replaced)
         self._deliver(
             found, "prepare", message.xid, message.prepare_lsn, message.end_lsn,
@@ -664,8 +668,8 @@ class Prepared(NamedTuple):
     """Its content; empty if that was delivered."""
     known: list[bytes]
     """Types and Relations that were announced before it: those that its rows need, if they are to
-    be kept beyond this process; if it was delivered, those that it replaced, which hold again if it
-    is rolled back."""
+    be kept beyond this process; or those that it replaced, which hold again if it is rolled back,
+    if it was streamed and is delivered."""
 
 
 class PreparedKeeper(Protocol):

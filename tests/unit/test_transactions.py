@@ -426,7 +426,28 @@ def test_arguments_of_an_assembler() -> None:
         Transaction()
 
 
-def test_what_a_rolled_back_transaction_announced_holds_no_more(impl: Any) -> None:
+def test_what_a_rolled_back_transaction_announced_holds_if_it_was_not_streamed(impl: Any) -> None:
+    """An earlier one has altered the table; the server does not repeat what it has announced."""
+    old = testing.Table("t", {"id": "int4"}, 16384)
+    new = testing.Table("t", {"id": "int4", "more": "text"}, 16384)
+    row = testing.insert(new, [2, "x"])
+    frames = [
+        testing.begin(6, 0x100), *old.announcement(), testing.insert(old, [1]),
+        testing.commit(0x100, 0x110),
+        testing.begin_prepare(7, "g", 0x120, 0x130), *new.announcement(), row,
+        testing.prepare(7, "g", 0x120, 0x130),
+        testing.rollback_prepared(7, "g", 0x130, 0x140),
+        testing.begin(8, 0x150), row, testing.commit(0x150, 0x160),
+    ]  # fmt: skip
+    *_, last = Assembler(prepared="prepare").feed(frames)
+    assert list(last.frames())[1:-1] == [row]
+    (insert,) = [message for message in last if message.tag == "I"]
+    assert (insert.new["id"], insert.new["more"]) == (2, "x")
+    (changes,) = last.batches()
+    assert changes.relation.columns == new.columns
+
+
+def test_what_a_rolled_back_streamed_transaction_announced_holds_no_more(impl: Any) -> None:
     """It was delivered when it was prepared; who was given it has the older form again."""
     old = testing.Table("t", {"id": "int4"}, 16384)
     new = testing.Table("t", {"id": "int4", "more": "text"}, 16384)
