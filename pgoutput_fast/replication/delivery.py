@@ -70,6 +70,7 @@ class Delivery:
         self._link = link
         self._assembler = assembler
         self._begin = position
+        link.receiver.safe_lsn = assembler.safe_lsn
         self._on_idle, self._on_loss = on_idle, on_loss
         self._waiting: deque[Transaction | TransactionGroup] = deque()
         # The end of the last transaction that came. The server sends those again that were not
@@ -235,7 +236,6 @@ class Delivery:
                     self._waiting.append(found)
             except PgOutputError as error:
                 self._error = error  # raised after what came before it was delivered
-            self._link.receiver.held = self._assembler.oldest_prepared_lsn
         # What an error left out came before the keepalive.
         if taken.keepalive is not None and self._error is None:
             self.server_lsn = taken.keepalive

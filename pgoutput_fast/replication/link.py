@@ -72,7 +72,7 @@ class Link:
     def reconnect(self, error: RetryableError, received: int, is_ended: Callable[[], bool]) -> None:
         """Try to connect again until it succeeds.
 
-        What was acknowledged is not sent again. `held` of the receiver is kept.
+        What was acknowledged is not sent again. `safe_lsn` of the receiver is kept.
 
         Parameters
         ----------
@@ -115,7 +115,7 @@ class Link:
                 error = self.lost = again
                 continue
             new = Receiver(
-                started.connection, old.acknowledged, self._silence_timeout, held=old.held
+                started.connection, old.acknowledged, self._silence_timeout, old.safe_lsn
             )
             self.receiver, self.protocol, self.lost = new, started.protocol, None
             if self.is_closed:  # by a signal's handler, while this was connecting

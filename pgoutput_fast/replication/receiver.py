@@ -138,8 +138,9 @@ class Receiver:
     silence_timeout : float, optional
         Seconds after which the connection to a server that does not answer is given up; by default
         twice its ``wal_sender_timeout``.
-    held : int, optional
-        The attribute, from the beginning on: the first status goes out at once.
+    safe_lsn : callable, optional
+        Makes the LSN that the server is told of the one that was acknowledged; by default it is the
+        same. It is called from another thread, too.
 
     Attributes
     ----------
@@ -147,8 +148,7 @@ class Receiver:
         The greatest LSN that came.
     acknowledged : int
         The greatest LSN that was acknowledged. Code that sets it must not decrease it.
-    held : int or None
-        An LSN beyond which the server is told nothing, whatever was acknowledged.
+    safe_lsn : callable or None
     """
 
     def __init__(
@@ -156,11 +156,11 @@ class Receiver:
         connection: ReplicationConnection,
         start_lsn: int,
         silence_timeout: float | None = None,
-        held: int | None = None,
+        safe_lsn: Callable[[int], int] | None = None,
     ) -> None:
         self.connection = connection
         self.received = self.acknowledged = start_lsn
-        self.held = held
+        self.safe_lsn = safe_lsn
         self._pgconn = connection.pgconn
         # One thread at a time may use libpq's connection. The lock is re-entrant, as a signal's
         # handler may close the stream in the middle of receive().
@@ -391,8 +391,7 @@ class Receiver:
 
     def _durable(self) -> int:
         """The LSN that the server is told to be durable."""
-        held = self.held
-        return self.acknowledged if held is None else min(self.acknowledged, held)
+        return self.acknowledged if self.safe_lsn is None else self.safe_lsn(self.acknowledged)
 
     def _check_silence(self) -> None:
         """Ask a server that was silent for a while, and give up one that does not answer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
@@ -63,7 +64,8 @@ class Assembler:
     unknown_prepared : {"empty", "error"}
         What to do at the commit of a prepared transaction of which nothing came: deliver it without
         content, or raise an error. Servers send such commits for transactions without a change. But
-        if the stream began after the PREPARE, the changes are lost.
+        if the stream began after the PREPARE, the changes are lost. With ``prepared="prepare"``
+        they never have content, and are no error.
     keeper : PreparedKeeper, optional
         Keeps prepared transactions beyond the life of this object, which hands each to it before
         anything that follows is delivered; :meth:`restore` takes them back.
@@ -124,6 +126,10 @@ class Assembler:
         make_columnar(self._state)  # so that wrong arguments are refused here
         self._followers = (Follower(make_columnar), Follower(message_decoder))
         self._prepared: dict[tuple[int, str], Prepared] = {}
+        # The stretches of the log in which some transaction is prepared, from the first PREPARE to
+        # the end of the last transaction. It is replaced as a whole, as another thread reads it.
+        self._stretches: dict[int, float] = {}
+        self._safe_lsn = 0
         # What was announced in transactions that were not delivered, by relation: in prepared ones,
         # and in those that come again. The server does not announce it again, even if the
         # transaction is rolled back. It is kept when the connection ends, as other prepared
@@ -156,19 +162,45 @@ class Assembler:
         Prepared ones are among them, unless they were delivered when they were prepared.
         """
         return (
-            bool(self._streams) or self._begin is not None or self.oldest_prepared_lsn is not None
+            bool(self._streams)
+            or self._begin is not None
+            or (self._keeps_in_memory and bool(self._prepared))
         )
 
     @property
-    def oldest_prepared_lsn(self) -> int | None:
-        """The least LSN of a PREPARE whose transaction was not delivered; None if there is none.
+    def _keeps_in_memory(self) -> bool:
+        """Whether the content of prepared transactions is lost with this object."""
+        return not self._at_prepare and self._keeper is None
 
-        Nothing beyond it may be acknowledged: a stream that begins there brings only the end of
-        that transaction, without its changes.
+    def safe_lsn(self, done: int) -> int:
+        """The LSN that may be acknowledged once all that ends at `done` or before is durable.
+
+        A stream that begins between a PREPARE and the end of its transaction brings that end alone,
+        without the changes. So it is `done` itself only where no transaction is prepared at that
+        place of the log, and otherwise where the last such place before it ends. It never
+        decreases. Any thread may call it.
         """
-        if self._at_prepare or self._keeper is not None:
-            return None
-        return min((prepared.lsn for prepared in self._prepared.values()), default=None)
+        stretches = self._stretches
+        while inside := [begin for begin, end in stretches.items() if begin < done < end]:
+            done = min(inside)
+        self._safe_lsn = max(self._safe_lsn, done)
+        return self._safe_lsn
+
+    def _extend_stretch(self, begin: int) -> None:
+        """Note that a transaction was prepared."""
+        if self._keeps_in_memory:
+            kept = {one: end for one, end in self._stretches.items() if end > self._safe_lsn}
+            since = next((one for one, end in kept.items() if end == math.inf), begin)
+            kept.pop(since, None)
+            self._stretches = {**kept, min(since, begin): math.inf}
+
+    def _end_stretch(self, end: int) -> None:
+        """Note that a prepared transaction was committed or rolled back."""
+        if self._keeps_in_memory and not self._prepared:
+            self._stretches = {
+                begin: end if until == math.inf else until
+                for begin, until in self._stretches.items()
+            }
 
     def _stages(self) -> Iterator[Stage]:
         yield from self._streams.values()
@@ -462,6 +494,7 @@ class Assembler:
             if self._keeper is not None:
                 self._keeper.keep(kept)
             self._prepared[key] = kept
+            self._extend_stretch(kept.lsn)
             return
         delivered = Stage(None, in_stream=False)
         # What is announced within stream chunks holds for their transaction alone, until it is
@@ -487,6 +520,7 @@ class Assembler:
             isinstance(message, CommitPrepared)
             and key not in self._prepared
             and self._refuses_unknown
+            and not self._at_prepare
             and message.end_lsn > self.known_lsn
         ):
             raise PgOutputError(
@@ -502,6 +536,7 @@ class Assembler:
             lsn, end, time = message.rollback_end_lsn, message.rollback_end_lsn, None
         if self._keeper is not None:
             self._keeper.end(*key, end)
+        self._end_stretch(end)
         if self._at_prepare and not commits and prepared is not None:
             # What was announced in it held for whoever was given it, and holds no more.
             self._await([(0, frame) for frame in prepared.known])

@@ -315,6 +315,42 @@ def test_nothing_beyond_a_prepared_transaction_is_told(begin):
     assert told(stream.connection) == transaction.end_lsn
 
 
+def test_a_prepared_transaction_holds_until_its_commit_is_acknowledged(begin):
+    """Its commit has come, but the consumer is not so far: the rows must come again after a kill.
+
+    Nor is a position told between the PREPARE and the commit of one that is acknowledged, while
+    another one holds: a stream from there would bring that commit without its rows.
+    """
+    server = testing.Server()
+    safe, prepared = [], {}
+    for step in ("x", "a+", "x", "b+", "a-", "x", "b-", "x", "c+", "x", "c rolled back", "x"):
+        if step.endswith("+"):
+            prepared[step[0]] = one = server.begin()
+            one.insert(TABLE, [1, step])
+            if step != "b+":  # "b" is prepared within the time of "a"
+                safe.append(server.lsn)
+            one.prepare(step[0])
+        elif step.endswith("-"):
+            prepared[step[0]].commit()
+        elif step == "x":
+            with server.begin() as other:
+                other.insert(TABLE, [2, step])
+        else:
+            prepared[step[0]].abort()
+    first, _, a, _, b, fourth, _, last = (one.end_lsn for one in server.committed)
+    stream, _ = begin([copy_data(server)])
+    said = {}
+    for transaction in stream.transactions(idle_timeout=0.1):
+        stream.acknowledge(transaction)
+        stream._link.receiver._send_status()
+        said[transaction.end_lsn] = told(stream.connection)
+    before_a, before_c = safe
+    assert list(said.values()) == [
+        first, before_a, before_a, before_a, b, fourth, before_c, last
+    ]  # fmt: skip
+    assert a < b
+
+
 def test_a_lost_connection_is_made_again_and_nothing_comes_twice(begin):
     server = server_of(6)
     data = copy_data(server)

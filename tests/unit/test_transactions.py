@@ -173,6 +173,9 @@ def test_a_prepared_transaction_that_never_came() -> None:
             list(assembler.feed(frames))
     assembler.known_lsn = 0x230
     assert list(assembler.feed(frames)) == []
+    # It was delivered at its PREPARE, maybe to an earlier process.
+    (end,) = Assembler(unknown_prepared="error", prepared="prepare").feed(frames)
+    assert (end.kind, end.gid) == ("commit prepared", "old")
 
 
 @pytest.mark.parametrize("open_stream", [False, True])

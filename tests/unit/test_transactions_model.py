@@ -103,6 +103,7 @@ class Interleaving:
         self.altering: list[int | None] = [None] * TABLES
         self.open: list[Open] = []
         self.prepared: list[Open] = []
+        self.prepared_since = 0  # the first PREPARE since when there were always some
         self.announced: dict[int, list[bytes]] = {}  # by this connection
         self.known: dict[tuple[bytes, int], bytes] = {}  # Types and Relations that were delivered
         self.unread: list[tuple[int, bytes]] = []
@@ -366,9 +367,11 @@ class Interleaving:
     def prepare(self, which: int) -> None:
         one, gid, repeats = self.one(which), ("", "same", "other")[which % 3], which % 2 == 0
         self.open.remove(one)
+        one.gid, one.prepare = gid, self.end_record()
+        if not self.prepared:
+            self.prepared_since = one.prepare[0]
         self.prepared.append(one)
         self.again.append(one)
-        one.gid, one.prepare = gid, self.end_record()
         one.has_content = bool(one.items) or one.streamed or bool(which % 2)
         self.send_prepared(one, repeats)
         if self.at_prepare:
@@ -446,11 +449,11 @@ class Interleaving:
         self.feed(self.unread)
         self.unread = []
         assert not self.expected
-        staged = [one.prepare[0] for one in self.prepared if not self.at_prepare]
+        staged = not self.at_prepare and bool(self.prepared)
         streamed = any(one.streamed for one in self.open)
         for assembler in self.assemblers.values():
-            assert assembler.oldest_prepared_lsn == min(staged, default=None)
-            assert assembler.in_flight is (streamed or bool(staged))
+            assert assembler.safe_lsn(self.lsn) == (self.prepared_since if staged else self.lsn)
+            assert assembler.in_flight is (streamed or staged)
             if not assembler.in_flight:
                 assert assembler.memory == 0
 
