@@ -14,9 +14,9 @@ from ..lsn import format_lsn
 from ..segments import SegmentMetadata, SegmentWriter
 from ..segments.listing import has_begun
 from ..segments.prepared import PreparedTransactions
-from .link import Link
+from .link import Link, first_connection
 from .receiver import Receiver
-from .source import Source, missing_slot
+from .source import Source, Started, missing_slot
 from .stream_options import Protocol, Streaming, StreamOptions, check_seconds
 from .walsender import ReplicationConnection, SlotState
 
@@ -143,8 +143,8 @@ def capture(
     Raises
     ------
     RetryableError
-        The slot is in use, or the server can't be reached now; or a connection was lost, and was
-        not made again within `retry_for`: call again to go on.
+        The slot is in use, or the server can't be reached now; or a connection was lost; and it was
+        not made within `retry_for`, or before `stop` was set: call again to go on.
     PgOutputError
         The server refuses; there is no such publication, or no such slot; the slot is beyond the
         end of the directory; no capture has begun in the directory, and the slot is there already;
@@ -176,13 +176,20 @@ def capture(
     )  # fmt: skip
     parameters = ConnectionParameters(dsn, keywords)
     writing = {"segment_bytes": segment_bytes, "compression": compression}
-    writer = _begin(
-        parameters, slot, options, Path(directory), writing, create_slot=create_slot,
-        adopt_slot=adopt_slot,
-    )  # fmt: skip
-    with writer:
+
+    def begin() -> SegmentWriter:
+        return _begin(
+            parameters, slot, options, Path(directory), writing, create_slot=create_slot,
+            adopt_slot=adopt_slot,
+        )  # fmt: skip
+
+    with first_connection(begin, retry_for, stop) as writer:
         source = Source(parameters, slot, options)
-        started = source.start(writer.position, writer.timeline or None)
+
+        def start() -> Started:
+            return source.start(writer.position, writer.timeline or None)
+
+        started = first_connection(start, retry_for, stop)
         receiver = Receiver(started.connection, writer.position, silence_timeout)
         link = Link(
             receiver, started.protocol, source, silence_timeout=silence_timeout, retry_for=retry_for

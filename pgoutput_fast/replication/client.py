@@ -12,7 +12,7 @@ from ..errors import PgOutputError
 from ..lsn import check_lsn
 from ..policies import Policies
 from ..types import TypeRegistry
-from .link import Link
+from .link import Link, first_connection
 from .receiver import Receiver
 from .source import Source
 from .stream import ReplicationStream
@@ -114,7 +114,8 @@ def connect(
         twice the server's `wal_sender_timeout`; a server may be silent for half of that time while
         it decodes a large transaction.
     retry_for : float
-        Seconds for which `transactions` tries to connect again; by default without end.
+        Seconds for which connecting is tried again, if the error may pass. By default a connection
+        that `transactions` has lost is tried again without end, and the first one, here, is not.
     max_memory, spill_directory, prepared, unknown_prepared
         See :class:`pgoutput_fast.transactions.Assembler`, which makes the transactions.
         `unknown_prepared` is by default "empty" if the slot is made by this call, and "error"
@@ -129,7 +130,8 @@ def connect(
     Raises
     ------
     RetryableError
-        The server can't be reached now, or the slot is in use.
+        The server can't be reached now, or the slot is in use; and this has not passed within
+        `retry_for`.
     PgOutputError
         The server refuses, or does not know an option; there is no such slot or publication; the
         slot is invalidated, or is beyond `start_lsn`, so that changes are lost; or the server's log
@@ -175,7 +177,7 @@ def connect(
         create_slot=create_slot,
         temporary=temporary,
     )
-    started = source.start(start_lsn, start_timeline)
+    started = first_connection(lambda: source.start(start_lsn, start_timeline), retry_for)
     receiver = Receiver(started.connection, started.confirmed, silence_timeout)
     assembling["unknown_prepared"] = unknown_prepared or ("empty" if started.made_slot else "error")
     link = Link(

@@ -6,10 +6,14 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from ..connections import RetryableError
 from .receiver import Receiver
 from .source import Source
+
+if TYPE_CHECKING:
+    import threading
 
 # Seconds to wait before the second try to connect, and at most between two tries. Each wait is
 # twice as long as the one before, less a random part, so that many clients do not connect at once.
@@ -18,6 +22,70 @@ _LONGEST_WAIT = 30.0
 _POLL = 0.05  # seconds between two looks whether to give up
 
 _log = logging.getLogger(__name__)
+
+_Made = TypeVar("_Made")
+
+
+class Retries:
+    """Waits between tries to connect.
+
+    Parameters
+    ----------
+    retry_for : float, optional
+        Seconds after the first failure in which it is tried; by default without end.
+    """
+
+    def __init__(self, retry_for: float | None) -> None:
+        self._retry_for = retry_for
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Note that it works again, so that times begin anew after the next failure."""
+        self._wait = _FIRST_WAIT
+        self._since: float | None = None
+
+    def wait(self, error: RetryableError, is_ended: Callable[[], bool]) -> bool:
+        """Wait until the next try; False if `is_ended` says that there is to be none.
+
+        Raises
+        ------
+        RetryableError
+            `error`, as there is no time left.
+        """
+        self._since = self._since or time.monotonic()
+        wait = self._wait * random.uniform(0.5, 1.0)  # noqa: S311
+        self._wait = min(2 * self._wait, _LONGEST_WAIT)
+        if self._retry_for is not None and time.monotonic() + wait - self._since > self._retry_for:
+            raise error
+        _log.warning("%s; connecting again in %.1f s", error, wait)
+        until = time.monotonic() + wait
+        while (left := until - time.monotonic()) > 0:
+            if is_ended():
+                return False
+            time.sleep(min(left, _POLL))
+        return True
+
+
+def first_connection(
+    connect: Callable[[], _Made], retry_for: float | None, stop: threading.Event | None = None
+) -> _Made:
+    """What `connect` makes, which is tried again only if `retry_for` is given.
+
+    The first connection is not tried without end, as one that was lost is: where host or port are
+    mistyped, it would never come about, and who calls would not be told.
+
+    Raises
+    ------
+    RetryableError
+        `retry_for` has passed or was not given, or `stop` is set.
+    """
+    retries = Retries(retry_for or 0.0)
+    while True:
+        try:
+            return connect()
+        except RetryableError as error:
+            if not retries.wait(error, lambda: stop is not None and stop.is_set()):
+                raise
 
 
 class Link:
@@ -60,14 +128,11 @@ class Link:
         self.lost: RetryableError | None = None
         self._source = source
         self._silence_timeout = silence_timeout
-        self._retry_for = retry_for
-        self._wait = _FIRST_WAIT
-        self._lost_since: float | None = None
+        self._retries = Retries(retry_for)
 
     def works(self) -> None:
         """Note that something came, so that waiting times begin anew after the next failure."""
-        self._wait = _FIRST_WAIT
-        self._lost_since = None
+        self._retries.begin_anew()
 
     def reconnect(self, error: RetryableError, received: int, is_ended: Callable[[], bool]) -> None:
         """Try to connect again until it succeeds.
@@ -94,21 +159,7 @@ class Link:
             raise error
         old, self.lost = self.receiver, error
         old.close()
-        self._lost_since = self._lost_since or time.monotonic()
-        while True:
-            wait = self._wait * random.uniform(0.5, 1.0)  # noqa: S311
-            self._wait = min(2 * self._wait, _LONGEST_WAIT)
-            if (
-                self._retry_for is not None
-                and time.monotonic() + wait - self._lost_since > self._retry_for
-            ):
-                raise error
-            _log.warning("%s; connecting again in %.1f s", error, wait)
-            until = time.monotonic() + wait
-            while (left := until - time.monotonic()) > 0:
-                if self.is_closed or is_ended():
-                    return
-                time.sleep(min(left, _POLL))
+        while self._retries.wait(error, lambda: self.is_closed or is_ended()):
             try:
                 started = self._source.again(old.acknowledged, old.connection.timeline, received)
             except RetryableError as again:

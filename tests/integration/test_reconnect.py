@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -17,7 +18,8 @@ from proxy import Proxy
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
-from pgoutput_fast.replication import RetryableError, connect, slots
+from pgoutput_fast.replication import RetryableError, capture, connect, slots
+from pgoutput_fast.segments import SegmentReader
 
 pytestmark = pytest.mark.integration
 
@@ -254,6 +256,51 @@ def test_a_server_that_does_not_come_back(own18: EmbeddedServer, proxy: Proxy) -
     assert proxy.connections > 2
 
 
+def test_the_first_connection_is_tried_again_if_that_is_wanted(
+    own18: EmbeddedServer, proxy: Proxy, tmp_path: Path
+) -> None:
+    """For as long as `retry_for` says, where the error may pass; by default it is tried once."""
+    given: Any = {"slot": "s", "publications": ["p"]}
+    landing: Any = {**given, "directory": tmp_path, "adopt_slot": True}
+    execute(own18, "INSERT INTO t VALUES (1)")
+    ((end,),) = execute(own18, "SELECT pg_current_wal_lsn()::text")
+    proxy.refuses = True
+    for begin in (
+        lambda **more: connect(through(proxy), **given, **more).close(),
+        lambda **more: capture(through(proxy), until_lsn=pf.parse_lsn(end), **landing, **more),
+    ):
+        proxy.refuses = True
+        before = proxy.connections
+        with pytest.raises(RetryableError):
+            begin()
+        assert proxy.connections == before + 1
+        with pytest.raises(RetryableError):
+            begin(retry_for=1)
+        assert proxy.connections > before + 2
+        timer = threading.Timer(0.5, setattr, (proxy, "refuses", False))
+        timer.start()
+        begin(retry_for=60)
+        timer.join()
+    with SegmentReader(next(tmp_path.glob("[0-9A-F]*.arrow"))) as reader:
+        frames = [frame for batch in reader for frame in batch["data"].to_pylist()]
+    assert [frame[:1] for frame in frames] == [b"B", b"R", b"I", b"C"]
+    # An order to end is heard meanwhile, and errors that stay are not tried again.
+    stop = threading.Event()
+    stop.set()
+    proxy.refuses = True
+    before = proxy.connections
+    with pytest.raises(RetryableError):
+        capture(through(proxy), retry_for=600, stop=stop, **landing)
+    assert proxy.connections == before + 1
+    proxy.refuses = False
+    for wrong in ({"dbname": "none"}, {"user": "nobody"}, {"slot": "none"}):
+        before = proxy.connections
+        with pytest.raises(pf.PgOutputError) as refused:
+            connect(through(proxy), retry_for=600, **{**given, **wrong})
+        assert not isinstance(refused.value, RetryableError)
+        assert proxy.connections == before + 1
+
+
 def test_a_temporary_slot_goes_with_its_connection(own18: EmbeddedServer, proxy: Proxy) -> None:
     with connect(through(proxy), slot="temp", publications=["p"], temporary=True) as stream:
         assert list(stream.transactions(idle_timeout=0.2)) == []
@@ -323,7 +370,7 @@ def test_a_server_that_hangs_before_the_stream_begins(
     with Proxy(server) as proxy:
         proxy.silent_after = queries
         with pytest.raises(RetryableError, match="has not answered for"):
-            connect(through(proxy), **GIVEN)
+            connect(through(proxy), **{**GIVEN, "retry_for": None})
         proxy.silent_after = None
         with connect(through(proxy), **GIVEN):
             pass

@@ -429,7 +429,7 @@ def test_an_event_ends_the_tries(begin, monkeypatch):
     assert list(stream.transactions(stop=stop)) == []
     assert source.asked == []
     # The next iteration tries again.
-    stream._link._wait = 0.001
+    stream._link._retries._wait = 0.001
     assert ids(stream.transactions(stop_at=server.lsn)) == [0]
 
 
