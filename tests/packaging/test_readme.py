@@ -143,7 +143,7 @@ def test_a_consumer_takes_groups() -> None:
 @pytest.mark.integration
 def test_other_examples_of_live_changes(tmp_path: Path) -> None:
     """Each ends by itself, once the stream is made to end."""
-    _, _, stopping, managing, copying, frames, _ = python_blocks(ROOT / "docs" / "replication.md")
+    _, _, stopping, managing, copying, frames, *_ = python_blocks(ROOT / "docs" / "replication.md")
     importing = "from pgoutput_fast.replication import connect\n"
     with fresh_server() as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
@@ -162,6 +162,31 @@ def test_other_examples_of_live_changes(tmp_path: Path) -> None:
         ended = frames + "            break\n    print(message.tag)\n"
         ran = run_python("-W", "error", "-c", importing + on(server, ended), cwd=tmp_path)
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, "C\n", "")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_capture_that_signals_end(number: signal.Signals, tmp_path: Path) -> None:
+    example = python_blocks(ROOT / "docs" / "replication.md")[-1]
+    example = example.replace("stop=stop", "stop=stop, create_slot=True")
+    with fresh_server() as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
+        capturing = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", on(server, example)],
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            slot = "SELECT FROM pg_replication_slots WHERE active AND slot_name = 'lake'"
+            wait_for(connection, slot, capturing)
+            connection.execute("INSERT INTO accounts VALUES (1, 99.50, NULL)")
+            ((end,),) = connection.execute("SELECT pg_current_wal_lsn()")
+            wait_for(connection, f"{slot} AND confirmed_flush_lsn >= '{end}'", capturing)
+            capturing.send_signal(number)
+            assert capturing.communicate(timeout=30) == (b"", b"")
+            assert capturing.returncode == 0
+        finally:
+            capturing.kill()
+            capturing.communicate()
+    assert len(list((tmp_path / "lake").glob("[0-9A-F]*.arrow"))) == 1
 
 
 @pytest.mark.integration
