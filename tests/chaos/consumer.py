@@ -3,7 +3,8 @@
     python consumer.py STORE DSN OPTIONS
 
 OPTIONS is JSON: what `connect` is given, `sleep` (seconds for which it dwells on each transaction
-now and then) and `limit` (the largest file that it may write, in bytes).
+now and then), `pace` (seconds for which it dwells on every one, so that others wait that came
+already) and `limit` (the largest file that it may write, in bytes).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def limit_files(limit: int | None) -> None:
 
 
 def consume(path: str, dsn: str, options: dict[str, Any], stop: threading.Event) -> None:
-    sleep = options.pop("sleep", 0.0)
+    sleep, pace = options.pop("sleep", 0.0), options.pop("pace", 0.0)
     limit_files(options.pop("limit", None))
     store = sqlite3.connect(path, timeout=60, isolation_level=None)
     store.execute("PRAGMA journal_mode = WAL")
@@ -59,9 +60,8 @@ def consume(path: str, dsn: str, options: dict[str, Any], stop: threading.Event)
                 store.executemany("INSERT INTO changes (id, part) VALUES (?, ?)", rows)
                 store.execute("INSERT OR REPLACE INTO position VALUES (1, ?, ?)", known)
             stream.acknowledge(transaction)
-            if sleep:
-                time.sleep(sleep)
-                sleep = 0.0
+            time.sleep(sleep + pace)
+            sleep = 0.0
     store.close()
 
 
