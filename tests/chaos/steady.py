@@ -1,0 +1,141 @@
+"""Memory of a capture and of a consumer while pgbench writes: flat, however long that takes.
+
+    python tests/chaos/steady.py [--seconds N] [--scale N] [--clients N]
+
+`capture` and `groups()` with columns read beside each other, in processes of their own. Their
+resident memory is looked up each second. Its median in the last part of the time must be that of
+the first part, but for a few megabytes; a part is a minute, or a third of a shorter time. At the
+end both must have read everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from pgoutput_fast.embedded import EmbeddedServer, find_server_bindir
+
+VERSION = 18
+ALLOWED = 4 << 20  # bytes of growth
+WARM_UP = 5  # seconds in which modules are loaded and buffers made
+
+READERS = {
+    "capture": """
+import sys
+from pgoutput_fast.replication import capture
+capture(sys.argv[1], slot="capture", publications=["p"], directory=sys.argv[2], create_slot=True)
+""",
+    "groups": """
+import sys
+import pyarrow as pa
+from pgoutput_fast.replication import connect
+with connect(sys.argv[1], slot="groups", publications=["p"], create_slot=True) as stream:
+    for group in stream.groups():
+        for changes in group.batches():
+            pa.record_batch(changes)
+        stream.acknowledge(group)
+""",
+}
+
+
+def execute(dsn: str, *statements: str) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for statement in statements:
+            cursor = connection.execute(statement.encode())
+            rows = cursor.fetchall() if cursor.description else []
+    return rows
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def wait_for(dsn: str, query: str, wanted: object, readers: dict[str, Any]) -> None:
+    deadline = time.monotonic() + 120
+    while execute(dsn, query) != [(wanted,)]:
+        for name, reader in readers.items():
+            assert reader.poll() is None, f"{name} has ended"
+        assert time.monotonic() < deadline, f"waited in vain: {query}"
+        time.sleep(0.2)
+
+
+def samples_while(
+    bench: subprocess.Popen[str], readers: dict[str, subprocess.Popen[bytes]]
+) -> dict[str, list[int]]:
+    """The memory of the readers each second, until pgbench ends."""
+    found: dict[str, list[int]] = {name: [] for name in readers}
+    while bench.poll() is None:
+        time.sleep(1)
+        for name, reader in readers.items():
+            assert reader.poll() is None, f"{name} has ended"
+            found[name].append(resident(reader.pid))
+    return found
+
+
+def run(seconds: int, scale: int, clients: int) -> None:
+    pgbench = str(find_server_bindir(VERSION) / "pgbench")
+    settings = {"log_min_messages": "fatal", "max_wal_size": "256MB", "checkpoint_timeout": "30s"}
+    readers: dict[str, subprocess.Popen[bytes]] = {}
+    with tempfile.TemporaryDirectory() as directory, EmbeddedServer(VERSION, settings) as server:
+        dsn = server.dsn()
+        filling = [pgbench, "-i", "-q", "-s", str(scale), dsn]
+        subprocess.run(filling, check=True, capture_output=True)
+        execute(dsn, "CREATE PUBLICATION p FOR ALL TABLES")
+        command = [pgbench, "-n", "-c", str(clients), "-T", str(WARM_UP + seconds), dsn]
+        try:
+            for name, code in READERS.items():
+                arguments = [sys.executable, "-c", code, dsn, str(Path(directory) / "segments")]
+                readers[name] = subprocess.Popen(arguments)
+            active = "SELECT count(*) FROM pg_replication_slots WHERE active"
+            wait_for(dsn, active, len(readers), readers)
+            bench = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            found = samples_while(bench, readers)
+            said, _ = bench.communicate()
+            assert bench.returncode == 0, said
+            ((end,),) = execute(dsn, "SELECT pg_current_wal_lsn()::text")
+            begin = time.monotonic()
+            query = "SELECT count(*) FROM pg_replication_slots WHERE confirmed_flush_lsn"
+            wait_for(dsn, f"{query} < '{end}'", 0, readers)
+            print(
+                *(line for line in said.splitlines() if "processed" in line or line[:3] == "tps"),
+                f"all was read {time.monotonic() - begin:.1f} s after the end",
+                sep="\n",
+            )
+        finally:
+            for reader in readers.values():
+                reader.kill()
+                reader.wait()
+    for name, samples in found.items():
+        part = max(1, min(60, seconds // 3))
+        first = statistics.median(samples[WARM_UP : WARM_UP + part])
+        last = statistics.median(samples[-part:])
+        print(
+            f"{name}: median of the first {part} s {first / 2**20:.1f} MB, of the last {part} s "
+            f"{last / 2**20:.1f} MB, most {max(samples) / 2**20:.1f} MB",
+            flush=True,
+        )
+        assert last - first < ALLOWED, f"{name} has grown by {(last - first) / 2**20:.1f} MB"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=int, default=600)
+    parser.add_argument("--scale", type=int, default=5)
+    parser.add_argument("--clients", type=int, default=4)
+    run(**vars(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
