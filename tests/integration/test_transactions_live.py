@@ -203,6 +203,29 @@ def test_with_prepared_transactions_the_client_leaves_out_what_it_has(shop: Any)
         assert ids(next(stream.transactions())) == []
 
 
+def test_prepared_transactions_that_overlap(shop: Any) -> None:
+    """A consumer without a position of its own begins again where none was prepared."""
+    one, two = f"{shop.name} 1", f"{shop.name} 2"
+    shop.execute(
+        f"BEGIN; INSERT INTO t VALUES (1, 'x'); PREPARE TRANSACTION '{one}'",
+        f"BEGIN; INSERT INTO t VALUES (2, 'x'); PREPARE TRANSACTION '{two}'",
+        f"COMMIT PREPARED '{one}'",
+        "INSERT INTO t VALUES (3, 'x')",
+    )
+    end = now(shop)
+    for _ in range(2):
+        with connect(shop.dsn, slot=shop.slot, two_phase=True, **GIVEN) as stream:
+            for transaction, row in zip(stream.transactions(stop_at=end), (1, 3), strict=True):
+                assert ids(transaction) == [row]
+                stream.acknowledge(transaction)
+    shop.execute(f"COMMIT PREPARED '{two}'")
+    with connect(shop.dsn, slot=shop.slot, two_phase=True, **GIVEN) as stream:
+        found = list(stream.transactions(stop_at=now(shop)))
+        assert [ids(transaction) for transaction in found] == [[1], [3], [2]]
+        stream.acknowledge(found[-1])
+    assert confirmed(shop) == found[-1].end_lsn
+
+
 def test_an_idle_slot_moves_on(shop: Any, wait_until: WaitUntil) -> None:
     """The log of other tables is let go, once everything that was given is acknowledged."""
     shop.execute("INSERT INTO t VALUES (1, 'x')")
