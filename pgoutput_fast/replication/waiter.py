@@ -38,9 +38,7 @@ class Waiter:
         # The socket has a duplicate of the descriptor, so that closing it leaves libpq's open.
         self._socket = socket.socket(fileno=os.dup(self._descriptor))
         self._is_unix = self._socket.family == socket.AF_UNIX
-        # With TLS, libpq may hold data that it has taken from the socket, so that there might never
-        # be enough bytes in the socket.
-        self._coalesce = not self._is_unix and not pgconn.ssl_in_use
+        self._has_tls = pgconn.ssl_in_use
         self._low_water = 1
         self.was_idle = True
         """Whether the last wait was one for the first data after a while."""
@@ -49,13 +47,15 @@ class Waiter:
         """Close the duplicate of the descriptor."""
         self._socket.close()
 
-    def wait(self, deadline: float | None) -> None:
+    def wait(self, deadline: float | None, *, came: bool = True) -> None:
         """Wait for data, at most `IDLE_POLL`, and let libpq read them.
 
         Parameters
         ----------
         deadline : float or None
             When to return at the latest, by `time.monotonic`.
+        came : bool
+            Whether something was taken since the last wait.
         """
         now = time.monotonic()
         left = IDLE_POLL if deadline is None else min(max(deadline - now, 0.0), IDLE_POLL)
@@ -66,12 +66,14 @@ class Waiter:
         elif self._is_unix:
             time.sleep(min(_UNIX_NAP, left))
         else:
-            self._set_low_water(_LOW_WATER)
+            # With TLS, libpq takes one record at a time from the socket. So if no message came, the
+            # rest of a large one may be there already, and it may be less than that.
+            self._set_low_water(_LOW_WATER if came or not self._has_tls else 1)
             self._poll.poll(min(_TCP_POLL, left) * 1000)
         # This is done after a timeout too, as fewer bytes may be there than the poll waited for.
         self._pgconn.consume_input()
 
     def _set_low_water(self, size: int) -> None:
-        if self._coalesce and size != self._low_water:
+        if not self._is_unix and size != self._low_water:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
             self._low_water = size
