@@ -274,7 +274,7 @@ class Receiver:
                     return True
                 self._check_silence()
                 self._send_status_if_due(self._status_interval)
-                self._waiter.wait(deadline, came=taken.came)
+                self._waiter.wait(deadline, collects=bool(taken), came=taken.came)
                 waited, taken.came = True, False
         except (PgOutputError, psycopg.Error) as error:
             if not self._stop.is_set():
@@ -340,8 +340,11 @@ class Receiver:
         if not taken:
             return is_late and waited
         taken.since = taken.since or now
-        is_pause = waited and (self._waiter.was_idle or not taken.came)
-        collect = _COLLECT if taken.size < _MUCH_BYTES else max(_COLLECT, _COLLECT_MUCH)
+        collect, is_pause = _COLLECT, waited and not taken.came
+        if taken.size >= _MUCH_BYTES:
+            # A server that has much to bring is not done where it rests for some milliseconds.
+            is_pause = is_pause and now - self._waiter.last_data >= _COLLECT
+            collect = max(_COLLECT, _COLLECT_MUCH)
         return is_full or is_pause or is_late or now - taken.since >= collect
 
     def _take_keepalive(self, data: memoryview) -> int:
