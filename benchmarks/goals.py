@@ -35,7 +35,9 @@ def _all(value: float, names: str = "narrow wide") -> dict[str, float]:
 
 def _ways(narrow: float, mixed: float) -> dict[str, float]:
     """A bound for each way on which changes come live: narrow rows or mixed ones."""
-    return {f"way: {name}": mixed if way.traffic == "mixed" else narrow for name, way in WAYS.items()}
+    return {
+        f"way: {name}": mixed if way.traffic == "mixed" else narrow for name, way in WAYS.items()
+    }
 
 
 _TWIN = [

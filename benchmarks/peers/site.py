@@ -201,9 +201,7 @@ class Site:
         """A copy of the slot before the traffic, for one run."""
         slot = "one_run"
         memory = _STREAMED.get(traffic.name, _SETTINGS["logical_decoding_work_mem"])
-        self._connection.execute(
-            f"ALTER DATABASE bench SET logical_decoding_work_mem = '{memory}'"
-        )
+        self._connection.execute(f"ALTER DATABASE bench SET logical_decoding_work_mem = '{memory}'")
         self.value("SELECT pg_copy_logical_replication_slot(%s, %s)", traffic.slot, slot)
         try:
             yield slot
@@ -240,8 +238,10 @@ class Site:
         owner = (directory / "data").stat()
         key, certificate = directory / "server.key", directory / "server.crt"
         subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-            + ["-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate)],
+            [
+                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+                *("-subj", "/CN=localhost", "-keyout", key, "-out", certificate),
+            ],
             check=True,
             capture_output=True,
         )

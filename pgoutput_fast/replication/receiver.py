@@ -47,10 +47,10 @@ _BATCH_BYTES = 4 << 20
 # Seconds for which data are collected into one batch while they flow. Each wait brings some hundred
 # frames at most, and a batch of so few would cost the consumer more than its frames do.
 _COLLECT = 0.02
-# If so many bytes came in that time, the stream lags, or has much to bring. Then a batch is collected
-# for longer, as each costs the consumer the more the smaller it is.
-_MUCH_BYTES = 128 << 10
-_COLLECT_MUCH = 0.05
+# If so many bytes came in that time, the stream lags, or has much to bring. Then a batch is
+# collected for longer, as its frames cost the consumer the less the more they are.
+_MUCH_BYTES = 64 << 10
+_COLLECT_MUCH = 0.1
 
 _STATUS_INTERVAL = 10.0  # seconds between two status messages, at most
 # The same while no call of receive() runs. It is short because the server may ask for a status

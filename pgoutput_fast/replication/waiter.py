@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from psycopg import pq
 
-# To wake up for each packet would cost the client more than all else that it does. So the first byte
-# wakes it, and then it collects. On TCP the kernel is asked to wake it only for this many bytes, and
-# each poll is short, as fewer may be left. On unix sockets poll() has no such mark, so the client
-# reads what has come and then sleeps.
+# To wake up for each packet would cost the client more than all else that it does. So the first
+# byte wakes it, and then it collects. On TCP the kernel is asked to wake it only for this many
+# bytes, and each poll is short, as fewer may be left. On unix sockets poll() has no such mark, so
+# that the client reads what has come and then sleeps.
 _LOW_WATER = 64 << 10
 _TCP_POLL = 0.005  # seconds
 # The same where the first byte came after a while: what comes alone is handed over soon.
@@ -57,7 +57,8 @@ class Waiter:
         deadline : float or None
             When to return at the latest, by `time.monotonic`.
         collects : bool
-            Whether something was taken that is to be handed over; else the first byte is waited for.
+            Whether something was taken that is to be handed over; else the first byte is waited
+            for.
         came : bool
             Whether something was taken since the last wait.
         """
