@@ -133,7 +133,7 @@ cdef class _Source:
         self.reads = self.drain
         return self.length >= HEADER_SIZE and self.at[0] == c'w'
 
-    # Refuse to go on where a signal's handler has closed the connection: making objects may run one.
+    # Refuse to go on where a signal's handler has closed it: making objects may run one.
     cdef int check(self) except -1:
         if self.connection != NULL and self.pgconn.pgconn_ptr is None:
             self.connection = NULL
