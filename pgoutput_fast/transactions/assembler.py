@@ -606,7 +606,7 @@ class Assembler:
         )
 
     def _await(self, announced: list[tuple[int, bytes]]) -> None:
-        """Remember what was announced in a transaction that is not given out: others may need it."""
+        """Remember what a transaction announced that is not given out: others may need it."""
         types: list[bytes] = []
         for _, frame in announced:
             types.append(frame)
