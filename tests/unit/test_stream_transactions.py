@@ -142,6 +142,14 @@ def test_packing_is_as_taking(impl):
         twin.pack_copy_data(None, bytearray(), array("i", [0]), array("Q"), 1, False)
 
 
+def test_libpq_is_called_directly():
+    """Where psycopg is compiled: else each frame would cost three objects."""
+    compiled = pytest.importorskip("pgoutput_fast.replication._libpq_frames")
+    found = compiled._functions()
+    assert (found is not None) == (psycopg.pq.__impl__ in ("binary", "c"))
+    assert found is None or (len(set(found)) == 3 and all(found))
+
+
 @pytest.mark.parametrize("name", ["take_copy_data", "pack_copy_data"])
 def test_what_came_before_reading_failed_is_taken(impl, name):
     twin = _impl.twin("replication._libpq_frames", impl.IMPLEMENTATION)
