@@ -120,6 +120,9 @@ PARTS: dict[str, Callable[[argparse.Namespace, Results], None]] = {
     "spark": spark,
 }
 
+_LONG = ("ways", "spark")
+"""Parts that a quick run has only where they are asked for."""
+
 
 def show(results: Results) -> None:
     """Print the results, and at the end the goals."""
@@ -169,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.capture is None:
         options.capture = sorted((HERE / "captures").glob("*.arrow"))
     results = Results(harness.describe())
-    for part in options.part or [name for name in PARTS if not (options.quick and name == "spark")]:
+    for part in options.part or [name for name in PARTS if not (options.quick and name in _LONG)]:
         try:
             PARTS[part](options, results)
         except NotMeasured as reason:
