@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from .harness import Results, table, times
+from .peers.ways import WAYS
 
 RECEIVE_ONLY = ("pg_recvlogical", "psycopg2, receive", "psycopg 3, receive", "pg_walstream, raw")
 """Peers of the live benchmark that receive frames without decoding them."""
@@ -30,6 +31,13 @@ class Goal:
 
 def _all(value: float, names: str = "narrow wide") -> dict[str, float]:
     return {f"{name}/{form}": value for name in names.split() for form in ("text", "binary")}
+
+
+def _ways(narrow: float, mixed: float) -> dict[str, float]:
+    """A bound for each way on which changes come live: narrow rows or mixed ones."""
+    return {
+        f"way: {name}": mixed if way.traffic == "mixed" else narrow for name, way in WAYS.items()
+    }
 
 
 _TWIN = [
@@ -87,6 +95,9 @@ GOALS = [
          {"live/narrow": 2.0, "live/mixed": 3.0}, at_most=True),
     Goal("live: the newest protocol", "pgoutput_fast, groups", "pgoutput_fast, groups, protocol 1",
          {"live/narrow": 1.3, "live/mixed": 1.3}, at_most=True),
+    Goal("typed columns", "groups", "receive only", _ways(1.35, 1.7), at_most=True),
+    Goal("capture to durable segments", "capture", "receive only", _ways(2, 3), at_most=True),
+    Goal("the newest protocol", "groups", "groups, protocol 1", _ways(1.3, 1.3), at_most=True),
     Goal("pace: pauses, typed", "groups", "receive only", {"pace: pauses": 1.7}, at_most=True),
     Goal("pace: from COMMIT to transactions", "transactions", "", {"pace: alone": 10e-3},
          at_most=True, metric="median"),

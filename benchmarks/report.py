@@ -12,6 +12,7 @@ from pathlib import Path
 from . import columns, decoders, features
 from .goals import goal_table
 from .harness import Results, grouped, nanoseconds, table, times
+from .peers.ways import OURS, WAYS
 
 DIRECTORY = Path(__file__).with_name("report")
 RESULTS = DIRECTORY / "results.json"
@@ -110,6 +111,19 @@ def pace_table(results: Results) -> str:
     return table(lines) if len(lines) > 1 else ""
 
 
+def ways_table(results: Results) -> str:
+    """A table of what consumers take on each way, as ratios to the loop that only receives."""
+    lines = [["", "receive only, CPU µs/change", *OURS, "protocol 4 to 1"]]
+    for name in WAYS:
+        bare, *cases = (f"way: {name}/{who}" for who in ("receive only", *OURS))
+        ratios = [results.ratio(case, bare) for case in cases]
+        ratios.append(results.ratio(f"way: {name}/groups", f"way: {name}/groups, protocol 1"))
+        if results.median(bare) is not None:
+            shown = ("" if ratio is None else times(ratio) for ratio in ratios)
+            lines.append([name, microseconds(results.median(bare)), *shown])
+    return table(lines) if len(lines) > 1 else ""
+
+
 def sections(results: Results) -> Iterator[tuple[str, str]]:
     """Title and text of each section of the report."""
     yield "Goals", goal_table(results)
@@ -125,6 +139,8 @@ def sections(results: Results) -> Iterator[tuple[str, str]]:
             what = what.partition(" (times")[0]
     for workload, text in live_tables(results):
         yield workload, f"{results.described[workload]}\n\n{text}"
+    if text := ways_table(results):
+        yield "Live, by transport and size of transactions: CPU as ratio to receiving", text
     if text := pace_table(results):
         yield "Live, at a pace", text
     if text := spark_table(results):

@@ -93,6 +93,12 @@ def live(options: argparse.Namespace, results: Results) -> None:
     drain.run(options, results)
 
 
+def ways(options: argparse.Namespace, results: Results) -> None:
+    from .peers import ways as measuring
+
+    measuring.run(options, results)
+
+
 def pace(options: argparse.Namespace, results: Results) -> None:
     from .peers import pace as measuring
 
@@ -109,9 +115,13 @@ def spark(options: argparse.Namespace, results: Results) -> None:
 PARTS: dict[str, Callable[[argparse.Namespace, Results], None]] = {
     "decode": decode,
     "live": live,
+    "ways": ways,
     "pace": pace,
     "spark": spark,
 }
+
+_LONG = ("ways", "spark")
+"""Parts that a quick run has only where they are asked for."""
 
 
 def show(results: Results) -> None:
@@ -143,6 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--peer", action="append", help="live, this one only, by its name in drain.py (repeatable)"
     )
+    parser.add_argument("--way", action="append", help="ways, this one only (repeatable)")
     parser.add_argument("--scale", type=float, help="live: 1 is a million changes")
     parser.add_argument("--rounds", type=int, help="rounds of each part")
     parser.add_argument(
@@ -161,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.capture is None:
         options.capture = sorted((HERE / "captures").glob("*.arrow"))
     results = Results(harness.describe())
-    for part in options.part or [name for name in PARTS if not (options.quick and name == "spark")]:
+    for part in options.part or [name for name in PARTS if not (options.quick and name in _LONG)]:
         try:
             PARTS[part](options, results)
         except NotMeasured as reason:

@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..decoders import WrongResult
 from ..harness import Case, NotMeasured, Results, measure
@@ -29,6 +29,7 @@ from .site import Site, Traffic, serving
 
 HERE = Path(__file__).parent
 _TIMEOUT = 300.0  # seconds
+Transport = Literal["unix", "TCP", "TLS"]
 
 
 def built() -> Path:
@@ -133,7 +134,7 @@ def run(options: argparse.Namespace, results: Results) -> None:
         chosen = {name: chosen[name] for name in list(chosen)[:6]}
     if options.peer:
         chosen = {name: peer for name, peer in chosen.items() if name in options.peer}
-    with serving(scale) as site:
+    with serving(scale, ("narrow", "mixed")) as site:
         results.described["server"] = f"PostgreSQL {site.version}, TCP on the loopback"
         for traffic in site.traffic.values():
             key = f"live/{traffic.name}"
@@ -149,11 +150,13 @@ def run(options: argparse.Namespace, results: Results) -> None:
                 # The first run of a server's workload is slow whoever it is.
                 cases[0].warm_up = cases[0].sample
             measure(cases, options.rounds or (1 if options.quick else 3), results)
-            compare(traffic, chosen, results)
+            compare(traffic, chosen, results, key)
 
 
-def compare(traffic: Traffic, chosen: Mapping[str, Peer], results: Results) -> None:
+def compare(traffic: Traffic, chosen: Mapping[str, Peer], results: Results, key: str) -> None:
     """Hold what peers made of the same changes against each other, and their bytes against SQL's.
+
+    Their results are those of the cases ``key/name``.
 
     Raises
     ------
@@ -161,17 +164,22 @@ def compare(traffic: Traffic, chosen: Mapping[str, Peer], results: Results) -> N
     """
     for kind in ("bytes", "keys"):
         sums = {
-            name: sorted(results.checks.get(f"live/{traffic.name}/{name}", ()))
+            name: sorted(results.checks.get(f"{key}/{name}", ()))
             for name, peer in chosen.items()
             if peer.checks == kind
         }
         expected = {traffic.bytes} if kind == "bytes" else set()
         if len(expected.union(*sums.values())) > 1:
-            raise WrongResult(f"live/{traffic.name}: sums of {kind}: {sums}, of SQL: {expected}")
+            raise WrongResult(f"{key}: sums of {kind}: {sums}, of SQL: {expected}")
 
 
 def drained(
-    site: Site, traffic: Traffic, name: str, peer: Peer, results: Results
+    site: Site,
+    traffic: Traffic,
+    name: str,
+    peer: Peer,
+    results: Results,
+    transport: Transport = "TCP",
 ) -> Mapping[str, float]:
     """One run of a peer; seconds per change.
 
@@ -195,7 +203,8 @@ def drained(
             "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *filter(None, sys.path)]),
             "PGPASSWORD": parameters["password"].strip("'"),
             "DRAIN_MODE": peer.mode,
-            "DRAIN_HOST": "127.0.0.1",
+            "DRAIN_HOST": str(site.server.directory) if transport == "unix" else "127.0.0.1",
+            "PGSSLMODE": "require" if transport == "TLS" else "disable",
             "DRAIN_PORT": str(site.server.port),
             "DRAIN_USER": "postgres",
             "DRAIN_DATABASE": "bench",

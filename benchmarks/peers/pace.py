@@ -13,6 +13,8 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +26,7 @@ from psycopg import pq
 
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.replication import connect, slots
+from pgoutput_fast.replication import CaptureProgress, capture, connect, slots
 
 from ..harness import Case, Results, measure
 
@@ -58,7 +60,7 @@ PACES = {
     "5,000 a second": Pace(5_000, 10, 1, 0.002),
     "pauses": Pace(2_000, 50, 20, 0.1),
 }
-CONSUMERS = ("receive only", "transactions", "groups")
+CONSUMERS = ("receive only", "transactions", "groups", "groups, protocol 1", "capture")
 
 
 def run(options: argparse.Namespace, results: Results) -> None:
@@ -163,11 +165,14 @@ def _consume(dsn: str, how: str, commits: int, late: list[float]) -> Iterator[fl
 
     # pyarrow imports pandas at the first of these.
     pa.record_batch({"sent": [0.0]}).column(0).to_numpy()
-    with connect(dsn, slot="paced", publications=["paced"]) as stream:
+    method, _, protocol = how.partition(", protocol ")
+    with connect(
+        dsn, slot="paced", publications=["paced"], protocol=int(protocol) if protocol else "auto"
+    ) as stream:  # fmt: skip
         time.sleep(_SETTLED)
         print("ready", flush=True)
         yield _cpu()
-        for found in getattr(stream, how)():
+        for found in getattr(stream, method)():
             for batch in found.batches():
                 sent = pa.record_batch(batch).column("after").field("sent").to_numpy()
                 late += (time.time() - sent).tolist()
@@ -178,11 +183,34 @@ def _consume(dsn: str, how: str, commits: int, late: list[float]) -> Iterator[fl
         yield _cpu()
 
 
+def _capture(dsn: str, commits: int) -> Iterator[float]:
+    """A capture to durable segments, on the disk that the checkout is on."""
+    marks: list[float] = []
+    stop = threading.Event()
+
+    def tell(progress: CaptureProgress) -> None:
+        if not marks:  # nothing comes yet
+            print("ready", flush=True)
+            marks.append(_cpu())
+        if progress.transactions >= commits:
+            stop.set()
+
+    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as directory:
+        capture(
+            dsn, slot="paced", publications=["paced"], directory=directory, adopt_slot=True,
+            progress=tell, stop=stop,
+        )  # fmt: skip
+        marks.append(_cpu())
+    yield from marks
+
+
 def main() -> None:
     consumer, commits, dsn = sys.argv[1], int(sys.argv[2]), os.environ["PACE_DSN"]
     late: list[float] = []
     if consumer == "receive only":
         begin, end = _receive_only(dsn, commits)
+    elif consumer == "capture":
+        begin, end = _capture(dsn, commits)
     else:
         begin, end = _consume(dsn, consumer, commits, late)
     told = {"cpu": end - begin}

@@ -129,11 +129,21 @@ def psycopg3(low_water=0):
 
 
 def sparing(connection, low_water):
-    """Be woken for many bytes, or after 5 ms."""
+    """Be woken for many bytes, or after 5 ms.
+
+    On a unix socket, where poll() knows no such mark, sleep for a moment instead.
+    """
     import select
     import socket
 
     duplicate = socket.socket(fileno=os.dup(connection.socket))
+    if duplicate.family == socket.AF_UNIX:
+
+        def nap():
+            time.sleep(0.0002)
+            connection.consume_input()
+
+        return nap
     duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
     poll = select.poll()
     poll.register(duplicate, select.POLLIN)

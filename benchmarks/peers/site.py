@@ -1,9 +1,10 @@
-"""A server with two workloads, and one slot before each that is copied for every run.
+"""A server with workloads, and one slot before each that is copied for every run.
 
 `narrow` is transactions of a thousand inserts into six columns. `mixed` is inserts into thirty
 columns, and then many small transactions over four tables: updates, deletes, old rows of REPLICA
-IDENTITY FULL, unchanged TOAST. The last transaction of each inserts into a table ``finish_…``: its
-commit is where a peer ends.
+IDENTITY FULL, unchanged TOAST. `tiny`, `big` and `huge` are the rows of `narrow` in transactions of
+1, 100,000 and 5 million. The last transaction of each inserts into a table ``finish_…``: its commit
+is where a peer ends.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +63,6 @@ _WIDE_VALUES = ", ".join(
 )
 
 _TABLES = f"""
-CREATE TABLE finish_narrow (id int8 PRIMARY KEY, note text);
-CREATE TABLE finish_mixed (id int8 PRIMARY KEY, note text);
 CREATE TABLE narrow (id int8 PRIMARY KEY, a int4, t text, n numeric(12,2), ts timestamptz, b bool);
 CREATE TABLE wide (id int8 PRIMARY KEY, {", ".join(f"{name} {kind}" for name, kind, _ in _WIDE)});
 CREATE TABLE accounts
@@ -74,8 +75,6 @@ ALTER TABLE docs ALTER body SET STORAGE EXTERNAL;
 INSERT INTO accounts SELECT g, g % 100, 0, repeat('x', 40), '2024-01-01'
     FROM generate_series(1, 50000) g;
 INSERT INTO docs SELECT g, 0, repeat(md5(g::text), 128), 'tag' || g FROM generate_series(1, 2000) g;
-CREATE PUBLICATION narrow FOR TABLE narrow, finish_narrow;
-CREATE PUBLICATION mixed FOR TABLE wide, accounts, orders, docs, finish_mixed;
 """
 
 _NARROW = """
@@ -83,7 +82,7 @@ DO $$ BEGIN FOR i IN 0 .. {transactions} - 1 LOOP
     INSERT INTO narrow SELECT g, (g * 7919 % 1000000)::int4, md5(g::text) || ' r' || g % 100000,
         ((g * 31337 % 100000000)::numeric / 100)::numeric(12,2),
         timestamptz '2024-01-01 00:00:00+00' + g * interval '1.000123 second', g % 3 = 0
-        FROM generate_series(i * 1000::int8 + 1, (i + 1) * 1000::int8) g;
+        FROM generate_series(i * {rows}::int8 + 1, (i + 1) * {rows}::int8) g;
     COMMIT;
 END LOOP; END $$
 """
@@ -112,6 +111,26 @@ DO $$ BEGIN FOR i IN 1 .. {{small}} LOOP
 END LOOP; END $$
 """
 
+# Workload → number and size of its transactions of rows of `narrow`, at scale 1.
+_SIZES = {
+    "narrow": (1_000, 1_000),
+    "tiny": (200_000, 1),
+    "big": (10, 100_000),
+    "huge": (1, 5_000_000),
+}
+# Of servers that send the transactions in progress: the memory for changes, beyond which they do.
+_STREAMED = {"big": "4MB", "huge": "64MB"}
+
+
+def _statements(name: str, scale: float) -> str:
+    """What makes a workload."""
+    if name == "mixed":
+        return _MIXED.format(wide=max(1, round(100 * scale)), small=round(20_000 * scale))
+    transactions, rows = _SIZES[name]
+    if transactions == 1:
+        rows = round(rows * scale)
+    return _NARROW.format(transactions=max(1, round(transactions * scale)), rows=rows)
+
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
@@ -128,9 +147,11 @@ class Traffic:
 
 
 class Site:
-    """The server, with both workloads in its log."""
+    """The server, with workloads in its log."""
 
-    def __init__(self, server: EmbeddedServer, bindir: Path, scale: float) -> None:
+    def __init__(
+        self, server: EmbeddedServer, bindir: Path, scale: float, names: Sequence[str]
+    ) -> None:
         self.server = server
         self.bindir = bindir
         self.pid = int((server.directory / "data" / "postmaster.pid").read_text().split()[0])
@@ -141,13 +162,9 @@ class Site:
         self._connection = psycopg.connect(server.dsn("bench"), autocommit=True)
         self._connection.execute(_TABLES)
         self.traffic: dict[str, Traffic] = {}
-        make = {
-            "narrow": _NARROW.format(transactions=max(1, round(1000 * scale))),
-            "mixed": _MIXED.format(wide=max(1, round(100 * scale)), small=round(20_000 * scale)),
-        }
-        for name, statements in make.items():
+        for name in names:
             progress(f"making the server's workload {name}")
-            self.traffic[name] = self._make(name, statements)
+            self.traffic[name] = self._make(name, _statements(name, scale))
 
     def value(self, query: str, *parameters: object) -> Any:
         row = self._connection.execute(query, parameters).fetchone()
@@ -155,6 +172,9 @@ class Site:
 
     def _make(self, name: str, statements: str) -> Traffic:
         slot = f"before_{name}"
+        tables = "wide, accounts, orders, docs" if name == "mixed" else "narrow"
+        self._connection.execute(f"CREATE TABLE finish_{name} (id int8 PRIMARY KEY, note text)")
+        self._connection.execute(f"CREATE PUBLICATION {name} FOR TABLE {tables}, finish_{name}")
         self.value("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
         for statement in statements.split(";\nDO "):
             self._connection.execute(
@@ -180,6 +200,8 @@ class Site:
     def slot_of(self, traffic: Traffic) -> Iterator[str]:
         """A copy of the slot before the traffic, for one run."""
         slot = "one_run"
+        memory = _STREAMED.get(traffic.name, _SETTINGS["logical_decoding_work_mem"])
+        self._connection.execute(f"ALTER DATABASE bench SET logical_decoding_work_mem = '{memory}'")
         self.value("SELECT pg_copy_logical_replication_slot(%s, %s)", traffic.slot, slot)
         try:
             yield slot
@@ -201,6 +223,39 @@ class Site:
                 if not any(map(_is_ending, self._children())):
                     break
                 time.sleep(0.05)
+
+    def turn_on_tls(self) -> None:
+        """Let clients that ask for it connect by TLS, with a certificate that is made here.
+
+        Raises
+        ------
+        NotMeasured
+            There is no openssl, or the server was built without TLS.
+        """
+        if shutil.which("openssl") is None:
+            raise NotMeasured("no openssl, which makes the server's certificate")
+        directory = self.server.directory
+        owner = (directory / "data").stat()
+        key, certificate = directory / "server.key", directory / "server.crt"
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+                *("-subj", "/CN=localhost", "-keyout", key, "-out", certificate),
+            ],
+            check=True,
+            capture_output=True,
+        )
+        for path in (key, certificate):
+            path.chmod(0o600)
+            shutil.chown(path, owner.st_uid, owner.st_gid)
+        try:
+            self._connection.execute(f"ALTER SYSTEM SET ssl_key_file = '{key}'")
+            self._connection.execute(f"ALTER SYSTEM SET ssl_cert_file = '{certificate}'")
+            self._connection.execute("ALTER SYSTEM SET ssl = on")
+        except psycopg.Error as error:
+            raise NotMeasured(f"the server has no TLS: {error}") from None
+        self.value("SELECT pg_reload_conf()")
+        time.sleep(1)
 
     def _children(self) -> list[Path]:
         found = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
@@ -240,11 +295,14 @@ def find_server() -> Path:
 
 
 @contextlib.contextmanager
-def serving(scale: float) -> Iterator[Site]:
-    """A site with workloads of `scale` times a million and a hundred thousand changes."""
+def serving(scale: float, names: Sequence[str]) -> Iterator[Site]:
+    """A site with the workloads of these names, of `scale` times their changes.
+
+    At most one of those of one table.
+    """
     bindir = find_server()
     with EmbeddedServer(bindir=bindir, settings=_SETTINGS, tcp=True) as server:
-        site = Site(server, bindir, scale)
+        site = Site(server, bindir, scale, names)
         try:
             yield site
         finally:

@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import sys
+
 cimport cpython.array as arrays
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
+
+import psycopg
+from psycopg import pq
 
 from pgoutput_fast._loads cimport load_uint64
 
@@ -24,80 +32,203 @@ cdef enum:
 if (XLOG_DATA.format, XLOG_DATA_TAG) != (">xQQq", c'w'):
     raise ImportError("the header of CopyData is not that of this extension; rebuild it")
 
+# Functions of libpq: PQgetCopyData, PQconsumeInput, PQfreemem.
+ctypedef int (*GetCopyData)(void *, char **, int)
+ctypedef int (*ConsumeInput)(void *)
+ctypedef void (*FreeMemory)(void *)
 
-def take_copy_data(get_copy_data: Any, list frames, Py_ssize_t most) -> tuple:
+
+@functools.cache
+def _functions() -> tuple[int, int, int] | None:
+    """The addresses of these functions in the libpq that psycopg was compiled with.
+
+    None if they are not found: the methods of psycopg do the same, and make three objects for each
+    frame.
+    """
+    module = sys.modules[pq.PGconn.__module__]
+    if pq.__impl__ not in ("binary", "c"):
+        return None
+    try:
+        libpq = ctypes.CDLL(module.__file__)
+        if libpq.PQlibVersion() != pq.version():
+            return None
+        found = libpq.PQgetCopyData, libpq.PQconsumeInput, libpq.PQfreemem
+    except (AttributeError, OSError):
+        return None
+    return tuple([ctypes.cast(one, ctypes.c_void_p).value for one in found])
+
+
+@cython.final
+cdef class _Source:
+    """Gives messages of CopyData, one after the other, from a connection of libpq.
+
+    `at` and `length` tell the last one until the next call.
+    """
+
+    cdef object pgconn, get_copy_data
+    cdef void *connection
+    cdef GetCopyData get
+    cdef ConsumeInput consume
+    cdef FreeMemory free
+    cdef Py_buffer view
+    cdef char *message
+    cdef bint has_view, drain, reads
+    cdef const uint8_t *at
+    cdef Py_ssize_t length
+    cdef object error
+
+    def __cinit__(self, pgconn, bint drain):
+        self.pgconn = pgconn
+        self.drain = self.reads = drain
+        functions = _functions()
+        if functions is None or not isinstance(pgconn, pq.PGconn):
+            self.get_copy_data = pgconn.get_copy_data
+            return
+        self.get = <GetCopyData> <uintptr_t> functions[0]
+        self.consume = <ConsumeInput> <uintptr_t> functions[1]
+        self.free = <FreeMemory> <uintptr_t> functions[2]
+        self.connection = <void *> <uintptr_t> (pgconn.pgconn_ptr or 0)
+        if self.connection == NULL:
+            raise psycopg.OperationalError("the connection is closed")
+
+    def __dealloc__(self):
+        self.forget()
+
+    cdef void forget(self) noexcept:
+        if self.has_view:
+            PyBuffer_Release(&self.view)
+            self.has_view = False
+        if self.message != NULL:
+            self.free(self.message)
+            self.message = NULL
+
+    # Go on to the next message: whether it is XLogData.
+    cdef bint next(self) except -1:
+        while True:
+            self.forget()
+            if self.connection != NULL:
+                self.length = self.get(self.connection, &self.message, 1)
+                self.at = <const uint8_t *> self.message
+                if self.length < -1:
+                    self.fail("cannot get copy data")
+                    return False
+            else:
+                self.length, data = self.get_copy_data(1)
+                PyObject_GetBuffer(data, &self.view, PyBUF_SIMPLE)
+                self.has_view = True
+                self.at = <const uint8_t *> self.view.buf
+            if self.length != 0 or not self.reads:
+                break
+            self.reads = False
+            if self.connection != NULL:
+                if not self.consume(self.connection):
+                    self.fail("consuming input failed")
+                    return False
+            else:
+                try:
+                    self.pgconn.consume_input()
+                except psycopg.Error as error:
+                    self.error = error
+                    return False
+        self.reads = self.drain
+        return self.length >= HEADER_SIZE and self.at[0] == c'w'
+
+    # Refuse to go on where a signal's handler has closed it: making objects may run one.
+    cdef int check(self) except -1:
+        if self.connection != NULL and self.pgconn.pgconn_ptr is None:
+            self.connection = NULL
+            raise psycopg.OperationalError("the connection is closed")
+        return 0
+
+    cdef int fail(self, what) except -1:
+        self.length = 0
+        said = self.pgconn.error_message.decode("utf-8", "replace").strip()
+        self.error = psycopg.OperationalError(f"{what}: {said}")
+        return 0
+
+    # The last message, which is no XLogData; or the error.
+    cdef object other(self):
+        if self.error is not None:
+            return self.error
+        return memoryview(PyBytes_FromStringAndSize(<const char *> self.at, max(self.length, 0)))
+
+
+def take_copy_data(pgconn: Any, list frames, Py_ssize_t most, bint drain) -> tuple:
     """Take XLogData from libpq until something else comes, or `most` bytes were taken.
 
-    The compiled twin describes arguments and result.
+    Parameters
+    ----------
+    pgconn : psycopg.pq.PGconn
+    frames : list
+        LSN, end of the WAL, send time and frame of each are appended.
+    most : int
+    drain : bool
+        Whether to have libpq read its socket where it has no more, until nothing comes: at once it
+        reads no more than its buffer holds or, with TLS, a record.
+
+    Returns
+    -------
+    (int, int, int, memoryview | psycopg.Error | None)
+        Bytes that were taken; their greatest LSN; what `get_copy_data` gave last: the length of the
+        last message, 0 or -1; and the message if it is no XLogData, or the error that ended it.
     """
-    cdef Py_buffer view
+    cdef _Source source = _Source(pgconn, drain)
     cdef Py_ssize_t size = 0
     cdef uint64_t lsn, wal_end, received = 0
-    cdef const uint8_t *data
-    cdef object answer, message, start
+    cdef object start
     while True:
-        answer = get_copy_data(1)
-        message = (<tuple?> answer)[1]
-        if (<object> (<tuple> answer)[0]) <= 0:
-            return size, received, answer[0], message
-        PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
-        try:
-            data = <const uint8_t *> view.buf
-            if view.len < HEADER_SIZE or data[0] != c'w':
-                return size, received, answer[0], message
-            lsn, wal_end = load_uint64(data + DATA_START), load_uint64(data + WAL_END)
-            start = lsn
-            frames.append((
-                start,
-                start if wal_end == lsn else wal_end,
-                <int64_t> load_uint64(data + SEND_TIME),
-                PyBytes_FromStringAndSize(
-                    <const char *> data + HEADER_SIZE, view.len - HEADER_SIZE
-                ),
-            ))
-            size += view.len
-        finally:
-            PyBuffer_Release(&view)
+        if not source.next():
+            return size, received, source.length, source.other()
+        lsn, wal_end = load_uint64(source.at + DATA_START), load_uint64(source.at + WAL_END)
+        start = lsn
+        frames.append((
+            start,
+            start if wal_end == lsn else wal_end,
+            <int64_t> load_uint64(source.at + SEND_TIME),
+            PyBytes_FromStringAndSize(
+                <const char *> source.at + HEADER_SIZE, source.length - HEADER_SIZE
+            ),
+        ))
+        source.check()
+        size += source.length
         received = max(received, lsn)
         if size >= most:
-            return size, received, answer[0], None
+            return size, received, source.length, None
 
 
 def pack_copy_data(
-    get_copy_data: Any, bytearray data, arrays.array ends, arrays.array lsns, Py_ssize_t most
+    pgconn: Any, bytearray data, arrays.array ends, arrays.array lsns, Py_ssize_t most, bint drain
 ) -> tuple:
     """Do what `take_copy_data` does, and put all frames into one buffer.
 
-    The compiled twin describes arguments and result.
+    Parameters
+    ----------
+    pgconn, most, drain
+        As of `take_copy_data`.
+    data : bytearray
+        The frames are appended.
+    ends : array of int64
+        The end of `data` behind each is appended.
+    lsns : array of uint64
+        The LSN of each is appended.
     """
-    cdef Py_buffer view
+    if ends.itemsize != sizeof(int64_t) or lsns.itemsize != sizeof(uint64_t):
+        raise TypeError("arrays of 8 bytes an item are expected")
+    cdef _Source source = _Source(pgconn, drain)
     cdef Py_ssize_t size = 0, length
     cdef int64_t end = len(data)
     cdef uint64_t lsn, received = 0
-    cdef const uint8_t *source
-    cdef object answer, message
-    if ends.itemsize != sizeof(int64_t) or lsns.itemsize != sizeof(uint64_t):
-        raise TypeError("arrays of 8 bytes an item are expected")
     while True:
-        answer = get_copy_data(1)
-        message = (<tuple?> answer)[1]
-        if (<object> (<tuple> answer)[0]) <= 0:
-            return size, received, answer[0], message
-        PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
-        try:
-            source = <const uint8_t *> view.buf
-            if view.len < HEADER_SIZE or source[0] != c'w':
-                return size, received, answer[0], message
-            length = view.len - HEADER_SIZE
-            lsn = load_uint64(source + DATA_START)
-            PyByteArray_Resize(data, end + length)
-            memcpy(PyByteArray_AS_STRING(data) + end, source + HEADER_SIZE, length)
-            end += length
-            arrays.extend_buffer(ends, <char *> &end, 1)
-            arrays.extend_buffer(lsns, <char *> &lsn, 1)
-            size += view.len
-        finally:
-            PyBuffer_Release(&view)
+        if not source.next():
+            return size, received, source.length, source.other()
+        length = source.length - HEADER_SIZE
+        lsn = load_uint64(source.at + DATA_START)
+        PyByteArray_Resize(data, end + length)
+        memcpy(PyByteArray_AS_STRING(data) + end, source.at + HEADER_SIZE, length)
+        end += length
+        arrays.extend_buffer(ends, <char *> &end, 1)
+        arrays.extend_buffer(lsns, <char *> &lsn, 1)
+        size += source.length
         received = max(received, lsn)
         if size >= most:
-            return size, received, answer[0], None
+            return size, received, source.length, None

@@ -4,31 +4,44 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import psycopg
+
 from ..protocol.copydata import XLOG_DATA, XLOG_DATA_TAG
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Callable
+
+    from psycopg import pq
 
 
 def take_copy_data(
-    get_copy_data: Callable[[int], tuple[int, memoryview]],
+    pgconn: pq.abc.PGconn,
     frames: list[tuple[int, int, int, bytes]],
     most: int,
-) -> tuple[int, int, int, memoryview | None]:
+    drain: bool,
+) -> tuple[int, int, int, memoryview | psycopg.Error | None]:
     """Take XLogData from libpq until something else comes, or `most` bytes were taken.
 
     The compiled twin describes arguments and result.
     """
     size = received = 0
+    reads = drain
     while True:
-        length, data = get_copy_data(1)
+        length, data = pgconn.get_copy_data(1)
+        if length == 0 and reads:
+            reads = False
+            try:
+                pgconn.consume_input()
+            except psycopg.Error as error:
+                return size, received, 0, error
+            continue
         if length < XLOG_DATA.size or data[0] != XLOG_DATA_TAG:
             return size, received, length, data
         lsn, wal_end, send_time = XLOG_DATA.unpack_from(data)
         # To slice bytes costs less than to slice a memoryview.
         frames.append((lsn, wal_end, send_time, data.tobytes()[XLOG_DATA.size :]))
         size += length
+        reads = drain
         if lsn > received:
             received = lsn
         if size >= most:
@@ -36,21 +49,30 @@ def take_copy_data(
 
 
 def pack_copy_data(
-    get_copy_data: Callable[[int], tuple[int, memoryview]],
+    pgconn: pq.abc.PGconn,
     data: bytearray,
     ends: array[int],
     lsns: array[int],
     most: int,
-) -> tuple[int, int, int, memoryview | None]:
+    drain: bool,
+) -> tuple[int, int, int, memoryview | psycopg.Error | None]:
     """Do what `take_copy_data` does, and put all frames into one buffer.
 
     The compiled twin describes arguments and result.
     """
     size = received = 0
+    reads = drain
     if ends.itemsize != 8 or lsns.itemsize != 8:
         raise TypeError("arrays of 8 bytes an item are expected")
     while True:
-        length, message = get_copy_data(1)
+        length, message = pgconn.get_copy_data(1)
+        if length == 0 and reads:
+            reads = False
+            try:
+                pgconn.consume_input()
+            except psycopg.Error as error:
+                return size, received, 0, error
+            continue
         if length < XLOG_DATA.size or message[0] != XLOG_DATA_TAG:
             return size, received, length, message
         lsn, _, _ = XLOG_DATA.unpack_from(message)
@@ -58,6 +80,7 @@ def pack_copy_data(
         ends.append(len(data))
         lsns.append(lsn)
         size += length
+        reads = drain
         if lsn > received:
             received = lsn
         if size >= most:

@@ -34,7 +34,7 @@ from .waiter import IDLE_POLL, Waiter
 from .walsender import ReplicationConnection, next_result, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    _Found = tuple[int, int, int, memoryview | psycopg.Error | None]
 
 _log = logging.getLogger(__name__)
 
@@ -43,10 +43,14 @@ take_copy_data = _libpq_frames.take_copy_data
 pack_copy_data = _libpq_frames.pack_copy_data
 
 # A batch of this many bytes is handed over at once.
-_BATCH_BYTES = 1 << 20
+_BATCH_BYTES = 4 << 20
 # Seconds for which data are collected into one batch while they flow. Each wait brings some hundred
 # frames at most, and a batch of so few would cost the consumer more than its frames do.
 _COLLECT = 0.02
+# If so many bytes came in that time, the stream lags, or has much to bring. Then a batch is
+# collected for longer, as its frames cost the consumer the less the more they are.
+_MUCH_BYTES = 64 << 10
+_COLLECT_MUCH = 0.1
 
 _STATUS_INTERVAL = 10.0  # seconds between two status messages, at most
 # The same while no call of receive() runs. It is short because the server may ask for a status
@@ -85,13 +89,9 @@ class Taken:
         del self.frames[count:]
         self.size = sum(len(frame) for *_, frame in self.frames)
 
-    def take(
-        self, get_copy_data: Callable[[int], tuple[int, memoryview]], most: int
-    ) -> tuple[int, int, int, memoryview | None]:
+    def take(self, pgconn: pq.abc.PGconn, most: int, drain: bool) -> _Found:
         """Take what libpq has, as `take_copy_data` does."""
-        taken: tuple[int, int, int, memoryview | None] = take_copy_data(
-            get_copy_data, self.frames, most
-        )
+        taken: _Found = take_copy_data(pgconn, self.frames, most, drain)
         return taken
 
 
@@ -116,13 +116,9 @@ class PackedTaken(Taken):
         del self.data[self.ends[-1] :]
         self.size = self.ends[-1]
 
-    def take(
-        self, get_copy_data: Callable[[int], tuple[int, memoryview]], most: int
-    ) -> tuple[int, int, int, memoryview | None]:
+    def take(self, pgconn: pq.abc.PGconn, most: int, drain: bool) -> _Found:
         """Take what libpq has, as `pack_copy_data` does."""
-        taken: tuple[int, int, int, memoryview | None] = pack_copy_data(
-            get_copy_data, self.data, self.ends, self.lsns, most
-        )
+        taken: _Found = pack_copy_data(pgconn, self.data, self.ends, self.lsns, most, drain)
         return taken
 
 
@@ -267,7 +263,7 @@ class Receiver:
         waited = False
         try:
             while not self._stop.is_set():
-                length = self._take(taken)
+                length = self._take(taken, drain=waited)
                 if taken.came:
                     # Noted here too, as a batch that is full is handed over without another wait.
                     self._waiter.last_data = time.monotonic()
@@ -278,7 +274,7 @@ class Receiver:
                     return True
                 self._check_silence()
                 self._send_status_if_due(self._status_interval)
-                self._waiter.wait(deadline)
+                self._waiter.wait(deadline, collects=bool(taken), came=taken.came)
                 waited, taken.came = True, False
         except (PgOutputError, psycopg.Error) as error:
             if not self._stop.is_set():
@@ -291,19 +287,18 @@ class Receiver:
             raise self._error from None
         return False
 
-    def _take(self, taken: Taken) -> int:
-        """Add what libpq has received.
+    def _take(self, taken: Taken, *, drain: bool) -> int:
+        """Add what libpq has received, and with `drain` all that the socket has.
 
         Returns
         -------
         int
             0 if libpq has no more yet, above 0 if the batch is large enough, -1 at the end.
         """
-        get_copy_data = self._pgconn.get_copy_data
         while not self._stop.is_set():
             # Nearly all that a client costs is spent in this call.
             self._taking = taken
-            size, lsn, length, data = taken.take(get_copy_data, _BATCH_BYTES - taken.size)
+            size, lsn, length, data = taken.take(self._pgconn, _BATCH_BYTES - taken.size, drain)
             if self._skips is not None:
                 error, count = self._skips
                 taken.cut(count)
@@ -314,6 +309,8 @@ class Receiver:
                 taken.size += size
                 taken.keepalive = None
                 self.received = max(self.received, lsn)
+            if isinstance(data, psycopg.Error):
+                raise data
             if length <= 0 or data is None:
                 return int(length)
             taken.came = True
@@ -343,8 +340,12 @@ class Receiver:
         if not taken:
             return is_late and waited
         taken.since = taken.since or now
-        is_pause = waited and (self._waiter.was_idle or not taken.came)
-        return is_full or is_pause or is_late or now - taken.since >= _COLLECT
+        collect, is_pause = _COLLECT, waited and not taken.came
+        if taken.size >= _MUCH_BYTES:
+            # A server that has much to bring is not done where it rests for some milliseconds.
+            is_pause = is_pause and now - self._waiter.last_data >= _COLLECT
+            collect = max(_COLLECT, _COLLECT_MUCH)
+        return is_full or is_pause or is_late or now - taken.since >= collect
 
     def _take_keepalive(self, data: memoryview) -> int:
         try:

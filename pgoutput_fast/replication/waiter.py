@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from psycopg import pq
 
-# To wake up for each packet would cost the client more than all else that it does. On TCP the
-# kernel is asked to wake it only for this many bytes, and each poll is short, as fewer may be left.
-# On unix sockets poll() has no such mark, so the client reads what has come and then sleeps.
+# To wake up for each packet would cost the client more than all else that it does. So the first
+# byte wakes it, and then it collects. On TCP the kernel is asked to wake it only for this many
+# bytes, and each poll is short, as fewer may be left. On unix sockets poll() has no such mark, so
+# that the client reads what has come and then sleeps.
 _LOW_WATER = 64 << 10
 _TCP_POLL = 0.005  # seconds
+# The same where the first byte came after a while: what comes alone is handed over soon.
+_FIRST_TCP_POLL = 0.002
 # Seconds of this sleep. A unix socket's buffer holds some 280 small messages, so that the server
 # has to wait during a longer sleep: one of 1 ms halved the rate.
 _UNIX_NAP = 0.0002
-# After this many seconds without data, the next byte wakes the client at once.
+# After this many seconds without data, what comes next may come alone.
 IDLE_AFTER = 0.05
 # Seconds that such a wait takes at most. close() may have to wait so long for another thread.
 IDLE_POLL = 0.1
@@ -38,40 +41,45 @@ class Waiter:
         # The socket has a duplicate of the descriptor, so that closing it leaves libpq's open.
         self._socket = socket.socket(fileno=os.dup(self._descriptor))
         self._is_unix = self._socket.family == socket.AF_UNIX
-        # With TLS, libpq may hold data that it has taken from the socket, so that there might never
-        # be enough bytes in the socket.
-        self._coalesce = not self._is_unix and not pgconn.ssl_in_use
+        self._has_tls = pgconn.ssl_in_use
         self._low_water = 1
-        self.was_idle = True
-        """Whether the last wait was one for the first data after a while."""
+        self._was_idle = True  # whether the last wait for the first byte was one after a while
 
     def close(self) -> None:
         """Close the duplicate of the descriptor."""
         self._socket.close()
 
-    def wait(self, deadline: float | None) -> None:
+    def wait(self, deadline: float | None, *, collects: bool, came: bool) -> None:
         """Wait for data, at most `IDLE_POLL`, and let libpq read them.
 
         Parameters
         ----------
         deadline : float or None
             When to return at the latest, by `time.monotonic`.
+        collects : bool
+            Whether something was taken that is to be handed over; else the first byte is waited
+            for.
+        came : bool
+            Whether something was taken since the last wait.
         """
         now = time.monotonic()
         left = IDLE_POLL if deadline is None else min(max(deadline - now, 0.0), IDLE_POLL)
-        self.was_idle = now - self.last_data > IDLE_AFTER
-        if self.was_idle:
+        if not collects:
+            self._was_idle = now - self.last_data > IDLE_AFTER
             self._set_low_water(1)
             self._poll.poll(left * 1000)
         elif self._is_unix:
             time.sleep(min(_UNIX_NAP, left))
         else:
-            self._set_low_water(_LOW_WATER)
-            self._poll.poll(min(_TCP_POLL, left) * 1000)
+            # With TLS, libpq takes one record at a time from the socket. So if no message came, the
+            # rest of a large one may be there already, and it may be less than the mark.
+            self._set_low_water(_LOW_WATER if came or not self._has_tls else 1)
+            self._poll.poll(min(_FIRST_TCP_POLL if self._was_idle else _TCP_POLL, left) * 1000)
+            self._was_idle = False
         # This is done after a timeout too, as fewer bytes may be there than the poll waited for.
         self._pgconn.consume_input()
 
     def _set_low_water(self, size: int) -> None:
-        if self._coalesce and size != self._low_water:
+        if not self._is_unix and size != self._low_water:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
             self._low_water = size

@@ -292,7 +292,7 @@ def test_live_clients_must_agree(keys, size, match):
         results.checks[f"live/narrow/{name}"] = {check}
     traffic = Traffic("narrow", "slot", 1, "0/1", changes=5, bytes=99)
     with pytest.raises(WrongResult, match=match) if match else contextlib.nullcontext():
-        compare(traffic, peers, results)
+        compare(traffic, peers, results, "live/narrow")
 
 
 def test_a_part_that_is_measured_anew_leaves_the_others(monkeypatch, tmp_path, capsys):

@@ -8,12 +8,17 @@ import psycopg
 
 
 class Connection:
-    """What the stream needs of a connection; a piece comes with each wait, then nothing."""
+    """What the stream needs of a connection; a piece comes with each wait, then nothing.
+
+    Who reads again at once, without a wait, finds nothing, unless `flows`.
+    """
 
     ssl_in_use = False
     wal_sender_timeout = 0
 
-    def __init__(self, pieces, error=None):
+    def __init__(self, pieces, error=None, *, flows=False):
+        self.flows = flows
+        self.has_given = False
         self.ends = socket.socketpair()
         self.socket = self.ends[0].fileno()
         self.pgconn = self
@@ -31,8 +36,11 @@ class Connection:
         return len(data), memoryview(data)
 
     def consume_input(self):
-        if self.pieces:
+        if self.has_given and not self.flows:
+            self.has_given = False
+        elif self.pieces:
             self.messages += self.pieces.pop(0)
+            self.has_given = True
         elif self.error:
             raise self.error
 

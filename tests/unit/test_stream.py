@@ -92,13 +92,14 @@ def test_what_has_waited_long_enough_goes_by_itself(begin):
     ]
 
 
-def test_the_first_after_a_while_goes_at_once(begin, monkeypatch):
+def test_the_first_after_a_while_goes_once_nothing_follows(begin):
     stream, connection = begin([], collect=60.0)
-    monkeypatch.setattr(waiter, "IDLE_AFTER", -1.0)
     time.sleep(0.1)
-    connection.pieces = PIECES[:2]
+    connection.pieces = [*PIECES[:2], []]
     connection.ends[1].send(b"wake up")
-    assert batches(stream, 2) == [([b"a", b"b"], None), ([b"c"], None)]
+    began = time.monotonic()
+    assert batches(stream, 1) == [([b"a", b"b", b"c"], None)]
+    assert time.monotonic() - began < 30  # and not with what is collected for longer
 
 
 def test_a_batch_that_is_large_goes_while_more_comes(begin, monkeypatch):
@@ -136,7 +137,7 @@ def test_what_flows_goes_at_the_timeout(begin):
 
 
 def test_after_a_pause_what_flows_goes_together_again(begin, monkeypatch):
-    """The first after a pause goes at once; that must not keep the stream in its idle mode."""
+    """A batch for each packet would cost the consumer a multiple."""
     monkeypatch.setattr(waiter, "IDLE_AFTER", 0.1)
     stream, connection = begin([], collect=60.0)
     for pause in range(3):
@@ -144,9 +145,20 @@ def test_after_a_pause_what_flows_goes_together_again(begin, monkeypatch):
         assert stream.receive(0.2) == ([], None)
         connection.pieces = [[xlog(10 * pause + i, b"x")] for i in range(1, 9)]
         connection.ends[1].send(b"wake up")
-        found = batches(stream, 2)
+        found = batches(stream, 1)
         connection.ends[0].recv(100)
-        assert [len(frames) for frames, _ in found] == [1, 7]
+        assert [len(frames) for frames, _ in found] == [8]
+
+
+def test_much_is_collected_through_a_short_rest(begin, monkeypatch):
+    """A server that has much to bring rests where the machine has other work."""
+    monkeypatch.setattr(receiver, "_MUCH_BYTES", 50)
+    rest = [[]] * 3
+    pieces = [[xlog(1, b"a")], *rest, [xlog(2, b"b"), xlog(3, b"c")], *rest, [xlog(4, b"d")]]
+    stream, _ = begin(pieces, collect=60.0)
+    assert batches(stream, 1) == [([b"a"], None)]
+    monkeypatch.setattr(receiver, "_COLLECT", 0.5)
+    assert batches(stream, 1) == [([b"b", b"c", b"d"], None)]
 
 
 def test_the_time_of_the_consumer_is_not_a_pause_of_the_server(begin, monkeypatch):

@@ -109,25 +109,19 @@ def test_packing_is_as_taking(impl):
         testing.xlog_data(b"g", 4, 5, 1),
     ]
 
-    def both(most):
-        given = {"taken": list(messages), "packed": list(messages)}
-
-        def get(name):
-            def get_copy_data(no_wait):
-                assert no_wait == 1
-                if not given[name]:
-                    return 0, memoryview(b"")
-                data = memoryview(given[name].pop(0))
-                return len(data), data
-
-            return get_copy_data
-
+    def both(most, drain=False):
+        # Each of these comes when the socket is read.
+        pieces = [messages[i : i + 2] for i in range(0, len(messages), 2)]
+        given = {name: Connection(pieces, flows=True) for name in ("taken", "packed")}
+        if not drain:
+            for connection in given.values():
+                connection.messages, connection.pieces = list(messages), []
         frames: list[Any] = []
         data, ends, lsns = bytearray(b"before"), array("q", [6]), array("Q")
         calls = 0
-        while given["taken"] or given["packed"]:
-            taken = twin.take_copy_data(get("taken"), frames, most)
-            packed = twin.pack_copy_data(get("packed"), data, ends, lsns, most)
+        while any(one.pieces or one.messages for one in given.values()):
+            taken = twin.take_copy_data(given["taken"], frames, most, drain)
+            packed = twin.pack_copy_data(given["packed"], data, ends, lsns, most, drain)
             assert packed[:3] == taken[:3]
             assert (packed[3] is None) == (taken[3] is None)
             assert packed[3] is None or bytes(packed[3]) == bytes(taken[3])
@@ -138,12 +132,33 @@ def test_packing_is_as_taking(impl):
             frame for *_, frame in frames
         ]
         assert len(frames) == 6
+        for connection in given.values():
+            connection.close()
         return calls
 
-    assert both(1 << 20) == 3
-    assert both(1) == 8
+    assert both(1 << 20) == both(1 << 20, drain=True) == 3
+    assert both(1) == both(1, drain=True) == 8
     with pytest.raises(TypeError, match="arrays of 8 bytes"):
-        twin.pack_copy_data(None, bytearray(), array("i", [0]), array("Q"), 1)
+        twin.pack_copy_data(None, bytearray(), array("i", [0]), array("Q"), 1, False)
+
+
+def test_libpq_is_called_directly():
+    """Where psycopg is compiled: else each frame would cost three objects."""
+    compiled = pytest.importorskip("pgoutput_fast.replication._libpq_frames")
+    found = compiled._functions()
+    assert (found is not None) == (psycopg.pq.__impl__ in ("binary", "c"))
+    assert found is None or (len(set(found)) == 3 and all(found))
+
+
+@pytest.mark.parametrize("name", ["take_copy_data", "pack_copy_data"])
+def test_what_came_before_reading_failed_is_taken(impl, name):
+    twin = _impl.twin("replication._libpq_frames", impl.IMPLEMENTATION)
+    lost = psycopg.OperationalError("the server is gone")
+    connection = Connection([[testing.xlog_data(b"abc", 5, 5, 1)]], error=lost, flows=True)
+    into = ([],) if name == "take_copy_data" else (bytearray(), array("q", [0]), array("Q"))
+    assert getattr(twin, name)(connection, *into, 100, True) == (28, 5, 0, lost)
+    assert into[0] in ([(5, 5, 1, b"abc")], b"abc")
+    connection.close()
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
