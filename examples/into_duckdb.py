@@ -122,6 +122,13 @@ def consume(dsn: str, publication: str, path: str, stop: threading.Event) -> Non
         known = store.execute("SELECT lsn, timeline FROM position").fetchone()
         lsn, timeline = known or (None, None)
         tables: dict[pf.Relation, Table] = {}
+
+        def move(end_lsn: int) -> None:
+            """Store a position, in the transaction that is open."""
+            store.execute("DELETE FROM position")
+            position = [pf.format_lsn(end_lsn), stream.timeline]
+            store.execute("INSERT INTO position VALUES (?, ?)", position)
+
         with connect(
             dsn,
             slot=publication,
@@ -130,6 +137,7 @@ def consume(dsn: str, publication: str, path: str, stop: threading.Event) -> Non
             create_slot=lsn is None,
             start_lsn=None if lsn is None else pf.parse_lsn(lsn),
             start_timeline=timeline,
+            on_idle=move,
             target="portable",  # the Arrow types that duckdb reads
         ) as stream:
             # A group is many small transactions that came together, and costs little more than one.
@@ -142,9 +150,7 @@ def consume(dsn: str, publication: str, path: str, stop: threading.Event) -> Non
                         table = tables[changes.relation] = Table(store, changes.relation)
                         table.make(batch)
                     table.apply(batch)
-                store.execute("DELETE FROM position")
-                position = [pf.format_lsn(group.end_lsn), stream.timeline]
-                store.execute("INSERT INTO position VALUES (?, ?)", position)
+                move(group.end_lsn)
                 store.commit()
                 stream.acknowledge(group)
 

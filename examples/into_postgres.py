@@ -109,6 +109,24 @@ def consume(source: str, publication: str, target: str, stop: threading.Event) -
         connection.execute("INSERT INTO consumed VALUES (%s) ON CONFLICT DO NOTHING", [publication])
         known = connection.execute(POSITION, [publication]).fetchone()
         lsn, timeline = known or (None, None)
+        applying = Target(connection)
+
+        def move(end_lsn: int, transaction: pf.transactions.Transaction | None = None) -> None:
+            """Store a position, with what the transaction that ends there has done."""
+            nonlocal known
+            with connection.transaction():
+                # While this program waited for the slot, another one may have applied what comes
+                # now. So the position is looked up again, and locked.
+                if connection.execute(f"{POSITION} FOR UPDATE", [publication]).fetchone() != known:
+                    raise SystemExit("another consumer has moved the position: start again")
+                known = (pf.format_lsn(end_lsn), stream.timeline)
+                for message in transaction or ():
+                    applying.apply(message)
+                connection.execute(
+                    "UPDATE consumed SET lsn = %s, timeline = %s WHERE slot = %s",
+                    [*known, publication],
+                )
+
         with connect(
             source,
             slot=publication,
@@ -117,24 +135,10 @@ def consume(source: str, publication: str, target: str, stop: threading.Event) -
             create_slot=lsn is None,
             start_lsn=None if lsn is None else pf.parse_lsn(lsn),
             start_timeline=timeline,
+            on_idle=move,
         ) as stream:
-            applying = Target(connection)
             for transaction in stream.transactions(stop=stop):
-                with connection.transaction():
-                    # While this program waited for the slot, another one may have applied what
-                    # comes now. So the position is looked up again, and locked.
-                    if (
-                        connection.execute(f"{POSITION} FOR UPDATE", [publication]).fetchone()
-                        != known
-                    ):
-                        raise SystemExit("another consumer has moved the position: start again")
-                    known = (pf.format_lsn(transaction.end_lsn), stream.timeline)
-                    for message in transaction:
-                        applying.apply(message)
-                    connection.execute(
-                        "UPDATE consumed SET lsn = %s, timeline = %s WHERE slot = %s",
-                        [*known, publication],
-                    )
+                move(transaction.end_lsn, transaction)
                 stream.acknowledge(transaction)
 
 

@@ -37,26 +37,34 @@ def consume(dsn: str, publication: str, path: str, stop: threading.Event) -> Non
         # come. A slot that is gone later is not made again: what was committed meanwhile would be
         # missing.
         known = store.execute(POSITION).fetchone()
-        position, timeline = known or (None, None)
+        lsn, timeline = known or (None, None)
+
+        def move(end_lsn: int, transaction: pf.transactions.Transaction | None = None) -> None:
+            """Store a position, with the changes of the transaction that ends there."""
+            nonlocal known
+            with store:  # one transaction: all of it, or nothing
+                store.execute("BEGIN IMMEDIATE")
+                # While this program waited for the slot, another one with the same file may have
+                # stored what comes now. So the position is looked up again, in the transaction
+                # that moves it.
+                if store.execute(POSITION).fetchone() != known:
+                    sys.exit("another consumer has written to the file: start again")
+                known = (pf.format_lsn(end_lsn), stream.timeline)
+                if transaction is not None:
+                    write(store, transaction)
+                store.execute("INSERT OR REPLACE INTO position VALUES (1, ?, ?)", known)
+
         with connect(
             dsn,
             slot=publication,
             publications=[publication],
-            create_slot=known is None,
-            start_lsn=None if known is None else pf.parse_lsn(position),
+            create_slot=lsn is None,
+            start_lsn=None if lsn is None else pf.parse_lsn(lsn),
             start_timeline=timeline,
+            on_idle=move,
         ) as stream:
             for transaction in stream.transactions(stop=stop):
-                with store:  # one transaction: all of it, or nothing
-                    store.execute("BEGIN IMMEDIATE")
-                    # While this program waited for the slot, another one with the same file may
-                    # have stored what comes now. So the position is looked up again, in the
-                    # transaction that moves it.
-                    if store.execute(POSITION).fetchone() != known:
-                        sys.exit("another consumer has written to the file: start again")
-                    known = (pf.format_lsn(transaction.end_lsn), stream.timeline)
-                    write(store, transaction)
-                    store.execute("INSERT OR REPLACE INTO position VALUES (1, ?, ?)", known)
+                move(transaction.end_lsn, transaction)
                 stream.acknowledge(transaction)
 
 
@@ -87,7 +95,8 @@ def main() -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    consume(*sys.argv[1:], stop)
+    dsn, publication, path = sys.argv[1:]
+    consume(dsn, publication, path, stop)
 
 
 if __name__ == "__main__":

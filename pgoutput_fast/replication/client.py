@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from ..connections import ConnectionParameters
@@ -55,6 +55,7 @@ def connect(
     origin: str | None = None,
     start_lsn: int | None = None,
     start_timeline: int | None = None,
+    on_idle: Callable[[int], object] | None = None,
     silence_timeout: float | None = None,
     retry_for: float | None = None,
     max_memory: int = 64 << 20,
@@ -109,6 +110,13 @@ def connect(
     start_timeline : int
         The stream's `timeline` when that transaction came, if it was stored with the LSN. A server
         on whose timeline that transaction did not happen is refused then.
+    on_idle : callable
+        For programs that store their position with their data. `transactions` calls it with an LSN,
+        once a second at most, while the server's log moves on without a change for the slot: store
+        that LSN as the position. Only then it is acknowledged. Without it such LSNs are
+        acknowledged at once, and a position that was stored before is behind the slot; but if
+        `start_lsn` is given they are not acknowledged at all, and the server keeps its log until
+        the next transaction.
     silence_timeout : float
         Seconds after which the connection to a server that does not answer is given up. By default
         twice the server's `wal_sender_timeout`; a server may be silent for half of that time while
@@ -158,6 +166,8 @@ def connect(
         check_lsn("start_lsn", start_lsn)
         if temporary:
             raise PgOutputError("a temporary slot begins now: start_lsn can't be given with it")
+    if on_idle is not None and not callable(on_idle):
+        raise TypeError(f"on_idle must be callable, not {type(on_idle).__name__}")
     assembling = {
         "max_memory": max_memory,
         "spill_directory": spill_directory,
@@ -187,4 +197,5 @@ def connect(
         silence_timeout=silence_timeout,
         retry_for=retry_for,
     )
-    return ReplicationStream(link, started.position, assembling)
+    keeps = start_lsn is not None
+    return ReplicationStream(link, started.position, assembling, on_idle, keeps=keeps)

@@ -15,6 +15,7 @@ import select
 import threading
 import time
 from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import psycopg

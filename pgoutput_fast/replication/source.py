@@ -208,7 +208,9 @@ def check_position(
         # The server would begin later and say nothing.
         raise PgOutputError(
             f"slot {slot!r} is at {format_lsn(confirmed)}, beyond {format_lsn(position)} "
-            f"where to go on: the changes between them are lost; copy the tables anew"
+            f"where to go on: the changes between them are lost; copy the tables anew. Only if no "
+            f"other program has read the slot, and this one did so without `on_idle`, the server "
+            f"had nothing there: without `start_lsn` the stream goes on"
         )
     received = max(position, received)
     if timeline is not None and timeline != connection.timeline:

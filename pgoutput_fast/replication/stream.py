@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -13,12 +14,16 @@ from .walsender import ReplicationConnection
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from typing_extensions import Self
 
     from ..transactions import Transaction, TransactionGroup
     from .delivery import Delivery, Until
+
+
+# Seconds between two calls of `on_idle`.
+_IDLE_INTERVAL = 1.0
 
 
 class Received(NamedTuple):
@@ -57,11 +62,20 @@ class ReplicationStream:
     """
 
     def __init__(
-        self, link: Link, position: int = 0, assembling: Mapping[str, Any] | None = None
+        self,
+        link: Link,
+        position: int = 0,
+        assembling: Mapping[str, Any] | None = None,
+        on_idle: Callable[[int], object] | None = None,
+        *,
+        keeps: bool = False,
     ) -> None:
         self._link = link
         self._position = position
         self._assembling = assembling or {}
+        self._on_idle = on_idle
+        self._keeps = keeps  # whether the consumer has given a position of its own
+        self._told_idle = time.monotonic()
         self._gave_frames = False
         self._delivery: Delivery | None = None
         self._left_over: deque[tuple[int, int, int, bytes]] = deque()
@@ -121,7 +135,8 @@ class ReplicationStream:
         When the connection is lost, a new one is made, and the stream goes on after the last
         transaction that was acknowledged; none is given twice. Parts of the server's log of which
         it has nothing to send are acknowledged without a call, once all transactions that were
-        given are acknowledged. After an iteration has ended, another one goes on from there.
+        given are acknowledged (see `on_idle` of `connect`). After an iteration has ended, another
+        one goes on from there.
 
         Parameters
         ----------
@@ -179,8 +194,17 @@ class ReplicationStream:
 
         if self._delivery is None:
             assembler = Assembler(**self._assembling)
-            self._delivery = Delivery(self._link, assembler, self._position)
+            on_idle = self._tell_idle if self._keeps or self._on_idle is not None else None
+            self._delivery = Delivery(self._link, assembler, self._position, on_idle=on_idle)
         return self._delivery
+
+    def _tell_idle(self, lsn: int) -> None:
+        """Have the consumer store how far the server is without a change; then acknowledge it."""
+        now = time.monotonic()
+        if self._on_idle is not None and now - self._told_idle >= _IDLE_INTERVAL:
+            self._told_idle = now
+            self._on_idle(lsn)
+            self._link.receiver.acknowledged = lsn
 
     def receive(self, timeout: float | None = None) -> Batch | None:
         """Wait for frames, and take those that have come.

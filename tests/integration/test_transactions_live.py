@@ -239,6 +239,37 @@ def test_an_idle_slot_moves_on(shop: Any, wait_until: WaitUntil) -> None:
     assert confirmed(shop) >= end > transaction.end_lsn
 
 
+def test_a_stored_position_follows_an_idle_slot(shop: Any) -> None:
+    """The server is told of an idle stretch only once the consumer has stored that it is there."""
+    stored: list[int] = []
+    shop.execute("INSERT INTO t VALUES (1, 'x')")
+
+    def store(lsn: int) -> None:
+        assert confirmed(shop) < lsn
+        stored.append(lsn)
+
+    with connect(shop.dsn, slot=shop.slot, on_idle=store, **GIVEN) as stream:
+        (transaction,) = stream.transactions(idle_timeout=1)
+        shop.execute("INSERT INTO other VALUES (1)")
+        end = now(shop)
+        assert list(stream.transactions(idle_timeout=1.5)) == []
+        assert stored == []  # the transaction is not acknowledged
+        stream.acknowledge(transaction)
+        while not stored or stored[-1] < end:
+            assert list(stream.transactions(idle_timeout=1)) == []
+    assert confirmed(shop) == stored[-1]
+    with connect(shop.dsn, slot=shop.slot, start_lsn=stored[-1], **GIVEN) as stream:
+        shop.execute("INSERT INTO other VALUES (2)")
+        assert list(stream.transactions(idle_timeout=2)) == []
+        assert confirmed(shop) == stored[-1]  # nothing would store another position
+        shop.execute("INSERT INTO t VALUES (2, 'x')")
+        (transaction,) = stream.transactions(idle_timeout=2)
+        assert ids(transaction) == [2]
+    match = "copy the tables anew. Only if no other program has read the slot"
+    with pytest.raises(PgOutputError, match=match):
+        connect(shop.dsn, slot=shop.slot, start_lsn=stored[-1] - 8, **GIVEN)
+
+
 def test_a_publication_that_is_dropped_meanwhile(database18: Any, tmp_path: Path) -> None:
     """PostgreSQL 18 warns and leaves its changes out; older servers end the stream."""
     database18.execute(
