@@ -294,6 +294,9 @@ class Transaction:
             xid = change.subxid if change.tables else self.xid
             for table in change.tables:
                 self._announce(table, self._announced, xid)
+                if server._announced.get(table.relation_id) != table.announcement():
+                    # It was altered: other transactions need it announced again.
+                    server._announced.pop(table.relation_id, None)
             self._send_change(change, frames.in_stream(change.frame, xid))
         server._send(lsn, frames.stream_stop())
         self._streamed += self._waiting

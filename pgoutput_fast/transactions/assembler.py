@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
 
 import numpy as np
@@ -401,8 +402,6 @@ class Assembler:
                 stage.origin = begin.origin
                 stage.announced = begin.announced
             self._begin = None
-            if stage is not None and not self._at_prepare:
-                self._await(stage.announced)
             self._prepare(message, stage, found)
 
     def _hot(self, run: Run, index: int) -> Any:
@@ -489,7 +488,9 @@ class Assembler:
         key = (message.xid, message.gid)
         if not self._at_prepare:
             content = Stage(None, in_stream=False) if stage is None else stage
-            known = [] if self._keeper is None else self._known_to(content)
+            known = self._known_to(content)
+            if not content.in_stream:
+                self._await(content.announced)
             kept = Prepared(message.xid, message.gid, message.prepare_lsn, content, known)
             if self._keeper is not None:
                 self._keeper.keep(kept)
@@ -497,12 +498,7 @@ class Assembler:
             self._extend_stretch(kept.lsn)
             return
         delivered = Stage(None, in_stream=False)
-        # What is announced within stream chunks holds for their transaction alone, until it is
-        # committed. Outside of them it holds for all that follow, even if this is rolled back.
-        replaced: list[bytes] = []
-        if stage is not None and stage.in_stream:
-            replaced = self._replaced_by(stage.announced)
-        self._prepared[key] = Prepared(*key, message.prepare_lsn, delivered, replaced)
+        self._prepared[key] = Prepared(*key, message.prepare_lsn, delivered, [])
         self._deliver(
             found, "prepare", message.xid, message.prepare_lsn, message.end_lsn,
             message.prepare_time, None if stage is None else stage.origin, message.gid, stage,
@@ -537,9 +533,6 @@ class Assembler:
         if self._keeper is not None:
             self._keeper.end(*key, end)
         self._end_stretch(end)
-        if self._at_prepare and not commits and prepared is not None:
-            # What was announced in it held for whoever was given it, and holds no more.
-            self._await([(0, frame) for frame in prepared.known])
         kind: Kind = "commit"
         if self._at_prepare:
             kind, stage = "commit prepared" if commits else "rollback prepared", None
@@ -548,14 +541,25 @@ class Assembler:
         self._deliver(
             found, kind, message.xid, lsn, end, time, None if stage is None else stage.origin,
             message.gid, stage, [] if stage is None else stage.announced,
+            None if prepared is None else prepared.known,
         )  # fmt: skip
 
     def _known_to(self, stage: Stage) -> list[bytes]:
-        """The Types and Relations that a prepared transaction uses and may not announce itself."""
+        """The Types and Relations that a prepared transaction uses, as they were before it.
+
+        For a keeper all of them, as a later process has none; else those that were announced in
+        transactions not given out, and that it announces in another form itself.
+        """
         if stage.in_stream:  # it announces all of them
             return []
+        relations: AbstractSet[int] = self._pending.keys()
+        if self._keeper is None:
+            relations &= _first_announcements(stage.announced).keys()
+        else:
+            relations |= self._state.relations.keys()
+        if not relations:
+            return []
         uses = twin("transactions._scan").first_uses
-        relations = self._state.relations.keys() | self._pending.keys()
         used: dict[int, None] = {}
         for run in stage.runs():
             used |= dict.fromkeys(one for one, _ in uses(run.data, run.offsets, relations))
@@ -569,16 +573,6 @@ class Assembler:
         types = self._state.plans[relation_id].types
         known = [one.frame for oid, one in self._state.types.items() if oid in types]
         return [*known, self._state.relations[relation_id].frame]
-
-    def _replaced_by(self, announced: list[tuple[int, bytes]]) -> list[bytes]:
-        """The Types and Relations that are known, and that others are announced in place of."""
-        found: list[bytes] = []
-        for _, frame in announced:
-            if frame[:1] == b"R" and not self._state.announces(frame):
-                relation_id = cast("int", relation_id_of(frame, in_stream=False))
-                if relation_id in self._state.relations:
-                    found += self._frames_of(relation_id)
-        return found
 
     def restore(self, kept: Prepared) -> None:
         """Take back a prepared transaction that was kept by an earlier process."""
@@ -600,8 +594,9 @@ class Assembler:
         gid: str | None,
         parts: Run | Stage | None,
         announced: list[tuple[int, bytes]],
+        known: list[bytes] | None = None,
     ) -> None:
-        """Append a transaction, which is whole now, to `found`.
+        """Append a transaction, which is whole now, to `found`; `known` is a prepared one's.
 
         Relations and Types that were announced before are left out of its content, as it depends on
         the protocol version and the server's caches how often they are repeated.
@@ -613,8 +608,8 @@ class Assembler:
         inserted: list[tuple[int, list[bytes]]] = []
         stands = [(index, [frame]) for index, frame in announced]
         missing: list[tuple[int, list[bytes]]] = []
-        if self._pending and isinstance(parts, (Run, Stage)):
-            missing = self._missing(parts, announced)
+        if (self._pending or known) and isinstance(parts, (Run, Stage)):
+            missing = self._missing(parts, announced, known)
         before_rows = {index for index, _ in missing}
         kept: list[bytes] = []
         # In their order: what stands in it may need a Type before what is missing does.
@@ -646,19 +641,14 @@ class Assembler:
 
     def _await(self, announced: list[tuple[int, bytes]]) -> None:
         """Remember what a transaction announced that is not given out: others may need it."""
-        types: list[bytes] = []
-        for _, frame in announced:
-            types.append(frame)
-            if frame[:1] == b"R":
-                relation_id = cast("int", relation_id_of(frame, in_stream=False))
-                # What another one announced before is out of date, also if this is known.
-                self._pending.pop(relation_id, None)
-                if not all(map(self._state.announces, types)):
-                    self._pending[relation_id] = types
-                types = []
+        for relation_id, frames in _by_relation(frame for _, frame in announced):
+            # What another one announced before is out of date, also if this is known.
+            self._pending.pop(relation_id, None)
+            if not all(map(self._state.announces, frames)):
+                self._pending[relation_id] = frames
 
     def _missing(
-        self, parts: Run | Stage, announced: list[tuple[int, bytes]]
+        self, parts: Run | Stage, announced: list[tuple[int, bytes]], known: list[bytes] | None
     ) -> list[tuple[int, list[bytes]]]:
         """The Relations and Types that a transaction uses, and only one announced not given out.
 
@@ -668,19 +658,29 @@ class Assembler:
             The index of the frame before which they belong, and the frames of the Types and the
             Relation.
         """
-        for _, frame in announced:
-            if frame[:1] == b"R":
-                self._pending.pop(cast("int", relation_id_of(frame, in_stream=False)), None)
-        if not self._pending or (isinstance(parts, Stage) and parts.in_stream):
-            return []
-        uses = twin("transactions._scan").first_uses
+        own = _first_announcements(announced)
         found: list[tuple[int, list[bytes]]] = []
-        first = 0
-        for run in [parts] if isinstance(parts, Run) else parts.runs():
-            for relation_id, index in uses(run.data, run.offsets, self._pending.keys()):
-                frames = self._pending.pop(relation_id)
-                found.append((first + index, frames))
-            first += len(run)
+        if not (isinstance(parts, Stage) and parts.in_stream):
+            held = dict(self._pending)
+            if known is not None:
+                # What it announced itself has been awaited since its PREPARE.
+                before = dict(_by_relation(known))
+                held = {one: frames for one, frames in held.items() if one not in own}
+                held |= {one: before[one] for one in before.keys() & own.keys()}
+            uses = twin("transactions._scan").first_uses
+            first = 0
+            for run in [parts] if isinstance(parts, Run) else parts.runs():
+                if not held:
+                    break
+                for relation_id, index in uses(run.data, run.offsets, held.keys()):
+                    frames = held.pop(relation_id)
+                    self._pending.pop(relation_id, None)
+                    # A transaction that alters a table may have rows of it before and after that.
+                    if relation_id not in own or first + index < own[relation_id]:
+                        found.append((first + index, frames))
+                first += len(run)
+        for relation_id in own:
+            self._pending.pop(relation_id, None)
         return found
 
     def _keep_to_budget(self) -> None:
@@ -702,9 +702,8 @@ class Prepared(NamedTuple):
     stage: Stage
     """Its content; empty if that was delivered."""
     known: list[bytes]
-    """Types and Relations that were announced before it: those that its rows need, if they are to
-    be kept beyond this process; or those that it replaced, which hold again if it is rolled back,
-    if it was streamed and is delivered."""
+    """Types and Relations that were announced before it and that its rows need: all of them if it
+    is to be kept beyond this process, else those that nothing but its delivery would give out."""
 
 
 class PreparedKeeper(Protocol):
@@ -749,6 +748,25 @@ class Begun:
     def index_of(self, index: int) -> int:
         """The index for `announced` of a frame of the current run."""
         return index - self.start + (0 if self.stage is None else len(self.stage))
+
+
+def _by_relation(frames: Iterable[bytes]) -> Iterator[tuple[int, list[bytes]]]:
+    """Each relation that is announced, with the frames of its Types and its Relation."""
+    announcement: list[bytes] = []
+    for frame in frames:
+        announcement.append(frame)
+        if frame[:1] == b"R":
+            yield cast("int", relation_id_of(frame, in_stream=False)), announcement
+            announcement = []
+
+
+def _first_announcements(announced: list[tuple[int, bytes]]) -> dict[int, int]:
+    """The index of the first Relation of each relation."""
+    found: dict[int, int] = {}
+    for index, frame in announced:
+        if frame[:1] == b"R":
+            found.setdefault(cast("int", relation_id_of(frame, in_stream=False)), index)
+    return found
 
 
 def _one_by_one(found: Iterator[_Found]) -> Iterator[Transaction]:

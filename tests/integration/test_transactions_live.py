@@ -226,6 +226,47 @@ def test_prepared_transactions_that_overlap(shop: Any) -> None:
     assert confirmed(shop) == found[-1].end_lsn
 
 
+@pytest.mark.parametrize("prepared", ["commit", "prepare"])
+def test_a_table_altered_around_prepared_transactions(shop: Any, prepared: Any) -> None:
+    """What a prepared transaction announced is not announced again, unless it altered the table."""
+    prepare, roll_back = f"PREPARE TRANSACTION '{shop.name}'", f"ROLLBACK PREPARED '{shop.name}'"
+    rows = "INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series(100, 1099) g"
+    alter = "ALTER TABLE t ADD c int"
+    statements = [
+        # The first that announces the table, and then one that has rows before and after ALTER.
+        f"BEGIN; INSERT INTO t VALUES (1, 'x'); {prepare}", roll_back,
+        f"BEGIN; INSERT INTO t VALUES (2, 'x'); {alter}; INSERT INTO t VALUES (3, 'x', 5); COMMIT",
+        # Altered before it.
+        "ALTER TABLE t ADD d int DEFAULT 6",
+        f"BEGIN; INSERT INTO t VALUES (4, 'x'); {prepare}", roll_back,
+        "INSERT INTO t VALUES (5, 'x')",
+        # Altered in it, whole and streamed.
+        f"BEGIN; ALTER TABLE t DROP c; INSERT INTO t VALUES (6, 'x'); {prepare}", roll_back,
+        "INSERT INTO t VALUES (7, 'x')",
+        f"BEGIN; ALTER TABLE t DROP d; {rows}; {prepare}", roll_back,
+        "INSERT INTO t VALUES (8, 'x')",
+    ]  # fmt: skip
+    found: dict[int, dict[str, Any]] = {}
+    with connect(
+        shop.dsn, slot=shop.slot, two_phase=True, prepared=prepared,
+        options="-c logical_decoding_work_mem=64kB", **GIVEN,
+    ) as stream:  # fmt: skip
+        for statement in statements:
+            shop.execute(statement)
+            # At once, as a server leaves out what was rolled back before it is sent.
+            for one in stream.transactions(stop_at=now(shop)):
+                if one.kind == "commit":
+                    new = [message.new for message in one if isinstance(message, pf.Insert)]
+                    found |= {row["id"]: row.as_dict() for row in new}
+    with shop.connect() as connection:
+        cursor = connection.execute("SELECT * FROM t WHERE id > 3")
+        names = [column.name for column in cursor.description]
+        expected = {row[0]: dict(zip(names, row, strict=True)) for row in cursor}
+    expected[2] = {"id": 2, "body": "x"}  # as it was before the columns were added
+    expected[3] = {"id": 3, "body": "x", "c": 5}
+    assert found == expected
+
+
 def test_an_idle_slot_moves_on(shop: Any, wait_until: WaitUntil) -> None:
     """The log of other tables is let go, once everything that was given is acknowledged."""
     shop.execute("INSERT INTO t VALUES (1, 'x')")

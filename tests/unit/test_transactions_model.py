@@ -258,6 +258,10 @@ class Interleaving:
             xid = item.subxid if item.tables else one.xid
             frames += self.announcements(item, one.announced, xid)
             frames.append((item.lsn, testing.in_stream(item.frame, xid)))
+        # Whoever alters a table, servers announce it again to the transactions that follow.
+        for relation_id, announced in one.announced.items():
+            if self.announced.get(relation_id) != announced:
+                self.announced.pop(relation_id, None)
         frames.append((self.lsn, testing.stream_stop()))
         return frames
 
