@@ -40,6 +40,26 @@ def _check_assembling(assembling: Mapping[str, Any], unknown_prepared: str | Non
         Assembler(**assembling, unknown_prepared=unknown)
 
 
+def _check_position(
+    start_lsn: object, start_timeline: object, on_idle: object, *, temporary: bool
+) -> None:
+    """Refuse wrong arguments that say where to go on.
+
+    Raises
+    ------
+    PgOutputError, TypeError
+        As of `connect`.
+    """
+    if start_timeline is not None and type(start_timeline) is not int:
+        raise TypeError(f"start_timeline must be an int, not {type(start_timeline).__name__}")
+    if start_lsn is not None:
+        check_lsn("start_lsn", start_lsn)
+        if temporary:
+            raise PgOutputError("a temporary slot begins now: start_lsn can't be given with it")
+    if on_idle is not None and not callable(on_idle):
+        raise TypeError(f"on_idle must be callable, not {type(on_idle).__name__}")
+
+
 def connect(
     dsn: str | None = None,
     *,
@@ -160,14 +180,7 @@ def connect(
         if type(value) is not bool:
             raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
     check_seconds(silence_timeout=silence_timeout, retry_for=retry_for)
-    if start_timeline is not None and type(start_timeline) is not int:
-        raise TypeError(f"start_timeline must be an int, not {type(start_timeline).__name__}")
-    if start_lsn is not None:
-        check_lsn("start_lsn", start_lsn)
-        if temporary:
-            raise PgOutputError("a temporary slot begins now: start_lsn can't be given with it")
-    if on_idle is not None and not callable(on_idle):
-        raise TypeError(f"on_idle must be callable, not {type(on_idle).__name__}")
+    _check_position(start_lsn, start_timeline, on_idle, temporary=temporary)
     assembling = {
         "max_memory": max_memory,
         "spill_directory": spill_directory,
