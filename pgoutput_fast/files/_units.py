@@ -62,7 +62,7 @@ class SegmentSource:
     """
 
     def __init__(self, segments: list[Segment]) -> None:
-        groups = itertools.groupby(segments, lambda one: (one.first_lsn, one.end_lsn))
+        groups = itertools.groupby(segments, lambda one: (one.start_lsn, one.end_lsn))
         self._groups = [(end, [one.path for one in parts]) for (_, end), parts in groups]
         with SegmentReader(segments[0].path) as reader:
             metadata = reader.metadata

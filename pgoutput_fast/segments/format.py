@@ -40,9 +40,12 @@ ANNOUNCED_LSN = 0
 for those that are repeated at the beginning of a file. They have no place in the server's log."""
 MAX_PART = 99999
 POSITION_NAME = "position.json"
-TEMPORARY = re.compile(r"\.([0-9]{5})\.arrow\.tmp|\.position\.json\.tmp", re.ASCII)
+BEGIN_NAME = "begin.json"
+TEMPORARY = re.compile(
+    r"\.([0-9]{5})\.arrow\.tmp|\.merged\.arrow\.tmp|\.(?:position|begin)\.json\.tmp", re.ASCII
+)
 _PADDING = 16 * 64
-_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9]{5})\.arrow", re.ASCII)
+_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9]{5})(?:-of-([0-9]{5}))?\.arrow", re.ASCII)
 # Advice about a damaged file. It can't be captured again, as the server has forgotten what was
 # acknowledged.
 RESTORE = (
@@ -188,14 +191,34 @@ class SegmentMetadata:
 class Segment(NamedTuple):
     """One file of a directory of segments, as its name describes it.
 
-    Fields: first_lsn, end_lsn, part (from 0), path (`pathlib.Path`). A transaction is in the
-    segment if ``first_lsn <= its commit LSN < end_lsn``; parts of one segment have both in common.
+    A transaction is in the segment if ``start_lsn <= its commit LSN < end_lsn``; parts of one
+    segment have both in common.
+
+    Attributes
+    ----------
+    start_lsn : int
+        The end of the segment before, or where the directory begins. Of a file whose name has the
+        older form, it is the LSN of the first commit.
+    end_lsn : int
+    part : int
+        From 0.
+    parts : int
+        How many parts the segment has; 0 if the name has the older form, which does not tell.
+    directory : pathlib.Path
+    name : str
     """
 
-    first_lsn: int
+    start_lsn: int
     end_lsn: int
     part: int
-    path: Path
+    parts: int
+    directory: Path
+    name: str
+
+    @property
+    def path(self) -> Path:
+        """The file's path."""
+        return self.directory / self.name
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str]) -> Segment:
@@ -207,18 +230,27 @@ class Segment(NamedTuple):
             The name is not that of a segment.
         """
         path = Path(path)
-        match = _NAME.fullmatch(path.name)
-        if match is None:
+        segment = cls.named(path.parent, path.name)
+        if segment is None:
             raise PgOutputError(
                 f"{path} is no name of a segment, which is "
-                f"{{first LSN}}-{{end LSN}}-{{part}}.arrow with 16, 16 and 5 digits"
+                f"{{start LSN}}-{{end LSN}}-{{part}}-of-{{parts}}.arrow with 16, 16, 5 and 5 digits"
             )
-        return cls(int(match[1], 16), int(match[2], 16), int(match[3]), path)
+        return segment
+
+    @classmethod
+    def named(cls, directory: Path, name: str) -> Segment | None:
+        """Do the same; None if the name is not that of a segment."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        start, end, part, parts = match.groups("0")
+        return cls(int(start, 16), int(end, 16), int(part), int(parts), directory, name)
 
 
-def segment_name(first_lsn: int, end_lsn: int, part: int) -> str:
+def segment_name(start_lsn: int, end_lsn: int, part: int, parts: int) -> str:
     """The name of a segment's file, which `Segment.from_path` parses."""
-    return f"{first_lsn:016X}-{end_lsn:016X}-{part:05d}.arrow"
+    return f"{start_lsn:016X}-{end_lsn:016X}-{part:05d}-of-{parts:05d}.arrow"
 
 
 def checksum(index: int, batch: pa.RecordBatch, more: bytes = b"") -> str | None:

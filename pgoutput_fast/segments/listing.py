@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import PgOutputError
-from ..lsn import format_lsn
-from .format import POSITION_NAME, RESTORE, TEMPORARY, Segment, SegmentMetadata
+from ..errors import PgOutputError, printable
+from ..lsn import format_lsn, parse_lsn
+from .format import BEGIN_NAME, POSITION_NAME, RESTORE, TEMPORARY, Segment, SegmentMetadata
 from .reader import SegmentReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-def _files(directory: Path) -> list[Path]:
+def _names(directory: Path) -> list[str]:
+    """The names of all files; a directory may have very many, so that no path is made of each."""
     try:
-        return list(directory.iterdir())
+        return os.listdir(directory)  # noqa: PTH208 - names are enough
     except OSError as error:
         raise PgOutputError(
             f"can't read directory {directory} of segments: {error.strerror}"
@@ -28,9 +30,9 @@ def _files(directory: Path) -> list[Path]:
 def listed(directory: Path) -> list[Segment]:
     """The files of segments in a directory, sorted, without those that are still being written."""
     return sorted(
-        Segment.from_path(path)
-        for path in _files(directory)
-        if path.suffix == ".arrow" and not path.name.startswith(".")
+        Segment.named(directory, name) or Segment.from_path(directory / name)  # which refuses it
+        for name in _names(directory)
+        if name.endswith(".arrow") and not name.startswith(".")
     )
 
 
@@ -38,10 +40,15 @@ class SegmentGroup(NamedTuple):
     """The parts of one segment."""
 
     parts: list[Segment]
+    start_lsn: int
     complete: bool
     has_last: bool
     """Whether its last part exists, which gets its name after all others."""
-    metadata: SegmentMetadata
+
+    @property
+    def end_lsn(self) -> int:
+        """Where the next segment goes on."""
+        return self.parts[0].end_lsn
 
     @property
     def name(self) -> str:
@@ -53,63 +60,116 @@ class SegmentGroup(NamedTuple):
         """The numbers of the parts that exist, as errors list them."""
         return ", ".join(str(segment.part) for segment in self.parts)
 
+    def metadata(self) -> SegmentMetadata:
+        """The description of the segment, of which each file is opened.
+
+        Raises
+        ------
+        PgOutputError
+            A file can't be read, or is damaged.
+        """
+        for segment in self.parts:
+            with SegmentReader(segment.path) as reader:
+                metadata = reader.metadata
+        return metadata
+
 
 def _check_pair(before: SegmentReader, reader: SegmentReader) -> None:
-    """Refuse two files of which the second can't follow the first."""
+    """Refuse two files of different slots."""
     differences = before.metadata.differences(reader.metadata)
     if differences:
         raise PgOutputError(
             f"{reader.path} does not go together with {before.path}: {'; '.join(differences)}"
         )
-    if reader.path.name == before.path.name:
-        once = f", once as {before.path}" if before.path != reader.path else ""
-        raise PgOutputError(f"{reader.path} is given twice{once}")
 
 
-def _groups(segments: list[Segment]) -> Iterator[SegmentGroup]:
-    """Group sorted files into segments.
-
-    Raises
-    ------
-    PgOutputError
-        A file is damaged, is given twice, or is of another slot than the one before it.
-    """
+def _check_files(segments: Iterable[Segment]) -> None:
+    """Refuse files of which one is damaged, or of another slot than the one before it."""
     before: SegmentReader | None = None
-    for _, grouped in itertools.groupby(segments, lambda s: (s.first_lsn, s.end_lsn)):
-        parts = list(grouped)
-        last = []
-        for segment in parts:
-            with SegmentReader(segment.path) as reader:
-                last.append(reader.is_last_part)
+    for segment in segments:
+        with SegmentReader(segment.path) as reader:
             if before is not None:
                 _check_pair(before, reader)
             before = reader
-        numbers = [segment.part for segment in parts]
-        complete = numbers == list(range(len(parts))) and sum(last) == last[-1]
-        yield SegmentGroup(parts, complete, any(last), reader.metadata)
 
 
-def chain(segments: list[Segment]) -> tuple[list[SegmentGroup], SegmentGroup | None]:
-    """The complete segments of sorted files, and a last one without its last part or None.
+def _group(parts: list[Segment]) -> SegmentGroup:
+    """The group of all files with one start and end.
 
     Raises
     ------
     PgOutputError
-        A file is damaged, files are of different slots, segments overlap, or one is missing between
-        two others, or a part of one is.
+        A file is given twice; or one with a name of the older form, which has to be opened, is
+        damaged.
     """
-    groups = list(_groups(segments))
+    if len(parts) == parts[0].parts == 1:
+        return SegmentGroup(parts, parts[0].start_lsn, complete=True, has_last=True)
+    for before, segment in itertools.pairwise(parts):
+        if segment.part == before.part:
+            once = f", once as {before.path}" if before.path != segment.path else ""
+            raise PgOutputError(f"{segment.path} is given twice{once}")
+    numbers = [segment.part for segment in parts]
+    if parts[0].parts:
+        count = parts[0].parts
+        return SegmentGroup(
+            parts, parts[0].start_lsn, numbers == list(range(count)), numbers[-1] == count - 1
+        )
+    last = []
+    for segment in parts:
+        with SegmentReader(segment.path) as reader:
+            last.append(reader.is_last_part)
+    complete = numbers == list(range(len(parts))) and sum(last) == last[-1]
+    return SegmentGroup(parts, reader.metadata.start_lsn, complete, any(last))
+
+
+def newest_forms(segments: list[Segment]) -> Iterator[SegmentGroup]:
+    """Group sorted files into segments, without those that a merged one covers.
+
+    A capture merges small segments that follow each other into one, and deletes them later.
+    """
+    ordered = sorted(segments, key=lambda one: (one.start_lsn, -one.end_lsn, one.part))
+    covered: Segment | None = None
+    for _, grouped in itertools.groupby(ordered, lambda one: (one.start_lsn, one.end_lsn)):
+        parts = list(grouped)
+        if covered is None or parts[0].end_lsn > covered.end_lsn:
+            covered = parts[0]
+            yield _group(parts)
+
+
+def covered(segments: list[Segment]) -> Iterator[tuple[Segment, Segment]]:
+    """Files that a merged one covers, each with that one."""
+    kept = [segment for group in newest_forms(segments) for segment in group.parts]
+    names = {segment.path for segment in kept}
+    for segment in segments:
+        if segment.path not in names:
+            for one in kept:
+                if one.start_lsn <= segment.start_lsn and segment.end_lsn <= one.end_lsn:
+                    yield segment, one
+                    break
+
+
+def chain(segments: list[Segment]) -> tuple[list[SegmentGroup], SegmentGroup | None]:
+    """The complete segments of files, and a last one that lacks its last part or None.
+
+    Files are not opened, unless their names have the older form.
+
+    Raises
+    ------
+    PgOutputError
+        Segments overlap, or one is missing between two others, or a part of one is.
+    """
+    groups = list(newest_forms(segments))
     for before, group in itertools.pairwise(groups):
-        end = before.parts[0].end_lsn
-        if group.parts[0].first_lsn < end or group.metadata.start_lsn < end:
+        end = before.end_lsn
+        if group.start_lsn < end:
             raise PgOutputError(
                 f"{group.name} overlaps with {before.parts[0].path}: they are of two captures, "
                 f"which can't be read as one; move the files of one away"
             )
-        if group.metadata.start_lsn > end:
+        if group.start_lsn > end:
             raise PgOutputError(
                 f"a segment is missing between {before.parts[0].path} and {group.parts[0].path}: "
-                f"from {format_lsn(end)} to {format_lsn(group.metadata.start_lsn)}; restore it, "
+                f"from {format_lsn(end)} to {format_lsn(group.start_lsn)}; restore it, "
                 f"or leave out the segments before it"
             )
     unfinished = groups.pop() if groups and not groups[-1].has_last else None
@@ -129,14 +189,81 @@ def _incomplete(group: SegmentGroup) -> PgOutputError:
 
 def _is_last_part_unnamed(group: SegmentGroup) -> bool:
     """Whether the last part still has its temporary name: a capture renames it last."""
-    found = (TEMPORARY.fullmatch(path.name) for path in _files(group.parts[0].path.parent))
+    found = map(TEMPORARY.fullmatch, _names(group.parts[0].directory))
     return any(match and match[1] and int(match[1]) > group.parts[-1].part for match in found)
+
+
+class Contents(NamedTuple):
+    """The segments of a directory.
+
+    Attributes
+    ----------
+    segments : list of Segment
+        All parts of all complete segments, in commit order.
+    begin, end : int
+        Everything that was committed from `begin` on and before `end` is in them.
+    """
+
+    segments: list[Segment]
+    begin: int
+    end: int
+
+
+def contents(directory: Path) -> Contents:
+    """The complete segments of a directory.
+
+    Raises
+    ------
+    PgOutputError
+        As of `list_segments`.
+    """
+    # Before the segments are listed: it is stored once all that comes before it has its name.
+    stored = directory / POSITION_NAME
+    position, next_start = _stored(stored, "position"), _stored(stored, "segments_end")
+    groups, unfinished = present(directory)
+    while unfinished is not None and not _is_last_part_unnamed(unfinished):
+        # The last part may have got its name since the directory was listed.
+        before = unfinished
+        groups, unfinished = present(directory)
+        if unfinished == before:
+            raise _incomplete(unfinished)
+    segments = [segment for group in groups for segment in group.parts]
+    _check_files([segments[0], segments[-1]] if len(segments) > 1 else segments)
+    end = max(position, groups[-1].end_lsn if groups else 0)
+    begin = groups[0].start_lsn if groups else next_start
+    return Contents(segments, begin, end)
+
+
+def begin_of(directory: Path) -> int:
+    """The LSN before which everything in a directory is deleted, or being deleted; 0: nothing."""
+    return _stored(directory / BEGIN_NAME, "begin")
+
+
+def _stored(path: Path, key: str) -> int:
+    """An LSN from a file in JSON; 0 if there is no file."""
+    try:
+        return parse_lsn(json.loads(path.read_text(encoding="utf-8")).get(key, "0/0"))
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError, KeyError, TypeError, PgOutputError) as error:
+        raise PgOutputError(f"can't read {path} ({printable(str(error))}): restore it") from error
+
+
+def present(directory: Path) -> tuple[list[SegmentGroup], SegmentGroup | None]:
+    """The chain of a directory, as `chain` gives it, without what is being deleted."""
+    segments = listed(directory)
+    begin = begin_of(directory)  # later: deletion begins after it is stored
+    return chain([segment for segment in segments if segment.end_lsn > begin])
 
 
 def list_segments(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
 ) -> list[Segment]:
     """The files of complete segments in commit order: a stretch of one slot's stream.
+
+    The names of files tell what there is. Only the first and the last file of a directory are
+    opened, so that a directory with very many is listed at once; a damaged file is refused when it
+    is read. Of files in a list each is opened.
 
     Parameters
     ----------
@@ -162,14 +289,7 @@ def list_segments(
     directory = Path(path)
     if directory.is_file():
         return _list_files([directory])
-    groups, unfinished = chain(listed(directory))
-    while unfinished is not None and not _is_last_part_unnamed(unfinished):
-        # The last part may have got its name since the directory was listed.
-        before = unfinished
-        groups, unfinished = chain(listed(directory))
-        if unfinished == before:
-            raise _incomplete(unfinished)
-    return [segment for group in groups for segment in group.parts]
+    return contents(directory).segments
 
 
 def _list_files(paths: list[Path]) -> list[Segment]:
@@ -181,10 +301,11 @@ def _list_files(paths: list[Path]) -> list[Segment]:
                 f"directory by itself, or the files of several that follow each other"
             )
     segments = sorted(Segment.from_path(path) for path in paths)
-    _, unfinished = chain(segments)
+    _check_files(segments)
+    groups, unfinished = chain(segments)
     if unfinished is not None:
         raise _incomplete(unfinished)
-    return segments
+    return [segment for group in groups for segment in group.parts]
 
 
 def has_begun(directory: str | os.PathLike[str]) -> bool:
@@ -197,5 +318,5 @@ def has_begun(directory: str | os.PathLike[str]) -> bool:
     """
     directory = Path(directory)
     return directory.exists() and any(
-        path.name == POSITION_NAME or path.suffix == ".arrow" for path in _files(directory)
+        name == POSITION_NAME or name.endswith(".arrow") for name in _names(directory)
     )

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import PgOutputError, printable
+from ..lsn import format_lsn
 from .format import (
     CRC_KEY,
     END_KEY,
     LAST_PART,
     METADATA_KEY,
     RESTORE,
+    Segment,
     SegmentMetadata,
     checksum,
     is_within_limits,
@@ -83,6 +85,12 @@ class SegmentReader:
             except PgOutputError as error:
                 raise PgOutputError(f"can't read segment {self.path}: {error}") from error
             self._batches, self.is_last_part = self._check_end(found)
+            named = Segment.named(self.path.parent, self.path.name)
+            if named is not None and named.parts and named.start_lsn != self.metadata.start_lsn:
+                raise PgOutputError(
+                    f"{self.path} begins at {format_lsn(self.metadata.start_lsn)}, as its metadata "
+                    f"say: it has the name of another segment; give it its own"
+                )
         except BaseException:
             self._file.close()
             raise

@@ -17,30 +17,24 @@ from ..errors import DecodeError, PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
 from ..protocol.messages import Relation, Type, decode_rare
 from ..protocol.wire import fields_reader
+from .file import SegmentFile
 from .format import (
     ANNOUNCED_LSN,
     BATCH_BYTES,
     BATCH_FRAMES,
-    CRC_KEY,
-    END_KEY,
-    LAST_PART,
     MAX_PART,
-    METADATA_KEY,
-    OTHER_PART,
     POSITION_NAME,
     RESTORE,
     TEMPORARY,
     SegmentMetadata,
-    checksum,
     require_pyarrow,
     segment_name,
-    segment_schema,
 )
-from .listing import SegmentGroup, chain, listed
+from .listing import SegmentGroup, present
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from typing import BinaryIO, Concatenate
+    from typing import Concatenate
 
     import numpy as np
     from typing_extensions import ParamSpec, Self
@@ -57,7 +51,7 @@ _BESIDE_FRAME = 40
 _MOST_FULL = 1.5
 # Frames of so many bytes that lie in one buffer are a record batch of their own.
 _LARGE = 256 << 10
-_COMMIT_LSN, _WITHIN = 0, 4  # numbers of columns in what `annotate` gives
+_WITHIN = 4  # the number of a column in what `annotate` gives
 
 # What `annotate` says of frames that are told more about here.
 _TOO_SHORT = "too short"
@@ -251,9 +245,9 @@ class SegmentWriter:
         self.made_slot = made_slot
         self._lock = claim_directory(self.directory, "capture", "segments")
         self._unusable: str | None = None  # why it can't be used, once it has failed or was closed
-        self._file: BinaryIO | None = None
-        self._arrow: Any = None
+        self._file: SegmentFile | None = None
         self._temporary: list[Path] = []  # the names of this segment's parts, with the open one
+        self._stored_end = 0
         try:
             self._resume(confirmed_flush_lsn)
         except BaseException as error:
@@ -267,8 +261,7 @@ class SegmentWriter:
         self._open: tuple[int, int, int, int] | None = None
         self._begin: tuple[int, bytes] | None = None
         # The open segment.
-        self._first_lsn: int | None = None
-        self._opened: float | None = None  # when, by time.monotonic
+        self._opened: float | None = None  # when, by time.monotonic; None: none is open
         self._end_lsn = self.position
         self._part_bytes = 0
         self._new_batch()
@@ -287,11 +280,8 @@ class SegmentWriter:
         if self._lock < 0:
             return
         try:
-            # The Arrow writer is not closed, as that would write the footer of a file that is
-            # deleted next.
-            self._arrow = None
             if self._file is not None:
-                self._file.close()
+                self._file.discard()
                 self._file = None
             for path in self._temporary:
                 path.unlink(missing_ok=True)
@@ -326,29 +316,30 @@ class SegmentWriter:
         The directory is checked against the slot first, so that nothing is deleted that the server
         does not send again.
         """
-        groups, unfinished = chain(listed(self.directory))
-        self._timeline = groups[-1].metadata.timeline if groups else 0
+        groups, unfinished = present(self.directory)
+        self._timeline = groups[-1].metadata().timeline if groups else 0
         if groups or unfinished is not None:
             newest = unfinished or groups[-1]
-            differences = self._metadata.differences(newest.metadata)
+            differences = self._metadata.differences(newest.metadata())
             if differences:
                 raise PgOutputError(
                     f"the segments in {self.directory} are not of this slot: "
                     f"{'; '.join(differences)}; give another directory"
                 )
-        last_end = groups[-1].parts[0].end_lsn if groups else None
+        last_end = groups[-1].end_lsn if groups else None
         acknowledged = self._read_position()
         known = [lsn for lsn in (last_end, acknowledged) if lsn is not None]
         self.position = max(known, default=confirmed_flush_lsn)
         slot = f"slot {self._metadata.slot!r} is at {format_lsn(confirmed_flush_lsn)}"
-        if unfinished is not None:
-            first = unfinished.parts[0].first_lsn
-            if first < max(self.position, confirmed_flush_lsn):
-                raise PgOutputError(
-                    f"{unfinished.name} is not complete: there are its parts {unfinished.numbers}, "
-                    f"without the last, and the server does not send it again: {slot}, beyond its "
-                    f"start {format_lsn(first)}; {RESTORE}"
-                )
+        # It was acknowledged, if something behind its start was: nothing within it ever is.
+        if unfinished is not None and (
+            confirmed_flush_lsn > self.position or unfinished.end_lsn <= self.position
+        ):
+            raise PgOutputError(
+                f"{unfinished.name} is not complete: there are its parts {unfinished.numbers}, "
+                f"without the last, and the server does not send it again: {slot}, beyond its "
+                f"start {format_lsn(unfinished.start_lsn)}; {RESTORE}"
+            )
         if confirmed_flush_lsn > self.position:
             raise PgOutputError(
                 f"{slot}, beyond the end {format_lsn(self.position)} of what is in "
@@ -358,13 +349,13 @@ class SegmentWriter:
                 f"tables and an empty directory"
             )
         self._clean_up(unfinished)
+        # The next segment goes on at the end of the last one, even if the server has said since
+        # that it has nothing to send for some stretch behind it.
+        self._start_lsn = self._stored_end or self.position if last_end is None else last_end
         if not known:
             # Without it nobody would notice if the slot moved on before the first segment was
             # written.
             self._write_position(self.position)
-        # The next segment goes on at the end of the last one, even if the server has said since
-        # that it has nothing to send for some stretch behind it.
-        self._start_lsn = self.position if last_end is None else last_end
 
     def _clean_up(self, unfinished: SegmentGroup | None) -> None:
         """Delete the parts of a segment without its last one, and temporary files.
@@ -388,6 +379,7 @@ class SegmentWriter:
             fields = json.loads(path.read_text(encoding="utf-8"))
             found = SegmentMetadata.from_json(json.dumps(fields["metadata"]))
             position = parse_lsn(fields["position"])
+            self._stored_end = parse_lsn(fields.get("segments_end", "0/0"))
             self.made_slot = fields.get("made_slot") is True
             self._timeline = max(self._timeline, found.timeline)
         except FileNotFoundError:
@@ -511,7 +503,7 @@ class SegmentWriter:
         """
         position = None
         while start < end:
-            self._open_at(int(piece.columns[_COMMIT_LSN][start]))
+            self._open_segment()
             stop = self._fit(piece.run, start, end)
             # One of several parts ends with the transaction that made them necessary.
             room = 0 if len(self._temporary) > 1 else self._segment_bytes - self._size
@@ -534,14 +526,14 @@ class SegmentWriter:
         frame = piece.run.frame(index)
         if tag == ord("M"):
             (lsn,) = _read_message(frame)
-            self._open_at(lsn)
+            self._open_segment()
         else:
             try:
                 self._announced.take(frame)
             except DecodeError as error:
                 lsn = int(piece.run.lsns[index])
                 raise _malformed(lsn, error) from error
-            if self._arrow is None:
+            if self._file is None:
                 return None  # it is written when a file is opened
         self._fit(piece.run, index, index + 1)
         self._append(piece, index, index + 1)
@@ -589,7 +581,7 @@ class SegmentWriter:
     @property
     def is_idle(self) -> bool:
         """Whether all frames that were written are durable."""
-        return self._first_lsn is None and self._open is None
+        return self._opened is None and self._open is None
 
     @_guarded
     def flush(self) -> int | None:
@@ -606,22 +598,23 @@ class SegmentWriter:
         PgOutputError
             A file can't be written, the writer failed before, or it is closed.
         """
-        if self._open is not None or self._first_lsn is None:
+        if self._open is not None or self._opened is None:
             return None
         return self._complete(self._end_lsn)
 
     def _complete(self, end_lsn: int) -> int:
         """Have the segment on disk, with its name; the new position."""
         self._finish_part(last=True)
+        parts = len(self._temporary)
         for part, path in enumerate(self._temporary):
-            if 0 < part == len(self._temporary) - 1:
+            if 0 < part == parts - 1:
                 # Synced here, so that after a crash of the machine the last part never has its name
                 # while another part lacks it.
                 fsync_path(self.directory)
-            path.rename(self.directory / segment_name(cast("int", self._first_lsn), end_lsn, part))
+            path.rename(self.directory / segment_name(self._start_lsn, end_lsn, part, parts))
         fsync_path(self.directory)
         self._temporary = []
-        self._first_lsn = self._opened = None
+        self._opened = None
         self.position = self._start_lsn = end_lsn
         return end_lsn
 
@@ -650,9 +643,20 @@ class SegmentWriter:
         self.position = self._end_lsn = lsn
         return lsn
 
+    def store_position(self) -> None:
+        """Store durably where the directory ends, as if there were no segments.
+
+        Raises
+        ------
+        OSError
+            The disk refuses.
+        """
+        self._write_position(self.position)
+
     def _write_position(self, lsn: int) -> None:
         fields = {
             "position": format_lsn(lsn),
+            "segments_end": format_lsn(self._start_lsn),
             "metadata": json.loads(self._metadata.to_json()),
             "made_slot": self.made_slot,
         }
@@ -675,10 +679,9 @@ class SegmentWriter:
         self._pending_frames += end - start
         self._pending_bytes += int(piece.run.offsets[end] - piece.run.offsets[start])
 
-    def _open_at(self, lsn: int) -> None:
-        """Begin a segment whose first commit or message is at `lsn`, unless one has begun."""
-        if self._first_lsn is None:
-            self._first_lsn = lsn
+    def _open_segment(self) -> None:
+        """Begin a segment, unless one has begun."""
+        if self._opened is None:
             self._opened = time.monotonic()
             self._open_part(None)
 
@@ -697,13 +700,9 @@ class SegmentWriter:
             )
         path = self.directory / f".{part:05d}.arrow.tmp"
         self._temporary.append(path)
-        self._file = path.open("xb")
         metadata = dataclasses.replace(self._metadata, start_lsn=self._start_lsn)
-        self._metadata_json = metadata.to_json().encode()
-        schema = segment_schema().with_metadata({METADATA_KEY: self._metadata_json})
-        self._arrow = self._pa.ipc.new_file(self._file, schema, options=self._ipc_options)
-        self._batches = 0
-        self._begins_at, self._part_bytes = self._file.tell(), 0
+        self._file = SegmentFile(path, metadata, self._ipc_options)
+        self._part_bytes = 0
         self._new_batch()
         announced = list(self._announced.frames())
         frames = announced if begin is None else [*announced, begin[1]]
@@ -742,7 +741,7 @@ class SegmentWriter:
             validity = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
             return pa.Array.from_buffers(type_, count, [validity, pa.py_buffer(values)])
 
-        self._write_arrow(
+        self._current.write(
             [
                 pa.Array.from_buffers(pa.uint64(), count, [None, pa.py_buffer(lsns)]),
                 column(commit_lsn, pa.uint64(), within),
@@ -754,28 +753,16 @@ class SegmentWriter:
                 ),
             ]
         )
-        self._part_bytes = cast("BinaryIO", self._file).tell() - self._begins_at
+        self._part_bytes = self._current.size
         self._new_batch()
 
-    def _write_arrow(self, columns: list[Any], mark: bytes | None = None) -> None:
-        """Write a record batch with its checksum. With `mark` it is the last one of the file."""
-        batch = self._pa.RecordBatch.from_arrays(columns, schema=segment_schema())
-        more = b"" if mark is None else self._metadata_json + mark
-        crc = checksum(self._batches, batch, more)
-        if crc is None:
-            raise PgOutputError("a record batch of the segment has buffers that are too short")
-        custom = {CRC_KEY: crc.encode()} | ({} if mark is None else {END_KEY: mark})
-        self._arrow.write_batch(batch, custom_metadata=custom)
-        self._batches += 1
+    @property
+    def _current(self) -> SegmentFile:
+        """The file that is open."""
+        return cast("SegmentFile", self._file)
 
     def _finish_part(self, *, last: bool) -> None:
         """Write pending frames and the end mark, and sync the file."""
         self._write_batch()
-        empty = [self._pa.nulls(0, field.type) for field in segment_schema()]
-        self._write_arrow(empty, LAST_PART if last else OTHER_PART)
-        file = cast("BinaryIO", self._file)
-        self._arrow.close()
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()
-        self._arrow = self._file = None
+        self._current.finish(last=last)
+        self._file = None

@@ -271,7 +271,7 @@ def test_last_part_that_is_gone_is_an_error(tmp_path: Path, parts: list[Segment]
     parts[-1].path.unlink()
     (tmp_path / ".00000.arrow.tmp").write_bytes(b"of another capture")
     before = names(tmp_path)
-    with pytest.raises(PgOutputError, match=r"000C8-.*-00000\.arrow is not complete: there are"):
+    with pytest.raises(PgOutputError, match=r"D2-00000-of-.*\.arrow is not complete: there are"):
         list_segments(tmp_path)
     for confirmed in (201, 210, 300):
         with pytest.raises(PgOutputError, match=r"is not complete: .* does not send it again"):
@@ -283,7 +283,7 @@ def test_last_part_that_is_gone_is_an_error(tmp_path: Path, parts: list[Segment]
     # It was not acknowledged: the server sends it again.
     with writer(tmp_path, confirmed=110) as out:
         assert out.position == 110
-    assert names(tmp_path) == ["0000000000000064-000000000000006E-00000.arrow"]
+    assert names(tmp_path) == ["0000000000000032-000000000000006E-00000-of-00001.arrow"]
 
 
 def test_idle_position_counts_as_acknowledged(tmp_path: Path, parts: list[Segment]) -> None:
@@ -302,7 +302,7 @@ def test_damaged_part_among_others_is_found(tmp_path: Path, parts: list[Segment]
         rewrite(segment.path, batches=list(range(count - 1)))
         match = rf"{segment.path.name} is damaged: the last of its {count - 1} record batches"
         with pytest.raises(PgOutputError, match=match):
-            list_segments(tmp_path)
+            list_segments([one.path for one in parts])
         with pytest.raises(PgOutputError, match=match):
             writer(tmp_path)
         segment.path.write_bytes(content)

@@ -107,7 +107,7 @@ def read(directory: Path, segment_bytes: int) -> list[Row]:
             begins = [row for row in found if row["data"][:1] == b"B"]
             assert rows.pop(0) == begins[-1]
         commits = {row["commit_lsn"] for row in rows if row["commit_lsn"] is not None}
-        assert all(segment.first_lsn <= lsn < segment.end_lsn for lsn in commits)
+        assert all(segment.start_lsn <= lsn < segment.end_lsn for lsn in commits)
         found += rows
     return found
 

@@ -108,7 +108,7 @@ def test_a_writer_continues_version_1(directory: Path) -> None:
     first, second = list_segments(directory)
     assert first == old
     assert old.path.read_bytes() == content
-    assert second[:3] == (server.committed[-1].commit_lsn, server.lsn, 0)
+    assert second[:4] == (end, server.lsn, 0, 1)
     assert [version(one.path) for one in (first, second)] == [1, 2]
     with SegmentReader(second.path) as reader:
         assert reader.metadata == dataclasses.replace(now, start_lsn=end)

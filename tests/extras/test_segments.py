@@ -65,9 +65,9 @@ def test_columns_name_and_metadata(tmp_path: Path) -> None:
         assert out.flush() is None
         assert out.is_idle
         assert out.position == 120
-    assert names(tmp_path) == ["0000000000000064-0000000000000078-00000.arrow"]
+    assert names(tmp_path) == ["0000000000000032-0000000000000078-00000-of-00001.arrow"]
     (segment,) = list_segments(tmp_path)
-    assert segment[:3] == (100, 120, 0)
+    assert segment[:4] == (50, 120, 0, 1)
     with SegmentReader(segment.path) as reader:
         assert reader.metadata == SegmentMetadata(**{**vars(METADATA), "start_lsn": 50})
         assert reader.is_last_part
@@ -157,7 +157,7 @@ def test_segment_ends_at_the_first_commit_after_its_size(tmp_path: Path) -> None
         assert positions == [310, 610]
         assert out.position == 610
     # What was not complete is gone with the writer: the server sends it again.
-    assert [segment[:3] for segment in list_segments(tmp_path)] == [(100, 310, 0), (400, 610, 0)]
+    assert [segment[:3] for segment in list_segments(tmp_path)] == [(50, 310, 0), (310, 610, 0)]
     assert len(names(tmp_path)) == 2
 
 
@@ -181,8 +181,10 @@ def test_large_transaction_has_parts(
     found = list_segments(tmp_path)
     assert len(found) > 3
     parts = found[:-1]
-    assert [segment[:3] for segment in parts] == [(100, 210, n) for n in range(len(parts))]
-    assert found[-1][:3] == (300, 310, 0)
+    assert [segment[:4] for segment in parts] == [
+        (50, 210, n, len(parts)) for n in range(len(parts))
+    ]
+    assert found[-1][:4] == (210, 310, 0, 1)
     # Each part alone says what its frames mean.
     for segment in parts[1:]:
         assert data(segment)[:3] == [relation(1), relation(2), begin(200)]
@@ -239,7 +241,7 @@ def test_missing_part_in_the_middle_is_an_error(
         out.flush()
     list_segments(tmp_path)[1].path.unlink()
     before = names(tmp_path)
-    with pytest.raises(PgOutputError, match=r"-00000\.arrow is not complete: there are its parts"):
+    with pytest.raises(PgOutputError, match=r"-00000-of-.* is not complete: there are its parts"):
         list_segments(tmp_path)
     with pytest.raises(PgOutputError, match="is not complete"):
         writer(tmp_path)
@@ -252,7 +254,7 @@ def test_resume_goes_on_at_the_end(tmp_path: Path) -> None:
         write(out, transaction(100, insert()))
         out.flush()
         write(out, transaction(200, insert()))
-    assert names(tmp_path) == ["0000000000000064-000000000000006E-00000.arrow"]
+    assert names(tmp_path) == ["0000000000000032-000000000000006E-00000-of-00001.arrow"]
     (tmp_path / ".00004.arrow.tmp").write_bytes(b"left by a kill")
     # The slot may be behind, as a status message can be lost; not beyond.
     with writer(tmp_path, confirmed=60) as out:

@@ -1,0 +1,85 @@
+"""One file of a segment while it is being written."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ..errors import PgOutputError
+from .format import (
+    CRC_KEY,
+    END_KEY,
+    LAST_PART,
+    METADATA_KEY,
+    OTHER_PART,
+    checksum,
+    require_pyarrow,
+    segment_schema,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .format import SegmentMetadata
+
+
+class SegmentFile:
+    """A file of a segment, whose record batches get their checksums here.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        Its temporary name; there must be no such file.
+    metadata : SegmentMetadata
+    options : pyarrow.ipc.IpcWriteOptions, optional
+
+    Attributes
+    ----------
+    path : pathlib.Path
+
+    Raises
+    ------
+    OSError
+        The disk refuses, as in all methods.
+    """
+
+    def __init__(self, path: Path, metadata: SegmentMetadata, options: Any = None) -> None:
+        self._pa = require_pyarrow()
+        self.path = path
+        self._metadata = metadata.to_json().encode()
+        self._file = path.open("xb")
+        schema = segment_schema().with_metadata({METADATA_KEY: self._metadata})
+        self._arrow = self._pa.ipc.new_file(self._file, schema, options=options)
+        self._begins_at = self._file.tell()
+        self._batches = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the record batches so far."""
+        return self._file.tell() - self._begins_at
+
+    def write(self, columns: list[Any], mark: bytes | None = None) -> None:
+        """Write a record batch with its checksum. With `mark` it is the last one of the file."""
+        batch = self._pa.RecordBatch.from_arrays(columns, schema=segment_schema())
+        more = b"" if mark is None else self._metadata + mark
+        crc = checksum(self._batches, batch, more)
+        if crc is None:
+            raise PgOutputError("a record batch of the segment has buffers that are too short")
+        custom = {CRC_KEY: crc.encode()} | ({} if mark is None else {END_KEY: mark})
+        self._arrow.write_batch(batch, custom_metadata=custom)
+        self._batches += 1
+
+    def finish(self, *, last: bool) -> None:
+        """Write the end mark, and sync the file."""
+        empty = [self._pa.nulls(0, field.type) for field in segment_schema()]
+        self.write(empty, LAST_PART if last else OTHER_PART)
+        self._arrow.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def discard(self) -> None:
+        """Close the file without an end, before it is deleted."""
+        # The Arrow writer is not closed, as that would write the footer.
+        self._arrow = None
+        self._file.close()
