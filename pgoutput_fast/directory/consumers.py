@@ -1,0 +1,199 @@
+"""Consumers of a directory: what reads it, and how far each has come.
+
+Segments and snapshots that a consumer still needs are not deleted. Each consumer is a file in the
+subdirectory `consumers`, which is written whole each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from .._disk import fsync_path, write_whole
+from .._forms import of_form
+from ..errors import PgOutputError, printable
+from ..lsn import format_lsn, parse_lsn
+from ..segments.listing import contents
+from .reading import Position, Reading, first_position, lacking, next_reading
+from .tables import Tables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..segments import Segment
+
+DIRECTORY_NAME = "consumers"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}", re.ASCII)
+
+
+class ConsumerState(NamedTuple):
+    """What a directory knows of a consumer.
+
+    Fields: name, position (`Position`), seen (seconds since 1970 when it last moved).
+    """
+
+    name: str
+    position: Position
+    seen: float
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keep consumers from being added while segments are deleted, and the other way round."""
+    path = directory / DIRECTORY_NAME
+    if not path.exists():
+        path.mkdir(exist_ok=True)
+        fsync_path(directory)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def consumers(directory: Path) -> list[ConsumerState]:
+    """All consumers of a directory, by name.
+
+    Raises
+    ------
+    PgOutputError
+        The directory, or a consumer's file, can't be read.
+    """
+    try:
+        paths = sorted((directory / DIRECTORY_NAME).iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise PgOutputError(f"can't read consumers of {directory}: {error.strerror}") from error
+    return [_read(path) for path in paths if path.suffix == ".json" and path.name[0] != "."]
+
+
+def _read(path: Path) -> ConsumerState:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        form = {"position": str, "tables": dict[str, str], "seen": float}
+        for key, kind in form.items():
+            of_form(fields[key], kind, key)
+        tables = {int(key): parse_lsn(lsn) for key, lsn in fields["tables"].items()}
+        return ConsumerState(
+            path.stem, Position(parse_lsn(fields["position"]), tables), fields["seen"]
+        )
+    except (OSError, ValueError, KeyError, TypeError, PgOutputError) as error:
+        raise PgOutputError(
+            f"can't read {path} ({printable(str(error))}), which says how far a consumer has read: "
+            f"restore it, or remove the consumer and add it anew"
+        ) from error
+
+
+class Consumer:
+    """One reader of a directory, which remembers how far it has come.
+
+    Parameters
+    ----------
+    directory : path
+    name : str
+        Letters, digits, ``_``, ``-`` and dots. A consumer of this name goes on where it was; a new
+        one begins with the newest snapshot of each table.
+
+    Attributes
+    ----------
+    position : Position
+
+    Raises
+    ------
+    PgOutputError
+        The name is not allowed, the directory can't be read, or what a new consumer needs is gone.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], name: str) -> None:
+        if not _NAME.fullmatch(name):
+            raise PgOutputError(
+                f"{name!r} can't be a consumer's name: give letters, digits, '_', '-' and '.'"
+            )
+        self.directory = Path(directory)
+        self.name = name
+        self._path = self.directory / DIRECTORY_NAME / f"{name}.json"
+        self._tables = Tables(self.directory)
+        if self._path.exists():
+            self.position = _read(self._path).position
+            return
+        with locked(self.directory):
+            begin = contents(self.directory).begin
+            states = self._tables.read()
+            self.position = first_position(states, begin)
+            missing = lacking(self.position, states, begin)
+            if missing:
+                raise PgOutputError(
+                    f"a new consumer of {self.directory} needs the changes since each table's "
+                    f"snapshot, and for the relations {missing} they are deleted: have these "
+                    f"tables copied again"
+                )
+            self._store(self.position)
+
+    def next(self) -> tuple[Reading, list[Segment]]:
+        """What to read next, and the segments of the directory at this moment.
+
+        Raises
+        ------
+        PgOutputError
+            The directory can't be read, or segments that are needed are gone.
+        """
+        found = contents(self.directory)
+        states = self._tables.read()  # behind the end, as `next_reading` says
+        reading = next_reading(self.position, states, found.end)
+        if lacking(self.position, states, found.begin):
+            raise PgOutputError(
+                f"consumer {self.name!r} of {self.directory} is at {format_lsn(reading.start)}, "
+                f"and segments before {format_lsn(found.begin)} are deleted: remove it, "
+                f"and begin anew with new copies of the tables"
+            )
+        return reading, found.segments
+
+    def advance(self, position: Position) -> None:
+        """Store durably that everything before a position was taken.
+
+        Raises
+        ------
+        PgOutputError
+            The disk refuses, or the consumer was removed meanwhile.
+        """
+        if not self._path.exists():
+            raise PgOutputError(
+                f"consumer {self.name!r} was removed from {self.directory} while it was reading: "
+                f"add it anew"
+            )
+        self._store(position)
+        self.position = position
+
+    def _store(self, position: Position) -> None:
+        fields = {
+            "position": format_lsn(position.lsn),
+            "tables": {str(key): format_lsn(lsn) for key, lsn in position.tables.items()},
+            "seen": time.time(),
+        }
+        try:
+            write_whole(self._path, [json.dumps(fields)])
+        except OSError as error:
+            raise PgOutputError(f"can't write {self._path}: {error.strerror or error}") from error
+
+
+def remove_consumer(directory: Path, name: str) -> None:
+    """Forget a consumer: nothing is kept for it any more.
+
+    Raises
+    ------
+    PgOutputError
+        There is none of this name.
+    """
+    try:
+        (directory / DIRECTORY_NAME / f"{name}.json").unlink()
+    except FileNotFoundError:
+        names = ", ".join(one.name for one in consumers(directory)) or "none"
+        raise PgOutputError(f"{directory} has no consumer {name!r}; it has {names}") from None

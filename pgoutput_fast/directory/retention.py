@@ -1,0 +1,108 @@
+"""Delete what no consumer needs any more, and what is older than is to be kept."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from .._disk import fsync_path, write_whole
+from ..lsn import format_lsn
+from ..segments.format import BEGIN_NAME
+from ..segments.listing import SegmentGroup, begin_of, listed, present
+from .consumers import consumers, locked
+from .snapshots import snapshot_files
+from .tables import Tables, TableState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from .reading import Position
+
+
+class Keep(NamedTuple):
+    """How much of what every consumer has read is kept.
+
+    Fields: seconds (of age, or None), bytes (or None). With both None everything is kept.
+    """
+
+    seconds: float | None = None
+    bytes: int | None = None
+
+
+def needed_from(positions: list[Position], states: Mapping[int, TableState]) -> int | None:
+    """The LSN from which on segments are needed; None if nobody needs any."""
+    held = [state.held_from for state in states.values() if state.held_from is not None]
+    return min([*held, *(position.least for position in positions)], default=None)
+
+
+def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> int:
+    """Delete segments and snapshots that are not needed; the number of files.
+
+    The caller is the directory's only writer.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+    keep : Keep
+    store_position : callable
+        Stores durably where the directory ends, which the newest segment tells until then. It is
+        called before that is deleted.
+    """
+    if keep == Keep():
+        return 0
+    with locked(directory):
+        positions = [one.position for one in consumers(directory)]
+        states = Tables(directory).read()
+        groups, _ = present(directory)
+        gone = _spent(groups, keep, needed_from(positions, states))
+        if gone and len(gone) == len(groups):
+            store_position()
+        begin = begin_of(directory)
+        if gone:
+            begin = gone[-1].end_lsn
+            write_whole(directory / BEGIN_NAME, [json.dumps({"begin": format_lsn(begin)})])
+        count = 0
+        # Also what an earlier call did not come to delete.
+        for segment in listed(directory):
+            if segment.end_lsn <= begin:
+                segment.path.unlink()
+                count += 1
+        if count:
+            fsync_path(directory)
+        for copy, paths in snapshot_files(directory).items():
+            state = states.get(copy[0])
+            if state is None:
+                continue
+            found = [one for one in state.snapshots if one.generation == copy[1]]
+            if not found or any(one.of(copy[0]) <= found[0].lsn - 1 for one in positions):
+                continue
+            if found[0] != state.snapshots[-1] or begin > found[0].lsn:
+                for path in paths:
+                    path.unlink()
+                    count += 1
+        return count
+
+
+def _spent(groups: list[SegmentGroup], keep: Keep, needed: int | None) -> list[SegmentGroup]:
+    """The oldest segments, as far as they are neither needed nor to be kept."""
+    gone = []
+    left = None
+    if keep.bytes is not None:
+        left = sum(one.path.stat().st_size for group in groups for one in group.parts)
+    now = time.time()
+    for group in groups:
+        if needed is not None and group.end_lsn > needed:
+            break
+        size = sum(one.path.stat().st_size for one in group.parts)
+        old = keep.seconds is not None and (
+            now - group.parts[-1].path.stat().st_mtime >= keep.seconds
+        )
+        many = left is not None and keep.bytes is not None and left - size >= keep.bytes
+        if not (old or many):
+            break
+        if left is not None:
+            left -= size
+        gone.append(group)
+    return gone

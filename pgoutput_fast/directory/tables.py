@@ -1,0 +1,195 @@
+"""Which tables have a snapshot in a directory, and which wait for one.
+
+Each state is a small file in the subdirectory `tables`, and its name says all that a reader needs.
+So a reader lists names, and opens nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+
+from .._disk import fsync_path, write_whole
+from ..errors import PgOutputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DIRECTORY_NAME = "tables"
+
+_NAME = re.compile(
+    r"([0-9A-F]{8})-([0-9]{5})-(first|again)-(waiting|snapshot|gone)-([0-9A-F]{16})\.json",
+    re.ASCII,
+)
+_State = Literal["waiting", "snapshot", "gone"]
+
+
+class Copy(NamedTuple):
+    """One copy of a table, or the order to make one.
+
+    Attributes
+    ----------
+    relation_id : int
+    generation : int
+        1 for the table's first copy, 2 for the next one.
+    first : bool
+        Whether nothing that came of the table before counts, as it was not in the directory.
+    state : {"waiting", "snapshot", "gone"}
+        "gone" if the table was dropped, or left the publications, before it was copied.
+    lsn : int
+        "snapshot": the consistent point; the rows are those of every transaction that was
+        committed before it. "waiting", "gone": where the directory ended when the copy was ordered.
+    """
+
+    relation_id: int
+    generation: int
+    first: bool
+    state: _State
+    lsn: int
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        kind = "first" if self.first else "again"
+        return (
+            f"{self.relation_id:08X}-{self.generation:05d}-{kind}-{self.state}-{self.lsn:016X}.json"
+        )
+
+
+class TableState(NamedTuple):
+    """What a directory has of a table.
+
+    Attributes
+    ----------
+    copies : tuple of Copy
+        Oldest first.
+    """
+
+    copies: tuple[Copy, ...]
+
+    @property
+    def held_from(self) -> int | None:
+        """The LSN from which on its changes wait for a copy; None: they do not wait."""
+        last = self.copies[-1]
+        return last.lsn if last.state == "waiting" else None
+
+    @property
+    def snapshots(self) -> tuple[Copy, ...]:
+        """The copies that are whole."""
+        return tuple(copy for copy in self.copies if copy.state == "snapshot")
+
+    @property
+    def begins(self) -> int | None:
+        """Changes before this LSN do not count; None: none does."""
+        first = self.copies[0]
+        if not first.first:
+            return 0
+        return next((copy.lsn for copy in self.copies if copy.state == "snapshot"), None)
+
+
+class Tables:
+    """The states of tables in a directory, of which the caller is the only writer.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+        That of the segments.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / DIRECTORY_NAME
+
+    def read(self) -> dict[int, TableState]:
+        """The state of each table that has one, by relation id.
+
+        Raises
+        ------
+        PgOutputError
+            The directory can't be read.
+        """
+        found: dict[tuple[int, int], Copy] = {}
+        try:
+            names = [path.name for path in self._directory.iterdir()]
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise PgOutputError(f"can't read {self._directory}: {error.strerror}") from error
+        for name in names:
+            match = _NAME.fullmatch(name)
+            if match is None:
+                continue
+            copy = Copy(
+                int(match[1], 16),
+                int(match[2]),
+                match[3] == "first",
+                cast("_State", match[4]),
+                int(match[5], 16),
+            )
+            before = found.get(copy[:2])
+            # A kill can leave the order beside what came of it.
+            if before is None or before.state == "waiting":
+                found[copy[:2]] = copy
+        states: dict[int, list[Copy]] = {}
+        for key in sorted(found):
+            states.setdefault(key[0], []).append(found[key])
+        return {relation_id: TableState(tuple(copies)) for relation_id, copies in states.items()}
+
+    def wait(self, relation_id: int, lsn: int, *, first: bool, table: str) -> Copy:
+        """Order a copy: durable when this returns.
+
+        It must be called before anything behind `lsn` becomes durable.
+
+        Parameters
+        ----------
+        relation_id : int
+        lsn : int
+            Up to where everything is durable.
+        first : bool
+            As of `Copy`.
+        table : str
+            Its name, for people.
+        """
+        state = self.read().get(relation_id)
+        generation = state.copies[-1].generation + 1 if state else 1
+        return self._write(Copy(relation_id, generation, first, "waiting", lsn), {"table": table})
+
+    def finish(self, copy: Copy, lsn: int, fields: dict[str, object]) -> Copy:
+        """A copy is whole, with its files durable.
+
+        Parameters
+        ----------
+        copy : Copy
+            What was ordered.
+        lsn : int
+            Its consistent point.
+        fields : dict
+            What is stored of it.
+        """
+        if lsn <= copy.lsn:
+            raise PgOutputError(
+                f"the snapshot of relation {copy.relation_id} is of {lsn:X}, which is not behind "
+                f"{copy.lsn:X}, where its changes began to wait for it"
+            )
+        return self._replace(copy, copy._replace(state="snapshot", lsn=lsn), fields)
+
+    def give_up(self, copy: Copy, fields: dict[str, object]) -> None:
+        """A table that waits is gone."""
+        self._replace(copy, copy._replace(state="gone"), fields)
+
+    def _replace(self, old: Copy, new: Copy, fields: dict[str, object]) -> Copy:
+        self._write(new, fields)
+        (self._directory / old.name).unlink(missing_ok=True)
+        return new
+
+    def _write(self, copy: Copy, fields: dict[str, object]) -> Copy:
+        try:
+            if not self._directory.exists():
+                self._directory.mkdir()
+                fsync_path(self._directory.parent)
+            write_whole(self._directory / copy.name, [json.dumps(fields)])
+        except OSError as error:
+            raise PgOutputError(
+                f"can't write {self._directory / copy.name}: {error.strerror or error}"
+            ) from error
+        return copy

@@ -1,0 +1,143 @@
+"""Copy segments that follow each other into one file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..protocol.wire import relation_id_of
+from .file import SegmentFile
+from .format import ANNOUNCED_LSN, BATCH_BYTES, BATCH_FRAMES, require_pyarrow, segment_schema
+from .reader import SegmentReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from typing_extensions import Self
+
+
+_ANNOUNCEMENTS = (b"R", b"Y")
+
+
+class SegmentCopy:
+    """A file into which segments of one part each are copied, one after the other.
+
+    What a later one repeats of Types and Relations in force is left out.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        Its temporary name. After `finish` it is whole and synced.
+    options : pyarrow.ipc.IpcWriteOptions, optional
+    """
+
+    def __init__(self, path: Path, options: Any = None) -> None:
+        self._pa = require_pyarrow()
+        self._path = path
+        self._options = options
+        self._file: SegmentFile | None = None
+        self._in_force: dict[tuple[bytes, int | None], bytes] = {}
+        self._pending: list[Any] = []
+        self._frames = self._bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *exc_info: object) -> None:
+        if self._file is not None:
+            if kind is None:
+                self._flush()
+                self._file.finish(last=True)
+            else:
+                self._file.discard()
+
+    def add(self, path: Path) -> None:
+        """Copy a segment.
+
+        Raises
+        ------
+        PgOutputError
+            It can't be read, or is damaged.
+        OSError
+            The disk refuses.
+        """
+        with SegmentReader(path) as reader:
+            if self._file is None:
+                self._file = SegmentFile(self._path, reader.metadata, self._options)
+            first = True
+            for batch in reader:
+                self._take(self._without_repeated(batch) if first else batch)
+                first = False
+                self._note(batch)
+
+    def _without_repeated(self, batch: Any) -> Any:
+        """The first batch of a file without the Types and Relations that are in force anyway."""
+        lsns, data = batch.column("lsn"), batch.column("data")
+        index, kept = 0, []
+        while index < batch.num_rows and lsns[index].as_py() == ANNOUNCED_LSN:
+            frame = data[index].as_py()
+            if frame[:1] not in _ANNOUNCEMENTS:
+                break
+            if self._in_force.get(_key(frame)) != frame:
+                kept.append(index)
+            index += 1
+        if len(kept) == index:
+            return batch
+        return batch.take(self._pa.array([*kept, *range(index, batch.num_rows)], "int64"))
+
+    def _note(self, batch: Any) -> None:
+        """Remember the Types and Relations of a batch."""
+        import numpy as np
+
+        announced = np.flatnonzero(batch.column("lsn").to_numpy() == ANNOUNCED_LSN)
+        data = batch.column("data")
+        for index in announced.tolist():
+            frame = data[index].as_py()
+            if frame[:1] in _ANNOUNCEMENTS:
+                self._in_force[_key(frame)] = frame
+
+    def _take(self, batch: Any) -> None:
+        while batch.num_rows:
+            room = min(BATCH_FRAMES - self._frames, batch.num_rows)
+            fits = _fitting(batch, room, BATCH_BYTES - self._bytes)
+            if not fits:
+                if self._frames:
+                    self._flush()
+                    continue
+                fits = 1  # it is larger than others are together
+            part = batch.slice(0, fits)
+            self._pending.append(part)
+            self._frames += fits
+            self._bytes += _data_bytes(part, 0, fits)
+            batch = batch.slice(fits)
+
+    def _flush(self) -> None:
+        if self._pending and self._file is not None:
+            table = self._pa.Table.from_batches(self._pending, segment_schema())
+            # Taken, so that no array begins within its buffers, as that of a slice does.
+            (batch,) = table.take(self._pa.array(range(len(table)))).combine_chunks().to_batches()
+            self._file.write(batch.columns)
+            self._pending = []
+            self._frames = self._bytes = 0
+
+
+def _key(frame: bytes) -> tuple[bytes, int | None]:
+    """What a Type or Relation announces: its tag and its OID, which lies where a row's does."""
+    return frame[:1], relation_id_of(frame, False)
+
+
+def _data_bytes(batch: Any, start: int, end: int) -> int:
+    """Bytes of the frames from `start` to before `end`."""
+    import numpy as np
+
+    column = batch.column("data")
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset :]
+    return int(offsets[end] - offsets[start])
+
+
+def _fitting(batch: Any, most: int, room: int) -> int:
+    """How many frames from the first on have at most `room` bytes, and are at most `most`."""
+    import numpy as np
+
+    column = batch.column("data")
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset :][: most + 1]
+    return int(np.searchsorted(offsets, offsets[0] + room, "right")) - 1

@@ -1,0 +1,210 @@
+"""Merging, retention and consumers of a directory: what the model of its rules does not look at."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from written_segments import (
+    begin,
+    commit,
+    data,
+    insert,
+    message,
+    relation,
+    rows,
+    transaction,
+    write,
+    writer,
+)
+
+from pgoutput_fast.directory import merging
+from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consumer
+from pgoutput_fast.directory.merging import FAN, delete_covered, merge, mergeable
+from pgoutput_fast.directory.reading import Position
+from pgoutput_fast.directory.retention import Keep, retain
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.segments import copying, list_segments
+from pgoutput_fast.segments.listing import contents
+
+
+def arrow_files(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.glob("*.arrow"))
+
+
+def sent(lsn: int, *body: bytes) -> list[tuple[int, bytes]]:
+    """A transaction with the LSNs that a server gives: 0 for a Relation."""
+    return [(0 if frame[:1] == b"R" else at, frame) for at, frame in transaction(lsn, *body)]
+
+
+def many(directory: Path, count: int, **options: Any) -> None:
+    """Segments of one transaction each, of which every third announces a table."""
+    with writer(directory, **options) as out:
+        for number in range(1, count + 1):
+            tables = [relation(1 + number % 2, f"t{number % 2}")] if number % 3 == 1 else []
+            write(out, sent(100 * number, *tables, insert(1 + number % 2)))
+            out.flush()
+
+
+def test_a_merged_segment_has_what_those_before_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "BATCH_FRAMES", 8)
+    many(tmp_path, FAN)
+    with writer(tmp_path) as out:
+        write(out, [(1650, message(1650))], transaction(1700, insert()))
+        out.flush()
+    before = list_segments(tmp_path)
+    told = [row for segment in before for row in rows(segment) if row["lsn"]]
+    merged = merge(tmp_path, 1 << 20)
+    assert merged is not None
+    assert list_segments(tmp_path) == [merged, before[-1]]
+    assert merged[:4] == (50, 1610, 0, 1)
+    found = rows(merged)
+    assert [row for row in found if row["lsn"]] + [
+        row for row in rows(before[-1]) if row["lsn"]
+    ] == told
+    # Tables are announced where the server did so, and not where a file only repeated them.
+    announced = [row["data"] for row in found if not row["lsn"]]
+    assert announced == [relation(1 + n % 2, f"t{n % 2}") for n in range(1, FAN + 1, 3)]
+    # Readers that have listed the directory before still find the files.
+    assert delete_covered(tmp_path, 60) == 0
+    assert [segment.path.exists() for segment in before] == [True] * (FAN + 1)
+    assert delete_covered(tmp_path, 0) == FAN
+    assert arrow_files(tmp_path) == [merged.name, before[-1].name]
+    # A capture goes on behind them.
+    with writer(tmp_path, confirmed=1700) as out:
+        assert out.position == 1710
+
+
+def test_tables_that_change_between_merged_segments(tmp_path: Path) -> None:
+    with writer(tmp_path) as out:
+        for number in range(1, FAN + 1):
+            frames = [relation(1, "old" if number < 3 else "new")] if number in (1, 3) else []
+            write(out, sent(100 * number, *frames, insert()))
+            out.flush()
+    merged = merge(tmp_path, 1 << 20)
+    assert merged is not None
+    assert data(merged)[:10] == [
+        begin(100), relation(1, "old"), insert(), commit(100, 110),
+        begin(200), insert(), commit(200, 210),
+        begin(300), relation(1, "new"), insert(),
+    ]  # fmt: skip
+    assert (
+        data(merged)[10:]
+        == [
+            frame
+            for lsn in range(300, 100 * FAN + 1, 100)
+            for frame in (begin(lsn), insert(), commit(lsn, lsn + 10))
+        ][2:]
+    )
+
+
+def test_which_segments_are_merged() -> None:
+    small, large = 3000, 1 << 20
+    assert mergeable([small] * (FAN - 1), large) is None
+    assert mergeable([large, *[small] * FAN], large) == (1, FAN + 1)
+    assert mergeable([small, 0, *[small] * FAN], large) == (2, FAN + 2)  # 0: it has parts
+    assert mergeable([small] * FAN, FAN * small - 1) is None
+    assert mergeable([small] * FAN, FAN * small) == (0, FAN)
+    # Those that were merged are merged again with others of their kind, not with small ones.
+    sizes = [FAN * 4096 + 1] * (FAN - 1) + [small] * (FAN - 1)
+    assert mergeable(sizes, 1 << 30) is None
+    assert mergeable([*sizes, small], 1 << 30) == (FAN - 1, 2 * FAN - 1)
+
+
+def test_frames_are_copied_once_for_each_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = 0
+    add = copying.SegmentCopy.add
+
+    def counted(self: copying.SegmentCopy, path: Path) -> None:
+        nonlocal copied
+        copied += 1
+        add(self, path)
+
+    monkeypatch.setattr(copying.SegmentCopy, "add", counted)
+    monkeypatch.setattr(merging, "FAN", 4)
+    for number in range(64):
+        with writer(tmp_path, confirmed=0) as out:
+            write(out, transaction(100 * number + 100, insert(value=b"x" * 4000)))
+            out.flush()
+        while merge(tmp_path, 1 << 20) is not None:
+            delete_covered(tmp_path, 0)
+    assert len(arrow_files(tmp_path)) <= 12
+    assert copied <= 64 * 3
+    commits = [row for one in list_segments(tmp_path) for row in rows(one) if row["seq"] == 0]
+    assert [row["commit_lsn"] for row in commits] == [100 * n for n in range(1, 65)]
+
+
+def test_retention_keeps_what_consumers_need(tmp_path: Path) -> None:
+    many(tmp_path, 6)
+    consumer = Consumer(tmp_path, "lake")
+    assert consumer.position == Position(50, {})
+    consumer.advance(Position(310, {}))
+    with writer(tmp_path, confirmed=610) as out:
+        assert retain(tmp_path, Keep(), out.store_position) == 0
+        assert retain(tmp_path, Keep(bytes=0), out.store_position) == 3
+        assert [one.start_lsn for one in list_segments(tmp_path)] == [310, 410, 510]
+        reading, segments = consumer.next()
+        assert (reading.rest.start, reading.rest.end) == (310, 610)
+        assert segments == list_segments(tmp_path)
+        with pytest.raises(PgOutputError, match=r"has no consumer 'lak'; it has lake"):
+            remove_consumer(tmp_path, "lak")
+        remove_consumer(tmp_path, "lake")
+        assert consumers(tmp_path) == []
+        assert retain(tmp_path, Keep(seconds=1000), out.store_position) == 0
+        oldest = list_segments(tmp_path)[0].path
+        os.utime(oldest, (0, 0))
+        assert retain(tmp_path, Keep(seconds=1000), out.store_position) == 1
+        sizes = [one.path.stat().st_size for one in list_segments(tmp_path)]
+        assert retain(tmp_path, Keep(bytes=sum(sizes)), out.store_position) == 0
+        assert retain(tmp_path, Keep(bytes=sizes[-1]), out.store_position) == 1
+        assert retain(tmp_path, Keep(bytes=0), out.store_position) == 1
+    assert arrow_files(tmp_path) == []
+    assert contents(tmp_path) == ([], 610, 610)
+    # With every segment gone the next capture goes on, and nobody sees a gap.
+    with writer(tmp_path, confirmed=610) as out:
+        assert out.position == 610
+        write(out, transaction(700, insert()))
+        out.flush()
+    assert [one[:2] for one in list_segments(tmp_path)] == [(610, 710)]
+
+
+def test_a_consumer_whose_segments_are_gone_is_told(tmp_path: Path) -> None:
+    many(tmp_path, 3)
+    consumer = Consumer(tmp_path, "lake")
+    consumer.advance(Position(110, {16384: 50}))
+    (tmp_path / "consumers" / "lake.json").rename(tmp_path / "kept")
+    with writer(tmp_path, confirmed=310) as out:
+        retain(tmp_path, Keep(bytes=0), out.store_position)
+    with pytest.raises(PgOutputError, match="consumer 'lake' was removed from"):
+        consumer.advance(Position(310, {}))
+    (tmp_path / "kept").rename(tmp_path / "consumers" / "lake.json")
+    with pytest.raises(PgOutputError, match=r"consumer 'lake' .* is at 0/32, and segments before"):
+        Consumer(tmp_path, "lake").next()
+
+
+def test_a_damaged_consumer_and_wrong_names_are_refused(tmp_path: Path) -> None:
+    many(tmp_path, 1)
+    for name in ("", "a/b", ".a", "ä", "x" * 64):
+        with pytest.raises(PgOutputError, match="can't be a consumer's name"):
+            Consumer(tmp_path, name)
+    Consumer(tmp_path, "lake")
+    path = tmp_path / "consumers" / "lake.json"
+    for text in ("", "{}", '{"position": 1, "tables": {}, "seen": 1.0}', "[]"):
+        path.write_text(text)
+        with pytest.raises(PgOutputError, match=r"can't read .*lake\.json"):
+            consumers(tmp_path)
+
+
+def test_a_segment_under_another_ones_name_is_refused(tmp_path: Path) -> None:
+    many(tmp_path, 3)
+    first, second, third = list_segments(tmp_path)
+    second.path.write_bytes(first.path.read_bytes())
+    assert list_segments(tmp_path) == [first, second, third]
+    with pytest.raises(PgOutputError, match="it has the name of another segment"):
+        rows(second)

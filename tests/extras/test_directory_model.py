@@ -1,0 +1,677 @@
+"""The rules of a capture's directory, by random steps against a dict: no server takes part.
+
+A simulated server has tables, transactions and a slot. A capture writes what the slot sends to a
+directory, copies tables that join, merges and deletes files. Consumers read the directory into
+tables of their own. Each of them is killed at any operation of the disk. Whatever happens, the
+tables of a consumer are those of the server at the LSN up to which it has read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from written_segments import METADATA
+
+import pgoutput_fast as pf
+from pgoutput_fast import testing
+from pgoutput_fast.directory import merging
+from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consumer
+from pgoutput_fast.directory.merging import delete_covered, merge
+from pgoutput_fast.directory.reading import Stretch
+from pgoutput_fast.directory.retention import Keep, retain
+from pgoutput_fast.directory.snapshots import delete_unfinished, snapshot_files, snapshot_path
+from pgoutput_fast.directory.tables import Copy, Tables
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.segments import SegmentReader, SegmentWriter
+from pgoutput_fast.segments.file import SegmentFile
+from pgoutput_fast.segments.prepared import PreparedTransactions
+from pgoutput_fast.transactions import Assembler
+
+OIDS = [16384, 16385, 16386]
+KEYS = st.integers(0, 3)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["receive", "receive", "flush", "idle", "copy", "copy", "again", "merge", "retain",
+             "delete_covered"]
+        ),
+        st.sampled_from(OIDS),
+    ),
+    min_size=1,
+    max_size=8,
+)  # fmt: skip
+Rows = dict[int, str]
+
+
+class KilledError(BaseException):
+    """The process was killed."""
+
+
+class Disk:
+    """Operations of the disk, of which one may be the last of its process."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None  # operations up to the kill
+        self.before = False  # whether the last one does not take place
+        self.dead = False
+        self._patches = pytest.MonkeyPatch()
+        for name in ("rename", "unlink", "fsync", "mkdir"):
+            self._patches.setattr(os, name, self._counted(getattr(os, name)))
+
+    def _counted(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **keywords: Any) -> Any:
+            if self.dead:
+                raise KilledError
+            if self.left is None:
+                return operation(*args, **keywords)
+            self.left -= 1
+            self.dead = self.left < 0
+            if not (self.dead and self.before):
+                operation(*args, **keywords)
+            if self.dead:
+                raise KilledError
+            return None
+
+        return counted
+
+    @contextlib.contextmanager
+    def killing(self, after: int | None, *, before: bool) -> Iterator[None]:
+        """Kill whatever runs in this block after some operations; None: not at all."""
+        self.left, self.before, self.dead = after, before, False
+        try:
+            yield
+        finally:
+            self.left = None
+
+    def restart(self) -> None:
+        self.dead = False
+
+    def close(self) -> None:
+        self._patches.undo()
+
+
+class Change(NamedTuple):
+    oid: int
+    op: str
+    key: int
+    value: str
+
+
+class Event(NamedTuple):
+    """What the slot sends at an LSN."""
+
+    lsn: int
+    frames: list[bytes]
+
+
+def table(oid: int) -> testing.Table:
+    return testing.Table(f"t{oid}", {"id": "int4", "v": "text"}, oid)
+
+
+class World:
+    """The server."""
+
+    def __init__(self) -> None:
+        self.lsn = 1000
+        self.xid = 700
+        self.log: list[tuple[int, list[Change]]] = []  # by commit LSN
+        self.events: list[Event] = []
+        self.published: set[int] = set()
+        self.gaps: dict[int, list[int]] = {}  # LSNs from which on a table was not published
+        self.prepared: list[tuple[int, str, list[Change]]] = []
+
+    def advance(self) -> int:
+        self.lsn += 8
+        return self.lsn
+
+    def take_xid(self) -> int:
+        self.xid += 1
+        return self.xid
+
+    def frames(self, changes: list[Change]) -> list[bytes]:
+        found = []
+        for oid, op, key, value in changes:
+            if oid not in self.published:
+                continue
+            found.append(table(oid).relation())
+            if op == "insert":
+                found.append(testing.insert(table(oid), [key, value]))
+            elif op == "update":
+                found.append(testing.update(table(oid), [key, value]))
+            elif op == "delete":
+                found.append(testing.delete(table(oid), [key, None], "K"))
+            else:
+                found.append(testing.truncate([oid]))
+        return found
+
+    def commit(self, changes: list[Change]) -> None:
+        xid, commit_lsn = self.take_xid(), self.advance()
+        end = self.advance()
+        self.log.append((commit_lsn, changes))
+        body = self.frames(changes)
+        if body:
+            frames = [testing.begin(xid, commit_lsn, 5), *body, testing.commit(commit_lsn, end, 5)]
+            self.events.append(Event(commit_lsn, frames))
+
+    def prepare(self, changes: list[Change]) -> None:
+        xid, lsn = self.take_xid(), self.advance()
+        end, gid = self.advance(), f"g{xid}"
+        body = self.frames(changes)
+        if not body:
+            return
+        begun = testing.begin_prepare(xid, gid, lsn, end, 5)
+        self.events.append(Event(lsn, [begun, *body, testing.prepare(xid, gid, lsn, end, 5)]))
+        self.prepared.append((xid, gid, changes))
+
+    def end_prepared(self, index: int, *, committed: bool) -> None:
+        xid, gid, changes = self.prepared.pop(index)
+        lsn = self.advance()
+        end = self.advance()
+        if committed:
+            self.log.append((lsn, changes))
+            frame = testing.commit_prepared(xid, gid, lsn, end, 5)
+        else:
+            frame = testing.rollback_prepared(xid, gid, lsn - 8, end, 5, 5)
+        self.events.append(Event(lsn, [frame]))
+
+    def rows(self, oid: int, before: int) -> Rows:
+        """A table's rows after all transactions that were committed before an LSN."""
+        found: Rows = {}
+        for commit_lsn, changes in self.log:
+            if commit_lsn < before:
+                for change in changes:
+                    if change.oid == oid:
+                        apply(found, change.op, change.key, change.value)
+        return found
+
+
+def apply(rows: Rows, op: str, key: int, value: str) -> None:
+    if op == "truncate":
+        rows.clear()
+    elif op == "delete":
+        rows.pop(key, None)
+    else:
+        rows[key] = value
+
+
+class Capture:
+    """What a capture does with a directory, step by step."""
+
+    def __init__(self, directory: Path, world: World, confirmed: int) -> None:
+        self.directory = directory
+        self.world = world
+        self.writer = SegmentWriter(
+            directory, METADATA, confirmed_flush_lsn=confirmed, segment_bytes=1 << 20
+        )
+        try:
+            self.begin(confirmed)
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, confirmed: int) -> None:
+        directory, world = self.directory, self.world
+        self.tables = Tables(directory)
+        self.known = set(self.tables.read())
+        delete_unfinished(directory, self.tables.read())
+        self.keeper = PreparedTransactions(directory, self.writer.position)
+        self.assembler = Assembler(keeper=self.keeper, unknown_prepared="error")
+        for kept in self.keeper.load(None):
+            self.assembler.restore(kept)
+        self.assembler.known_lsn = self.writer.position
+        self.next = next(
+            (i for i, event in enumerate(world.events) if event.lsn >= confirmed),
+            len(world.events),
+        )
+        self.copying: dict[int, Iterator[None]] = {}
+
+    def receive(self) -> None:
+        if self.next == len(self.world.events):
+            return
+        event = self.world.events[self.next]
+        self.next += 1
+        lsns = [0 if frame[:1] == b"R" else event.lsn for frame in event.frames]
+        for found in self.assembler.feed(event.frames, lsns):
+            for run in found.runs():
+                for frame in run.frames():
+                    if frame[:1] == b"R":
+                        self.join(int.from_bytes(frame[1:5], "big"))
+                self.acknowledge(self.writer.write_run(run))
+
+    def join(self, oid: int) -> None:
+        """Have a table wait that is not known."""
+        if oid not in self.known:
+            self.tables.wait(oid, self.writer.position, first=True, table=f"public.t{oid}")
+            self.known.add(oid)
+
+    def again(self, oid: int) -> None:
+        """Have a table copied again; a copy that is being made is given up, as it is too old."""
+        state = self.tables.read().get(oid)
+        if state is None:
+            return
+        if self.copying.pop(oid, None) is not None:
+            delete_unfinished(self.directory, self.tables.read(), oid)
+        if state.held_from is None:
+            self.tables.wait(oid, self.writer.position, first=False, table=f"public.t{oid}")
+
+    def flush(self) -> None:
+        self.acknowledge(self.writer.flush())
+
+    def idle(self) -> None:
+        """A keepalive when everything was sent."""
+        if self.next == len(self.world.events):
+            self.acknowledge(self.writer.advance(self.world.lsn))
+
+    def acknowledge(self, position: int | None) -> None:
+        if position is not None:
+            self.keeper.forget(position)
+
+    def copy(self, oid: int) -> Iterator[None]:
+        """Copy a table that waits."""
+        order = self.tables.read()[oid].copies[-1]
+        if oid not in self.world.published:
+            self.tables.give_up(order, {})
+            self.known.discard(oid)
+            return
+        point = self.world.advance()
+        rows = sorted(self.world.rows(oid, point).items())
+        yield
+        half = len(rows) // 2
+        (self.directory / "snapshots").mkdir(exist_ok=True)
+        write_rows(self.directory, order, point, 0, [testing.truncate([oid])])
+        for number, part in enumerate([rows[:half], rows[half:]], 1):
+            yield
+            frames = [testing.insert(table(oid), [key, value]) for key, value in part]
+            write_rows(self.directory, order, point, number, frames)
+        yield
+        self.tables.finish(order, point, {})
+
+    def close(self) -> None:
+        with contextlib.suppress(KilledError):
+            self.writer.close()
+
+
+def write_rows(directory: Path, order: Copy, point: int, number: int, frames: list[bytes]) -> None:
+    path = snapshot_path(directory, order, number)
+    temporary = path.with_suffix(".tmp")
+    file = SegmentFile(temporary, METADATA)
+    frames = [table(order.relation_id).relation(), *frames]
+    count = len(frames)
+    file.write(
+        [
+            pa.array([0] + [point - 1] * (count - 1), pa.uint64()),
+            pa.array([None] + [point - 1] * (count - 1), pa.uint64()),
+            pa.array([None] + [5] * (count - 1), pa.int64()),
+            pa.array([None] * count, pa.uint32()),
+            pa.array([None] + [number << 32 | n for n in range(count - 1)], pa.int64()),
+            pa.array(frames, pa.binary()),
+        ]
+    )
+    file.finish(last=True)
+    temporary.rename(path)
+
+
+def changes_in(path: Path) -> Iterator[tuple[int, int, int, str, int, str]]:
+    """commit_lsn, seq, oid, op, key and value of each change of a file."""
+    decoder = pf.Decoder()
+    with SegmentReader(path) as reader:
+        for batch in reader:
+            for row in batch.to_pylist():
+                message = decoder.decode(row["data"])
+                where = row["commit_lsn"], row["seq"]
+                if isinstance(message, pf.Truncate):
+                    for offset, oid in enumerate(message.relation_ids):
+                        yield where[0], where[1] + offset, oid, "truncate", 0, ""
+                elif isinstance(message, pf.Delete):
+                    values = message.old.values()
+                    yield *where, message.relation.relation_id, "delete", values[0], ""
+                elif isinstance(message, (pf.Insert, pf.Update)):
+                    values = message.new.values()
+                    op = type(message).__name__.lower()
+                    yield *where, message.relation.relation_id, op, values[0], values[1]
+
+
+class Target:
+    """A consumer's copy of one table, whose position moves with its rows."""
+
+    def __init__(self) -> None:
+        self.rows: Rows = {}
+        self.position = 0
+        self.snapshot = 0
+        self.begun = False
+        self.changes: set[tuple[int, int]] = set()
+
+
+class Reader:
+    """A consumer, with tables of its own."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.directory = directory
+        self.name = name
+        self.targets: dict[int, Target] = {}
+
+    def consume(
+        self, stop_after: int | None, during: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Take what is there.
+
+        Parameters
+        ----------
+        stop_after : int or None
+            How many tables are taken before it is killed; None: all.
+        during : callable
+            What others do between two of its looks at the directory.
+        """
+        consumer = Consumer(self.directory, self.name)
+        with pytest.MonkeyPatch.context() as patch:
+            read = Tables.read
+
+            def read_later(tables: Tables) -> Any:
+                patch.undo()
+                during(0)
+                return read(tables)
+
+            patch.setattr(Tables, "read", read_later)
+            reading, segments = consumer.next()
+        during(1)
+        found: dict[int, list[tuple[int, int, str, int, str]]] = {}
+        for segment in segments:
+            for commit_lsn, seq, oid, *change in changes_in(segment.path):
+                if reading.of(oid).has(commit_lsn):
+                    found.setdefault(oid, []).append((commit_lsn, seq, *change))
+        files = snapshot_files(self.directory)
+        for number, oid in enumerate(OIDS):
+            if number == stop_after:
+                return
+            stretch = reading.of(oid)
+            for copy in stretch.snapshots:
+                for path in files[oid, copy.generation]:
+                    found.setdefault(oid, []).extend(
+                        (at, seq, op, key, value) for at, seq, _, op, key, value in changes_in(path)
+                    )
+            self.take(oid, stretch, sorted(found.get(oid, [])))
+        consumer.advance(reading.after)
+
+    def take(
+        self, oid: int, stretch: Stretch, changes: list[tuple[int, int, str, int, str]]
+    ) -> None:
+        target = self.targets.setdefault(oid, Target())
+        points = {copy.lsn for copy in stretch.snapshots}
+        for commit_lsn, seq, op, key, value in changes:
+            if commit_lsn + 1 in points:
+                if commit_lsn + 1 <= target.snapshot:
+                    continue
+            elif commit_lsn < target.position:
+                continue
+            else:
+                assert target.begun  # what comes before the first snapshot is in it
+            assert (commit_lsn, seq) not in target.changes
+            target.changes.add((commit_lsn, seq))
+            if op == "update" and target.begun:
+                assert key in target.rows
+            apply(target.rows, op, key, value)
+            target.begun = target.begun or commit_lsn + 1 in points
+        target.snapshot = max([target.snapshot, *points])
+        target.position = max(target.position, stretch.end)
+
+
+class DirectoryMachine(RuleBasedStateMachine):
+    """The steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holder = tempfile.TemporaryDirectory()
+        self.directory = Path(self.holder.name) / "d"
+        self.disk = Disk()
+        self.patches = pytest.MonkeyPatch()
+        self.patches.setattr(merging, "FAN", 2)
+        self.patches.setattr(merging, "_SMALLEST", 1 << 30)
+        self.world = World()
+        self.capture: Capture | None = None
+        self.confirmed = self.world.lsn
+        self.readers: dict[str, Reader] = {}
+        self.grace = 0.0  # seconds that covered files are kept
+
+    def teardown(self) -> None:
+        try:
+            self.settle()
+        finally:
+            if self.capture is not None:
+                self.capture.close()
+            self.disk.close()
+            self.patches.undo()
+            self.holder.cleanup()
+
+    @initialize(oids=st.sets(st.sampled_from(OIDS), min_size=1))
+    def begin(self, oids: set[int]) -> None:
+        self.world.published = oids
+        self.start()
+        assert self.capture is not None
+        for oid in sorted(oids):
+            self.capture.join(oid)
+
+    def start(self) -> Capture:
+        if self.capture is None:
+            self.capture = Capture(self.directory, self.world, self.confirmed)
+        return self.capture
+
+    # --- the server
+
+    @rule(
+        changes=st.lists(
+            st.tuples(
+                st.sampled_from(OIDS), st.sampled_from(["put", "put", "delete", "truncate"]), KEYS
+            ),
+            min_size=1,
+            max_size=4,
+        ),
+        how=st.sampled_from(["commit", "commit", "prepare"]),
+    )
+    def transaction(self, changes: list[tuple[int, str, int]], how: str) -> None:
+        # A prepared transaction locks what it has written: no other writes there.
+        taken = {(one.oid, one.key) for _, _, done in self.world.prepared for one in done}
+        locked = {one.oid for _, _, done in self.world.prepared for one in done}
+        made = []
+        now = {oid: self.world.rows(oid, self.world.lsn + 1) for oid in OIDS}
+        for oid, op, key in changes:
+            if (oid, key) in taken or (op == "truncate" and (oid in locked or how == "prepare")):
+                continue
+            if op == "put":
+                op = "update" if key in now[oid] else "insert"
+            elif op == "delete" and key not in now[oid]:
+                continue
+            value = f"v{self.world.xid}"
+            apply(now[oid], op, key, value)
+            made.append(Change(oid, op, key, value))
+        if how == "commit":
+            self.world.commit(made)
+        else:
+            self.world.prepare(made)
+
+    @precondition(lambda self: self.world.prepared)
+    @rule(index=st.integers(0, 5), committed=st.booleans())
+    def end_prepared(self, index: int, committed: bool) -> None:
+        self.world.end_prepared(index % len(self.world.prepared), committed=committed)
+
+    @rule(oid=st.sampled_from(OIDS))
+    def publication(self, oid: int) -> None:
+        """A table joins or leaves; the capture hears of it at once, as by an event trigger."""
+        if any(one.oid == oid for _, _, done in self.world.prepared for one in done):
+            return
+        if oid in self.world.published:
+            self.world.published.remove(oid)
+            self.world.gaps.setdefault(oid, []).append(self.world.lsn)
+            return
+        if oid in self.world.gaps:
+            capture = self.start()
+            while capture.next < len(self.world.events):
+                capture.receive()
+            capture.flush()
+            capture.again(oid)
+        self.world.published.add(oid)
+
+    # --- the capture
+
+    @rule(
+        steps=STEPS,
+        kill=st.none() | st.integers(0, 25),
+        before=st.booleans(),
+        confirms=st.booleans(),
+    )
+    def work(
+        self, steps: list[tuple[str, int]], kill: int | None, before: bool, confirms: bool
+    ) -> None:
+        with self.disk.killing(kill, before=before):
+            try:
+                capture = self.start()
+                for step, oid in steps:
+                    self.step(capture, step, oid)
+            except KilledError:
+                pass
+        if confirms and self.capture is not None and not self.disk.dead:
+            self.confirmed = max(self.confirmed, self.capture.writer.position)
+        if self.disk.dead:
+            if self.capture is not None:
+                self.capture.close()
+            self.capture = None
+            self.disk.restart()
+
+    def step(self, capture: Capture, step: str, oid: int) -> None:
+        if step == "copy":
+            running = capture.copying.get(oid)
+            if running is None:
+                state = capture.tables.read().get(oid)
+                if state is None or state.held_from is None:
+                    return
+                running = capture.copying[oid] = capture.copy(oid)
+            if next(running, "ended") == "ended":
+                del capture.copying[oid]
+        elif step == "again":
+            capture.again(oid)
+        elif step == "merge":
+            merge(self.directory, 1 << 20)
+        elif step == "delete_covered":
+            delete_covered(self.directory, self.grace)
+        elif step == "retain":
+            retain(self.directory, Keep(bytes=0), capture.writer.store_position)
+        else:
+            getattr(capture, step)()
+
+    # --- consumers
+
+    @rule(
+        name=st.sampled_from(["a", "b"]),
+        stop_after=st.none() | st.integers(0, 2),
+        kill=st.none() | st.integers(0, 3),
+        before=st.booleans(),
+        during=st.none() | st.lists(STEPS, min_size=2, max_size=2),
+    )
+    def consume(
+        self,
+        name: str,
+        stop_after: int | None,
+        kill: int | None,
+        before: bool,
+        during: list[list[tuple[str, int]]] | None,
+    ) -> None:
+        if not self.directory.exists():
+            return
+        reader = self.readers.get(name) or Reader(self.directory, name)
+        new = name not in {one.name for one in consumers(self.directory)}
+
+        def others(number: int) -> None:
+            left, self.disk.left, self.grace = self.disk.left, None, 3600.0
+            for step, oid in during[number] if during and self.capture else ():
+                self.step(self.start(), step, oid)
+            self.disk.left, self.grace = left, 0.0
+
+        with self.disk.killing(kill, before=before):
+            try:
+                reader.consume(stop_after, others)
+            except KilledError:
+                pass
+            except PgOutputError as error:
+                if not new or "copied again" not in str(error):
+                    raise
+                return
+        self.disk.restart()
+        self.readers[name] = reader
+
+    @rule(name=st.sampled_from(["a", "b"]))
+    def remove(self, name: str) -> None:
+        if name in {one.name for one in consumers(self.directory)}:
+            remove_consumer(self.directory, name)
+        self.readers.pop(name, None)
+
+    # --- what must hold
+
+    @invariant()
+    def tables_are_those_of_the_server(self) -> None:
+        for reader in self.readers.values():
+            for oid, target in reader.targets.items():
+                gaps = self.world.gaps.get(oid, [])
+                if not target.begun or any(
+                    target.snapshot <= gap < target.position for gap in gaps
+                ):
+                    continue
+                assert target.rows == self.world.rows(oid, target.position), (reader.name, oid)
+
+    def settle(self) -> None:
+        """Let everything end that has begun; each consumer then has all."""
+        self.disk.restart()
+        capture = self.start()
+        while capture.next < len(self.world.events):
+            capture.receive()
+        for oid in OIDS:
+            self.world.advance()
+            for running in [capture.copying.pop(oid)] if oid in capture.copying else []:
+                for _ in running:
+                    pass
+            if (state := capture.tables.read().get(oid)) and state.held_from is not None:
+                for _ in capture.copy(oid):
+                    pass
+        self.world.advance()
+        capture.flush()
+        capture.idle()
+        for name in list(self.readers):
+            reader = self.readers[name]
+            reader.consume(None)
+            reader.consume(None)
+            self.tables_are_those_of_the_server()
+            for oid in self.world.published & capture.known:
+                if self.world.gaps.get(oid):
+                    continue
+                target = reader.targets[oid]
+                assert target.begun, (name, oid, capture.tables.read(), consumers(self.directory))
+                assert target.rows == self.world.rows(oid, self.world.lsn + 1)
+
+
+def settings_of(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        stateful_step_count=40,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+# What is killed leaves its files open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+class TestDirectory(DirectoryMachine.TestCase):  # type: ignore[name-defined, misc]
+    settings = settings_of(20)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+class TestDirectoryAtLength(DirectoryMachine.TestCase):  # type: ignore[name-defined, misc]
+    settings = settings_of(400)
