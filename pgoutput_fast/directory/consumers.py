@@ -20,8 +20,8 @@ from .._forms import of_form
 from ..errors import PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
 from ..segments.listing import contents
+from .copies import Tables
 from .reading import Position, Reading, first_position, lacking, next_reading
-from .tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

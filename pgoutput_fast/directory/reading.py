@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .tables import Copy, TableState
+    from .copies import Copy, TableState
 
 
 class Position(NamedTuple):

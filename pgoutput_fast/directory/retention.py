@@ -11,8 +11,8 @@ from ..lsn import format_lsn
 from ..segments.format import BEGIN_NAME
 from ..segments.listing import SegmentGroup, begin_of, listed, present
 from .consumers import consumers, locked
+from .copies import Tables, TableState
 from .snapshots import snapshot_files
-from .tables import Tables, TableState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

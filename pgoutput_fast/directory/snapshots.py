@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from .tables import Copy, TableState
+    from .copies import Copy, TableState
 
 DIRECTORY_NAME = "snapshots"
 _NAME = re.compile(r"([0-9A-F]{8})-([0-9]{5})-([0-9]{8})\.arrow", re.ASCII)

@@ -26,11 +26,11 @@ import pgoutput_fast as pf
 from pgoutput_fast import testing
 from pgoutput_fast.directory import merging
 from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consumer
+from pgoutput_fast.directory.copies import Copy, Tables
 from pgoutput_fast.directory.merging import delete_covered, merge
 from pgoutput_fast.directory.reading import Stretch
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.directory.snapshots import delete_unfinished, snapshot_files, snapshot_path
-from pgoutput_fast.directory.tables import Copy, Tables
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments import SegmentReader, SegmentWriter
 from pgoutput_fast.segments.file import SegmentFile

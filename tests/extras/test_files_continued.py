@@ -89,7 +89,7 @@ def test_what_is_new_is_added(format: str, tmp_path: Path) -> None:
 def test_seq_goes_on_through_the_parts_of_a_segment(impl: str, tmp_path: Path) -> None:
     land = Landing(tmp_path / "segments")
     many(land, 2)
-    assert len(list(land.directory.glob("*-00002.arrow"))) == 1
+    assert len(list(land.directory.glob("*-00002-of-*.arrow"))) == 1
     with chosen(impl):
         result = files.export(land.directory, tmp_path / "out")
     rows = [row for one in result.tables for row in rows_of(tmp_path / "out", one)]
