@@ -23,7 +23,6 @@ from psycopg import pq
 
 from .._impl import twin
 from ..connections import (
-    PUBLICATION_ADVICE,
     STREAM_ADVICE,
     RetryableError,
     result_error,
@@ -32,7 +31,7 @@ from ..connections import (
 from ..errors import PgOutputError
 from ..protocol.copydata import parse_keepalive, status_update
 from .waiter import IDLE_POLL, Waiter
-from .walsender import ReplicationConnection, next_result, wait_for
+from .walsender import ReplicationConnection, left_out_error, next_result, wait_for
 
 if TYPE_CHECKING:
     _Found = tuple[int, int, int, memoryview | psycopg.Error | None]
@@ -177,7 +176,10 @@ class Receiver:
         self._process = os.getpid()
         self._waiter = Waiter(self._pgconn)
         self._taking: Taken | None = None
+        # Why the server leaves changes out, and how many frames of this call came before that.
         self._skips: tuple[PgOutputError, int] | None = None
+        if connection.left_out is not None:
+            self._skips = connection.left_out, 0
         self._pgconn.notice_handler = self._on_notice
         self._left = time.monotonic()  # when the last receive() ended
         try:
@@ -261,7 +263,7 @@ class Receiver:
 
     def _receive(self, taken: Taken, deadline: float | None) -> bool:
         """Receive, if the stream has not ended before."""
-        waited = False
+        waited, self._taking = False, taken
         try:
             while not self._stop.is_set():
                 length = self._take(taken, drain=waited)
@@ -282,6 +284,8 @@ class Receiver:
                 # Where the server only leaves something out, it is still told what is durable.
                 self._ended = self._skips is None
                 self._error = error if isinstance(error, PgOutputError) else _lost(error)
+        finally:
+            self._taking = None
         if taken:
             return True  # the next call raises the error
         if self._error is not None:
@@ -298,7 +302,6 @@ class Receiver:
         """
         while not self._stop.is_set():
             # Nearly all that a client costs is spent in this call.
-            self._taking = taken
             size, lsn, length, data = taken.take(self._pgconn, _BATCH_BYTES - taken.size, drain)
             if self._skips is not None:
                 error, count = self._skips
@@ -319,17 +322,13 @@ class Receiver:
         return 0
 
     def _on_notice(self, result: pq.abc.PGresult) -> None:
-        """Note that the server leaves the changes of a publication out.
+        """Note where the server began to leave changes out; nothing behind that is given out.
 
-        PostgreSQL 18 ends the stream no more where a publication does not exist: it warns, and goes
-        on without its changes. Nothing that it sends behind the warning is given to anybody.
+        libpq calls this where it comes upon the notice, also while it sends a status. If no
+        `receive` runs then, all that the next one takes is behind it.
         """
-        if result.error_field(pq.DiagnosticField.SOURCE_FUNCTION) != b"LoadPublications":
-            said = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b""
-            _log.info("the server says: %s", said.decode("utf-8", "replace"))
-        elif self._skips is None:
-            what = "the server leaves out the changes of a publication"
-            error = result_error(what, result, {"55000": PUBLICATION_ADVICE})
+        error = left_out_error(result)
+        if error is not None and self._skips is None:
             self._skips = error, 0 if self._taking is None else len(self._taking)
 
     def _is_time(

@@ -16,6 +16,7 @@ import psycopg
 from psycopg import pq, sql
 
 from ..connections import (
+    PUBLICATION_ADVICE,
     SESSION_SETTINGS,
     ConnectionParameters,
     RetryableError,
@@ -128,6 +129,8 @@ class ReplicationConnection:
         The session settings, as the server shows them.
     wal_sender_timeout : float
         Seconds after which the server gives a silent client up; 0 for never.
+    left_out : PgOutputError or None
+        What the server warned of while it began a stream; see `left_out_error`.
 
     Raises
     ------
@@ -141,6 +144,7 @@ class ReplicationConnection:
     def __init__(self, dsn: str | ConnectionParameters | None = None, **keywords: object) -> None:
         if not isinstance(dsn, ConnectionParameters):
             dsn = ConnectionParameters(dsn, keywords)
+        self.left_out: PgOutputError | None = None
         self._connection = dsn.open(replication=True)
         try:
             self.server_version = self._connection.info.server_version
@@ -440,6 +444,10 @@ class ReplicationConnection:
         check_slot_name(slot)
         given = ", ".join(f'"{name}" {_literal(value)}' for name, value in options.items())
         pgconn = self.pgconn
+        # The server, a role or a database may have a setting with which no warning is sent.
+        self.query("SET client_min_messages = notice")
+        # Reading the answer, libpq also hands over a notice that comes directly behind it.
+        pgconn.notice_handler = self._on_notice
         for wait in (*_BUSY_WAITS, None):
             command = f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} ({given})'
             try:
@@ -464,6 +472,23 @@ class ReplicationConnection:
             time.sleep(wait)
             if look_again is not None:
                 lsn = look_again()
+
+    def _on_notice(self, result: pq.abc.PGresult) -> None:
+        self.left_out = self.left_out or left_out_error(result)
+
+
+def left_out_error(notice: pq.abc.PGresult) -> PgOutputError | None:
+    """Make the error for changes that the server leaves out; None for any other notice.
+
+    PostgreSQL 18 ends the stream no more where a publication does not exist: it warns, and goes on
+    without its changes.
+    """
+    if notice.error_field(pq.DiagnosticField.SOURCE_FUNCTION) == b"LoadPublications":
+        what = "the server leaves out the changes of a publication"
+        return result_error(what, notice, {"55000": PUBLICATION_ADVICE})
+    said = notice.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b""
+    _log.info("the server says: %s", said.decode("utf-8", "replace"))
+    return None
 
 
 def next_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:

@@ -360,7 +360,7 @@ def test_a_prepared_transaction_that_was_committed_meanwhile(
         assert rows_of(next(stream.transactions())) == [(2, None)]
 
 
-@pytest.mark.parametrize("queries", [0, 7, 13, 17])
+@pytest.mark.parametrize("queries", [0, 7, 13, 17, 18])
 def test_a_server_that_hangs_before_the_stream_begins(
     own18: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, queries: int
 ) -> None:

@@ -5,16 +5,33 @@ from __future__ import annotations
 import socket
 
 import psycopg
+from psycopg.pq import DiagnosticField
+
+
+class Notice:
+    """What a server says beside the data; by default that it leaves changes out."""
+
+    def __init__(self, function=b"LoadPublications"):
+        self.fields = {
+            DiagnosticField.SQLSTATE: b"55000",
+            DiagnosticField.MESSAGE_PRIMARY: b'skipped loading publication "p"',
+            DiagnosticField.SOURCE_FUNCTION: function,
+        }
+
+    def error_field(self, field):
+        return self.fields.get(field)
 
 
 class Connection:
     """What the stream needs of a connection; a piece comes with each wait, then nothing.
 
-    Who reads again at once, without a wait, finds nothing, unless `flows`.
+    Who reads again at once, without a wait, finds nothing, unless `flows`. As libpq does, it hands
+    over notices when it comes upon them, be it before the next message or when something is sent.
     """
 
     ssl_in_use = False
     wal_sender_timeout = 0
+    left_out = None
 
     def __init__(self, pieces, error=None, *, flows=False):
         self.flows = flows
@@ -27,7 +44,12 @@ class Connection:
         self.error = error
         self.sent = []
 
+    def hand_over_notices(self):
+        while self.messages and isinstance(self.messages[0], Notice):
+            self.notice_handler(self.messages.pop(0))
+
     def get_copy_data(self, no_wait):
+        self.hand_over_notices()
         if not self.messages:
             return 0, memoryview(b"")
         data = self.messages.pop(0)
@@ -45,6 +67,7 @@ class Connection:
             raise self.error
 
     def put_copy_data(self, data):
+        self.hand_over_notices()
         self.sent.append(bytes(data))
 
     def put_copy_end(self):

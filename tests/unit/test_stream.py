@@ -16,12 +16,12 @@ import pytest
 pytest.importorskip("psycopg")
 
 import psycopg
-from made_connection import Connection
+from made_connection import Connection, Notice
 
 from pgoutput_fast import _impl, testing
 from pgoutput_fast.connections import ReplicationError, RetryableError, server_error
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.replication import receiver, waiter
+from pgoutput_fast.replication import receiver, waiter, walsender
 from pgoutput_fast.replication import stream as module
 from pgoutput_fast.replication.link import Link
 
@@ -314,6 +314,10 @@ class Result:
     status = psycopg.pq.ExecStatus.COMMAND_OK
 
 
+class Beginning:
+    status = psycopg.pq.ExecStatus.COPY_BOTH
+
+
 def test_an_end_without_an_error_is_one(begin):
     """Else a supervisor would not start the program again after a restart of the server."""
     stream, connection = begin([[xlog(1, b"a")]], collect=0.0)
@@ -380,6 +384,65 @@ def test_who_does_not_receive_is_alive_and_acknowledges(begin, monkeypatch):
 )
 def test_the_same_state_has_advice_for_what_was_said(said, advice):
     assert str(server_error("can't", said, "55000")).endswith(advice)
+
+
+LEFT_OUT = 'leaves out the changes of a publication: skipped loading publication "p"'
+
+
+@pytest.mark.parametrize(
+    ("messages", "given"),
+    [
+        ([Notice()], []),
+        ([xlog(1, b"a"), xlog(2, b"b"), Notice()], [b"a", b"b"]),
+        ([xlog(1, b"a"), keepalive(7), Notice()], [b"a"]),
+        # The status that answers is sent before the next message is taken.
+        ([xlog(1, b"a"), keepalive(7, answer=1), Notice()], [b"a"]),
+        ([xlog(1, b"a"), Notice(b"another"), xlog(2, b"b"), Notice(), Notice()], [b"a", b"b"]),
+    ],
+)
+def test_nothing_behind_what_the_server_leaves_out_is_given(begin, messages, given):
+    stream, _ = begin([[*messages, xlog(8, b"x"), keepalive(9)], [xlog(10, b"y")]], collect=60.0)
+    if given:
+        assert batches(stream, 1) == [(given, None)]
+    for _ in range(2):
+        with pytest.raises(ReplicationError, match=LEFT_OUT):
+            stream.receive(10)
+
+
+def test_it_is_come_upon_while_the_consumer_works(begin, monkeypatch):
+    """By the thread that tells the server that the client is alive."""
+    monkeypatch.setattr(receiver, "_BATCH_BYTES", 50)
+    monkeypatch.setattr(receiver, "_AWAY_INTERVAL", 0.02)
+    monkeypatch.setattr(receiver, "_ACKNOWLEDGE_INTERVAL", 0.01)
+    behind = [xlog(3, b"x"), xlog(4, b"y"), keepalive(9)]
+    stream, connection = begin([[xlog(1, b"a"), xlog(2, b"b"), Notice(), *behind]], collect=60.0)
+    assert batches(stream, 1) == [([b"a", b"b"], None)]
+    deadline = time.monotonic() + 10
+    while len(connection.messages) > len(behind) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(connection.messages) == len(behind)
+    for _ in range(2):
+        with pytest.raises(ReplicationError, match=LEFT_OUT):
+            stream.receive(10)
+
+
+def test_it_comes_with_the_answer_that_the_stream_begins(begin, monkeypatch):
+    _, connection = begin([], collect=0.0)
+    connection.messages = [Notice(), xlog(1, b"x")]
+    connection.send_query = lambda command: None
+    connection.get_result = lambda: Beginning
+    # libpq has read on when it gives the answer.
+    connection.is_busy = connection.hand_over_notices
+    monkeypatch.setattr(walsender.ReplicationConnection, "__init__", lambda _: None)
+    monkeypatch.setattr(walsender.ReplicationConnection, "query", lambda *_: [])
+    made = walsender.ReplicationConnection()
+    made._connection, made.left_out, made.wal_sender_timeout = connection, None, 0
+    made.start("s", 0, {})
+    assert len(connection.messages) == 1
+    stream = stream_of(made)
+    with pytest.raises(ReplicationError, match=LEFT_OUT):
+        stream.receive(10)
+    stream.close()
 
 
 HERE = Path(__file__).parent
