@@ -178,6 +178,19 @@ def test_a_prepared_transaction_that_never_came() -> None:
     assert (end.kind, end.gid) == ("commit prepared", "old")
 
 
+def test_the_end_of_what_was_delivered_to_an_earlier_process() -> None:
+    """Its content was delivered at its PREPARE, and that was acknowledged."""
+    frames = [
+        testing.commit_prepared(7, "one", 0x200, 0x230, 5),
+        testing.rollback_prepared(8, "two", 0x100, 0x260, 5, 5),
+    ]
+    assembler = Assembler(prepared="prepare", unknown_prepared="error")
+    found = list(assembler.feed(frames))
+    assert [(one.kind, one.xid, one.gid, one.end_lsn, content(one)) for one in found] == [
+        ("commit prepared", 7, "one", 0x230, []), ("rollback prepared", 8, "two", 0x260, []),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("open_stream", [False, True])
 def test_what_comes_again_still_announces_its_tables(open_stream: bool) -> None:
     """A connection announces a table once, perhaps in a transaction that is known already."""
