@@ -190,7 +190,9 @@ def capture(
             return source.start(writer.position, writer.timeline or None)
 
         started = first_connection(start, retry_for, stop)
-        receiver = Receiver(started.connection, writer.position, silence_timeout)
+        # Where the server begins before the directory's end, nothing beyond is acknowledged until
+        # the stream has come there: a PREPARE in between has its end behind it.
+        receiver = Receiver(started.connection, started.confirmed, silence_timeout)
         link = Link(
             receiver, started.protocol, source, silence_timeout=silence_timeout, retry_for=retry_for
         )
@@ -407,9 +409,12 @@ class _Landing:
     def _on_idle(self, lsn: int) -> None:
         """Store from time to time how far the server is while it has no changes for the slot."""
         now = time.monotonic()
-        if (
+        position = self._writer.position
+        if self._link.receiver.acknowledged < position <= lsn:
+            self._acknowledge(position)
+        elif (
             now - self._last_advance > _ADVANCE_INTERVAL
-            or lsn - self._writer.position > _ADVANCE_BYTES
+            or lsn - position > _ADVANCE_BYTES
         ):
             self._acknowledge(self._writer.advance(lsn))
             self._last_advance = now

@@ -18,6 +18,7 @@ from .._disk import fsync_path
 from .._forms import of_form
 from ..errors import PgOutputError, printable
 from .format import CRC_KEY, END_KEY, LAST_PART, checksum, require_pyarrow
+from .ipc import record_batch_blocks, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +67,9 @@ class PreparedTransactions:
 
     def __init__(self, directory: Path, position: int) -> None:
         self._directory = directory / DIRECTORY_NAME
+        self._position = position
+        # Whether the stream has come so far, so that all came that the server sends from before.
+        self._is_past = False
         self._paths: dict[tuple[int, str], Path] = {}
         self._ended: list[tuple[int, Path]] = []
         try:
@@ -105,11 +109,19 @@ class PreparedTransactions:
     def keep(self, kept: Prepared) -> None:
         """Have a transaction on disk when this returns.
 
+        The server sends transactions again that it was not told to forget. One before the position
+        whose file is there is on disk already. Where there is none, it has ended before the
+        position too, so that its file would stay: its end may not come again. Only what comes when
+        a stream begins may also be new, as another session may have left it out.
+
         Raises
         ------
         PgOutputError
             The disk refuses.
         """
+        is_there = (kept.xid, kept.gid) in self._paths
+        if kept.lsn < self._position and (is_there or self._is_past):
+            return
         path = self._directory / f"{kept.lsn:016X}-{kept.xid:08X}.arrow"
         try:
             if not self._directory.exists():
@@ -127,7 +139,7 @@ class PreparedTransactions:
         """A transaction was committed or rolled back by a record that ends at an LSN.
 
         Its file gets that LSN into its name before anything up to there becomes durable: so the
-        next start knows whether it is still needed.
+        next start knows whether it is still needed. It is deleted if all up to there is durable.
 
         Raises
         ------
@@ -139,21 +151,27 @@ class PreparedTransactions:
             return
         begin = path.name[: len("0123456789ABCDEF-01234567")]
         renamed = path.with_name(f"{begin}-{end_lsn:016X}.arrow")
+        is_durable = end_lsn <= self._position
         try:
-            path.rename(renamed)
+            if is_durable:
+                path.unlink()
+            else:
+                path.rename(renamed)
             fsync_path(self._directory)
         except OSError as error:
             raise self._refused(error) from error
-        self._ended.append((end_lsn, renamed))
+        if not is_durable:
+            self._ended.append((end_lsn, renamed))
 
     def forget(self, position: int) -> None:
-        """Everything before an LSN is durable now.
+        """Everything before an LSN is durable now, and the stream has come so far.
 
         Raises
         ------
         PgOutputError
             The disk refuses.
         """
+        self._position, self._is_past = position, True
         try:
             for end_lsn, path in self._ended:
                 if end_lsn <= position:
@@ -241,8 +259,12 @@ def _read(path: Path, spill_directory: Path | None) -> Prepared:
             if header.format_version != _FORMAT_VERSION:
                 raise ValueError(f"it is of format version {header.format_version}")
             stage = Stage(spill_directory, in_stream=header.in_stream)
-            last = reader.num_record_batches - 1
-            for index in range(last + 1):
+            blocks = record_batch_blocks(file)
+            last = len(blocks) - 1
+            for index, block in enumerate(blocks):
+                # A few bytes that are compressed may claim to be terabytes.
+                if size_of(file, block).unpacked is not None:
+                    raise ValueError(f"record batch {index} is compressed, as no capture does it")
                 batch, custom = reader.get_batch_with_custom_metadata(index)
                 more = text + LAST_PART if index == last else b""
                 if (custom or {}).get(CRC_KEY) != (checksum(index, batch, more) or "").encode():

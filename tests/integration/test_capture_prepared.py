@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 import pgoutput_fast as pf
@@ -36,6 +37,9 @@ class Site:
     def __init__(self, server: EmbeddedServer, path: Path) -> None:
         self.server, self.path = server, path / "segments"
         self.slot = f"s{abs(hash(str(path)))}"[:20]
+        # Those that a test which failed has left hold locks.
+        for (gid,) in self.execute("SELECT gid FROM pg_prepared_xacts"):
+            self.execute(f"ROLLBACK PREPARED '{gid}'")
         self.execute(
             "DROP TABLE IF EXISTS t",
             "DROP PUBLICATION IF EXISTS p",
@@ -52,9 +56,10 @@ class Site:
 
     def capture(self, **options: Any) -> Any:
         ((lsn,),) = self.execute("SELECT pg_current_wal_lsn()")
+        options = {"two_phase": True, **self.options, **options}
         return capture(
             self.server.dsn(), slot=self.slot, publications=["p"], directory=self.path,
-            two_phase=True, until_lsn=pf.parse_lsn(lsn), **self.options, **options,
+            until_lsn=pf.parse_lsn(lsn), **options,
         )  # fmt: skip
 
     def kept(self) -> list[str]:
@@ -138,6 +143,88 @@ def test_a_crash_between_its_commit_and_the_segment(site: Site, tmp_path: Path) 
     # And as if it had stopped behind the segment, before the file was deleted.
     assert list(PreparedTransactions(tmp_path / "crashed", end).load(None)) == []
     assert list((tmp_path / "crashed" / "prepared").iterdir()) == []
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_comes_again_is_not_kept_for_ever(
+    site: Site, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """The server sends what it was not told to forget, though the directory is beyond it."""
+    site.capture()
+    slot, copy = site.slot, f"{site.slot}_copy"
+    site.execute(
+        f"SELECT pg_copy_logical_replication_slot('{slot}', '{copy}')",
+        *prepare("f", 1, 3),
+        "INSERT INTO t VALUES (4, 'x')",
+        *prepare("g", 5, 6),
+        "COMMIT PREPARED 'f'",
+        "ROLLBACK PREPARED 'g'",
+        *prepare("h", 7, 8),
+        "INSERT INTO t VALUES (9, 'x')",
+    )
+    site.capture()
+    (still,) = site.kept()
+    site.execute(
+        f"SELECT pg_drop_replication_slot('{slot}')",
+        f"SELECT pg_copy_logical_replication_slot('{copy}', '{slot}')",
+        f"SELECT pg_drop_replication_slot('{copy}')",
+        "INSERT INTO t VALUES (10, 'x')",
+    )
+    if killed:  # between a PREPARE and its end
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+            patch.setattr(PreparedTransactions, "end", killing)
+            site.capture()
+    site.capture()
+    assert (site.ids(), site.kept()) == ([4, 1, 2, 3, 9, 10], [still])
+    site.execute("COMMIT PREPARED 'h'")
+    site.capture()
+    assert (site.ids(), site.kept()) == ([4, 1, 2, 3, 9, 10, 7, 8], [])
+
+
+def killing(*_: object) -> None:
+    raise RuntimeError("killed")
+
+
+def test_a_session_without_them_leaves_them_to_the_next(site: Site) -> None:
+    """The directory is beyond a PREPARE that only the next session is told of."""
+    site.capture(two_phase=False)
+    site.execute(
+        f"SELECT pg_copy_logical_replication_slot('{site.slot}', '{site.slot}_copy')",
+        *prepare("i", 1, 3),
+        "INSERT INTO t VALUES (4, 'x')",
+    )
+    site.capture(two_phase=False)
+    site.execute(
+        f"SELECT pg_drop_replication_slot('{site.slot}')",
+        f"SELECT pg_copy_logical_replication_slot('{site.slot}_copy', '{site.slot}')",
+        f"SELECT pg_drop_replication_slot('{site.slot}_copy')",
+        "INSERT INTO t VALUES (5, 'x')",
+    )
+    site.capture()
+    assert len(site.kept()) == 1
+    site.execute("COMMIT PREPARED 'i'")
+    site.capture()
+    assert (site.ids(), site.kept()) == ([4, 5, 1, 2, 3], [])
+
+
+def test_a_compressed_file_is_refused_before_it_is_unpacked(site: Site) -> None:
+    """Zeros of any size are a few bytes in it."""
+    site.capture()
+    site.execute(*prepare("j", 1, 3), "INSERT INTO t VALUES (4, 'x')")
+    site.capture()
+    path = site.path / "prepared" / site.kept()[0]
+    sound = path.read_bytes()
+    with pa.ipc.open_file(path) as file:
+        schema = file.schema
+        batches = [file.get_batch_with_custom_metadata(i) for i in range(file.num_record_batches)]
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(path, schema, options=options) as file:
+        for batch, custom in batches:
+            file.write_batch(batch, custom_metadata=dict(custom or {}))
+    with pytest.raises(pf.PgOutputError, match="record batch 0 is compressed"):
+        list(PreparedTransactions(site.path, 0).load(None))
+    path.write_bytes(sound)
+    site.execute("ROLLBACK PREPARED 'j'")
 
 
 def test_damaged_it_is_refused(site: Site) -> None:
