@@ -262,15 +262,7 @@ class ConnectionParameters:
                 "the connection string can't be read; write it as 'host=… dbname=…' or "
                 "'postgresql://user@host/dbname', special characters in a URL as %XX"
             )
-        # libpq's messages show host and port, and a password whose special characters were not
-        # escaped ends up there.
-        host, port = str(parameters.get("host", "")), str(parameters.get("port", ""))
-        url = re.match(r"[a-z]+://([^?]*)", dsn or "")
-        if "@" in host or not re.fullmatch(r"[0-9,]*", port) or (url and url[1].count("@") > 1):
-            raise PgOutputError(
-                "the connection string has a host or port that can't be one; special characters in "
-                "a URL's user and password are written as %XX"
-            )
+        _check_shown(dsn or "", parameters)
         # Secrets are removed from messages. Very short ones are not, as they are parts of ordinary
         # words.
         self._secrets = [
@@ -336,6 +328,40 @@ class ConnectionParameters:
             connection.close()
             raise
         return connection
+
+
+def _check_shown(dsn: str, parameters: Mapping[str, object]) -> None:
+    """Refuse values that contain more than they should, and so perhaps a password.
+
+    libpq's messages, and the repr here, show the host, the port, the user and the database. A
+    password whose special characters were not escaped ends up there, or one in a string of other
+    drivers' form, ``host=…;password=…``.
+
+    Raises
+    ------
+    PgOutputError
+        There is such a value, which the message does not show.
+    """
+    url = re.match(r"[a-z]+://([^?]*)", dsn)
+    # Nothing else has a raw @ in a URL than the end of its password.
+    in_url = url is not None and (url[1].count("@") > 1 or "@" in url[1].partition("/")[2])
+    hosts = f"{parameters.get('host') or ''},{parameters.get('hostaddr') or ''}".split(",")
+    port = str(parameters.get("port") or "")
+    # A directory of sockets may have any name.
+    odd_host = any(re.search(r"[@=;\s]", one) for one in hosts if not one.startswith("/"))
+    if in_url or odd_host or not re.fullmatch(r"[0-9,]*", port):
+        raise PgOutputError(
+            "the connection string has a host, port or database that can't be one; special "
+            "characters in a URL's user and password are written as %XX, and outside of a URL, "
+            "spaces stand between parameters, not semicolons"
+        )
+    for name in ("host", "hostaddr", "user", "dbname", "service"):
+        value = str(parameters.get(name) or "")
+        if "://" in value or re.search(r";\s*\w+\s*=|\bpassword\s*=", value):
+            raise PgOutputError(
+                f"the parameter {name!r} has others in it; give a connection string as `dsn`, "
+                f"with spaces between its parameters"
+            )
 
 
 def check_publications(

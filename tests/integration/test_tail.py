@@ -172,7 +172,7 @@ def test_errors_are_one_line(database18: Any) -> None:
     for dsn, text in [
         (database18.dsn, "no publication 'p' in database"),
         (database18.dsn + " password=s3cret sslmode=nonsense", "can't connect"),
-        ("postgresql://u:s3cret@x@y/z", "host or port that can't be one"),
+        ("postgresql://u:s3cret@x@y/z", "host, port or database that can't be one"),
         ("host=/nonexistent password=s3cret", "can't connect"),
     ]:
         done = subprocess.run(

@@ -108,7 +108,7 @@ def test_what_the_server_does_not_know(version, options, match):
         ({"max_memory": "64 MB"}, "max_memory must be an int, not str"),
         ({"prepared": "never"}, "prepared='never': expected"),
         ({"unknown_prepared": "skip"}, "unknown_prepared='skip': expected"),
-        ({"host": "a@b"}, "host or port that can't be one"),
+        ({"host": "a@b"}, "host, port or database that can't be one"),
     ],
     ids=str,
 )
@@ -125,6 +125,42 @@ def test_parameters_show_no_secret():
     with pytest.raises(PgOutputError) as caught:
         ConnectionParameters("host=/nonexistent", {"password": "s3cr"}).open(replication=True)
     assert "s3cr" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "keywords"),
+    [
+        ("postgresql://u:45/S3cret@h/db", {}),
+        ("postgresql://u:45/S3cret@h:5432/db", {}),
+        ("host=h;port=5432;password=S3cret", {}),
+        ("host=/tmp;password=S3cret", {}),
+        ("hostaddr=127.0.0.1;password=S3cret", {}),
+        ("host=h port=5432;password=S3cret", {}),
+        ("host=h user=u;password=S3cret", {}),
+        ("host=h dbname=d; pwd=S3cret", {}),
+        ("host=h dbname='d;pwd = S3cret'", {}),
+        ("host='h password=S3cret'", {}),
+        ("host=/tmp", {"dbname": "postgresql://u:S3cret@h/db"}),
+        ("host=/tmp", {"dbname": "dbname=d password=S3cret"}),
+    ],
+)
+def test_a_password_at_a_wrong_place_is_not_shown(given, keywords):
+    with pytest.raises(PgOutputError) as caught:
+        ConnectionParameters(given, keywords)
+    assert "S3cret" not in str(caught.value)
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("host='/tmp/a b=c@d' dbname=a@b", "host=/tmp/a b=c@d dbname=a@b"),
+        ("postgresql://u@%2Ftmp%2Fx/a%40b?application_name=a@b", "host=/tmp/x dbname=a@b user=u"),
+        ("postgresql://a%40b:c%2Fd@[::1]:5432,h2:5433/db", "host=::1,h2 port=5432,5433 dbname=db"),
+    ],
+)
+def test_odd_names_can_be_given(given, shown):
+    assert shown in repr(ConnectionParameters(given))
 
 
 def test_keywords_go_over_the_string():
