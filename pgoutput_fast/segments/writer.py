@@ -51,6 +51,9 @@ _BESIDE_FRAME = 40
 _MOST_FULL = 1.5
 # Frames of so many bytes that lie in one buffer are a record batch of their own.
 _LARGE = 256 << 10
+# However few bytes a segment should have, a transaction that is cut has so many in each part: each
+# is a file of its own, and there may not be more than MAX_PART.
+_LEAST_PART = 256 << 10
 _WITHIN = 4  # the number of a column in what `annotate` gives
 
 # What `annotate` says of frames that are told more about here.
@@ -159,6 +162,21 @@ class _Piece(NamedTuple):
                 return found
         return None
 
+    def first_beyond(self, start: int, stop: int, room: int) -> int:
+        """Behind the first frame with which those from `start` on take `room` bytes or more.
+
+        `stop` if there is none before.
+        """
+        run = self.run
+        if int(run.offsets[stop] - run.offsets[start]) + _BESIDE_FRAME * (stop - start) < room:
+            return stop
+        low, high = start + 1, stop
+        while low < high:
+            middle = (low + high) // 2
+            size = int(run.offsets[middle] - run.offsets[start]) + _BESIDE_FRAME * (middle - start)
+            low, high = (low, middle) if size >= room else (middle + 1, high)
+        return low
+
     def end_lsn(self, commit: int) -> int:
         """The end LSN of the transaction whose Commit has an index."""
         return _read_commit(self.run.frame(commit))[1]
@@ -195,7 +213,8 @@ class SegmentWriter:
         The LSN up to which the slot was acknowledged. A directory without segments begins there.
     segment_bytes : int
         A segment ends with the first commit after so many bytes of its file. A transaction that is
-        larger is cut into parts of half as many again at most, but for the last record batch.
+        larger is cut into parts of half as many again, or 256 KiB more if that is more, at most,
+        but for the last frame.
     made_slot : bool
         Whether the slot was made for this directory, which then has everything that it ever sent.
         The directory remembers it.
@@ -502,9 +521,11 @@ class SegmentWriter:
             The new position, if a segment was completed.
         """
         position = None
+        most = int(_MOST_FULL * self._segment_bytes)
         while start < end:
             self._open_segment()
             stop = self._fit(piece.run, start, end)
+            stop = piece.first_beyond(start, stop, max(most - self._size, _LEAST_PART))
             # One of several parts ends with the transaction that made them necessary.
             room = 0 if len(self._temporary) > 1 else self._segment_bytes - self._size
             full = piece.first_full(start, stop, room)
@@ -514,10 +535,12 @@ class SegmentWriter:
                 self._write_batch()  # while its bytes lie in one buffer, and need not be copied
             if full:
                 position = self._complete(piece.end_lsn(stop - 1))
-            elif self._size >= _MOST_FULL * self._segment_bytes:
-                # Within a transaction, as the segment would have ended with its Commit.
-                self._finish_part(last=False)
-                self._open_part(self._begin_at(piece, stop))
+            elif self._size >= most:
+                self._write_batch()  # compressed, it takes less
+                if self._size >= most:
+                    # Within a transaction, as the segment would have ended with its Commit.
+                    self._finish_part(last=False)
+                    self._open_part(self._begin_at(piece, stop))
             start = stop
         return position
 

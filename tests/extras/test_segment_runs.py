@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,39 @@ def test_any_cut_into_runs_gives_the_same_rows(
     run()
     assert seen["parts"] > 20
     assert seen["segments"] > 100
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("segment_bytes", [1, 1 << 16, 1 << 20])
+def test_a_transaction_in_one_run_is_cut_within_it(
+    implementation: str, compression: Any, segment_bytes: int, tmp_path: Path
+) -> None:
+    server = Server()
+    with server.begin() as transaction:
+        for row in range(4000):
+            # Text that can't be compressed to less than its half, and short rows.
+            text = random.Random(row).randbytes(500).hex() if row % 3 else ""
+            transaction.insert(TABLES[0], [row, text])
+    (run,) = runs_of(server.frames, None, server.lsns)
+    assert run.size > 2 << 20
+    with (
+        chosen(implementation),
+        SegmentWriter(
+            tmp_path, METADATA, confirmed_flush_lsn=0, segment_bytes=segment_bytes,
+            compression=compression,
+        ) as out,
+    ):  # fmt: skip
+        out.write_run(run)
+        out.flush()
+    found = list_segments(tmp_path)
+    sizes = [segment.path.stat().st_size for segment in found]
+    assert max(sizes) < 1.5 * segment_bytes + writing._LEAST_PART + 10_000
+    # Where compression makes them smaller, they are filled up.
+    assert all(size > min(segment_bytes, writing._LEAST_PART / 4) for size in sizes[:-1])
+    rows: list[Row] = []
+    for segment in found:
+        with SegmentReader(segment.path) as reader:
+            rows += [row for batch in reader for row in batch.to_pylist() if row["seq"] is not None]
+    inserts = [row["data"] for row in rows if row["data"][:1] == b"I"]
+    assert inserts == [frame for frame in server.frames if frame[:1] == b"I"]
