@@ -56,9 +56,10 @@ class Assembler:
     Parameters
     ----------
     max_memory : int
-        Bytes of memory for all transactions that have not ended. When they take more, the largest
-        is moved to a file that has no name, so that nothing is left of it when the process is
-        killed.
+        Bytes of memory for all transactions that have not ended. When they take more, the frames of
+        the largest are moved to a file that has no name, so that nothing is left of it when the
+        process is killed. Their subtransactions and what they announced count too, and stay in
+        memory.
     prepared : {"commit", "prepare"}
         When the content of a prepared transaction is delivered: when it is committed, or already
         when it is prepared, with a transaction without content at its commit or rollback.
@@ -475,6 +476,7 @@ class Assembler:
         stage = self._streams.pop(xid, None)
         if stage is None:
             self._refuse(run, index, f"the end of xid {xid}, of which no stream chunk came")
+        stage.end()
         return stage
 
     # --- prepared transactions
@@ -686,10 +688,13 @@ class Assembler:
     def _keep_to_budget(self) -> None:
         """Move the largest transactions to files until all together take no more than allowed."""
         memory = self.memory
-        while memory > self._max_memory:
-            largest = max(self._stages(), key=lambda stage: stage.memory)
-            memory -= largest.memory
-            largest.spill()
+        if memory <= self._max_memory:
+            return
+        for stage in sorted(self._stages(), key=lambda stage: stage.movable, reverse=True):
+            if memory <= self._max_memory:
+                break
+            memory -= stage.movable
+            stage.spill()
 
 
 class Prepared(NamedTuple):

@@ -23,6 +23,9 @@ _BLOCK = 4 << 20
 _FRAME_OVERHEAD = 16
 """Bytes that each frame takes in addition to its own: an offset and an LSN."""
 
+_NOTE_OVERHEAD = 128
+"""Bytes that each subtransaction takes, and each Relation or Type in addition to its own bytes."""
+
 
 class _Block(NamedTuple):
     """Frames in the file: their place, their number, and how many of them were not rolled back."""
@@ -68,6 +71,13 @@ class Stage:
     @property
     def memory(self) -> int:
         """Bytes of memory that the stage takes."""
+        notes = len(self._first) + len(self.announced)
+        size = sum(len(frame) for _, frame in self.announced)
+        return self.movable + size + _NOTE_OVERHEAD * notes
+
+    @property
+    def movable(self) -> int:
+        """Bytes of memory that its frames take, which `spill` moves into the file."""
         return len(self._data) + _FRAME_OVERHEAD * len(self._ends)
 
     def add(self, run: Run) -> None:
@@ -90,8 +100,14 @@ class Stage:
         index = self._first.get(subxid)
         if index is None:
             return
-        self._first = {xid: first for xid, first in self._first.items() if first < index}
-        self.announced = [one for one in self.announced if one[0] < index]
+        # Both are in the order of their indices.
+        while self._first:
+            xid, first = self._first.popitem()
+            if first < index:
+                self._first[xid] = first
+                break
+        while self.announced and self.announced[-1][0] >= index:
+            self.announced.pop()
         if index < self._spilled:
             self._data.clear()
             del self._ends[:], self._lsns[:]
@@ -105,6 +121,10 @@ class Stage:
         kept = index - self._spilled
         end = self._ends[kept - 1] if kept else 0
         del self._data[end:], self._ends[kept:], self._lsns[kept:]
+
+    def end(self) -> None:
+        """Forget the subtransactions, as none is rolled back any more."""
+        self._first = {}
 
     def spill(self) -> None:
         """Move what is in memory into the file.

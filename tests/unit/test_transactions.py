@@ -326,6 +326,33 @@ def test_a_batch_iteration_that_is_left_harms_nothing() -> None:
     assert sum(batch.num_rows for batch in first.batches()) == 2
 
 
+def test_subtransactions_count_as_memory() -> None:
+    """Each is remembered, as it may be rolled back; their frames make room for that."""
+    server = Server()
+    transaction = server.begin()
+    for number in range(600):
+        savepoint = transaction.savepoint()
+        transaction.insert(ACCOUNTS, [number, "x"])
+        if number == 300:
+            transaction.stream()
+        if number % 3 == 0:
+            savepoint.rollback()
+        else:
+            savepoint.release()
+    transaction.stream()
+    assembler = Assembler(max_memory=40_000)
+    assert not list(assembler.feed(server.frames, server.lsns))
+    (stage,) = assembler._stages()
+    assert len(stage) > 400  # in the file, though they alone are within the bound
+    assert (stage.movable, len(stage._ends)) == (0, 0)
+    assert assembler.memory > 400 * 100
+    done = len(server.sent)
+    transaction.commit()
+    found = list(assembler.feed(server.frames[done:], server.lsns[done:]))
+    expect(server, found)
+    assert stage.memory < 1000  # none is rolled back after the commit
+
+
 def test_memory_is_bounded_and_files_are_read_back() -> None:
     server = Server()
     large, small = server.begin(), server.begin()
