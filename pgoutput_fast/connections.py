@@ -85,6 +85,10 @@ _SETTINGS_ADVICE = {
         "server's configuration, and restart it"
     ),
 }
+# The same for the attribute that the role lacks. Servers before 16 have no word for it that is the
+# same in every language.
+_ROLE = re.compile(r"\bREPLICATION\b|replication role")
+_ROLE_ADVICE = "give the role the attribute: ALTER ROLE … REPLICATION"
 
 PUBLICATION_ADVICE = (
     "a publication must have been there when the changes were written: one that was made, or "
@@ -153,7 +157,7 @@ def server_error(
         Advice by code; by default the usual one.
     """
     named = next((told for name, told in _SETTINGS_ADVICE.items() if name in text), None)
-    todo = named or advice.get(sqlstate or "")
+    todo = named or (_ROLE_ADVICE if _ROLE.search(text) else advice.get(sqlstate or ""))
     code = f" (SQLSTATE {sqlstate})" if sqlstate else ""
     said = " ".join(text.split())  # libpq breaks lines
     kind = RetryableError if _is_retryable(text, sqlstate) else ReplicationError

@@ -167,7 +167,7 @@ def capture(
         segment_bytes=(segment_bytes, int, "an int, of bytes"),
         max_delay=(max_delay, (int, float), "a number of seconds"),
     )
-    if max_delay < 0:
+    if not max_delay >= 0:
         raise PgOutputError(f"max_delay={max_delay}: expected a number of seconds")
     check_seconds(silence_timeout=silence_timeout, retry_for=retry_for)
     options = StreamOptions(
@@ -369,8 +369,7 @@ class _Landing:
 
         told, self._until = 0, until_lsn
         try:
-            poll = min(_POLL, self._max_delay)
-            for found in self._delivery.arrivals(Until(until_lsn, None, stop), poll):
+            for found in self._delivery.arrivals(Until(until_lsn, None, stop), self._patience):
                 if found is None:
                     if self._frames > told or time.monotonic() - self._told >= _IDLE_PROGRESS:
                         told = self._frames
@@ -388,6 +387,13 @@ class _Landing:
         if self._frames > told:
             self._report()
         return self._progress()
+
+    def _patience(self) -> float:
+        """Seconds for which to wait for more."""
+        opened = self._writer.opened
+        if opened is None:
+            return _POLL
+        return min(_POLL, max(0.0, opened + self._max_delay - time.monotonic()))
 
     def _land(self, found: Transaction | TransactionGroup) -> None:
         """Hand transactions to the writer."""

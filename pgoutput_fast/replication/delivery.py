@@ -130,12 +130,12 @@ class Delivery:
         return found
 
     def arrivals(
-        self, until: Until, poll: float
+        self, until: Until, patience: Callable[[], float]
     ) -> Iterator[Transaction | TransactionGroup | None]:
         """What comes until something ends the iteration, in groups where it came together.
 
-        Yields None whenever there is nothing more at the moment, and so at least every `poll`
-        seconds.
+        Yields None whenever there is nothing more at the moment, and before each wait, which takes
+        no more than the seconds that `patience` gives then.
         """
         while not self._is_ended(until):
             while (found := self._next(until.stop_at)) is not None:
@@ -147,7 +147,7 @@ class Delivery:
             if self._waiting or self._has_reached(until.stop_at):
                 return
             yield None
-            self._advance(poll, until)
+            self._advance(patience(), until)
 
     def _next(self, stop_at: int | None) -> Transaction | TransactionGroup | None:
         """What waits and was committed before an LSN; the LSN of a message is where it ends.

@@ -95,6 +95,7 @@ class ReplicationStream:
         Frames that an iteration has not given when it is left come with the next iteration or with
         `receive`.
         """
+        self._check_open()
         while True:
             if not self._left_over:
                 batch = self.receive()
@@ -153,8 +154,8 @@ class ReplicationStream:
             The connection is lost, and no new one could be made within the `retry_for` of
             `connect`.
         PgOutputError
-            The stream can't go on; the error says why, and what to do. Or frames were received from
-            this stream before.
+            The stream can't go on; the error says why, and what to do. Or it is closed already,
+            frames were received from it before, or an argument is out of its range.
         TypeError
             An argument is of another type.
         """
@@ -176,14 +177,29 @@ class ReplicationStream:
         """
         return self._begin_delivery().groups(_until(stop_at, idle_timeout, stop))
 
+    def _check_open(self) -> None:
+        """Refuse to begin an iteration over a stream that is closed: it would seem to be at its end.
+
+        Raises
+        ------
+        PgOutputError
+            It is closed.
+        """
+        if self._link.is_closed:
+            raise PgOutputError(
+                "the stream is closed, so that nothing comes any more; connect again, and what was "
+                "not acknowledged comes again"
+            )
+
     def _begin_delivery(self) -> Delivery:
         """What both iterations take from.
 
         Raises
         ------
         PgOutputError
-            Frames were received from this stream before.
+            The stream is closed, or frames were received from it before.
         """
+        self._check_open()
         if self._gave_frames:
             raise PgOutputError(
                 "frames were received from this stream already: their transactions would be "
@@ -312,8 +328,12 @@ def _until(stop_at: object, idle_timeout: object, stop: object) -> Until:
 
     if stop_at is not None:
         check_lsn("stop_at", stop_at)
-    if idle_timeout is not None and not isinstance(idle_timeout, (int, float)):
-        raise TypeError(f"idle_timeout must be a number, not {type(idle_timeout).__name__}")
+    if idle_timeout is not None:
+        # In Python a bool is an int too, but none is meant here.
+        if not isinstance(idle_timeout, (int, float)) or isinstance(idle_timeout, bool):
+            raise TypeError(f"idle_timeout must be a number, not {type(idle_timeout).__name__}")
+        if not idle_timeout >= 0:
+            raise PgOutputError(f"idle_timeout={idle_timeout}: expected a number of seconds")
     if stop is not None and not callable(getattr(stop, "is_set", None)):
         raise TypeError(f"stop must be a threading.Event, not {type(stop).__name__}")
     return Until(cast("int | None", stop_at), idle_timeout, cast("threading.Event | None", stop))

@@ -170,5 +170,5 @@ def check_seconds(**given: object) -> None:
         One is something else.
     """
     for name, seconds in given.items():
-        if seconds is not None and (type(seconds) not in (int, float) or seconds <= 0):  # type: ignore[operator]
+        if seconds is not None and (type(seconds) not in (int, float) or not seconds > 0):  # type: ignore[operator]
             raise PgOutputError(f"{name}={seconds!r}: expected a number of seconds")

@@ -260,6 +260,11 @@ class ReplicationConnection:
         """
         check_slot_name(name)
         for state in self.slots(name):
+            if state.plugin is None:
+                raise PgOutputError(
+                    f"slot {name!r} is a physical one, for a standby, which brings no changes of "
+                    f"tables; give a logical slot of pgoutput"
+                )
             if state.plugin != "pgoutput" or state.database != self.database:
                 raise PgOutputError(
                     f"slot {name!r} is of plugin {state.plugin!r} and database "

@@ -439,7 +439,7 @@ def test_slot_in_use(prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         ({"slot": "nothing"}, r"no slot 'nothing' .*SQLSTATE 42704.*create_slot=True"),
         ({"slot": "No'thing"}, "is no name of a slot"),
-        ({"slot": "physical"}, "is of plugin None and database None"),
+        ({"slot": "physical"}, "is a physical one, for a standby"),
         ({"publications": ["p", "q"]}, "no publication 'q' in database"),
         ({"publications": "p"}, "must be a list"),
         ({"publications": ["p\0"]}, "can't look publications up"),

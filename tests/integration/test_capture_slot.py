@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -10,8 +11,15 @@ import pytest
 
 import pgoutput_fast as pf
 from pgoutput_fast._disk import claim_directory
+from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.embedded import EmbeddedServer
-from pgoutput_fast.replication import ReplicationError, capture
+from pgoutput_fast.replication import (
+    CaptureProgress,
+    ReplicationConnection,
+    ReplicationError,
+    capture,
+)
+from pgoutput_fast.replication.delivery import Delivery
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,3 +124,41 @@ def test_a_server_without_slots_is_told_what_to_set(tmp_path: Path) -> None:
                 server.dsn(), slot="s", publications=["p"], directory=tmp_path, create_slot=True
             )
     assert "anew" not in str(caught.value)
+
+
+def test_an_idle_capture_waits_even_without_delay(
+    database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With max_delay=0 each transaction is durable at once, and then there is nothing to do."""
+    database.execute("CREATE TABLE t (id int)", "CREATE PUBLICATION p FOR TABLE t")
+    waited: list[float] = []
+    stop = threading.Event()
+    advance = Delivery._advance
+
+    def noting(self: Delivery, timeout: float, until: Any) -> bool:
+        waited.append(timeout)
+        if len(waited) == 3:
+            database.execute("INSERT INTO t VALUES (1)")
+        return advance(self, timeout, until)
+
+    def tell(progress: CaptureProgress) -> None:
+        if progress.transactions:
+            assert progress.durable_lsn == progress.received_lsn
+            stop.set()
+
+    monkeypatch.setattr(Delivery, "_advance", noting)
+    capture(
+        database.dsn, slot="patient", publications=["p"], directory=tmp_path, create_slot=True,
+        max_delay=0, progress=tell, stop=stop,
+    )  # fmt: skip
+    assert min(waited) > 0.05
+
+
+def test_a_role_that_lacks_the_attribute(database: Any) -> None:
+    role = f"plain_{database.name}"
+    database.execute(f"CREATE ROLE {role} LOGIN")
+    try:
+        with pytest.raises(ReplicationError, match="give the role the attribute: ALTER ROLE"):
+            ReplicationConnection(ConnectionParameters(database.dsn, {"user": role}))
+    finally:
+        database.execute(f"DROP ROLE {role}")

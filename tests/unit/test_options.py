@@ -108,6 +108,11 @@ def test_what_the_server_does_not_know(version, options, match):
         ({"max_memory": "64 MB"}, "max_memory must be an int, not str"),
         ({"prepared": "never"}, "prepared='never': expected"),
         ({"unknown_prepared": "skip"}, "unknown_prepared='skip': expected"),
+        *[
+            ({name: given}, f"{name}={given!r}: expected a number of seconds")
+            for name in ("retry_for", "silence_timeout")
+            for given in (float("nan"), 0, True)
+        ],
         ({"host": "a@b"}, "host, port or database that can't be one"),
     ],
     ids=str,

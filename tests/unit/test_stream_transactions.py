@@ -257,6 +257,27 @@ def test_only_what_was_delivered_is_acknowledged(begin):
     assert stream.acknowledged_lsn == second.end_lsn
 
 
+@pytest.mark.parametrize("how", ["transactions", "groups", "__iter__"])
+def test_a_closed_stream_is_not_taken_for_one_at_its_end(begin, how):
+    stream, _ = begin([copy_data(server_of(3))])
+    stream.close()
+    with pytest.raises(PgOutputError, match="the stream is closed, so that nothing comes any more"):
+        list(getattr(stream, how)())
+    # One that is closed by its consumer meanwhile ends in good order.
+    stream, _ = begin([copy_data(server_of(3))])
+    for one in getattr(stream, how)():
+        assert one is not None
+        stream.close()
+
+
+@pytest.mark.parametrize("given", [-1, -0.5, float("nan"), True, "1"])
+@pytest.mark.parametrize("how", ["transactions", "groups"])
+def test_an_idle_timeout_is_a_number_of_seconds(begin, how, given):
+    stream, _ = begin([copy_data(server_of(1))])
+    with pytest.raises((PgOutputError, TypeError), match="idle_timeout.* a number"):
+        getattr(stream, how)(idle_timeout=given)
+
+
 def test_idleness_is_acknowledged_once_all_else_is(begin):
     server = server_of(1)
     end = server.lsn
