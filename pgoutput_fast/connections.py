@@ -287,6 +287,11 @@ class ConnectionParameters:
         said = " ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
         return f"<ConnectionParameters {said}>"
 
+    @property
+    def has_secret(self) -> bool:
+        """Whether a password was given, in the string or as a keyword."""
+        return any(self._parameters.get(name) for name in _SECRETS)
+
     def open(self, *, replication: bool) -> psycopg.Connection[tuple[object, ...]]:
         """Connect, and set `SESSION_SETTINGS`. Each statement is a transaction of its own.
 

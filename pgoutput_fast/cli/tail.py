@@ -7,6 +7,7 @@ import secrets
 import sys
 
 import click
+from click.core import ParameterSource
 
 from .. import Begin, Commit, TypeRegistry
 from ..connections import ConnectionParameters, server_error
@@ -71,6 +72,13 @@ def command(
         raise click.UsageError(
             "no server is named: give --dsn, or set libpq's variables, as PGHOST and PGDATABASE, "
             "or PGSERVICE for an entry of a service file"
+        )
+    named = context.get_parameter_source("dsn") == ParameterSource.COMMANDLINE
+    if named and ConnectionParameters(dsn).has_secret:
+        print(
+            "pgoutput-fast: other users of this machine can read a password in --dsn, as they can "
+            "read every command line; a password file (~/.pgpass) or PGOUTPUT_FAST_DSN hides it",
+            file=sys.stderr,
         )
     lines = Lines(full=full, paint=paint_for(sys.stdout))
     slot = f"pgoutput_fast_tail_{os.getpid()}_{secrets.token_hex(4)}"

@@ -187,3 +187,26 @@ def test_errors_are_one_line(database18: Any) -> None:
         assert "s3cret" not in done.stderr
         assert "Traceback" not in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_a_password_on_the_command_line() -> None:
+    def told(dsn: str, **environ: str) -> str:
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "pgoutput_fast", "tail", "--publication", "p",
+                *(["--dsn", dsn] if not environ else []),
+            ],
+            check=False,
+            capture_output=True,
+            text=True,
+            env={**os.environ, **environ},
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert "s3cret" not in done.stderr
+        return done.stderr
+
+    warning = "other users of this machine can read a password in --dsn"
+    assert warning in told("host=/nonexistent password=s3cret")
+    assert warning in told("postgresql://u:s3cret@%2Fnonexistent/d")
+    assert warning not in told("host=/nonexistent")
+    assert warning not in told("", PGOUTPUT_FAST_DSN="host=/nonexistent password=s3cret")
