@@ -44,7 +44,8 @@ class Transaction:
     commit_time : int or None
         In microseconds since 2000-01-01 UTC; `commit_datetime` is the same as a datetime.
     origin : str or None
-        The name of the replication origin that it came from.
+        The name of the replication origin that it came from; None too for a streamed transaction
+        that begins with DDL, as the server does not send it then.
     gid : str or None
         The identifier of a prepared transaction.
     """
