@@ -418,10 +418,7 @@ class _Landing:
         position = self._writer.position
         if self._link.receiver.acknowledged < position <= lsn:
             self._acknowledge(position)
-        elif (
-            now - self._last_advance > _ADVANCE_INTERVAL
-            or lsn - position > _ADVANCE_BYTES
-        ):
+        elif now - self._last_advance > _ADVANCE_INTERVAL or lsn - position > _ADVANCE_BYTES:
             self._acknowledge(self._writer.advance(lsn))
             self._last_advance = now
 

@@ -178,7 +178,7 @@ class ReplicationStream:
         return self._begin_delivery().groups(_until(stop_at, idle_timeout, stop))
 
     def _check_open(self) -> None:
-        """Refuse to begin an iteration over a stream that is closed: it would seem to be at its end.
+        """Refuse to iterate over a stream that is closed already: it would seem to be at its end.
 
         Raises
         ------

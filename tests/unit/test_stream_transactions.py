@@ -274,7 +274,7 @@ def test_a_closed_stream_is_not_taken_for_one_at_its_end(begin, how):
 @pytest.mark.parametrize("how", ["transactions", "groups"])
 def test_an_idle_timeout_is_a_number_of_seconds(begin, how, given):
     stream, _ = begin([copy_data(server_of(1))])
-    with pytest.raises((PgOutputError, TypeError), match="idle_timeout.* a number"):
+    with pytest.raises((PgOutputError, TypeError), match=r"idle_timeout.* a number"):
         getattr(stream, how)(idle_timeout=given)
 
 
