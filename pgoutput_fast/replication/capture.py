@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 # is synced: not for every keepalive, but after this many seconds, or this many bytes of the log.
 _ADVANCE_INTERVAL = 10.0
 _ADVANCE_BYTES = 16 << 20
+# A server that asks how far the capture is may wait for that to shut down. Then what is there is
+# made durable at once, but not more often than once in so many seconds.
+_ASKED_INTERVAL = 0.2
 _POLL = 0.1  # seconds within which an order to end is heard while nothing comes
 _IDLE_PROGRESS = 1.0  # seconds between two calls of `progress` while nothing comes
 
@@ -377,7 +380,7 @@ class _Landing:
                 else:
                     self._land(found)
                 opened = self._writer.opened
-                if opened is not None and time.monotonic() - opened >= self._max_delay:
+                if opened is not None and time.monotonic() - opened >= self._delay(found):
                     self._flush()
         except RetryableError as error:
             _log.warning("the capture ends: %s", error)
@@ -403,6 +406,15 @@ class _Landing:
             self._bytes += run.size
             self._acknowledge(self._writer.write_run(run))
 
+    def _delay(self, found: Transaction | TransactionGroup | None) -> float:
+        """Seconds that a commit may wait for its segment to be completed.
+
+        `found` is what came last; None if nothing waits.
+        """
+        if found is None and self._delivery.is_asked:
+            return min(self._max_delay, _ASKED_INTERVAL)
+        return self._max_delay
+
     def _report(self) -> None:
         self._told = time.monotonic()
         if self._tell is not None:
@@ -416,9 +428,10 @@ class _Landing:
         """Store from time to time how far the server is while it has no changes for the slot."""
         now = time.monotonic()
         position = self._writer.position
+        interval = _ASKED_INTERVAL if self._delivery.is_asked else _ADVANCE_INTERVAL
         if self._link.receiver.acknowledged < position <= lsn:
             self._acknowledge(position)
-        elif now - self._last_advance > _ADVANCE_INTERVAL or lsn - position > _ADVANCE_BYTES:
+        elif now - self._last_advance > interval or lsn - position > _ADVANCE_BYTES:
             self._acknowledge(self._writer.advance(lsn))
             self._last_advance = now
 

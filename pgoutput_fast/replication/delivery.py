@@ -54,6 +54,9 @@ class Delivery:
         The end LSN of the last transaction that was delivered; `position` before there was one.
     server_lsn : int
         The server has nothing more to send before it, as far as it has said.
+    is_asked : bool
+        Whether the server asked how far the stream is when it said that, and has sent nothing
+        since. A server that shuts down asks until all that it has sent is acknowledged.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Delivery:
     ) -> None:
         self.delivered = position
         self.server_lsn = 0
+        self.is_asked = False
         self._link = link
         self._assembler = assembler
         self._begin = position
@@ -237,6 +241,8 @@ class Delivery:
             except PgOutputError as error:
                 self._error = error  # raised after what came before it was delivered
         # What an error left out came before the keepalive.
-        if taken.keepalive is not None and self._error is None:
-            self.server_lsn = taken.keepalive
+        told = taken.keepalive is not None and self._error is None
+        self.is_asked = told and taken.asked
+        if told:
+            self.server_lsn = cast("int", taken.keepalive)
         return bool(taken.size)

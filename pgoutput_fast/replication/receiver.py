@@ -64,13 +64,15 @@ _CLOSE_TIMEOUT = 2.0  # seconds for the server to end the stream
 class Taken:
     """What one call of `receive` has taken so far, with an object for each frame."""
 
-    __slots__ = ("came", "frames", "keepalive", "since", "size")
+    __slots__ = ("asked", "came", "frames", "keepalive", "since", "size")
 
     def __init__(self) -> None:
         self.frames: list[tuple[int, int, int, bytes]] = []
         """LSN, end of the WAL, send time and frame of each."""
         self.keepalive: int | None = None
         """The LSN of the keepalive that came after the last frame, if one did."""
+        self.asked = False
+        """Whether that keepalive asks for an answer."""
         self.size = 0
         """Bytes of what was taken."""
         self.since = 0.0
@@ -318,7 +320,7 @@ class Receiver:
             if length <= 0 or data is None:
                 return int(length)
             taken.came = True
-            taken.keepalive = self._take_keepalive(data)
+            taken.keepalive, taken.asked = self._take_keepalive(data)
         return 0
 
     def _on_notice(self, result: pq.abc.PGresult) -> None:
@@ -347,7 +349,8 @@ class Receiver:
             collect = max(_COLLECT, _COLLECT_MUCH)
         return is_full or is_pause or is_late or now - taken.since >= collect
 
-    def _take_keepalive(self, data: memoryview) -> int:
+    def _take_keepalive(self, data: memoryview) -> tuple[int, bool]:
+        """The LSN of a keepalive, and whether it asks for an answer, which is given."""
         try:
             keepalive = parse_keepalive(data)
         except PgOutputError as error:
@@ -362,7 +365,7 @@ class Receiver:
             self._send_status()
         elif keepalive.reply_requested:
             self._answer = True
-        return keepalive.lsn
+        return keepalive.lsn, keepalive.reply_requested
 
     def _end(self) -> None:
         """The server has ended the stream; without an error of its own if it shuts down."""
