@@ -102,6 +102,15 @@ SENTENCES: dict[str, str] = {
 }
 """Error code → sentence. Each says what was expected, what was found, and what to do."""
 
+UNKNOWN_HINT = (
+    "a session sends a table's Relation before its first row: decode the frames from the start of "
+    "the connection, or that Relation's frame first"
+)
+STATELESS_HINT = (
+    "names and types come with its Relation message, and decode() keeps none: use a Decoder"
+)
+"""The hints of ``unknown_relation``."""
+
 
 def fail(code: str, frame: bytes, offset: int, **details: object) -> NoReturn:
     """Raise the :class:`DecodeError` of `code` at byte `offset` of `frame`."""

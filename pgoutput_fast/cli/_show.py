@@ -113,12 +113,9 @@ class Messages:
         elif isinstance(message, Relation):
             yield qualified(message)
         elif isinstance(message, Truncate):
-            state = self._decoder.state
-            staged = state.staged.get(state.open_xid) if state.open_xid is not None else None
             for oid in message.relation_ids:
-                plan = staged.plans.get(oid) if staged is not None else None
-                relation = state.relations.get(oid) if plan is None else plan.relation
-                yield str(oid) if relation is None else qualified(relation)
+                plan = self._decoder.state.plan(oid)
+                yield str(oid) if plan is None else qualified(plan.relation)
 
 
 class Lines:

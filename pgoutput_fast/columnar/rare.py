@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..decoding.diagnose import UNKNOWN_HINT
 from ..decoding.plan import RelationPlan
 from ..decoding.state import StreamState
-from ..errors import fail
-from ..protocol.messages import Truncate
+from ..errors import UNKNOWN_HINT
+from ..protocol.messages import Truncate, fail_unannounced
 from .schema import version_of
 
 NEW_VERSIONS = 1024
@@ -50,18 +49,11 @@ def plans_of(message: Truncate, state: StreamState) -> list[RelationPlan]:
     DecodeError
         ``unknown_relation``: one was never announced.
     """
-    first = len(message.frame) - 4 * len(message.relation_ids)
     plans = []
     for i, relation_id in enumerate(message.relation_ids):
         plan = state.plan(relation_id)
         if plan is None:
-            fail(
-                "unknown_relation",
-                message.frame,
-                first + 4 * i,
-                relation_id=relation_id,
-                hint=UNKNOWN_HINT,
-            )
+            fail_unannounced(message, i, UNKNOWN_HINT)
         plans.append(plan)
     return plans
 

@@ -6,10 +6,9 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
-from ..errors import fail
+from ..errors import STATELESS_HINT, fail
 from ..objects import UNCHANGED, Unchanged
 from ..protocol.wire import RELATION_ID, RELATION_ID_IN_STREAM, VALUE_HEAD, offset_of
-from .diagnose import STATELESS_HINT
 from .plan import RelationPlan, refuse_value
 from .views import describe_tuple, restore_tuple
 

@@ -26,8 +26,7 @@ from pgoutput_fast.protocol._wire cimport (
 import operator
 from collections.abc import Sequence
 
-from .diagnose import STATELESS_HINT
-from ..errors import fail
+from ..errors import STATELESS_HINT, fail
 from ..objects import UNCHANGED
 from .plan import refuse_value
 from .views import describe_tuple, restore_tuple

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from ..errors import PgOutputError, fail, printable
+from ..errors import UNKNOWN_HINT, PgOutputError, fail, printable
 from ..names import qualified
 from ..protocol.wire import LAYOUTS, Cursor, check_size
 from .plan import RelationPlan
@@ -107,13 +107,6 @@ def _shown(character: str) -> str:
     return repr(character) if printable else f"byte 0x{ord(character):02X}"
 
 
-UNKNOWN_HINT = (
-    "a session sends a table's Relation before its first row: decode the frames from the start of "
-    "the connection, or that Relation's frame first"
-)
-STATELESS_HINT = (
-    "names and types come with its Relation message, and decode() keeps none: use a Decoder"
-)
 WIDER_HINT = (
     "PostgreSQL 15.0 and 15.1 send such tuples where a publication has a column list; update the "
     "server"

@@ -24,6 +24,7 @@ from ..protocol.messages import (
     decode_rare,
     is_repeated,
     published,
+    set_relations,
 )
 from ..protocol.wire import relation_id_of
 from ..settings import Settings
@@ -258,6 +259,8 @@ class StreamState:
             return announced
         if isinstance(message, Truncate):
             self.row += len(message.relation_ids)
+            plans = [self.plan(relation_id) for relation_id in message.relation_ids]
+            set_relations(message, tuple([plan.relation if plan else None for plan in plans]))
         elif isinstance(message, StreamStart):
             self.end()
             if message.first_segment:

@@ -8,9 +8,9 @@ wire layout.
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
-from ..errors import fail, printable
+from ..errors import STATELESS_HINT, UNKNOWN_HINT, fail, printable
 from ..lsn import format_lsn
 from ..values import EPOCH_UTC, timestamp_form
 from .wire import LAYOUTS, TAGS, XID_SIZE, Column, Cursor, check_size
@@ -183,17 +183,43 @@ class Truncate(Message):
 
     Fields in wire order: xid (only inside stream chunks, else None), the number of relations
     (int32, which is the length of relation_ids), options (bit 0 CASCADE, bit 1 RESTART IDENTITY;
-    other bits are kept), relation_ids (tuple of int).
+    other bits are kept), relation_ids (tuple of int). `relations` are the tables' Relation
+    messages, in the order of relation_ids.
 
     https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-TRUNCATE
     """
 
-    __slots__ = ("options", "relation_ids", "xid")
+    __slots__ = ("_relations", "options", "relation_ids", "xid")
     __match_args__ = ("xid", "relation_ids", "options")
     tag = "T"
     xid: int | None
     relation_ids: tuple[int, ...]
     options: int
+    # None for a table that was not announced; unset if the frame was decoded without a Decoder.
+    _relations: tuple[Relation | None, ...]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        relations = getattr(self, "_relations", None)
+        return restore_truncate, (self.frame, self.in_stream, self._encoding, relations)
+
+    @property
+    def relations(self) -> tuple[Relation, ...]:
+        """The Relation messages that announced the tables.
+
+        Raises
+        ------
+        DecodeError
+            ``unknown_relation``: one was not announced, or the frame was decoded without a Decoder.
+        """
+        relations = getattr(self, "_relations", None)
+        if relations is None and self.relation_ids:
+            fail_unannounced(self, 0, STATELESS_HINT)
+        found = []
+        for index, relation in enumerate(relations or ()):
+            if relation is None:
+                fail_unannounced(self, index, UNKNOWN_HINT)
+            found.append(relation)
+        return tuple(found)
 
     @property
     def cascade(self) -> bool:
@@ -204,6 +230,29 @@ class Truncate(Message):
     def restart_identity(self) -> bool:
         """Whether the command was TRUNCATE … RESTART IDENTITY."""
         return bool(self.options & 2)
+
+
+def set_relations(message: Truncate, relations: tuple[Relation | None, ...]) -> None:
+    """Give a Truncate what was announced of its tables when it was decoded, None for nothing."""
+    object.__setattr__(message, "_relations", relations)
+
+
+def restore_truncate(
+    frame: bytes, in_stream: bool, encoding: str, relations: tuple[Relation | None, ...] | None
+) -> Message:
+    """The message in a pickled frame; `relations` is None if it was decoded without a Decoder."""
+    message = decode_rare(frame, in_stream, encoding)
+    if relations is not None:
+        set_relations(cast("Truncate", message), relations)
+    return message
+
+
+def fail_unannounced(message: Truncate, index: int, hint: str) -> NoReturn:
+    """Raise ``unknown_relation`` for one of the tables of a Truncate."""
+    count = len(message.relation_ids)
+    start = len(message.frame) - 4 * (count - index)  # the OIDs are at the end
+    oid = message.relation_ids[index]
+    fail("unknown_relation", message.frame, start, relation_id=oid, hint=hint)
 
 
 class LogicalMessage(Message):

@@ -39,7 +39,7 @@ PROPERTIES: dict[str, tuple[str, ...]] = {
     "Insert": ("relation",),
     "Update": ("relation",),
     "Delete": ("relation",),
-    "Truncate": ("cascade", "restart_identity"),
+    "Truncate": ("cascade", "restart_identity", "relations"),
     "LogicalMessage": ("transactional",),
     "StreamCommit": ("commit_datetime",),
     "StreamAbort": ("abort_datetime",),
