@@ -40,19 +40,24 @@ _log = logging.getLogger(__name__)
 
 
 class CaptureProgress(NamedTuple):
-    """How far a capture has come."""
+    """How far a capture has come.
+
+    Attributes
+    ----------
+    frames, transactions, bytes : int
+        Frames that this run has taken, whole transactions, and bytes of the frames.
+    received_lsn : int
+        The end of the last transaction that was taken; or a later LSN, before which the server has
+        said that nothing more comes.
+    durable_lsn : int
+        Everything before this LSN is in segments, and acknowledged.
+    """
 
     frames: int
-    """Frames that this run has taken."""
     transactions: int
-    """Whole transactions that this run has taken."""
     bytes: int
-    """Bytes of the frames that this run has taken."""
     received_lsn: int
-    """The end of the last transaction that was taken; or a later LSN, before which the server has
-    said that nothing more comes."""
     durable_lsn: int
-    """Everything before this LSN is in segments, and acknowledged."""
 
 
 def capture(

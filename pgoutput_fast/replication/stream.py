@@ -27,30 +27,44 @@ _IDLE_INTERVAL = 1.0
 
 
 class Received(NamedTuple):
-    """One frame with the header of its XLogData, as iteration over a stream gives it."""
+    """One frame with the header of its XLogData, as iteration over a stream gives it.
+
+    Attributes
+    ----------
+    lsn : int
+        Where the change begins in the server's log; 0 for Type and Relation, which have no place
+        there.
+    wal_end : int
+        For pgoutput the same as `lsn`.
+    send_time : int
+        Microseconds since 2000-01-01 UTC, by the server's clock.
+    frame : bytes
+        One message, for :class:`~pgoutput_fast.Decoder` or
+        :class:`~pgoutput_fast.ColumnarDecoder`.
+    """
 
     lsn: int
-    """Where the change begins in the server's log; 0 for Type and Relation, which have no place
-    there."""
     wal_end: int
-    """For pgoutput the same as `lsn`."""
     send_time: int
-    """Microseconds since 2000-01-01 UTC, by the server's clock."""
     frame: bytes
-    """One message, for :class:`~pgoutput_fast.Decoder` or
-    :class:`~pgoutput_fast.ColumnarDecoder`."""
 
 
 class Batch(NamedTuple):
-    """The frames that came together, as `ReplicationStream.receive` gives them."""
+    """The frames that came together, as `ReplicationStream.receive` gives them.
+
+    Attributes
+    ----------
+    frames : list of tuple
+        Plain tuples with the fields of `Received`: making a `Received` of each takes a quarter more
+        time.
+    keepalive_lsn : int or None
+        The server has nothing before this LSN that it still has to send; None if it did not say so
+        after the last frame. It may be acknowledged while no transaction is open and nothing waits
+        to be made durable.
+    """
 
     frames: list[tuple[int, int, int, bytes]]
-    """Plain tuples with the fields of `Received`: making a `Received` of each takes a quarter more
-    time."""
     keepalive_lsn: int | None
-    """The server has nothing before this LSN that it still has to send; None if it did not say so
-    after the last frame. It may be acknowledged while no transaction is open and nothing waits to
-    be made durable."""
 
 
 class ReplicationStream:
@@ -172,6 +186,9 @@ class ReplicationStream:
         Of a group `batches` gives record batches with the rows of all its transactions, in their
         order: where transactions are small that costs much less than a few batches of each. Those
         that announce a relation, were streamed or prepared come by themselves, as transactions.
+        Both have `batches`, `frames`, `transactions`, `commits` and `end_lsn`, and can be
+        acknowledged. Only a transaction has messages to iterate over, and an `xid`, `commit_lsn`
+        and `commit_time`: of a group, `transactions` gives those that have.
 
         Parameters and errors are those of :meth:`transactions`.
         """

@@ -44,28 +44,45 @@ _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
 
 
 class SlotState(NamedTuple):
-    """A logical slot, as pg_replication_slots shows it."""
+    """A logical slot, as pg_replication_slots shows it.
+
+    Attributes
+    ----------
+    plugin, database, name : str
+    confirmed_flush_lsn : int or None
+        The LSN up to which it was acknowledged; None while the slot is being made.
+    active_pid : int or None
+        The server process that reads the slot; None if none does.
+    wal_status : str or None
+        Whether the server still has the WAL that the slot needs: "reserved" and "extended" say that
+        it has, "unreserved" that it may remove it soon, "lost" that it is gone. None before
+        PostgreSQL 13.
+    temporary : bool
+        Whether the slot ends with the connection that made it.
+    restart_lsn : int or None
+        The LSN from which on the server keeps its log for the slot; None if it no longer does.
+    two_phase : bool
+        Whether prepared transactions are sent when they are prepared.
+    failover : bool
+        Whether standbys keep a copy of it.
+    synced : bool
+        Whether the slot is such a copy, on a standby.
+    invalidation_reason : str or None
+        Why it can't be used any more, as the server calls it; None if it can be.
+    """
 
     plugin: str | None
     database: str | None
     confirmed_flush_lsn: int | None
-    """The LSN up to which it was acknowledged; None while the slot is being made."""
     active_pid: int | None
-    """The server process that reads the slot; None if none does."""
     wal_status: str | None
-    """Whether the server still has the WAL that the slot needs; None before PostgreSQL 13."""
     name: str = ""
     temporary: bool = False
     restart_lsn: int | None = None
-    """The LSN from which on the server keeps its log for the slot; None if it no longer does."""
     two_phase: bool = False
-    """Whether prepared transactions are sent when they are prepared."""
     failover: bool = False
-    """Whether standbys keep a copy of it."""
     synced: bool = False
-    """Whether the slot is such a copy, on a standby."""
     invalidation_reason: str | None = None
-    """Why it can't be used any more, as the server calls it; None if it can be."""
 
 
 # Columns of pg_replication_slots: the first server version that has each, and the expression that
@@ -94,14 +111,21 @@ _INVALID = {
 
 
 class CreatedSlot(NamedTuple):
-    """A slot that was made."""
+    """A slot that was made.
+
+    Attributes
+    ----------
+    name : str
+    lsn : int
+        The LSN where the slot begins: it brings what is committed from there on.
+    snapshot : str or None
+        The name of a snapshot that has all that was committed before, for SET TRANSACTION SNAPSHOT.
+        The snapshot lasts until the next command on the connection that made the slot.
+    """
 
     name: str
     lsn: int
-    """The LSN where the slot begins: it brings what is committed from there on."""
     snapshot: str | None
-    """The name of a snapshot that has all that was committed before, for SET TRANSACTION SNAPSHOT.
-    The snapshot lasts until the next command on the connection that made the slot."""
 
 
 class ReplicationConnection:

@@ -17,7 +17,19 @@ from .runs import Run
 from .staging import Stage
 
 if TYPE_CHECKING:
-    from .. import ChangeBatch
+    from .. import (
+        ChangeBatch,
+        Delete,
+        Insert,
+        LogicalMessage,
+        Origin,
+        Relation,
+        Truncate,
+        Type,
+        Update,
+    )
+
+    Content = Insert | Update | Delete | Truncate | Relation | Type | Origin | LogicalMessage
 
 Kind = Literal["commit", "prepare", "commit prepared", "rollback prepared", "message"]
 
@@ -116,7 +128,7 @@ class Transaction:
             yield from decoder.decode(run.data, run.offsets, run.lsns)
         follower.moved(decoder, self._after)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Content]:
         """The messages, without Begin and Commit.
 
         Raises
@@ -132,7 +144,7 @@ class Transaction:
             for frame in run.frames():
                 message = decoder.decode(frame)
                 if message.tag not in ("B", "C"):
-                    yield message
+                    yield cast("Content", message)
         follower.moved(decoder, self._after)
 
     def frames(self) -> Iterator[bytes]:

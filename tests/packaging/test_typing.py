@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from builds import ROOT
 
 GOOD = """\
@@ -60,3 +61,26 @@ def test_words_are_checked(tmp_path: Path) -> None:
     lines = BAD.splitlines()
     expected = [(number, "arg-type") for number in range(4, len(lines))]
     assert errors_of(BAD, tmp_path / "bad.py") == [*expected, (len(lines), "attr-defined")]
+
+
+MESSAGES = """\
+import pgoutput_fast as pf
+from pgoutput_fast.transactions import Transaction
+
+def names(transaction: Transaction) -> list[str]:
+    found: list[str] = []
+    for message in transaction:
+        if isinstance(message, pf.Insert | pf.Update | pf.Delete):
+            found.append(message.relation.name)
+        elif isinstance(message, pf.Truncate):
+            found += [relation.name for relation in message.relations]
+            message.relation
+        message.nwe
+    return found
+"""
+
+
+@pytest.mark.slow
+def test_messages_of_a_transaction_are_known(tmp_path: Path) -> None:
+    found = errors_of(MESSAGES, tmp_path / "messages.py")
+    assert sorted(set(found)) == [(11, "attr-defined"), (12, "union-attr")]

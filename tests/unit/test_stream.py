@@ -18,7 +18,7 @@ pytest.importorskip("psycopg")
 import psycopg
 from made_connection import Connection, Notice
 
-from pgoutput_fast import _impl, testing
+from pgoutput_fast import _impl, replication, testing
 from pgoutput_fast.connections import ReplicationError, RetryableError, server_error
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.replication import receiver, waiter, walsender
@@ -473,3 +473,19 @@ def test_receiving_loads_no_numpy(name):
         [f"[([b'a', b'b'], None)] pgoutput_fast.replication.{implementation}", "[]"],
         "",
     )
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        replication.Batch,
+        replication.CaptureProgress,
+        replication.CreatedSlot,
+        replication.Received,
+        replication.SlotState,
+    ],
+)
+def test_help_says_what_each_field_is(cls):
+    section = cls.__doc__.partition("Attributes\n")[2]
+    named = [line.partition(" : ")[0] for line in section.splitlines() if " : " in line]
+    assert sorted(", ".join(named).replace(",", " ").split()) == sorted(cls._fields)
