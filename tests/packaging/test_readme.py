@@ -89,7 +89,7 @@ def test_capture_inspect_segments_and_live(tmp_path: Path) -> None:
         )
         try:
             with psycopg.connect(server.dsn(), autocommit=True) as connection:
-                active = "SELECT FROM pg_replication_slots WHERE slot_name = 'live' AND active"
+                active = "SELECT FROM pg_replication_slots WHERE slot_name = 'watch' AND active"
                 wait_for(connection, active, reading)
             ran = run_python("-W", "error", "-c", on(server, capture), cwd=tmp_path)
             assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
@@ -143,14 +143,14 @@ def test_a_consumer_takes_groups() -> None:
 @pytest.mark.integration
 def test_other_examples_of_live_changes(tmp_path: Path) -> None:
     """Each ends by itself, once the stream is made to end."""
-    _, _, stopping, managing, copying, frames, *_ = python_blocks(ROOT / "docs" / "replication.md")
-    importing = "from pgoutput_fast.replication import connect\n"
+    document = python_blocks(ROOT / "docs" / "replication.md")
+    _, _, stopping, managing, copying, frames, columns, _ = document
     with fresh_server() as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute("SELECT pg_create_logical_replication_slot('live', 'pgoutput')")
             connection.execute("INSERT INTO accounts VALUES (1, 99.50, NULL)")
         ended = stopping.replace("...", "stop.set()") + "    print(stream.acknowledged_lsn > 0)\n"
-        ran = run_python("-W", "error", "-c", importing + on(server, ended), cwd=tmp_path)
+        ran = run_python("-W", "error", "-c", on(server, ended), cwd=tmp_path)
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, "True\n", "")
         ran = run_python("-W", "error", "-c", on(server, managing), cwd=tmp_path)
         assert (ran.returncode, ran.stderr) == (0, "")
@@ -160,8 +160,13 @@ def test_other_examples_of_live_changes(tmp_path: Path) -> None:
         assert (ran.returncode, ran.stderr) == (0, "")
         assert ran.stdout == "[(1, Decimal('99.50'), None)]\n"
         ended = frames + "            break\n    print(message.tag)\n"
-        ran = run_python("-W", "error", "-c", importing + on(server, ended), cwd=tmp_path)
+        ran = run_python("-W", "error", "-c", on(server, ended), cwd=tmp_path)
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, "C\n", "")
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("INSERT INTO accounts VALUES (2, 1, NULL)")
+        ended = columns + "            stream.close()\n"
+        ran = run_python("-W", "error", "-c", on(server, ended), cwd=tmp_path)
+        assert (ran.returncode, ran.stdout, ran.stderr) == (0, "accounts 1\n", "")
 
 
 @pytest.mark.integration
