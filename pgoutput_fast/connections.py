@@ -64,6 +64,7 @@ _ADVICE = {
     "42601": "the server may be too old for an option that was asked for",
     "22023": "the server may be too old for an option that was asked for",
     "42704": "check the names of the slot and the publications, in this database",
+    "42710": "give another name, or use the one that is there",
     "53300": "raise max_wal_senders, or end another replication connection",
     "53400": "raise max_replication_slots, or drop a slot that nobody uses",
     "55000": (
@@ -91,9 +92,9 @@ _ROLE = re.compile(r"\bREPLICATION\b|replication role")
 _ROLE_ADVICE = "give the role the attribute: ALTER ROLE … REPLICATION"
 
 PUBLICATION_ADVICE = (
-    "a publication must have been there when the changes were written: one that was made, or "
-    "dropped and made again, after that can't be used for them, though it is there now; make it "
-    "first, then a new slot, and copy the tables anew"
+    "a publication must have been there when the changes were written, and must be there still: "
+    "one that is gone, or was made, or dropped and made again, after that can't be used for them; "
+    "make it first, then a new slot, and copy the tables anew"
 )
 STREAM_ADVICE = _ADVICE | {"42704": PUBLICATION_ADVICE}
 """Advice by SQLSTATE for errors that end a stream. Its publications were there when it began."""
@@ -216,13 +217,21 @@ def answered(pgconn: pq.abc.PGconn) -> Iterator[None]:
             timer.join()
 
 
-_ARGUMENTS = (
-    "slot", "publications", "directory", "create_slot", "adopt_slot", "temporary", "protocol",
-    "streaming", "two_phase", "binary", "messages", "origin", "start_lsn", "start_timeline",
-    "silence_timeout", "retry_for", "max_memory", "spill_directory", "until_lsn", "max_delay",
-    "compression", "segment_bytes", "tables", "columns", "target", "policies", "registry",
-)  # fmt: skip
-"""Names of arguments that a misspelt keyword may have meant."""
+_ARGUMENTS = {
+    "connect and capture": (
+        "slot", "publications", "create_slot", "protocol", "streaming", "two_phase", "binary",
+        "messages", "origin", "silence_timeout", "retry_for", "max_memory", "unknown_prepared",
+    ),
+    "connect": (
+        "temporary", "start_lsn", "start_timeline", "on_idle", "spill_directory", "prepared",
+        "policies", "registry", "target", "tables", "columns", "fill_unchanged",
+    ),
+    "capture": (
+        "directory", "adopt_slot", "until_lsn", "segment_bytes", "max_delay", "compression",
+        "progress", "stop",
+    ),
+}  # fmt: skip
+"""Names of arguments that a keyword may have meant, by the functions that have them."""
 
 
 class ConnectionParameters:
@@ -252,7 +261,12 @@ class ConnectionParameters:
         given = {name: str(value) for name, value in (keywords or {}).items() if value is not None}
         known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
         for name in given.keys() - known:
-            near = difflib.get_close_matches(name, [*known, *_ARGUMENTS], 1)
+            arguments = {one: owner for owner, names in _ARGUMENTS.items() for one in names}
+            if name in arguments:
+                raise TypeError(
+                    f"{name!r} is an argument of {arguments[name]}, and can't be given here"
+                )
+            near = difflib.get_close_matches(name, [*known, *arguments], 1)
             raise TypeError(
                 f"there is no argument {name!r}, and libpq has no parameter of this name"
                 + (f"; did you mean {near[0]!r}?" if near else "")
@@ -373,6 +387,26 @@ def _check_shown(dsn: str, parameters: Mapping[str, object]) -> None:
             )
 
 
+def check_publication_names(publications: object) -> None:
+    """Refuse what is no list of names.
+
+    Raises
+    ------
+    PgOutputError
+        It is empty.
+    TypeError
+        It, or a name, is of another type.
+    """
+    expected = "publications must be a list of names, such as ['shop']"
+    if not isinstance(publications, (list, tuple)):
+        raise TypeError(f"{expected}, not {type(publications).__name__}")
+    for name in publications:
+        if not isinstance(name, str):
+            raise TypeError(f"{expected}, and one of them is {type(name).__name__}")
+    if not publications:
+        raise PgOutputError(f"{expected}, and there is none in it")
+
+
 def check_publications(
     connection: psycopg.Connection[tuple[object, ...]], publications: Sequence[str]
 ) -> None:
@@ -380,15 +414,10 @@ def check_publications(
 
     Raises
     ------
-    PgOutputError
-        One is not there, `publications` is no list of names, or the server can't be asked.
+    PgOutputError, TypeError
+        One is not there, the server can't be asked, or as of `check_publication_names`.
     """
-    if (
-        not isinstance(publications, (list, tuple))
-        or not publications
-        or not all(isinstance(name, str) for name in publications)
-    ):
-        raise PgOutputError("publications must be a list of one name or more, each a str")
+    check_publication_names(publications)
     query = sql.SQL("SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({})").format(
         sql.SQL(", ").join(sql.Literal(name) for name in publications)
     )
@@ -399,7 +428,9 @@ def check_publications(
         raise server_error("can't look publications up", str(error), error.sqlstate) from error
     missing = sorted(set(publications) - {str(row[0]) for row in rows})
     if missing:
+        quoted = any(name[:1] == name[-1:] == '"' for name in missing)
         raise PgOutputError(
             f"no publication {', '.join(repr(name) for name in missing)} in database "
             f"{connection.info.dbname!r}; CREATE PUBLICATION, or give another name"
+            + (", without the quotes that SQL needs" if quoted else "")
         )

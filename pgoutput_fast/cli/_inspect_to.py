@@ -69,6 +69,8 @@ def types_option(_: click.Context, __: click.Parameter, path: Path | None) -> Ty
         return None
     try:
         return TypeRegistry.from_json(path.read_bytes())
+    except PgOutputError as error:
+        raise PgOutputError(f"{path}: {error}") from error
     except OSError as error:
         raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
 

@@ -14,6 +14,8 @@ from ..lsn import format_lsn
 from ..segments import SegmentMetadata, SegmentWriter
 from ..segments.listing import has_begun
 from ..segments.prepared import PreparedTransactions
+from ..segments.writer import check_options
+from .client import check_assembling
 from .link import Link, first_connection
 from .receiver import Receiver
 from .source import Source, Started, missing_slot
@@ -175,6 +177,10 @@ def capture(
         segment_bytes=(segment_bytes, int, "an int, of bytes"),
         max_delay=(max_delay, (int, float), "a number of seconds"),
     )
+    if not os.fspath(directory):
+        raise PgOutputError("directory is empty; '.' is the current directory")
+    check_options(segment_bytes, compression)
+    check_assembling({"max_memory": max_memory}, unknown_prepared)
     if not max_delay >= 0:
         raise PgOutputError(f"max_delay={max_delay}: expected a number of seconds")
     check_seconds(silence_timeout=silence_timeout, retry_for=retry_for)

@@ -19,7 +19,7 @@ from .stream import ReplicationStream
 from .stream_options import Protocol, Streaming, StreamOptions, check_seconds
 
 
-def _check_assembling(assembling: Mapping[str, Any], unknown_prepared: str | None) -> None:
+def check_assembling(assembling: Mapping[str, Any], unknown_prepared: str | None) -> None:
     """Refuse wrong arguments of an Assembler before a connection is made.
 
     Where all are as they are by default, nothing is looked at: an Assembler loads NumPy, and who
@@ -192,7 +192,7 @@ def connect(
         "columns": columns,
         "fill_unchanged": fill_unchanged,
     }
-    _check_assembling(assembling, unknown_prepared)
+    check_assembling(assembling, unknown_prepared)
     source = Source(
         ConnectionParameters(dsn, keywords),
         slot,

@@ -95,7 +95,8 @@ class ReplicationStream:
         self._left_over: deque[tuple[int, int, int, bytes]] = deque()
 
     def __repr__(self) -> str:
-        return f"<ReplicationStream of protocol {self.protocol} on {self.connection!r}>"
+        closed = "closed " if self._link.is_closed else ""
+        return f"<{closed}ReplicationStream of protocol {self.protocol} on {self.connection!r}>"
 
     def __enter__(self) -> Self:
         return self

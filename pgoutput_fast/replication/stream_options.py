@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
+from ..connections import check_publication_names
 from ..errors import PgOutputError
 
 Protocol = Literal["auto"] | int
@@ -47,6 +48,7 @@ class StreamOptions:
         messages: bool = False,
         origin: str | None = None,
     ) -> None:
+        check_publication_names(publications)
         if protocol != "auto" and (
             type(protocol) is not int or not 1 <= protocol <= _NEWEST_PROTOCOL
         ):

@@ -66,6 +66,20 @@ _read_commit = fields_reader("C", "commit_lsn", "end_lsn")
 _read_message = fields_reader("M", "lsn")
 
 
+def check_options(segment_bytes: int, compression: str | None) -> None:
+    """Refuse wrong arguments of a :class:`SegmentWriter`.
+
+    Raises
+    ------
+    PgOutputError
+        `segment_bytes` is less than 1, or there is no such `compression`.
+    """
+    if segment_bytes < 1:
+        raise PgOutputError(f"segment_bytes must be 1 at least, not {segment_bytes}")
+    if compression not in (None, "lz4", "zstd"):
+        raise PgOutputError(f"compression={compression!r}: expected None, 'lz4' or 'zstd'")
+
+
 def _require_numpy() -> None:
     try:
         import numpy  # noqa: F401
@@ -247,10 +261,7 @@ class SegmentWriter:
         compression: Literal["lz4", "zstd"] | None = None,
         made_slot: bool = False,
     ) -> None:
-        if segment_bytes < 1:
-            raise PgOutputError(f"segment_bytes must be 1 at least, not {segment_bytes}")
-        if compression not in (None, "lz4", "zstd"):
-            raise PgOutputError(f"compression={compression!r}: expected None, 'lz4' or 'zstd'")
+        check_options(segment_bytes, compression)
         self._pa = require_pyarrow()
         self._ipc_options = self._pa.ipc.IpcWriteOptions(compression=compression)
         _require_numpy()

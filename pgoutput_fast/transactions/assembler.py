@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
 
 import numpy as np
@@ -114,6 +115,8 @@ class Assembler:
             raise PgOutputError(
                 f"unknown_prepared={unknown_prepared!r}: expected 'empty' or 'error'"
             )
+        if spill_directory is not None and not Path(spill_directory).is_dir():
+            raise PgOutputError(f"there is no directory {os.fspath(spill_directory)!r} to spill to")
         settings = make_settings(policies, encoding, registry)
         self._encoding = settings.encoding
         self._max_memory = max_memory

@@ -701,3 +701,11 @@ def test_values_and_policies_where_they_do_nothing(
 ) -> None:
     run("inspect", *options, directory, code=2)
     assert said in run.error
+
+
+def test_a_file_that_has_no_types_is_named(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text("[]")
+    options = ["--values", "typed", "--types", path]
+    run.objects(*options, typed_recording(tmp_path), code=1)
+    assert f"{path}: this is no catalogue of types" in run.error

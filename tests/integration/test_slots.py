@@ -50,7 +50,7 @@ def test_made_listed_advanced_dropped(shop: Any) -> None:
         wal_status="reserved", name=shop.slot, restart_lsn=found.restart_lsn,
     )  # fmt: skip
     assert 0 < found.restart_lsn <= made.lsn
-    with pytest.raises(ReplicationError, match=r"already exists.*42710"):
+    with pytest.raises(ReplicationError, match=r"already exists.*42710\); give another name"):
         slots.create(shop.dsn, shop.slot)
     shop.execute("INSERT INTO t VALUES (1)")
     end = now(shop)

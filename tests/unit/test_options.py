@@ -8,7 +8,7 @@ pytest.importorskip("psycopg")
 
 from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.replication import connect
+from pgoutput_fast.replication import capture, connect
 from pgoutput_fast.replication.stream_options import StreamOptions
 
 
@@ -103,6 +103,12 @@ def test_what_the_server_does_not_know(version, options, match):
         ({"start_lsn": 5, "temporary": True}, "start_lsn can't be given with it"),
         ({"start_timeline": 1.0}, "start_timeline must be an int, not float"),
         ({"slots": "s"}, "there is no argument 'slots', .* did you mean 'slot'?"),
+        ({"tow_phase": True}, "there is no argument 'tow_phase', .* did you mean 'two_phase'?"),
+        ({"directory": "d"}, "^'directory' is an argument of capture, and can't be given here$"),
+        ({"publications": "p"}, r"must be a list of names, such as \['shop'\], not str"),
+        ({"publications": ["p", 5]}, "such as .*, and one of them is int"),
+        ({"publications": []}, "must be a list of names, .* there is none in it"),
+        ({"spill_directory": "/nonexistent"}, "no directory '/nonexistent' to spill to"),
         ({"target": "polars"}, "target='polars'"),
         ({"columns": {"t": 5}}, "columns"),
         ({"max_memory": "64 MB"}, "max_memory must be an int, not str"),
@@ -119,7 +125,29 @@ def test_what_the_server_does_not_know(version, options, match):
 )
 def test_wrong_arguments_never_reach_a_server(options, match):
     with pytest.raises((TypeError, PgOutputError), match=match):
-        connect("host=/nonexistent", slot="s", publications=["p"], **options)
+        connect("host=/nonexistent", **{"slot": "s", "publications": ["p"], **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"policies": 1}, "^'policies' is an argument of connect, and can't be given here$"),
+        ({"tables": "t"}, "^'tables' is an argument of connect"),
+        ({"publications": "p"}, "must be a list of names"),
+        ({"directory": ""}, "directory is empty; '.' is the current directory"),
+        ({"compression": "gzip"}, "compression='gzip': expected"),
+        ({"segment_bytes": 0}, "segment_bytes must be 1 at least"),
+        ({"max_memory": -1}, "max_memory=-1: expected a number of bytes"),
+        ({"unknown_prepared": "skip"}, "unknown_prepared='skip': expected"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_of_a_capture_never_reach_a_server(options, match, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"slot": "s", "publications": ["p"], "directory": "d", **options}
+    with pytest.raises((TypeError, PgOutputError), match=match):
+        capture("host=/nonexistent", **given)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_parameters_show_no_secret():

@@ -225,8 +225,10 @@ def test_an_interrupted_stream_does_not_go_on(begin):
 
 def test_after_its_end_a_stream_has_nothing(begin):
     stream, _ = begin(PIECES, collect=60.0)
+    assert "closed" not in repr(stream)
     stream.close()
     assert stream.receive(10) is None
+    assert repr(stream).startswith("<closed ReplicationStream")
 
 
 def test_a_stream_may_be_closed_while_it_receives(begin):
