@@ -279,9 +279,13 @@ class _Export:
                     f"{self._directory} was begun {begun} the types that the server has (--types "
                     f"FILE, registry=), and would go on {now} them{again}"
                 )
-            raise PgOutputError(
-                f"{self._directory} was begun with {name}={before!r}, not {value!r}{again}"
+            differ = {name: (before, value)}
+            if name == "policies":
+                differ = {one: (before.get(one), now) for one, now in value.items()}
+            shown = ", ".join(
+                f"{one}={then!r}, not {now!r}" for one, (then, now) in differ.items() if then != now
             )
+            raise PgOutputError(f"{self._directory} was begun with {shown}{again}")
 
     def close(self) -> None:
         """Drop the work that was not finished."""

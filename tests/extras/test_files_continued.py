@@ -16,7 +16,6 @@ import pytest
 from columnar import IMPLEMENTATIONS, chosen
 from exporting import (
     DATA,
-    TEXT,
     Landing,
     many,
     read,
@@ -312,7 +311,12 @@ def test_directories_that_are_not_to_be_continued(tmp_path: Path) -> None:
         (land.directory, out, {"format": "duckdb"}, "other things in it"),
         (land.directory, out, {"before": True}, "begun with before=False, not True"),
         (land.directory, out, {"tables": "public.b"}, "begun with tables=None"),
-        (land.directory, out, {"policies": TEXT}, "begun with policies="),
+        (
+            land.directory,
+            out,
+            {"policies": pf.Policies(infinity="text")},
+            r"out was begun with infinity=.error., not .text.; give",
+        ),
         (land.directory, out, {"registry": pf.TypeRegistry()}, "begun without the types"),
         (other, out, {}, "another source: slot 's' is not 'another'"),
         (recording, out, {}, "another source: kind 'segments' is not 'recording'"),
