@@ -9,7 +9,6 @@ that a slow one does not run into ``wal_sender_timeout``.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import threading
@@ -35,8 +34,6 @@ from .walsender import ReplicationConnection, left_out_error, next_result, wait_
 
 if TYPE_CHECKING:
     _Found = tuple[int, int, int, memoryview | psycopg.Error | None]
-
-_log = logging.getLogger(__name__)
 
 _libpq_frames = twin("replication._libpq_frames")
 take_copy_data = _libpq_frames.take_copy_data
@@ -378,7 +375,6 @@ class Receiver:
                 "the server ended the stream without an error, as it does when it shuts down; "
                 "connect again, what was not acknowledged comes again"
             )
-        _log.info("%s", self._error)
 
     def _keep_alive(self) -> None:
         """Send the statuses that are due while nobody calls receive(), in a thread of its own."""
