@@ -75,7 +75,7 @@ def names(transaction: Transaction) -> list[str]:
         elif isinstance(message, pf.Truncate):
             found += [relation.name for relation in message.relations]
             message.relation
-        message.nwe
+        message.newer
     return found
 """
 
