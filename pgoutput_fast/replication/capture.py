@@ -12,9 +12,9 @@ from ..connections import ConnectionParameters, RetryableError
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..segments import SegmentMetadata, SegmentWriter
+from ..segments.format import check_options
 from ..segments.listing import has_begun
 from ..segments.prepared import PreparedTransactions
-from ..segments.writer import check_options
 from .client import check_assembling
 from .link import Link, first_connection
 from .receiver import Receiver

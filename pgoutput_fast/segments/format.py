@@ -291,3 +291,17 @@ def checksum(index: int, batch: pa.RecordBatch, more: bytes = b"") -> str | None
                     return None
                 crc = zlib.crc32(memoryview(buffer)[:size], crc)
     return f"{zlib.crc32(more, crc):08x}"
+
+
+def check_options(segment_bytes: int, compression: str | None) -> None:
+    """Refuse wrong arguments of a :class:`SegmentWriter`.
+
+    Raises
+    ------
+    PgOutputError
+        `segment_bytes` is less than 1, or there is no such `compression`.
+    """
+    if segment_bytes < 1:
+        raise PgOutputError(f"segment_bytes must be 1 at least, not {segment_bytes}")
+    if compression not in (None, "lz4", "zstd"):
+        raise PgOutputError(f"compression={compression!r}: expected None, 'lz4' or 'zstd'")

@@ -27,6 +27,7 @@ from .format import (
     RESTORE,
     TEMPORARY,
     SegmentMetadata,
+    check_options,
     require_pyarrow,
     segment_name,
 )
@@ -64,20 +65,6 @@ _OTHER_COMMIT = "of another transaction than the Begin before it"
 _read_begin = fields_reader("B", "final_lsn", "xid")
 _read_commit = fields_reader("C", "commit_lsn", "end_lsn")
 _read_message = fields_reader("M", "lsn")
-
-
-def check_options(segment_bytes: int, compression: str | None) -> None:
-    """Refuse wrong arguments of a :class:`SegmentWriter`.
-
-    Raises
-    ------
-    PgOutputError
-        `segment_bytes` is less than 1, or there is no such `compression`.
-    """
-    if segment_bytes < 1:
-        raise PgOutputError(f"segment_bytes must be 1 at least, not {segment_bytes}")
-    if compression not in (None, "lz4", "zstd"):
-        raise PgOutputError(f"compression={compression!r}: expected None, 'lz4' or 'zstd'")
 
 
 def _require_numpy() -> None:
