@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from .._disk import claim_directory, fsync_path, write_whole
 from .._impl import implementation, twin
-from ..decoding.state import MOST_UNUSED_TYPES, Names
 from ..errors import DecodeError, PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
-from ..protocol.messages import Relation, Type, decode_rare
 from ..protocol.wire import fields_reader
+from .announced import Announced
 from .file import SegmentFile
 from .format import (
     ANNOUNCED_LSN,
@@ -34,7 +33,7 @@ from .format import (
 from .listing import SegmentGroup, present
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
     from typing import Concatenate
 
     import numpy as np
@@ -94,48 +93,8 @@ def _guarded(
     return wrapped
 
 
-class _Announced:
-    """The Types and Relations of a session that are in force, with which every file begins.
-
-    Relations of tables that no longer exist, and types that only these used, are forgotten as a
-    decoder forgets them. So files do not grow with every table that is dropped and made again.
-    """
-
-    def __init__(self) -> None:
-        self._types: dict[int, bytes] = {}
-        self._relations: dict[int, Relation] = {}
-        self._names = Names()
-        self._most_types = MOST_UNUSED_TYPES
-
-    def take(self, frame: bytes) -> None:
-        """Note a Type or Relation, in place of the one that it replaces."""
-        # Names are only compared, and Latin-1 decodes all bytes.
-        message = decode_rare(frame, in_stream=False, encoding="latin-1")
-        if isinstance(message, Type):
-            self._types[message.type_id] = frame
-        elif isinstance(message, Relation):
-            self._relations[message.relation_id] = message
-            gone = [self._relations.pop(one) for one in self._names.give(message)]
-            if gone:
-                for type_id in _types_of(gone) - _types_of(self._relations.values()):
-                    self._types.pop(type_id, None)
-            if len(self._types) > self._most_types:
-                used = self._types.keys() & _types_of(self._relations.values())
-                self._types = {type_id: self._types[type_id] for type_id in used}
-                self._most_types = len(used) + MOST_UNUSED_TYPES
-
-    def frames(self) -> Iterator[bytes]:
-        """The frames that are in force, types before the relations that use them."""
-        yield from self._types.values()
-        yield from (relation.frame for relation in self._relations.values())
-
-
 def _malformed(lsn: int, error: DecodeError) -> PgOutputError:
     return PgOutputError(f"the server sent a malformed frame at LSN {format_lsn(lsn)}: {error}")
-
-
-def _types_of(relations: Iterable[Relation]) -> set[int]:
-    return {column.type_id for relation in relations for column in relation.columns}
 
 
 class _Piece(NamedTuple):
@@ -272,7 +231,7 @@ class SegmentWriter:
             self._failed(error)
             raise
 
-        self._announced = _Announced()
+        self._announced = Announced()
         # Of the transaction that is open: commit LSN, commit time, xid, the next seq; and LSN and
         # frame of its Begin.
         self._open: tuple[int, int, int, int] | None = None
