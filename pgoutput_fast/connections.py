@@ -306,6 +306,18 @@ class ConnectionParameters:
         """Whether a password was given, in the string or as a keyword."""
         return any(self._parameters.get(name) for name in _SECRETS)
 
+    def of_server(self, host: bytes, address: bytes, port: bytes) -> ConnectionParameters:
+        """The same for one server: the one that libpq says a connection was made to."""
+        one: dict[str, object] = {
+            **self._parameters,
+            "host": host.decode(),
+            "hostaddr": address.decode() if address and not host.startswith(b"/") else None,
+            "port": port.decode(),
+            "target_session_attrs": None,
+            "load_balance_hosts": None,
+        }
+        return ConnectionParameters(None, one)
+
     def open(self, *, replication: bool) -> psycopg.Connection[tuple[object, ...]]:
         """Connect, and set `SESSION_SETTINGS`. Each statement is a transaction of its own.
 

@@ -411,6 +411,7 @@ class _Landing:
 
     def _land(self, found: Transaction | TransactionGroup) -> None:
         """Hand transactions to the writer."""
+        self._follow_timeline()
         self._transactions += found.commits
         for run in found.runs():
             self._frames += len(run)
@@ -425,6 +426,10 @@ class _Landing:
         if found is None and self._delivery.is_asked:
             return min(self._max_delay, _ASKED_INTERVAL)
         return self._max_delay
+
+    def _follow_timeline(self) -> None:
+        """Have what lands from here on say on which timeline the server is."""
+        self._acknowledge(self._writer.set_timeline(self._link.receiver.connection.timeline))
 
     def _report(self) -> None:
         self._told = time.monotonic()
@@ -443,6 +448,7 @@ class _Landing:
         if self._link.receiver.acknowledged < position <= lsn:
             self._acknowledge(position)
         elif now - self._last_advance > interval or lsn - position > _ADVANCE_BYTES:
+            self._follow_timeline()
             self._acknowledge(self._writer.advance(lsn))
             self._last_advance = now
 

@@ -33,6 +33,8 @@ from .waiter import IDLE_POLL, Waiter
 from .walsender import ReplicationConnection, left_out_error, next_result, wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     _Found = tuple[int, int, int, memoryview | psycopg.Error | None]
 
 _libpq_frames = twin("replication._libpq_frames")
@@ -226,6 +228,8 @@ class Receiver:
                 # silence.
                 self._waiter.last_data += time.monotonic() - self._left
                 received = self._receive(taken, deadline)
+                if taken:
+                    self._follow_timeline()
                 self._left = time.monotonic()
                 return received
         except BaseException as error:
@@ -236,6 +240,14 @@ class Receiver:
                     f"receiving was interrupted ({type(error).__name__}), so that this stream may "
                     "have lost frames: connect again, what was not acknowledged comes again"
                 )
+            raise
+
+    def _follow_timeline(self) -> None:
+        """Have the connection's timeline hold for what came; without it, what came is given up."""
+        try:
+            self.connection.follow_timeline()
+        except RetryableError as error:
+            self._error = self._error or error
             raise
 
     def ask_for_keepalive(self) -> None:

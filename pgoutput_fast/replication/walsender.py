@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 # Seconds between tries to read a slot that is in use. When its last reader is gone, the server
 # notices that only some 300 ms later.
 _BUSY_WAITS = (0.1, 0.2, 0.4, 0.8, 1.5, 3.0)
+_IN_RECOVERY = "SELECT pg_catalog.pg_is_in_recovery()"
+_TELL_AFTER = 2.0  # seconds after which it is logged what the making of a slot waits for
+_CANCEL_TIMEOUT = 2.0  # seconds for the server to cancel a command
 _log = logging.getLogger(__name__)
 
 # A line of a timeline's history file: a timeline, and the LSN at which the server left it.
@@ -144,7 +147,7 @@ class ReplicationConnection:
     timeline : int
     end_lsn : int
         These four are what IDENTIFY_SYSTEM tells. `end_lsn` is where the server's log ended when
-        the connection was made.
+        the connection was made. `timeline` is kept by `follow_timeline`.
     in_recovery : bool
         Whether the server is a standby.
     server_version : int
@@ -169,6 +172,8 @@ class ReplicationConnection:
         if not isinstance(dsn, ConnectionParameters):
             dsn = ConnectionParameters(dsn, keywords)
         self.left_out: PgOutputError | None = None
+        self._parameters = dsn
+        self._beside: ReplicationConnection | None = None
         self._connection = dsn.open(replication=True)
         try:
             self.server_version = self._connection.info.server_version
@@ -178,7 +183,8 @@ class ReplicationConnection:
             self.timeline = int(str(rows[0][1]))
             self.end_lsn = parse_lsn(str(rows[0][2]))
             self.database = str(rows[0][3])
-            self.in_recovery = self._one("SELECT pg_catalog.pg_is_in_recovery()") == "True"
+            self.in_recovery = self._one(_IN_RECOVERY) == "True"
+            self._started = self._one("SELECT pg_catalog.pg_postmaster_start_time()")
             timeout = self.query(
                 "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
             )
@@ -202,6 +208,8 @@ class ReplicationConnection:
 
     def close(self) -> None:
         """Close the connection; temporary slots go with it."""
+        if self._beside is not None:
+            self._beside.close()
         self._connection.close()
 
     @property
@@ -241,6 +249,52 @@ class ReplicationConnection:
 
     def _one(self, command: str) -> str:
         return str(self.query(command)[0][0])
+
+    def follow_timeline(self) -> None:
+        """Set `timeline` to the one that a standby is on now.
+
+        When a standby is promoted, or follows another primary, its streams go on, and nothing in
+        them tells it. So a second connection to the same server asks. What the stream brought
+        before this call is in the history of the timeline that is set.
+
+        Raises
+        ------
+        RetryableError
+            The server can't be asked.
+        """
+        if not self.in_recovery:
+            return
+        try:
+            if self._beside is None:
+                self._beside = self._connect_beside()
+            timeline = int(str(self._beside.query("IDENTIFY_SYSTEM")[0][1]))
+            if timeline != self.timeline:
+                _log.info("the server is on timeline %d now", timeline)
+                self.in_recovery = self._beside.query(_IN_RECOVERY) == [(True,)]
+                self.timeline = timeline
+        except PgOutputError as error:
+            raise RetryableError(f"can't ask the standby for its timeline: {error}") from error
+        if not self.in_recovery:
+            self._beside.close()
+
+    def _connect_beside(self) -> ReplicationConnection:
+        """A second connection to the same server.
+
+        Raises
+        ------
+        PgOutputError
+            The server can't be reached, or another one answers.
+        """
+        used = self.pgconn
+        same = self._parameters.of_server(used.host, used.hostaddr, used.port)
+        beside = ReplicationConnection(same)
+        if beside._started != self._started or beside.system_identifier != self.system_identifier:
+            beside.close()
+            raise PgOutputError(
+                "a second connection came to another server: give a name or an address that leads "
+                "to one server only"
+            )
+        return beside
 
     def slots(self, name: str | None = None) -> list[SlotState]:
         """The server's logical slots in the order of their names; with `name` only that one.

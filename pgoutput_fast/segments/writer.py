@@ -596,7 +596,30 @@ class SegmentWriter:
         self._temporary = []
         self._opened = None
         self.position = self._start_lsn = end_lsn
+        self._timeline = self._metadata.timeline
         return end_lsn
+
+    @_guarded
+    def set_timeline(self, timeline: int) -> int | None:
+        """Note the timeline of the server that sends what is written from here on.
+
+        It is called between two transactions.
+
+        Returns
+        -------
+        int or None
+            As of `flush`: the segment is completed, if the timeline is another one.
+
+        Raises
+        ------
+        PgOutputError
+            As of `flush`.
+        """
+        if timeline == self._metadata.timeline:
+            return None
+        position = self.flush()
+        self._metadata = dataclasses.replace(self._metadata, timeline=timeline)
+        return position
 
     @_guarded
     def advance(self, lsn: int) -> int | None:
@@ -641,6 +664,7 @@ class SegmentWriter:
             "made_slot": self.made_slot,
         }
         write_whole(self.directory / POSITION_NAME, [json.dumps(fields)])
+        self._timeline = self._metadata.timeline
 
     # --- files
 

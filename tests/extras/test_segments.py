@@ -50,6 +50,30 @@ def truncate(*oids: int) -> bytes:
     return testing.truncate(oids)
 
 
+def test_the_timeline_may_change_meanwhile(tmp_path: Path) -> None:
+    """Each segment says on which the server was that sent it, and so does the position."""
+    first, second = transaction(100, relation(1), insert()), transaction(300, insert())
+    one = dataclasses.replace(METADATA, timeline=1)
+    with SegmentWriter(tmp_path, one, confirmed_flush_lsn=50) as out:
+        assert write(out, first) == []
+        assert out.set_timeline(1) is None
+        end = out.set_timeline(2)
+        assert end == out.position == out.end_lsn
+        assert out.timeline == 1
+        assert write(out, second) == []
+        assert out.flush() == out.position
+        assert (out.timeline, out.set_timeline(3)) == (2, None)
+        assert out.advance(500) == 500
+        assert out.timeline == 3
+    timelines = []
+    for segment in list_segments(tmp_path):
+        with SegmentReader(segment.path) as reader:
+            timelines.append(reader.metadata.timeline)
+    assert timelines == [1, 2]
+    with SegmentWriter(tmp_path, one, confirmed_flush_lsn=500) as out:
+        assert (out.position, out.timeline) == (500, 3)
+
+
 def test_columns_name_and_metadata(tmp_path: Path) -> None:
     frames = [
         *transaction(

@@ -48,6 +48,9 @@ class Connection:
         while self.messages and isinstance(self.messages[0], Notice):
             self.notice_handler(self.messages.pop(0))
 
+    def follow_timeline(self):
+        """It is no standby."""
+
     def get_copy_data(self, no_wait):
         self.hand_over_notices()
         if not self.messages:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
+import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer, find_server_bindir
 from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.replication import ReplicationStream, connect
 
-__all__ = ["CopiedServer", "backup", "find_server", "found_servers"]
+__all__ = [
+    "CopiedServer",
+    "backup",
+    "execute",
+    "find_server",
+    "found_servers",
+    "now",
+    "on_standby",
+    "replayed",
+    "standby",
+]
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,3 +122,65 @@ class CopiedServer(EmbeddedServer):
         script = 'cp -a "$1" "$2" && touch "$2/$3"'
         target = str(self.directory / "data")
         return ["/bin/sh", "-c", script, "sh", str(self._source), target, self._signal]
+
+
+def execute(server: EmbeddedServer, *statements: str) -> list[tuple[Any, ...]]:
+    """Run statements, each a transaction; the rows of the last one."""
+    rows: list[tuple[Any, ...]] = []
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        for statement in statements:
+            cursor = connection.execute(statement.encode())
+            rows = cursor.fetchall() if cursor.description else []
+    return rows
+
+
+def now(server: EmbeddedServer) -> int:
+    """The end of its log."""
+    ((lsn,),) = execute(server, "SELECT pg_current_wal_lsn()::text")
+    return pf.parse_lsn(lsn)
+
+
+def replayed(server: EmbeddedServer) -> int:
+    """The end of the log that a standby has."""
+    ((lsn,),) = execute(server, "SELECT pg_last_wal_replay_lsn()::text")
+    return pf.parse_lsn(lsn)
+
+
+@contextlib.contextmanager
+def standby(primary: EmbeddedServer, programs: Path, **settings: Any) -> Iterator[CopiedServer]:
+    """A standby of a server, which follows it through a physical slot."""
+    execute(primary, "SELECT pg_create_physical_replication_slot('physical', true)")
+    made = CopiedServer(
+        backup(primary),
+        "standby.signal",
+        {
+            "primary_conninfo": f"{primary.dsn()} application_name=standby",
+            "primary_slot_name": "physical",
+            "hot_standby_feedback": "on",
+            "wal_receiver_status_interval": "1s",
+            "log_min_messages": "fatal",
+            "logical_decoding_work_mem": "64kB",
+            **settings,
+        },
+        programs,
+    )
+    with made:
+        yield made
+
+
+def on_standby(primary: EmbeddedServer, other: EmbeddedServer, **given: Any) -> ReplicationStream:
+    """A stream from a standby, with a slot that is made."""
+    # The primary's log of running transactions is what the slot's creation waits for.
+    ready = threading.Event()
+
+    def snapshots() -> None:
+        while not ready.wait(0.2):
+            execute(primary, "SELECT pg_log_standby_snapshot()")
+
+    writer = threading.Thread(target=snapshots)
+    writer.start()
+    try:
+        return connect(other.dsn(), create_slot=True, **given)
+    finally:
+        ready.set()
+        writer.join()

@@ -441,6 +441,7 @@ def test_it_comes_with_the_answer_that_the_stream_begins(begin, monkeypatch):
     monkeypatch.setattr(walsender.ReplicationConnection, "query", lambda *_: [])
     made = walsender.ReplicationConnection()
     made._connection, made.left_out, made.wal_sender_timeout = connection, None, 0
+    made._beside, made.in_recovery = None, False
     made.start("s", 0, {})
     assert len(connection.messages) == 1
     stream = stream_of(made)

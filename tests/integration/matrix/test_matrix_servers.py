@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-import psycopg
 import pytest
-from servers import CopiedServer, backup
+from servers import CopiedServer, backup, execute, now, on_standby, replayed, standby
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.replication import RetryableError, connect, slots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     Needs = Callable[[int, str], None]
@@ -25,20 +23,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 GIVEN: dict[str, Any] = {"slot": "s", "publications": ["p"], "retry_for": 30}
-
-
-def execute(server: EmbeddedServer, *statements: str) -> list[tuple[Any, ...]]:
-    rows: list[tuple[Any, ...]] = []
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        for statement in statements:
-            cursor = connection.execute(statement.encode())
-            rows = cursor.fetchall() if cursor.description else []
-    return rows
-
-
-def now(server: EmbeddedServer) -> int:
-    ((lsn,),) = execute(server, "SELECT pg_current_wal_lsn()::text")
-    return pf.parse_lsn(lsn)
 
 
 def ids(transaction: Any) -> list[int]:
@@ -181,33 +165,6 @@ def test_a_restore_to_an_earlier_point_is_refused(
         assert len(ids(later[-2])) == 2000
 
 
-@contextlib.contextmanager
-def standby(primary: EmbeddedServer, programs: Path, **settings: Any) -> Iterator[CopiedServer]:
-    """A standby of a server, which follows it through a physical slot."""
-    execute(primary, "SELECT pg_create_physical_replication_slot('physical', true)")
-    made = CopiedServer(
-        backup(primary),
-        "standby.signal",
-        {
-            "primary_conninfo": f"{primary.dsn()} application_name=standby",
-            "primary_slot_name": "physical",
-            "hot_standby_feedback": "on",
-            "wal_receiver_status_interval": "1s",
-            "log_min_messages": "fatal",
-            "logical_decoding_work_mem": "64kB",
-            **settings,
-        },
-        programs,
-    )
-    with made:
-        yield made
-
-
-def replayed(server: EmbeddedServer) -> int:
-    ((lsn,),) = execute(server, "SELECT pg_last_wal_replay_lsn()::text")
-    return pf.parse_lsn(lsn)
-
-
 def test_a_slot_on_a_standby(
     shop: EmbeddedServer, programs: Path, version: int, wait_until: WaitUntil
 ) -> None:
@@ -215,23 +172,9 @@ def test_a_slot_on_a_standby(
     with standby(shop, programs) as other:
         if version < 16:
             with pytest.raises(pf.PgOutputError, match="on which logical decoding needs"):
-                connect(other.dsn(), create_slot=True, **GIVEN)
+                connect(other.dsn(), create_slot=True, slot="s", publications=["p"])
             return
-        # The primary's log of running transactions is what the slot's creation waits for.
-        ready = threading.Event()
-
-        def snapshots() -> None:
-            while not ready.wait(0.2):
-                execute(shop, "SELECT pg_log_standby_snapshot()")
-
-        writer = threading.Thread(target=snapshots)
-        writer.start()
-        try:
-            stream = connect(other.dsn(), create_slot=True, **GIVEN)
-        finally:
-            ready.set()
-            writer.join()
-        with stream:
+        with on_standby(shop, other, **GIVEN) as stream:
             execute(
                 shop,
                 "INSERT INTO t VALUES (1)",
@@ -243,7 +186,6 @@ def test_a_slot_on_a_standby(
             assert [ids(one) for one in found] == [[1], list(range(1000, 3000))]
             stream.acknowledge(found[-1])
             assert list(stream.transactions(idle_timeout=0.3)) == []
-            # The connection may be cut by the promotion, and the timeline is another one then.
             execute(other, "SELECT pg_promote()", "INSERT INTO t VALUES (2)")
             assert ids(next(stream.transactions())) == [2]
 
@@ -274,7 +216,7 @@ def test_a_failover_slot_after_the_standby_is_promoted(
                 """Whether the standby's copy can be used; some more is written and acknowledged."""
                 time.sleep(0.2)
                 with pytest.raises(pf.PgOutputError, match=r"once the standby|no slot 's'|made"):
-                    connect(other.dsn(), **GIVEN)
+                    connect(other.dsn(), slot="s", publications=["p"])
                 execute(shop, f"INSERT INTO t VALUES ({len(found)})")
                 transaction = next(transactions)
                 found.extend(ids(transaction))
