@@ -117,7 +117,15 @@ class RetryableError(ReplicationError):
 
     The server restarts, crashed or has no connection left, the network failed, or another process
     reads the slot. Every other error is final: its message says why, and what to do.
+
+    Attributes
+    ----------
+    retry_for : float or None
+        Seconds in which it passes, if at all, where nothing tells for sure that it is such an
+        error; None where it is.
     """
+
+    retry_for: float | None = None
 
 
 # SQLSTATEs, or their first two characters, of errors that pass: lost connections, lacking
@@ -126,19 +134,50 @@ _RETRYABLE = frozenset({"08", "40", "53", "55006", "57P01", "57P02", "57P03", "5
 # Exceptions to these: 53400 means that all slots are in use, and their number is a setting.
 _FINAL = frozenset({"53400"})
 # While a connection is made, libpq gives no SQLSTATE. Such an error is taken to be about the
-# network, which passes, unless its text is one of these.
+# network, which passes, unless a line of its text has words of the first kind and none of the
+# second.
 _FINAL_TEXT = re.compile(
     r"password|authentication|pg_hba\.conf|does not exist|certificate|\balert\b|invalid|"
-    r"not support|not permitted|permission denied|channel binding|GSSAPI|"
+    r"not support|not permitted|permission denied|channel binding|GSSAPI|private key|"
+    r"definition of service|service file|ALPN|not currently accepting|"
     r"replication (role|attribute)",
     re.IGNORECASE,
 )
+_PASSING_TEXT = re.compile(
+    r"the database system is|due to timeout|too many (clients|connections)|"
+    r"connection slots are reserved|exceeds max_wal_senders|terminating connection",
+    re.IGNORECASE,
+)
+# What names hosts, directories, users and databases in it, which may have any words.
+_NAMED = re.compile(r"""\"[^"\n]*"|\bhost:? '[^'\n]*'""")
+# A line with the server's own words: behind the severity, which is in its language, are two spaces.
+_SERVERS_WORDS = re.compile(r"failed: [^:\n]{1,40}:  \S.*")
+# Seconds in which a refusal by a server that works passes, if its words are not known here.
+_UNCLEAR_FOR = 60.0
+_PING_TIMEOUT = 2  # seconds
 
 
 def _is_retryable(text: str, sqlstate: str | None) -> bool:
     if sqlstate is None:
-        return _FINAL_TEXT.search(text) is None
+        lines = _NAMED.sub("", text).splitlines()
+        return not any(_FINAL_TEXT.search(one) and not _PASSING_TEXT.search(one) for one in lines)
     return bool({sqlstate, sqlstate[:2]} & _RETRYABLE) and sqlstate not in _FINAL
+
+
+def _is_unclear(text: str, given: str) -> bool:
+    """Whether nothing tells if a failure to connect passes, which was taken to do so.
+
+    Servers speak many languages before a session has settings. libpq can be asked whether a server
+    does not accept connections at the moment, as while it starts. If it does, and has refused this
+    one with words that are not known here, it may have no connection left, or want another
+    password.
+    """
+    words = _SERVERS_WORDS.findall(_NAMED.sub("", text))
+    if all(_PASSING_TEXT.search(one) for one in words):
+        return False
+    # No other Python thread runs meanwhile, so it is not waited for long.
+    asked = conninfo.make_conninfo(given, connect_timeout=_PING_TIMEOUT)
+    return pq.PGconn.ping(asked.encode()) == pq.Ping.OK
 
 
 def server_error(
@@ -332,11 +371,12 @@ class ConnectionParameters:
             The server can't be reached or refuses the connection. The message has no secret.
         """
         mode = {"replication": "database"} if replication else {}
+        given = conninfo.make_conninfo("", **self._parameters, **mode)
         refused = None
         try:
             # Statements are not prepared, as a walsender knows only the simple query protocol.
             connection = psycopg.Connection.connect(
-                conninfo.make_conninfo("", **self._parameters, **mode),
+                given,
                 autocommit=True,
                 prepare_threshold=None,
             )
@@ -345,6 +385,12 @@ class ConnectionParameters:
             for secret in self._secrets:
                 text = text.replace(secret, "***")
             refused = server_error("can't connect", text, error.sqlstate)
+            if isinstance(refused, RetryableError) and _is_unclear(text, given):
+                refused = RetryableError(
+                    f"{refused}; whether this passes is not known, as words of the server can be "
+                    f"told apart in English only: set lc_messages to C in its configuration"
+                )
+                refused.retry_for = _UNCLEAR_FOR
         if refused is not None:
             # Not above: psycopg's error, whose connection shows secrets, would be its context.
             raise refused

@@ -214,19 +214,26 @@ class Delivery:
                 self._on_idle(self.server_lsn)
 
     def _take(self, timeout: float, until: Until) -> bool:
-        """Take what has come, and connect again if need be; False if nothing came."""
+        """Take what has come, or try to connect again if need be; False if nothing came."""
         taken = PackedTaken()
         try:
             if self._link.lost is not None:
                 raise self._link.lost
             self._link.receiver.receive(taken, timeout)
         except RetryableError as error:
-            if self._on_loss is not None:
-                self._on_loss()
-            # The server sends again what was not acknowledged, from its beginning on.
-            self._assembler.reset()
-            self._link.reconnect(error, self._came, lambda: self._is_ended(until))
-            return True  # the time that this took does not count as idle
+            if self._link.lost is None:
+                if self._on_loss is not None:
+                    self._on_loss()
+                # The server sends again what was not acknowledged, from its beginning on.
+                self._assembler.reset()
+                # What it said of the end of its log need not hold for the server that comes next.
+                self.server_lsn = min(self.server_lsn, self._link.receiver.acknowledged)
+                self.is_asked = False
+            end = time.monotonic() + timeout
+            self._link.reconnect(
+                error, self._came, lambda: self._is_ended(until) or time.monotonic() >= end
+            )
+            return False
         if not taken:
             return False
         self._link.works()

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from ..connections import RetryableError
+from .attempt import Attempt
 from .receiver import Receiver
-from .source import Source
+from .source import Source, Started
 
 if TYPE_CHECKING:
     import threading
@@ -33,6 +34,11 @@ class Retries:
     ----------
     retry_for : float, optional
         Seconds after the first failure in which it is tried; by default without end.
+
+    Attributes
+    ----------
+    next_try : float
+        When to try again, by `time.monotonic`.
     """
 
     def __init__(self, retry_for: float | None) -> None:
@@ -43,27 +49,33 @@ class Retries:
         """Note that it works again, so that times begin anew after the next failure."""
         self._wait = _FIRST_WAIT
         self._since: float | None = None
+        self._unclear_since: float | None = None
+        self.next_try = 0.0
 
-    def wait(self, error: RetryableError, is_ended: Callable[[], bool]) -> bool:
-        """Wait until the next try; False if `is_ended` says that there is to be none.
+    def plan(self, error: RetryableError) -> None:
+        """Decide after an error when to try again: `next_try`, by `time.monotonic`.
 
         Raises
         ------
         RetryableError
             `error`, as there is no time left.
         """
-        self._since = self._since or time.monotonic()
+        now = time.monotonic()
+        self._since = self._since or now
+        if error.retry_for is None:
+            self._unclear_since = None
+        else:
+            self._unclear_since = self._unclear_since or now
         wait = self._wait * random.uniform(0.5, 1.0)  # noqa: S311
         self._wait = min(2 * self._wait, _LONGEST_WAIT)
-        if self._retry_for is not None and time.monotonic() + wait - self._since > self._retry_for:
-            raise error
+        for since, limit in (
+            (self._since, self._retry_for),
+            (self._unclear_since, error.retry_for),
+        ):
+            if since is not None and limit is not None and now + wait - since > limit:
+                raise error
         _log.warning("%s; connecting again in %.1f s", error, wait)
-        until = time.monotonic() + wait
-        while (left := until - time.monotonic()) > 0:
-            if is_ended():
-                return False
-            time.sleep(min(left, _POLL))
-        return True
+        self.next_try = now + wait
 
 
 def first_connection(
@@ -84,8 +96,13 @@ def first_connection(
         try:
             return connect()
         except RetryableError as error:
-            if not retries.wait(error, lambda: stop is not None and stop.is_set()):
+            if stop is not None and stop.is_set():
                 raise
+            retries.plan(error)
+            while (left := retries.next_try - time.monotonic()) > 0:
+                if stop is not None and stop.is_set():
+                    raise
+                time.sleep(min(left, _POLL))
 
 
 class Link:
@@ -129,15 +146,17 @@ class Link:
         self._source = source
         self._silence_timeout = silence_timeout
         self._retries = Retries(retry_for)
+        self._attempt: Attempt[Started] | None = None
 
     def works(self) -> None:
         """Note that something came, so that waiting times begin anew after the next failure."""
         self._retries.begin_anew()
 
     def reconnect(self, error: RetryableError, received: int, is_ended: Callable[[], bool]) -> None:
-        """Try to connect again until it succeeds.
+        """Try to connect again until it succeeds, or until `is_ended`: then `lost` is still set.
 
-        What was acknowledged is not sent again. `safe_lsn` of the receiver is kept.
+        A further call goes on where this one has ended. What was acknowledged is not sent again.
+        `safe_lsn` of the receiver is kept.
 
         Parameters
         ----------
@@ -157,23 +176,50 @@ class Link:
         """
         if self._source is None:
             raise error
-        old, self.lost = self.receiver, error
-        old.close()
-        while self._retries.wait(error, lambda: self.is_closed or is_ended()):
-            try:
-                started = self._source.again(old.acknowledged, old.connection.timeline, received)
-            except RetryableError as again:
-                error = self.lost = again
-                continue
-            new = Receiver(
-                started.connection, old.acknowledged, self._silence_timeout, old.safe_lsn
-            )
-            self.receiver, self.protocol, self.lost = new, started.protocol, None
-            if self.is_closed:  # by a signal's handler, while this was connecting
-                new.close()
-            return
+        old = self.receiver
+        if self.lost is None:
+            self.lost = error
+            old.close()
+            self._retries.plan(error)
+        while not self.is_closed:
+            if self._attempt is None:
+                left = self._retries.next_try - time.monotonic()
+                if left > 0:
+                    time.sleep(min(left, _POLL))
+                else:
+                    self._attempt = self._connect(self._source, old, received)
+            elif self._attempt.wait(_POLL):
+                attempt, self._attempt = self._attempt, None
+                try:
+                    started = attempt.result()
+                except RetryableError as again:
+                    self.lost = again
+                    self._retries.plan(again)
+                    continue
+                new = Receiver(
+                    started.connection, old.acknowledged, self._silence_timeout, old.safe_lsn
+                )
+                self.receiver, self.protocol, self.lost = new, started.protocol, None
+                break
+            if is_ended():
+                break
+        if self.is_closed:  # by a signal's handler, in the middle of this
+            self.close()
+
+    @staticmethod
+    def _connect(source: Source, old: Receiver, received: int) -> Attempt[Started]:
+        acknowledged, timeline = old.acknowledged, old.connection.timeline
+        return Attempt(
+            lambda: source.again(acknowledged, timeline, received),
+            lambda started: started.connection.close(),
+        )
 
     def close(self) -> None:
         """Tell the server the last position that was acknowledged, and end the connection."""
         self.is_closed = True
+        self._abandon()
         self.receiver.close()
+
+    def _abandon(self) -> None:
+        if self._attempt is not None:
+            self._attempt.abandon()

@@ -435,6 +435,36 @@ def test_what_was_acknowledged_is_told_on_the_next_connection(begin):
     assert told(after) == server.lsn
 
 
+def test_the_end_of_one_servers_log_is_not_acknowledged_to_the_next(begin):
+    """What a standby that lagged has there, once it is promoted, is something else."""
+    server = server_of(2)
+    pieces = [[*copy_data(server)[:2], keepalive(server.lsn)]]
+    after = Connection([])
+    stream, _ = begin(pieces, after, error=LOST)
+    assert list(stream.transactions(idle_timeout=0.3)) == []
+    assert stream.connection is after
+    assert (stream.acknowledged_lsn, told(after)) == (0, 0)
+
+
+def test_what_a_standby_sent_is_not_given_without_its_timeline(begin):
+    """It may be of the time after the standby was promoted."""
+    server = server_of(2)
+    data = copy_data(server)
+    first, second = Connection([data], error=LOST), Connection([data])
+
+    def fails():
+        raise RetryableError("can't ask the standby for its timeline")
+
+    def promoted():
+        second.timeline = 2
+
+    first.follow_timeline, second.follow_timeline = fails, promoted
+    stream, source = begin([], first, second, error=LOST)
+    timelines = [stream.timeline for _ in stream.transactions(stop_at=server.lsn)]
+    assert timelines == [2, 2]
+    assert [received for *_, received in source.asked] == [0, 0]
+
+
 def test_an_error_that_stays_ends_it(begin):
     stream, _ = begin([], PgOutputError("the slot is gone"), error=LOST)
     with pytest.raises(PgOutputError, match="the slot is gone"):
@@ -465,7 +495,7 @@ def test_an_event_ends_the_tries(begin, monkeypatch):
     assert list(stream.transactions(stop=stop)) == []
     assert source.asked == []
     # The next iteration tries again.
-    stream._link._retries._wait = 0.001
+    stream._link._retries.next_try = 0.0
     assert ids(stream.transactions(stop_at=server.lsn)) == [0]
 
 
