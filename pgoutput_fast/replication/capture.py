@@ -6,21 +6,21 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..connections import ConnectionParameters, RetryableError
 from ..errors import PgOutputError
 from ..lsn import format_lsn
-from ..segments import SegmentMetadata, SegmentWriter
+from ..segments import SegmentWriter
 from ..segments.format import check_options
-from ..segments.listing import has_begun
 from ..segments.prepared import PreparedTransactions
+from .attempt import unless_stopped
+from .beginning import begin_directory
 from .client import check_assembling
 from .link import Link, first_connection
 from .receiver import Receiver
-from .source import Source, Started, missing_slot
+from .source import Source, Started
 from .stream_options import Protocol, Streaming, StreamOptions, check_seconds
-from .walsender import ReplicationConnection, SlotState
 
 if TYPE_CHECKING:
     import threading
@@ -192,16 +192,20 @@ def capture(
     writing = {"segment_bytes": segment_bytes, "compression": compression}
 
     def begin() -> SegmentWriter:
-        return _begin(
+        return begin_directory(
             parameters, slot, options, Path(directory), writing, create_slot=create_slot,
-            adopt_slot=adopt_slot,
+            adopt_slot=adopt_slot, stop=stop,
         )  # fmt: skip
 
     with first_connection(begin, retry_for, stop) as writer:
         source = Source(parameters, slot, options)
 
         def start() -> Started:
-            return source.start(writer.position, writer.timeline or None)
+            return unless_stopped(
+                lambda: source.start(writer.position, writer.timeline or None),
+                lambda made: made.connection.close(),
+                stop,
+            )
 
         started = first_connection(start, retry_for, stop)
         # Where the server begins before the directory's end, nothing beyond is acknowledged until
@@ -216,66 +220,6 @@ def capture(
             return landing.run(until_lsn, stop)
         finally:
             link.close()
-
-
-def _begin(
-    parameters: ConnectionParameters,
-    slot: str,
-    options: StreamOptions,
-    directory: Path,
-    writing: dict[str, Any],
-    *,
-    create_slot: bool,
-    adopt_slot: bool,
-) -> SegmentWriter:
-    """Check the slot and the directory against each other; make the slot if that is wanted.
-
-    Raises
-    ------
-    PgOutputError
-        As of `capture`. Where the slot was made here, it is dropped again.
-    """
-    with ReplicationConnection(parameters) as connection:
-        connection.check_publications(options.publications)
-        state = connection.slot(slot)
-        marked = state is not None and state.two_phase
-        negotiated = options.negotiate(connection.server_version, marked=marked)
-        _check_beginning(state, slot, directory, adopt_slot=adopt_slot)
-        if state is not None:
-            confirmed = state.confirmed_flush_lsn or 0
-        elif create_slot:
-            # If another program has made the slot meanwhile, this fails, as that slot does not
-            # belong to this directory.
-            made = connection.make_slot(slot, two_phase=options.makes_two_phase)
-            confirmed = made.lsn
-        else:
-            raise missing_slot(slot)
-        # What lands has the form of version 1, whichever way it came.
-        said = {**negotiated.options, "proto_version": "1"}
-        said.pop("streaming", None)
-        metadata = SegmentMetadata(
-            system_identifier=connection.system_identifier,
-            database=connection.database,
-            slot=slot,
-            publications=tuple(options.publications),
-            server_version=connection.server_version,
-            encoding=connection.settings["client_encoding"],
-            settings=connection.settings,
-            options=said,
-            timeline=connection.timeline,
-        )
-        try:
-            return SegmentWriter(
-                directory,
-                metadata,
-                confirmed_flush_lsn=confirmed,
-                made_slot=state is None,
-                **writing,
-            )
-        except BaseException:
-            if state is None:  # the slot was made here, and would keep the server's log for ever
-                connection.drop_slot(slot)
-            raise
 
 
 def _check_arguments(
@@ -307,34 +251,6 @@ def _check_arguments(
         raise TypeError(f"progress must be callable, not {type(progress).__name__}")
     if stop is not None and not callable(getattr(stop, "is_set", None)):
         raise TypeError(f"stop must be a threading.Event, not {type(stop).__name__}")
-
-
-def _check_beginning(
-    state: SlotState | None, slot: str, directory: str | os.PathLike[str], *, adopt_slot: bool
-) -> None:
-    """Refuse an existing slot for a new directory, and a directory whose slot is gone.
-
-    Raises
-    ------
-    PgOutputError
-        The slot exists and the directory is new, or the slot does not exist and the directory is
-        not new.
-    """
-    begun = has_begun(directory)
-    if state is not None and not adopt_slot and not begun:
-        raise PgOutputError(
-            f"slot {slot!r} is there already, and no capture has begun in "
-            f"{os.fspath(directory)}: give the directory that has what the slot brought so "
-            f"far, or, if there is none, adopt_slot=True to begin where the slot stands, "
-            f"{format_lsn(state.confirmed_flush_lsn or 0)}"
-        )
-    if state is None and begun:
-        raise PgOutputError(
-            f"the server has no slot {slot!r}, and a capture has begun in {os.fspath(directory)}: "
-            f"give the slot with which it was begun; if that was dropped, begin with a new slot "
-            f"and an empty directory, and copy the tables anew, as a slot that is made now brings "
-            f"nothing of what was committed since this one's end"
-        )
 
 
 class _Landing:

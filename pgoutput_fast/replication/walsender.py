@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import re
 import select
 import time
@@ -29,6 +30,7 @@ from ..errors import PgOutputError
 from ..lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping, Sequence
 
     from typing_extensions import Self
@@ -393,11 +395,14 @@ class ReplicationConnection:
         two_phase: bool = False,
         failover: bool = False,
         snapshot: bool = False,
+        stop: threading.Event | None = None,
     ) -> CreatedSlot:
         """Make a slot; :func:`pgoutput_fast.replication.slots.create` describes the options.
 
         Raises
         ------
+        RetryableError
+            `stop` was set before the slot was made.
         PgOutputError
             A slot of this name exists, the name is not allowed, or the server refuses or is too
             old.
@@ -415,15 +420,56 @@ class ReplicationConnection:
             given += ", TWO_PHASE true" if two_phase else ""
             given += ", FAILOVER true)" if failover else ")"
         kind = "TEMPORARY LOGICAL pgoutput" if temporary else "LOGICAL pgoutput"
-        rows = self.query(
-            sql.SQL("CREATE_REPLICATION_SLOT {} " + kind + " " + given).format(
-                sql.Identifier(name)
-            ),
-            waits=True,
+        result = self._make_slot(
+            name, f'CREATE_REPLICATION_SLOT "{name}" {kind} {given}'.encode(), stop
         )
-        _, lsn, exported, _ = rows[0]
-        _log.info("made slot %s, which begins at %s", name, lsn)
-        return CreatedSlot(name, parse_lsn(str(lsn)), str(exported) if exported else None)
+        lsn, exported = (result.get_value(0, column) for column in (1, 2))
+        begin = (lsn or b"").decode()
+        _log.info("made slot %s, which begins at %s", name, begin)
+        return CreatedSlot(name, parse_lsn(begin), exported.decode() if exported else None)
+
+    def _make_slot(
+        self, name: str, command: bytes, stop: threading.Event | None
+    ) -> pq.abc.PGresult:
+        """Have the server make a slot, which it does once all transactions that run have ended."""
+        pgconn = self.pgconn
+        told = time.monotonic() + _TELL_AFTER
+        result = None
+        try:
+            pgconn.send_query(command)
+            while pgconn.is_busy():
+                if stop is not None and stop.is_set():
+                    raise RetryableError(f"`stop` was set before slot {name!r} was made")
+                if time.monotonic() > told:
+                    told = math.inf
+                    _log.warning(
+                        "slot %s is made once all transactions that run have ended: SELECT pid, "
+                        "xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL "
+                        "shows them, and pg_prepared_xacts those that are prepared",
+                        name,
+                    )
+                wait_for(pgconn, select.POLLIN, 0.1)
+                pgconn.consume_input()
+            while (more := next_result(pgconn)) is not None:
+                result = result or more
+        except psycopg.Error as error:
+            raise server_error("the connection is lost", str(error), error.sqlstate) from error
+        except BaseException:
+            self._cancel()
+            raise
+        if result is None or result.status != pq.ExecStatus.TUPLES_OK:
+            doing = f"can't make slot {name!r}"
+            raise result_error(doing, result) if result else PgOutputError(f"{doing}: no result")
+        return result
+
+    def _cancel(self) -> None:
+        """Cancel the command that runs, and wait some time for its end."""
+        end = time.monotonic() + _CANCEL_TIMEOUT
+        with contextlib.suppress(psycopg.Error):
+            self.pgconn.get_cancel().cancel()
+            while self.pgconn.is_busy() and time.monotonic() < end:
+                wait_for(self.pgconn, select.POLLIN, 0.1)
+                self.pgconn.consume_input()
 
     def advance_slot(self, name: str, lsn: int) -> int:
         """Move a slot to an LSN, as :func:`pgoutput_fast.replication.slots.advance` does.

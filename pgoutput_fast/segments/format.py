@@ -41,8 +41,10 @@ for those that are repeated at the beginning of a file. They have no place in th
 MAX_PART = 99999
 POSITION_NAME = "position.json"
 BEGIN_NAME = "begin.json"
+SLOT_NAME = "slot.json"
+"""While a capture makes its slot, this file names it."""
 TEMPORARY = re.compile(
-    r"\.([0-9]{5})\.arrow\.tmp|\.merged\.arrow\.tmp|\.(?:position|begin)\.json\.tmp", re.ASCII
+    r"\.([0-9]{5})\.arrow\.tmp|\.merged\.arrow\.tmp|\.(?:position|begin|slot)\.json\.tmp", re.ASCII
 )
 _PADDING = 16 * 64
 _NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9]{5})(?:-of-([0-9]{5}))?\.arrow", re.ASCII)

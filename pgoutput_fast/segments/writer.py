@@ -178,6 +178,8 @@ class SegmentWriter:
     made_slot : bool
         Whether the slot was made for this directory, which then has everything that it ever sent.
         The directory remembers it.
+    lock : int, optional
+        A file descriptor that holds the directory's lock already. The caller closes it.
     compression : {None, "lz4", "zstd"}
         How the buffers of segments are compressed.
 
@@ -206,6 +208,7 @@ class SegmentWriter:
         segment_bytes: int = 16 << 20,
         compression: Literal["lz4", "zstd"] | None = None,
         made_slot: bool = False,
+        lock: int | None = None,
     ) -> None:
         check_options(segment_bytes, compression)
         self._pa = require_pyarrow()
@@ -219,7 +222,10 @@ class SegmentWriter:
         self._metadata = metadata
         self._segment_bytes = segment_bytes
         self.made_slot = made_slot
-        self._lock = claim_directory(self.directory, "capture", "segments")
+        if lock is None:
+            self._lock = claim_directory(self.directory, "capture", "segments")
+        else:
+            self._lock = os.dup(lock)
         self._unusable: str | None = None  # why it can't be used, once it has failed or was closed
         self._file: SegmentFile | None = None
         self._temporary: list[Path] = []  # the names of this segment's parts, with the open one

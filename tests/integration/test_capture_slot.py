@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +95,35 @@ def test_a_slot_that_was_dropped_is_not_made_again_for_its_directory(
             create_slot=create_slot,
         )  # fmt: skip
     assert slots(database) == before
+
+
+# A process that is killed at once after it has made its slot.
+KILLED = """
+import os, sys
+from pgoutput_fast.replication import ReplicationConnection, capture
+made = ReplicationConnection.make_slot
+ReplicationConnection.make_slot = lambda *a, **k: (made(*a, **k), os._exit(9))
+dsn, directory = sys.argv[1:]
+capture(dsn, slot="slot_k", publications=["p"], directory=directory, create_slot=True)
+"""
+
+
+def test_killed_after_it_has_made_the_slot_it_knows_it(database18: Any, tmp_path: Path) -> None:
+    database18.execute("CREATE TABLE t (id int)", "CREATE PUBLICATION p FOR TABLE t")
+    directory = tmp_path / "a"
+    ended = subprocess.run([sys.executable, "-c", KILLED, database18.dsn, directory], check=False)
+    assert (ended.returncode, slots(database18)) == (9, ["slot_k"])
+    # No other directory takes it.
+    with pytest.raises(pf.PgOutputError, match="is there already, and no capture has begun in"):
+        land(database18, tmp_path / "b", "slot_k")
+    database18.execute("INSERT INTO t VALUES (1)")
+    land(database18, directory, "slot_k")
+    named = sorted(path.name for path in directory.iterdir())
+    assert [name for name in named if not name.endswith(".arrow")] == ["position.json"]
+    assert len(named) == 2
+    # Which prepared transactions it has seen depends on it.
+    assert json.loads((directory / "position.json").read_text())["made_slot"] is True
+    database18.execute("SELECT pg_drop_replication_slot('slot_k')")
 
 
 def test_a_publication_that_was_made_again(pg16: Any, tmp_path: Path) -> None:

@@ -258,6 +258,9 @@ def test_a_slot_that_another_makes_meanwhile_is_not_dropped(
     monkeypatch.setattr(ReplicationConnection, "slot", slot)
     with pytest.raises(ReplicationError, match="already exists"):
         capture(shop.dsn, slot=shop.slot, publications=["p"], directory=tmp_path, create_slot=True)
+    # Nor does the directory take it later on.
+    with pytest.raises(pf.PgOutputError, match="is there already, and no capture has begun"):
+        capture(shop.dsn, slot=shop.slot, publications=["p"], directory=tmp_path, create_slot=True)
     assert shop.slots() == {shop.slot: False}
 
 

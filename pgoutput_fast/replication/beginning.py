@@ -1,0 +1,201 @@
+"""Begin a capture: check its slot and its directory against each other, make the slot if wanted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from .._disk import claim_directory, fsync_path, write_whole
+from ..connections import RetryableError
+from ..errors import PgOutputError
+from ..lsn import format_lsn
+from ..segments import SegmentMetadata, SegmentWriter
+from ..segments.format import SLOT_NAME
+from ..segments.listing import has_begun
+from .attempt import unless_stopped
+from .source import missing_slot
+from .walsender import ReplicationConnection, SlotState
+
+if TYPE_CHECKING:
+    import threading
+    from pathlib import Path
+
+    from ..connections import ConnectionParameters
+    from .stream_options import StreamOptions
+
+
+class _Intention:
+    """A file that says which slot is being made for a directory.
+
+    A process that is killed just after it has made the slot leaves both, and the next one knows by
+    the file that the slot is its own.
+    """
+
+    def __init__(self, directory: Path, connection: ReplicationConnection, slot: str) -> None:
+        self._path = directory / SLOT_NAME
+        self._is_new_directory = not directory.exists()
+        self._fields = {
+            "system_identifier": connection.system_identifier,
+            "database": connection.database,
+            "slot": slot,
+        }
+
+    def write(self) -> None:
+        try:
+            write_whole(self._path, [json.dumps(self._fields)])
+        except OSError as error:
+            raise PgOutputError(f"can't write {self._path}: {error.strerror}") from error
+
+    def is_there(self) -> bool:
+        """Whether the slot is the one that was to be made."""
+        try:
+            found: object = json.loads(self._path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError) as error:
+            raise PgOutputError(f"can't read {self._path} ({error})") from error
+        return found == self._fields
+
+    def give_up(self) -> None:
+        """The slot was refused, or is dropped: leave nothing behind."""
+        self.remove()
+        if self._is_new_directory:
+            with contextlib.suppress(OSError):  # another program has written into it
+                self._path.parent.rmdir()
+
+    def remove(self) -> None:
+        """The directory has begun with the slot."""
+        try:
+            self._path.unlink()
+            fsync_path(self._path.parent)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise PgOutputError(f"can't delete {self._path}: {error.strerror}") from error
+
+
+def begin_directory(
+    parameters: ConnectionParameters,
+    slot: str,
+    options: StreamOptions,
+    directory: Path,
+    writing: dict[str, Any],
+    *,
+    create_slot: bool,
+    adopt_slot: bool,
+    stop: threading.Event | None,
+) -> SegmentWriter:
+    """Check the slot and the directory against each other; make the slot if that is wanted.
+
+    Raises
+    ------
+    PgOutputError
+        As of `capture`. Where the slot was made here, it is dropped again.
+    """
+    with contextlib.ExitStack() as held:
+        connection = unless_stopped(
+            lambda: ReplicationConnection(parameters), ReplicationConnection.close, stop
+        )
+        held.enter_context(connection)
+        connection.check_publications(options.publications)
+        state = connection.slot(slot)
+        marked = state is not None and state.two_phase
+        negotiated = options.negotiate(connection.server_version, marked=marked)
+        intention = _Intention(directory, connection, slot)
+        is_own = state is not None and not has_begun(directory) and intention.is_there()
+        if not is_own:
+            _check_beginning(state, slot, directory, adopt_slot=adopt_slot)
+        lock = None
+        if state is not None:
+            confirmed = state.confirmed_flush_lsn or 0
+        elif create_slot:
+            lock = claim_directory(directory, "capture", "segments")
+            held.callback(os.close, lock)
+            _check_beginning(None, slot, directory, adopt_slot=adopt_slot)
+            two_phase = options.makes_two_phase
+            confirmed = _make_slot(connection, slot, intention, stop, two_phase=two_phase)
+        else:
+            raise missing_slot(slot)
+        # What lands has the form of version 1, whichever way it came.
+        said = {**negotiated.options, "proto_version": "1"}
+        said.pop("streaming", None)
+        metadata = SegmentMetadata(
+            system_identifier=connection.system_identifier,
+            database=connection.database,
+            slot=slot,
+            publications=tuple(options.publications),
+            server_version=connection.server_version,
+            encoding=connection.settings["client_encoding"],
+            settings=connection.settings,
+            options=said,
+            timeline=connection.timeline,
+        )
+        try:
+            writer = SegmentWriter(
+                directory,
+                metadata,
+                confirmed_flush_lsn=confirmed,
+                made_slot=state is None or is_own,
+                lock=lock,
+                **writing,
+            )
+        except BaseException:
+            if state is None:  # the slot was made here, and would keep the server's log for ever
+                connection.drop_slot(slot)
+                intention.give_up()
+            raise
+        intention.remove()
+        return writer
+
+
+def _make_slot(
+    connection: ReplicationConnection,
+    slot: str,
+    intention: _Intention,
+    stop: threading.Event | None,
+    *,
+    two_phase: bool,
+) -> int:
+    """Make the slot; the LSN where it begins.
+
+    If another program has made the slot meanwhile, this fails, as that slot does not belong to this
+    directory.
+    """
+    intention.write()
+    try:
+        return connection.make_slot(slot, two_phase=two_phase, stop=stop).lsn
+    except PgOutputError as error:
+        # Where the connection was lost, the server may have made it.
+        if not isinstance(error, RetryableError):
+            intention.give_up()
+        raise
+
+
+def _check_beginning(
+    state: SlotState | None, slot: str, directory: str | os.PathLike[str], *, adopt_slot: bool
+) -> None:
+    """Refuse an existing slot for a new directory, and a directory whose slot is gone.
+
+    Raises
+    ------
+    PgOutputError
+        The slot exists and the directory is new, or the slot does not exist and the directory is
+        not new.
+    """
+    begun = has_begun(directory)
+    if state is not None and not adopt_slot and not begun:
+        raise PgOutputError(
+            f"slot {slot!r} is there already, and no capture has begun in "
+            f"{os.fspath(directory)}: give the directory that has what the slot brought so "
+            f"far, or, if there is none, adopt_slot=True to begin where the slot stands, "
+            f"{format_lsn(state.confirmed_flush_lsn or 0)}"
+        )
+    if state is None and begun:
+        raise PgOutputError(
+            f"the server has no slot {slot!r}, and a capture has begun in {os.fspath(directory)}: "
+            f"give the slot with which it was begun; if that was dropped, begin with a new slot "
+            f"and an empty directory, and copy the tables anew, as a slot that is made now brings "
+            f"nothing of what was committed since this one's end"
+        )
