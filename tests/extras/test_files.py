@@ -291,7 +291,7 @@ print(result.rows, pa.default_memory_pool().max_memory())
 """
 
 
-@pytest.mark.sample(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["parquet", "arrow", "csv"])
 def test_memory_does_not_grow_with_the_input(form: str, tmp_path: Path) -> None:
     land = Landing(tmp_path / "segments")

@@ -131,7 +131,7 @@ for line in sys.stdin:
 """Exports in a child each, so that the modules are imported once; prints calls and exit status."""
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("format", files.FORMATS)
 def test_killed_anywhere_the_next_call_gives_the_same(format: str, tmp_path: Path) -> None:
     land = Landing(tmp_path / "segments")
@@ -195,6 +195,7 @@ def test_files_get_their_names_when_the_manifest_has_them(
     assert not (out / _manifest.TEMPORARY).exists()
 
 
+@pytest.mark.slow
 def test_a_database_gets_a_step_whole_however_many_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,7 +144,7 @@ def test_any_cut_into_runs_gives_the_same_rows(
 ) -> None:
     seen = {"parts": 0, "segments": 0}
 
-    @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
     @given(
         any_server,
         st.one_of(st.just(range(1000)), st.lists(st.integers(0, 300), max_size=8)),
@@ -166,8 +166,8 @@ def test_any_cut_into_runs_gives_the_same_rows(
             seen["segments"] += len(found)
 
     run()
-    assert seen["parts"] > 20
-    assert seen["segments"] > 30
+    assert seen["parts"] > 10
+    assert seen["segments"] > 10
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

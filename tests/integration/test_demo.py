@@ -319,6 +319,7 @@ def test_ctrl_c_leaves_nothing(place, tmp_path, phase, delay):
     place.assert_nothing_is_left()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
 def test_signals_end_the_command_without_a_word(place, tmp_path, number):
     """It comes to all processes, Spark's JVM among them, whose connections then break."""

@@ -116,6 +116,7 @@ def test_a_renamed_column_in_frames_and_with_a_schema(spark, tmp_path):
         read_segments(spark, directory, "public.t", "id string, x string").collect()
 
 
+@pytest.mark.slow
 def test_a_renamed_column_with_relations_of_either_version(spark):
     new = {"id": INT4, "x": TEXT, "b": INT8, "c": TEXT}
     frames = partitions(spark, *versions(ABC, new))

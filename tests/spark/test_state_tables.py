@@ -206,6 +206,7 @@ def moved(source, target, *, unchanged=("big",)):
     return ("update", "K", key_of(source), row(target), list(unchanged))
 
 
+@pytest.mark.slow
 def test_a_long_chain_of_moves_keeps_what_was_sent_once(spark):
     changes = numbered(
         ("insert", None, None, row(0, "long"), None),
@@ -235,6 +236,7 @@ def test_a_value_that_no_change_holds_is_an_error(spark):
     assert state(spark, gone) == Counter([shown(row(1, "here"))])
 
 
+@pytest.mark.slow
 def test_a_column_added_with_a_value_that_nobody_knows_is_an_error(spark):
     changes = numbered(("insert", None, None, row(1, "here"), ["late", "late_default"]))
     with pytest.raises(PySparkException, match="column late_default: no change"):

@@ -255,6 +255,7 @@ def known_layouts() -> int:
     return sum(type(thing) is Layout for thing in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_a_table_that_is_altered_again_and_again_takes_no_more_memory() -> None:
     before = known_layouts()
     decoder = pf.ColumnarDecoder()
