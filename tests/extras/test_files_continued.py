@@ -54,6 +54,7 @@ def part_bytes_of(directory: Path) -> int:
     return units.remaining(None, None)[0].size + 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("format", files.FORMATS)
 def test_what_is_new_is_added(format: str, tmp_path: Path) -> None:
     land = Landing(tmp_path / "segments")

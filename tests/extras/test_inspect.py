@@ -290,6 +290,7 @@ def test_stats(run: Run, directory: Path) -> None:
     assert "no message matches" in run.error
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: "/".join(path.parts[-3:]))
 def test_every_recording_is_shown_whole(run: Run, path: Path) -> None:
     with pa.ipc.open_file(str(path)) as reader:

@@ -149,6 +149,7 @@ def test_types_are_sparks(spark, tmp_path):
     assert tuple(row)[13:15] == ("(1,2)", "anything")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("type_", "text", "named"),
     [
