@@ -32,7 +32,7 @@ from pgoutput_fast.directory.reading import Stretch
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.directory.snapshots import delete_unfinished, snapshot_files, snapshot_path
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.segments import SegmentReader, SegmentWriter
+from pgoutput_fast.segments import SegmentReader, SegmentWriter, listing
 from pgoutput_fast.segments.file import SegmentFile
 from pgoutput_fast.segments.prepared import PreparedTransactions
 from pgoutput_fast.transactions import Assembler
@@ -374,16 +374,18 @@ class Reader:
         """
         consumer = Consumer(self.directory, self.name)
         with pytest.MonkeyPatch.context() as patch:
-            read = Tables.read
+            present = listing.present
 
-            def read_later(tables: Tables) -> Any:
+            def meanwhile(directory: Path) -> Any:
                 patch.undo()
                 during(0)
-                return read(tables)
+                found = present(directory)
+                during(1)
+                return found
 
-            patch.setattr(Tables, "read", read_later)
+            patch.setattr(listing, "present", meanwhile)
             reading, segments = consumer.next()
-        during(1)
+        during(2)
         found: dict[int, list[tuple[int, int, str, int, str]]] = {}
         for segment in segments:
             for commit_lsn, seq, oid, *change in changes_in(segment.path):
@@ -574,7 +576,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         stop_after=st.none() | st.integers(0, 2),
         kill=st.none() | st.integers(0, 3),
         before=st.booleans(),
-        during=st.none() | st.lists(STEPS, min_size=2, max_size=2),
+        during=st.none() | st.lists(STEPS, min_size=3, max_size=3),
     )
     def consume(
         self,
@@ -591,8 +593,10 @@ class DirectoryMachine(RuleBasedStateMachine):
 
         def others(number: int) -> None:
             left, self.disk.left, self.grace = self.disk.left, None, 3600.0
-            for step, oid in during[number] if during and self.capture else ():
-                self.step(self.start(), step, oid)
+            if during and self.capture:
+                # What was received becomes durable, and so does an idle position behind it.
+                for step, oid in [*during[number], ("flush", 0), ("idle", 0)]:
+                    self.step(self.capture, step, oid)
             self.disk.left, self.grace = left, 0.0
 
         with self.disk.killing(kill, before=before):
