@@ -14,7 +14,6 @@ import select
 import threading
 import time
 from array import array
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import psycopg

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from proxy import Proxy
+from servers import execute
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
@@ -24,15 +25,6 @@ from pgoutput_fast.segments import SegmentReader
 pytestmark = pytest.mark.integration
 
 GIVEN: dict[str, Any] = {"slot": "s", "publications": ["p"], "retry_for": 30}
-
-
-def execute(server: EmbeddedServer, *statements: str) -> list[tuple[Any, ...]]:
-    rows: list[tuple[Any, ...]] = []
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        for statement in statements:
-            cursor = connection.execute(statement.encode())
-            rows = cursor.fetchall() if cursor.description else []
-    return rows
 
 
 @pytest.fixture(params=[16, 18], ids="pg{}".format)

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from proxy import Proxy
+from servers import execute
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
@@ -21,15 +22,6 @@ pytestmark = pytest.mark.integration
 
 GIVEN: dict[str, Any] = {"slot": "s", "publications": ["p"]}
 WaitUntil = Callable[..., None]
-
-
-def execute(server: EmbeddedServer, *statements: str) -> list[tuple[Any, ...]]:
-    rows: list[tuple[Any, ...]] = []
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        for statement in statements:
-            cursor = connection.execute(statement.encode())
-            rows = cursor.fetchall() if cursor.description else []
-    return rows
 
 
 @pytest.fixture(scope="module")
