@@ -138,7 +138,9 @@ class Consumer:
             self._store(self.position)
 
     def next(self) -> tuple[Reading, list[Segment]]:
-        """What to read next, and the segments of the directory at this moment.
+        """What to read next, and the segments that have it.
+
+        They stay until `advance`; earlier ones may be deleted at any time.
 
         Raises
         ------
@@ -154,7 +156,8 @@ class Consumer:
                 f"and segments before {format_lsn(found.begin)} are deleted: remove it, "
                 f"and begin anew with new copies of the tables"
             )
-        return reading, found.segments
+        needed = [segment for segment in found.segments if segment.end_lsn > reading.start]
+        return reading, needed
 
     def advance(self, position: Position) -> None:
         """Store durably that everything before a position was taken.

@@ -136,7 +136,7 @@ def first_position(states: Mapping[int, TableState], begin: int) -> Position:
         if state.snapshots:
             tables[relation_id] = state.snapshots[-1].lsn - 1
         elif state.held_from is not None:
-            tables[relation_id] = max(begin, state.held_from)
+            tables[relation_id] = state.held_from
     return Position(begin, tables)
 
 

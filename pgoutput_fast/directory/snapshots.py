@@ -1,16 +1,31 @@
-"""Files of snapshots: their names, and where they lie."""
+"""Files of snapshots: their names, where they lie, and how they are written.
+
+Each is of the form of a segment's part: first what announces the table, then its rows as Insert
+frames, with `commit_lsn` and `seq` beside them; file 0 of a copy has a Truncate instead of rows.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .._disk import fsync_path
+from ..protocol.encode import encode_fields
+from ..segments.file import SegmentFile
+from ..segments.format import (
+    ANNOUNCED_LSN,
+    BATCH_BYTES,
+    BATCH_FRAMES,
+    require_pyarrow,
+    segment_schema,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from ..segments import SegmentMetadata
     from .copies import Copy, TableState
 
 DIRECTORY_NAME = "snapshots"
@@ -67,3 +82,138 @@ def delete_unfinished(
         if one.suffix == ".tmp":
             one.unlink()
     fsync_path(path)
+
+
+class CopyFiles:
+    """Writes the files of one copy of a table. Several threads may write different files of it.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+        That of the segments.
+    copy : Copy
+        What was ordered.
+    metadata : SegmentMetadata
+        That of the session which reads the rows; `start_lsn` and `snapshot` are set here.
+    lsn : int
+        The consistent point of the snapshot.
+    time : int
+        When it was taken, in microseconds since 2000-01-01 UTC.
+    announced : sequence of bytes
+        The Type and Relation frames of the table, with which each file begins.
+    options : pyarrow.ipc.IpcWriteOptions, optional
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        copy: Copy,
+        metadata: SegmentMetadata,
+        lsn: int,
+        time: int,
+        announced: Sequence[bytes],
+        options: Any = None,
+    ) -> None:
+        self._directory = directory
+        self._copy = copy
+        self._metadata = dataclasses.replace(metadata, start_lsn=lsn - 1, snapshot=True)
+        self._time = time
+        self._announced = announced
+        self._options = options
+
+    def begin(self) -> None:
+        """Write the first file: the Truncate, which voids what was known of the table before.
+
+        Raises
+        ------
+        OSError
+            The disk refuses.
+        """
+        path = self._directory / DIRECTORY_NAME
+        if not path.exists():
+            path.mkdir()
+            fsync_path(path.parent)
+        frame = encode_fields("T", options=0, relation_ids=[self._copy.relation_id])
+        self.write(0, [(frame, [0, len(frame)])])
+
+    def write(self, number: int, frames: Iterable[tuple[Any, Any]]) -> int:
+        """Write the rows of one range, and sync the file.
+
+        Parameters
+        ----------
+        number : int
+            That of the range, from 1; 0 is the Truncate's.
+        frames : iterable of (buffer, array of int)
+            Insert frames, with offsets as :func:`pgoutput_fast.decode_batch` takes them.
+
+        Returns
+        -------
+        int
+            The number of rows.
+
+        Raises
+        ------
+        OSError
+            The disk refuses.
+        """
+        path = snapshot_path(self._directory, self._copy, number)
+        temporary = path.with_suffix(".tmp")
+        temporary.unlink(missing_ok=True)
+        file = SegmentFile(temporary, self._metadata, self._options)
+        rows = 0
+        try:
+            self._announce(file)
+            for data, offsets in frames:
+                rows += self._write_rows(file, number << 32 | rows, data, offsets)
+            file.finish(last=True)
+        except BaseException:
+            file.discard()
+            temporary.unlink(missing_ok=True)
+            raise
+        temporary.rename(path)
+        return rows
+
+    def finish(self) -> None:
+        """Have the names of all files on disk."""
+        fsync_path(self._directory / DIRECTORY_NAME)
+
+    def _announce(self, file: SegmentFile) -> None:
+        pa = require_pyarrow()
+        count = len(self._announced)
+        nothing = [pa.nulls(count, type_) for type_ in segment_schema().types[1:5]]
+        lsns = pa.array([ANNOUNCED_LSN] * count, pa.uint64())
+        file.write([lsns, *nothing, pa.array(self._announced, pa.binary())])
+
+    def _write_rows(self, file: SegmentFile, seq: int, data: Any, offsets: Any) -> int:
+        """Write frames as record batches; their number."""
+        import numpy as np
+
+        pa = require_pyarrow()
+        ends = np.asarray(offsets, np.int64)
+        count = len(ends) - 1
+        buffer = pa.py_buffer(data)
+        start = 0
+        while start < count:
+            stop = min(count, start + BATCH_FRAMES)
+            fits = int(ends.searchsorted(ends[start] + BATCH_BYTES, "right")) - 1
+            stop = max(start + 1, min(stop, fits))
+            rows = stop - start
+            first, last = int(ends[start]), int(ends[stop])
+            within = (ends[start : stop + 1] - first).astype(np.int32)
+            # Rows lie directly before what the stream brings from the consistent point on.
+            lsns = pa.py_buffer(np.full(rows, self._metadata.start_lsn, np.uint64))
+            times = pa.py_buffer(np.full(rows, self._time, np.int64))
+            numbers = pa.py_buffer(np.arange(seq + start, seq + stop, dtype=np.int64))
+            values = [pa.py_buffer(within), buffer.slice(first, last - first)]
+            file.write(
+                [
+                    pa.Array.from_buffers(pa.uint64(), rows, [None, lsns]),
+                    pa.Array.from_buffers(pa.uint64(), rows, [None, lsns]),
+                    pa.Array.from_buffers(pa.int64(), rows, [None, times]),
+                    pa.nulls(rows, pa.uint32()),
+                    pa.Array.from_buffers(pa.int64(), rows, [None, numbers]),
+                    pa.Array.from_buffers(pa.binary(), rows, [None, *values]),
+                ]
+            )
+            start = stop
+        return count

@@ -132,6 +132,9 @@ class SegmentMetadata:
         Where this segment goes on: the end of the one before, or where the capture began.
     timeline : int
         The server's timeline; 0 in segments of format version 1, which do not know it.
+    snapshot : bool
+        Whether the file is no segment, but one of a table's snapshot: its Inserts are rows that
+        were there at `start_lsn`.
     """
 
     system_identifier: str
@@ -144,6 +147,7 @@ class SegmentMetadata:
     options: dict[str, str]
     start_lsn: int = 0
     timeline: int = 0
+    snapshot: bool = False
 
     def to_json(self) -> str:
         """The attributes as JSON, with the format's version and the checksum's name.

@@ -9,6 +9,7 @@ tables of a consumer are those of the server at the LSN up to which it has read 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -26,14 +26,13 @@ import pgoutput_fast as pf
 from pgoutput_fast import testing
 from pgoutput_fast.directory import merging
 from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consumer
-from pgoutput_fast.directory.copies import Copy, Tables
+from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.merging import delete_covered, merge
 from pgoutput_fast.directory.reading import Stretch
 from pgoutput_fast.directory.retention import Keep, retain
-from pgoutput_fast.directory.snapshots import delete_unfinished, snapshot_files, snapshot_path
+from pgoutput_fast.directory.snapshots import CopyFiles, delete_unfinished, snapshot_files
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments import SegmentReader, SegmentWriter, listing
-from pgoutput_fast.segments.file import SegmentFile
 from pgoutput_fast.segments.prepared import PreparedTransactions
 from pgoutput_fast.transactions import Assembler
 
@@ -234,6 +233,15 @@ class Capture:
             len(world.events),
         )
         self.copying: dict[int, Iterator[None]] = {}
+        # The point of the snapshot that was exported when the slot was made, until it is lost.
+        self.exported: int | None = None
+
+    def begin_with_snapshot(self, oids: set[int]) -> None:
+        """Have tables copied that were published when the slot was made."""
+        self.exported = self.writer.position
+        for oid in sorted(oids):
+            self.tables.wait(oid, self.exported - 1, first=True, table=f"public.t{oid}")
+            self.known.add(oid)
 
     def receive(self) -> None:
         if self.next == len(self.world.events):
@@ -279,46 +287,30 @@ class Capture:
     def copy(self, oid: int) -> Iterator[None]:
         """Copy a table that waits."""
         order = self.tables.read()[oid].copies[-1]
-        if oid not in self.world.published:
+        is_initial = self.exported is not None and order.lsn == self.exported - 1
+        if oid not in self.world.published and not is_initial:
             self.tables.give_up(order, {})
             self.known.discard(oid)
             return
-        point = self.world.advance()
+        point = self.exported if is_initial and self.exported else self.world.advance()
         rows = sorted(self.world.rows(oid, point).items())
         yield
         half = len(rows) // 2
-        (self.directory / "snapshots").mkdir(exist_ok=True)
-        write_rows(self.directory, order, point, 0, [testing.truncate([oid])])
+        announced = [table(oid).relation()]
+        files = CopyFiles(self.directory, order, METADATA, point, 5, announced)
+        files.begin()
         for number, part in enumerate([rows[:half], rows[half:]], 1):
             yield
             frames = [testing.insert(table(oid), [key, value]) for key, value in part]
-            write_rows(self.directory, order, point, number, frames)
+            ends = [0, *itertools.accumulate(map(len, frames))]
+            files.write(number, [(b"".join(frames), ends)])
         yield
+        files.finish()
         self.tables.finish(order, point, {})
 
     def close(self) -> None:
         with contextlib.suppress(KilledError):
             self.writer.close()
-
-
-def write_rows(directory: Path, order: Copy, point: int, number: int, frames: list[bytes]) -> None:
-    path = snapshot_path(directory, order, number)
-    temporary = path.with_suffix(".tmp")
-    file = SegmentFile(temporary, METADATA)
-    frames = [table(order.relation_id).relation(), *frames]
-    count = len(frames)
-    file.write(
-        [
-            pa.array([0] + [point - 1] * (count - 1), pa.uint64()),
-            pa.array([None] + [point - 1] * (count - 1), pa.uint64()),
-            pa.array([None] + [5] * (count - 1), pa.int64()),
-            pa.array([None] * count, pa.uint32()),
-            pa.array([None] + [number << 32 | n for n in range(count - 1)], pa.int64()),
-            pa.array(frames, pa.binary()),
-        ]
-    )
-    file.finish(last=True)
-    temporary.rename(path)
 
 
 def changes_in(path: Path) -> Iterator[tuple[int, int, int, str, int, str]]:
@@ -454,13 +446,20 @@ class DirectoryMachine(RuleBasedStateMachine):
             self.patches.undo()
             self.holder.cleanup()
 
-    @initialize(oids=st.sets(st.sampled_from(OIDS), min_size=1))
-    def begin(self, oids: set[int]) -> None:
+    @initialize(
+        oids=st.sets(st.sampled_from(OIDS), min_size=1), initial=st.booleans(), filled=st.booleans()
+    )
+    def begin(self, oids: set[int], initial: bool, filled: bool) -> None:
         self.world.published = oids
-        self.start()
-        assert self.capture is not None
-        for oid in sorted(oids):
-            self.capture.join(oid)
+        if filled:
+            self.world.commit([Change(oid, "insert", 0, "before") for oid in OIDS])
+            self.confirmed = self.world.advance()
+        capture = self.start()
+        if initial:
+            capture.begin_with_snapshot(oids)
+        else:
+            for oid in sorted(oids):
+                capture.join(oid)
 
     def start(self) -> Capture:
         if self.capture is None:
