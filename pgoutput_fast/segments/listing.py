@@ -217,6 +217,21 @@ def contents(directory: Path) -> Contents:
     PgOutputError
         As of `list_segments`.
     """
+    while True:
+        found = _contents(directory)
+        ends = [*found.segments[:1], *found.segments[1:][-1:]]
+        try:
+            _check_files(ends)
+        except PgOutputError:
+            # The capture may have deleted the first one since, or merged it into another one.
+            if all(os.path.lexists(segment.path) for segment in ends):
+                raise
+        else:
+            return found
+
+
+def _contents(directory: Path) -> Contents:
+    """Do the same without opening a file."""
     # Before the segments are listed: it is stored once all that comes before it has its name.
     stored = directory / POSITION_NAME
     position, next_start = _stored(stored, "position"), _stored(stored, "segments_end")
@@ -228,7 +243,6 @@ def contents(directory: Path) -> Contents:
         if unfinished == before:
             raise _incomplete(unfinished)
     segments = [segment for group in groups for segment in group.parts]
-    _check_files([segments[0], segments[-1]] if len(segments) > 1 else segments)
     end = max(position, groups[-1].end_lsn if groups else 0)
     begin = groups[0].start_lsn if groups else next_start
     return Contents(segments, begin, end)
