@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from .._disk import fsync_path, write_whole
-from ..errors import PgOutputError
+from .._forms import of_form
+from ..errors import PgOutputError, printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,7 +136,28 @@ class Tables:
             states.setdefault(key[0], []).append(found[key])
         return {relation_id: TableState(tuple(copies)) for relation_id, copies in states.items()}
 
-    def wait(self, relation_id: int, lsn: int, *, first: bool, table: str) -> Copy:
+    def fields(self, copy: Copy) -> dict[str, object]:
+        """What is stored of a copy.
+
+        Raises
+        ------
+        PgOutputError
+            The file can't be read.
+        """
+        path = self._directory / copy.name
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            found: dict[str, object] = of_form(fields, dict[str, Any], "fields")
+        except (OSError, ValueError, TypeError, PgOutputError) as error:
+            raise PgOutputError(
+                f"can't read {path} ({printable(str(error))}), which says what there is of a "
+                f"table: restore it"
+            ) from error
+        return found
+
+    def wait(
+        self, relation_id: int, lsn: int, fields: dict[str, object], *, first: bool
+    ) -> Copy:
         """Order a copy: durable when this returns.
 
         It must be called before anything behind `lsn` becomes durable.
@@ -147,12 +169,12 @@ class Tables:
             Up to where everything is durable.
         first : bool
             As of `Copy`.
-        table : str
-            Its name, for people.
+        fields : dict
+            What is stored of it.
         """
         state = self.read().get(relation_id)
         generation = state.copies[-1].generation + 1 if state else 1
-        return self._write(Copy(relation_id, generation, first, "waiting", lsn), {"table": table})
+        return self._write(Copy(relation_id, generation, first, "waiting", lsn), fields)
 
     def finish(self, copy: Copy, lsn: int, fields: dict[str, object]) -> Copy:
         """A copy is whole, with its files durable.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._disk import claim_directory, fsync_path, write_whole
 from ..connections import RetryableError
@@ -16,7 +16,7 @@ from ..segments.format import SLOT_NAME
 from ..segments.listing import has_begun
 from .attempt import unless_stopped
 from .source import missing_slot
-from .walsender import ReplicationConnection, SlotState
+from .walsender import CreatedSlot, ReplicationConnection, SlotState
 
 if TYPE_CHECKING:
     import threading
@@ -76,6 +76,26 @@ class _Intention:
             raise PgOutputError(f"can't delete {self._path}: {error.strerror}") from error
 
 
+class Begun(NamedTuple):
+    """A directory to which a capture can write.
+
+    Attributes
+    ----------
+    writer : SegmentWriter
+    metadata : SegmentMetadata
+        That of the session.
+    made : CreatedSlot or None
+        The slot, if it was made with a snapshot.
+    connection : ReplicationConnection or None
+        It keeps that snapshot, until it is closed; None without one.
+    """
+
+    writer: SegmentWriter
+    metadata: SegmentMetadata
+    made: CreatedSlot | None
+    connection: ReplicationConnection | None
+
+
 def begin_directory(
     parameters: ConnectionParameters,
     slot: str,
@@ -85,9 +105,12 @@ def begin_directory(
     *,
     create_slot: bool,
     adopt_slot: bool,
+    snapshot: bool,
     stop: threading.Event | None,
-) -> SegmentWriter:
+) -> Begun:
     """Check the slot and the directory against each other; make the slot if that is wanted.
+
+    With `snapshot` a slot that is made here exports the snapshot of its beginning.
 
     Raises
     ------
@@ -107,7 +130,7 @@ def begin_directory(
         is_own = state is not None and not has_begun(directory) and intention.is_there()
         if not is_own:
             _check_beginning(state, slot, directory, adopt_slot=adopt_slot)
-        lock = None
+        lock = made = None
         if state is not None:
             confirmed = state.confirmed_flush_lsn or 0
         elif create_slot:
@@ -115,7 +138,10 @@ def begin_directory(
             held.callback(os.close, lock)
             _check_beginning(None, slot, directory, adopt_slot=adopt_slot)
             two_phase = options.makes_two_phase
-            confirmed = _make_slot(connection, slot, intention, stop, two_phase=two_phase)
+            made = _make_slot(
+                connection, slot, intention, stop, two_phase=two_phase, snapshot=snapshot
+            )
+            confirmed = made.lsn
         else:
             raise missing_slot(slot)
         # What lands has the form of version 1, whichever way it came.
@@ -147,7 +173,12 @@ def begin_directory(
                 intention.give_up()
             raise
         intention.remove()
-        return writer
+        if made is None or not snapshot:
+            return Begun(writer, metadata, None, None)
+        held.pop_all()
+        if lock is not None:
+            os.close(lock)
+        return Begun(writer, metadata, made, connection)
 
 
 def _make_slot(
@@ -157,15 +188,16 @@ def _make_slot(
     stop: threading.Event | None,
     *,
     two_phase: bool,
-) -> int:
-    """Make the slot; the LSN where it begins.
+    snapshot: bool,
+) -> CreatedSlot:
+    """Make the slot.
 
     If another program has made the slot meanwhile, this fails, as that slot does not belong to this
     directory.
     """
     intention.write()
     try:
-        return connection.make_slot(slot, two_phase=two_phase, stop=stop).lsn
+        return connection.make_slot(slot, two_phase=two_phase, snapshot=snapshot, stop=stop)
     except PgOutputError as error:
         # Where the connection was lost, the server may have made it.
         if not isinstance(error, RetryableError):

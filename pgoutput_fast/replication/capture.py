@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -9,18 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..connections import ConnectionParameters, RetryableError
+from ..directory.retention import Keep
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..segments import SegmentWriter
 from ..segments.format import check_options
 from ..segments.prepared import PreparedTransactions
 from .attempt import unless_stopped
-from .beginning import begin_directory
+from .beginning import Begun, begin_directory
 from .client import check_assembling
+from .copier import CopySource
 from .link import Link, first_connection
+from .membership import Members, read_members
 from .receiver import Receiver
 from .source import Source, Started
 from .stream_options import Protocol, Streaming, StreamOptions, check_seconds
+from .upkeep import Upkeep, UpkeepOptions
 
 if TYPE_CHECKING:
     import threading
@@ -84,6 +89,15 @@ def capture(
     max_memory: int = 64 << 20,
     silence_timeout: float | None = None,
     retry_for: float | None = None,
+    snapshot: Literal["never", "initial", "only"] = "never",
+    connections: int = 2,
+    merge: bool = True,
+    grace: float = 60.0,
+    keep_seconds: float | None = None,
+    keep_bytes: int | None = None,
+    silent_after: float | None = None,
+    give_up: bool = False,
+    min_free: int = 256 << 20,
     progress: Callable[[CaptureProgress], None] | None = None,
     stop: threading.Event | None = None,
     **keywords: object,
@@ -136,6 +150,27 @@ def capture(
         `directory` that has no name.
     silence_timeout, retry_for : float
         As of :func:`connect`.
+    snapshot : {"never", "initial", "only"}
+        "initial": the rows that were there when the slot was made come too, and those of tables
+        that join the publications later: see docs/segments.md. "only": the capture ends when the
+        tables are copied, and a later one takes what came since. "never": no table is copied but
+        on request.
+    connections : int
+        So many read tables that are copied, beside the one of the stream.
+    merge : bool
+        Whether small segments are merged, up to `segment_bytes`.
+    grace : float
+        Seconds for which a file stays after it was merged into another one, for readers that have
+        listed the directory before.
+    keep_seconds, keep_bytes : float, int
+        Segments are deleted that every consumer of the directory has read, once they are so old, or
+        the directory has more bytes. By default nothing is deleted.
+    silent_after : float
+        Consumers are reported that do not move for so many seconds.
+    give_up : bool
+        Whether such a consumer is removed, so that nothing is kept for it.
+    min_free : int
+        The capture ends with an error when the disk has fewer bytes free.
     progress : callable
         Called with a `CaptureProgress` after each batch of frames that came, and each second
         while none come.
@@ -176,6 +211,10 @@ def capture(
         adopt_slot=(adopt_slot, bool, "a bool"),
         segment_bytes=(segment_bytes, int, "an int, of bytes"),
         max_delay=(max_delay, (int, float), "a number of seconds"),
+        connections=(connections, int, "an int"),
+        merge=(merge, bool, "a bool"),
+        give_up=(give_up, bool, "a bool"),
+        min_free=(min_free, int, "an int, of bytes"),
     )
     if not os.fspath(directory):
         raise PgOutputError("directory is empty; '.' is the current directory")
@@ -183,7 +222,19 @@ def capture(
     check_assembling({"max_memory": max_memory}, unknown_prepared)
     if not max_delay >= 0:
         raise PgOutputError(f"max_delay={max_delay}: expected a number of seconds")
-    check_seconds(silence_timeout=silence_timeout, retry_for=retry_for)
+    check_seconds(
+        silence_timeout=silence_timeout, retry_for=retry_for, grace=grace,
+        keep_seconds=keep_seconds, silent_after=silent_after,
+    )  # fmt: skip
+    if snapshot not in ("never", "initial", "only"):
+        raise PgOutputError(f"snapshot={snapshot!r}: expected 'never', 'initial' or 'only'")
+    if connections < 1:
+        raise PgOutputError(f"connections={connections}: at least one has to read")
+    copies = snapshot != "never"
+    upkeep_options = UpkeepOptions(
+        copies, Keep(keep_seconds, keep_bytes), segment_bytes if merge else 0, grace, silent_after,
+        give_up, min_free,
+    )  # fmt: skip
     options = StreamOptions(
         publications, protocol=protocol, streaming=streaming, two_phase=two_phase, binary=binary,
         messages=messages, origin=origin,
@@ -191,13 +242,24 @@ def capture(
     parameters = ConnectionParameters(dsn, keywords)
     writing = {"segment_bytes": segment_bytes, "compression": compression}
 
-    def begin() -> SegmentWriter:
-        return begin_directory(
+    def begin() -> tuple[Members, Begun]:
+        # Asked before the slot is made: what changes later is seen as a change.
+        members = read_members(parameters, publications) if copies else {}
+        return members, begin_directory(
             parameters, slot, options, Path(directory), writing, create_slot=create_slot,
-            adopt_slot=adopt_slot, stop=stop,
+            adopt_slot=adopt_slot, snapshot=copies, stop=stop,
         )  # fmt: skip
 
-    with first_connection(begin, retry_for, stop) as writer:
+    members, begun = first_connection(begin, retry_for, stop)
+    with contextlib.ExitStack() as held:
+        writer = held.enter_context(begun.writer)
+        copying = CopySource(
+            parameters, begun.metadata, writer.directory, connections, writer.ipc_options
+        )
+        upkeep = held.enter_context(_begin_upkeep(begun, members, copying, upkeep_options))
+        if snapshot == "only":
+            upkeep.wait(stop)
+            return CaptureProgress(0, 0, 0, writer.position, writer.position)
         source = Source(parameters, slot, options)
 
         def start() -> Started:
@@ -216,10 +278,23 @@ def capture(
         )
         try:
             unknown = unknown_prepared or ("empty" if writer.made_slot else "error")
-            landing = _Landing(link, writer, max_memory, max_delay, unknown, progress)
-            return landing.run(until_lsn, stop)
+            landing = _Landing(link, writer, upkeep, max_memory, max_delay, unknown, progress)
+            done = landing.run(until_lsn, stop)
         finally:
             link.close()
+        upkeep.wait(stop)
+        return done
+
+
+def _begin_upkeep(
+    begun: Begun, members: Members, source: CopySource, options: UpkeepOptions
+) -> Upkeep:
+    """Begin what is done beside the stream; a slot that was made with a snapshot gives it."""
+    if begun.made is None or begun.connection is None:
+        return Upkeep(begun.writer, source, options)
+    with begun.connection:
+        opened = source.open(None, None, begun.made)
+    return Upkeep(begun.writer, source, options, opened, members)
 
 
 def _check_arguments(
@@ -260,6 +335,7 @@ class _Landing:
         self,
         link: Link,
         writer: SegmentWriter,
+        upkeep: Upkeep,
         max_memory: int,
         max_delay: float,
         unknown_prepared: Literal["empty", "error"],
@@ -270,6 +346,7 @@ class _Landing:
 
         self._link = link
         self._writer = writer
+        self._upkeep = upkeep
         self._max_delay = max_delay
         self._tell = progress
         self._prepared = PreparedTransactions(writer.directory, writer.position)
@@ -306,6 +383,7 @@ class _Landing:
                         self._report()
                 else:
                     self._land(found)
+                self._upkeep.tick()
                 opened = self._writer.opened
                 if opened is not None and time.monotonic() - opened >= self._delay(found):
                     self._flush()

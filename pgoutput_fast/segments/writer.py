@@ -191,6 +191,10 @@ class SegmentWriter:
     position : int
         LSN up to which everything is durable: it may be acknowledged, and the stream has to begin
         there.
+    ipc_options : pyarrow.ipc.IpcWriteOptions
+        How files are written.
+    on_relation : callable or None
+        Called with each Relation frame before it, or anything behind it, is durable.
 
     Raises
     ------
@@ -212,7 +216,7 @@ class SegmentWriter:
     ) -> None:
         check_options(segment_bytes, compression)
         self._pa = require_pyarrow()
-        self._ipc_options = self._pa.ipc.IpcWriteOptions(compression=compression)
+        self.ipc_options = self._pa.ipc.IpcWriteOptions(compression=compression)
         _require_numpy()
         from ..transactions.runs import runs_of  # loads NumPy, as reading segments does not
 
@@ -230,6 +234,7 @@ class SegmentWriter:
         self._file: SegmentFile | None = None
         self._temporary: list[Path] = []  # the names of this segment's parts, with the open one
         self._stored_end = 0
+        self.on_relation: Callable[[bytes], None] | None = None
         try:
             self._resume(confirmed_flush_lsn)
         except BaseException as error:
@@ -519,6 +524,8 @@ class SegmentWriter:
             except DecodeError as error:
                 lsn = int(piece.run.lsns[index])
                 raise _malformed(lsn, error) from error
+            if tag == ord("R") and self.on_relation is not None:
+                self.on_relation(frame)
             if self._file is None:
                 return None  # it is written when a file is opened
         self._fit(piece.run, index, index + 1)
@@ -711,7 +718,7 @@ class SegmentWriter:
         path = self.directory / f".{part:05d}.arrow.tmp"
         self._temporary.append(path)
         metadata = dataclasses.replace(self._metadata, start_lsn=self._start_lsn)
-        self._file = SegmentFile(path, metadata, self._ipc_options)
+        self._file = SegmentFile(path, metadata, self.ipc_options)
         self._part_bytes = 0
         self._new_batch()
         announced = list(self._announced.frames())

@@ -240,7 +240,7 @@ class Capture:
         """Have tables copied that were published when the slot was made."""
         self.exported = self.writer.position
         for oid in sorted(oids):
-            self.tables.wait(oid, self.exported - 1, first=True, table=f"public.t{oid}")
+            self.tables.wait(oid, self.exported - 1, {}, first=True)
             self.known.add(oid)
 
     def receive(self) -> None:
@@ -259,7 +259,7 @@ class Capture:
     def join(self, oid: int) -> None:
         """Have a table wait that is not known."""
         if oid not in self.known:
-            self.tables.wait(oid, self.writer.position, first=True, table=f"public.t{oid}")
+            self.tables.wait(oid, self.writer.position, {}, first=True)
             self.known.add(oid)
 
     def again(self, oid: int) -> None:
@@ -270,7 +270,7 @@ class Capture:
         if self.copying.pop(oid, None) is not None:
             delete_unfinished(self.directory, self.tables.read(), oid)
         if state.held_from is None:
-            self.tables.wait(oid, self.writer.position, first=False, table=f"public.t{oid}")
+            self.tables.wait(oid, self.writer.position, {}, first=False)
 
     def flush(self) -> None:
         self.acknowledge(self.writer.flush())

@@ -1,0 +1,347 @@
+"""Copy the tables that wait for it into a capture's directory, beside its stream."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..connections import RetryableError
+from ..directory.copies import Copy, Tables
+from ..directory.snapshots import CopyFiles, delete_unfinished
+from ..errors import PgOutputError
+from ..lsn import format_lsn
+from .membership import Members, read_members
+from .snapshot import ServerSnapshot, open_snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from ..connections import ConnectionParameters
+    from ..segments import SegmentMetadata
+    from .imported import SnapshotRange, SnapshotTable
+    from .walsender import CreatedSlot
+
+# Seconds before the next try after an error: first, and at most. A refusal, such as a privilege
+# that is missing, is looked at again after the longest.
+_FIRST_WAIT = 0.5
+_LONGEST_WAIT = 60.0
+_TELL_INTERVAL = 10.0  # seconds between two lines of the log about a copy that is being made
+
+_log = logging.getLogger(__name__)
+
+
+class CopyProgress(NamedTuple):
+    """How far the tables are copied that waited when the present copy began.
+
+    Attributes
+    ----------
+    tables, tables_done : int
+    rows : int
+        Rows that were copied.
+    bytes, bytes_done : int
+        Bytes of the tables' files on the server, and of those that were read.
+    seconds_left : float or None
+        At the pace so far; None before there is one.
+    """
+
+    tables: int
+    tables_done: int
+    rows: int
+    bytes: int
+    bytes_done: int
+    seconds_left: float | None
+
+
+class CopySource(NamedTuple):
+    """From where tables are copied, and to where.
+
+    Attributes
+    ----------
+    parameters : ConnectionParameters
+    metadata : SegmentMetadata
+        That of the capture's session, with its publications and the format of values.
+    directory : pathlib.Path
+    connections : int
+        So many read at the same time.
+    options : pyarrow.ipc.IpcWriteOptions or None
+        How files are written.
+    """
+
+    parameters: ConnectionParameters
+    metadata: SegmentMetadata
+    directory: Path
+    connections: int
+    options: Any
+
+    def members(self) -> Members:
+        """What is published now.
+
+        Raises
+        ------
+        PgOutputError
+            As of `read_members`.
+        """
+        return read_members(self.parameters, self.metadata.publications)
+
+    def open(
+        self,
+        relation_ids: list[int] | None,
+        stop: threading.Event | None,
+        exported: CreatedSlot | None = None,
+    ) -> ServerSnapshot:
+        """Open a snapshot of some tables, or of all that are published.
+
+        Raises
+        ------
+        PgOutputError
+            As of `open_snapshot`.
+        """
+        return open_snapshot(
+            self.parameters,
+            self.metadata.publications,
+            relation_ids=relation_ids,
+            binary=self.metadata.options.get("binary") == "true",
+            connections=self.connections,
+            exported=exported,
+            stop=stop,
+        )
+
+    def files(self, order: Copy, opened: ServerSnapshot, announced: Sequence[bytes]) -> CopyFiles:
+        """The files of one copy."""
+        return CopyFiles(
+            self.directory, order, self.metadata, opened.lsn, opened.time, announced, self.options
+        )
+
+
+class Copier:
+    """Copies tables that wait, in a thread of its own, until it is closed.
+
+    Parameters
+    ----------
+    source : CopySource
+    opened : ServerSnapshot, optional
+        The snapshot of the capture's own slot, from which the first copies are made.
+    members : dict of int to Member, optional
+        What was published before it was taken.
+
+    Attributes
+    ----------
+    progress : CopyProgress or None
+        None while nothing is being copied.
+    error : PgOutputError or None
+        Why copies can't be made, until they can.
+    """
+
+    def __init__(
+        self,
+        source: CopySource,
+        opened: ServerSnapshot | None = None,
+        members: Members | None = None,
+    ) -> None:
+        self._source = source
+        self._tables = Tables(source.directory)
+        self._opened, self._members = opened, members or {}
+        self._failures = 0
+        self._wake, self._stop = threading.Event(), threading.Event()
+        # How often it was woken, and how often when it found that no table waited.
+        self._woken, self._idle_since = 0, -1
+        self.error: PgOutputError | None = None
+        self.progress: CopyProgress | None = None
+        self._thread = threading.Thread(target=self._run, name="pgoutput_fast-copy", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Tell it that a table waits."""
+        self._woken += 1
+        self._wake.set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no table waits."""
+        return self._idle_since == self._woken
+
+    def close(self) -> None:
+        """End the thread. What it has not finished is begun anew by the next capture."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._wake.clear()
+                woken = self._woken
+                orders = self._orders()
+                if orders:
+                    self._try(orders)
+                else:
+                    self._idle_since = woken
+                    self._wake.wait()
+        except Exception as error:  # noqa: BLE001 - raised in the capture's thread
+            unexpected = f"copies of tables can't be made: {error!r}"
+            self.error = error if isinstance(error, PgOutputError) else PgOutputError(unexpected)
+        finally:
+            if self._opened is not None:
+                self._opened.close()
+
+    def _orders(self) -> dict[int, Copy]:
+        """The copies that are to be made, by relation id."""
+        states = self._tables.read()
+        return {
+            relation_id: state.copies[-1]
+            for relation_id, state in states.items()
+            if state.held_from is not None
+        }
+
+    def _try(self, orders: dict[int, Copy]) -> None:
+        """Copy tables; an error is told, and the next try comes some time later."""
+        try:
+            self._copy(orders)
+            self.error, self._failures = None, 0
+        except RetryableError as error:
+            wait = min(_FIRST_WAIT * 2**self._failures, _LONGEST_WAIT)
+            wait *= random.uniform(0.5, 1.0)  # noqa: S311
+            self._failures += 1
+            self._tell_failure(error, wait)
+        except PgOutputError as error:
+            self.error = error
+            self._tell_failure(error, _LONGEST_WAIT)
+        finally:
+            self.progress = None
+
+    def _tell_failure(self, error: PgOutputError, wait: float) -> None:
+        if not self._stop.is_set():
+            _log.warning("tables wait for their copy: %s; trying again in %.0f s", error, wait)
+            self._stop.wait(wait)
+
+    def _copy(self, orders: dict[int, Copy]) -> None:
+        """Copy what can be copied at one point; the rest still waits then."""
+        opened, members = self._opened, self._members
+        self._opened = None
+        if opened is None:
+            # Asked before the snapshot is taken: what changes later is seen as a change.
+            members = self._source.members()
+            for relation_id in list(orders):
+                if relation_id not in members:
+                    order = orders.pop(relation_id)
+                    self._tables.give_up(order, self._tables.fields(order))
+            if not orders:
+                return
+            opened = self._source.open(list(orders), self._stop)
+        with opened:
+            _Round(self._source, opened, orders, members, self._note).run(self._stop)
+
+    def _note(self, progress: CopyProgress) -> None:
+        self.progress = progress
+
+
+class _Round:
+    """The copies that are made at one point."""
+
+    def __init__(
+        self,
+        source: CopySource,
+        opened: ServerSnapshot,
+        orders: dict[int, Copy],
+        members: Members,
+        note: Callable[[CopyProgress], None],
+    ) -> None:
+        self._source = source
+        self._states = Tables(source.directory)
+        self._opened = opened
+        self._members = members
+        self._note = note
+        self._lock = threading.Lock()
+        self._tables = [one for one in opened.tables if one.relation_id in orders]
+        self._orders = {one.relation_id: orders[one.relation_id] for one in self._tables}
+        self._rows = dict.fromkeys(self._orders, 0)
+        self._files = {
+            one.relation_id: source.files(self._orders[one.relation_id], opened, one.announced)
+            for one in self._tables
+        }
+        self._bytes = sum(one.bytes for one in self._tables)
+        self._done = self._rows_done = self._bytes_done = 0
+        self._began = self._told = time.monotonic()
+
+    def run(self, stop: threading.Event) -> None:
+        delete_unfinished(self._source.directory, self._states.read())
+        for relation_id, why in self._opened.lost.items():
+            _log.warning(
+                "the table with relation id %d is copied at a later point: %s", relation_id, why
+            )
+        for files in self._files.values():
+            files.begin()
+        self._tell()
+        _log.info(
+            "copying %d tables as of %s, %d bytes on the server",
+            len(self._tables), format_lsn(self._opened.lsn), self._bytes,
+        )  # fmt: skip
+        self._opened.copy(self._take, self._finished, stop)
+
+    def _take(self, part: SnapshotRange, frames: Iterator[Any]) -> None:
+        """Write one range's rows; called in one of several threads."""
+        relation_id = part.table.relation_id
+        if relation_id not in self._files:
+            return
+        rows = self._files[relation_id].write(part.number, self._counted(frames))
+        with self._lock:
+            self._rows[relation_id] += rows
+            self._bytes_done += part.bytes
+            self._tell()
+
+    def _counted(self, frames: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
+        for data, offsets, *_ in frames:
+            yield data, offsets
+            with self._lock:
+                self._rows_done += len(offsets) - 1
+                self._tell()
+
+    def _finished(self, table: SnapshotTable) -> None:
+        """All rows of a table are in files."""
+        relation_id = table.relation_id
+        if relation_id not in self._files:
+            return
+        member, now = self._members.get(relation_id), self._source.members().get(relation_id)
+        if member is None or now is None or now.rows != member.rows:
+            # What changed while it was not published is in neither the copy nor the stream.
+            _log.warning(
+                "table %s.%s left the publications or changed in them while it was copied; it is "
+                "copied anew", table.namespace, table.name,
+            )  # fmt: skip
+            delete_unfinished(self._source.directory, self._states.read(), relation_id)
+            return
+        self._files[relation_id].finish()
+        fields = {
+            "table": [table.namespace, table.name],
+            "members": list(member.rows),
+            "rows": self._rows[relation_id],
+        }
+        self._states.finish(self._orders[relation_id], self._opened.lsn, fields)
+        with self._lock:
+            self._done += 1
+            self._tell()
+        _log.info(
+            "copied table %s.%s: %d rows as of %s",
+            table.namespace, table.name, self._rows[relation_id], format_lsn(self._opened.lsn),
+        )  # fmt: skip
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        left = None
+        if self._bytes_done:
+            left = (now - self._began) * (self._bytes - self._bytes_done) / self._bytes_done
+        found = CopyProgress(
+            len(self._tables), self._done, self._rows_done, self._bytes, self._bytes_done, left
+        )
+        self._note(found)
+        if now - self._told >= _TELL_INTERVAL:
+            self._told = now
+            _log.info(
+                "copied %d of %d tables, %d rows, %d of %d bytes%s",
+                found.tables_done, found.tables, found.rows, found.bytes_done, found.bytes,
+                "" if left is None else f", about {left:.0f} s left",
+            )  # fmt: skip

@@ -1,0 +1,321 @@
+"""What a capture does beside its stream: tables that join, merging, retention, consumers, space."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..directory.consumers import consumers, remove_consumer
+from ..directory.copies import TableState, Tables
+from ..directory.merging import delete_covered, merge
+from ..directory.requests import forget_request, requested
+from ..directory.retention import Keep, retain
+from ..errors import PgOutputError, printable
+from ..protocol.messages import decode_rare
+from ..protocol.wire import relation_id_of
+from .copier import Copier
+from .membership import Watch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from typing_extensions import Self
+
+    from ..segments import SegmentWriter
+    from .copier import CopyProgress, CopySource
+    from .membership import Member, Members
+    from .snapshot import ServerSnapshot
+
+_TICK = 1.0  # seconds between two looks at requests and at what is published
+_MERGE_INTERVAL = 5.0
+_TIDY_INTERVAL = 10.0
+# Looking through a directory takes at most this part of the time.
+_TIDY_SHARE = 0.05
+_WATCH_INTERVAL = 10.0
+_SILENT_INTERVAL = 3600.0  # seconds between two warnings of the same consumer
+
+_log = logging.getLogger(__name__)
+
+
+class UpkeepOptions(NamedTuple):
+    """How a directory is kept.
+
+    Attributes
+    ----------
+    copies : bool
+        Whether tables are copied that join.
+    keep : Keep
+    merge_bytes : int
+        How large merged segments may be; 0: none is merged.
+    grace : float
+        Seconds for which files stay that a merged one covers.
+    silent_after : float or None
+        Seconds after which a consumer is reported that does not move.
+    give_up : bool
+        Whether such a consumer is removed.
+    min_free : int
+        Bytes that stay free on the disk.
+    """
+
+    copies: bool
+    keep: Keep
+    merge_bytes: int
+    grace: float
+    silent_after: float | None
+    give_up: bool
+    min_free: int
+
+
+class Upkeep:
+    """Keeps a directory while a capture writes to it.
+
+    Parameters
+    ----------
+    writer : SegmentWriter
+    source : CopySource
+    options : UpkeepOptions
+    opened : ServerSnapshot, optional
+        The snapshot of the slot that was made for the directory.
+    members : dict of int to Member, optional
+        What was published before it was taken.
+    """
+
+    def __init__(
+        self,
+        writer: SegmentWriter,
+        source: CopySource,
+        options: UpkeepOptions,
+        opened: ServerSnapshot | None = None,
+        members: Members | None = None,
+    ) -> None:
+        self._writer = writer
+        self._directory = writer.directory
+        self._source = source
+        self._options = options
+        self._tables = Tables(writer.directory)
+        self._states = self._tables.read()
+        self._is_first = opened is not None
+        if opened is not None:
+            names = {one.relation_id: [one.namespace, one.name] for one in opened.tables}
+            for relation_id in [*names, *opened.lost]:
+                fields: dict[str, object] = {"table": names.get(relation_id, [])}
+                # The rows lie before everything that the slot brings.
+                self._tables.wait(relation_id, opened.lsn - 1, fields, first=True)
+            self._states = self._tables.read()
+        waits = any(state.held_from is not None for state in self._states.values())
+        self._copier = Copier(source, opened, members) if opened or waits else None
+        self._watch = Watch(source.members, _WATCH_INTERVAL) if options.copies else None
+        self._merger = (
+            _Merger(self._directory, options.merge_bytes, source.options)
+            if options.merge_bytes
+            else None
+        )
+        self._next_tick = self._next_tidy = 0.0
+        self._silent: dict[str, float] = {}
+        if options.copies:
+            writer.on_relation = self._see
+
+    # --- tables
+
+    @property
+    def progress(self) -> CopyProgress | None:
+        """How far the copies are that are being made; None if none is."""
+        return None if self._copier is None else self._copier.progress
+
+    @property
+    def waiting(self) -> int:
+        """The number of tables that wait for their copy."""
+        return sum(state.held_from is not None for state in self._tables.read().values())
+
+    def wait(self, stop: threading.Event | None) -> None:
+        """Wait until no table waits any more.
+
+        Raises
+        ------
+        PgOutputError
+            Copies can't be made.
+        """
+        while self._copier is not None and not self._copier.is_idle:
+            if self._copier.error is not None:
+                raise self._copier.error
+            if stop is None:
+                time.sleep(0.05)
+            elif stop.wait(0.05):
+                return
+
+    def _see(self, frame: bytes) -> None:
+        """A Relation came, and is not durable yet."""
+        relation_id: int = relation_id_of(frame, False)
+        state = self._states.get(relation_id)
+        if state is None or state.copies[-1].state == "gone":
+            relation: Any = decode_rare(frame, in_stream=False, encoding="latin-1")
+            self._order(relation_id, [relation.namespace, relation.name])
+
+    def _order(self, relation_id: int, table: list[str] | None) -> None:
+        """Have a table wait for a copy from where everything is durable."""
+        state = self._states.get(relation_id)
+        if table is None and state is not None:
+            found: Any = self._tables.fields(state.copies[-1]).get("table")
+            table = found
+        fields: dict[str, object] = {"table": table or []}
+        first = state is None or not state.snapshots
+        copy = self._tables.wait(relation_id, self._writer.position, fields, first=first)
+        self._states[relation_id] = TableState((*(state.copies if state else ()), copy))
+        _log.info("table %s is to be copied", ".".join(table or [str(relation_id)]))
+        if self._copier is None:
+            self._copier = Copier(self._source)
+        self._copier.wake()
+
+    def _take_members(self, members: Members) -> None:
+        """Order copies of tables that have joined, or left and returned."""
+        self._states = self._tables.read()  # the copier changes them
+        for member in members.values():
+            state = self._states.get(member.relation_id)
+            if state is None or self._has_returned(state, member):
+                self._order(member.relation_id, [member.namespace, member.name])
+
+    def _has_returned(self, state: TableState, member: Member) -> bool:
+        last = state.copies[-1]
+        if last.state == "waiting":
+            return False  # the copier sees it
+        return last.state == "gone" or self._tables.fields(last).get("members") != [*member.rows]
+
+    def _take_requests(self) -> None:
+        for relation_id in requested(self._directory):
+            self._states = self._tables.read()
+            state = self._states.get(relation_id)
+            # A copy that is being made may be of before the request.
+            if state is None or state.held_from is None:
+                self._order(relation_id, None)
+                forget_request(self._directory, relation_id)
+
+    # --- what is done from time to time
+
+    def tick(self) -> None:
+        """Do what is due, in the thread that writes segments.
+
+        Raises
+        ------
+        PgOutputError
+            The first copies can't be made, the disk is almost full, or refuses.
+        """
+        now = time.monotonic()
+        if now < self._next_tick:
+            return
+        self._next_tick = now + _TICK
+        self._check_space()
+        try:
+            if self._watch is not None and (members := self._watch.take()) is not None:
+                self._take_members(members)
+            self._take_requests()
+            if now >= self._next_tidy:
+                self._tidy()
+                took = time.monotonic() - now
+                self._next_tidy = now + max(_TIDY_INTERVAL, took / _TIDY_SHARE)
+        except OSError as error:
+            raise PgOutputError(
+                f"can't keep {self._directory}: {error.strerror or error}"
+            ) from error
+        if self._copier is not None:
+            if self._copier.is_idle:
+                self._is_first = False
+            elif self._is_first and self._copier.error is not None:
+                raise self._copier.error
+        if self._merger is not None and self._merger.error is not None:
+            raise self._merger.error
+
+    def _check_space(self) -> None:
+        free = shutil.disk_usage(self._directory).free
+        if free < self._options.min_free:
+            raise PgOutputError(
+                f"the disk of {self._directory} has {free} bytes free, less than the "
+                f"{self._options.min_free} that are to stay free; nothing is lost, the slot keeps "
+                f"what is not acknowledged: make room, or have less kept"
+            )
+
+    def _tidy(self) -> None:
+        """Delete what is not needed, unless files are being merged just now."""
+        if self._options.silent_after is not None:
+            self._look_for_silent(self._options.silent_after)
+        if self._merger is None:
+            self._delete()
+        elif self._merger.lock.acquire(blocking=False):
+            try:
+                self._delete()
+            finally:
+                self._merger.lock.release()
+
+    def _delete(self) -> None:
+        count = delete_covered(self._directory, self._options.grace)
+        count += retain(self._directory, self._options.keep, self._writer.store_position)
+        if count:
+            _log.info("deleted %d files that are not needed", count)
+
+    def _look_for_silent(self, most: float) -> None:
+        now = time.time()
+        for consumer in consumers(self._directory):
+            silent = now - consumer.seen
+            if silent < most:
+                self._silent.pop(consumer.name, None)
+            elif self._options.give_up:
+                remove_consumer(self._directory, consumer.name)
+                _log.warning(
+                    "removed consumer %s, which has not moved for %.0f s", consumer.name, silent
+                )
+            elif now - self._silent.get(consumer.name, 0.0) >= _SILENT_INTERVAL:
+                self._silent[consumer.name] = now
+                _log.warning(
+                    "consumer %s has not moved for %.0f s; what it has not read is kept",
+                    consumer.name, silent,
+                )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all threads."""
+        for one in (self._watch, self._copier, self._merger):
+            if one is not None:
+                one.close()
+
+
+class _Merger:
+    """Merges small segments in a thread of its own.
+
+    Attributes
+    ----------
+    lock : threading.Lock
+        Held while segments are merged: none may be deleted then.
+    error : PgOutputError or None
+    """
+
+    def __init__(self, directory: Path, most: int, options: Any) -> None:
+        self._directory = directory
+        self._most = most
+        self._options = options
+        self.lock = threading.Lock()
+        self.error: PgOutputError | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pgoutput_fast-merge", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(_MERGE_INTERVAL):
+                found = True
+                while found and not self._stop.is_set():
+                    with self.lock:
+                        found = merge(self._directory, self._most, self._options) is not None
+        except Exception as error:  # noqa: BLE001 - raised in the capture's thread
+            why = getattr(error, "strerror", None) or printable(str(error))
+            self.error = PgOutputError(f"can't merge segments of {self._directory}: {why}")
