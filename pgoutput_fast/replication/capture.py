@@ -19,7 +19,7 @@ from ..segments.prepared import PreparedTransactions
 from .attempt import unless_stopped
 from .beginning import Begun, begin_directory
 from .client import check_assembling
-from .copier import CopySource
+from .copier import CopyTarget
 from .link import Link, first_connection
 from .membership import Members, read_members
 from .receiver import Receiver
@@ -253,7 +253,7 @@ def capture(
     members, begun = first_connection(begin, retry_for, stop)
     with contextlib.ExitStack() as held:
         writer = held.enter_context(begun.writer)
-        copying = CopySource(
+        copying = CopyTarget(
             parameters, begun.metadata, writer.directory, connections, writer.ipc_options
         )
         upkeep = held.enter_context(_begin_upkeep(begun, members, copying, upkeep_options))
@@ -287,7 +287,7 @@ def capture(
 
 
 def _begin_upkeep(
-    begun: Begun, members: Members, source: CopySource, options: UpkeepOptions
+    begun: Begun, members: Members, source: CopyTarget, options: UpkeepOptions
 ) -> Upkeep:
     """Begin what is done beside the stream; a slot that was made with a snapshot gives it."""
     if begun.made is None or begun.connection is None:

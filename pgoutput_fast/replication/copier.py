@@ -56,8 +56,8 @@ class CopyProgress(NamedTuple):
     seconds_left: float | None
 
 
-class CopySource(NamedTuple):
-    """From where tables are copied, and to where.
+class CopyTarget(NamedTuple):
+    """Where copies go to, and how they are made.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ class Copier:
 
     Parameters
     ----------
-    source : CopySource
+    target : CopyTarget
     opened : ServerSnapshot, optional
         The snapshot of the capture's own slot, from which the first copies are made.
     members : dict of int to Member, optional
@@ -138,12 +138,12 @@ class Copier:
 
     def __init__(
         self,
-        source: CopySource,
+        target: CopyTarget,
         opened: ServerSnapshot | None = None,
         members: Members | None = None,
     ) -> None:
-        self._source = source
-        self._tables = Tables(source.directory)
+        self._target = target
+        self._tables = Tables(target.directory)
         self._opened, self._members = opened, members or {}
         self._failures = 0
         self._wake, self._stop = threading.Event(), threading.Event()
@@ -224,16 +224,16 @@ class Copier:
         self._opened = None
         if opened is None:
             # Asked before the snapshot is taken: what changes later is seen as a change.
-            members = self._source.members()
+            members = self._target.members()
             for relation_id in list(orders):
                 if relation_id not in members:
                     order = orders.pop(relation_id)
                     self._tables.give_up(order, self._tables.fields(order))
             if not orders:
                 return
-            opened = self._source.open(list(orders), self._stop)
+            opened = self._target.open(list(orders), self._stop)
         with opened:
-            _Round(self._source, opened, orders, members, self._note).run(self._stop)
+            _Round(self._target, opened, orders, members, self._note).run(self._stop)
 
     def _note(self, progress: CopyProgress) -> None:
         self.progress = progress
@@ -244,14 +244,14 @@ class _Round:
 
     def __init__(
         self,
-        source: CopySource,
+        target: CopyTarget,
         opened: ServerSnapshot,
         orders: dict[int, Copy],
         members: Members,
         note: Callable[[CopyProgress], None],
     ) -> None:
-        self._source = source
-        self._states = Tables(source.directory)
+        self._target = target
+        self._states = Tables(target.directory)
         self._opened = opened
         self._members = members
         self._note = note
@@ -260,7 +260,7 @@ class _Round:
         self._orders = {one.relation_id: orders[one.relation_id] for one in self._tables}
         self._rows = dict.fromkeys(self._orders, 0)
         self._files = {
-            one.relation_id: source.files(self._orders[one.relation_id], opened, one.announced)
+            one.relation_id: target.files(self._orders[one.relation_id], opened, one.announced)
             for one in self._tables
         }
         self._bytes = sum(one.bytes for one in self._tables)
@@ -268,7 +268,7 @@ class _Round:
         self._began = self._told = time.monotonic()
 
     def run(self, stop: threading.Event) -> None:
-        delete_unfinished(self._source.directory, self._states.read())
+        delete_unfinished(self._target.directory, self._states.read())
         for relation_id, why in self._opened.lost.items():
             _log.warning(
                 "the table with relation id %d is copied at a later point: %s", relation_id, why
@@ -290,7 +290,7 @@ class _Round:
         rows = self._files[relation_id].write(part.number, self._counted(frames))
         with self._lock:
             self._rows[relation_id] += rows
-            self._bytes_done += part.bytes
+            self._bytes_done += part.table.bytes // part.table.ranges
             self._tell()
 
     def _counted(self, frames: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
@@ -305,14 +305,14 @@ class _Round:
         relation_id = table.relation_id
         if relation_id not in self._files:
             return
-        member, now = self._members.get(relation_id), self._source.members().get(relation_id)
+        member, now = self._members.get(relation_id), self._target.members().get(relation_id)
         if member is None or now is None or now.rows != member.rows:
             # What changed while it was not published is in neither the copy nor the stream.
             _log.warning(
                 "table %s.%s left the publications or changed in them while it was copied; it is "
                 "copied anew", table.namespace, table.name,
             )  # fmt: skip
-            delete_unfinished(self._source.directory, self._states.read(), relation_id)
+            delete_unfinished(self._target.directory, self._states.read(), relation_id)
             return
         self._files[relation_id].finish()
         fields = {

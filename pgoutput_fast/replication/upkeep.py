@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..segments import SegmentWriter
-    from .copier import CopyProgress, CopySource
+    from .copier import CopyProgress, CopyTarget
     from .membership import Member, Members
     from .snapshot import ServerSnapshot
 
@@ -75,7 +75,7 @@ class Upkeep:
     Parameters
     ----------
     writer : SegmentWriter
-    source : CopySource
+    source : CopyTarget
     options : UpkeepOptions
     opened : ServerSnapshot, optional
         The snapshot of the slot that was made for the directory.
@@ -86,7 +86,7 @@ class Upkeep:
     def __init__(
         self,
         writer: SegmentWriter,
-        source: CopySource,
+        source: CopyTarget,
         options: UpkeepOptions,
         opened: ServerSnapshot | None = None,
         members: Members | None = None,

@@ -26,7 +26,7 @@ from pgoutput_fast.directory.merging import FAN, delete_covered, merge, mergeabl
 from pgoutput_fast.directory.reading import Position
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.segments import copying, list_segments
+from pgoutput_fast.segments import copying, list_segments, listing
 from pgoutput_fast.segments.listing import contents
 
 
@@ -208,3 +208,24 @@ def test_a_segment_under_another_ones_name_is_refused(tmp_path: Path) -> None:
     assert list_segments(tmp_path) == [first, second, third]
     with pytest.raises(PgOutputError, match="it has the name of another segment"):
         rows(second)
+
+
+def test_what_is_stored_while_a_directory_is_listed_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many(tmp_path, 2)
+    with writer(tmp_path, confirmed=200) as out:
+
+        def meanwhile(directory: Path) -> Any:
+            found = listing_present(directory)
+            write(out, sent(300, insert()))
+            out.flush()
+            out.advance(5000)  # behind a segment that was not listed
+            return found
+
+        listing_present = listing.present
+        monkeypatch.setattr(listing, "present", meanwhile)
+        found = contents(tmp_path)
+        monkeypatch.undo()
+        assert (found.end, [one.end_lsn for one in found.segments]) == (210, [110, 210])
+        assert contents(tmp_path).end == 5000

@@ -276,9 +276,9 @@ class Capture:
         self.acknowledge(self.writer.flush())
 
     def idle(self) -> None:
-        """A keepalive when everything was sent."""
+        """A keepalive when everything was sent; the server's log has gone on without changes."""
         if self.next == len(self.world.events):
-            self.acknowledge(self.writer.advance(self.world.lsn))
+            self.acknowledge(self.writer.advance(self.world.advance()))
 
     def acknowledge(self, position: int | None) -> None:
         if position is not None:
