@@ -119,7 +119,7 @@ class _Maker:
         elif type.kind == "enum":
             return self.enum(type)
         elif type.kind == "array" and settings.policies.arrays == "text":
-            if _has_text(type):
+            if has_text(type):
                 return _server_text(type, codec_of(type, settings), settings)
         elif type.element is not None or type.kind == "composite":
             return self.made_of_parts(type)
@@ -238,7 +238,7 @@ def _binary_text(codec: Codec, raw: bytes) -> bytes:
     return form.encode()
 
 
-def _has_text(type: ColumnType) -> bool:
+def has_text(type: ColumnType) -> bool:
     """Whether the server's text is known for all binary values of a type and of its parts."""
     if type.registered is not None or type.kind == "unknown":
         return False
@@ -247,7 +247,7 @@ def _has_text(type: ColumnType) -> bool:
     parts = [field for _, field in type.fields]
     if type.element is not None:
         parts.append(type.element)
-    return all(map(_has_text, parts))
+    return all(map(has_text, parts))
 
 
 def _as_text(type: ColumnType, policies: Policies) -> bool:

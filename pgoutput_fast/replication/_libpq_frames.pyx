@@ -33,9 +33,9 @@ if (XLOG_DATA.format, XLOG_DATA_TAG) != (">xQQq", c'w'):
     raise ImportError("the header of CopyData is not that of this extension; rebuild it")
 
 # Functions of libpq: PQgetCopyData, PQconsumeInput, PQfreemem.
-ctypedef int (*GetCopyData)(void *, char **, int)
-ctypedef int (*ConsumeInput)(void *)
-ctypedef void (*FreeMemory)(void *)
+ctypedef int (*GetCopyData)(void *, char **, int) noexcept nogil
+ctypedef int (*ConsumeInput)(void *) noexcept nogil
+ctypedef void (*FreeMemory)(void *) noexcept nogil
 
 
 @functools.cache
@@ -232,3 +232,74 @@ def pack_copy_data(
         received = max(received, lsn)
         if size >= most:
             return size, received, source.length, None
+
+
+def pack_copy_rows(pgconn: Any, bytearray data, Py_ssize_t most) -> int:
+    """Append what COPY TO sends to a buffer, until nothing has come or `most` bytes were appended.
+
+    Other Python threads run meanwhile. The connection must not be closed by them.
+
+    Parameters
+    ----------
+    pgconn : psycopg.pq.PGconn
+    data : bytearray
+    most : int
+
+    Returns
+    -------
+    int
+        Above 0 if there may be more, 0 if it must be waited for, -1 at the end of the COPY.
+    """
+    cdef _Source source = _Source(pgconn, True)
+    cdef Py_ssize_t first = len(data), capacity = first + most, end = first
+    cdef Py_ssize_t length
+    cdef char *into
+    if source.connection == NULL:
+        while True:
+            source.next()
+            if source.error is not None:
+                raise source.error
+            if source.length <= 0:
+                return source.length
+            data += source.at[:source.length]
+            if len(data) >= capacity:
+                return source.length
+    PyByteArray_Resize(data, capacity)
+    into = PyByteArray_AS_STRING(data)
+    with nogil:
+        length = take_rows(source, into, &end, capacity)
+    if length > 0 and end < capacity:  # a row that does not fit into what is left
+        PyByteArray_Resize(data, end + length)
+        memcpy(PyByteArray_AS_STRING(data) + end, source.message, length)
+        end += length
+    PyByteArray_Resize(data, end)
+    if length < -1:
+        source.fail("cannot get copy data")
+        raise source.error
+    return length
+
+
+# Copy messages into the buffer as long as they fit. Returns the length of the last one, which has
+# not been copied if it does not fit, or what libpq says where there is none.
+cdef Py_ssize_t take_rows(
+    _Source source, char *into, Py_ssize_t *end, Py_ssize_t capacity
+) noexcept nogil:
+    cdef Py_ssize_t length
+    cdef bint reads = True
+    while True:
+        if source.message != NULL:
+            source.free(source.message)
+            source.message = NULL
+        length = source.get(source.connection, &source.message, 1)
+        if length == 0 and reads:
+            reads = False
+            if not source.consume(source.connection):
+                return -2
+            continue
+        if length <= 0 or length > capacity - end[0]:
+            return length
+        memcpy(into + end[0], source.message, length)
+        end[0] += length
+        if end[0] == capacity:
+            return length
+        reads = True

@@ -85,3 +85,24 @@ def pack_copy_data(
             received = lsn
         if size >= most:
             return size, received, length, None
+
+
+def pack_copy_rows(pgconn: pq.abc.PGconn, data: bytearray, most: int) -> int:
+    """Append what COPY TO sends to a buffer, until nothing has come or `most` bytes were appended.
+
+    The compiled twin describes arguments and result.
+    """
+    capacity = len(data) + most
+    reads = True
+    while True:
+        length, message = pgconn.get_copy_data(1)
+        if length == 0 and reads:
+            reads = False
+            pgconn.consume_input()
+            continue
+        if length <= 0:
+            return length
+        data += message
+        reads = True
+        if len(data) >= capacity:
+            return length

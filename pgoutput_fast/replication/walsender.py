@@ -39,7 +39,20 @@ if TYPE_CHECKING:
 # notices that only some 300 ms later.
 _BUSY_WAITS = (0.1, 0.2, 0.4, 0.8, 1.5, 3.0)
 _IN_RECOVERY = "SELECT pg_catalog.pg_is_in_recovery()"
-_TELL_AFTER = 2.0  # seconds after which it is logged what the making of a slot waits for
+# Seconds after which it is asked and logged what the making of a slot waits for, and then again.
+_TELL_AFTER = 2.0
+_TELL_AGAIN = 10.0
+# What a process waits for while it makes a slot: the end of a transaction, which another process
+# runs, or which was prepared.
+_WAITED_FOR = """
+SELECT w.transactionid::text, h.pid, a.usename::text, p.gid
+FROM pg_catalog.pg_locks AS w
+LEFT JOIN pg_catalog.pg_locks AS h
+    ON h.locktype = 'transactionid' AND h.transactionid = w.transactionid AND h.granted
+LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = h.pid
+LEFT JOIN pg_catalog.pg_prepared_xacts AS p ON p.transaction = w.transactionid
+WHERE w.pid = %s AND NOT w.granted AND w.locktype = 'transactionid'
+"""
 _CANCEL_TIMEOUT = 2.0  # seconds for the server to cancel a command
 _log = logging.getLogger(__name__)
 
@@ -396,13 +409,24 @@ class ReplicationConnection:
         failover: bool = False,
         snapshot: bool = False,
         stop: threading.Event | None = None,
+        timeout: float | None = None,
     ) -> CreatedSlot:
         """Make a slot; :func:`pgoutput_fast.replication.slots.create` describes the options.
+
+        The server makes it once all transactions that run have ended. After some seconds it is
+        logged which one it waits for.
+
+        Parameters
+        ----------
+        stop : threading.Event, optional
+            Gives up.
+        timeout : float, optional
+            Seconds after which it is given up.
 
         Raises
         ------
         RetryableError
-            `stop` was set before the slot was made.
+            `stop` was set, or the time was over, before the slot was made.
         PgOutputError
             A slot of this name exists, the name is not allowed, or the server refuses or is too
             old.
@@ -421,7 +445,7 @@ class ReplicationConnection:
             given += ", FAILOVER true)" if failover else ")"
         kind = "TEMPORARY LOGICAL pgoutput" if temporary else "LOGICAL pgoutput"
         result = self._make_slot(
-            name, f'CREATE_REPLICATION_SLOT "{name}" {kind} {given}'.encode(), stop
+            name, f'CREATE_REPLICATION_SLOT "{name}" {kind} {given}'.encode(), stop, timeout
         )
         lsn, exported = (result.get_value(0, column) for column in (1, 2))
         begin = (lsn or b"").decode()
@@ -429,25 +453,34 @@ class ReplicationConnection:
         return CreatedSlot(name, parse_lsn(begin), exported.decode() if exported else None)
 
     def _make_slot(
-        self, name: str, command: bytes, stop: threading.Event | None
+        self, name: str, command: bytes, stop: threading.Event | None, timeout: float | None
     ) -> pq.abc.PGresult:
         """Have the server make a slot, which it does once all transactions that run have ended."""
         pgconn = self.pgconn
-        told = time.monotonic() + _TELL_AFTER
-        result = None
+        now = time.monotonic()
+        tell, deadline = now + _TELL_AFTER, now + (math.inf if timeout is None else timeout)
+        told = result = None
         try:
             pgconn.send_query(command)
             while pgconn.is_busy():
                 if stop is not None and stop.is_set():
                     raise RetryableError(f"`stop` was set before slot {name!r} was made")
-                if time.monotonic() > told:
-                    told = math.inf
-                    _log.warning(
-                        "slot %s is made once all transactions that run have ended: SELECT pid, "
-                        "xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL "
-                        "shows them, and pg_prepared_xacts those that are prepared",
-                        name,
-                    )
+                now = time.monotonic()
+                if now > min(tell, deadline):
+                    waits_for = self._waited_for()
+                    if now > deadline:
+                        raise RetryableError(
+                            f"slot {name!r} was not made within {timeout} s: the server waits for "
+                            f"{waits_for}; end it, or give more time"
+                        )
+                    tell = time.monotonic() + _TELL_AGAIN
+                    if waits_for != told:
+                        told = waits_for
+                        _log.warning(
+                            "slot %s is made once all transactions that run have ended; the "
+                            "server waits for %s",
+                            name, waits_for,
+                        )  # fmt: skip
                 wait_for(pgconn, select.POLLIN, 0.1)
                 pgconn.consume_input()
             while (more := next_result(pgconn)) is not None:
@@ -461,6 +494,28 @@ class ReplicationConnection:
             doing = f"can't make slot {name!r}"
             raise result_error(doing, result) if result else PgOutputError(f"{doing}: no result")
         return result
+
+    def _waited_for(self) -> str:
+        """The transactions for whose end this connection waits, asked on a second one."""
+        used = self.pgconn
+        same = self._parameters.of_server(used.host, used.hostaddr, used.port)
+        try:
+            with same.open(replication=False) as beside, answered(beside.pgconn):
+                found = beside.execute(_WAITED_FOR, [used.backend_pid]).fetchall()
+        except (psycopg.Error, PgOutputError) as error:
+            _log.info("can't ask what the slot waits for: %s", error)
+            found = []
+        waits_for = []
+        for xid, pid, user, gid in found:
+            if gid is not None:
+                waits_for.append(f"prepared transaction {gid!r} (xid {xid})")
+            elif pid is not None:
+                waits_for.append(f"transaction {xid} of process {pid}, user {user!r}")
+            else:
+                waits_for.append(f"transaction {xid}")
+        return ", ".join(waits_for) or (
+            "transactions that pg_stat_activity and pg_prepared_xacts show"
+        )
 
     def _cancel(self) -> None:
         """Cancel the command that runs, and wait some time for its end."""

@@ -1,0 +1,308 @@
+"""A connection that has imported a snapshot, and copies tables as the snapshot sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import select
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psycopg
+from psycopg import pq, sql
+
+from .._impl import twin
+from ..connections import ConnectionParameters, answered, result_error, server_error
+from ..errors import PgOutputError
+from ..names import qualified
+from ..transcode import inserts_of_copy
+from .waiter import IDLE_POLL, Waiter
+from .walsender import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..transcode import InsertFrames
+
+_FRAMES_BYTES = 2 << 20  # bytes of rows that become one buffer of frames
+
+# The settings of a connection that copies. None of its commands may be ended by a timeout, ranges
+# are read as such whatever the planner's statistics say, and names are written out.
+_COPY_SETTINGS = {
+    "row_security": "off",
+    "search_path": "",
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "lock_timeout": "0",
+    "synchronize_seqscans": "off",
+    "max_parallel_workers_per_gather": "0",
+    "jit": "off",
+    "enable_seqscan": "off",
+    "enable_indexscan": "off",
+    "enable_indexonlyscan": "off",
+    "enable_bitmapscan": "off",
+}
+
+ADVICE = {
+    "22023": (
+        "the connection that made the slot must be open, and must not have run another command"
+    ),
+    "42704": (
+        "the connection that made the slot must be open, and must not have run another command"
+    ),
+    "42501": "the role needs the right to SELECT from it",
+    "53200": "raise max_locks_per_transaction: each table that is copied is locked",
+    "57014": "an administrator or a timeout has cancelled the copy; take the snapshot again",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotTable:
+    """A table of a snapshot.
+
+    Attributes
+    ----------
+    relation_id : int
+        The OID under which its changes come: of the root, if partitions are published by it.
+    namespace, name : str
+    announced : tuple of bytes
+        The frames with which a stream announces it, in the form of protocol version 1: Type
+        messages, and the Relation last.
+    rows : int or None
+        How many it has by the server's statistics; None if there are none.
+    bytes : int
+        The size of its rows on the server's disk, without TOAST.
+    ranges : int
+        How many ranges it is copied in.
+    """
+
+    relation_id: int
+    namespace: str
+    name: str
+    announced: tuple[bytes, ...]
+    rows: int | None
+    bytes: int
+    ranges: int
+
+
+class SnapshotRange(NamedTuple):
+    """Blocks of one table that are copied at once.
+
+    Attributes
+    ----------
+    table : SnapshotTable
+    number : int
+        From 1 on within the table, over all its partitions.
+    relation_id : int
+        The OID of the table that has the rows: of a partition, or of `table` itself.
+    first_block : int
+    end_block : int or None
+        The block behind the last one; None for all that follow.
+    """
+
+    table: SnapshotTable
+    number: int
+    relation_id: int
+    first_block: int
+    end_block: int | None
+
+
+class CopySource(NamedTuple):
+    """How the ranges of a table with rows are read."""
+
+    name: sql.Identifier
+    columns: sql.Composable
+    filter: sql.Composable | None
+    formats: str
+
+
+class Plan(NamedTuple):
+    """How a table is copied: its leaves by OID, and ranges of them."""
+
+    table: SnapshotTable
+    sources: dict[int, CopySource]
+    ranges: list[SnapshotRange]
+
+
+class Reader:
+    """A connection that has imported the snapshot.
+
+    Parameters
+    ----------
+    parameters : ConnectionParameters
+    snapshot : str
+        The name under which it was exported.
+    """
+
+    def __init__(self, parameters: ConnectionParameters, snapshot: str) -> None:
+        self.connection = parameters.open(replication=False)
+        self.locked: set[int] = set()
+        self.refused: set[int] = set()
+        """Tables with rows that this connection can't lock without waiting."""
+        self._has_path = False
+        try:
+            with asking("can't import the snapshot", self.connection):
+                settings = dict(_COPY_SETTINGS)
+                if self.connection.info.server_version >= 170000:
+                    settings["transaction_timeout"] = "0"
+                for name, value in settings.items():
+                    self.run(sql.SQL("SET {} = {}").format(sql.Identifier(name), value))
+                self.run(sql.SQL("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
+                self.run(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
+            self._waiter = Waiter(self.connection.pgconn)
+        except BaseException:
+            self.connection.close()
+            raise
+
+    def run(self, command: sql.Composable) -> list[tuple[object, ...]]:
+        """Run a command, or several; the rows of the last one."""
+        # As one string, since there is no server-side parameter in most commands.
+        cursor = self.connection.execute(command.as_bytes(self.connection))
+        return cursor.fetchall() if cursor.description else []
+
+    def close(self) -> None:
+        """Close the connection, with which the locks go."""
+        self._waiter.close()
+        self.connection.close()
+
+    def give_up(self) -> None:
+        """End what the server does, and the connection."""
+        with contextlib.suppress(psycopg.Error):
+            if self.is_busy:
+                self.connection.pgconn.get_cancel().cancel()
+        self.connection.close()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a command has not ended."""
+        status = self.connection.pgconn.transaction_status
+        return status == pq.TransactionStatus.ACTIVE
+
+    def lock(self, relation_id: int, name: sql.Identifier, seconds: float) -> None:
+        """Lock a table ACCESS SHARE, and check that its rows can be read.
+
+        Raises
+        ------
+        psycopg.Error
+            They can't, or the lock is not to be had in this time. The transaction goes on.
+        """
+        try:
+            self.run(
+                sql.SQL(
+                    "SAVEPOINT locking; SET LOCAL lock_timeout = {}; "
+                    "SELECT FROM ONLY {} LIMIT 0; SET LOCAL lock_timeout = 0; "
+                    "RELEASE SAVEPOINT locking"
+                ).format(max(1, round(seconds * 1000)), name)
+            )
+        except psycopg.Error:
+            if not self.connection.closed:
+                self.run(sql.SQL("ROLLBACK TO SAVEPOINT locking; RELEASE SAVEPOINT locking"))
+            raise
+        self.locked.add(relation_id)
+
+    def use_path(self, *, of_stream: bool) -> None:
+        """Set the search_path: that of a stream's session, or the empty one.
+
+        Names in values, as of regclass, are qualified if the path does not have their schema.
+        """
+        if of_stream != self._has_path:
+            path = "RESET search_path" if of_stream else "SET search_path = ''"
+            self.run(sql.SQL(path))
+            self._has_path = of_stream
+
+    def frames(
+        self, source: CopySource, part: SnapshotRange, check: Callable[[], None]
+    ) -> Iterator[InsertFrames]:
+        """Copy a range. `check` is called while it is waited for, and may raise.
+
+        Raises
+        ------
+        PgOutputError
+            The server refuses, or the connection is lost.
+        """
+        doing = f"can't copy table {qualified(part.table)}"
+        pgconn, pack = self.connection.pgconn, twin("replication._libpq_frames").pack_copy_rows
+        try:
+            self.use_path(of_stream="t" in source.formats)
+            pgconn.send_query(_copy_command(source, part).as_bytes(self.connection))
+            self._expect(pq.ExecStatus.COPY_OUT, doing, check)
+            data = bytearray()
+            header, ended = True, False
+            rows = length = came = 0
+            while length >= 0:
+                check()
+                length = pack(pgconn, data, max(_FRAMES_BYTES - len(data), 1))
+                if length == 0:
+                    self._waiter.wait(None, collects=bool(data), came=len(data) > came)
+                    came = len(data)
+                    continue
+                made = inserts_of_copy(data, part.table.relation_id, source.formats, header=header)
+                del data[: made.consumed]
+                came, ended = len(data), made.ended
+                header = header and made.consumed == 0
+                if len(made.offsets) > 1:
+                    rows += len(made.offsets) - 1
+                    yield made
+            sent = self._expect(pq.ExecStatus.COMMAND_OK, doing, check).command_tuples
+            if not ended or data or rows != sent:
+                raise PgOutputError(
+                    f"{doing}: the server says that it has sent {sent} rows, {rows} came, and its "
+                    f"trailer {'came' if ended else 'did not come'}; something in between has "
+                    f"changed them"
+                )
+            while self._result(check) is not None:
+                pass
+        except psycopg.Error as error:
+            raise server_error(doing, str(error), error.sqlstate, ADVICE) from error
+
+    def _expect(
+        self, status: pq.ExecStatus, doing: str, check: Callable[[], None]
+    ) -> pq.abc.PGresult:
+        result = self._result(check)
+        if result is None:
+            raise PgOutputError(f"{doing}: the server sent no result")
+        if result.status != status:
+            raise result_error(doing, result, ADVICE)
+        return result
+
+    def _result(self, check: Callable[[], None]) -> pq.abc.PGresult | None:
+        pgconn = self.connection.pgconn
+        while pgconn.is_busy():
+            check()
+            wait_for(pgconn, select.POLLIN, IDLE_POLL)
+            pgconn.consume_input()
+        return pgconn.get_result()
+
+
+def ask(
+    connection: psycopg.Connection[tuple[object, ...]], query: str, *parameters: object
+) -> list[Any]:
+    """The rows of a query."""
+    return connection.execute(query.encode(), parameters).fetchall()
+
+
+@contextlib.contextmanager
+def asking(doing: str, connection: psycopg.Connection[tuple[object, ...]]) -> Iterator[None]:
+    """Raise what the server refuses within as a PgOutputError, also if it does not answer."""
+    try:
+        with answered(connection.pgconn):
+            yield
+    except psycopg.Error as error:
+        raise server_error(doing, str(error), error.sqlstate, ADVICE) from error
+
+
+def _copy_command(source: CopySource, part: SnapshotRange) -> sql.Composed:
+    """The COPY of a range."""
+    conditions = []
+    for operator, block in ((">=", part.first_block or None), ("<", part.end_block)):
+        if block is not None:
+            conditions.append(
+                sql.SQL("ctid OPERATOR(pg_catalog.{}) {}::pg_catalog.tid").format(
+                    sql.SQL(operator), f"({block},0)"
+                )
+            )
+    if source.filter is not None:
+        conditions.append(sql.SQL("({})").format(source.filter))
+    where = sql.SQL(" WHERE ") if conditions else sql.SQL("")
+    return sql.SQL("COPY (SELECT {} FROM ONLY {}{}{}) TO STDOUT (FORMAT binary)").format(
+        source.columns, source.name, where, sql.SQL(" AND ").join(conditions)
+    )

@@ -1,0 +1,267 @@
+"""Lock the tables of a snapshot, find those that are no longer what they were, and cut ranges."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from ..connections import server_error
+from ..errors import PgOutputError
+from ..names import qualified
+from .imported import ADVICE, CopySource, Plan, SnapshotRange, SnapshotTable, ask, asking
+from .published import ATTRIBUTES, Attribute, PublishedTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from .imported import Reader
+
+_RENAMES = 5  # how often a table may be renamed while it is locked
+_HEAP = 2  # the OID of the access method of which it is known that blocks can be ranges
+_MOST_RANGES = 1 << 31  # the number of a range stands in the upper half of an int64
+_ROW_SECURITY = (
+    "row security hides rows from the role, and a snapshot must have all: ALTER ROLE … BYPASSRLS, "
+    "or let the table's owner take it, if the table has no FORCE ROW LEVEL SECURITY"
+)
+
+_NOW = """
+SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relfilenode::bigint, c.relam::bigint,
+    c.reltuples::float8
+FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.oid = ANY(%s::oid[])
+"""
+_SIZES = """
+SELECT found.oid::bigint, found.bytes / pg_catalog.current_setting('block_size')::int, found.bytes
+FROM (
+    SELECT oid, pg_catalog.pg_relation_size(oid::pg_catalog.regclass) AS bytes
+    FROM pg_catalog.unnest(%s::oid[]) AS wanted(oid)
+) AS found
+"""
+_FILTERS = """
+SELECT pg_catalog.pg_get_expr(prqual, prrelid)
+FROM pg_catalog.pg_publication_rel WHERE prrelid = %s AND prpubid = ANY(%s::oid[])
+"""
+
+
+class Now(NamedTuple):
+    """A table as it is now, when it is locked."""
+
+    namespace: str
+    name: str
+    filenode: int
+    access_method: int
+    rows: float
+
+
+class Locking:
+    """Locks the tables for the first connection, and checks that they are as at the point.
+
+    Parameters
+    ----------
+    reader : Reader
+    beside : psycopg.Connection
+        Sees what is committed now. It must not touch the tables: where an ALTER TABLE waits for the
+        first connection, it would wait for ever.
+    timeout : float
+    check : callable
+        Is called between two tables, and may raise.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        beside: psycopg.Connection[tuple[object, ...]],
+        timeout: float,
+        check: Callable[[], None],
+    ) -> None:
+        self._reader, self._beside = reader, beside
+        self._can_range = beside.info.server_version >= 140000
+        self._timeout, self._check = timeout, check
+
+    def plans(
+        self,
+        published: Sequence[PublishedTable],
+        lost: dict[int, str],
+        blocks: int,
+    ) -> Iterator[Plan]:
+        """How each table is copied, in ranges of so many blocks.
+
+        Tables that can't be are put into `lost`.
+        """
+        # An ALTER TABLE locks the root before its partitions too; in another order, there could be
+        # a deadlock.
+        wanted = [
+            oid
+            for one in published
+            for oid in dict.fromkeys([one.relation_id, *(leaf.relation_id for leaf in one.leaves)])
+        ]
+        now, reasons = self._locked(wanted)
+        with asking("can't read the catalogue", self._beside):
+            columns: dict[int, dict[int, Attribute]] = {}
+            for relation_id, *fields in ask(self._beside, ATTRIBUTES, list(now)):
+                columns.setdefault(relation_id, {})[fields[0]] = Attribute(*fields)
+        with asking("can't read the catalogue", self._reader.connection):
+            sizes = {oid: sizes for oid, *sizes in ask(self._reader.connection, _SIZES, list(now))}
+            for table in published:
+                oids = [table.relation_id, *(leaf.relation_id for leaf in table.leaves)]
+                reason = next((reasons[oid] for oid in oids if oid in reasons), None)
+                reason = reason or _change(table, now, columns)
+                if reason is not None:
+                    lost[table.relation_id] = reason
+                    continue
+                filter_ = self._filter(table)
+                sources = {
+                    leaf.relation_id: CopySource(
+                        sql.Identifier(now[leaf.relation_id].namespace, now[leaf.relation_id].name),
+                        _selected(
+                            [columns[leaf.relation_id][one.number].name for one in leaf.columns],
+                            table.formats,
+                        ),
+                        filter_,
+                        table.formats,
+                    )
+                    for leaf in table.leaves
+                }
+                yield _planned(table, sources, now, sizes, blocks if self._can_range else None)
+
+    def _locked(self, wanted: Sequence[int]) -> tuple[dict[int, Now], dict[int, str]]:
+        """Lock tables; what each is then, and why some could not be locked."""
+        found: dict[int, Now] = {}
+        reasons: dict[int, str] = {}
+        waiting = list(wanted)
+        for _ in range(_RENAMES):
+            before = self._now(waiting)
+            for oid in waiting:
+                if oid not in before:
+                    reasons[oid] = "it was dropped"
+            waiting = [oid for oid in waiting if oid in before]
+            held = set()
+            for oid in waiting:
+                self._check()
+                try:
+                    if self._lock(oid, before[oid]):
+                        held.add(oid)
+                except psycopg.errors.LockNotAvailable:
+                    reasons[oid] = f"other sessions have it locked, longer than {self._timeout} s"
+            # A table that has its name still is the one that was locked by it, and will keep it.
+            found |= {
+                oid: now for oid, now in self._now(list(held)).items() if now[:2] == before[oid][:2]
+            }
+            waiting = [oid for oid in waiting if oid not in found and oid not in reasons]
+        reasons |= dict.fromkeys(waiting, "it was renamed again and again")
+        return {oid: one for oid, one in found.items() if oid not in reasons}, reasons
+
+    def _now(self, oids: Sequence[int]) -> dict[int, Now]:
+        with asking("can't read the catalogue", self._beside):
+            return {oid: Now(*row) for oid, *row in ask(self._beside, _NOW, list(oids))}
+
+    def _lock(self, oid: int, now: Now) -> bool:
+        """Lock a table; False if it was dropped or renamed just now.
+
+        Raises
+        ------
+        PgOutputError
+            The role may not read it, or the server refuses for another reason.
+        psycopg.errors.LockNotAvailable
+            Others have it locked.
+        """
+        try:
+            self._reader.lock(oid, sql.Identifier(now.namespace, now.name), self._timeout)
+        except psycopg.errors.LockNotAvailable:
+            raise
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            return False
+        except psycopg.Error as error:
+            advice = ADVICE
+            if error.sqlstate == "42501" and self._has_row_security(oid):
+                advice = {**ADVICE, "42501": _ROW_SECURITY}
+            doing = f"can't copy table {now.namespace}.{now.name}"
+            raise server_error(doing, str(error), error.sqlstate, advice) from error
+        return True
+
+    def _has_row_security(self, oid: int) -> bool:
+        with asking("can't read the catalogue", self._beside):
+            query = "SELECT pg_catalog.row_security_active(%s::oid)"
+            return bool(ask(self._beside, query, oid)[0][0])
+
+    def _filter(self, table: PublishedTable) -> sql.Composable | None:
+        """The condition for rows that are published, under the search_path of the COPY."""
+        if not table.filters:
+            return None
+        self._reader.use_path(of_stream="t" in table.formats)
+        found = ask(self._reader.connection, _FILTERS, table.relation_id, list(table.filters))
+        return sql.SQL(" OR ").join(sql.SQL(f"({row[0]})") for row in found)
+
+
+def _change(
+    table: PublishedTable, now: Mapping[int, Now], columns: Mapping[int, Mapping[int, Attribute]]
+) -> str | None:
+    """What has happened to a table since the point, so that its rows can't be copied any more."""
+    for leaf in table.leaves:
+        found = now[leaf.relation_id]
+        name = f"{found.namespace}.{found.name}"
+        if found.filenode != leaf.filenode:
+            return (
+                f"{name} was truncated or rewritten (TRUNCATE, ALTER TABLE, VACUUM FULL or "
+                f"CLUSTER) after the point, and its rows are gone"
+            )
+        for column in leaf.columns:
+            own = columns.get(leaf.relation_id, {}).get(column.number)
+            if own is None or (own.type_id, own.modifier) != (column.type_id, column.modifier):
+                return f"column {column.name!r} of {name} was dropped or altered after the point"
+    return None
+
+
+def _selected(names: Iterable[str], formats: str) -> sql.Composable:
+    """The expressions of columns that a COPY sends.
+
+    The text of a value is what its output function says. A cast to text is another one for some
+    types, and IS NULL is true for a composite whose fields are all NULL.
+    """
+    text = sql.SQL(
+        "CASE WHEN pg_catalog.num_nulls({0}) OPERATOR(pg_catalog.=) 0 "
+        "THEN pg_catalog.format('%s', {0}) END"
+    )
+    return sql.SQL(", ").join(
+        sql.Identifier(name) if kind == "b" else text.format(sql.Identifier(name))
+        for name, kind in zip(names, formats, strict=True)
+    )
+
+
+def _planned(
+    table: PublishedTable,
+    sources: dict[int, CopySource],
+    now: Mapping[int, Now],
+    sizes: Mapping[int, tuple[int, int]],
+    step: int | None,
+) -> Plan:
+    """The ranges of a table, each of `step` blocks; None: each leaf is one."""
+    parts: list[tuple[int, int, int | None]] = []
+    for oid in sources:
+        blocks, _ = sizes[oid]
+        # Rows that the snapshot has are there, as the table was not rewritten and can't be.
+        size = step if step is not None and now[oid].access_method == _HEAP else max(blocks, 1)
+        parts += [
+            (oid, first, first + size if first + size < blocks else None)
+            for first in range(0, blocks, size)
+        ]
+    if len(parts) >= _MOST_RANGES:
+        raise PgOutputError(
+            f"table {qualified(table)} would be copied in {len(parts)} ranges; give a larger "
+            f"range_bytes"
+        )
+    rows = [now[oid].rows for oid in sources]
+    made = SnapshotTable(
+        relation_id=table.relation_id,
+        namespace=table.namespace,
+        name=table.name,
+        announced=table.announced,
+        rows=None if any(one < 0 for one in rows) else round(sum(rows)),
+        bytes=sum(sizes[oid][1] for oid in sources),
+        ranges=len(parts),
+    )
+    ranges = [SnapshotRange(made, number, *part) for number, part in enumerate(parts, 1)]
+    return Plan(made, sources, ranges)

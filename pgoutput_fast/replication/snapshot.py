@@ -1,0 +1,396 @@
+"""Read published tables as they are at one point, over several connections, as Insert frames.
+
+The point is where a replication slot begins: its creation exports a snapshot that has exactly the
+transactions that the slot does not bring. Each connection imports it, and ranges of the tables'
+blocks are shared out among them. Rows come by COPY in binary format, and become frames without a
+Python object for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from ..connections import (
+    SESSION_SETTINGS,
+    ConnectionParameters,
+    RetryableError,
+    check_publication_names,
+    server_error,
+)
+from ..errors import PgOutputError
+from ..names import qualified
+from .attempt import unless_stopped
+from .imported import ADVICE, CopySource, Plan, Reader, SnapshotRange, SnapshotTable, asking
+from .locking import Locking
+from .published import read_published
+from .stream_options import check_seconds
+from .walsender import CreatedSlot, ReplicationConnection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    from typing_extensions import Self
+
+    from ..transcode import InsertFrames
+
+    Take = Callable[[SnapshotRange, Iterator[InsertFrames]], object]
+
+# A connection takes a table from another one only if it need not wait for its lock. If an ALTER
+# TABLE waits for the other connection, this one would wait behind it, and none would go on.
+_SHARED_LOCK_TIMEOUT = 0.1  # seconds
+
+_ABOUT = """
+SELECT pg_catalog.current_database()::text,
+    (SELECT system_identifier::text FROM pg_catalog.pg_control_system()),
+    (extract(epoch FROM pg_catalog.transaction_timestamp()) * 1000000)::bigint - 946684800000000,
+    pg_catalog.current_setting('block_size')::int
+"""
+
+
+class _Stopped(Exception):
+    """Another thread failed, or the snapshot was closed."""
+
+
+class ServerSnapshot:
+    """Published tables as they are at one point; made by `open_snapshot`.
+
+    It has connections, and holds locks on the tables, until it is closed. It is a context manager.
+
+    Attributes
+    ----------
+    lsn : int
+        The point: a stream from there on brings exactly the transactions that the snapshot has not.
+    time : int
+        When it was taken, by the server's clock, in microseconds since 2000-01-01 UTC.
+    tables : tuple of SnapshotTable
+        Those that can be copied.
+    lost : dict of int to str
+        OIDs of tables that can't be, as they are no longer what they were at the point, and why;
+        another snapshot has them.
+    settings : dict of str to str
+        The settings that decide how values look as text, as a stream's session has them.
+    encoding : str
+        The client_encoding, one of these settings.
+    server_version : int
+    system_identifier, database : str
+    """
+
+    def __init__(
+        self,
+        readers: list[Reader],
+        lsn: int,
+        about: Sequence[Any],
+        lost: dict[int, str],
+        plans: Sequence[Plan],
+    ) -> None:
+        self._readers = readers
+        self.lsn = lsn
+        self.database, self.system_identifier, self.time, _ = about
+        self.server_version = readers[0].connection.info.server_version
+        self.settings = {
+            name: str(readers[0].run(sql.SQL("SHOW {}").format(sql.Identifier(name)))[0][0])
+            for name in SESSION_SETTINGS
+        }
+        self.encoding = self.settings["client_encoding"]
+        self.lost = lost
+        self.tables = tuple(table for table, _, _ in plans)
+        self._sources = {oid: one for _, sources, _ in plans for oid, one in sources.items()}
+        self._work = _Work([part for _, _, parts in plans for part in parts])
+        self._copied = False
+        self._closed = threading.Event()
+        self._running: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ServerSnapshot of {len(self.tables)} tables in {self.database!r}>"
+
+    def close(self) -> None:
+        """Close the connections. A `copy` that runs in another thread ends with an error."""
+        self._closed.set()
+        for thread in self._running:
+            if thread is not threading.current_thread():
+                thread.join()
+        for reader in self._readers:
+            reader.close()
+
+    def copy(
+        self,
+        take: Take,
+        finished: Callable[[SnapshotTable], object] | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """Copy all tables, with a thread for each connection.
+
+        Parameters
+        ----------
+        take : callable
+            ``take(range, frames)`` is called in one of the threads for each range; `frames` gives
+            :class:`pgoutput_fast.transcode.InsertFrames` of some MiB, all of which it must take.
+        finished : callable, optional
+            ``finished(table)`` is called in one of the threads when all ranges of a table were
+            taken, also if it has no rows.
+        stop : threading.Event, optional
+            Ends it.
+
+        Raises
+        ------
+        RetryableError
+            `stop` was set, or the snapshot was closed.
+        PgOutputError
+            The server refuses, or a connection is lost. If `take` or `finished` raises, that is
+            raised. The first error ends all threads.
+        """
+        if self._copied:
+            raise PgOutputError("a snapshot can be copied once")
+        self._copied = True
+        errors: list[BaseException] = []
+
+        def check() -> None:
+            if errors:
+                raise _Stopped
+            if self._closed.is_set():
+                raise RetryableError("the snapshot was closed before it was copied")
+            if stop is not None and stop.is_set():
+                raise RetryableError("`stop` was set before the snapshot was copied")
+
+        def run(reader: Reader) -> None:
+            try:
+                self._copy(reader, take, finished, check)
+            except BaseException as error:  # noqa: BLE001 - `copy` raises it
+                if not isinstance(error, _Stopped):
+                    errors.append(error)
+                self._work.stop()
+                reader.give_up()
+
+        for table in self.tables:
+            if table.ranges == 0 and finished is not None:
+                finished(table)
+        self._running = [
+            threading.Thread(
+                target=run, args=[reader], name=f"pgoutput_fast-snapshot-{i}", daemon=True
+            )
+            for i, reader in enumerate(self._readers)
+        ]
+        try:
+            for thread in self._running:
+                thread.start()
+            for thread in self._running:
+                thread.join()
+        except BaseException:
+            self._closed.set()
+            raise
+        if errors:
+            raise errors[0]
+
+    def _copy(
+        self,
+        reader: Reader,
+        take: Take,
+        finished: Callable[[SnapshotTable], object] | None,
+        check: Callable[[], None],
+    ) -> None:
+        """Copy ranges as long as there are some that the connection can have."""
+        while (part := self._work.next(reader)) is not None:
+            check()
+            source = self._sources[part.relation_id]
+            if part.relation_id not in reader.locked and not self._can_share(reader, part, source):
+                continue
+            frames = reader.frames(source, part, check)
+            take(part, frames)
+            if next(frames, None) is not None or reader.is_busy:
+                raise PgOutputError(
+                    f"the function that was given to copy() has not taken all rows of "
+                    f"{qualified(part.table)}, range {part.number}"
+                )
+            if self._work.done(part) and finished is not None:
+                finished(part.table)
+
+    def _can_share(self, reader: Reader, part: SnapshotRange, source: CopySource) -> bool:
+        """Lock a table for a connection that has not, or leave it to the first one, which has."""
+        try:
+            reader.lock(part.relation_id, source.name, _SHARED_LOCK_TIMEOUT)
+        except psycopg.errors.LockNotAvailable:
+            reader.refused.add(part.relation_id)
+            self._work.give_back(part)
+            return False
+        except psycopg.Error as error:
+            doing = f"can't copy table {qualified(part.table)}"
+            raise server_error(doing, str(error), error.sqlstate, ADVICE) from error
+        self._work.keep()
+        return True
+
+
+class _Work:
+    """Shares ranges out among connections.
+
+    A connection that can't lock a table gives its range back, and the first one, which has locked
+    all tables, waits for that.
+    """
+
+    def __init__(self, ranges: Iterable[SnapshotRange]) -> None:
+        self._waiting: dict[int, deque[SnapshotRange]] = {}
+        self._left: dict[int, int] = {}
+        for part in ranges:
+            self._waiting.setdefault(part.relation_id, deque()).append(part)
+            self._left[part.table.relation_id] = self._left.get(part.table.relation_id, 0) + 1
+        self._changed = threading.Condition()
+        self._tried = 0
+        self._stopped = False
+
+    def next(self, reader: Reader) -> SnapshotRange | None:
+        """A range for a connection; None if there will be none."""
+        with self._changed:
+            while not self._stopped:
+                for relation_id, ranges in self._waiting.items():
+                    if relation_id not in reader.refused:
+                        part = ranges.popleft()
+                        if not ranges:
+                            del self._waiting[relation_id]
+                        self._tried += relation_id not in reader.locked
+                        return part
+                if self._waiting or not self._tried:
+                    return None
+                self._changed.wait()
+            return None
+
+    def keep(self) -> None:
+        """A connection has locked the table of its range."""
+        with self._changed:
+            self._tried -= 1
+            self._changed.notify_all()
+
+    def give_back(self, part: SnapshotRange) -> None:
+        """A connection could not lock the table of its range."""
+        with self._changed:
+            self._waiting.setdefault(part.relation_id, deque()).appendleft(part)
+            self._tried -= 1
+            self._changed.notify_all()
+
+    def done(self, part: SnapshotRange) -> bool:
+        """Whether a range that was taken was the last one of its table."""
+        with self._changed:
+            self._left[part.table.relation_id] -= 1
+            return self._left[part.table.relation_id] == 0
+
+    def stop(self) -> None:
+        """Give out no more."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+
+def open_snapshot(
+    parameters: ConnectionParameters | str | None,
+    publications: Sequence[str],
+    *,
+    relation_ids: Collection[int] | None = None,
+    binary: bool = False,
+    connections: int = 2,
+    exported: CreatedSlot | None = None,
+    range_bytes: int = 64 << 20,
+    lock_timeout: float = 30.0,
+    slot_timeout: float | None = None,
+    stop: threading.Event | None = None,
+) -> ServerSnapshot:
+    """Open a snapshot of the tables that publications publish.
+
+    When it returns, all connections have imported the snapshot and all tables are locked, so that
+    the connection that has exported it can be used for something else.
+
+    Parameters
+    ----------
+    parameters : ConnectionParameters or str or None
+        To the same server on which the slot was made.
+    publications : list or tuple of str
+    relation_ids : collection of int, optional
+        Only these tables, by the OIDs under which their changes come.
+    binary : bool
+        Whether the stream that goes on from here has the option `binary`.
+    connections : int
+    exported : CreatedSlot, optional
+        A slot that was just made with ``snapshot=True`` on a connection that is held. By default a
+        temporary slot is made, and dropped when the snapshot is imported.
+    range_bytes : int
+        How much of a table is copied at once. Tables of servers before PostgreSQL 14 are copied
+        whole.
+    lock_timeout : float
+        Seconds to wait for the lock of each table, ACCESS SHARE; a table that other sessions do not
+        let go is lost.
+    slot_timeout : float, optional
+        Seconds to wait until the server has made the temporary slot, which it does when all
+        transactions that run have ended; by default any time.
+    stop : threading.Event, optional
+        Gives up.
+
+    Raises
+    ------
+    RetryableError
+        `stop` was set, a time was over, or the server can't be reached at the moment.
+    PgOutputError
+        An argument is wrong, the server refuses, or the role may not read a table.
+    TypeError
+        An argument is of a wrong type.
+    """
+    check_publication_names(publications)
+    check_seconds(lock_timeout=lock_timeout, slot_timeout=slot_timeout)
+    for option, number in (("connections", connections), ("range_bytes", range_bytes)):
+        if type(number) is not int or number < 1:
+            raise PgOutputError(f"{option}={number!r}: expected a number from 1 on")
+    if type(binary) is not bool:
+        raise TypeError(f"binary must be a bool, not {type(binary).__name__}")
+    if not isinstance(parameters, ConnectionParameters):
+        parameters = ConnectionParameters(parameters)
+
+    def check_stop() -> None:
+        if stop is not None and stop.is_set():
+            raise RetryableError("`stop` was set before the snapshot was opened")
+
+    with contextlib.ExitStack() as exporting, contextlib.ExitStack() as held:
+        if exported is None:
+            slot = unless_stopped(
+                lambda: ReplicationConnection(parameters), ReplicationConnection.close, stop
+            )
+            exporting.enter_context(slot)
+            slot.check_publications(publications)
+            exported = slot.make_slot(
+                f"pgoutput_fast_snapshot_{secrets.token_hex(8)}",
+                temporary=True, snapshot=True, stop=stop, timeout=slot_timeout,
+            )  # fmt: skip
+            used = slot.pgconn
+            parameters = parameters.of_server(used.host, used.hostaddr, used.port)
+        name = exported.snapshot
+        if name is None:
+            raise PgOutputError(f"slot {exported.name!r} was made without snapshot=True")
+        readers = []
+        for _ in range(connections):
+            reader = unless_stopped(lambda: Reader(parameters, name), Reader.close, stop)
+            held.callback(reader.close)
+            readers.append(reader)
+        exporting.close()
+        with asking("can't read the catalogue", readers[0].connection):
+            published = read_published(readers[0].connection, publications, binary=binary)
+            about: Any = readers[0].run(sql.SQL(_ABOUT))[0]
+        lost = {}
+        if relation_ids is not None:
+            wanted = set(relation_ids)
+            missing = wanted.difference(one.relation_id for one in published)
+            lost = dict.fromkeys(missing, "no publication publishes it")
+            published = [one for one in published if one.relation_id in wanted]
+        with parameters.open(replication=False) as beside:
+            locking = Locking(readers[0], beside, lock_timeout, check_stop)
+            plans = list(locking.plans(published, lost, max(range_bytes // about[3], 1)))
+        snapshot = ServerSnapshot(readers, exported.lsn, about, lost, plans)
+        held.pop_all()
+        return snapshot
