@@ -155,9 +155,7 @@ class Tables:
             ) from error
         return found
 
-    def wait(
-        self, relation_id: int, lsn: int, fields: dict[str, object], *, first: bool
-    ) -> Copy:
+    def wait(self, relation_id: int, lsn: int, fields: dict[str, object], *, first: bool) -> Copy:
         """Order a copy: durable when this returns.
 
         It must be called before anything behind `lsn` becomes durable.

@@ -6,12 +6,18 @@ that are elsewhere: a table that waits for a snapshot is held back where it bega
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
+    from ..segments import Segment
     from .copies import Copy, TableState
+
+_Window = tuple[int, int]
+_EMPTY: _Window = (0, 0)
 
 
 class Position(NamedTuple):
@@ -56,13 +62,12 @@ class Stretch(NamedTuple):
     begins: int | None = 0
     snapshots: tuple[Copy, ...] = ()
 
-    def has(self, commit_lsn: int) -> bool:
-        """Whether a change is in it."""
-        return (
-            self.begins is not None
-            and self.start <= commit_lsn < self.end
-            and commit_lsn >= self.begins
-        )
+    @property
+    def window(self) -> _Window:
+        """The changes that count: from the first commit LSN to before the second one."""
+        if self.begins is None:
+            return _EMPTY
+        return max(self.start, self.begins), self.end
 
 
 class Reading(NamedTuple):
@@ -155,9 +160,88 @@ def lacking(position: Position, states: Mapping[int, TableState], begin: int) ->
         start = position.of(relation_id)
         state = states.get(relation_id)
         waits = [copy.lsn for copy in state.snapshots if copy.lsn - 1 >= start] if state else []
-        # What comes before its next snapshot is voided by it.
-        if state is not None and state.held_from is not None:
+        # What comes before its next snapshot is voided by it; without one, nothing counts.
+        if state is not None and (state.held_from is not None or state.begins is None):
             continue
         if begin > (waits[0] if waits else start):
             found.append(relation_id)
     return sorted(found)
+
+
+class Step(NamedTuple):
+    """Files that are read next: a segment's parts, or those of a copy of one table.
+
+    Attributes
+    ----------
+    paths : tuple of pathlib.Path
+        In their order, as one stream.
+    copy : Copy or None
+        The copy whose rows they are. All of them count.
+    windows : mapping of int to (int, int)
+        For relation ids: which changes count, from the first commit LSN to before the second one.
+    others : (int, int)
+        The same for all other tables.
+    again : bool
+        Whether an earlier step had the same segment: what belongs to no table was read then.
+    """
+
+    paths: tuple[Path, ...]
+    copy: Copy | None
+    windows: Mapping[int, _Window]
+    others: _Window
+    again: bool = False
+
+    def window(self, relation_id: int) -> _Window:
+        """Which changes of a table count, as of `windows`."""
+        return self.windows.get(relation_id, self.others)
+
+
+def steps(
+    reading: Reading,
+    segments: Sequence[Segment],
+    files: Mapping[tuple[int, int], Sequence[Path]],
+) -> Iterator[Step]:
+    """How to read all of a reading, so that each table's changes come in their order.
+
+    A segment in which a table was copied again comes twice: its other tables, and the changes
+    before the copy; then the copy; then the changes behind it.
+
+    Parameters
+    ----------
+    reading : Reading
+    segments : sequence of Segment
+        The segments that `Consumer.next` gives.
+    files : mapping of (int, int) to sequence of pathlib.Path
+        What `snapshot_files` gives.
+    """
+    waiting = sorted(
+        (copy for stretch in reading.tables.values() for copy in stretch.snapshots),
+        key=lambda copy: copy.lsn,
+    )
+    whole = {relation_id: stretch.window for relation_id, stretch in reading.tables.items()}
+
+    def copies(before: int) -> Iterator[Step]:
+        while waiting and waiting[0].lsn <= before:
+            copy = waiting.pop(0)
+            yield Step(tuple(files[copy.relation_id, copy.generation]), copy, {}, _EMPTY)
+
+    for (start, end), grouped in itertools.groupby(
+        segments, lambda one: (one.start_lsn, one.end_lsn)
+    ):
+        paths = tuple(one.path for one in grouped)
+        yield from copies(start)
+        inside = [copy for copy in waiting if copy.lsn < end]
+        ends: dict[int, int] = {}
+        for copy in inside:
+            ends.setdefault(copy.relation_id, copy.lsn)
+        windows = {
+            oid: (first, min(last, ends.get(oid, last))) for oid, (first, last) in whole.items()
+        }
+        yield Step(paths, None, windows, reading.rest.window)
+        for index, copy in enumerate(inside):
+            yield from copies(copy.lsn)
+            later = [one.lsn for one in inside[index + 1 :] if one.relation_id == copy.relation_id]
+            first, last = whole[copy.relation_id]
+            window = max(first, copy.lsn), min(last, *later[:1], end)
+            yield Step(paths, None, {copy.relation_id: window}, _EMPTY, again=True)
+    yield from copies(reading.after.lsn + 1)

@@ -9,13 +9,12 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..directory.consumers import consumers, remove_consumer
-from ..directory.copies import TableState, Tables
+from ..directory.copies import Tables, TableState
 from ..directory.merging import delete_covered, merge
 from ..directory.requests import forget_request, requested
 from ..directory.retention import Keep, retain
 from ..errors import PgOutputError, printable
 from ..protocol.messages import decode_rare
-from ..protocol.wire import relation_id_of
 from .copier import Copier
 from .membership import Watch
 
@@ -148,11 +147,10 @@ class Upkeep:
 
     def _see(self, frame: bytes) -> None:
         """A Relation came, and is not durable yet."""
-        relation_id: int = relation_id_of(frame, False)
-        state = self._states.get(relation_id)
+        relation: Any = decode_rare(frame, in_stream=False, encoding="latin-1")
+        state = self._states.get(relation.relation_id)
         if state is None or state.copies[-1].state == "gone":
-            relation: Any = decode_rare(frame, in_stream=False, encoding="latin-1")
-            self._order(relation_id, [relation.namespace, relation.name])
+            self._order(relation.relation_id, [relation.namespace, relation.name])
 
     def _order(self, relation_id: int, table: list[str] | None) -> None:
         """Have a table wait for a copy from where everything is durable."""

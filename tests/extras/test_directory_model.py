@@ -28,7 +28,7 @@ from pgoutput_fast.directory import merging
 from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consumer
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.merging import delete_covered, merge
-from pgoutput_fast.directory.reading import Stretch
+from pgoutput_fast.directory.reading import Stretch, steps
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.directory.snapshots import CopyFiles, delete_unfinished, snapshot_files
 from pgoutput_fast.errors import PgOutputError
@@ -233,12 +233,15 @@ class Capture:
             len(world.events),
         )
         self.copying: dict[int, Iterator[None]] = {}
-        # The point of the snapshot that was exported when the slot was made, until it is lost.
-        self.exported: int | None = None
+        # The point of the snapshot that was exported when the slot was made, until it is lost, and
+        # the tables that are copied as of it.
+        self.exported = 0
+        self.initial: set[int] = set()
 
     def begin_with_snapshot(self, oids: set[int]) -> None:
         """Have tables copied that were published when the slot was made."""
         self.exported = self.writer.position
+        self.initial = set(oids)
         for oid in sorted(oids):
             self.tables.wait(oid, self.exported - 1, {}, first=True)
             self.known.add(oid)
@@ -267,6 +270,7 @@ class Capture:
         state = self.tables.read().get(oid)
         if state is None:
             return
+        self.initial.discard(oid)
         if self.copying.pop(oid, None) is not None:
             delete_unfinished(self.directory, self.tables.read(), oid)
         if state.held_from is None:
@@ -287,12 +291,13 @@ class Capture:
     def copy(self, oid: int) -> Iterator[None]:
         """Copy a table that waits."""
         order = self.tables.read()[oid].copies[-1]
-        is_initial = self.exported is not None and order.lsn == self.exported - 1
+        is_initial = oid in self.initial
+        self.initial.discard(oid)
         if oid not in self.world.published and not is_initial:
             self.tables.give_up(order, {})
             self.known.discard(oid)
             return
-        point = self.exported if is_initial and self.exported else self.world.advance()
+        point = self.exported if is_initial else self.world.advance()
         rows = sorted(self.world.rows(oid, point).items())
         yield
         half = len(rows) // 2
@@ -379,21 +384,17 @@ class Reader:
             reading, segments = consumer.next()
         during(2)
         found: dict[int, list[tuple[int, int, str, int, str]]] = {}
-        for segment in segments:
-            for commit_lsn, seq, oid, *change in changes_in(segment.path):
-                if reading.of(oid).has(commit_lsn):
-                    found.setdefault(oid, []).append((commit_lsn, seq, *change))
-        files = snapshot_files(self.directory)
+        for step in steps(reading, segments, snapshot_files(self.directory)):
+            for path in step.paths:
+                for commit_lsn, seq, oid, *change in changes_in(path):
+                    start, end = step.window(oid)
+                    if step.copy is not None or start <= commit_lsn < end:
+                        found.setdefault(oid, []).append((commit_lsn, seq, *change))
         for number, oid in enumerate(OIDS):
             if number == stop_after:
                 return
-            stretch = reading.of(oid)
-            for copy in stretch.snapshots:
-                for path in files[oid, copy.generation]:
-                    found.setdefault(oid, []).extend(
-                        (at, seq, op, key, value) for at, seq, _, op, key, value in changes_in(path)
-                    )
-            self.take(oid, stretch, sorted(found.get(oid, [])))
+            assert found.get(oid, []) == sorted(found.get(oid, []))
+            self.take(oid, reading.of(oid), found.get(oid, []))
         consumer.advance(reading.after)
 
     def take(
