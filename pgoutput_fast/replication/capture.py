@@ -130,7 +130,8 @@ def capture(
         Capture exactly what was committed before this LSN, then end. `pg_current_wal_lsn()` gives
         the LSN for all that is committed, and on the server's disk, by now. A transaction is before
         it if its commit record begins before it, a non-transactional message if its record ends
-        there or before. What comes after stays in the slot.
+        there or before. What comes after stays in the slot. Tables that wait are copied before the
+        capture ends, and where a copy is of a later point, it goes on up to there.
     protocol, streaming, two_phase, unknown_prepared, origin
         As of :func:`connect`. Prepared transactions land when they are committed; until then they
         are kept in the subdirectory ``prepared``.
@@ -279,22 +280,28 @@ def capture(
         try:
             unknown = unknown_prepared or ("empty" if writer.made_slot else "error")
             landing = _Landing(link, writer, upkeep, max_memory, max_delay, unknown, progress)
-            done = landing.run(until_lsn, stop)
+            while True:
+                done = landing.run(until_lsn, stop)
+                upkeep.wait(stop)
+                if until_lsn is None or upkeep.copied_lsn <= until_lsn:
+                    return done
+                until_lsn = upkeep.copied_lsn  # so that the copies can be read
         finally:
             link.close()
-        upkeep.wait(stop)
-        return done
 
 
 def _begin_upkeep(
-    begun: Begun, members: Members, source: CopyTarget, options: UpkeepOptions
+    begun: Begun, members: Members, target: CopyTarget, options: UpkeepOptions
 ) -> Upkeep:
     """Begin what is done beside the stream; a slot that was made with a snapshot gives it."""
     if begun.made is None or begun.connection is None:
-        return Upkeep(begun.writer, source, options)
-    with begun.connection:
-        opened = source.open(None, None, begun.made)
-    return Upkeep(begun.writer, source, options, opened, members)
+        return Upkeep(begun.writer, target, options, members)
+    with contextlib.ExitStack() as held:
+        with begun.connection:
+            opened = held.enter_context(target.open(None, None, begun.made))
+        upkeep = Upkeep(begun.writer, target, options, members, opened)
+        held.pop_all()
+        return upkeep
 
 
 def _check_arguments(
@@ -392,6 +399,8 @@ class _Landing:
             self._flush()  # what came whole need not come again
             raise
         self._flush()
+        if until_lsn is not None and self._delivery.idle_lsn >= until_lsn:
+            self._acknowledge(self._writer.advance(until_lsn))
         if self._frames > told:
             self._report()
         return self._progress()
@@ -410,6 +419,7 @@ class _Landing:
         for run in found.runs():
             self._frames += len(run)
             self._bytes += run.size
+            self._upkeep.see(run)
             self._acknowledge(self._writer.write_run(run))
 
     def _delay(self, found: Transaction | TransactionGroup | None) -> float:
@@ -441,7 +451,11 @@ class _Landing:
         interval = _ASKED_INTERVAL if self._delivery.is_asked else _ADVANCE_INTERVAL
         if self._link.receiver.acknowledged < position <= lsn:
             self._acknowledge(position)
-        elif now - self._last_advance > interval or lsn - position > _ADVANCE_BYTES:
+        elif (
+            now - self._last_advance > interval
+            or lsn - position > _ADVANCE_BYTES
+            or position < self._upkeep.copied_lsn
+        ):
             self._follow_timeline()
             self._acknowledge(self._writer.advance(lsn))
             self._last_advance = now

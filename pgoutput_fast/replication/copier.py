@@ -134,6 +134,9 @@ class Copier:
         None while nothing is being copied.
     error : PgOutputError or None
         Why copies can't be made, until they can.
+    lsn : int
+        The latest point of those that are whole; a consumer reads a copy once the directory has
+        what was committed before its point.
     """
 
     def __init__(
@@ -150,6 +153,7 @@ class Copier:
         # How often it was woken, and how often when it found that no table waited.
         self._woken, self._idle_since = 0, -1
         self.error: PgOutputError | None = None
+        self.lsn = 0
         self.progress: CopyProgress | None = None
         self._thread = threading.Thread(target=self._run, name="pgoutput_fast-copy", daemon=True)
         self._thread.start()
@@ -234,6 +238,7 @@ class Copier:
             opened = self._target.open(list(orders), self._stop)
         with opened:
             _Round(self._target, opened, orders, members, self._note).run(self._stop)
+        self.lsn = max(self.lsn, opened.lsn)
 
     def _note(self, progress: CopyProgress) -> None:
         self.progress = progress

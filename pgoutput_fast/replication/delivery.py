@@ -199,19 +199,23 @@ class Delivery:
         """Whether all that was committed before an LSN has come."""
         return stop_at is not None and max(self._came, self.server_lsn) >= stop_at
 
+    @property
+    def idle_lsn(self) -> int:
+        """The server has nothing more to send before it, and nothing is on its way; 0 otherwise."""
+        busy = self._waiting or self._assembler.in_flight
+        return 0 if busy else self.server_lsn
+
     def _acknowledge_idle(self) -> None:
         """Acknowledge log of which the server had nothing to send, if all else is acknowledged."""
         receiver = self._link.receiver
-        if (
-            self.server_lsn > receiver.acknowledged
-            and self.delivered <= max(receiver.acknowledged, self._begin)
-            and not self._waiting
-            and not self._assembler.in_flight
+        lsn = self.idle_lsn
+        if lsn > receiver.acknowledged and self.delivered <= max(
+            receiver.acknowledged, self._begin
         ):
             if self._on_idle is None:
-                receiver.acknowledged = self.server_lsn
+                receiver.acknowledged = lsn
             else:
-                self._on_idle(self.server_lsn)
+                self._on_idle(lsn)
 
     def _take(self, timeout: float, until: Until) -> bool:
         """Take what has come, or try to connect again if need be; False if nothing came."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..segments import SegmentWriter
+    from ..transactions.runs import Run
     from .copier import CopyProgress, CopyTarget
     from .membership import Member, Members
     from .snapshot import ServerSnapshot
@@ -74,26 +75,27 @@ class Upkeep:
     Parameters
     ----------
     writer : SegmentWriter
-    source : CopyTarget
+    target : CopyTarget
     options : UpkeepOptions
+    members : dict of int to Member
+        What was published before the slot was made, or the capture began.
     opened : ServerSnapshot, optional
         The snapshot of the slot that was made for the directory.
-    members : dict of int to Member, optional
-        What was published before it was taken.
     """
 
     def __init__(
         self,
         writer: SegmentWriter,
-        source: CopyTarget,
+        target: CopyTarget,
         options: UpkeepOptions,
+        members: Members,
         opened: ServerSnapshot | None = None,
-        members: Members | None = None,
     ) -> None:
         self._writer = writer
         self._directory = writer.directory
-        self._source = source
+        self._target = target
         self._options = options
+        self._check_space()
         self._tables = Tables(writer.directory)
         self._states = self._tables.read()
         self._is_first = opened is not None
@@ -105,17 +107,17 @@ class Upkeep:
                 self._tables.wait(relation_id, opened.lsn - 1, fields, first=True)
             self._states = self._tables.read()
         waits = any(state.held_from is not None for state in self._states.values())
-        self._copier = Copier(source, opened, members) if opened or waits else None
-        self._watch = Watch(source.members, _WATCH_INTERVAL) if options.copies else None
+        self._copier = Copier(target, opened, members) if opened or waits else None
+        if options.copies:
+            self._take_members(members)
+        self._watch = Watch(target.members, _WATCH_INTERVAL) if options.copies else None
         self._merger = (
-            _Merger(self._directory, options.merge_bytes, source.options)
+            _Merger(self._directory, options.merge_bytes, target.options)
             if options.merge_bytes
             else None
         )
         self._next_tick = self._next_tidy = 0.0
         self._silent: dict[str, float] = {}
-        if options.copies:
-            writer.on_relation = self._see
 
     # --- tables
 
@@ -123,6 +125,11 @@ class Upkeep:
     def progress(self) -> CopyProgress | None:
         """How far the copies are that are being made; None if none is."""
         return None if self._copier is None else self._copier.progress
+
+    @property
+    def copied_lsn(self) -> int:
+        """Consumers read all copies once the directory has what was committed before this LSN."""
+        return 0 if self._copier is None else self._copier.lsn
 
     @property
     def waiting(self) -> int:
@@ -145,16 +152,47 @@ class Upkeep:
             elif stop.wait(0.05):
                 return
 
-    def _see(self, frame: bytes) -> None:
-        """A Relation came, and is not durable yet."""
-        relation: Any = decode_rare(frame, in_stream=False, encoding="latin-1")
-        state = self._states.get(relation.relation_id)
-        if state is None or state.copies[-1].state == "gone":
-            self._order(relation.relation_id, [relation.namespace, relation.name])
+    def see(self, run: Run) -> None:
+        """Order the copies that are needed for what comes, before any of it is written.
+
+        A table is announced when it is first sent, and again after its place in the publications
+        has changed.
+        """
+        if not self._options.copies:
+            return
+        import numpy as np
+
+        tags = np.frombuffer(run.data, np.uint8)[run.offsets[:-1]]
+        known = set()
+        for index in np.flatnonzero(tags == ord("R")).tolist():
+            relation: Any = decode_rare(run.frame(index), in_stream=False, encoding="latin-1")
+            state = self._states.get(relation.relation_id)
+            if state is None or state.copies[-1].state == "gone":
+                self._order(relation.relation_id, [relation.namespace, relation.name])
+            else:
+                known.add(relation.relation_id)
+        if known:
+            self._look_again(known)
+
+    def _look_again(self, relation_ids: set[int]) -> None:
+        """Order copies of those tables that have left and returned."""
+        self._states = self._tables.read()  # the copier changes them
+        try:
+            members = self._target.members()
+        except PgOutputError as error:
+            _log.warning("tables are copied again, as it can't be seen how they changed: %s", error)
+            members = {}
+        for relation_id in relation_ids:
+            state = self._states[relation_id]
+            member = members.get(relation_id)
+            if member is None or self._has_returned(state, member):
+                self._order(relation_id, None)
 
     def _order(self, relation_id: int, table: list[str] | None) -> None:
-        """Have a table wait for a copy from where everything is durable."""
+        """Have a table wait for a copy from where everything is durable, unless it waits."""
         state = self._states.get(relation_id)
+        if state is not None and state.held_from is not None:
+            return
         if table is None and state is not None:
             found: Any = self._tables.fields(state.copies[-1]).get("table")
             table = found
@@ -164,7 +202,7 @@ class Upkeep:
         self._states[relation_id] = TableState((*(state.copies if state else ()), copy))
         _log.info("table %s is to be copied", ".".join(table or [str(relation_id)]))
         if self._copier is None:
-            self._copier = Copier(self._source)
+            self._copier = Copier(self._target)
         self._copier.wake()
 
     def _take_members(self, members: Members) -> None:

@@ -193,8 +193,6 @@ class SegmentWriter:
         there.
     ipc_options : pyarrow.ipc.IpcWriteOptions
         How files are written.
-    on_relation : callable or None
-        Called with each Relation frame before it, or anything behind it, is durable.
 
     Raises
     ------
@@ -234,7 +232,6 @@ class SegmentWriter:
         self._file: SegmentFile | None = None
         self._temporary: list[Path] = []  # the names of this segment's parts, with the open one
         self._stored_end = 0
-        self.on_relation: Callable[[bytes], None] | None = None
         try:
             self._resume(confirmed_flush_lsn)
         except BaseException as error:
@@ -524,8 +521,6 @@ class SegmentWriter:
             except DecodeError as error:
                 lsn = int(piece.run.lsns[index])
                 raise _malformed(lsn, error) from error
-            if tag == ord("R") and self.on_relation is not None:
-                self.on_relation(frame)
             if self._file is None:
                 return None  # it is written when a file is opened
         self._fit(piece.run, index, index + 1)

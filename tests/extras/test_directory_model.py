@@ -127,6 +127,7 @@ class World:
         self.events: list[Event] = []
         self.published: set[int] = set()
         self.gaps: dict[int, list[int]] = {}  # LSNs from which on a table was not published
+        self.joined: dict[int, int] = dict.fromkeys(OIDS, 0)  # how often a table was published
         self.prepared: list[tuple[int, str, list[Change]]] = []
 
     def advance(self) -> int:
@@ -260,10 +261,16 @@ class Capture:
                 self.acknowledge(self.writer.write_run(run))
 
     def join(self, oid: int) -> None:
-        """Have a table wait that is not known."""
+        """Have a table wait that is not known, or that has left and returned."""
         if oid not in self.known:
             self.tables.wait(oid, self.writer.position, {}, first=True)
             self.known.add(oid)
+            return
+        last = self.tables.read()[oid].copies[-1]
+        if last.state == "snapshot":
+            joined = self.tables.fields(last)["joined"]
+            if joined != self.world.joined[oid]:
+                self.again(oid)
 
     def again(self, oid: int) -> None:
         """Have a table copied again; a copy that is being made is given up, as it is too old."""
@@ -301,6 +308,7 @@ class Capture:
         rows = sorted(self.world.rows(oid, point).items())
         yield
         half = len(rows) // 2
+        joined = self.world.joined[oid] if not is_initial else 0
         announced = [table(oid).relation()]
         files = CopyFiles(self.directory, order, METADATA, point, 5, announced)
         files.begin()
@@ -310,8 +318,12 @@ class Capture:
             ends = [0, *itertools.accumulate(map(len, frames))]
             files.write(number, [(b"".join(frames), ends)])
         yield
+        if oid not in self.world.published or joined != self.world.joined[oid]:
+            # What changed while it was not published is neither in the copy nor in the stream.
+            delete_unfinished(self.directory, self.tables.read(), oid)
+            return
         files.finish()
-        self.tables.finish(order, point, {})
+        self.tables.finish(order, point, {"joined": joined})
 
     def close(self) -> None:
         with contextlib.suppress(KilledError):
@@ -406,6 +418,8 @@ class Reader:
             if commit_lsn + 1 in points:
                 if commit_lsn + 1 <= target.snapshot:
                     continue
+            elif commit_lsn < max(points, default=0):
+                continue  # a Truncate comes behind it
             elif commit_lsn < target.position:
                 continue
             else:
@@ -507,19 +521,14 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule(oid=st.sampled_from(OIDS))
     def publication(self, oid: int) -> None:
-        """A table joins or leaves; the capture hears of it at once, as by an event trigger."""
+        """A table joins or leaves; the capture hears of it when it sends something again."""
         if any(one.oid == oid for _, _, done in self.world.prepared for one in done):
             return
         if oid in self.world.published:
             self.world.published.remove(oid)
             self.world.gaps.setdefault(oid, []).append(self.world.lsn)
             return
-        if oid in self.world.gaps:
-            capture = self.start()
-            while capture.next < len(self.world.events):
-                capture.receive()
-            capture.flush()
-            capture.again(oid)
+        self.world.joined[oid] += oid in self.world.gaps
         self.world.published.add(oid)
 
     # --- the capture

@@ -1,0 +1,274 @@
+"""A capture that copies tables: what was there, what joins later, what is copied again."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folded import Folded
+
+import pgoutput_fast as pf
+from pgoutput_fast.directory.consumers import Consumer, consumers
+from pgoutput_fast.directory.copies import Tables
+from pgoutput_fast.directory.requests import request_copy, requested
+from pgoutput_fast.replication import capture, upkeep
+
+pytestmark = pytest.mark.integration
+
+WaitUntil = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_TICK", "_MERGE_INTERVAL", "_TIDY_INTERVAL", "_WATCH_INTERVAL"):
+        monkeypatch.setattr(upkeep, name, 0.05)
+
+
+@pytest.fixture
+def shop(make_database: Any, server: Any) -> Any:
+    database = make_database(server)
+    database.execute(
+        "CREATE TABLE big (id int PRIMARY KEY, v text)",
+        "CREATE TABLE small (id int PRIMARY KEY, v text)",
+        "CREATE TABLE late (id int PRIMARY KEY, v text)",
+        "CREATE TABLE empty (id int PRIMARY KEY, v text)",
+        "INSERT INTO big SELECT g, 'big ' || g FROM generate_series(1, 30000) g",
+        "INSERT INTO small SELECT g, 'small ' || g FROM generate_series(1, 100) g",
+        "INSERT INTO late SELECT g, 'late ' || g FROM generate_series(1, 100) g",
+        "CREATE PUBLICATION p FOR TABLE big, small, empty",
+    )
+    return database
+
+
+class Running:
+    """A capture in a thread."""
+
+    def __init__(self, database: Any, directory: Path, **options: Any) -> None:
+        self.stop = threading.Event()
+        self.error: BaseException | None = None
+        options = {"snapshot": "initial", "create_slot": True, "max_delay": 0.05, **options}
+
+        def run() -> None:
+            try:
+                capture(
+                    database.dsn, slot=f"slot_{database.name}", publications=["p"],
+                    directory=directory, stop=self.stop, **options,
+                )  # fmt: skip
+            except BaseException as error:  # noqa: BLE001 - `end` raises it
+                self.error = error
+
+        self.thread = threading.Thread(target=run)
+        self.thread.start()
+
+    def end(self) -> None:
+        self.stop.set()
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+
+@contextlib.contextmanager
+def running(database: Any, directory: Path, **options: Any) -> Iterator[Running]:
+    run = Running(database, directory, **options)
+    try:
+        yield run
+    finally:
+        run.end()
+
+
+@contextlib.contextmanager
+def load(database: Any, *tables: str) -> Iterator[None]:
+    """Changes all the while: updates, deletes, inserts, a key that changes."""
+    stop = threading.Event()
+
+    def run() -> None:
+        number = 0
+        with database.connect() as connection:
+            while not stop.is_set():
+                number += 1
+                for table in tables:
+                    key = number * 7 % 90 + 1
+                    connection.execute(f"UPDATE {table} SET v = 'u{number}' WHERE id = {key}")
+                    connection.execute(f"DELETE FROM {table} WHERE id = {100 + number - 1}")
+                    connection.execute(f"INSERT INTO {table} VALUES ({number + 100000}, 'new')")
+                    connection.execute(
+                        f"UPDATE {table} SET id = -{number} WHERE id = {number + 100000 - 3}"
+                    )
+                time.sleep(0.002)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def finish(database: Any, directory: Path, **options: Any) -> None:
+    """Capture what is there by now, with all copies."""
+    ((lsn,),) = database.execute("SELECT pg_current_wal_lsn()")
+    capture(
+        database.dsn, slot=f"slot_{database.name}", publications=["p"], directory=directory,
+        until_lsn=pf.parse_lsn(lsn), **{"snapshot": "initial", "create_slot": True, **options},
+    )  # fmt: skip
+
+
+def oid(database: Any, table: str) -> int:
+    ((found,),) = database.execute(f"SELECT '{table}'::regclass::oid::bigint")
+    return int(found)
+
+
+def truth(database: Any, table: str) -> dict[str, tuple[str, ...]]:
+    return {row[0]: row for row in database.execute(f"SELECT id::text, v FROM {table}")}
+
+
+def check(database: Any, folded: Folded, *tables: str) -> None:
+    for table in tables:
+        assert folded.rows[oid(database, table)] == truth(database, table), table
+
+
+def copied(directory: Path, relation_id: int) -> int:
+    """How many whole copies a directory has of a table, unless it waits for another one."""
+    state = Tables(directory).read().get(relation_id)
+    return 0 if state is None or state.held_from is not None else len(state.snapshots)
+
+
+def test_tables_that_were_there_and_tables_that_join(
+    shop: Any, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    with load(shop, "big", "small", "late"):
+        time.sleep(0.1)
+        with running(shop, tmp_path):
+            wait_until(lambda: copied(tmp_path, oid(shop, "big")))
+            early = Folded(tmp_path, "early").take()
+            assert early.reads[oid(shop, "big")] >= 29000
+            shop.execute("ALTER PUBLICATION p ADD TABLE late")
+            wait_until(lambda: copied(tmp_path, oid(shop, "late")))
+            early.take()
+            # What changes while a table is out comes by a further copy.
+            shop.execute("ALTER PUBLICATION p DROP TABLE small")
+            time.sleep(0.1)
+            shop.execute("ALTER PUBLICATION p ADD TABLE small")
+            wait_until(lambda: copied(tmp_path, oid(shop, "small")) == 2)
+            early.take()
+    finish(shop, tmp_path)
+    names = ["big", "small", "late", "empty"]
+    check(shop, early.take(), *names)
+    late = Folded(tmp_path, "late").take()
+    check(shop, late, *names)
+    assert truth(shop, "empty") == {}
+    assert late.reads[oid(shop, "late")] in range(90, 4000)
+
+
+def test_a_table_that_is_copied_again_on_request(
+    shop: Any, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    finish(shop, tmp_path)
+    folded = Folded(tmp_path).take()
+    check(shop, folded, "big", "small", "empty")
+    # Something went wrong at the consumer.
+    folded.rows[oid(shop, "small")]["5"] = ("5", "wrong")
+    request_copy(tmp_path, oid(shop, "small"))
+    with load(shop, "small"), running(shop, tmp_path, snapshot="never", create_slot=False):
+        wait_until(lambda: copied(tmp_path, oid(shop, "small")) == 2)
+        assert requested(tmp_path) == []
+    finish(shop, tmp_path)
+    check(shop, folded.take(), "big", "small", "empty")
+
+
+def test_only_the_tables_and_later_the_rest(shop: Any, tmp_path: Path) -> None:
+    found = capture(
+        shop.dsn, slot=f"slot_{shop.name}", publications=["p"], directory=tmp_path,
+        create_slot=True, snapshot="only",
+    )  # fmt: skip
+    assert found.transactions == 0
+    before = truth(shop, "big")
+    shop.execute("DELETE FROM big WHERE id > 10", "INSERT INTO small VALUES (1000, NULL)")
+    folded = Folded(tmp_path).take()
+    assert folded.rows[oid(shop, "big")] == before
+    finish(shop, tmp_path)
+    check(shop, folded.take(), "big", "small", "empty")
+
+
+def test_a_capture_that_ends_while_it_copies(
+    shop: Any, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    shop.execute("INSERT INTO big SELECT g, repeat('x', 500) FROM generate_series(30001, 90000) g")
+    with load(shop, "big", "small"):
+        with running(shop, tmp_path, connections=1):
+            wait_until(lambda: list((tmp_path / "snapshots").glob("*.arrow")))
+        states = Tables(tmp_path).read()
+        assert any(state.held_from is not None for state in states.values())
+        folded = Folded(tmp_path).take()
+        time.sleep(0.1)
+    finish(shop, tmp_path)
+    check(shop, folded.take(), "big", "small", "empty")
+    check(shop, Folded(tmp_path, "new").take(), "big", "small", "empty")
+    assert not list((tmp_path / "snapshots").glob("*.tmp"))
+
+
+def test_a_table_that_may_not_be_read(shop: Any, tmp_path: Path) -> None:
+    role = f"role_{shop.name}"
+    shop.execute(
+        f"CREATE ROLE {role} LOGIN REPLICATION",
+        f"GRANT SELECT ON big TO {role}",
+    )
+    try:
+        with pytest.raises(pf.PgOutputError, match=r"small|empty"):
+            finish(shop, tmp_path, user=role)
+    finally:
+        shop.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+    # Nothing is lost of what the slot has; it is its own capture that goes on.
+    finish(shop, tmp_path)
+    check(shop, Folded(tmp_path).take(), "big", "small", "empty")
+
+
+def test_what_no_consumer_needs_is_deleted(
+    shop: Any, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    with running(shop, tmp_path, keep_bytes=0, grace=0.01, segment_bytes=1 << 14) as run:
+        wait_until(lambda: copied(tmp_path, oid(shop, "empty")))
+        folded = Folded(tmp_path)
+        for number in range(20):
+            shop.execute(f"INSERT INTO small VALUES ({1000 + number}, repeat('x', 1000))")
+        wait_until(lambda: len(list(tmp_path.glob("*.arrow"))) >= 2)
+        time.sleep(0.3)
+        assert "1019" in folded.take().rows[oid(shop, "small")]
+        wait_until(lambda: not list(tmp_path.glob("*.arrow")))
+        shop.execute("INSERT INTO small VALUES (2000, 'after')")
+        wait_until(lambda: list(tmp_path.glob("*.arrow")))
+        folded.take()
+        run.end()
+    # It goes on although no segment says where it ended.
+    shop.execute("INSERT INTO small VALUES (3000, 'later')")
+    finish(shop, tmp_path)
+    check(shop, folded.take(), "big", "small", "empty")
+    with pytest.raises(pf.PgOutputError, match="copied again"):
+        Consumer(tmp_path, "too_late")
+
+
+def test_consumers_that_do_not_move(
+    shop: Any, tmp_path: Path, wait_until: WaitUntil, caplog: pytest.LogCaptureFixture
+) -> None:
+    finish(shop, tmp_path)
+    Consumer(tmp_path, "silent")
+    with running(shop, tmp_path, silent_after=0.01):
+        wait_until(lambda: "consumer silent has not moved" in caplog.text)
+    assert [one.name for one in consumers(tmp_path)] == ["silent"]
+    with running(shop, tmp_path, silent_after=0.01, give_up=True):
+        wait_until(lambda: consumers(tmp_path) == [])
+    assert caplog.text.count("has not moved") == 2
+
+
+def test_a_disk_that_is_almost_full(shop: Any, tmp_path: Path) -> None:
+    with pytest.raises(pf.PgOutputError, match=r"bytes free, less than .* nothing is lost"):
+        finish(shop, tmp_path, min_free=1 << 60)
+    finish(shop, tmp_path)
+    check(shop, Folded(tmp_path).take(), "big", "small", "empty")
