@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 from typing import TYPE_CHECKING, Any
@@ -74,9 +75,7 @@ def test_ranges_have_all_rows_once(
         decoder.decode(frame)
     for one in frames:
         ends = one.offsets.tolist()
-        ids += [
-            decoder.decode(one.data[a:b]).new[0] for a, b in zip(ends, ends[1:], strict=False)
-        ]
+        ids += [decoder.decode(one.data[a:b]).new[0] for a, b in itertools.pairwise(ends)]
     assert sorted(ids) == [n for n in range(1, 3001) if n % 7]
 
 
@@ -128,7 +127,7 @@ def test_what_is_no_longer_as_it_was_is_lost(database: Any) -> None:
                     if oids[name] in snapshot.lost}  # fmt: skip
             found = values(snapshot)
     assert snapshot.lost == {}
-    assert found == dict.fromkeys(["renamed", "widened", "same"], [(1, "one", 1)])
+    assert found == {key: [(1, "one", 1)] for key in ["renamed", "widened", "same"]}
     assert set(lost) == {"truncated", "rewritten", "dropped", "narrowed", "root"}
     assert lost["dropped"] == "it was dropped"
     assert "public.truncated was truncated or rewritten" in lost["truncated"]
@@ -159,20 +158,20 @@ def waiting(
     thread = threading.Thread(target=database.execute, args=[statement])
     thread.start()
     wait_until(
-        lambda: database.execute(
-            "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation'"
-            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        lambda: (
+            database.execute(
+                "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation'"
+                " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            )
+            == [(1,)]
         )
-        == [(1,)]
     )
     yield thread
     thread.join(30)
     assert not thread.is_alive()
 
 
-def test_an_alter_that_waits_stops_nobody(
-    database: Any, wait_until: Callable[..., None]
-) -> None:
+def test_an_alter_that_waits_stops_nobody(database: Any, wait_until: Callable[..., None]) -> None:
     """It waits for the first connection, and other connections would wait behind it."""
     many(database)
     many(database, "other")
@@ -217,7 +216,9 @@ def test_what_the_role_may_not_read(database: Any) -> None:
     dsn = psycopg.conninfo.make_conninfo(database.dsn, user=role)
     try:
         with made_slot(database) as slot:
-            with pytest.raises(pf.PgOutputError, match=r"public\.secret.*needs the right to SELECT"):
+            with pytest.raises(
+                pf.PgOutputError, match=r"public\.secret.*needs the right to SELECT"
+            ):
                 open_snapshot(dsn, ["p"], exported=slot)
             database.execute(
                 f"GRANT SELECT ON secret TO {role}", "ALTER TABLE secret ENABLE ROW LEVEL SECURITY"

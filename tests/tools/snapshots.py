@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -52,8 +53,10 @@ SCHEMA = (
     "INSERT INTO bare DEFAULT VALUES",
     # The text of these depends on the session: its search_path, and its lc_monetary.
     "CREATE TABLE odd (id int PRIMARY KEY, r regclass, rs regclass[], m money, a aclitem)",
-    "INSERT INTO odd VALUES (1, 'whole', '{whole,pg_class}', 12.5, NULL),"
-    " (2, NULL, '{}', NULL, '=r/postgres')",
+    (
+        "INSERT INTO odd VALUES (1, 'whole', '{whole,pg_class}', 12.5, NULL),"
+        " (2, NULL, '{}', NULL, '=r/postgres')"
+    ),
     "CREATE UNLOGGED TABLE unlogged (id int)",
     # Partitions whose columns have another order and other numbers, some of them dropped.
     "CREATE TABLE root (id int, v text, p price, PRIMARY KEY (id)) PARTITION BY RANGE (id)",
@@ -78,8 +81,10 @@ SINCE = {
         "INSERT INTO filtered VALUES (1, 'a', 'b'), (2, 'b', 'b'), (3, 'c', 'c'), (4, NULL, 'd')",
     ),
     18: (
-        "CREATE TABLE made_too (a int PRIMARY KEY, b int GENERATED ALWAYS AS (a * 3) STORED,"
-        " v int GENERATED ALWAYS AS (a * 4) VIRTUAL, c text)",
+        (
+            "CREATE TABLE made_too (a int PRIMARY KEY, b int GENERATED ALWAYS AS (a * 3) STORED,"
+            " v int GENERATED ALWAYS AS (a * 4) VIRTUAL, c text)"
+        ),
         "INSERT INTO made_too (a, c) VALUES (1, 'c')",
     ),
 }
@@ -104,7 +109,7 @@ def taken(snapshot: ServerSnapshot) -> dict[str, list[bytes]]:
     def take(part: Any, frames: Any) -> None:
         for made in frames:
             ends = made.offsets.tolist()
-            cut = [made.data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+            cut = [made.data[a:b] for a, b in itertools.pairwise(ends)]
             with lock:
                 assert part.table.name not in ended
                 found.setdefault(part.table.name, []).extend(cut)
