@@ -313,9 +313,11 @@ def test_the_callers_own_end(database18: Any, how: str) -> None:
         "stop": (RetryableError, "`stop` was set"),
         "error": (KeyError, "mine"),
     }.get(how, (pf.PgOutputError, r"has not taken all rows of public\.many, range 1"))
-    with open_snapshot(database18.dsn, ["p"], range_bytes=1 << 30) as snapshot:
-        with pytest.raises(expected[0], match=expected[1]):
-            snapshot.copy(take, stop=stop)
+    with (
+        open_snapshot(database18.dsn, ["p"], range_bytes=1 << 30) as snapshot,
+        pytest.raises(expected[0], match=expected[1]),
+    ):
+        snapshot.copy(take, stop=stop)
     assert not [t for t in threading.enumerate() if t.name.startswith("pgoutput_fast-snapshot")]
 
 
