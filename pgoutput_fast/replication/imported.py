@@ -154,8 +154,7 @@ class Reader:
             raise
 
     def run(self, command: sql.Composable) -> list[tuple[object, ...]]:
-        """Run a command, or several; the rows of the last one."""
-        # As one string, since there is no server-side parameter in most commands.
+        """The rows of a command, or of the first of several."""
         cursor = self.connection.execute(command.as_bytes(self.connection))
         return cursor.fetchall() if cursor.description else []
 
