@@ -168,7 +168,7 @@ def together(server: Examined, published: Published) -> Iterator[Finding]:
             tuple(
                 statement
                 for one, table in listing.values()
-                for statement in readded(one, table, None)
+                for statement in with_columns(one, table, None)
             ),
             "the statements publish all columns; or read the publications by different streams",
             tuple(table.sql for table in lists),
@@ -191,7 +191,7 @@ def _list_of(published: Published, publication: Publication, table: Table) -> fr
     return None if columns is None or columns >= every else columns
 
 
-def readded(
+def with_columns(
     publication: Publication,
     table: Table,
     columns: Iterable[str] | None,

@@ -96,7 +96,7 @@ def limits(server: Examined) -> Iterator[Finding]:
 
 
 def _has_slot(server: Examined, name: str) -> bool:
-    query = "SELECT FROM pg_catalog.pg_replication_slots WHERE slot_name = %s"
+    query = "SELECT 1 FROM pg_catalog.pg_replication_slots WHERE slot_name = %s"
     return bool(server.rows(query, name))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import printable
-from ._check_publications import readded
+from ._check_publications import with_columns
 from ._examined import counted, listed, quoted
 from .findings import Finding
 
@@ -276,7 +276,7 @@ def _uncovered(published: Published) -> Iterator[Finding]:
             (
                 statement
                 for publication, table, columns in lists.values()
-                for statement in readded(publication, table, columns)
+                for statement in with_columns(publication, table, columns)
             ),
             "or publish inserts only",
         )

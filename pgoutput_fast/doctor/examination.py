@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 _OLDEST = 100000
+_NO_PRIVILEGE = "42501"  # SQLSTATE insufficient_privilege
 
 # What could not be checked is named by these texts.
 _OF_SERVER = (
@@ -133,17 +134,17 @@ def _checked(
         # One by one, so that those before an error are kept.
         for finding in run(*arguments):
             found.append(finding)  # noqa: PERF402
-    except (psycopg.Error, PgOutputError, UnicodeDecodeError) as error:
+    except (psycopg.Error, PgOutputError) as error:
+        state = error.sqlstate if isinstance(error, psycopg.Error) else None
         if connection.closed:
-            state = error.sqlstate if isinstance(error, psycopg.Error) else None
             raise server_error("the connection is lost", str(error), state) from error
-        # A database of SQL_ASCII may have names that are no text.
-        said = "a name is no text in UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         found.append(
             Finding(
                 "could-not-check",
-                f"could not check {what}: {' '.join(said.split())}",
-                advice="give the role the right to read it, or ask as another role",
+                f"could not check {what}: {' '.join(str(error).split())}",
+                advice="give the role the right to read it, or ask as another role"
+                if state == _NO_PRIVILEGE
+                else None,
             )
         )
     return found

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,8 @@ def programs(newest: bool) -> Path:
     pytest.fail("no server is found")
 
 
-@pytest.fixture(scope="module", params=["oldest", "newest"])
+# The oldest takes part in test_settings in any case.
+@pytest.fixture(scope="module", params=[pytest.param("oldest", marks=pytest.mark.slow), "newest"])
 def running(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
     with EmbeddedServer(settings=SETTINGS, bindir=programs(request.param == "newest")) as server:
         yield server
@@ -114,8 +116,24 @@ def mended(dsn: str, kind: str, as_role: str | None = None, **given: Any) -> Fin
     finding = the(examine(asked, **given), kind)
     assert finding.sql
     run(dsn, *finding.sql)
-    assert found(examine(asked, **given), kind) == []
+    # A server takes some time to read its configuration again.
+    wait_for(lambda: not found(examine(asked, **given), kind))
     return finding
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def configured(dsn: str, **settings: str) -> None:
+    """Change settings of the server, and wait until sessions have them."""
+    changes = [f"ALTER SYSTEM SET {name} = '{value}'" for name, value in settings.items()]
+    run(dsn, *changes, "SELECT pg_reload_conf()")
+    for name, value in settings.items():
+        wait_for(lambda name=name, value=value: run(dsn, f"SHOW {name}") == [(value,)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +161,9 @@ TREE = (
 )
 FULL = f"ALTER TABLE {T} REPLICA IDENTITY FULL"
 VIA_ROOT = "WITH (publish_via_partition_root = true)"
+GENERATED_KEY = (
+    f"CREATE TABLE {T} (id int, a int GENERATED ALWAYS AS (id) STORED PRIMARY KEY, b int)"
+)
 
 CASES = [
     Case("no-publication", (KEYED,), ("changes",)),
@@ -235,8 +256,7 @@ CASES = [
     Case(
         "identity-generated",
         (
-            f"CREATE TABLE {T} (id int, a int GENERATED ALWAYS AS (id * 2) STORED, b int,"
-            " PRIMARY KEY (a))",
+            GENERATED_KEY,
             PUBLISHED,
         ),
         (T,),
@@ -246,8 +266,7 @@ CASES = [
     Case(
         "identity-generated",
         (
-            f"CREATE TABLE {T} (id int, a int GENERATED ALWAYS AS (id * 2) STORED, b int,"
-            " PRIMARY KEY (a))",
+            GENERATED_KEY,
             PUBLISHED,
         ),
         (T,),
@@ -257,8 +276,7 @@ CASES = [
     Case(
         "identity-generated",
         (
-            f"CREATE TABLE {T} (id int PRIMARY KEY, a int GENERATED ALWAYS AS (id * 2) VIRTUAL,"
-            " b int)",
+            f"CREATE TABLE {T} (id int PRIMARY KEY, a int GENERATED ALWAYS AS (id) VIRTUAL, b int)",
             FULL,
             PUBLISHED,
         ),
@@ -340,6 +358,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_sql_mends(running: EmbeddedServer, case: Case) -> None:
     if not case.since <= running.version <= case.until:
@@ -348,7 +367,7 @@ def test_sql_mends(running: EmbeddedServer, case: Case) -> None:
     run(dsn, *case.setup)
     if case.refused is not None:
         run(dsn, f"INSERT INTO {T} (id) VALUES (7)")
-        with pytest.raises(psycopg.Error, match="publi|identity"):
+        with pytest.raises(psycopg.Error, match=r"publi|identity"):
             run(dsn, case.refused)
     finding = mended(dsn, case.id, publications=case.publications)
     assert finding.objects == case.objects
@@ -402,8 +421,7 @@ def test_other_entries_of_a_publication_stay(dsn18: str) -> None:
                 *TREE, "DROP FOREIGN DATA WRAPPER IF EXISTS w CASCADE",
                 "CREATE FOREIGN DATA WRAPPER w", "CREATE SERVER elsewhere FOREIGN DATA WRAPPER w",
                 f"ALTER TABLE {T} DROP CONSTRAINT \"T \"\"1_pkey\"",
-                f"CREATE FOREIGN TABLE {S}.f PARTITION OF {T} FOR VALUES FROM (9) TO (10)"
-                " SERVER elsewhere", PUBLISHED,
+                f"CREATE FOREIGN TABLE {S}.f PARTITION OF {T} DEFAULT SERVER elsewhere", PUBLISHED,
             ),
             '1 foreign table in publications: S."x.f',
         ),
@@ -540,6 +558,13 @@ def test_settings(which: str) -> None:
         )
         server.restart()
         few = {"wal-senders-few", "slots-few", "wal-sender-timeout-off"}
+        run(dsn, "SELECT pg_create_logical_replication_slot('mine', 'pgoutput')")
+        assert the(examine(dsn), "slots-exhausted").found == (
+            "max_replication_slots is 1, and 1 slot is in use"
+        )
+        report = examine(dsn, slot="mine")
+        assert not {"slots-exhausted", "slots-few"} & {one.id for one in report.findings}
+        run(dsn, "SELECT pg_drop_replication_slot('mine')")
         report = examine(dsn)
         assert few <= {one.id for one in report.findings}
         run(dsn, *(statement for kind in few for statement in the(report, kind).sql))
@@ -559,9 +584,10 @@ def test_settings(which: str) -> None:
 )
 def test_a_setting_is_changed_where_it_was_set(dsn18: str, setting: str) -> None:
     try:
-        run(dsn18, setting, "SELECT pg_reload_conf()", "SELECT pg_sleep(0.1)")
+        run(dsn18, setting, "SELECT pg_reload_conf()")
+        wait_for(lambda: run(dsn18, "SHOW wal_sender_timeout") == [("2s",)])
         finding = mended(dsn18, "wal-sender-timeout-short")
-        assert finding.sql[0].startswith(setting.partition(" SET ")[0] + " SET")
+        assert finding.sql[0].replace('"', "").startswith(setting.partition("= ")[0])
     finally:
         run(
             dsn18,
@@ -593,7 +619,10 @@ def test_a_setting_of_the_connection_string(dsn18: str) -> None:
 @pytest.fixture
 def as_role(dsn: str) -> Iterator[str]:
     """The DSN for a role without any right."""
-    gone = f"DO $$ BEGIN IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'R \"x') THEN EXECUTE 'DROP OWNED BY {R}'; EXECUTE 'DROP ROLE {R}'; END IF; END $$"
+    gone = (
+        f"DO $$ BEGIN IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'R \"x') THEN "
+        f"EXECUTE 'DROP OWNED BY {R}'; EXECUTE 'DROP ROLE {R}'; END IF; END $$"
+    )
     run(dsn, gone, f"CREATE ROLE {R} LOGIN")
     yield conninfo.make_conninfo(dsn, user='R "x')
     run(dsn, gone)
@@ -768,7 +797,7 @@ def test_slots_of_other_kinds(dsn18: str) -> None:
 
 
 def test_log_that_slots_keep(dsn18: str) -> None:
-    write = [statement for _ in range(3) for statement in (
+    write = [statement for _ in range(4) for statement in (
         "SELECT pg_logical_emit_message(false, '', '')", "SELECT pg_switch_wal()",
     )]  # fmt: skip
     run(
@@ -776,11 +805,10 @@ def test_log_that_slots_keep(dsn18: str) -> None:
         "CREATE PUBLICATION r",
         "SELECT pg_create_logical_replication_slot('mine', 'pgoutput')",
         "SELECT pg_create_physical_replication_slot('other', true)",
-        "ALTER SYSTEM SET max_slot_wal_keep_size = '80MB'",
-        "SELECT pg_reload_conf()",
-        *write,
     )
     try:
+        configured(dsn18, max_slot_wal_keep_size="80MB")
+        run(dsn18, *write)
         report = examine(dsn18, slot="mine")
         assert {one.objects for one in found(report, "slot-near-limit")} == {("mine",), ("other",)}
         run(dsn18, *write, *write)
@@ -788,12 +816,11 @@ def test_log_that_slots_keep(dsn18: str) -> None:
         kept = found(report, "slot-nearly-lost")
         assert {one.objects for one in kept} == {("mine",), ("other",)}
         run(dsn18, *kept[0].sql)
-        report = examine(dsn18, slot="mine")
-        assert found(report, "slot-nearly-lost") + found(report, "slot-near-limit") == []
-        run(
-            dsn18, "ALTER SYSTEM SET max_slot_wal_keep_size = '32MB'", "SELECT pg_reload_conf()",
-            "CHECKPOINT",
-        )  # fmt: skip
+        wait_for(lambda: not found(examine(dsn18, slot="mine"), "slot-nearly-lost"))
+        assert found(examine(dsn18, slot="mine"), "slot-near-limit") == []
+        configured(dsn18, max_slot_wal_keep_size="32MB")
+        lost = "SELECT 1 FROM pg_replication_slots WHERE wal_status = 'lost'"
+        wait_for(lambda: len(run(dsn18, "CHECKPOINT", lost)) == 2)
         finding = mended(dsn18, "other-slot-invalidated", slot="mine")
         assert finding.objects == ("other",)
         assert "wal_removed" in the(examine(dsn18, slot="mine"), "slot-invalidated").found
@@ -804,15 +831,19 @@ def test_log_that_slots_keep(dsn18: str) -> None:
 
 def test_spilled_transactions(dsn18: str) -> None:
     run(
-        dsn18, KEYED, PUBLISHED, "SELECT pg_create_logical_replication_slot('mine', 'pgoutput')",
+        dsn18,
+        KEYED,
+        PUBLISHED,
+        "SELECT pg_create_logical_replication_slot('mine', 'pgoutput')",
         f"INSERT INTO {T} SELECT n, n FROM generate_series(1, 2000) AS n",
-        "ALTER SYSTEM SET logical_decoding_work_mem = '64kB'", "SELECT pg_reload_conf()",
-        "SELECT pg_sleep(0.1)",
-        "SELECT count(*) FROM pg_logical_slot_get_binary_changes('mine', NULL, NULL,"
-        " 'proto_version', '1', 'publication_names', '\"P \"\"q\"')",
-        "SELECT pg_stat_force_next_flush()",
-    )  # fmt: skip
+    )
     try:
+        configured(dsn18, logical_decoding_work_mem="64kB")
+        run(
+            dsn18,
+            "SELECT count(*) FROM pg_logical_slot_get_binary_changes('mine', NULL, NULL,"
+            " 'proto_version', '1', 'publication_names', '\"P \"\"q\"')",
+        )
         ((spilled,),) = run(dsn18, "SELECT spill_bytes FROM pg_stat_replication_slots")
         assert spilled > 64 << 10
         assert "of 1 transaction" in mended(dsn18, "slot-spills").found
@@ -828,47 +859,53 @@ def test_spilled_transactions(dsn18: str) -> None:
 def test_standby() -> None:
     bindir = find_server(18)
     with EmbeddedServer(settings=SETTINGS, bindir=bindir) as primary:
-        run(primary.dsn(), "SELECT pg_create_logical_replication_slot('copy', 'pgoutput', false,"
-            " false, true)")  # fmt: skip
-        with standby(
-            primary, bindir, hot_standby_feedback="off", sync_replication_slots="on",
-            primary_conninfo=f"{primary.dsn()}",
-        ) as other:  # fmt: skip
+        make = "SELECT pg_create_logical_replication_slot('copy', 'pgoutput', false, false, true)"
+        run(primary.dsn(), make)
+        changed = {"hot_standby_feedback": "off", "sync_replication_slots": "on"}
+        to = f"{primary.dsn()} application_name=standby"
+        with standby(primary, bindir, primary_conninfo=to, **changed) as other:
             report = examine(other.dsn())
             assert the(report, "standby").found == "the server is a standby"
             assert found(report, "standby-without-slot") == []
-            finding = the(report, "standby-feedback-off")
-            run(other.dsn(), *finding.sql, "SELECT pg_sleep(0.2)")
-            assert found(examine(other.dsn()), "standby-feedback-off") == []
-            run(other.dsn(), "SELECT pg_sync_replication_slots()") if False else None
-            for _ in range(200):
-                if run(other.dsn(), "SELECT FROM pg_replication_slots WHERE synced"):
-                    break
-                run(primary.dsn(), "SELECT pg_log_standby_snapshot()", "SELECT pg_sleep(0.1)")
+            mended(other.dsn(), "standby-feedback-off")
+            copied = "SELECT 1 FROM pg_replication_slots WHERE synced AND NOT temporary"
+
+            def is_copied() -> bool:
+                # The primary's slot must not be behind what the standby still has.
+                advance = "SELECT pg_replication_slot_advance('copy', pg_current_wal_lsn())"
+                run(primary.dsn(), "SELECT pg_log_standby_snapshot()", advance)
+                return bool(run(other.dsn(), copied))
+
+            wait_for(is_copied)
             assert the(examine(other.dsn(), slot="copy"), "slot-synced").objects == ("copy",)
 
 
 @pytest.mark.slow
-def test_standby_without_slot_and_too_old() -> None:
-    bindir = programs(newest=False)
+def test_standby_without_slot() -> None:
+    bindir = find_server(18)
     with (
         EmbeddedServer(settings=SETTINGS, bindir=bindir) as primary,
         standby(primary, bindir, primary_slot_name="") as other,
     ):
-        report = examine(other.dsn())
-        if primary.version < 16:
-            assert "standby of PostgreSQL" in the(report, "standby-too-old").found
-        else:
-            assert found(report, "standby-without-slot")
-    with (
-        EmbeddedServer(settings=SETTINGS, bindir=find_server(18)) as primary,
-        standby(primary, find_server(18), primary_slot_name="") as other,
-    ):
-        for _ in range(100):
-            if run(other.dsn(), "SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming'"):
-                break
-            run(other.dsn(), "SELECT pg_sleep(0.1)")
+        receiving = "SELECT 1 FROM pg_stat_wal_receiver WHERE status = 'streaming'"
+        wait_for(lambda: run(other.dsn(), receiving))
         assert the(examine(other.dsn()), "standby-without-slot").sql == ()
+
+
+@pytest.mark.slow
+def test_standby_that_is_too_old() -> None:
+    bindir = None
+    for version in (13, 14, 15):
+        with contextlib.suppress(pf.PgOutputError):
+            bindir = find_server(version)
+    if bindir is None:
+        pytest.skip("needs PostgreSQL 13, 14 or 15")
+    with (
+        EmbeddedServer(settings=SETTINGS, bindir=bindir) as primary,
+        standby(primary, bindir) as other,
+    ):
+        finding = the(examine(other.dsn()), "standby-too-old")
+        assert finding.found == f"the server is a standby of PostgreSQL {primary.version}"
 
 
 def test_names_that_are_no_text(dsn18: str) -> None:
@@ -883,7 +920,7 @@ def test_names_that_are_no_text(dsn18: str) -> None:
         connection.execute(b"CREATE PUBLICATION r FOR ALL TABLES")
     report = examine(odd)
     assert "SQL_ASCII" in the(report, "encoding-sql-ascii").found
-    assert "no text in UTF-8" in the(report, "could-not-check").found
+    assert "invalid byte sequence" in the(report, "could-not-check").found
 
 
 def test_names_that_a_terminal_would_obey(dsn18: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -901,8 +938,6 @@ def test_names_that_a_terminal_would_obey(dsn18: str, capsys: pytest.CaptureFixt
 
 def test_versions_with_faults(dsn18: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run(dsn18, KEYED, f"CREATE PUBLICATION r FOR TABLE {T} (id, a)")
-    version = psycopg.ConnectionInfo.server_version.fget
-    assert version is not None
     monkeypatch.setattr(psycopg.ConnectionInfo, "server_version", 150001)
     assert "PostgreSQL 15.1" in the(examine(dsn18), "column-lists-broken").found
     monkeypatch.setattr(psycopg.ConnectionInfo, "server_version", 90624)
@@ -940,7 +975,7 @@ def test_command_json(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     findings = told.pop("findings")
     assert told == {
         "format_version": 1,
-        "server_version": psycopg.connect(dsn).info.server_version,
+        "server_version": int(run(dsn, "SHOW server_version_num")[0][0]),
         "database": "postgres",
         "role": "postgres",
         "publications": ['P "q'],
