@@ -68,11 +68,13 @@ def command(
 
 def _lines(report: Report, paint: Paint) -> Iterator[str]:
     number = report.server_version
-    numbers = [len(report.of_level(level)) for level in LEVELS]
+    counts = [
+        f"{(count := len(report.of_level(level)))} {word}{'' if count == 1 else 's'}"
+        for level, word in zip(LEVELS, ("error", "warning", "note"), strict=True)
+    ]
     yield (
         f"PostgreSQL {number // 10000}.{number % 10000}, database {printable(report.database)}, "
-        f"role {printable(report.role)}: {numbers[0]} errors, {numbers[1]} warnings, "
-        f"{numbers[2]} notes"
+        f"role {printable(report.role)}: {', '.join(counts)}"
     )
     for level in LEVELS:
         findings = report.of_level(level)

@@ -49,7 +49,7 @@ def replication(
         elif "wal-senders-exhausted" not in {one.id for one in before}:
             yield Finding(
                 "replication-connection",
-                str(error),
+                printable(str(error)),
                 advice="where pg_hba.conf decides, it needs a line for this role and address, of "
                 "database replication or, for logical replication, of this database; a pooler "
                 "between has to be left out",

@@ -198,9 +198,12 @@ def with_columns(
 ) -> tuple[str, ...]:
     """The statements that give a table of a publication another column list; None for all columns.
 
-    Nothing else of a publication can change the list of one table.
+    Nothing else of a publication can change the list of one table. There are none if its row filter
+    has control characters, which a terminal would obey.
     """
     name, row_filter = quoted(publication.name), publication.entries[table.oid].filter
+    if row_filter is not None and not row_filter.isprintable():
+        return ()
     wanted = None if columns is None else set(columns)
     listed_columns = (
         ""

@@ -205,8 +205,16 @@ def standby(server: Examined) -> Iterator[Finding]:
             server.set_setting("hot_standby_feedback", "on"),
             objects=("hot_standby_feedback",),
         )
-    query = "SELECT slot_name FROM pg_catalog.pg_stat_wal_receiver WHERE status IS NOT NULL"
-    if any(not slot for (slot,) in server.rows(query)):
+    query = "SELECT status, slot_name FROM pg_catalog.pg_stat_wal_receiver"
+    for status, slot in server.rows(query):
+        if status is None:
+            yield Finding(
+                "could-not-check",
+                "could not check whether the standby follows its primary by a slot",
+                server.grant("pg_read_all_stats"),
+            )
+        if status is None or slot:
+            continue
         yield Finding(
             "standby-without-slot",
             "the standby follows its primary without a physical slot",

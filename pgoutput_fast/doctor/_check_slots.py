@@ -17,8 +17,8 @@ _MUCH_LOG = 1 << 30  # bytes that a slot keeps
 
 _SLOTS = """
 SELECT to_jsonb(s) || jsonb_build_object('retained', pg_catalog.pg_wal_lsn_diff(
-    CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
-    ELSE pg_catalog.pg_current_wal_lsn() END, s.restart_lsn))
+    CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_current_wal_lsn()
+    ELSE COALESCE(pg_catalog.pg_last_wal_replay_lsn(), s.restart_lsn) END, s.restart_lsn))
 FROM pg_catalog.pg_replication_slots AS s ORDER BY s.slot_name
 """
 
@@ -52,7 +52,11 @@ def _named(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
     name = slot["slot_name"]
     objects = (name,)
     if slot["plugin"] != "pgoutput":
-        kind = "a physical one" if slot["plugin"] is None else f"one of plugin {slot['plugin']}"
+        kind = (
+            "a physical one"
+            if slot["plugin"] is None
+            else f"one of plugin {printable(slot['plugin'])}"
+        )
         yield Finding(
             "slot-not-pgoutput",
             f"slot {name} is {kind}",
@@ -83,6 +87,8 @@ def _named(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
 
 def _other(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
     """A slot that was not named, and may be forgotten."""
+    if slot.get("synced") and server.role.in_recovery:
+        return  # the standby keeps it by itself
     if _lost(slot):
         ours = slot["plugin"] == "pgoutput" and slot["database"] == server.role.database
         unnamed = server.slot is None
@@ -90,12 +96,11 @@ def _other(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
         yield _invalidated(slot, kind)
     elif not slot["active"] and slot["restart_lsn"] is not None:
         name, retained = slot["slot_name"], shown_size(int(slot["retained"]))
-        since = slot.get("inactive_since")
-        kept = f"nobody reads slot {name}" + (f" since {since}" if since else "")
+        since = f" since {slot['inactive_since']}" if slot.get("inactive_since") else ""
         of = f" of database {printable(slot['database'])}" if slot["database"] else ""
         yield Finding(
             "slot-inactive" if slot["plugin"] else "physical-slot-inactive",
-            f"{kept}, which{of and f' is{of} and'} keeps {retained} of the server's log",
+            f"slot {name}{of} has had no reader{since}, and keeps {retained} of the server's log",
             _drop(slot),
             "drop it only if nobody will read it any more",
             (name,),

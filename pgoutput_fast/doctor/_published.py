@@ -114,8 +114,6 @@ class Publication:
         "insert", "update", "delete" and, where the server has it, "truncate" → whether published.
     generated : str or None
         pubgencols: "n" or "s"; None before PostgreSQL 18.
-    schemas : bool
-        Whether it publishes whole schemas.
     entries : dict of int to Entry
         OID of each table that it names → how it publishes it.
     members : set of int
@@ -129,7 +127,6 @@ class Publication:
     via_root: bool
     actions: dict[str, bool]
     generated: str | None
-    schemas: bool = False
     entries: dict[int, Entry] = dataclasses.field(default_factory=dict)
     members: set[int] = dataclasses.field(default_factory=set)
 
@@ -183,11 +180,6 @@ class Published:
         by_oid = {one.oid: one for one in self.publications}
         for oid, member in server.rows(_members(server.version), oids):
             by_oid[oid].members.add(member)
-        if server.version >= 150000:
-            query = "SELECT DISTINCT pnpubid::bigint FROM pg_catalog.pg_publication_namespace"
-            for (oid,) in server.rows(query):
-                if oid in by_oid:
-                    by_oid[oid].schemas = True
         members = sorted({member for one in self.publications for member in one.members})
         self.tables = _tables(server, members)
         for oid, table, attributes, expression, tree in server.rows(_entries(server.version), oids):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from ..connections import ConnectionParameters, check_publication_names, server_error
-from ..errors import PgOutputError
+from ..errors import PgOutputError, printable
 from ..replication.walsender import check_slot_name
 from . import _check_access as access
 from . import _check_publications as publication_checks
@@ -141,7 +141,7 @@ def _checked(
         found.append(
             Finding(
                 "could-not-check",
-                f"could not check {what}: {' '.join(str(error).split())}",
+                f"could not check {what}: {printable(' '.join(str(error).split()))}",
                 advice="give the role the right to read it, or ask as another role"
                 if state == _NO_PRIVILEGE
                 else None,
