@@ -1,8 +1,9 @@
 """The command `pgoutput-fast`. Each subcommand is imported when it is called.
 
 Exit codes: 0 success; 1 an error, or nothing of what was asked for was found, which one line on
-standard error says; 2 wrong usage; 130 Ctrl-C (but 0 for `tail`, which usually ends with it); 141
-standard output is a pipe that nobody reads any more; 129 and 143 SIGHUP and SIGTERM ended `demo`.
+standard error says, or `doctor` has found an error; 2 wrong usage; 130 Ctrl-C (but 0 for `tail`,
+which usually ends with it); 141 standard output is a pipe that nobody reads any more; 129 and 143
+SIGHUP and SIGTERM ended `demo`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "demo": "Show the whole path: a server, capture, Spark, and the proof that it is right.",
+    "doctor": "Say whether a server is ready for capture, and what mends it if it is not.",
     "inspect": "Print the messages of segments or captures.",
     "tail": "Print the changes of a server as they are committed.",
 }
@@ -55,7 +57,7 @@ def _group() -> click.Group:
         ) -> click.Command | None:
             if "=" in cmd_name or "://" in cmd_name:
                 # click's own error would print the argument, which may have a password in it.
-                ctx.fail("the first argument is a command; a DSN follows --dsn of tail")
+                ctx.fail("the first argument is a command; a DSN follows --dsn of tail and doctor")
             if cmd_name not in _COMMANDS:
                 near = difflib.get_close_matches(cmd_name, _COMMANDS, 1)
                 if near and not ctx.resilient_parsing:

@@ -24,6 +24,7 @@ _STYLES: dict[str, dict[str, Any]] = {
     "table": {"bold": True},
     "truncate": {"fg": "magenta"},
     "update": {"fg": "yellow"},
+    "warning": {"fg": "yellow", "bold": True},
 }
 
 

@@ -1,0 +1,95 @@
+"""`pgoutput-fast doctor`: whether a server is ready for capture, and the SQL that mends it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from ..doctor import LEVELS, examine
+from ..errors import PgOutputError, printable
+from ..replication.walsender import check_slot_name
+from ._server_option import check_server, dsn_option, refuse_arguments
+from ._style import paint_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..doctor import Finding, Report
+    from ._style import Paint
+
+_HEADINGS = {"error": "Errors", "warning": "Warnings", "info": "Worth knowing"}
+_COLOURS = {"error": "error", "warning": "warning", "info": "heading"}
+
+
+@click.command(context_settings={"allow_extra_args": True})
+@dsn_option
+@click.option(
+    "--publication",
+    "publications",
+    multiple=True,
+    help="One that the stream is to read; several times for several. By default each of the "
+    "database is examined.",
+)
+@click.option("--slot", help="The slot that is to be read.")
+@click.option("--json", "as_object", is_flag=True, help="One JSON object.")
+@click.option("--strict", is_flag=True, help="Exit code 1 for warnings, too.")
+@click.pass_context
+def command(
+    context: click.Context,
+    dsn: str | None,
+    publications: tuple[str, ...],
+    slot: str | None,
+    as_object: bool,
+    strict: bool,
+) -> int:
+    """Say whether a server and its tables are ready for capture, and what mends it.
+
+    Nothing is changed. Each finding has the SQL that mends it, where SQL can. The exit code is 0 if
+    there is no error (with --strict, no warning either), and 1 if there is one.
+    """
+    refuse_arguments(context)
+    if slot is not None:
+        try:
+            check_slot_name(slot)
+        except PgOutputError as error:
+            raise click.UsageError(str(error)) from error
+    check_server(context, dsn)
+    report = examine(dsn, list(publications) or None, slot)
+    if as_object:
+        print(report.to_json())
+    else:
+        for line in _lines(report, paint_for(sys.stdout)):
+            print(line)
+    failed = not report.ready or (strict and report.of_level("warning"))
+    return 1 if failed else 0
+
+
+def _lines(report: Report, paint: Paint) -> Iterator[str]:
+    number = report.server_version
+    counts = [
+        f"{(count := len(report.of_level(level)))} {word}{'' if count == 1 else 's'}"
+        for level, word in zip(LEVELS, ("error", "warning", "note"), strict=True)
+    ]
+    yield (
+        f"PostgreSQL {number // 10000}.{number % 10000}, database {printable(report.database)}, "
+        f"role {printable(report.role)}: {', '.join(counts)}"
+    )
+    for level in LEVELS:
+        findings = report.of_level(level)
+        if findings:
+            yield ""
+            yield paint(_HEADINGS[level], _COLOURS[level])
+        for finding in findings:
+            yield from _finding(finding, paint)
+
+
+def _finding(finding: Finding, paint: Paint) -> Iterator[str]:
+    yield ""
+    yield f"  {paint(finding.id, 'column')}: {finding.found}"
+    yield f"    {finding.meaning}"
+    if finding.advice is not None:
+        yield f"    {paint('Advice:', 'heading')} {finding.advice}."
+    for statement in finding.sql:
+        yield f"        {statement}"

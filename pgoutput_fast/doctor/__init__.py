@@ -1,0 +1,17 @@
+"""Examine a server: whether it is ready for capture by pgoutput, and what mends it if not.
+
+>>> from pgoutput_fast.doctor import examine
+>>> report = examine("postgresql:///shop", publications=["shop"], slot="lake")
+>>> for finding in report.findings:
+...     print(finding.level, finding.id, finding.found, *finding.sql)
+
+docs/doctor.md has the table of all findings.
+"""
+
+from __future__ import annotations
+
+from .examination import examine
+from .findings import LEVELS, Finding, Report
+from .kinds import KINDS, Kind, Level
+
+__all__ = ["KINDS", "LEVELS", "Finding", "Kind", "Level", "Report", "examine"]

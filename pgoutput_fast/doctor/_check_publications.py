@@ -1,0 +1,219 @@
+"""Checks of publications: that they are there, and what they publish."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import printable
+from ._examined import counted, listed, quoted, quoted_literal
+from .findings import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ._examined import Examined
+    from ._published import Publication, Published, Table
+
+_MOST_TABLES = 50  # of a statement that makes a publication
+_NEW_NAME = "changes"  # of a publication, where none was named
+
+# Tables that can be published without harm, as they have a primary key. Those of extensions are
+# left out. Partitioned tables are published from PostgreSQL 13 on, before that their partitions.
+_SUITABLE = """
+SELECT c.oid::bigint, n.nspname::text, c.relname::text
+FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.oid >= 16384 AND c.relpersistence = 'p'
+    AND CASE WHEN %s THEN c.relkind IN ('r', 'p') AND NOT c.relispartition
+        ELSE c.relkind = 'r' END
+    AND EXISTS (SELECT FROM pg_catalog.pg_index AS i
+        WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate)
+    AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend AS d
+        WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e')
+ORDER BY 2, 3
+"""
+
+
+def existence(server: Examined, published: Published) -> Iterator[Finding]:
+    """Whether there are publications: those that were named, or any."""
+    there = {one.name for one in published.publications}
+    if server.given is None and not there:
+        yield _missing(
+            server, published, "no-publication", _NEW_NAME,
+            f"there is no publication in database {printable(server.role.database)}",
+        )  # fmt: skip
+    for name in server.given or ():
+        if name not in there:
+            yield _missing(
+                server, published, "publication-missing", name,
+                f"there is no publication {printable(name)} in database "
+                f"{printable(server.role.database)}",
+            )  # fmt: skip
+    if not there and not server.role.can_create:
+        database = quoted(server.role.database)
+        yield Finding(
+            "no-create-privilege",
+            f"role {printable(server.role.current)} lacks CREATE on database "
+            f"{printable(server.role.database)}",
+            (f"GRANT CREATE ON DATABASE {database} TO {quoted(server.role.current)};",),
+            objects=(database,),
+        )
+
+
+def _missing(server: Examined, published: Published, kind: str, name: str, found: str) -> Finding:
+    tables = _suitable(server, published.publications[:0])
+    many = len(tables) > _MOST_TABLES
+    which = f" FOR TABLE {', '.join(tables)}" if tables else ""
+    return Finding(
+        kind,
+        found,
+        () if many else (f"CREATE PUBLICATION {quoted(name)}{which};",),
+        "name the tables that are wanted" + (
+            ": the statement has those with a primary key" if tables and not many else ""
+        ),
+        (name,),
+    )  # fmt: skip
+
+
+def _suitable(server: Examined, publications: Iterable[Publication]) -> list[str]:
+    """Names of tables that can be added to publications."""
+    members = {oid for one in publications for oid in one.members}
+    rows = server.rows(_SUITABLE, server.version >= 130000)
+    return [quoted(*names) for oid, *names in rows if oid not in members]
+
+
+def contents(server: Examined, published: Published) -> Iterator[Finding]:
+    """What each publication publishes."""
+    for one in published.publications:
+        name, objects = printable(one.name), (quoted(one.name),)
+        if one.all_tables:
+            yield Finding(
+                "publication-all-tables",
+                f"publication {name} is FOR ALL TABLES",
+                objects=objects,
+            )
+        elif not any(table.kind in "rp" for table in published.members(one)):
+            tables = _suitable(server, [one])
+            fits = 0 < len(tables) <= _MOST_TABLES
+            yield Finding(
+                "publication-empty",
+                f"publication {name} has no tables",
+                (f"ALTER PUBLICATION {quoted(one.name)} ADD TABLE {', '.join(tables)};",)
+                if fits
+                else (),
+                "add the tables that are wanted"
+                + (": the statement has those with a primary key" if fits else ""),
+                objects,
+            )
+        left_out = [action for action, there in one.actions.items() if not there]
+        if left_out:
+            every = quoted_literal(", ".join(one.actions))
+            yield Finding(
+                "publication-actions",
+                f"publication {name} leaves out {', '.join(left_out)}",
+                (f"ALTER PUBLICATION {quoted(one.name)} SET (publish = {every});",),
+                objects=objects,
+            )
+        roots = _roots(published, one)
+        if roots and not one.via_root and server.version >= 130000:
+            yield Finding(
+                "partitions-as-leaves",
+                f"publication {name} sends {counted(len(roots), 'partitioned table')} without "
+                f"publish_via_partition_root: {listed([root.shown for root in roots])}",
+                (_set_via_root(one),),
+                objects=objects,
+            )
+
+
+def _roots(published: Published, publication: Publication) -> list[Table]:
+    """The partitioned tables of a publication of which partitions have rows that are sent."""
+    found = {
+        root.oid: root
+        for table in published.sent(publication)
+        if (root := published.root(publication, table)) is not table
+    }
+    return list(found.values())
+
+
+def _set_via_root(publication: Publication) -> str:
+    return f"ALTER PUBLICATION {quoted(publication.name)} SET (publish_via_partition_root = true);"
+
+
+def together(server: Examined, published: Published) -> Iterator[Finding]:
+    """Whether a stream can read the publications that were named together."""
+    several = published.publications
+    if server.given is None or len(several) < 2:
+        return
+    names = listed([one.name for one in several])
+    lists: list[Table] = []
+    mixed: list[Table] = []
+    without_root: dict[str, Publication] = {}
+    listing: dict[tuple[str, int], tuple[Publication, Table]] = {}
+    for table in published.all_sent():
+        of = [one for one in several if table.oid in one.members]
+        if len({_list_of(published, one, table) for one in of}) > 1:
+            lists.append(table)
+            for one in of:
+                named = published.root(one, table) if one.via_root else table
+                if published.entry(one, table).columns is not None:
+                    listing[one.name, named.oid] = (one, named)
+        trees = [one for one in of if published.root(one, table) is not table]
+        if len({one.via_root for one in trees}) > 1:
+            mixed.append(table)
+            without_root |= {one.name: one for one in trees if not one.via_root}
+    if lists:
+        yield Finding(
+            "column-lists-differ",
+            f"the publications {names} have different column lists for "
+            f"{counted(len(lists), 'table')}: {listed([table.shown for table in lists])}",
+            tuple(
+                statement
+                for one, table in listing.values()
+                for statement in with_columns(one, table, None)
+            ),
+            "the statements publish all columns; or read the publications by different streams",
+            tuple(table.sql for table in lists),
+        )
+    if mixed:
+        yield Finding(
+            "via-root-mixed",
+            f"of the publications {names}, some have publish_via_partition_root and others have "
+            f"not, for {counted(len(mixed), 'partition')}: "
+            f"{listed([table.shown for table in mixed])}",
+            tuple(_set_via_root(one) for one in without_root.values()),
+            objects=tuple(table.sql for table in mixed),
+        )
+
+
+def _list_of(published: Published, publication: Publication, table: Table) -> frozenset[str] | None:
+    """A column list as the server compares it: one with all columns is none."""
+    columns = published.entry(publication, table).columns
+    every = {column.name for column in table.columns}
+    return None if columns is None or columns >= every else columns
+
+
+def with_columns(
+    publication: Publication,
+    table: Table,
+    columns: Iterable[str] | None,
+) -> tuple[str, ...]:
+    """The statements that give a table of a publication another column list; None for all columns.
+
+    Nothing else of a publication can change the list of one table. There are none if its row filter
+    has control characters, which a terminal would obey.
+    """
+    name, row_filter = quoted(publication.name), publication.entries[table.oid].filter
+    if row_filter is not None and not row_filter.isprintable():
+        return ()
+    wanted = None if columns is None else set(columns)
+    listed_columns = (
+        ""
+        if wanted is None
+        else f" ({', '.join(quoted(one.name) for one in table.columns if one.name in wanted)})"
+    )
+    where = "" if row_filter is None else f" WHERE ({row_filter})"
+    return (
+        "BEGIN;",
+        f"ALTER PUBLICATION {name} DROP TABLE ONLY {table.sql};",
+        f"ALTER PUBLICATION {name} ADD TABLE ONLY {table.sql}{listed_columns}{where};",
+        "COMMIT;",
+    )

@@ -1,0 +1,279 @@
+"""The server that is examined: how checks ask it, and how the SQL that mends it is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from ..connections import answered, server_error
+from ..errors import PgOutputError, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typing_extensions import LiteralString
+
+_SHOWN = 8  # names that a finding's text has
+
+# The doctor's own statements: they change nothing, and neither wait for others nor run for ever.
+_SESSION = (
+    "SET search_path = ''",
+    "SET default_transaction_read_only = on",
+    "SET statement_timeout = '50s'",
+    "SET lock_timeout = '5s'",
+)
+
+_SETTINGS = """
+SELECT name, setting, unit, source, context FROM pg_catalog.pg_settings WHERE name = ANY(%s)
+"""
+
+_ROLE = """
+SELECT session_user::text, current_user::text, current_database()::text,
+    pg_catalog.pg_is_in_recovery(), r.rolsuper, r.rolreplication,
+    pg_catalog.has_database_privilege(current_database(), 'CREATE'),
+    pg_catalog.pg_encoding_to_char(d.encoding)::text
+FROM pg_catalog.pg_roles AS r, pg_catalog.pg_database AS d
+WHERE r.rolname = session_user AND d.datname = current_database()
+"""
+
+
+class Setting(NamedTuple):
+    """A setting of the server, as a session of the role has it by default.
+
+    Fields: name, value (as the server has it, without unit), unit (None for none), source and
+    context (as pg_settings has them).
+    """
+
+    name: str
+    value: str
+    unit: str | None
+    source: str
+    context: str
+
+    @property
+    def shown(self) -> str:
+        """The value with its unit, as a person reads it."""
+        return f"{self.value} {self.unit}" if self.unit else self.value
+
+    @property
+    def seconds(self) -> float:
+        """The value of a time."""
+        return float(self.value) * {"ms": 0.001, "s": 1, "min": 60}[self.unit or "s"]
+
+    @property
+    def size(self) -> int:
+        """The value of a size, in bytes; negative where there is no limit."""
+        return int(self.value) * {"B": 1, "kB": 1 << 10, "MB": 1 << 20}[self.unit or "B"]
+
+
+class Role(NamedTuple):
+    """The role and its database.
+
+    Fields: name (that of the session, which has to have REPLICATION), current (whose privileges
+    count), database, in_recovery (whether the server is a standby), superuser, replication,
+    can_create (publications in the database), encoding (of the database).
+    """
+
+    name: str
+    current: str
+    database: str
+    in_recovery: bool
+    superuser: bool
+    replication: bool
+    can_create: bool
+    encoding: str
+
+
+class Examined:
+    """A server, and what was named of it.
+
+    Parameters
+    ----------
+    connection : psycopg.Connection
+        An ordinary connection.
+    publications : sequence of str or None
+        The names of publications that were given.
+    slot : str or None
+        The name of a slot that was given.
+
+    Attributes
+    ----------
+    version : int
+        The server's version as libpq has it.
+    role : Role
+
+    Raises
+    ------
+    PgOutputError
+        The server can't be asked.
+    """
+
+    def __init__(
+        self,
+        connection: psycopg.Connection[tuple[object, ...]],
+        publications: Sequence[str] | None,
+        slot: str | None,
+    ) -> None:
+        self._connection = connection
+        self.given = None if publications is None else tuple(publications)
+        self.slot = slot
+        self.version = connection.info.server_version
+        try:
+            # Before the session's own settings, which would hide those of the role.
+            rows = self.rows(_SETTINGS, list(_EXAMINED))
+            self._settings = {row[0]: Setting(*row) for row in rows}
+            for command in _SESSION:
+                self.rows(command)
+            self.role = Role(*self.rows(_ROLE)[0])
+        except psycopg.Error as error:
+            raise server_error("can't ask the server", str(error), error.sqlstate) from error
+
+    def rows(self, query: LiteralString, *parameters: object) -> list[Any]:
+        """Run a query.
+
+        Raises
+        ------
+        psycopg.Error
+            The server refuses it, as it may do for lack of a privilege.
+        """
+        with answered(self._connection.pgconn):
+            cursor = self._connection.execute(query, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def objects(self, query: LiteralString, *parameters: object) -> list[dict[str, Any]]:
+        """Run a query of one jsonb column: it has the columns that the server's version has.
+
+        Raises
+        ------
+        psycopg.Error
+            As of `rows`.
+        """
+        return [row[0] for row in self.rows(query, *parameters)]
+
+    def setting(self, name: str) -> Setting | None:
+        """A setting; None if the server's version has none of the name.
+
+        Raises
+        ------
+        PgOutputError
+            The role may not read it.
+        """
+        if name not in self._settings and self.version >= _EXAMINED[name]:
+            raise PgOutputError(f"the role may not read the setting {name}")
+        return self._settings.get(name)
+
+    def set_setting(self, name: str, value: str) -> tuple[str, ...]:
+        """The statements that change a setting where it was set; empty if SQL can't do so."""
+        found = self._settings[name]
+        told = f"SET {name} = {quoted_literal(value)};"
+        role, database = quoted(self.role.name), quoted(self.role.database)
+        places = {
+            "global": "ALTER ROLE ALL ",
+            "database": f"ALTER DATABASE {database} ",
+            "user": f"ALTER ROLE {role} ",
+            "database user": f"ALTER ROLE {role} IN DATABASE {database} ",
+        }
+        if found.source in places:
+            return (places[found.source] + told,)
+        if found.source in ("client", "command line", "environment variable", "override"):
+            return ()
+        changed = f"ALTER SYSTEM {told}"
+        return (
+            (changed,)
+            if found.context == "postmaster"
+            else (changed, "SELECT pg_catalog.pg_reload_conf();")
+        )
+
+    def set_for_role(self, name: str, value: str) -> tuple[str, ...]:
+        """The statement that changes a setting for the role in the database."""
+        if self._settings[name].source == "client":
+            return ()
+        role, database = quoted(self.role.name), quoted(self.role.database)
+        told = f"SET {name} = {quoted_literal(value)};"
+        return (f"ALTER ROLE {role} IN DATABASE {database} {told}",)
+
+    def grant(self, granted: str) -> tuple[str, ...]:
+        """The statement that makes the role a member of a role of the server."""
+        return (f"GRANT {granted} TO {quoted(self.role.name)};",)
+
+
+# The settings that checks look at, and the first server version that has each.
+_EXAMINED = {
+    "wal_level": 100000,
+    "max_wal_senders": 100000,
+    "max_replication_slots": 100000,
+    "max_slot_wal_keep_size": 130000,
+    "wal_sender_timeout": 100000,
+    "idle_replication_slot_timeout": 180000,
+    "logical_decoding_work_mem": 130000,
+    "hot_standby_feedback": 100000,
+    "statement_timeout": 100000,
+    "idle_in_transaction_session_timeout": 100000,
+    "idle_session_timeout": 140000,
+    "transaction_timeout": 170000,
+}
+
+
+def quoted(*names: str) -> str:
+    r"""Names as SQL has them, with dots between: ``public."Odd name"``.
+
+    Control characters, which a terminal would obey, are written as ``U&"\001B"``.
+    """
+    return ".".join(_escaped(name, '"') for name in names)
+
+
+def quoted_literal(value: str) -> str:
+    """A string as SQL has it, with any setting of standard_conforming_strings."""
+    if value.isprintable():
+        return sql.Literal(value).as_string(None).strip()
+    return _escaped(value, "'")
+
+
+def _escaped(text: str, quote: str) -> str:
+    if text.isprintable():
+        return quote + text.replace(quote, quote * 2) + quote
+    parts = (
+        one * 2
+        if one in ("\\", quote)
+        else one
+        if one.isprintable()
+        else f"\\{ord(one):04X}"
+        if ord(one) < 0x10000
+        else f"\\+{ord(one):06X}"
+        for one in text
+    )
+    return f"U&{quote}{''.join(parts)}{quote}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Some names for a sentence: the first ones, and how many more there are."""
+    shown = ", ".join(map(printable, names[:_SHOWN]))
+    more = len(names) - _SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def counted(number: int, one: str) -> str:
+    """``1 table``, ``2 tables``."""
+    return f"{number:,} {one}" + ("" if number == 1 else "s")
+
+
+def shown_size(size: int) -> str:
+    """Bytes as a person reads them: ``1.5 GiB``."""
+    shown = float(size)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(shown) < 1024:
+            return f"{shown:.0f} bytes" if unit == "bytes" else f"{shown:.1f} {unit}"
+        shown /= 1024
+    return f"{shown:,.1f} TiB"
+
+
+def shown_seconds(seconds: float) -> str:
+    """Seconds as a person reads them: ``3 h 20 min``."""
+    if seconds < 120:
+        return f"{seconds:g} s"
+    minutes = int(seconds // 60)
+    days, hours, minutes = minutes // 1440, minutes // 60 % 24, minutes % 60
+    parts = [f"{days} d" if days else "", f"{hours} h" if hours else ""]
+    return " ".join(part for part in [*parts, f"{minutes} min" if minutes else ""] if part)

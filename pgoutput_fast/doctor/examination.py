@@ -1,0 +1,160 @@
+"""Examine a server: run all checks, and put their findings in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from ..connections import ConnectionParameters, check_publication_names, server_error
+from ..errors import PgOutputError, printable
+from ..replication.walsender import check_slot_name
+from . import _check_access as access
+from . import _check_publications as publication_checks
+from . import _check_server as server_checks
+from . import _check_slots as slot_checks
+from . import _check_tables as table_checks
+from ._examined import Examined
+from ._published import Published
+from .findings import LEVELS, Finding, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+_OLDEST = 100000
+_NO_PRIVILEGE = "42501"  # SQLSTATE insufficient_privilege
+
+# What could not be checked is named by these texts.
+_OF_SERVER = (
+    ("the version", server_checks.version),
+    ("wal_level", server_checks.log_level),
+    ("the numbers of walsenders and slots", server_checks.limits),
+    ("the log that is kept", server_checks.kept_log),
+    ("timeouts", server_checks.timeouts),
+    ("the memory of decoding", server_checks.memory),
+    ("timeouts of sessions", server_checks.session_timeouts),
+    ("the standby", server_checks.standby),
+    ("transactions that are open", server_checks.transactions),
+    ("prepared transactions", server_checks.prepared_transactions),
+    ("replication slots", slot_checks.slots),
+    ("statistics of slots", slot_checks.spills),
+    ("the role", access.history),
+)
+_OF_PUBLICATIONS = (
+    ("publications", publication_checks.existence),
+    ("what publications publish", publication_checks.contents),
+    ("publications that are read together", publication_checks.together),
+    ("replica identities", table_checks.identities),
+    ("partitions", table_checks.partitions),
+    ("generated columns", table_checks.generated),
+    ("tables that are not sent", table_checks.not_sent),
+    ("column lists and row filters", table_checks.lists_and_filters),
+    ("privileges", access.privileges),
+)
+
+
+def examine(
+    dsn: str | None = None,
+    publications: Sequence[str] | None = None,
+    slot: str | None = None,
+) -> Report:
+    """Find out whether a server and its tables are ready for capture by pgoutput.
+
+    It changes nothing, and makes no slot. What a check may not read is a finding too.
+
+    Parameters
+    ----------
+    dsn : str, optional
+        Connection string of libpq, or URL. What it leaves out is taken from libpq's variables.
+    publications : list or tuple of str, optional
+        The publications that one stream is to read; by default each of the database is examined by
+        itself.
+    slot : str, optional
+        The slot that is to be read. Without it, all slots are examined as those of others.
+
+    Raises
+    ------
+    PgOutputError
+        The connection string can't be read, the server can't be reached or refuses the connection,
+        or a name can't be one. No message has the password.
+    TypeError
+        An argument has a wrong type.
+    """
+    if publications is not None:
+        check_publication_names(publications)
+    if slot is not None:
+        check_slot_name(slot)
+    parameters = ConnectionParameters(dsn)
+    with parameters.open(replication=False) as connection:
+        if connection.info.server_version < _OLDEST:
+            return _too_old(connection, slot)
+        server = Examined(connection, publications, slot)
+        findings: list[Finding] = []
+
+        published: list[Published] = []
+
+        def check(what: str, run: Callable[..., Iterable[Finding]], *arguments: object) -> None:
+            findings.extend(_checked(connection, what, run, *arguments))
+
+        def read_publications() -> Iterable[Finding]:
+            published.append(Published(server))
+            return ()
+
+        for what, of_server in _OF_SERVER:
+            check(what, of_server, server)
+        check("the replication connection", access.replication, server, parameters, tuple(findings))
+        check("publications", read_publications)
+        for what, of_publications in _OF_PUBLICATIONS if published else ():
+            check(what, of_publications, server, published[0])
+    return Report(
+        server.version,
+        server.role.database,
+        server.role.name,
+        tuple(one.name for one in published[0].publications) if published else (),
+        slot,
+        tuple(sorted(findings, key=lambda one: LEVELS.index(one.level))),
+    )
+
+
+def _checked(
+    connection: psycopg.Connection[tuple[object, ...]],
+    what: str,
+    run: Callable[..., Iterable[Finding]],
+    *arguments: object,
+) -> list[Finding]:
+    """The findings of a check; with one that says so if the server does not tell.
+
+    Raises
+    ------
+    PgOutputError
+        The connection is lost.
+    """
+    found: list[Finding] = []
+    try:
+        # One by one, so that those before an error are kept.
+        for finding in run(*arguments):
+            found.append(finding)  # noqa: PERF402
+    except (psycopg.Error, PgOutputError) as error:
+        state = error.sqlstate if isinstance(error, psycopg.Error) else None
+        if connection.closed:
+            raise server_error("the connection is lost", str(error), state) from error
+        found.append(
+            Finding(
+                "could-not-check",
+                f"could not check {what}: {printable(' '.join(str(error).split()))}",
+                advice="give the role the right to read it, or ask as another role"
+                if state == _NO_PRIVILEGE
+                else None,
+            )
+        )
+    return found
+
+
+def _too_old(connection: psycopg.Connection[tuple[object, ...]], slot: str | None) -> Report:
+    number, info = connection.info.server_version, connection.info
+    found = Finding(
+        "server-too-old",
+        f"the server is PostgreSQL {number // 10000}.{number // 100 % 100}",
+        advice="update to a newer version",
+    )
+    return Report(number, info.dbname, info.user, (), slot, (found,))

@@ -1,0 +1,112 @@
+"""What an examination found, as objects and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from .kinds import KINDS, Level
+
+FORMAT_VERSION = 1
+"""The version of the JSON form. It changes if a field changes its meaning or goes away."""
+
+LEVELS: tuple[Level, ...] = ("error", "warning", "info")
+"""The levels, worst first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that was found.
+
+    Attributes
+    ----------
+    id : str
+        A key of `KINDS`, which has its level and meaning.
+    found : str
+        What was found, with names and numbers. Of many names it has the first ones.
+    sql : tuple of str
+        Statements that mend it, to be run one by one, in this order, in the database that was
+        examined; empty if SQL can't mend it.
+    advice : str or None
+        What else there is to do or to decide.
+    objects : tuple of str
+        All names of what it is about: tables as SQL has them, slots, publications, settings.
+    """
+
+    id: str
+    found: str
+    sql: tuple[str, ...] = ()
+    advice: str | None = None
+    objects: tuple[str, ...] = ()
+
+    @property
+    def level(self) -> Level:
+        """How bad it is: "error", "warning" or "info"."""
+        return KINDS[self.id].level
+
+    @property
+    def meaning(self) -> str:
+        """What it means, in one sentence."""
+        return KINDS[self.id].meaning
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What an examination found.
+
+    Attributes
+    ----------
+    server_version : int
+        As libpq has it: 180004 is 18.4.
+    database, role : str
+    publications : tuple of str
+        Those that were examined.
+    slot : str or None
+        The slot that was named.
+    findings : tuple of Finding
+        Errors first, then warnings, then what is only worth knowing.
+    """
+
+    server_version: int
+    database: str
+    role: str
+    publications: tuple[str, ...]
+    slot: str | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing is an error."""
+        return not self.of_level("error")
+
+    def of_level(self, level: Level) -> tuple[Finding, ...]:
+        """The findings of a level, in their order."""
+        return tuple(finding for finding in self.findings if finding.level == level)
+
+    def to_json(self) -> str:
+        """One JSON object, whose form docs/doctor.md describes."""
+        return json.dumps(
+            {
+                "format_version": FORMAT_VERSION,
+                "server_version": self.server_version,
+                "database": self.database,
+                "role": self.role,
+                "publications": self.publications,
+                "slot": self.slot,
+                "ready": self.ready,
+                "findings": [
+                    {
+                        "id": one.id,
+                        "level": one.level,
+                        "found": one.found,
+                        "meaning": one.meaning,
+                        "objects": one.objects,
+                        "sql": one.sql,
+                        "advice": one.advice,
+                    }
+                    for one in self.findings
+                ],
+            },
+            ensure_ascii=True,
+            indent=1,
+        )
