@@ -3,6 +3,8 @@
 Exit codes: 0 success; 1 an error, or nothing of what was asked for was found, which one line on
 standard error says; 2 wrong usage; 130 Ctrl-C (but 0 for `tail`, which usually ends with it); 141
 standard output is a pipe that nobody reads any more; 129 and 143 SIGHUP and SIGTERM ended `demo`.
+`capture` ends with 0 also where SIGTERM or SIGHUP has ended it, as all that came whole is on disk
+then; and with 75 (EX_TEMPFAIL) at an error that may pass, where 1 is one that does not by itself.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     import click
 
 _COMMANDS = {
+    "capture": "Write a slot's changes to a directory of segments, as a service or up to now.",
+    "consumers": "List, add or remove the consumers of a directory of segments.",
     "demo": "Show the whole path: a server, capture, Spark, and the proof that it is right.",
     "inspect": "Print the messages of segments or captures.",
     "tail": "Print the changes of a server as they are committed.",
@@ -55,7 +59,7 @@ def _group() -> click.Group:
         ) -> click.Command | None:
             if "=" in cmd_name or "://" in cmd_name:
                 # click's own error would print the argument, which may have a password in it.
-                ctx.fail("the first argument is a command; a DSN follows --dsn of tail")
+                ctx.fail("the first argument is a command; a DSN follows --dsn of a command")
             if cmd_name not in _COMMANDS:
                 near = difflib.get_close_matches(cmd_name, _COMMANDS, 1)
                 if near and not ctx.resilient_parsing:

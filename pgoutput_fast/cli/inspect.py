@@ -78,10 +78,9 @@ def _messages(
         with SegmentReader(path) as reader:
             messages = Messages(reader.metadata.encoding, policies, registry)
             for batch in reader:
-                for lsn, frame in zip(
-                    batch.column("lsn").to_pylist(), batch.column("data").to_pylist(), strict=True
-                ):
-                    yield messages.decode(lsn, None, frame)
+                columns = (batch.column(name).to_pylist() for name in ("lsn", "data", "seq"))
+                for lsn, frame, seq in zip(*columns, strict=True):
+                    yield messages.decode(lsn, None, frame, seq)
         return
     recording = Recording(path)
     try:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
 from .. import Begin, Commit, TypeRegistry
 from ..connections import ConnectionParameters, server_error
 from ..replication import connect
+from ._dsn import dsn_options, given_dsn
 from ._show import Lines, Messages, Values, as_json, values_option
 from ._style import paint_for
-
-_SERVERS = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
-"""Variables of libpq; if one of them is set, it is clear which server or database is meant."""
 
 
 def _types(dsn: str) -> TypeRegistry:
@@ -31,13 +29,7 @@ def _types(dsn: str) -> TypeRegistry:
 
 
 @click.command(context_settings={"allow_extra_args": True})
-@click.option(
-    "--dsn",
-    envvar="PGOUTPUT_FAST_DSN",
-    help="Connection string or URL of libpq; the default is PGOUTPUT_FAST_DSN. What it leaves out, "
-    "or all of it, is taken from libpq's variables (PGHOST, PGPORT, PGDATABASE, PGUSER, …) and "
-    "service files (PGSERVICE). A password is best in a password file (~/.pgpass).",
-)
+@dsn_options
 @click.option("--publication", "publications", multiple=True, required=True, help="One or more.")
 @click.option("--json", "as_objects", is_flag=True, help="One JSON object per line.")
 @values_option
@@ -48,6 +40,7 @@ def _types(dsn: str) -> TypeRegistry:
 def command(
     context: click.Context,
     dsn: str | None,
+    dsn_file: Path | None,
     publications: tuple[str, ...],
     as_objects: bool,
     values: Values | None,
@@ -63,23 +56,11 @@ def command(
     With --values typed, and with --binary, users' types are as the server's catalogue has them when
     the command begins.
     """
-    if context.args:
-        # click would print the argument, which may be the password in a DSN without quotes.
-        raise click.UsageError("unexpected extra argument; a DSN follows --dsn, in quotes")
     if values and not as_objects:
         raise click.UsageError("--values is for --json")
-    if dsn is None and not any(os.environ.get(name) for name in _SERVERS):
-        raise click.UsageError(
-            "no server is named: give --dsn, or set libpq's variables, as PGHOST and PGDATABASE, "
-            "or PGSERVICE for an entry of a service file"
-        )
-    named = context.get_parameter_source("dsn") == ParameterSource.COMMANDLINE
-    if named and ConnectionParameters(dsn).has_secret:
-        print(
-            "pgoutput-fast: other users of this machine can read a password in --dsn, as they can "
-            "read every command line; a password file (~/.pgpass) or PGOUTPUT_FAST_DSN hides it",
-            file=sys.stderr,
-        )
+    dsn = given_dsn(
+        context, dsn, dsn_file, lambda text: print(f"pgoutput-fast: {text}", file=sys.stderr)
+    )
     lines = Lines(full=full, paint=paint_for(sys.stdout))
     slot = f"pgoutput_fast_tail_{os.getpid()}_{secrets.token_hex(4)}"
     try:

@@ -58,6 +58,23 @@ class CaptureProgress(NamedTuple):
         said that nothing more comes.
     durable_lsn : int
         Everything before this LSN is in segments, and acknowledged.
+    captured_lsn : int
+        Everything that was committed before this LSN is in segments. It is beyond `durable_lsn` if
+        the server has said that between the two there is nothing for the slot.
+    commit_time : int or None
+        When the last transaction was committed that is in segments, by the server's clock, in
+        microseconds since 2000-01-01 UTC; None before this run has written one.
+    changes, segments : int
+        Insert, Update, Delete and Truncate messages that this run has taken; segments it has
+        completed.
+    open_transactions : int
+        Transactions of which something came and that have not ended; prepared ones are among them.
+    spilled_bytes : int
+        Bytes of the files to which their frames were moved, as `max_memory` says.
+    connected : bool
+        Whether there is a connection that is not known to be lost.
+    reconnects : int
+        Connections that this run has made after one was lost.
     """
 
     frames: int
@@ -65,6 +82,14 @@ class CaptureProgress(NamedTuple):
     bytes: int
     received_lsn: int
     durable_lsn: int
+    captured_lsn: int
+    commit_time: int | None
+    changes: int
+    segments: int
+    open_transactions: int
+    spilled_bytes: int
+    connected: bool
+    reconnects: int
 
 
 def capture(
@@ -173,7 +198,7 @@ def capture(
         The capture ends with an error when the disk has fewer bytes free.
     progress : callable
         Called with a `CaptureProgress` after each batch of frames that came, and each second
-        while none come.
+        while none come, or while a large transaction is written.
     stop : threading.Event
         Ends the capture within some tenths of a second after it is set by another thread. Whole
         transactions that were received are made durable before.
@@ -358,6 +383,7 @@ class _Landing:
         )
         for kept in self._prepared.load(writer.directory):
             assembler.restore(kept)
+        self._assembler = assembler
         self._delivery = Delivery(
             link,
             assembler,
@@ -367,6 +393,10 @@ class _Landing:
         )
         # These are counted as CaptureProgress describes.
         self._frames = self._transactions = self._bytes = 0
+        # End LSN and commit time of the last transaction that the writer has; the commit time of
+        # the last one that is durable.
+        self._written: tuple[int, int | None] = (writer.position, None)
+        self._commit_time: int | None = None
         self._until: int | None = None
         self._last_advance = self._told = time.monotonic()
 
@@ -411,6 +441,10 @@ class _Landing:
             self._frames += len(run)
             self._bytes += run.size
             self._acknowledge(self._writer.write_run(run))
+            if time.monotonic() - self._told >= _IDLE_PROGRESS:
+                self._report()
+        if found.commit_time is not None:
+            self._written = found.end_lsn, found.commit_time
 
     def _delay(self, found: Transaction | TransactionGroup | None) -> float:
         """Seconds that a commit may wait for its segment to be completed.
@@ -450,13 +484,28 @@ class _Landing:
         if position is not None:
             receiver = self._link.receiver
             receiver.acknowledged = max(receiver.acknowledged, position)
+            self._note_commit_time()
             self._prepared.forget(position)
 
+    def _note_commit_time(self) -> None:
+        """Note when the last transaction was committed that is durable."""
+        end_lsn, commit_time = self._written
+        if end_lsn <= self._writer.position:
+            self._commit_time = commit_time
+
     def _progress(self) -> CaptureProgress:
-        server_lsn = self._delivery.server_lsn
+        server_lsn = 0 if self._delivery.waits else self._delivery.server_lsn
         if self._until is not None:
             server_lsn = min(server_lsn, self._until)
         received = max(self._delivery.delivered, server_lsn)
+        durable = self._writer.position
+        self._note_commit_time()
+        assembler = self._assembler
         return CaptureProgress(
-            self._frames, self._transactions, self._bytes, received, self._writer.position
-        )
+            self._frames, self._transactions, self._bytes, received, durable,
+            captured_lsn=received if self._writer.opened is None else durable,
+            commit_time=self._commit_time, changes=self._writer.changes,
+            segments=self._writer.completed, open_transactions=assembler.open_transactions,
+            spilled_bytes=assembler.spilled_bytes, connected=self._link.lost is None,
+            reconnects=self._link.reconnects,
+        )  # fmt: skip
