@@ -47,6 +47,8 @@ def status_text(figures: Figures) -> str:
 
 
 def _lag(figures: Figures) -> str:
+    if figures.lag_bytes is None and figures.lag_seconds is None:
+        return "unknown"
     size = "unknown" if figures.lag_bytes is None else decimal(figures.lag_bytes)
     seconds = "unknown" if figures.lag_seconds is None else f"{figures.lag_seconds:.1f} s"
     return f"{size}, {seconds}"
