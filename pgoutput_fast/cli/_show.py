@@ -87,16 +87,21 @@ class Shown(NamedTuple):
 
 
 class Messages:
-    """Decodes the frames of one stream, and knows which transaction and tables each belongs to."""
+    """Decodes the frames of one stream, and knows which transaction and tables each belongs to.
+
+    `continues` says whether it may begin in the middle of a transaction, as files of segments do.
+    """
 
     def __init__(
         self,
         encoding: str,
         policies: Policies | None = None,
         registry: TypeRegistry | None = None,
+        *,
+        continues: bool = False,
     ) -> None:
         self._decoder = Decoder(policies, encoding=encoding, registry=registry)
-        self._counts = _Counts()
+        self._counts = _Counts(continues=continues)
 
     def decode(
         self, lsn: int | None, time: int | None, frame: bytes, seq: int | None = None
@@ -131,9 +136,16 @@ class Messages:
 
 
 class _Counts:
-    """Counts the rows of transactions, so that their ends can tell how many they have."""
+    """Counts the rows of transactions, so that their ends can tell how many they have.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    continues : bool
+        Whether the first Begin may be one that is repeated in the middle of its transaction.
+    """
+
+    def __init__(self, *, continues: bool = False) -> None:
+        self._continues = continues
         # Of the transaction that is open; None if it began before this.
         self._open: int | None = None
         # Of each streamed transaction, by subtransaction, in the order in which those began.
@@ -154,7 +166,8 @@ class _Counts:
             elif self._open is not None:
                 self._open += rows
         elif isinstance(message, (Begin, BeginPrepare)):
-            self._open = 0
+            self._open = None if self._continues else 0
+            self._continues = False
         elif isinstance(message, StreamStart):
             if message.first_segment:
                 self._streams[message.xid] = {}

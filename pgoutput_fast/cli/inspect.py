@@ -76,7 +76,7 @@ def _messages(
     """Decode the messages of a file, from its start."""
     if is_segment(path):
         with SegmentReader(path) as reader:
-            messages = Messages(reader.metadata.encoding, policies, registry)
+            messages = Messages(reader.metadata.encoding, policies, registry, continues=True)
             for batch in reader:
                 columns = (batch.column(name).to_pylist() for name in ("lsn", "data", "seq"))
                 for lsn, frame, seq in zip(*columns, strict=True):
