@@ -189,6 +189,13 @@ _positive_seconds = click.FloatRange(min=0, min_open=True)
     callback=_checked_until,
     help="End with what is committed by now, or was committed before an LSN.",
 )
+@click.option(
+    "--snapshot",
+    type=click.Choice(["never", "initial", "only"]),
+    default="never",
+    show_default=True,
+    help="Whether the rows come too that the tables had before; with only, nothing else comes yet.",
+)
 @click.option("--binary", is_flag=True, help="Ask for values in binary form.")
 @click.option("--messages", is_flag=True, help="Logical messages too.")
 @click.option(

@@ -83,13 +83,13 @@ class CaptureProgress(NamedTuple):
     received_lsn: int
     durable_lsn: int
     captured_lsn: int
-    commit_time: int | None
-    changes: int
-    segments: int
-    open_transactions: int
-    spilled_bytes: int
-    connected: bool
-    reconnects: int
+    commit_time: int | None = None
+    changes: int = 0
+    segments: int = 0
+    open_transactions: int = 0
+    spilled_bytes: int = 0
+    connected: bool = False
+    reconnects: int = 0
 
 
 def capture(
@@ -284,7 +284,7 @@ def capture(
         upkeep = held.enter_context(_begin_upkeep(begun, members, copying, upkeep_options))
         if snapshot == "only":
             upkeep.wait(stop)
-            return CaptureProgress(0, 0, 0, writer.position, writer.position)
+            return CaptureProgress(0, 0, 0, writer.position, writer.position, writer.position)
         source = Source(parameters, slot, options)
 
         def start() -> Started:
