@@ -107,9 +107,7 @@ def test_lines_of_the_log_are_lines() -> None:
         raise ValueError("with s3cret\nand another line")
     except ValueError:
         failed = sys.exc_info()
-    record = logging.LogRecord(
-        "x", logging.ERROR, "", 0, "a %s\nb\x1b[31m", ("s3cret",), failed
-    )
+    record = logging.LogRecord("x", logging.ERROR, "", 0, "a %s\nb\x1b[31m", ("s3cret",), failed)
     for kind in ("text", "json"):
         formatter = Formatter(kind)  # type: ignore[arg-type]
         formatter.redact = lambda text: text.replace("s3cret", "***")

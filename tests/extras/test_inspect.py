@@ -520,7 +520,9 @@ def test_ends_tell_how_many_changes_there_were(run: Run, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("rows_in_last", [0, 1])
-def test_the_end_of_a_transaction_of_several_files(run: Run, tmp_path: Path, rows_in_last: int) -> None:
+def test_the_end_of_a_transaction_of_several_files(
+    run: Run, tmp_path: Path, rows_in_last: int
+) -> None:
     """It is told by the position of the last file's rows, and not known if that has none."""
     metadata = SegmentMetadata("1", "d", "s", ("p",), 180004, "UTF8", {}, {})
     row = testing.insert(7, ["1", "x" * (200 << 10), None])

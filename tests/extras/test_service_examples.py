@@ -45,7 +45,8 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     if programs is None:
         pytest.skip("there is no systemd-analyze")
     unit = tmp_path / UNIT.name
-    unit.write_text(re.sub(r"(?<=^ExecStart=)\S+", sys.executable, UNIT.read_text(), flags=re.M))
+    program = re.compile(r"(?<=^ExecStart=)\S+", re.MULTILINE)  # which is not installed here
+    unit.write_text(program.sub(sys.executable, UNIT.read_text()))
     ran = subprocess.run(
         [programs, "verify", "--man=no", unit], capture_output=True, text=True, check=False
     )

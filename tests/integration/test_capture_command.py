@@ -27,7 +27,7 @@ from pgoutput_fast.replication import connect, walsender
 from pgoutput_fast.segments import SegmentReader, list_segments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     WaitUntil = Callable[[Callable[[], object]], None]
 
@@ -107,7 +107,7 @@ class Running:
     def _look(self, look: Callable[[], None]) -> None:
         try:
             look()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised in the test's thread
             self.failure = error
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -137,9 +137,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 JSON = ["--log-format", "json"]
 
 
-def test_until_now_has_what_the_server_has(
-    published: Any, run: Running, tmp_path: Path
-) -> None:
+def test_until_now_has_what_the_server_has(published: Any, run: Running, tmp_path: Path) -> None:
     directory = tmp_path / "out"
     given = arguments(published, directory, "--until", "now")
     run(given)
@@ -182,9 +180,7 @@ def test_a_commit_that_waits_for_its_flush_is_waited_for(published: Any) -> None
     assert pf.parse_lsn(inserted) - 40 <= end <= pf.parse_lsn(flushed)
 
 
-def test_terminated_and_called_again(
-    published: Any, tmp_path: Path, wait_until: WaitUntil
-) -> None:
+def test_terminated_and_called_again(published: Any, tmp_path: Path, wait_until: WaitUntil) -> None:
     """A process, ended while the server writes; twice, the second time by Ctrl-C."""
     directory = tmp_path / "out"
     stop = threading.Event()
@@ -433,9 +429,7 @@ def test_metrics_are_the_servers_facts(
     assert found["bytes_total"] == run.event("stop")["bytes"] > 4000 * 10  # type: ignore[index]
     version = f'version="{pf.__version__}"'
     (label,) = set(labels)
-    assert label == (
-        f'{PREFIX}info{{database="{published.name}",slot="{slot}",{version}}}'
-    )
+    assert label == (f'{PREFIX}info{{database="{published.name}",slot="{slot}",{version}}}')
 
 
 def test_a_port_that_is_taken_is_refused_first(

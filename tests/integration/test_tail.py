@@ -81,18 +81,20 @@ def test_lines_until_interrupted(
     assert [line.rpartition(") ")[2] for line in found if line.startswith("Commit")] == (
         ["1 change\n"] * 2
     )
+    assert [line.split("(")[0] for line in found] == [
+        *("Begin", "Relation", "INSERT public.t id='1' body='x'\n", "Commit"),
+        *("Begin", "DELETE public.t id='0'\n", "Commit"),
+    ]
     database.execute(
         "BEGIN; INSERT INTO t VALUES (2, 'x'), (3, 'x'); SAVEPOINT a; INSERT INTO t VALUES (4, '');"
         " ROLLBACK TO a; UPDATE t SET body = 'y' WHERE id = 2; COMMIT"
     )
     *_, end = (next(shown.lines) for _ in range(5))
     ((now,),) = database.execute("SELECT pg_current_wal_lsn()::text")
-    (commit_lsn,) = re.findall(r" Commit\(.*commit_lsn=(\S+), .*, commit_time=20\S+ \S+\) 3 changes", end)
+    (commit_lsn,) = re.findall(
+        r" Commit\(.*commit_lsn=(\S+), .*, commit_time=20\S+ \S+\) 3 changes", end
+    )
     assert pf.parse_lsn(commit_lsn) < pf.parse_lsn(now)
-    assert [line.split("(")[0] for line in found] == [
-        *("Begin", "Relation", "INSERT public.t id='1' body='x'\n", "Commit"),
-        *("Begin", "DELETE public.t id='0'\n", "Commit"),
-    ]
     assert shown.end() == (0, "")
     wait_until(lambda: database.slots() == {})
 
