@@ -87,7 +87,8 @@ class _Stop:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                # None: a handler that is not Python's.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _take(self, number: int, _frame: object) -> None:
         self.signal = number

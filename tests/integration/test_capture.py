@@ -21,6 +21,7 @@ import pytest
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.replication import (
+    CaptureProgress,
     ReplicationConnection,
     ReplicationError,
     RetryableError,
@@ -148,6 +149,33 @@ def test_two_runs_land_everything_once(prepared: Any, tmp_path: Path) -> None:
     before = sorted(tmp_path.glob("*.arrow"))
     assert run(prepared, tmp_path).frames == 0
     assert sorted(tmp_path.glob("*.arrow")) == before
+
+
+def test_progress_tells_what_is_captured(prepared18: Any, tmp_path: Path) -> None:
+    """Also where the server's log goes on without anything for the slot."""
+    prepared18.execute(
+        "INSERT INTO t SELECT g, 'x' FROM generate_series(1, 3) g",
+        "UPDATE t SET body = 'y' WHERE id < 3; DELETE FROM t WHERE id = 3; TRUNCATE t",
+    )
+    with prepared18.connect() as connection:
+        ((before,),) = connection.execute("SELECT pg_current_wal_lsn()::text").fetchall()
+        ((since,),) = connection.execute("SELECT clock_timestamp()").fetchall()
+        connection.execute("INSERT INTO unpublished SELECT generate_series(1, 100)")
+    seen: list[CaptureProgress] = []
+    until = now(prepared18)
+    done = run(prepared18, tmp_path, until_lsn=until, progress=seen.append)
+    assert (done.changes, done.transactions, done.segments) == (3 + 2 + 1 + 1, 2, 1)
+    assert done.durable_lsn <= pf.parse_lsn(before) < done.captured_lsn == until
+    assert done.commit_time is not None
+    age = (since - pf.values.EPOCH_UTC).total_seconds() - done.commit_time / 1e6
+    assert 0 < age < 60
+    assert (done.open_transactions, done.spilled_bytes, done.reconnects) == (0, 0, 0)
+    assert done.connected
+    # What waits for its segment is not captured.
+    assert all(one.captured_lsn <= one.received_lsn for one in seen)
+    assert all(
+        one.captured_lsn == one.durable_lsn for one in seen if one.frames and not one.segments
+    )
 
 
 def test_metadata_say_where_it_comes_from(prepared: Any, tmp_path: Path) -> None:
