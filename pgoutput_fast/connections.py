@@ -345,6 +345,12 @@ class ConnectionParameters:
         """Whether a password was given, in the string or as a keyword."""
         return any(self._parameters.get(name) for name in _SECRETS)
 
+    def without_secrets(self, text: str) -> str:
+        """A text in which these parameters' passwords are replaced."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
     def of_server(self, host: bytes, address: bytes, port: bytes) -> ConnectionParameters:
         """The same for one server: the one that libpq says a connection was made to."""
         one: dict[str, object] = {
@@ -381,9 +387,7 @@ class ConnectionParameters:
                 prepare_threshold=None,
             )
         except psycopg.Error as error:
-            text = str(error)
-            for secret in self._secrets:
-                text = text.replace(secret, "***")
+            text = self.without_secrets(str(error))
             refused = server_error("can't connect", text, error.sqlstate)
             if isinstance(refused, RetryableError) and _is_unclear(text, given):
                 refused = RetryableError(

@@ -3,7 +3,9 @@
 Exit codes: 0 success; 1 an error, or nothing of what was asked for was found, which one line on
 standard error says, or `doctor` has found an error; 2 wrong usage; 130 Ctrl-C (but 0 for `tail`,
 which usually ends with it); 141 standard output is a pipe that nobody reads any more; 129 and 143
-SIGHUP and SIGTERM ended `demo`.
+SIGHUP and SIGTERM ended `demo`. `capture` ends with 0 also where SIGTERM or SIGHUP has ended it, as
+all that came whole is on disk then; and with 75 (EX_TEMPFAIL) at an error that may pass, where 1 is
+one that does not by itself.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     import click
 
 _COMMANDS = {
+    "capture": "Write a slot's changes to a directory of segments, as a service or up to now.",
+    "consumers": "List, add or remove the consumers of a directory of segments.",
     "demo": "Show the whole path: a server, capture, Spark, and the proof that it is right.",
     "doctor": "Say whether a server is ready for capture, and what mends it if it is not.",
     "inspect": "Print the messages of segments or captures.",
@@ -57,7 +61,7 @@ def _group() -> click.Group:
         ) -> click.Command | None:
             if "=" in cmd_name or "://" in cmd_name:
                 # click's own error would print the argument, which may have a password in it.
-                ctx.fail("the first argument is a command; a DSN follows --dsn of tail and doctor")
+                ctx.fail("the first argument is a command; a DSN follows --dsn of a command")
             if cmd_name not in _COMMANDS:
                 near = difflib.get_close_matches(cmd_name, _COMMANDS, 1)
                 if near and not ctx.resilient_parsing:

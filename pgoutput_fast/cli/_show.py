@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import click
 
@@ -13,6 +13,7 @@ from .. import (
     UNCHANGED,
     Begin,
     BeginPrepare,
+    Commit,
     CommitPrepared,
     DecodeError,
     Decoder,
@@ -75,6 +76,9 @@ class Shown(NamedTuple):
     """The xid of the top-level transaction; None outside of one."""
     tables: tuple[str, ...]
     """The qualified names of the tables that the message concerns."""
+    changes: int | None = None
+    """Of a message that ends a transaction: how many rows that has, without those that were rolled
+    back; a Truncate counts once for each table. None if that is not known."""
 
     @property
     def tag(self) -> str:
@@ -83,29 +87,42 @@ class Shown(NamedTuple):
 
 
 class Messages:
-    """Decodes the frames of one stream, and knows which transaction and tables each belongs to."""
+    """Decodes the frames of one stream, and knows which transaction and tables each belongs to.
+
+    `continues` says whether it may begin in the middle of a transaction, as files of segments do.
+    """
 
     def __init__(
         self,
         encoding: str,
         policies: Policies | None = None,
         registry: TypeRegistry | None = None,
+        *,
+        continues: bool = False,
     ) -> None:
         self._decoder = Decoder(policies, encoding=encoding, registry=registry)
+        self._counts = _Counts(continues=continues)
 
-    def decode(self, lsn: int | None, time: int | None, frame: bytes) -> Shown:
-        """Decode a frame. An error is returned, not raised, as the next frame may be sound."""
+    def decode(
+        self, lsn: int | None, time: int | None, frame: bytes, seq: int | None = None
+    ) -> Shown:
+        """Decode a frame. An error is returned, not raised, as the next frame may be sound.
+
+        `seq` is the position of the frame's first row in its transaction, where it is known.
+        """
         state = self._decoder.state
         before = state.xid if state.open_xid is None else state.open_xid
         try:
             message: Any = self._decoder.decode(frame)
         except DecodeError as error:
+            self._counts = _Counts()
             return Shown(lsn, time, frame, None, error, before, ())
         if isinstance(message, _OF_TRANSACTIONS):
             xid: int | None = message.xid
         else:
             xid = before
-        return Shown(lsn, time, frame, message, None, xid, tuple(self._tables(message)))
+        changes = self._counts.take(message, xid, seq)
+        return Shown(lsn, time, frame, message, None, xid, tuple(self._tables(message)), changes)
 
     def _tables(self, message: Any) -> Iterator[str]:
         if isinstance(message, (Insert, Update, Delete)):
@@ -116,6 +133,72 @@ class Messages:
             for oid in message.relation_ids:
                 plan = self._decoder.state.plan(oid)
                 yield str(oid) if plan is None else qualified(plan.relation)
+
+
+class _Counts:
+    """Counts the rows of transactions, so that their ends can tell how many they have.
+
+    Parameters
+    ----------
+    continues : bool
+        Whether the first Begin may be one that is repeated in the middle of its transaction.
+    """
+
+    def __init__(self, *, continues: bool = False) -> None:
+        self._continues = continues
+        # Of the transaction that is open; None if it began before this.
+        self._open: int | None = None
+        # Of each streamed transaction, by subtransaction, in the order in which those began.
+        self._streams: dict[int, dict[int, int]] = {}
+        self._prepared: dict[tuple[int, str], int] = {}
+
+    def take(self, message: Any, xid: int | None, seq: int | None) -> int | None:
+        """Count a message; the rows of the transaction that it ends, None if it ends none."""
+        if isinstance(message, (Insert, Update, Delete, Truncate)):
+            rows = len(message.relation_ids) if isinstance(message, Truncate) else 1
+            if message.in_stream:
+                counts = self._streams.get(cast("int", xid))
+                if counts is not None:
+                    subxid = cast("int", message.xid)
+                    counts[subxid] = counts.get(subxid, 0) + rows
+            elif seq is not None:
+                self._open = seq + rows
+            elif self._open is not None:
+                self._open += rows
+        elif isinstance(message, (Begin, BeginPrepare)):
+            self._open = None if self._continues else 0
+            self._continues = False
+        elif isinstance(message, StreamStart):
+            if message.first_segment:
+                self._streams[message.xid] = {}
+        elif isinstance(message, StreamAbort):
+            self._take_back(message)
+        elif isinstance(message, CommitPrepared):
+            return self._prepared.pop((message.xid, message.gid), None)
+        elif isinstance(message, RollbackPrepared):
+            self._prepared.pop((message.xid, message.gid), None)
+        elif isinstance(message, (Commit, Prepare, StreamCommit, StreamPrepare)):
+            return self._end(message)
+        return None
+
+    def _take_back(self, abort: StreamAbort) -> None:
+        if abort.subxid == abort.xid:
+            self._streams.pop(abort.xid, None)
+            return
+        counts = self._streams.get(abort.xid, {})
+        # Subtransactions nest, so those that began later were made inside of it.
+        while abort.subxid in counts:
+            counts.popitem()
+
+    def _end(self, message: Commit | Prepare | StreamCommit | StreamPrepare) -> int | None:
+        if isinstance(message, (StreamCommit, StreamPrepare)):
+            counts = self._streams.pop(message.xid, None)
+            rows = None if counts is None else sum(counts.values())
+        else:
+            rows, self._open = self._open, None
+        if rows is not None and isinstance(message, (Prepare, StreamPrepare)):
+            self._prepared[message.xid, message.gid] = rows
+        return rows
 
 
 class Lines:
@@ -162,7 +245,10 @@ class Lines:
             options = " CASCADE" * message.cascade + " RESTART IDENTITY" * message.restart_identity
             return f"{paint('TRUNCATE', 'truncate')} {tables}{options}"
         name, fields = type(message).__name__, repr(message)
-        return paint(name, "message") + fields.removeprefix(name)
+        line = paint(name, "message") + fields.removeprefix(name)
+        if shown.changes is not None:
+            line += f" {shown.changes:,} change{'s' * (shown.changes != 1)}"
+        return line
 
     def _tuple(self, message: Any, data: TupleData, *, key: bool = False) -> str:
         return " ".join(
@@ -279,6 +365,8 @@ def as_json(shown: Shown, *, typed: bool = False) -> str:
             fields[name] = None if value is None else timestamp_form(value, "+00")
         else:
             fields[name] = value
+    if shown.changes is not None:
+        fields["changes"] = shown.changes
     if isinstance(message, (Insert, Update, Delete)):
         fields["table"] = shown.tables[0]
     elif isinstance(message, Truncate):

@@ -10,11 +10,12 @@ import click
 from ..doctor import LEVELS, examine
 from ..errors import PgOutputError, printable
 from ..replication.walsender import check_slot_name
-from ._server_option import check_server, dsn_option, refuse_arguments
+from ._dsn import dsn_options, given_dsn
 from ._style import paint_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from ..doctor import Finding, Report
     from ._style import Paint
@@ -24,7 +25,7 @@ _COLOURS = {"error": "error", "warning": "warning", "info": "heading"}
 
 
 @click.command(context_settings={"allow_extra_args": True})
-@dsn_option
+@dsn_options
 @click.option(
     "--publication",
     "publications",
@@ -39,6 +40,7 @@ _COLOURS = {"error": "error", "warning": "warning", "info": "heading"}
 def command(
     context: click.Context,
     dsn: str | None,
+    dsn_file: Path | None,
     publications: tuple[str, ...],
     slot: str | None,
     as_object: bool,
@@ -49,13 +51,12 @@ def command(
     Nothing is changed. Each finding has the SQL that mends it, where SQL can. The exit code is 0 if
     there is no error (with --strict, no warning either), and 1 if there is one.
     """
-    refuse_arguments(context)
     if slot is not None:
         try:
             check_slot_name(slot)
         except PgOutputError as error:
             raise click.UsageError(str(error)) from error
-    check_server(context, dsn)
+    dsn = given_dsn(context, dsn, dsn_file)
     report = examine(dsn, list(publications) or None, slot)
     if as_object:
         print(report.to_json())

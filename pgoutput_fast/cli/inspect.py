@@ -76,12 +76,11 @@ def _messages(
     """Decode the messages of a file, from its start."""
     if is_segment(path):
         with SegmentReader(path) as reader:
-            messages = Messages(reader.metadata.encoding, policies, registry)
+            messages = Messages(reader.metadata.encoding, policies, registry, continues=True)
             for batch in reader:
-                for lsn, frame in zip(
-                    batch.column("lsn").to_pylist(), batch.column("data").to_pylist(), strict=True
-                ):
-                    yield messages.decode(lsn, None, frame)
+                columns = (batch.column(name).to_pylist() for name in ("lsn", "data", "seq"))
+                for lsn, frame, seq in zip(*columns, strict=True):
+                    yield messages.decode(lsn, None, frame, seq)
         return
     recording = Recording(path)
     try:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from pathlib import Path
 
 import click
 
 from .. import Begin, Commit, TypeRegistry
 from ..connections import ConnectionParameters, server_error
 from ..replication import connect
-from ._server_option import check_server, dsn_option, refuse_arguments
+from ._dsn import dsn_options, given_dsn
 from ._show import Lines, Messages, Values, as_json, values_option
 from ._style import paint_for
 
@@ -28,7 +29,7 @@ def _types(dsn: str) -> TypeRegistry:
 
 
 @click.command(context_settings={"allow_extra_args": True})
-@dsn_option
+@dsn_options
 @click.option("--publication", "publications", multiple=True, required=True, help="One or more.")
 @click.option("--json", "as_objects", is_flag=True, help="One JSON object per line.")
 @values_option
@@ -39,6 +40,7 @@ def _types(dsn: str) -> TypeRegistry:
 def command(
     context: click.Context,
     dsn: str | None,
+    dsn_file: Path | None,
     publications: tuple[str, ...],
     as_objects: bool,
     values: Values | None,
@@ -54,10 +56,9 @@ def command(
     With --values typed, and with --binary, users' types are as the server's catalogue has them when
     the command begins.
     """
-    refuse_arguments(context)
     if values and not as_objects:
         raise click.UsageError("--values is for --json")
-    check_server(context, dsn)
+    dsn = given_dsn(context, dsn, dsn_file)
     lines = Lines(full=full, paint=paint_for(sys.stdout))
     slot = f"pgoutput_fast_tail_{os.getpid()}_{secrets.token_hex(4)}"
     try:

@@ -75,6 +75,21 @@ def consumers(directory: Path) -> list[ConsumerState]:
     return [_read(path) for path in paths if path.suffix == ".json" and path.name[0] != "."]
 
 
+def _path(directory: Path, name: str) -> Path:
+    """The file of a consumer.
+
+    Raises
+    ------
+    PgOutputError
+        The name is not allowed.
+    """
+    if not _NAME.fullmatch(name):
+        raise PgOutputError(
+            f"{name!r} can't be a consumer's name: give letters, digits, '_', '-' and '.'"
+        )
+    return directory / DIRECTORY_NAME / f"{name}.json"
+
+
 def _read(path: Path) -> ConsumerState:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -113,13 +128,9 @@ class Consumer:
     """
 
     def __init__(self, directory: str | os.PathLike[str], name: str) -> None:
-        if not _NAME.fullmatch(name):
-            raise PgOutputError(
-                f"{name!r} can't be a consumer's name: give letters, digits, '_', '-' and '.'"
-            )
         self.directory = Path(directory)
         self.name = name
-        self._path = self.directory / DIRECTORY_NAME / f"{name}.json"
+        self._path = _path(self.directory, name)
         self._tables = Tables(self.directory)
         if self._path.exists():
             self.position = _read(self._path).position
@@ -193,10 +204,10 @@ def remove_consumer(directory: Path, name: str) -> None:
     Raises
     ------
     PgOutputError
-        There is none of this name.
+        There is none of this name, or it can't be one.
     """
     try:
-        (directory / DIRECTORY_NAME / f"{name}.json").unlink()
+        _path(directory, name).unlink()
     except FileNotFoundError:
         names = ", ".join(one.name for one in consumers(directory)) or "none"
         raise PgOutputError(f"{directory} has no consumer {name!r}; it has {names}") from None

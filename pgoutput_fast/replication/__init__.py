@@ -15,8 +15,9 @@ from ..connections import (  # says what to install, if psycopg is missing
     RetryableError,
 )
 from . import slots
-from .capture import CaptureProgress, capture
+from .capture import capture
 from .client import connect
+from .landing import CaptureProgress
 from .stream import Batch, Received, ReplicationStream
 from .walsender import CreatedSlot, ReplicationConnection, SlotState
 

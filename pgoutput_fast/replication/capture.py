@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
-from ..connections import ConnectionParameters, RetryableError
+from ..connections import ConnectionParameters
 from ..directory.retention import Keep
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..segments import SegmentWriter
 from ..segments.format import check_options
-from ..segments.prepared import PreparedTransactions
 from .attempt import unless_stopped
 from .beginning import Begun, begin_directory
 from .client import check_assembling
 from .copier import CopyTarget
+from .landing import CaptureProgress, Landing
 from .link import Link, first_connection
 from .membership import Members, read_members
 from .receiver import Receiver
@@ -30,41 +28,6 @@ from .upkeep import Upkeep, UpkeepOptions
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
-
-    from ..transactions.transaction import Transaction, TransactionGroup
-
-# If the server's log moves on without changes for the slot, the position is stored in a file that
-# is synced: not for every keepalive, but after this many seconds, or this many bytes of the log.
-_ADVANCE_INTERVAL = 10.0
-_ADVANCE_BYTES = 16 << 20
-# A server that asks how far the capture is may wait for that to shut down. Then what is there is
-# made durable at once, but not more often than once in so many seconds.
-_ASKED_INTERVAL = 0.2
-_POLL = 0.1  # seconds within which an order to end is heard while nothing comes
-_IDLE_PROGRESS = 1.0  # seconds between two calls of `progress` while nothing comes
-
-_log = logging.getLogger(__name__)
-
-
-class CaptureProgress(NamedTuple):
-    """How far a capture has come.
-
-    Attributes
-    ----------
-    frames, transactions, bytes : int
-        Frames that this run has taken, whole transactions, and bytes of the frames.
-    received_lsn : int
-        The end of the last transaction that was taken; or a later LSN, before which the server has
-        said that nothing more comes.
-    durable_lsn : int
-        Everything before this LSN is in segments, and acknowledged.
-    """
-
-    frames: int
-    transactions: int
-    bytes: int
-    received_lsn: int
-    durable_lsn: int
 
 
 def capture(
@@ -174,7 +137,7 @@ def capture(
         The capture ends with an error when the disk has fewer bytes free.
     progress : callable
         Called with a `CaptureProgress` after each batch of frames that came, and each second
-        while none come.
+        while none come, or while a large transaction is written.
     stop : threading.Event
         Ends the capture within some tenths of a second after it is set by another thread. Whole
         transactions that were received are made durable before.
@@ -232,7 +195,7 @@ def capture(
     if connections < 1:
         raise PgOutputError(f"connections={connections}: at least one has to read")
     copies = snapshot != "never"
-    upkeep_options = UpkeepOptions(
+    keeping = UpkeepOptions(
         copies, Keep(keep_seconds, keep_bytes), segment_bytes if merge else 0, grace, silent_after,
         give_up, min_free,
     )  # fmt: skip
@@ -254,40 +217,52 @@ def capture(
     members, begun = first_connection(begin, retry_for, stop)
     with contextlib.ExitStack() as held:
         writer = held.enter_context(begun.writer)
-        copying = CopyTarget(
+        target = CopyTarget(
             parameters, begun.metadata, writer.directory, connections, writer.ipc_options
         )
-        upkeep = held.enter_context(_begin_upkeep(begun, members, copying, upkeep_options))
+        upkeep = held.enter_context(_begin_upkeep(begun, members, target, keeping))
         if snapshot == "only":
-            upkeep.wait(stop)
-            return CaptureProgress(0, 0, 0, writer.position, writer.position)
+            return _copy_only(writer, upkeep, stop, progress)
         source = Source(parameters, slot, options)
-
-        def start() -> Started:
-            return unless_stopped(
-                lambda: source.start(writer.position, writer.timeline or None),
-                lambda made: made.connection.close(),
-                stop,
-            )
-
-        started = first_connection(start, retry_for, stop)
+        started = first_connection(lambda: _start(source, writer, stop), retry_for, stop)
         # Where the server begins before the directory's end, nothing beyond is acknowledged until
         # the stream has come there: a PREPARE in between has its end behind it.
         receiver = Receiver(started.connection, started.confirmed, silence_timeout)
         link = Link(
             receiver, started.protocol, source, silence_timeout=silence_timeout, retry_for=retry_for
         )
-        try:
-            unknown = unknown_prepared or ("empty" if writer.made_slot else "error")
-            landing = _Landing(link, writer, upkeep, max_memory, max_delay, unknown, progress)
-            while True:
-                done = landing.run(until_lsn, stop)
-                upkeep.wait(stop)
-                if until_lsn is None or upkeep.copied_lsn <= until_lsn:
-                    return done
-                until_lsn = upkeep.copied_lsn  # so that the copies can be read
-        finally:
-            link.close()
+        held.callback(link.close)
+        unknown = unknown_prepared or ("empty" if writer.made_slot else "error")
+        landing = Landing(link, writer, upkeep, max_memory, max_delay, unknown, progress)
+        return landing.run(until_lsn, stop)
+
+
+def _start(source: Source, writer: SegmentWriter, stop: threading.Event | None) -> Started:
+    """Begin the stream where the directory ends."""
+    return unless_stopped(
+        lambda: source.start(writer.position, writer.timeline or None),
+        lambda made: made.connection.close(),
+        stop,
+    )
+
+
+def _copy_only(
+    writer: SegmentWriter,
+    upkeep: Upkeep,
+    stop: threading.Event | None,
+    progress: Callable[[CaptureProgress], None] | None,
+) -> CaptureProgress:
+    """Wait for the copies, without a stream."""
+
+    def now() -> CaptureProgress:
+        end = writer.position
+        return CaptureProgress(
+            0, 0, 0, end, end, end, connected=True, waiting_tables=upkeep.waiting,
+            copying=upkeep.progress,
+        )  # fmt: skip
+
+    upkeep.wait(stop, lambda: progress(now()) if progress is not None else None)
+    return now()
 
 
 def _begin_upkeep(
@@ -333,144 +308,3 @@ def _check_arguments(
         raise TypeError(f"progress must be callable, not {type(progress).__name__}")
     if stop is not None and not callable(getattr(stop, "is_set", None)):
         raise TypeError(f"stop must be a threading.Event, not {type(stop).__name__}")
-
-
-class _Landing:
-    """The loop of a capture: transactions go into segments, what is durable back to the server."""
-
-    def __init__(
-        self,
-        link: Link,
-        writer: SegmentWriter,
-        upkeep: Upkeep,
-        max_memory: int,
-        max_delay: float,
-        unknown_prepared: Literal["empty", "error"],
-        progress: Callable[[CaptureProgress], None] | None,
-    ) -> None:
-        from ..transactions import Assembler
-        from .delivery import Delivery  # loads NumPy, as receiving does not
-
-        self._link = link
-        self._writer = writer
-        self._upkeep = upkeep
-        self._max_delay = max_delay
-        self._tell = progress
-        self._prepared = PreparedTransactions(writer.directory, writer.position)
-        assembler = Assembler(
-            max_memory,
-            unknown_prepared=unknown_prepared,
-            keeper=self._prepared,
-            spill_directory=writer.directory,
-        )
-        for kept in self._prepared.load(writer.directory):
-            assembler.restore(kept)
-        self._delivery = Delivery(
-            link,
-            assembler,
-            writer.position,
-            on_idle=self._on_idle,
-            on_loss=self._flush,
-        )
-        # These are counted as CaptureProgress describes.
-        self._frames = self._transactions = self._bytes = 0
-        self._until: int | None = None
-        self._last_advance = self._told = time.monotonic()
-
-    def run(self, until_lsn: int | None, stop: threading.Event | None) -> CaptureProgress:
-        """Write what comes to segments, until `stop` or `until_lsn`."""
-        from .delivery import Until
-
-        told, self._until = 0, until_lsn
-        try:
-            for found in self._delivery.arrivals(Until(until_lsn, None, stop), self._patience):
-                if found is None:
-                    if self._frames > told or time.monotonic() - self._told >= _IDLE_PROGRESS:
-                        told = self._frames
-                        self._report()
-                else:
-                    self._land(found)
-                self._upkeep.tick()
-                opened = self._writer.opened
-                if opened is not None and time.monotonic() - opened >= self._delay(found):
-                    self._flush()
-        except RetryableError as error:
-            _log.warning("the capture ends: %s", error)
-            self._flush()  # what came whole need not come again
-            raise
-        self._flush()
-        if until_lsn is not None and self._delivery.idle_lsn >= until_lsn:
-            self._acknowledge(self._writer.advance(until_lsn))
-        if self._frames > told:
-            self._report()
-        return self._progress()
-
-    def _patience(self) -> float:
-        """Seconds for which to wait for more."""
-        opened = self._writer.opened
-        if opened is None:
-            return _POLL
-        return min(_POLL, max(0.0, opened + self._max_delay - time.monotonic()))
-
-    def _land(self, found: Transaction | TransactionGroup) -> None:
-        """Hand transactions to the writer."""
-        self._follow_timeline()
-        self._transactions += found.commits
-        for run in found.runs():
-            self._frames += len(run)
-            self._bytes += run.size
-            self._upkeep.see(run)
-            self._acknowledge(self._writer.write_run(run))
-
-    def _delay(self, found: Transaction | TransactionGroup | None) -> float:
-        """Seconds that a commit may wait for its segment to be completed.
-
-        `found` is what came last; None if nothing waits.
-        """
-        if found is None and self._delivery.is_asked:
-            return min(self._max_delay, _ASKED_INTERVAL)
-        return self._max_delay
-
-    def _follow_timeline(self) -> None:
-        """Have what lands from here on say on which timeline the server is."""
-        self._acknowledge(self._writer.set_timeline(self._link.receiver.connection.timeline))
-
-    def _report(self) -> None:
-        self._told = time.monotonic()
-        if self._tell is not None:
-            self._tell(self._progress())
-
-    def _flush(self) -> None:
-        """Complete the segment."""
-        self._acknowledge(self._writer.flush())
-
-    def _on_idle(self, lsn: int) -> None:
-        """Store from time to time how far the server is while it has no changes for the slot."""
-        now = time.monotonic()
-        position = self._writer.position
-        interval = _ASKED_INTERVAL if self._delivery.is_asked else _ADVANCE_INTERVAL
-        if self._link.receiver.acknowledged < position <= lsn:
-            self._acknowledge(position)
-        elif (
-            now - self._last_advance > interval
-            or lsn - position > _ADVANCE_BYTES
-            or position < self._upkeep.copied_lsn
-        ):
-            self._follow_timeline()
-            self._acknowledge(self._writer.advance(lsn))
-            self._last_advance = now
-
-    def _acknowledge(self, position: int | None) -> None:
-        if position is not None:
-            receiver = self._link.receiver
-            receiver.acknowledged = max(receiver.acknowledged, position)
-            self._prepared.forget(position)
-
-    def _progress(self) -> CaptureProgress:
-        server_lsn = self._delivery.server_lsn
-        if self._until is not None:
-            server_lsn = min(server_lsn, self._until)
-        received = max(self._delivery.delivered, server_lsn)
-        return CaptureProgress(
-            self._frames, self._transactions, self._bytes, received, self._writer.position
-        )

@@ -124,6 +124,11 @@ class Delivery:
             )
             raise
 
+    @property
+    def waits(self) -> bool:
+        """Whether something came that was not delivered."""
+        return bool(self._waiting)
+
     def _next_transaction(self, stop_at: int | None) -> Transaction | None:
         """The next transaction that waits, under the conditions of `_next`."""
         found = self._next(stop_at)

@@ -74,7 +74,7 @@ class Retries:
         ):
             if since is not None and limit is not None and now + wait - since > limit:
                 raise error
-        _log.warning("%s; connecting again in %.1f s", error, wait)
+        _log.warning("%s; connecting again in %.1f s", error, wait, extra={"event": "retry"})
         self.next_try = now + wait
 
 
@@ -128,6 +128,8 @@ class Link:
     is_closed : bool
     lost : RetryableError or None
         Why the connection was lost, until there is a new one.
+    reconnects : int
+        How many new ones were made.
     """
 
     def __init__(
@@ -143,6 +145,7 @@ class Link:
         self.protocol = protocol
         self.is_closed = False
         self.lost: RetryableError | None = None
+        self.reconnects = 0
         self._source = source
         self._silence_timeout = silence_timeout
         self._retries = Retries(retry_for)
@@ -200,6 +203,7 @@ class Link:
                     started.connection, old.acknowledged, self._silence_timeout, old.safe_lsn
                 )
                 self.receiver, self.protocol, self.lost = new, started.protocol, None
+                self.reconnects += 1
                 break
             if is_ended():
                 break

@@ -19,6 +19,7 @@ from .copier import Copier
 from .membership import Watch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from typing_extensions import Self
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .snapshot import ServerSnapshot
 
 _TICK = 1.0  # seconds between two looks at requests and at what is published
+_POLL = 0.05  # seconds within which the end of the copies is noticed
 _MERGE_INTERVAL = 5.0
 _TIDY_INTERVAL = 10.0
 # Looking through a directory takes at most this part of the time.
@@ -133,24 +135,34 @@ class Upkeep:
 
     @property
     def waiting(self) -> int:
-        """The number of tables that wait for their copy."""
-        return sum(state.held_from is not None for state in self._tables.read().values())
+        """The number of tables that wait for their copy, as of the last look."""
+        return sum(state.held_from is not None for state in self._states.values())
 
-    def wait(self, stop: threading.Event | None) -> None:
-        """Wait until no table waits any more.
+    def wait(self, stop: threading.Event | None, tell: Callable[[], None]) -> None:
+        """Wait until no table waits any more, or `stop` is set.
+
+        Parameters
+        ----------
+        stop : threading.Event, optional
+        tell : callable
+            Called each second.
 
         Raises
         ------
         PgOutputError
             Copies can't be made.
         """
+        told = time.monotonic()
         while self._copier is not None and not self._copier.is_idle:
             if self._copier.error is not None:
                 raise self._copier.error
-            if stop is None:
-                time.sleep(0.05)
-            elif stop.wait(0.05):
+            if stop is not None and stop.is_set():
                 return
+            time.sleep(_POLL)
+            if time.monotonic() - told >= _TICK:
+                told = time.monotonic()
+                self._states = self._tables.read()
+                tell()
 
     def see(self, run: Run) -> None:
         """Order the copies that are needed for what comes, before any of it is written.
@@ -256,6 +268,8 @@ class Upkeep:
                 f"can't keep {self._directory}: {error.strerror or error}"
             ) from error
         if self._copier is not None:
+            if self.waiting:
+                self._states = self._tables.read()
             if self._copier.is_idle:
                 self._is_first = False
             elif self._is_first and self._copier.error is not None:

@@ -449,7 +449,7 @@ class ReplicationConnection:
         )
         lsn, exported = (result.get_value(0, column) for column in (1, 2))
         begin = (lsn or b"").decode()
-        _log.info("made slot %s, which begins at %s", name, begin)
+        _log.info("made slot %s, which begins at %s", name, begin, extra={"event": "slot_made"})
         return CreatedSlot(name, parse_lsn(begin), exported.decode() if exported else None)
 
     def _make_slot(

@@ -54,7 +54,7 @@ _LARGE = 256 << 10
 # However few bytes a segment should have, a transaction that is cut has so many in each part: each
 # is a file of its own, and there may not be more than MAX_PART.
 _LEAST_PART = 256 << 10
-_WITHIN = 4  # the number of a column in what `annotate` gives
+_SEQ, _WITHIN = 3, 4  # the numbers of columns in what `annotate` gives
 
 # What `annotate` says of frames that are told more about here.
 _TOO_SHORT = "too short"
@@ -193,6 +193,10 @@ class SegmentWriter:
         there.
     ipc_options : pyarrow.ipc.IpcWriteOptions
         How files are written.
+    changes : int
+        Insert, Update, Delete and Truncate messages that this writer was given.
+    completed : int
+        Segments that it has completed.
 
     Raises
     ------
@@ -239,6 +243,7 @@ class SegmentWriter:
             self._failed(error)
             raise
 
+        self.changes = self.completed = 0
         self._announced = Announced()
         # Of the transaction that is open: commit LSN, commit time, xid, the next seq; and LSN and
         # frame of its Begin.
@@ -441,6 +446,7 @@ class SegmentWriter:
             index, why = wrong
             raise self._out_of_order(run, index, why, end_lsn)
         piece = _Piece(run, columns, commits)
+        self.changes += int((columns[_SEQ] >= 0).sum())
         position = None
         start = 0
         for index, tag in marks:
@@ -604,6 +610,7 @@ class SegmentWriter:
         self._temporary = []
         self._opened = None
         self.position = self._start_lsn = end_lsn
+        self.completed += 1
         self._timeline = self._metadata.timeline
         return end_lsn
 

@@ -161,6 +161,16 @@ class Assembler:
         return sum(stage.memory for stage in self._stages())
 
     @property
+    def open_transactions(self) -> int:
+        """How many transactions have not ended of which something came, prepared ones included."""
+        return len(self._streams) + len(self._prepared) + (self._begin is not None)
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Bytes of the files to which frames of transactions were moved that have not ended."""
+        return sum(stage.file_bytes for stage in self._stages())
+
+    @property
     def in_flight(self) -> bool:
         """Whether there are transactions that have not ended.
 

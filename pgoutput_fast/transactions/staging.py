@@ -80,6 +80,11 @@ class Stage:
         """Bytes of memory that its frames take, which `spill` moves into the file."""
         return len(self._data) + _FRAME_OVERHEAD * len(self._ends)
 
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the file to which `spill` has moved frames; 0 if there is none."""
+        return 0 if self._file is None else os.fstat(self._file.fileno()).st_size
+
     def add(self, run: Run) -> None:
         """Append frames. Their bytes are copied, as a run's buffer also has frames of others."""
         base = len(self._data) - int(run.offsets[0])

@@ -225,6 +225,8 @@ class TransactionGroup:
         Behind the last commit record: where the stream goes on once the group is acknowledged.
     commits : int
         How many transactions they are.
+    commit_time : int
+        When the last one was committed, in microseconds since 2000-01-01 UTC.
 
     Parameters
     ----------
@@ -265,6 +267,11 @@ class TransactionGroup:
     def end_lsn(self) -> int:
         """The end LSN of the last one."""
         return int(self._table[-1, _END])
+
+    @property
+    def commit_time(self) -> int:
+        """When the last one was committed, in microseconds since 2000-01-01 UTC."""
+        return int(self._table[-1:, _TIME].view(np.int64)[0])
 
     def batches(self) -> Iterator[ChangeBatch]:
         """The rows of all as Arrow record batches, commit LSN and commit time filled in.

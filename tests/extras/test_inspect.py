@@ -118,7 +118,7 @@ def test_lines(run: Run, directory: Path) -> None:
         '0/1002 41 INSERT public.t id=\'1\' "a b"="it\'s\\n\\x1b[31m" raw=\\x00ff',
         "0/1003 41 UPDATE public.t old key (id='1') id='2' \"a b\"=UNCHANGED raw=NULL",
         "0/1004 41 DELETE public.t id='2' \"a b\"='" + "x" * 60 + "'… raw=NULL",
-        "0/1005 41 " + repr(pf.decode(FRAMES[5])),
+        "0/1005 41 " + repr(pf.decode(FRAMES[5])) + " 3 changes",
         # The second segment says again what is in force.
         "0/0 - " + repr(pf.decode(TABLE)),
         "0/1006 42 Begin(final_lsn=0/200, commit_time=2000-01-01 00:00:00+00, xid=42)",
@@ -126,7 +126,7 @@ def test_lines(run: Run, directory: Path) -> None:
         "0/1008 42 TRUNCATE public.t, other.t CASCADE RESTART IDENTITY",
         "0/1009 42 INSERT other.t id='5'",
         "0/100A 42 " + repr(pf.decode(FRAMES[10])),
-        "0/100B 42 " + repr(pf.decode(FRAMES[11])),
+        "0/100B 42 " + repr(pf.decode(FRAMES[11])) + " 3 changes",
     ]
     assert "x" * 100 in run("inspect", "--full", directory)[4]
 
@@ -433,7 +433,7 @@ def test_a_server_has_to_be_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.delenv(name, raising=False)
     arguments = ["tail", "--publication", "p"]
     run(*arguments, code=2)
-    assert "no server is named: give --dsn, or set libpq's variables" in run.error
+    assert "no server is named: give --dsn or --dsn-file, or set libpq's variables" in run.error
     monkeypatch.setenv("PGHOST", "/nonexistent")
     run(*arguments, code=1)
     assert "can't connect" in run.error
@@ -468,6 +468,74 @@ def test_two_phase_commit(run: Run, tmp_path: Path) -> None:
     (stats,) = run.objects("--stats", path)
     assert stats["transactions"] == 1
     assert stats["commit_times"] == ["2000-01-01 00:00:01.5+00"] * 2
+
+
+def test_ends_tell_how_many_changes_there_were(run: Run, tmp_path: Path) -> None:
+    """Streamed ones without what was rolled back, prepared ones, and what began before."""
+    told = ("gid", 100, 110, 1_500_000)
+    row = ["1", None, None]
+
+    def chunk(xid: int, *rows: bytes, first: bool = True) -> list[bytes]:
+        return [testing.stream_start(xid, first), *rows, testing.stream_stop()]
+
+    def rows(xid: int, count: int) -> list[bytes]:
+        return [testing.insert(7, row, xid)] * count
+
+    announced = [pf.testing.in_stream(TABLE, 50)]
+    frames = [
+        commit(90),  # of which nothing came
+        *(begin(100, 41), TABLE, testing.insert(7, row), commit(100)),
+        *chunk(50, *announced, *rows(50, 2), *rows(51, 3), *rows(52, 4)),
+        *chunk(60, pf.testing.in_stream(TABLE, 60), *rows(60, 5)),
+        testing.stream_abort(50, 51),
+        *chunk(50, *rows(53, 6), testing.truncate([7], xid=50), first=False),
+        *(testing.stream_commit(50, 200), testing.stream_prepare(60, *told)),
+        *(testing.commit_prepared(60, *told), testing.commit_prepared(61, *told)),
+        *chunk(70, pf.testing.in_stream(TABLE, 70), *rows(70, 1)),
+        testing.stream_abort(70, 70),
+        *(testing.begin_prepare(80, *told), TABLE, testing.insert(7, row)),
+        *(testing.prepare(80, *told), testing.rollback_prepared(80, *told, 2_500_000)),
+    ]
+    path = recording(tmp_path / "a", frames)
+    ends = [
+        (shown["message"], shown.get("changes"))
+        for shown in run.objects(path)
+        if "Commit" in shown["message"] or "epare" in shown["message"]
+    ]
+    assert ends == [
+        ("Commit", None),
+        ("Commit", 1),
+        ("StreamCommit", 2 + 6 + 1),
+        ("StreamPrepare", 5),
+        ("CommitPrepared", 5),
+        ("CommitPrepared", None),
+        ("BeginPrepare", None),
+        ("Prepare", 1),
+        ("RollbackPrepared", None),
+    ]
+    lines = [line for line in run("inspect", path) if line.endswith((" change", " changes"))]
+    assert [line.rpartition(") ")[2] for line in lines] == [
+        *("1 change", "9 changes", "5 changes", "5 changes", "1 change"),
+    ]
+
+
+@pytest.mark.parametrize("rows_in_last", [0, 1])
+def test_the_end_of_a_transaction_of_several_files(
+    run: Run, tmp_path: Path, rows_in_last: int
+) -> None:
+    """It is told by the position of the last file's rows, and not known if that has none."""
+    metadata = SegmentMetadata("1", "d", "s", ("p",), 180004, "UTF8", {}, {})
+    row = testing.insert(7, ["1", "x" * (200 << 10), None])
+    rows = [row] * 6 + [row if rows_in_last == 0 else testing.insert(7, ["1", None, None])]
+    directory = tmp_path / "segments"
+    with SegmentWriter(directory, metadata, confirmed_flush_lsn=0, segment_bytes=1 << 10) as writer:
+        for number, frame in enumerate([begin(256, 41), TABLE, *rows, commit(256)]):
+            writer.write(0x1000 + number, frame)
+        writer.flush()
+    parts = sorted(directory.glob("*.arrow"))
+    assert len(parts) > 1
+    (line,) = run("inspect", "--tag", "C", directory)
+    assert line.endswith("+00)" if rows_in_last == 0 else " 7 changes")
 
 
 def test_segment_with_a_damaged_end_is_not_left_out(run: Run, directory: Path) -> None:
@@ -610,7 +678,7 @@ def completed(*words: str) -> list[str]:
 
 
 def test_shells_complete_commands_and_options() -> None:
-    assert completed("") == ["demo", "inspect", "tail"]
+    assert completed("") == ["capture", "consumers", "demo", "inspect", "tail"]
     assert completed("in") == ["inspect"]
     assert completed("inspect", "--va") == ["--values"]
     assert completed("inspect", "--values", "t") == ["text", "typed"]

@@ -13,9 +13,11 @@ pytest.importorskip("pyarrow")
 from made_connection import Connection
 
 from pgoutput_fast import testing
-from pgoutput_fast.replication.capture import _Landing
+from pgoutput_fast.directory.retention import Keep
+from pgoutput_fast.replication.landing import Landing
 from pgoutput_fast.replication.link import Link
 from pgoutput_fast.replication.receiver import Receiver
+from pgoutput_fast.replication.upkeep import Upkeep, UpkeepOptions
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter, list_segments
 
 if TYPE_CHECKING:
@@ -55,8 +57,11 @@ def test_what_a_server_waits_for_is_made_durable(
     try:
         with SegmentWriter(tmp_path, METADATA, confirmed_flush_lsn=begin) as writer:
             stop: Any = Stop(writer, end)
-            landing = _Landing(link, writer, 64 << 20, 1e9, "empty", None)
-            landing.run(None, stop)
+            target: Any = None  # nothing is copied
+            options = UpkeepOptions(False, Keep(), 0, 60.0, None, False, 0)
+            with Upkeep(writer, target, options, {}) as upkeep:
+                landing = Landing(link, writer, upkeep, 64 << 20, 1e9, "empty", None)
+                landing.run(None, stop)
             # Without the question that takes max_delay, or some seconds of idleness.
             assert (writer.position == end) == bool(asks)
             assert stop.segments == (asks and has_rows)

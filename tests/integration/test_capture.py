@@ -21,14 +21,15 @@ import pytest
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.replication import (
+    CaptureProgress,
     ReplicationConnection,
     ReplicationError,
     RetryableError,
     capture,
     connect,
+    landing,
     walsender,
 )
-from pgoutput_fast.replication import capture as capture_function
 from pgoutput_fast.segments import SegmentReader, list_segments
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
-# The module of this name is hidden by the function.
-capture_module = sys.modules[capture_function.__module__]
 
 SETUP = (
     "CREATE TABLE t (id bigint PRIMARY KEY, body text)",
@@ -148,6 +147,33 @@ def test_two_runs_land_everything_once(prepared: Any, tmp_path: Path) -> None:
     before = sorted(tmp_path.glob("*.arrow"))
     assert run(prepared, tmp_path).frames == 0
     assert sorted(tmp_path.glob("*.arrow")) == before
+
+
+def test_progress_tells_what_is_captured(prepared18: Any, tmp_path: Path) -> None:
+    """Also where the server's log goes on without anything for the slot."""
+    prepared18.execute(
+        "INSERT INTO t SELECT g, 'x' FROM generate_series(1, 3) g",
+        "UPDATE t SET body = 'y' WHERE id < 3; DELETE FROM t WHERE id = 3; TRUNCATE t",
+    )
+    with prepared18.connect() as connection:
+        ((before,),) = connection.execute("SELECT pg_current_wal_lsn()::text").fetchall()
+        ((since,),) = connection.execute("SELECT clock_timestamp()").fetchall()
+        connection.execute("INSERT INTO unpublished SELECT generate_series(1, 100)")
+    seen: list[CaptureProgress] = []
+    until = now(prepared18)
+    done = run(prepared18, tmp_path, until_lsn=until, progress=seen.append)
+    assert (done.changes, done.transactions, done.segments) == (3 + 2 + 1 + 1, 2, 1)
+    assert pf.parse_lsn(before) < done.durable_lsn == done.captured_lsn == until
+    assert done.commit_time is not None
+    age = (since - pf.values.EPOCH_UTC).total_seconds() - done.commit_time / 1e6
+    assert 0 < age < 60
+    assert (done.open_transactions, done.spilled_bytes, done.reconnects) == (0, 0, 0)
+    assert done.connected
+    # What waits for its segment is not captured.
+    assert all(one.captured_lsn <= one.received_lsn for one in seen)
+    assert all(
+        one.captured_lsn == one.durable_lsn for one in seen if one.frames and not one.segments
+    )
 
 
 def test_metadata_say_where_it_comes_from(prepared: Any, tmp_path: Path) -> None:
@@ -324,7 +350,7 @@ def test_stop_keeps_what_came(prepared18: Any, tmp_path: Path, wait_until: WaitU
 
 def test_idle_slot_moves_on(prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """WAL of other tables is let go, and what was acknowledged so is known after a restart."""
-    monkeypatch.setattr(capture_module, "_ADVANCE_INTERVAL", -1.0)
+    monkeypatch.setattr(landing, "_ADVANCE_INTERVAL", -1.0)
     prepared.execute("INSERT INTO t VALUES (1, 'x')")
     run(prepared, tmp_path)
     landed = list_segments(tmp_path)[-1].end_lsn
@@ -587,7 +613,7 @@ def test_a_restart_of_the_server_is_survived(tmp_path: Path, wait_until: WaitUnt
 def test_progress_is_told_while_nothing_comes(
     prepared18: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture_module, "_IDLE_PROGRESS", 0.0)
+    monkeypatch.setattr(landing, "_IDLE_PROGRESS", 0.0)
     stop = threading.Event()
     seen: list[Any] = []
 

@@ -102,7 +102,7 @@ def test_an_outage_is_time_without_changes(server: EmbeddedServer, proxy: Proxy)
 def test_a_capture_tells_its_progress_in_an_outage(
     proxy: Proxy, tmp_path: Path, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["pgoutput_fast.replication.capture"], "_IDLE_PROGRESS", 0.0)
+    monkeypatch.setattr(sys.modules["pgoutput_fast.replication.landing"], "_IDLE_PROGRESS", 0.0)
     running = Capturing(through(proxy), tmp_path, adopt_slot=True)
     wait_until(lambda: running.told)
     proxy.refuses = True

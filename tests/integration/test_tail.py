@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+
+import pgoutput_fast as pf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,10 +78,23 @@ def test_lines_until_interrupted(
     assert (slot.startswith("pgoutput_fast_tail_"), temporary, active) == (True, True, True)
     database.execute("INSERT INTO t VALUES (1, 'x')", "DELETE FROM t WHERE id = 0")
     found = [next(shown.lines).split(maxsplit=2)[2] for _ in range(7)]
+    assert [line.rpartition(") ")[2] for line in found if line.startswith("Commit")] == (
+        ["1 change\n"] * 2
+    )
     assert [line.split("(")[0] for line in found] == [
         *("Begin", "Relation", "INSERT public.t id='1' body='x'\n", "Commit"),
         *("Begin", "DELETE public.t id='0'\n", "Commit"),
     ]
+    database.execute(
+        "BEGIN; INSERT INTO t VALUES (2, 'x'), (3, 'x'); SAVEPOINT a; INSERT INTO t VALUES (4, '');"
+        " ROLLBACK TO a; UPDATE t SET body = 'y' WHERE id = 2; COMMIT"
+    )
+    *_, end = (next(shown.lines) for _ in range(5))
+    ((now,),) = database.execute("SELECT pg_current_wal_lsn()::text")
+    (commit_lsn,) = re.findall(
+        r" Commit\(.*commit_lsn=(\S+), .*, commit_time=20\S+ \S+\) 3 changes", end
+    )
+    assert pf.parse_lsn(commit_lsn) < pf.parse_lsn(now)
     assert shown.end() == (0, "")
     wait_until(lambda: database.slots() == {})
 

@@ -187,6 +187,8 @@ def test_the_map_names_every_module() -> None:
 
 # Two modules of one name that are no twins, and why that is so.
 SAME_NAMES = {
+    "capture": "the function, and the command around it",
+    "consumers": "those who read a directory, and the command that lists them",
     "nested": "one job, nested values: C writes them into columns, Python makes objects of them",
     "reader": "the compiled loop over frames, and the one who reads a segment beside its writer",
     "state": "what a decoder knows, and the current-state tables of Spark",

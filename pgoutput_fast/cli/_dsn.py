@@ -1,0 +1,126 @@
+"""Which server a command connects to: --dsn, --dsn-file, or libpq's own variables."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from ..connections import ConnectionParameters
+from ..errors import PgOutputError
+
+_SERVERS = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
+"""Variables of libpq; if one of them is set, it is clear which server or database is meant."""
+
+_MOST = 64 << 10  # bytes of a file with a DSN
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def dsn_options(function: _Command) -> _Command:
+    """Give a command the options --dsn and --dsn-file; `given_dsn` reads them."""
+    file = click.option(
+        "--dsn-file",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="A file that holds what --dsn would say. Others must not be able to read it.",
+    )
+    string = click.option(
+        "--dsn",
+        envvar="PGOUTPUT_FAST_DSN",
+        help="Connection string or URL of libpq; the default is PGOUTPUT_FAST_DSN. What it "
+        "leaves out, or all of it, is taken from libpq's variables (PGHOST, PGPORT, PGDATABASE, "
+        "PGUSER, …) and service files (PGSERVICE). A password is best in a password file "
+        "(~/.pgpass).",
+    )
+    return string(file(function))
+
+
+def _warn(text: str) -> None:
+    print(f"pgoutput-fast: {text}", file=sys.stderr)
+
+
+def given_dsn(
+    context: click.Context,
+    dsn: str | None,
+    file: Path | None,
+    warn: Callable[[str], None] = _warn,
+) -> str | None:
+    """The DSN that was given; None if libpq's variables name the server.
+
+    The command has ``context_settings={"allow_extra_args": True}``: click's own error would print
+    an extra argument, which may be the password in a DSN without quotes.
+
+    Parameters
+    ----------
+    context : click.Context
+        The command's.
+    dsn, file
+        The values of the options.
+    warn : callable, optional
+        Is told if others can read a password; by default standard error is.
+
+    Raises
+    ------
+    click.UsageError
+        No server is named, or two are.
+    PgOutputError
+        The file can't be read, or others can read it. Nothing of it is shown.
+    """
+    if context.args:
+        raise click.UsageError("unexpected extra argument; a DSN follows --dsn, in quotes")
+    named = context.get_parameter_source("dsn") == ParameterSource.COMMANDLINE
+    if file is not None:
+        if named:
+            raise click.UsageError("--dsn and --dsn-file exclude each other")
+        return _read(file)
+    if dsn is None and not any(os.environ.get(name) for name in _SERVERS):
+        raise click.UsageError(
+            "no server is named: give --dsn or --dsn-file, or set libpq's variables, as PGHOST and "
+            "PGDATABASE, or PGSERVICE for an entry of a service file"
+        )
+    if named and ConnectionParameters(dsn).has_secret:
+        warn(
+            "other users of this machine can read a password in --dsn, as they can read every "
+            "command line; --dsn-file, a password file (~/.pgpass) or PGOUTPUT_FAST_DSN hides it"
+        )
+    return dsn
+
+
+def _read(path: Path) -> str:
+    """What a file with a DSN says.
+
+    Raises
+    ------
+    PgOutputError
+        It can't be read, others can read it, or it has no DSN.
+    """
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            # As libpq has it for private keys: what belongs to root may be readable by a group, as
+            # files that systemd and Kubernetes hand over are.
+            refused = stat.S_IRWXO | (stat.S_IRWXG if found.st_uid else stat.S_IWGRP)
+            if found.st_mode & refused:
+                raise PgOutputError(
+                    f"others can read or write {path}, which may have a password in it: "
+                    f"chmod 600 {path}"
+                )
+            text = file.read(_MOST + 1)
+    except OSError as error:
+        raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
+    try:
+        dsn = text.decode().strip()
+    except UnicodeDecodeError:
+        dsn = ""
+    if not dsn or "\0" in dsn or len(text) > _MOST:
+        raise PgOutputError(
+            f"{path} has no DSN: expected one as text, such as 'host=… dbname=…', and nothing else"
+        )
+    return dsn

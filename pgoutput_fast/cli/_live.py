@@ -1,0 +1,167 @@
+"""What a running capture shows of itself: a live line on a terminal, lines of a log elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.live import Live
+from rich.text import Text
+
+from ..lsn import format_lsn
+from ._figures import Meter
+from ._logs import Formatter, logged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ._figures import Figures, Rates
+    from ._logs import LogFormat
+
+_REFRESH = 0.25  # seconds between two changes of the live line
+_MEASURE = 1.0  # seconds over which its rates are measured
+
+_log = logging.getLogger(__name__)
+
+
+class View(Protocol):
+    """Shows the numbers of a capture. It is given them often, and decides when to show them."""
+
+    def show(self, figures: Figures) -> None:
+        """Show them, if it is time."""
+
+    def end(self, figures: Figures) -> None:
+        """Show those of the end."""
+
+
+def status_text(figures: Figures) -> str:
+    """The lag, as `systemctl status` shows it."""
+    if not figures.progress.connected:
+        return f"no connection, durable up to {format_lsn(figures.progress.durable_lsn)}"
+    return f"lag {_lag(figures)}, durable up to {format_lsn(figures.progress.durable_lsn)}"
+
+
+def _lag(figures: Figures) -> str:
+    if figures.lag_bytes is None and figures.lag_seconds is None:
+        return "unknown"
+    size = "unknown" if figures.lag_bytes is None else decimal(figures.lag_bytes)
+    seconds = "unknown" if figures.lag_seconds is None else f"{figures.lag_seconds:.1f} s"
+    return f"{size}, {seconds}"
+
+
+def _rates(rates: Rates) -> str:
+    return (
+        f"{rates.changes_per_second:,.0f} changes/s, "
+        f"{rates.bytes_per_second / 1e6:,.1f} MB/s, "
+        f"{rates.transactions_per_second:,.0f} transactions/s"
+    )
+
+
+def _open(figures: Figures) -> str:
+    progress = figures.progress
+    spilled = f", {decimal(progress.spilled_bytes)} spilled" if progress.spilled_bytes else ""
+    return f"{progress.open_transactions} open{spilled}"
+
+
+class LogView:
+    """A record of the log every so many seconds.
+
+    Parameters
+    ----------
+    interval : float
+        Seconds.
+    """
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._meter = Meter()
+        self._next = time.monotonic() + interval
+
+    def show(self, figures: Figures) -> None:
+        """Log the numbers, if the interval is over."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + self._interval
+        rates = self._meter.rates(figures.progress)
+        numbers = {name: round(rate, 1) for name, rate in rates._asdict().items()}
+        _log.info(
+            "%s: %s; %s; %d segments",
+            status_text(figures), _rates(rates), _open(figures), figures.progress.segments,
+            extra={"event": "progress", "numbers": figures.as_dict() | numbers},
+        )  # fmt: skip
+
+    def end(self, figures: Figures) -> None:
+        """Nothing: the end is logged by itself."""
+
+
+class LiveView:
+    """A line of a terminal that changes.
+
+    Parameters
+    ----------
+    live : rich.live.Live
+    """
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._meter = Meter()
+        self._rates: Rates | None = None
+        self._measured = self._next = time.monotonic()
+
+    def show(self, figures: Figures) -> None:
+        """Change the line, unless that was done a moment ago."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _REFRESH
+        # Rates of a quarter of a second are too restless to be read.
+        if self._rates is None or now - self._measured >= _MEASURE:
+            self._measured = now
+            self._rates = self._meter.rates(figures.progress)
+        self._show(figures, self._rates)
+
+    def end(self, figures: Figures) -> None:
+        """Leave the numbers of the end."""
+        self._show(figures, self._rates or self._meter.rates(figures.progress))
+
+    def _show(self, figures: Figures, rates: Rates) -> None:
+        progress = figures.progress
+        lag = "no connection" if not progress.connected else f"lag {_lag(figures)}"
+        line = Text(no_wrap=True, overflow="ellipsis")
+        line.append(lag, "bold green" if figures.lag_bytes == 0 else "bold yellow")
+        line.append(f" │ {_rates(rates)} │ {_open(figures)} │ {progress.segments} segments")
+        line.append(f" │ {format_lsn(progress.durable_lsn)}", "dim")
+        self._live.update(line, refresh=True)
+
+
+@contextlib.contextmanager
+def shown(formatter: Formatter, kind: LogFormat, interval: float) -> Iterator[View]:
+    """Show a command's log and numbers on standard error: with a live line if it is a terminal.
+
+    Parameters
+    ----------
+    formatter : Formatter
+        Makes the lines of the log.
+    kind : {"text", "json"}
+        JSON is never beside a live line.
+    interval : float
+        Seconds between two records with numbers, where there is no live line.
+    """
+    console = Console(stderr=True, highlight=False)
+    if kind == "json" or not sys.stderr.isatty() or console.is_dumb_terminal:
+        with logged(formatter):
+            yield LogView(interval)
+        return
+
+    def write(text: str) -> None:
+        console.print(Text(text), soft_wrap=True)
+
+    # The line changes when the loop of the capture turns, and stands still when that hangs.
+    live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+    with logged(formatter, write), live:
+        yield LiveView(live)

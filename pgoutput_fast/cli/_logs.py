@@ -1,0 +1,92 @@
+"""What a long-running command logs: lines of text, or of JSON, on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LogFormat = Literal["text", "json"]
+
+
+class Formatter(logging.Formatter):
+    """Makes one line of each record: what the command logs, and what the library does.
+
+    A record may have `event` (str) and `numbers` (dict), as logging's ``extra=`` sets them.
+
+    Parameters
+    ----------
+    kind : {"text", "json"}
+    """
+
+    def __init__(self, kind: LogFormat) -> None:
+        super().__init__()
+        self._kind = kind
+        self.redact: Callable[[str], str] = str
+        """Replaces secrets in a text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Make the line, without its end."""
+        moment = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc)
+        when = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        message = self.redact(record.getMessage())
+        failed = None if record.exc_info is None else self.formatException(record.exc_info)
+        if self._kind == "text":
+            lines = [f"{when} {record.levelname} {printable(message)}"]
+            if failed is not None:
+                lines.append(self.redact(failed))
+            return "\n".join(lines)
+        fields: dict[str, Any] = {
+            "ts": when,
+            "level": record.levelname.lower(),
+            "event": getattr(record, "event", "log"),
+            "message": message,
+            "logger": record.name,
+            **getattr(record, "numbers", {}),
+        }
+        if failed is not None:
+            fields["traceback"] = self.redact(failed)
+        return json.dumps(fields, default=str)
+
+
+class _Handler(logging.Handler):
+    def __init__(self, write: Callable[[str], None]) -> None:
+        super().__init__()
+        self._write = write
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # A log that can't be written ends no capture.
+        with contextlib.suppress(Exception):
+            self._write(self.format(record))
+
+
+def write_line(text: str) -> None:
+    """Write a line to standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def logged(formatter: Formatter, write: Callable[[str], None] = write_line) -> Iterator[None]:
+    """Have `write` called with a line for each record.
+
+    Those are this package's of level INFO or above, and others' of WARNING or above.
+    """
+    handler = _Handler(write)
+    handler.setFormatter(formatter)
+    root, own = logging.getLogger(), logging.getLogger(__name__.partition(".")[0])
+    level = own.level
+    root.addHandler(handler)
+    own.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        own.setLevel(level)
+        root.removeHandler(handler)

@@ -1,0 +1,161 @@
+"""What Prometheus reads of a running capture, over HTTP."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from .. import __version__
+from ..errors import PgOutputError
+
+try:
+    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        InfoMetricFamily,
+        Metric,
+    )
+except ImportError as error:
+    raise PgOutputError(
+        f"metrics need prometheus-client ({error}); install the extra pgoutput-fast[metrics]"
+    ) from error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ._figures import Figures
+    from ._position import Position
+
+
+class MetricKind(NamedTuple):
+    """A metric: its name behind the prefix, its type, what it says, and its value.
+
+    The value is None where it is not known; then the metric is left out.
+    """
+
+    name: str
+    type: Literal["gauge", "counter"]
+    help: str
+    value: Callable[[Figures], float | None]
+
+
+PREFIX = "pgoutput_fast_capture_"
+
+METRICS = (
+    MetricKind("up", "gauge", "1 while the stream has a connection, else 0",
+               lambda found: found.progress.connected),
+    MetricKind("lag_bytes", "gauge", "Bytes of the server's log that are not captured",
+               lambda found: found.lag_bytes),
+    MetricKind("lag_seconds", "gauge", "All that was committed so long ago is captured; 0: all is",
+               lambda found: found.lag_seconds),
+    MetricKind("durable_lsn", "gauge", "LSN up to which all is durable and acknowledged, in bytes",
+               lambda found: found.progress.durable_lsn),
+    MetricKind("received_lsn", "gauge", "LSN up to which all was received, in bytes",
+               lambda found: found.progress.received_lsn),
+    MetricKind("last_commit_timestamp_seconds", "gauge",
+               "When the last transaction was committed that is durable, since 1970",
+               lambda found: found.commit_timestamp),
+    MetricKind("changes_total", "counter", "Insert, Update, Delete and Truncate messages taken",
+               lambda found: found.progress.changes),
+    MetricKind("transactions_total", "counter", "Whole transactions taken",
+               lambda found: found.progress.transactions),
+    MetricKind("bytes_total", "counter", "Bytes of the frames taken",
+               lambda found: found.progress.bytes),
+    MetricKind("segments_total", "counter", "Segments completed",
+               lambda found: found.progress.segments),
+    MetricKind("reconnects_total", "counter", "Connections made after one was lost",
+               lambda found: found.progress.reconnects),
+    MetricKind("open_transactions", "gauge", "Transactions that have not ended, prepared ones too",
+               lambda found: found.progress.open_transactions),
+    MetricKind("spilled_bytes", "gauge", "Bytes of the files of transactions that have not ended",
+               lambda found: found.progress.spilled_bytes),
+)  # fmt: skip
+
+
+class _Collector:
+    """Makes the metrics when they are asked for.
+
+    Parameters
+    ----------
+    figures : callable
+        The present numbers; None before the stream has begun.
+    position : callable
+        Where the server was last; None while it has not told.
+    slot : str
+    """
+
+    def __init__(
+        self,
+        figures: Callable[[], Figures | None],
+        position: Callable[[], Position | None],
+        slot: str,
+    ) -> None:
+        self._figures, self._position, self._slot = figures, position, slot
+        self._begun = time.time()
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics that are known."""
+        found, position = self._figures(), self._position()
+        if position is not None:
+            labels = {"slot": self._slot, "database": position.database, "version": __version__}
+            yield InfoMetricFamily(PREFIX.rstrip("_"), "What is captured", labels)
+        for kind in METRICS:
+            value = kind.value(found) if found is not None else 0 if kind.name == "up" else None
+            if value is None:
+                continue
+            if kind.type == "gauge":
+                yield GaugeMetricFamily(PREFIX + kind.name, kind.help, float(value))
+            else:
+                yield CounterMetricFamily(
+                    PREFIX + kind.name, kind.help, float(value), created=self._begun
+                )
+
+
+class MetricsServer:
+    """Answers Prometheus, in threads of its own.
+
+    Parameters
+    ----------
+    host : str
+    port : int
+        0 takes one that is free.
+    figures, position, slot
+        As of `_Collector`.
+
+    Attributes
+    ----------
+    url : str
+
+    Raises
+    ------
+    PgOutputError
+        Nothing can listen there.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        figures: Callable[[], Figures | None],
+        position: Callable[[], Position | None],
+        slot: str,
+    ) -> None:
+        registry = CollectorRegistry()
+        registry.register(_Collector(figures, position, slot))
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except (OSError, UnicodeError) as error:
+            raise PgOutputError(
+                f"metrics can't be served at {host} port {port}: "
+                f"{getattr(error, 'strerror', None) or error}; give another --metrics-port or "
+                f"--metrics-host"
+            ) from error
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{self._server.server_port}/metrics"
+
+    def close(self) -> None:
+        """End it."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,81 @@
+"""Tell a service manager how a program is: systemd's protocol sd_notify.
+
+It is described in sd_notify(3): datagrams of lines NAME=value to the socket that the environment
+variable NOTIFY_SOCKET names. Without that variable nothing happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+
+
+class Notifier:
+    """Sends states to the service manager.
+
+    A state that can't be sent is dropped, as nobody hears it then.
+    """
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._is_ready = False
+        self._last_beat = 0.0
+        self._interval = _watchdog_interval()
+        address = os.environ.get("NOTIFY_SOCKET", "")
+        if address[:1] not in ("/", "@"):
+            return
+        if address[0] == "@":  # a name that is not in the file system
+            address = "\0" + address[1:]
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        made.setblocking(False)  # a manager that hangs holds nothing up
+        try:
+            made.connect(address)
+        except OSError:
+            made.close()
+        else:
+            self._socket = made
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def ready(self) -> None:
+        """The service has begun its work. Calls after the first do nothing."""
+        if not self._is_ready:
+            self._is_ready = True
+            self._send("READY=1")
+
+    def status(self, text: str) -> None:
+        """What `systemctl status` shows."""
+        self._send(f"STATUS={' '.join(text.split())}")
+
+    def beat(self) -> None:
+        """The service works: to be called often from the loop that does the work.
+
+        It is told to the manager twice in the time after which that takes the service for hung.
+        """
+        now = time.monotonic()
+        if self._interval is not None and now - self._last_beat >= self._interval:
+            self._last_beat = now
+            self._send("WATCHDOG=1")
+
+    def stopping(self) -> None:
+        """The service ends."""
+        self._send("STOPPING=1")
+
+    def _send(self, state: str) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.send(state.encode())
+
+
+def _watchdog_interval() -> float | None:
+    """Seconds between two beats; None if nobody waits for them."""
+    limit, process = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+    if not limit.isdecimal() or int(limit) == 0 or process not in ("", str(os.getpid())):
+        return None
+    return int(limit) / 1e6 / 2

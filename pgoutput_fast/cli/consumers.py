@@ -1,0 +1,94 @@
+"""`pgoutput-fast consumers`: who reads a directory, and how far each has come."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..directory.consumers import Consumer, consumers, remove_consumer
+from ..errors import PgOutputError
+from ..lsn import format_lsn
+from ..segments.listing import contents, has_begun
+from ._style import Context
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--dir",
+    "directory",
+    metavar="DIR",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The directory of segments.",
+)
+@click.pass_context
+def command(context: click.Context, directory: Path) -> None:
+    """List, add or remove the consumers of a directory.
+
+    What a consumer still needs is not deleted. So remove those that read no more.
+    """
+    if not directory.is_dir():
+        raise PgOutputError(f"there is no directory {directory}")
+    context.obj = directory
+
+
+command.context_class = Context
+
+
+@command.command("list")
+@click.option("--json", "as_objects", is_flag=True, help="One JSON object per line.")
+@click.pass_obj
+def list_(directory: Path, as_objects: bool) -> int:
+    """List consumers: position, bytes of the log up to the directory's end, and when each moved."""
+    end = contents(directory).end
+    rows: list[dict[str, Any]] = []
+    for state in consumers(directory):
+        # A table that waits for its snapshot holds its consumers back there.
+        position = state.position.least
+        rows.append(
+            {
+                "name": state.name,
+                "position": format_lsn(position),
+                "bytes_behind": max(0, end - position),
+                "seconds_since_moved": round(max(0.0, time.time() - state.seen), 1),
+            }
+        )
+    if as_objects:
+        for row in rows:
+            print(json.dumps(row))
+        return 0
+    width = max([len(row["name"]) for row in rows] + [len("name")])
+    print(f"{'name':<{width}}  {'position':>17}  {'bytes behind':>16}  {'moved, s ago':>12}")
+    for row in rows:
+        print(
+            f"{row['name']:<{width}}  {row['position']:>17}  {row['bytes_behind']:>16,}  "
+            f"{row['seconds_since_moved']:>12,.1f}"
+        )
+    return 0
+
+
+@command.command()
+@click.argument("name")
+@click.pass_obj
+def add(directory: Path, name: str) -> int:
+    """Add a consumer. It begins with the newest snapshot of each table, else with all there is."""
+    if not has_begun(directory):
+        raise PgOutputError(f"no capture has begun in {directory}")
+    if any(state.name == name for state in consumers(directory)):
+        raise PgOutputError(f"{directory} has a consumer {name!r} already")
+    added = Consumer(directory, name)
+    print(f"{name} begins at {format_lsn(added.position.least)}")
+    return 0
+
+
+@command.command()
+@click.argument("name")
+@click.pass_obj
+def remove(directory: Path, name: str) -> int:
+    """Remove a consumer. Nothing is kept for it any more, and it can't go on."""
+    remove_consumer(directory, name)
+    return 0

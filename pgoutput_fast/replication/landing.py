@@ -1,0 +1,267 @@
+"""The loop of a capture: transactions go into segments, what is durable back to the server."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ..connections import RetryableError
+from ..segments.prepared import PreparedTransactions
+from .copier import CopyProgress
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from ..segments import SegmentWriter
+    from ..transactions.transaction import Transaction, TransactionGroup
+    from .link import Link
+    from .upkeep import Upkeep
+
+# If the server's log moves on without changes for the slot, the position is stored in a file that
+# is synced: not for every keepalive, but after this many seconds, or this many bytes of the log.
+_ADVANCE_INTERVAL = 10.0
+_ADVANCE_BYTES = 16 << 20
+# A server that asks how far the capture is may wait for that to shut down. Then what is there is
+# made durable at once, but not more often than once in so many seconds.
+_ASKED_INTERVAL = 0.2
+_POLL = 0.1  # seconds within which an order to end is heard while nothing comes
+_IDLE_PROGRESS = 1.0  # seconds between two calls of `progress` while nothing comes
+
+_log = logging.getLogger(__name__)
+
+
+class CaptureProgress(NamedTuple):
+    """How far a capture has come.
+
+    Attributes
+    ----------
+    frames, transactions, bytes : int
+        Frames that this run has taken, whole transactions, and bytes of the frames.
+    received_lsn : int
+        The end of the last transaction that was taken; or a later LSN, before which the server has
+        said that nothing more comes.
+    durable_lsn : int
+        Everything before this LSN is in segments, and acknowledged.
+    captured_lsn : int
+        Everything that was committed before this LSN is in segments. It is beyond `durable_lsn` if
+        the server has said that between the two there is nothing for the slot.
+    commit_time : int or None
+        When the last transaction was committed that is in segments, by the server's clock, in
+        microseconds since 2000-01-01 UTC; None before this run has written one.
+    changes, segments : int
+        Insert, Update, Delete and Truncate messages that this run has taken; segments it has
+        completed.
+    open_transactions : int
+        Transactions of which something came and that have not ended; prepared ones are among them.
+    spilled_bytes : int
+        Bytes of the files to which their frames were moved, as `max_memory` says.
+    connected : bool
+        Whether there is a connection that is not known to be lost.
+    reconnects : int
+        Connections that this run has made after one was lost.
+    waiting_tables : int
+        Tables that wait for their copy; their changes are held back until it is there.
+    copying : CopyProgress or None
+        How far the copies are that are being made; None if none is.
+    """
+
+    frames: int
+    transactions: int
+    bytes: int
+    received_lsn: int
+    durable_lsn: int
+    captured_lsn: int
+    commit_time: int | None = None
+    changes: int = 0
+    segments: int = 0
+    open_transactions: int = 0
+    spilled_bytes: int = 0
+    connected: bool = False
+    reconnects: int = 0
+    waiting_tables: int = 0
+    copying: CopyProgress | None = None
+
+
+class Landing:
+    """Hands what comes to the writer, and what is durable back to the server.
+
+    Parameters
+    ----------
+    link : Link
+    writer : SegmentWriter
+    upkeep : Upkeep
+    max_memory, max_delay, unknown_prepared, progress
+        As of `capture`.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        writer: SegmentWriter,
+        upkeep: Upkeep,
+        max_memory: int,
+        max_delay: float,
+        unknown_prepared: Literal["empty", "error"],
+        progress: Callable[[CaptureProgress], None] | None,
+    ) -> None:
+        from ..transactions import Assembler
+        from .delivery import Delivery  # loads NumPy, as receiving does not
+
+        self._link = link
+        self._writer = writer
+        self._upkeep = upkeep
+        self._max_delay = max_delay
+        self._tell = progress
+        self._prepared = PreparedTransactions(writer.directory, writer.position)
+        assembler = Assembler(
+            max_memory,
+            unknown_prepared=unknown_prepared,
+            keeper=self._prepared,
+            spill_directory=writer.directory,
+        )
+        for kept in self._prepared.load(writer.directory):
+            assembler.restore(kept)
+        self._assembler = assembler
+        self._delivery = Delivery(
+            link,
+            assembler,
+            writer.position,
+            on_idle=self._on_idle,
+            on_loss=self._flush,
+        )
+        # These are counted as CaptureProgress describes.
+        self._frames = self._transactions = self._bytes = 0
+        # End LSN and commit time of the last transaction that the writer has; the commit time of
+        # the last one that is durable.
+        self._written: tuple[int, int | None] = (writer.position, None)
+        self._commit_time: int | None = None
+        self._until: int | None = None
+        self._last_advance = self._told = time.monotonic()
+
+    def run(self, until_lsn: int | None, stop: threading.Event | None) -> CaptureProgress:
+        """Write what comes to segments, until `stop` or `until_lsn` and all copies are made."""
+        while True:
+            self._stream(until_lsn, stop)
+            self._upkeep.wait(stop, self._report)
+            if until_lsn is None or self._upkeep.copied_lsn <= until_lsn:
+                return self._progress()
+            until_lsn = self._upkeep.copied_lsn  # so that the copies can be read
+
+    def _stream(self, until_lsn: int | None, stop: threading.Event | None) -> None:
+        """Write what comes to segments, until `stop` or `until_lsn`."""
+        from .delivery import Until
+
+        told, self._until = 0, until_lsn
+        try:
+            for found in self._delivery.arrivals(Until(until_lsn, None, stop), self._patience):
+                if found is None:
+                    if self._frames > told or time.monotonic() - self._told >= _IDLE_PROGRESS:
+                        told = self._frames
+                        self._report()
+                else:
+                    self._land(found)
+                self._upkeep.tick()
+                opened = self._writer.opened
+                if opened is not None and time.monotonic() - opened >= self._delay(found):
+                    self._flush()
+        except RetryableError as error:
+            _log.warning("the capture ends: %s", error)
+            self._flush()  # what came whole need not come again
+            raise
+        self._flush()
+        if until_lsn is not None and self._delivery.idle_lsn >= until_lsn:
+            self._acknowledge(self._writer.advance(until_lsn))
+        if self._frames > told:
+            self._report()
+
+    def _patience(self) -> float:
+        """Seconds for which to wait for more."""
+        opened = self._writer.opened
+        if opened is None:
+            return _POLL
+        return min(_POLL, max(0.0, opened + self._max_delay - time.monotonic()))
+
+    def _land(self, found: Transaction | TransactionGroup) -> None:
+        """Hand transactions to the writer."""
+        self._follow_timeline()
+        self._transactions += found.commits
+        for run in found.runs():
+            self._frames += len(run)
+            self._bytes += run.size
+            self._upkeep.see(run)
+            self._acknowledge(self._writer.write_run(run))
+            if time.monotonic() - self._told >= _IDLE_PROGRESS:
+                self._report()
+        if found.commit_time is not None:
+            self._written = found.end_lsn, found.commit_time
+
+    def _delay(self, found: Transaction | TransactionGroup | None) -> float:
+        """Seconds that a commit may wait for its segment to be completed.
+
+        `found` is what came last; None if nothing waits.
+        """
+        if found is None and self._delivery.is_asked:
+            return min(self._max_delay, _ASKED_INTERVAL)
+        return self._max_delay
+
+    def _follow_timeline(self) -> None:
+        """Have what lands from here on say on which timeline the server is."""
+        self._acknowledge(self._writer.set_timeline(self._link.receiver.connection.timeline))
+
+    def _report(self) -> None:
+        self._told = time.monotonic()
+        if self._tell is not None:
+            self._tell(self._progress())
+
+    def _flush(self) -> None:
+        """Complete the segment."""
+        self._acknowledge(self._writer.flush())
+
+    def _on_idle(self, lsn: int) -> None:
+        """Store from time to time how far the server is while it has no changes for the slot."""
+        now = time.monotonic()
+        position = self._writer.position
+        interval = _ASKED_INTERVAL if self._delivery.is_asked else _ADVANCE_INTERVAL
+        if self._link.receiver.acknowledged < position <= lsn:
+            self._acknowledge(position)
+        elif (
+            now - self._last_advance > interval
+            or lsn - position > _ADVANCE_BYTES
+            or position < self._upkeep.copied_lsn
+        ):
+            self._follow_timeline()
+            self._acknowledge(self._writer.advance(lsn))
+            self._last_advance = now
+
+    def _acknowledge(self, position: int | None) -> None:
+        if position is not None:
+            receiver = self._link.receiver
+            receiver.acknowledged = max(receiver.acknowledged, position)
+            self._note_commit_time()
+            self._prepared.forget(position)
+
+    def _note_commit_time(self) -> None:
+        """Note when the last transaction was committed that is durable."""
+        end_lsn, commit_time = self._written
+        if end_lsn <= self._writer.position:
+            self._commit_time = commit_time
+
+    def _progress(self) -> CaptureProgress:
+        server_lsn = 0 if self._delivery.waits else self._delivery.server_lsn
+        if self._until is not None:
+            server_lsn = min(server_lsn, self._until)
+        received = max(self._delivery.delivered, server_lsn)
+        durable = self._writer.position
+        self._note_commit_time()
+        assembler = self._assembler
+        return CaptureProgress(
+            self._frames, self._transactions, self._bytes, received, durable,
+            captured_lsn=received if self._writer.opened is None else durable,
+            commit_time=self._commit_time, changes=self._writer.changes,
+            segments=self._writer.completed, open_transactions=assembler.open_transactions,
+            spilled_bytes=assembler.spilled_bytes, connected=self._link.lost is None,
+            reconnects=self._link.reconnects, waiting_tables=self._upkeep.waiting,
+            copying=self._upkeep.progress,
+        )  # fmt: skip

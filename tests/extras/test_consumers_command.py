@@ -1,0 +1,85 @@
+"""`pgoutput-fast consumers`: add, list and remove, on a directory of segments."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from written_segments import insert, relation, transaction, write, writer
+
+from pgoutput_fast.cli import main
+from pgoutput_fast.directory.consumers import Consumer, consumers
+from pgoutput_fast.directory.reading import Position
+
+
+class Run:
+    """The command on one directory."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], directory: Path) -> None:
+        self._capsys = capsys
+        self.directory = directory
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        """What it printed, or its error."""
+        assert main(["consumers", "--dir", str(self.directory), *arguments]) == code
+        output, errors = self._capsys.readouterr()
+        assert (output == "") if code else (errors == "")
+        return errors if code else output
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """A directory that begins at 0/32 and ends at 0/136."""
+    directory = tmp_path / "lake"
+    with writer(directory) as out:
+        write(out, transaction(300, relation(1), insert()))
+        out.flush()
+    return Run(capsys, directory)
+
+
+def test_added_listed_and_removed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = "name  " + "position".rjust(17) + "bytes behind".rjust(18) + "moved, s ago".rjust(14)
+    assert run("list") == header + "\n"
+    assert run("list", "--json") == ""
+    assert run("add", "warehouse") == "warehouse begins at 0/32\n"
+    run("add", "b")
+    Consumer(run.directory, "b").advance(Position(310, {16384: 200}))
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3600)
+    found: list[dict[str, Any]] = [json.loads(line) for line in run("list", "--json").splitlines()]
+    for one in found:
+        assert 3590 <= one.pop("seconds_since_moved") <= 3600
+    assert found == [
+        {"name": "b", "position": "0/C8", "bytes_behind": 110},
+        {"name": "warehouse", "position": "0/32", "bytes_behind": 260},
+    ]
+    lines = run("list").splitlines()
+    assert lines[1].split()[:3] == ["b", "0/C8", "110"]
+    assert lines[2].split()[:3] == ["warehouse", "0/32", "260"]
+    assert {len(line) for line in lines} == {len(lines[0])}
+    assert run("remove", "b") == ""
+    assert [state.name for state in consumers(run.directory)] == ["warehouse"]
+
+
+def test_refusals(run: Run, tmp_path: Path) -> None:
+    run("add", "a")
+    assert "has a consumer 'a' already" in run("add", "a", code=1)
+    assert "has no consumer 'b'; it has a" in run("remove", "b", code=1)
+    # None of these leaves the directory of consumers.
+    for name in ("../position", "/etc/x", "", ".a"):
+        assert "can't be a consumer's name" in run("add", name, code=1)
+        assert "can't be a consumer's name" in run("remove", name, code=1)
+    assert (run.directory / "position.json").exists()
+    # A damaged one can be removed, as the error says.
+    (run.directory / "consumers" / "a.json").write_text("{")
+    assert "a.json" in run("list", code=1)
+    run("remove", "a")
+    run.directory = tmp_path
+    assert f"no capture has begun in {tmp_path}" in run("add", "a", code=1)
+    assert not (tmp_path / "consumers").exists()
+    run.directory = tmp_path / "none"
+    assert "there is no directory" in run("list", code=1)
+    assert "No such command" in run("lists", code=2)
