@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
+# Long because half of it is its parameters and their checks.
 def capture(
     dsn: str | None = None,
     *,
