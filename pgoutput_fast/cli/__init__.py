@@ -31,6 +31,7 @@ _COMMANDS = {
     "demo": "Show the whole path: a server, capture, Spark, and the proof that it is right.",
     "doctor": "Say whether a server is ready for capture, and what mends it if it is not.",
     "inspect": "Print the messages of segments or captures.",
+    "snapshot": "Ask the capture of a directory to copy tables again.",
     "tail": "Print the changes of a server as they are committed.",
 }
 """Name of a subcommand → its help. The module of that name here has it as `command`."""

@@ -7,17 +7,26 @@ import re
 from typing import TYPE_CHECKING
 
 from .._disk import fsync_path, write_whole
-from ..errors import PgOutputError
+from .._forms import of_form
+from ..errors import PgOutputError, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 DIRECTORY_NAME = "requests"
 _NAME = re.compile(r"([0-9]{1,10})\.json", re.ASCII)
 
 
-def request_copy(directory: Path, relation_id: int) -> None:
+def request_copy(directory: Path, relation_id: int, table: Sequence[str]) -> None:
     """Ask the capture of a directory to copy a table again.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+    relation_id : int
+    table : sequence of str
+        Its namespace and name, for people.
 
     Raises
     ------
@@ -29,24 +38,35 @@ def request_copy(directory: Path, relation_id: int) -> None:
         if not path.exists():
             path.mkdir(exist_ok=True)
             fsync_path(directory)
-        write_whole(path / f"{relation_id}.json", [json.dumps({})])
+        write_whole(path / f"{relation_id}.json", [json.dumps({"table": [*table]})])
     except OSError as error:
         raise PgOutputError(f"can't write into {path}: {error.strerror or error}") from error
 
 
-def requested(directory: Path) -> list[int]:
-    """The relation ids of tables that are to be copied again.
+def requested(directory: Path) -> dict[int, list[str]]:
+    """Relation ids of tables that are to be copied again, with their namespaces and names.
 
     Raises
     ------
     OSError
         The disk refuses.
+    PgOutputError
+        A request can't be read.
     """
     path = directory / DIRECTORY_NAME
-    if not path.exists():
-        return []
-    names = map(_NAME.fullmatch, (one.name for one in path.iterdir()))
-    return sorted(int(match[1]) for match in names if match is not None)
+    found: dict[int, list[str]] = {}
+    for one in sorted(path.iterdir()) if path.exists() else ():
+        match = _NAME.fullmatch(one.name)
+        if match is not None:
+            try:
+                fields = json.loads(one.read_text(encoding="utf-8"))
+                found[int(match[1])] = of_form(fields["table"], list[str], "table")
+            except (ValueError, KeyError, TypeError) as error:
+                raise PgOutputError(
+                    f"can't read {one} ({printable(str(error))}), which asks for a copy of a "
+                    f"table: delete it, and ask anew"
+                ) from error
+    return found
 
 
 def forget_request(directory: Path, relation_id: int) -> None:

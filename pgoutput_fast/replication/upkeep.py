@@ -198,21 +198,18 @@ class Upkeep:
             state = self._states[relation_id]
             member = members.get(relation_id)
             if member is None or self._has_returned(state, member):
-                self._order(relation_id, None)
+                name: Any = self._tables.fields(state.copies[-1]).get("table")
+                self._order(relation_id, name)
 
-    def _order(self, relation_id: int, table: list[str] | None) -> None:
+    def _order(self, relation_id: int, table: list[str]) -> None:
         """Have a table wait for a copy from where everything is durable, unless it waits."""
         state = self._states.get(relation_id)
         if state is not None and state.held_from is not None:
             return
-        if table is None and state is not None:
-            found: Any = self._tables.fields(state.copies[-1]).get("table")
-            table = found
-        fields: dict[str, object] = {"table": table or []}
         first = state is None or not state.snapshots
-        copy = self._tables.wait(relation_id, self._writer.position, fields, first=first)
+        copy = self._tables.wait(relation_id, self._writer.position, {"table": table}, first=first)
         self._states[relation_id] = TableState((*(state.copies if state else ()), copy))
-        _log.info("table %s is to be copied", ".".join(table or [str(relation_id)]))
+        _log.info("table %s is to be copied", ".".join(table))
         if self._copier is None:
             self._copier = Copier(self._target)
         self._copier.wake()
@@ -232,12 +229,12 @@ class Upkeep:
         return last.state == "gone" or self._tables.fields(last).get("members") != [*member.rows]
 
     def _take_requests(self) -> None:
-        for relation_id in requested(self._directory):
+        for relation_id, table in requested(self._directory).items():
             self._states = self._tables.read()
             state = self._states.get(relation_id)
             # A copy that is being made may be of before the request.
             if state is None or state.held_from is None:
-                self._order(relation_id, None)
+                self._order(relation_id, table)
                 forget_request(self._directory, relation_id)
 
     # --- what is done from time to time

@@ -13,6 +13,7 @@ import pytest
 from folded import Folded
 
 import pgoutput_fast as pf
+from pgoutput_fast.cli import main
 from pgoutput_fast.directory.consumers import Consumer, consumers
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.requests import request_copy, requested
@@ -175,12 +176,36 @@ def test_a_table_that_is_copied_again_on_request(
     check(shop, folded, "big", "small", "empty")
     # Something went wrong at the consumer.
     folded.rows[oid(shop, "small")]["5"] = ("5", "wrong")
-    request_copy(tmp_path, oid(shop, "small"))
+    request_copy(tmp_path, oid(shop, "small"), ["public", "small"])
     with load(shop, "small"), running(shop, tmp_path, snapshot="never", create_slot=False):
         wait_until(lambda: copied(tmp_path, oid(shop, "small")) == 2)
-        assert requested(tmp_path) == []
+        assert requested(tmp_path) == {}
     finish(shop, tmp_path)
     check(shop, folded.take(), "big", "small", "empty")
+
+
+def test_the_command_that_asks_for_a_copy(
+    shop: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish(shop, tmp_path, snapshot="never")
+    shop.execute("UPDATE small SET v = 'changed' WHERE id = 1")
+    finish(shop, tmp_path, snapshot="never")
+    given = ["snapshot", "--dir", str(tmp_path), "--table", "public.small"]
+    assert main([*given, "--wait", "0.1"]) == 1
+    assert "no capture has seen the request for public.small" in capsys.readouterr().err
+    assert requested(tmp_path) == {oid(shop, "small"): ["public", "small"]}
+    with running(shop, tmp_path, snapshot="never", create_slot=False):
+        assert main([*given, "--wait", "20"]) == 0
+    (copy,) = Tables(tmp_path).read()[oid(shop, "small")].snapshots
+    told = capsys.readouterr().out
+    assert told == f"public.small is copied as of {pf.format_lsn(copy.lsn)}\n"
+    finish(shop, tmp_path, snapshot="never")
+    folded = Folded(tmp_path).take()
+    check(shop, folded, "small")
+    assert main(["snapshot", "--dir", str(tmp_path), "--table", "public.none"]) == 1
+    assert "has no table 'public.none'; it has public.small" in capsys.readouterr().err
+    assert main(["snapshot", "--dir", str(tmp_path / "x"), "--table", "public.none"]) == 1
+    assert "no capture has begun" in capsys.readouterr().err
 
 
 def test_only_the_tables_and_later_the_rest(shop: Any, tmp_path: Path) -> None:

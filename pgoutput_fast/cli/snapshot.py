@@ -1,0 +1,108 @@
+"""`pgoutput-fast snapshot`: ask the capture of a directory to copy tables again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..directory.copies import Tables
+from ..directory.known import known_tables
+from ..directory.requests import request_copy, requested
+from ..errors import PgOutputError
+from ..lsn import format_lsn
+from ..segments.listing import has_begun
+
+if TYPE_CHECKING:
+    from ..directory.copies import TableState
+
+_POLL = 0.2  # seconds between two looks whether a copy is there
+
+
+@click.command()
+@click.option(
+    "--dir",
+    "directory",
+    metavar="DIR",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The directory of the capture.",
+)
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    required=True,
+    metavar="SCHEMA.TABLE",
+    help="One or more, by name or by relation id.",
+)
+@click.option(
+    "--wait", metavar="SECONDS", type=click.FloatRange(min=0), help="Wait until they are copied."
+)
+def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int:
+    """Ask the capture of a directory to copy tables again.
+
+    A capture answers that runs, or the next one that begins. A table's changes wait until its copy
+    is there; then consumers get a Truncate and the rows, and all that was committed since.
+    """
+    if not directory.is_dir() or not has_begun(directory):
+        raise PgOutputError(f"no capture has begun in {directory}")
+    found = {table: _find(directory, table) for table in tables}
+    before = Tables(directory).read()
+    known = known_tables(directory)
+    for relation_id in found.values():
+        request_copy(directory, relation_id, known[relation_id])
+    if wait is None:
+        print(f"the capture of {directory} is asked to copy {', '.join(tables)}")
+        return 0
+    deadline = time.monotonic() + wait
+    while any(_copies(directory, one) <= _whole(before.get(one)) for one in found.values()):
+        if time.monotonic() > deadline:
+            asked = requested(directory)
+            unheard = [table for table, one in found.items() if one in asked]
+            why = f"no capture has seen the request for {', '.join(unheard)}; does one run?"
+            raise PgOutputError(
+                f"after {wait:g} s not all tables are copied: "
+                f"{why if unheard else 'the log of the capture tells more'}"
+            )
+        time.sleep(_POLL)
+    after = Tables(directory).read()
+    for table, relation_id in found.items():
+        print(f"{table} is copied as of {format_lsn(after[relation_id].snapshots[-1].lsn)}")
+    return 0
+
+
+def _find(directory: Path, table: str) -> int:
+    """The relation id of a table.
+
+    Raises
+    ------
+    PgOutputError
+        The directory has no such table, or several.
+    """
+    known = known_tables(directory)
+    found = [
+        relation_id
+        for relation_id, name in known.items()
+        if table in (".".join(name), str(relation_id))
+    ]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        ids = ", ".join(map(str, sorted(found)))
+        raise PgOutputError(
+            f"{directory} has several tables that were called {table!r}: give one of the relation "
+            f"ids {ids} instead; SELECT '{table}'::regclass::oid tells which one it is now"
+        )
+    names = ", ".join(sorted(".".join(name) for name in known.values())) or "none"
+    raise PgOutputError(f"{directory} has no table {table!r}; it has {names}")
+
+
+def _copies(directory: Path, relation_id: int) -> int:
+    return _whole(Tables(directory).read().get(relation_id))
+
+
+def _whole(state: TableState | None) -> int:
+    return 0 if state is None else len(state.snapshots)
