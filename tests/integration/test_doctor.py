@@ -499,6 +499,14 @@ def test_publications_of_different_streams_are_not_compared(dsn18: str) -> None:
     assert found(examine(dsn18, ["a", "b"]), "column-lists-differ") == []
 
 
+def test_partitions_that_come_by_themselves(dsn18: str) -> None:
+    """The identity of a root that is not sent is nobody's concern."""
+    run(dsn18, *TREE, PUBLISHED, FULL)
+    report = examine(dsn18)
+    assert found(report, "partition-identity") == []
+    assert the(report, "partitions-as-leaves").objects == ('"P ""q"',)
+
+
 def test_row_filter_that_a_terminal_would_obey(dsn18: str) -> None:
     run(dsn18, KEYED, f"CREATE PUBLICATION r FOR TABLE {T} (a) WHERE (\"B c\" > '\x1b[31m')")
     assert the(examine(dsn18), "column-list-identity").sql == ()
