@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ._examined import Examined
-    from ._published import Publication, Published, Table
+    from ._published_tables import Publication, Published, Table
 
 _MOST_TABLES = 50  # of a statement that makes a publication
 _NEW_NAME = "changes"  # of a publication, where none was named

@@ -716,7 +716,7 @@ def test_connection_that_the_server_refuses(dsn18: str, monkeypatch: pytest.Monk
     assert finding.found == "can't connect: no pg_hba.conf entry"
 
 
-def test_what_the_role_may_not_read(dsn: str, as_role: str) -> None:
+def test_catalogues_that_the_role_may_not_read(dsn: str, as_role: str) -> None:
     run(dsn, KEYED, PUBLISHED, "REVOKE SELECT ON pg_publication_rel FROM PUBLIC")
     try:
         finding = the(examine(as_role), "could-not-check")
@@ -935,7 +935,7 @@ def test_standby_that_is_too_old() -> None:
         assert finding.found == f"the server is a standby of PostgreSQL {primary.version}"
 
 
-def test_names_that_are_no_text(dsn18: str) -> None:
+def test_database_of_names_that_are_no_text(dsn18: str) -> None:
     run(
         dsn18,
         "DROP DATABASE IF EXISTS bytes",
