@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ..connections import ConnectionParameters
     from ._examined import Examined
-    from ._published import Published
+    from ._published_tables import Published
 
 # Roles of managed servers whose members may stream without the attribute.
 _MANAGED = ("rds_replication",)

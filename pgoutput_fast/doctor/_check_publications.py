@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ._examined import Examined
-    from ._published import Publication, Published, Table
+    from ._published_tables import Publication, Published, Table
 
 _MOST_TABLES = 50  # of a statement that makes a publication
 _NEW_NAME = "changes"  # of a publication, where none was named
@@ -20,7 +20,7 @@ _NEW_NAME = "changes"  # of a publication, where none was named
 # Tables that can be published without harm, as they have a primary key. Those of extensions are
 # left out. Partitioned tables are published from PostgreSQL 13 on, before that their partitions.
 _SUITABLE = """
-SELECT c.oid::bigint, n.nspname::text, c.relname::text
+SELECT n.nspname::text, c.relname::text
 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.oid >= 16384 AND c.relpersistence = 'p'
     AND CASE WHEN %s THEN c.relkind IN ('r', 'p') AND NOT c.relispartition
@@ -29,7 +29,7 @@ WHERE c.oid >= 16384 AND c.relpersistence = 'p'
         WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate)
     AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend AS d
         WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e')
-ORDER BY 2, 3
+ORDER BY 1, 2
 """
 
 
@@ -38,13 +38,13 @@ def existence(server: Examined, published: Published) -> Iterator[Finding]:
     there = {one.name for one in published.publications}
     if server.given is None and not there:
         yield _missing(
-            server, published, "no-publication", _NEW_NAME,
+            server, "no-publication", _NEW_NAME,
             f"there is no publication in database {printable(server.role.database)}",
         )  # fmt: skip
     for name in server.given or ():
         if name not in there:
             yield _missing(
-                server, published, "publication-missing", name,
+                server, "publication-missing", name,
                 f"there is no publication {printable(name)} in database "
                 f"{printable(server.role.database)}",
             )  # fmt: skip
@@ -59,8 +59,8 @@ def existence(server: Examined, published: Published) -> Iterator[Finding]:
         )
 
 
-def _missing(server: Examined, published: Published, kind: str, name: str, found: str) -> Finding:
-    tables = _suitable(server, published.publications[:0])
+def _missing(server: Examined, kind: str, name: str, found: str) -> Finding:
+    tables = _suitable(server)
     many = len(tables) > _MOST_TABLES
     which = f" FOR TABLE {', '.join(tables)}" if tables else ""
     return Finding(
@@ -74,11 +74,9 @@ def _missing(server: Examined, published: Published, kind: str, name: str, found
     )  # fmt: skip
 
 
-def _suitable(server: Examined, publications: Iterable[Publication]) -> list[str]:
-    """Names of tables that can be added to publications."""
-    members = {oid for one in publications for oid in one.members}
-    rows = server.rows(_SUITABLE, server.version >= 130000)
-    return [quoted(*names) for oid, *names in rows if oid not in members]
+def _suitable(server: Examined) -> list[str]:
+    """Names of tables that can be published."""
+    return [quoted(*names) for names in server.rows(_SUITABLE, server.version >= 130000)]
 
 
 def contents(server: Examined, published: Published) -> Iterator[Finding]:
@@ -92,7 +90,7 @@ def contents(server: Examined, published: Published) -> Iterator[Finding]:
                 objects=objects,
             )
         elif not any(table.kind in "rp" for table in published.members(one)):
-            tables = _suitable(server, [one])
+            tables = _suitable(server)
             fits = 0 < len(tables) <= _MOST_TABLES
             yield Finding(
                 "publication-empty",
@@ -146,20 +144,26 @@ def together(server: Examined, published: Published) -> Iterator[Finding]:
     names = listed([one.name for one in several])
     lists: list[Table] = []
     mixed: list[Table] = []
-    without_root: dict[str, Publication] = {}
+    same_root: dict[str, None] = {}
     listing: dict[tuple[str, int], tuple[Publication, Table]] = {}
     for table in published.all_sent():
         of = [one for one in several if table.oid in one.members]
-        if len({_list_of(published, one, table) for one in of}) > 1:
+        # Where a publication sends the root, those that send the partition itself do not count.
+        by_root = [one for one in of if one.via_root and published.root(one, table) is not table]
+        if len({_list_of(published, one, table) for one in by_root or of}) > 1:
             lists.append(table)
-            for one in of:
+            for one in by_root or of:
                 named = published.root(one, table) if one.via_root else table
                 if published.entry(one, table).columns is not None:
                     listing[one.name, named.oid] = (one, named)
-        trees = [one for one in of if published.root(one, table) is not table]
-        if len({one.via_root for one in trees}) > 1:
+        if 0 < len(by_root) < len(of):
             mixed.append(table)
-            without_root |= {one.name: one for one in trees if not one.via_root}
+            for one in of:
+                if published.root(one, table) is not table:
+                    same_root |= {} if one.via_root else {_set_via_root(one): None}
+                elif table.oid in one.entries:
+                    drop = f"ALTER PUBLICATION {quoted(one.name)} DROP TABLE ONLY {table.sql};"
+                    same_root[drop] = None
     if lists:
         yield Finding(
             "column-lists-differ",
@@ -176,10 +180,10 @@ def together(server: Examined, published: Published) -> Iterator[Finding]:
     if mixed:
         yield Finding(
             "via-root-mixed",
-            f"of the publications {names}, some have publish_via_partition_root and others have "
-            f"not, for {counted(len(mixed), 'partition')}: "
+            f"of the publications {names}, some send {counted(len(mixed), 'partition')} by the "
+            f"root and others do not: "
             f"{listed([table.shown for table in mixed])}",
-            tuple(_set_via_root(one) for one in without_root.values()),
+            tuple(same_root),
             objects=tuple(table.sql for table in mixed),
         )
 

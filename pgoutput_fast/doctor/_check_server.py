@@ -14,16 +14,13 @@ from ._examined import (
     shown_size,
 )
 from .findings import Finding
+from .kinds import LONG_TRANSACTION, SHORT_TIMEOUT, SMALL_KEEP, SMALL_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ._examined import Examined, Setting
 
-_SMALL_KEEP = 1 << 30  # bytes of max_slot_wal_keep_size
-_SMALL_MEMORY = 64 << 20  # bytes of logical_decoding_work_mem, as PostgreSQL's default is
-_SHORT_TIMEOUT = 10.0  # seconds of wal_sender_timeout
-_LONG_TRANSACTION = 300.0  # seconds
 _RESTART = "restart the server after that"
 
 
@@ -118,7 +115,7 @@ def kept_log(server: Examined) -> Iterator[Finding]:
             "give what the disk can hold; a slot that is further behind is lost then",
             (name,),
         )
-    elif found.size < _SMALL_KEEP:
+    elif found.size < SMALL_KEEP:
         yield Finding(
             "wal-keep-small",
             f"{name} is {shown_size(found.size)}",
@@ -131,7 +128,7 @@ def kept_log(server: Examined) -> Iterator[Finding]:
 def timeouts(server: Examined) -> Iterator[Finding]:
     """Timeouts of streams and slots."""
     sender = _needed(server, "wal_sender_timeout")
-    if sender.seconds < _SHORT_TIMEOUT:
+    if sender.seconds < SHORT_TIMEOUT:
         yield Finding(
             "wal-sender-timeout-short" if sender.seconds else "wal-sender-timeout-off",
             f"wal_sender_timeout is {sender.shown}",
@@ -152,7 +149,7 @@ def timeouts(server: Examined) -> Iterator[Finding]:
 def memory(server: Examined) -> Iterator[Finding]:
     """The memory of decoding."""
     found = server.setting("logical_decoding_work_mem")
-    if found is not None and found.size < _SMALL_MEMORY:
+    if found is not None and found.size < SMALL_MEMORY:
         yield Finding(
             "decoding-memory-small",
             f"logical_decoding_work_mem is {shown_size(found.size)}",
@@ -238,7 +235,7 @@ def transactions(server: Examined) -> Iterator[Finding]:
     for pid, database, role, seconds in server.rows(_WRITING):
         if seconds is None:
             hidden += 1
-        elif seconds >= _LONG_TRANSACTION:
+        elif seconds >= LONG_TRANSACTION:
             yield Finding(
                 "long-transaction",
                 f"process {pid} of role {printable(role or '')} in database "
@@ -266,7 +263,7 @@ FROM pg_catalog.pg_prepared_xacts ORDER BY prepared, gid
 def prepared_transactions(server: Examined) -> Iterator[Finding]:
     """Prepared transactions that nobody has ended."""
     for gid, database, owner, seconds in server.rows(_PREPARED):
-        if seconds < _LONG_TRANSACTION:
+        if seconds < LONG_TRANSACTION:
             continue
         here = database == server.role.database
         yield Finding(

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 from ..errors import printable
 from ._examined import counted, quoted_literal, shown_size
 from .findings import Finding
+from .kinds import MUCH_LOG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ._examined import Examined
-
-_MUCH_LOG = 1 << 30  # bytes that a slot keeps
 
 _SLOTS = """
 SELECT to_jsonb(s) || jsonb_build_object('retained', pg_catalog.pg_wal_lsn_diff(
@@ -148,7 +147,7 @@ def _held(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
             "have the slot read, or drop it",
             (name,),
         )
-    if retained >= _MUCH_LOG:
+    if retained >= MUCH_LOG:
         yield Finding(
             "slot-behind",
             shown + (f", and process {slot['active_pid']} reads it" if slot["active"] else ""),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ._examined import Examined
-    from ._published import Publication, Published, Table
+    from ._published_tables import Publication, Published, Table
 
 
 def _finding(

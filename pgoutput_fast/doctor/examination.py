@@ -15,7 +15,7 @@ from . import _check_server as server_checks
 from . import _check_slots as slot_checks
 from . import _check_tables as table_checks
 from ._examined import Examined
-from ._published import Published
+from ._published_tables import Published
 from .findings import LEVELS, Finding, Report
 
 if TYPE_CHECKING:

@@ -6,6 +6,13 @@ from typing import Literal, NamedTuple
 
 Level = Literal["error", "warning", "info"]
 
+# From where on something is found. The meanings below say so.
+SMALL_KEEP = 1 << 30  # bytes of max_slot_wal_keep_size
+SMALL_MEMORY = 64 << 20  # bytes of logical_decoding_work_mem, as PostgreSQL's default is
+SHORT_TIMEOUT = 10  # seconds of wal_sender_timeout
+LONG_TRANSACTION = 300  # seconds
+MUCH_LOG = 1 << 30  # bytes that a slot keeps
+
 
 class Kind(NamedTuple):
     """What can be found.
@@ -57,31 +64,37 @@ KINDS: dict[str, Kind] = {
         "info", "A slot that nobody reads keeps the server's log until the disk is full."
     ),
     "wal-keep-small": Kind(
-        "warning", "A slot is lost once its reader is behind by more than max_slot_wal_keep_size."
+        "warning",
+        "A slot is lost once its reader is behind by more than max_slot_wal_keep_size, which is "
+        f"less than {SMALL_KEEP >> 30} GiB.",
     ),
     "wal-sender-timeout-off": Kind(
         "info", "The server does not notice a client that is gone, and keeps its slot in use."
     ),
     "wal-sender-timeout-short": Kind(
-        "warning", "The server ends a stream whose client does not answer for so short a time."
+        "warning",
+        f"The server ends a stream whose client is silent for less than {SHORT_TIMEOUT} seconds.",
     ),
     "idle-slot-timeout": Kind(
         "warning", "A slot is lost once nobody has read it for idle_replication_slot_timeout."
     ),
     "decoding-memory-small": Kind(
         "info",
-        "Transactions beyond logical_decoding_work_mem go to the server's disk or early "
-        "to the client.",
+        "Transactions beyond logical_decoding_work_mem, which is less than "
+        f"{SMALL_MEMORY >> 20} MiB, go to the server's disk, or to the client before they end.",
     ),
     "session-timeout": Kind(
         "warning", "The server may end the session of the role that copies tables for a snapshot."
     ),
     "long-transaction": Kind(
-        "warning", "The server makes a slot once all transactions that were writing have ended."
+        "warning",
+        "The server makes a slot once all transactions that were writing have ended, and this one "
+        f"has been open for {LONG_TRANSACTION // 60} minutes or more.",
     ),
     "prepared-transaction": Kind(
         "warning",
-        "The server makes a slot once such transactions have ended, and keeps its log for them.",
+        "The server makes a slot once all transactions have ended, and this one has been prepared "
+        f"for {LONG_TRANSACTION // 60} minutes or more.",
     ),
     # Slots.
     "slot-missing": Kind("warning", "A stream of this slot can begin only if it makes the slot."),
@@ -106,7 +119,10 @@ KINDS: dict[str, Kind] = {
     "slot-synced": Kind(
         "warning", "A standby's copy of a slot can be read once the standby is promoted."
     ),
-    "slot-behind": Kind("warning", "The server keeps so much of its log for this slot."),
+    "slot-behind": Kind(
+        "warning",
+        f"The server keeps {MUCH_LOG >> 30} GiB or more of its log for the slot.",
+    ),
     "slot-inactive": Kind(
         "warning",
         "Nobody reads the slot, for which the server keeps its log and old rows of its catalogue.",
@@ -147,7 +163,9 @@ KINDS: dict[str, Kind] = {
         "info", "Changes of these partitioned tables come as those of their partitions."
     ),
     "via-root-mixed": Kind(
-        "warning", "The same tables come as their roots or as partitions, by which is read."
+        "warning",
+        "The changes come as those of the root, and row filters and column lists of publications "
+        "without publish_via_partition_root do not count.",
     ),
     "column-lists-differ": Kind("error", "The server ends a stream of these publications."),
     "column-lists-broken": Kind(
@@ -155,11 +173,13 @@ KINDS: dict[str, Kind] = {
     ),
     # Tables.
     "identity-nothing": Kind(
-        "error", "The server refuses every UPDATE and DELETE that is published, the application's."
+        "error",
+        "The server refuses the application's UPDATE and DELETE of such a table.",
     ),
     "identity-missing": Kind(
         "error",
-        "The server refuses every UPDATE and DELETE of a published table without replica identity.",
+        "The server refuses the application's UPDATE and DELETE of a table without replica "
+        "identity.",
     ),
     "identity-generated": Kind(
         "error",
@@ -185,14 +205,14 @@ KINDS: dict[str, Kind] = {
     "column-list": Kind("info", "The other columns of these tables do not come."),
     "column-list-identity": Kind(
         "error",
-        "The server refuses every UPDATE and DELETE of a table whose column list lacks columns of "
-        "its replica identity.",
+        "The server refuses the application's UPDATE and DELETE of a table whose column list lacks "
+        "columns of its replica identity.",
     ),
     "row-filter": Kind("info", "An UPDATE may come as INSERT or DELETE, or not at all."),
     "row-filter-identity": Kind(
         "error",
-        "The server refuses every UPDATE and DELETE of a table whose row filter has columns that "
-        "are not in its replica identity.",
+        "The server refuses the application's UPDATE and DELETE of a table whose row filter has "
+        "columns that are not in its replica identity.",
     ),
     "generated-columns": Kind("info", "Stored generated columns of these tables do not come."),
     "virtual-columns": Kind("info", "Virtual generated columns are never sent."),

@@ -494,9 +494,58 @@ def test_publications_of_different_streams_are_not_compared(dsn18: str) -> None:
         f"CREATE PUBLICATION b FOR TABLE {T}",
     )  # fmt: skip
     assert found(examine(dsn18), "column-lists-differ") == []
+    # Nor is the list of one that does not send the table, as another sends its root.
+    run(
+        dsn18,
+        f"CREATE TABLE {S}.root (id int PRIMARY KEY, a int) PARTITION BY RANGE (id)",
+        f"CREATE TABLE {S}.leaf PARTITION OF {S}.root FOR VALUES FROM (0) TO (9)",
+        f"CREATE PUBLICATION c FOR TABLE {S}.root {VIA_ROOT}",
+        f"CREATE PUBLICATION d FOR TABLE {S}.leaf (id)",
+    )
+    report = examine(dsn18, ["c", "d"])
+    assert found(report, "column-lists-differ") == []
+    finding = mended(dsn18, "via-root-mixed", publications=["c", "d"])
+    assert finding.objects == (f'{S}."leaf"',)
+    assert finding.sql == (f'ALTER PUBLICATION "d" DROP TABLE ONLY {S}."leaf";',)
     # One with all columns is as good as none.
     run(dsn18, f'ALTER PUBLICATION a SET TABLE {T} (id, a, "B c")')
     assert found(examine(dsn18, ["a", "b"]), "column-lists-differ") == []
+
+
+def test_partitions_that_come_by_themselves(dsn18: str) -> None:
+    """The identity of a root that is not sent is nobody's concern."""
+    run(dsn18, *TREE, PUBLISHED, FULL)
+    report = examine(dsn18)
+    assert found(report, "partition-identity") == []
+    assert the(report, "partitions-as-leaves").objects == ('"P ""q"',)
+
+
+def test_publication_of_inserts(dsn18: str) -> None:
+    """It needs no replica identity, and its row filters and column lists are free."""
+    run(
+        dsn18,
+        KEYED,
+        f"CREATE TABLE {U} (id int)",
+        f"CREATE PUBLICATION r FOR TABLE {U}, {T} (a) WHERE (a > 5) WITH (publish = 'insert')",
+    )
+    run(dsn18, UPDATE, f"UPDATE {U} SET id = 1")
+    assert examine(dsn18).of_level("error") == ()
+
+
+def test_publication_of_tables_that_suit(dsn18: str) -> None:
+    """Proposed are tables with a key that is a replica identity, and roots, not partitions."""
+    run(
+        dsn18,
+        *TREE,
+        f"CREATE TABLE {S}.keyed (id int PRIMARY KEY)",
+        f"CREATE TABLE {S}.deferred (id int PRIMARY KEY DEFERRABLE)",
+        f"CREATE TABLE {S}.unkeyed (id int)",
+        f"CREATE UNLOGGED TABLE {S}.unlogged (id int PRIMARY KEY)",
+    )
+    assert mended(dsn18, "no-publication").sql == (
+        f'CREATE PUBLICATION "changes" FOR TABLE {T}, {S}."keyed";',
+    )
+    assert examine(dsn18).ready
 
 
 def test_row_filter_that_a_terminal_would_obey(dsn18: str) -> None:
@@ -708,7 +757,7 @@ def test_connection_that_the_server_refuses(dsn18: str, monkeypatch: pytest.Monk
     assert finding.found == "can't connect: no pg_hba.conf entry"
 
 
-def test_what_the_role_may_not_read(dsn: str, as_role: str) -> None:
+def test_catalogues_that_the_role_may_not_read(dsn: str, as_role: str) -> None:
     run(dsn, KEYED, PUBLISHED, "REVOKE SELECT ON pg_publication_rel FROM PUBLIC")
     try:
         finding = the(examine(as_role), "could-not-check")
@@ -733,7 +782,7 @@ def test_transactions_that_hold_up_a_slot(
     with psycopg.connect(dsn) as writer:
         writer.execute(f"INSERT INTO {T} VALUES (1)".encode())
         assert found(examine(dsn), "long-transaction") == []
-        monkeypatch.setattr(_check_server, "_LONG_TRANSACTION", 0.0)
+        monkeypatch.setattr(_check_server, "LONG_TRANSACTION", 0)
         # The role does not see how long it is.
         finding = mended(dsn, "could-not-check", as_role)
         assert finding.sql == (f"GRANT pg_read_all_stats TO {R};",)
@@ -752,7 +801,7 @@ def test_transactions_that_hold_up_a_slot(
 def test_prepared_transaction_of_another_database(
     dsn18: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_check_server, "_LONG_TRANSACTION", 0.0)
+    monkeypatch.setattr(_check_server, "LONG_TRANSACTION", 0)
     run(dsn18, "DROP DATABASE IF EXISTS other", "CREATE DATABASE other")
     other = conninfo.make_conninfo(dsn18, dbname="other")
     run(other, "CREATE TABLE t (id int)")
@@ -788,7 +837,7 @@ def test_slots(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert the(report, "physical-slot-inactive").objects == ("physical",)
     assert "a physical one" in the(examine(dsn, slot="physical"), "slot-not-pgoutput").found
-    monkeypatch.setattr(_check_slots, "_MUCH_LOG", 0)
+    monkeypatch.setattr(_check_slots, "MUCH_LOG", 0)
     assert {one.objects for one in found(examine(dsn, slot="mine"), "slot-behind")} == {
         ("forgotten",), ("mine",), ("physical",),
     }  # fmt: skip
@@ -820,7 +869,7 @@ def test_log_that_slots_keep(dsn18: str) -> None:
         dsn18,
         "CREATE PUBLICATION r",
         "SELECT pg_create_logical_replication_slot('mine', 'pgoutput')",
-        "SELECT pg_create_physical_replication_slot('other', true)",
+        "SELECT pg_create_logical_replication_slot('other', 'pgoutput')",
     )
     try:
         configured(dsn18, max_slot_wal_keep_size="80MB")
@@ -927,7 +976,7 @@ def test_standby_that_is_too_old() -> None:
         assert finding.found == f"the server is a standby of PostgreSQL {primary.version}"
 
 
-def test_names_that_are_no_text(dsn18: str) -> None:
+def test_database_of_names_that_are_no_text(dsn18: str) -> None:
     run(
         dsn18,
         "DROP DATABASE IF EXISTS bytes",
