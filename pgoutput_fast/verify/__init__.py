@@ -22,7 +22,7 @@ from ..names import qualified
 from ..segments.format import require_pyarrow
 from ..types import TypeRegistry
 from .compare import compare_all, compare_named, differences
-from .report import Difference, Report, TableResult
+from .report import Difference, Report, State, TableResult
 from .server import Changes, Moment, ServerRows, ServerTable, refusals
 from .targets import Target, open_target
 from .texts import NotComparable
@@ -315,8 +315,9 @@ class _Verification:
             try:
                 side = self._side(moment, table)
             except NotComparable as error:
+                state: State = "unsettled" if table.is_moving else "not compared"
                 self._results[table.table.relation_id] = TableResult(
-                    table.table.namespace, table.table.name, "not compared", str(error)
+                    table.table.namespace, table.table.name, state, str(error)
                 )
             else:
                 found[table.table.relation_id] = side

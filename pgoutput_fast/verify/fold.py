@@ -100,16 +100,18 @@ class FoldedRows:
             A change does not say which row it is about.
         """
         apply = self._apply_keyed if self._key else self._apply_to_multiset
-        self._run("BEGIN")
-        for change in changes:
-            if change.op == "truncate":
-                self.empty()
-            elif change.op in ("insert", "read"):
-                self._insert(change.after)
-            else:
-                apply(change)
-        self._flush()
-        self._run("COMMIT")
+        self._run("BEGIN")  # else each statement would be a transaction
+        try:
+            for change in changes:
+                if change.op == "truncate":
+                    self.empty()
+                elif change.op in ("insert", "read"):
+                    self._insert(change.after)
+                else:
+                    apply(change)
+            self._flush()
+        finally:
+            self._run("COMMIT")
 
     def _name(self, row: Sequence[str]) -> str:
         parts = [row[i] for i in self._key] if self._key else row

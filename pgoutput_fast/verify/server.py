@@ -70,6 +70,8 @@ class ServerTable(NamedTuple):
         A condition in SQL; "" for none.
     refused : str
         Why the table can't be compared; "" if it can.
+    is_moving : bool
+        Whether that is so because it was changed just at this moment.
     """
 
     table: CatalogTable
@@ -78,6 +80,7 @@ class ServerTable(NamedTuple):
     key: tuple[str, ...]
     row_filter: str
     refused: str
+    is_moving: bool
 
     @property
     def source(self) -> str:
@@ -197,13 +200,19 @@ class Moment:
             key = table.key if set(table.key) <= set(columns) else ()
             found.append(
                 ServerTable(
-                    table, columns, types, key, row_filter, self._lock(table, actions[name])
+                    table, columns, types, key, row_filter, *self._lock(table, actions[name])
                 )
             )
         return found
 
-    def _lock(self, table: CatalogTable, actions: tuple[bool, ...]) -> str:
-        """Lock a table so that it stays as it is at P; why it can't be compared, "" if it can."""
+    def _lock(self, table: CatalogTable, actions: tuple[bool, ...]) -> tuple[str, bool]:
+        """Lock a table so that it stays as it is at P.
+
+        Returns
+        -------
+        (str, bool)
+            `refused` and `is_moving` of `ServerTable`.
+        """
         lacking = [
             what
             for what, is_published in zip(
@@ -212,7 +221,8 @@ class Moment:
             if not is_published
         ]
         if lacking:
-            return f"its {' and '.join(lacking)} are not published, so no target can have its rows"
+            which = " and ".join(lacking)
+            return f"its {which} are not published, so no target can have its rows", False
         kinds = table.partition_ids or (table.relation_id,)
         name = f"{quoted(table.namespace)}.{quoted(table.name)}"
         try:
@@ -220,10 +230,10 @@ class Moment:
                 self.connection.execute(f"LOCK TABLE {name} IN ACCESS SHARE MODE".encode())
                 same = self.connection.execute(_SAME_FILES, [list(kinds)]).fetchone()
         except psycopg.Error as error:
-            return f"the server refuses to lock it: {_first_line(error)}"
+            return f"the server refuses to lock it: {_first_line(error)}", False
         if same != (True,):
-            return "it was truncated or rewritten at this moment; verify again"
-        return ""
+            return "it was truncated or rewritten just now; verify again", True
+        return "", False
 
     def confirmed(self, slot: str) -> int:
         """Up to where the reader of a slot has stored everything, as far as the server knows.

@@ -193,6 +193,12 @@ class ExportTarget:
         self._store = self._held.enter_context(
             contextlib.closing(Store(self._directory / "rows"))
         )
+        config = {
+            "memory_limit": _MEMORY,
+            "temp_directory": str(self._directory / "duckdb"),
+            "autoinstall_known_extensions": False,
+        }
+        self._connection = self._held.enter_context(duckdb.connect(config=config))
         # Relation id → what was compared and folded, up to which LSN, and of how many changes.
         self._folded: dict[int, tuple[TargetTable, int, int]] = {}
         self._position = 0
@@ -203,13 +209,9 @@ class ExportTarget:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[Any]:
-        """A connection of duckdb, with the database if it is one; nobody can write to it then."""
-        config = {
-            "memory_limit": _MEMORY,
-            "temp_directory": str(self._directory / "duckdb"),
-            "autoinstall_known_extensions": False,
-        }
-        with self._refusals(), self._duckdb.connect(config=config) as connection:
+        """The connection of duckdb, with the database if it is one; nobody can write to it then."""
+        connection = self._connection
+        with self._refusals():
             end = time.monotonic() + _BUSY
             while self._path.is_file():
                 try:
@@ -219,7 +221,10 @@ class ExportTarget:
                     if time.monotonic() > end:
                         raise
                     time.sleep(0.2)
-            yield connection
+            try:
+                yield connection
+            finally:
+                connection.execute("DETACH DATABASE IF EXISTS exported")
 
     def _manifest(self) -> dict[str, Any]:
         if not self._path.is_file():

@@ -127,7 +127,7 @@ def _from_iso() -> str:
         f"({at(2)} * 3600000000 + {at(3)} * 60000000 + {at(4)} * 1000000))::BIGINT::VARCHAR"
     )
     return (
-        "CASE WHEN {c} LIKE '%infinity' THEN {c} "
+        "CASE WHEN {c} IS NULL OR {c} LIKE '%infinity' THEN {c} "
         f"WHEN {{c}} LIKE 'P%' THEN {iso} ELSE {postgres} END"
     )
 
