@@ -330,8 +330,7 @@ def catalog_of(
         indexes: list[Any] = connection.execute(_INDEXES, [ids]).fetchall()
         columns: list[Any] = connection.execute(_COLUMNS, [every]).fetchall()
         identity: Any = connection.execute(
-            "SELECT system_identifier::text, current_database() "
-            "FROM pg_catalog.pg_control_system()"
+            "SELECT system_identifier::text, current_database() FROM pg_catalog.pg_control_system()"
         ).fetchone()
     except psycopg.Error as error:
         raise server_error("can't read the catalogue", str(error), error.sqlstate) from error

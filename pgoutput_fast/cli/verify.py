@@ -48,21 +48,33 @@ _SHOWN = 200  # characters of a value
     "--exclude", multiple=True, metavar="SCHEMA.TABLE.COLUMN", help="A column not to compare."
 )
 @click.option(
-    "--timeout", type=float, default=60.0, show_default=True, metavar="SECONDS",
+    "--timeout",
+    type=float,
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
     help="How long to wait until the target has what the server has.",
 )
 @click.option(
-    "--rounds", type=click.IntRange(1), default=10, show_default=True,
+    "--rounds",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
     help="How often rows are looked at that change meanwhile.",
 )
 @click.option(
-    "--show", "shown", type=click.IntRange(0), default=10, show_default=True,
+    "--show",
+    "shown",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
     help="How many rows that differ are shown for each table.",
 )
 @click.option("--json", "as_object", is_flag=True, help="The result as one JSON object.")
 @click.pass_context
 def command(
     context: click.Context,
+    /,
     dsn: str | None,
     publications: tuple[str, ...],
     tables: tuple[str, ...],
@@ -145,11 +157,9 @@ def _lines(report: Report, paint: Paint) -> Iterator[str]:
             yield f"    and {left:,} more"
     if not report.tables:
         yield "the publications have no tables, so nothing was compared"
-    for one in report.only_in_target:
-        yield f"{printable(one)} is in the target only, and is not published"
-    yield (
-        f"the server at {format_lsn(report.lsn)}, the target at {format_lsn(report.position)}"
-    )
+    for name in report.only_in_target:
+        yield f"{printable(name)} is in the target only, and is not published"
+    yield (f"the server at {format_lsn(report.lsn)}, the target at {format_lsn(report.position)}")
 
 
 def _said(table: TableResult) -> str:

@@ -163,7 +163,9 @@ class _Chosen:
         columns = {f"{qualified(one.table)}.{name}" for one in found for name in one.columns}
         for name in sorted(self._exclude - columns):
             raise PgOutputError(f"no published table has a column {name!r}")
-        return [one for one in found if self._tables is None or qualified(one.table) in self._tables]
+        return [
+            one for one in found if self._tables is None or qualified(one.table) in self._tables
+        ]
 
     def excluded(self, table: ServerTable) -> tuple[str, ...]:
         """The columns of a table that are not compared."""
@@ -237,9 +239,7 @@ class _Verification:
             self._lsn = moment.lsn
             position = self._position = self._wait(moment)
             known = {one.table.relation_id for one in moment.tables}
-            roots = {
-                leaf for one in moment.tables for leaf in one.table.partition_ids
-            }
+            roots = {leaf for one in moment.tables for leaf in one.table.partition_ids}
             self._only_in_target = tuple(
                 sorted(
                     f"{namespace}.{name}"
@@ -395,13 +395,12 @@ class _Verification:
                 differences=result.differences + self._described(side, differing, room),
             )
 
-    def _described(
-        self, side: _Sides, names: set[str], room: int
-    ) -> tuple[Difference, ...]:
+    def _described(self, side: _Sides, names: set[str], room: int) -> tuple[Difference, ...]:
         some = sorted(names)[: max(room, 0)]
         if not some:
             return ()
-        found = differences(side.server, side.target, some, side.columns, side.table.key)
+        columns = {name: side.table.types[name] for name in side.columns}
+        found = differences(side.server, side.target, some, columns, side.table.key)
         return tuple(found)
 
     def _unsettle(self, relation_id: int, why: str) -> None:

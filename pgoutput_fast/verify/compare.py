@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .report import Difference
 from .rows import Sum, halves
-from .texts import plain, split
+from .texts import plain, shown, split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ..types import ColumnType
 
     from .rows import Rows
 
@@ -57,8 +59,7 @@ def compare_all(server: Rows, target: Rows, without: set[str]) -> Found:
         if within is None:
             totals = [sum(one.rows for one in side.values()) for side in sums]
         here, there = (
-            _less(side, left_out, digits)
-            for side, (_, left_out) in zip(sums, sides, strict=True)
+            _less(side, left_out, digits) for side, (_, left_out) in zip(sums, sides, strict=True)
         )
         empty = Sum(0, 0, 0)
         within = [
@@ -68,9 +69,7 @@ def compare_all(server: Rows, target: Rows, without: set[str]) -> Found:
         ]
         if len(within) > _RANGES:
             is_least, within = True, within[:_RANGES]
-        held = sum(
-            max(here.get(name, empty).rows, there.get(name, empty).rows) for name in within
-        )
+        held = sum(max(here.get(name, empty).rows, there.get(name, empty).rows) for name in within)
         if held <= _ROWS or digits >= _DEEPEST:
             break
     names = (
@@ -118,41 +117,49 @@ def _differing(here: _Counted, there: _Counted) -> set[str]:
 
 
 def differences(
-    server: Rows, target: Rows, names: Iterable[str], columns: Sequence[str], key: Sequence[str]
+    server: Rows,
+    target: Rows,
+    names: Iterable[str],
+    columns: Mapping[str, ColumnType],
+    key: Sequence[str],
 ) -> list[Difference]:
     """What differs in the rows of some names.
 
     Parameters
     ----------
-    columns : sequence of str
-        Those that are compared.
+    columns : mapping of str to ColumnType
+        Those that are compared, in the order of the parts.
     key : sequence of str
         Empty for a multiset.
     """
     wanted = sorted(names)
     here, there = _counted(server.parts(wanted)), _counted(target.parts(wanted))
-    return [
-        _difference(here.get(name, {}), there.get(name, {}), columns, key) for name in wanted
-    ]
+    return [_difference(here.get(name, {}), there.get(name, {}), columns, key) for name in wanted]
 
 
 def _difference(
-    here: dict[str, int], there: dict[str, int], columns: Sequence[str], key: Sequence[str]
+    here: dict[str, int],
+    there: dict[str, int],
+    columns: Mapping[str, ColumnType],
+    key: Sequence[str],
 ) -> Difference:
     times = sum(here.values()), sum(there.values())
     rows = [
-        dict(zip(columns, map(plain, split(parts)), strict=True))
+        {
+            name: shown(type_, plain(one))
+            for (name, type_), one in zip(columns.items(), split(parts), strict=True)
+        }
         for parts in (next(iter(here), None), next(iter(there), None))
         if parts is not None
     ]
-    shown = {name: rows[0][name] for name in key or columns} if rows else {}
+    row_key = {name: rows[0][name] for name in key or columns} if rows else {}
     if not times[1]:
-        return Difference("missing", shown, {}, times)
+        return Difference("missing", row_key, {}, times)
     if not times[0]:
-        return Difference("extra", shown, {}, times)
+        return Difference("extra", row_key, {}, times)
     if times[0] != times[1]:
-        return Difference("doubled" if times[1] > times[0] else "too few", shown, {}, times)
+        return Difference("doubled" if times[1] > times[0] else "too few", row_key, {}, times)
     differing = {
         name: (rows[0][name], rows[1][name]) for name in columns if rows[0][name] != rows[1][name]
     }
-    return Difference("different", shown, differing, times)
+    return Difference("different", row_key, differing, times)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 
+from .. import Begin, Decoder, Delete, Insert, Relation, Truncate, Update
 from ..catalog import CatalogTable, catalog_of
 from ..connections import ConnectionParameters, server_error
-from .. import Begin, Decoder, Delete, Insert, Relation, Truncate, Update
 from ..errors import PgOutputError
 from ..lsn import format_lsn, parse_lsn
 from ..names import qualified
@@ -170,10 +170,10 @@ class Moment:
             rows: list[Any] = self.connection.execute(
                 _PUBLISHED_15 if version >= 150000 else _PUBLISHED_14, [names]
             ).fetchall()
-            actions: dict[tuple[str, str], tuple[bool, ...]] = {
-                (row[0], row[1]): tuple(row[2:])
-                for row in self.connection.execute(_ACTIONS, [names]).fetchall()  # type: ignore[misc]
-            }
+            published_by: list[Any] = self.connection.execute(_ACTIONS, [names]).fetchall()
+        actions: dict[tuple[str, str], tuple[bool, ...]] = {
+            (row[0], row[1]): tuple(row[2:]) for row in published_by
+        }
         published: dict[tuple[str, str], list[tuple[list[str] | None, str | None]]] = {}
         for namespace, name, columns, row_filter in rows:
             published.setdefault((namespace, name), []).append((columns, row_filter))
@@ -307,9 +307,11 @@ class Moment:
                     for relation_id in message.relation_ids:
                         if relation_id in collectors:
                             collectors[relation_id].truncate()
-                elif isinstance(message, (Insert, Update, Delete, Relation)):
-                    if message.relation_id in collectors:
-                        collectors[message.relation_id].take(message)
+                elif (
+                    isinstance(message, (Insert, Update, Delete, Relation))
+                    and message.relation_id in collectors
+                ):
+                    collectors[message.relation_id].take(message)
             if taken.keepalive is not None and taken.keepalive >= until:
                 return {key: one.result() for key, one in collectors.items()}
             if taken:
@@ -346,9 +348,10 @@ class _Collector:
             known = set(range(len(before))) if message.old_kind == "O" else self._key
         if not isinstance(message, Delete):
             after = list(message.new.texts())
-            for i in known if before is not None else ():
-                if after[i] is UNCHANGED:  # as it was, and an old row always has its values
-                    after[i] = before[i]
+            if before is not None:
+                for i in known:
+                    if after[i] is UNCHANGED:  # as it was, and an old row always has its values
+                        after[i] = before[i]
         if not isinstance(message, Insert) and not (
             known.issuperset(self._places) if before is not None else self._table.key
         ):
@@ -434,9 +437,7 @@ class ServerRows:
             f"SELECT substr(n, 1, {digits}), count(*), {number.format(1)}, {number.format(17)} "  # noqa: S608
             f"FROM ({self._digested}) AS r{self._within(within)} GROUP BY 1"
         )
-        return {
-            row[0]: Sum(int(row[1]), int(row[2]), int(row[3])) for row in self._run(query)
-        }
+        return {row[0]: Sum(int(row[1]), int(row[2]), int(row[3])) for row in self._run(query)}
 
     def digests(self, within: Sequence[str]) -> Iterator[tuple[str, str, int]]:
         """See `Rows`."""
@@ -490,9 +491,7 @@ class ServerRows:
 
     def part_of(self, column: str, text: str | None) -> str:
         """The part of a value of which the catalogue has the text."""
-        (type_name,) = (
-            one.type_name for one in self._table.table.columns if one.name == column
-        )
+        (type_name,) = (one.type_name for one in self._table.table.columns if one.name == column)
         value = "NULL" if text is None else literal(text)
         query = (
             f"SELECT {joined([self._texts[column].server])} "  # noqa: S608

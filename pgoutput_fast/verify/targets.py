@@ -190,10 +190,8 @@ class ExportTarget:
         self._held = contextlib.ExitStack()
         self._directory = Path(tempfile.mkdtemp(prefix="pgoutput_fast_verify_"))
         self._held.callback(shutil.rmtree, self._directory, ignore_errors=True)
-        self._store = self._held.enter_context(
-            contextlib.closing(Store(self._directory / "rows"))
-        )
-        config = {
+        self._store = self._held.enter_context(contextlib.closing(Store(self._directory / "rows")))
+        config: dict[str, Any] = {
             "memory_limit": _MEMORY,
             "temp_directory": str(self._directory / "duckdb"),
             "autoinstall_known_extensions": False,
@@ -256,7 +254,7 @@ class ExportTarget:
         self.system_identifier, self.database = source["system_identifier"], source["database"]
         self.slot = source["slot"] if self._segments is not None else ""
         options = manifest["options"]
-        given = {
+        given: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in options["policies"].items()
         }
@@ -357,9 +355,7 @@ class ExportTarget:
         found = rows.incomplete()
         if found is not None:
             number, parts = found
-            lacking = [
-                name for name, one in zip(columns, parts, strict=True) if one == UNKNOWN
-            ]
+            lacking = [name for name, one in zip(columns, parts, strict=True) if one == UNKNOWN]
             raise NotComparable(
                 f"{number:,} rows have values that no change in the target brings, in the columns "
                 f"{', '.join(lacking)}: they were written before its first change"
@@ -457,9 +453,11 @@ def _names(version: Any, side: str) -> dict[str, str]:
 def _held(type_: Any) -> Held:
     """A type of duckdb's."""
     nested = type_.id in ("list", "array", "struct", "map")
-    parts = [(name, one) for name, one in type_.children if isinstance(one, type(type_))] if (
-        nested
-    ) else []
+    parts = (
+        [(name, one) for name, one in type_.children if isinstance(one, type(type_))]
+        if (nested)
+        else []
+    )
     return Held(type_.id, tuple((name, _held(one)) for name, one in parts))
 
 

@@ -13,6 +13,7 @@ Values that contain others become the texts of their parts, each with a comma be
 from __future__ import annotations
 
 import re
+import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -87,8 +88,7 @@ _SERVERS_TEXT = "CASE WHEN num_nulls({c}) = 0 THEN format('%s', {c}) END"
 _AS_VARCHAR = "({c})::VARCHAR"
 _AS_STRING = "cast({c} AS string)"
 
-_INTEGERS = ("tinyint", "smallint", "integer", "bigint", "hugeint", "utinyint", "usmallint")
-_INTEGERS += ("uinteger", "ubigint")
+_INTEGERS = ("smallint", "integer", "bigint", "uinteger", "ubigint")
 
 
 def _bits(send: str, size: int, integer: str) -> str:
@@ -339,7 +339,9 @@ class TextsOf:
             texts = own.column(element, of_element, item, item)
             source = f"unnest({server}) WITH ORDINALITY AS u{n}({item}, {at})"
         joined = f"coalesce((SELECT string_agg({part(texts.server)}, '' ORDER BY {at}) FROM {source}), '')"  # noqa: E501, S608
-        printed = f"array_to_string(list_transform({flat}, lambda {item}: {part(texts.target)}), '')"
+        printed = (
+            f"array_to_string(list_transform({flat}, lambda {item}: {part(texts.target)}), '')"
+        )
         if levels > 1:
             shape = "||','||".join(
                 f"coalesce(array_length({server}, {i + 1}), 0)" for i in range(levels)
@@ -366,10 +368,15 @@ class TextsOf:
         printed = [f"CASE WHEN ({target}).lower_inc THEN '[' ELSE '(' END"]
         printed += [part(end.target) for end in ends]
         printed += [f"CASE WHEN ({target}).upper_inc THEN ']' ELSE ')' END"]
+        # A bound of which a policy makes NULL would be a missing one, so the range is NULL then.
+        known = " AND ".join(
+            f"({name}_inf({server}) OR {end.server} IS NOT NULL)"
+            for name, end in zip(("lower", "upper"), ends, strict=True)
+        )
         return Texts(
-            f"CASE WHEN isempty({server}) THEN 'empty' WHEN num_nulls({server}) = 0 THEN "
-            f"{' || '.join(made)} END",
-            f'CASE WHEN ({target})."empty" THEN \'empty\' WHEN {target} IS NOT NULL THEN '
+            f"CASE WHEN isempty({server}) THEN 'empty' WHEN num_nulls({server}) = 0 AND {known} "
+            f"THEN {' || '.join(made)} END",
+            f"CASE WHEN ({target}).\"empty\" THEN 'empty' WHEN {target} IS NOT NULL THEN "
             f"{' || '.join(printed)} END",
         )
 
@@ -481,3 +488,15 @@ def split(parts: str) -> list[str]:
 def plain(one: str) -> str | None:
     """The text of a part; None for NULL, and for a value that is not known."""
     return None if one in (_NULL, UNKNOWN) else _ESCAPE.sub(r"\1", one)
+
+
+_FLOATS = {"float4": ("=i", "=f"), "float8": ("=q", "=d")}
+
+
+def shown(type: ColumnType, text: str | None) -> str | None:
+    """A column's text for people: of a float not its bits."""
+    formats = _FLOATS.get(type.entry.codec if type.entry is not None else "")
+    if formats is None or text is None or text == "NaN":
+        return text
+    (value,) = struct.unpack(formats[1], struct.pack(formats[0], int(text)))
+    return repr(value)

@@ -22,7 +22,7 @@ from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.replication import capture
 from pgoutput_fast.types import BUILTIN_TYPES, TypeRegistry
 from pgoutput_fast.verify import Report, verify
-from pgoutput_fast.verify.server import Moment, ServerRows
+from pgoutput_fast.verify.server import Moment
 from pgoutput_fast.verify.targets import open_target
 from pgoutput_fast.verify.texts import NOT_COMPARED
 
@@ -48,7 +48,8 @@ VALUES: dict[str, list[str]] = {
     "xid": ["0", "4294967295"],
     "cid": ["1", "4294967295"],
     "xid8": ["0", "18446744073709551615"],
-    "float4": ["NaN", "Infinity", "-Infinity", "0", "-0", "1e-45", "0.1", "3.4028235e38", "16777216"],
+    "float4": ["NaN", "Infinity", "-Infinity", "0", "-0", "1e-45", "0.1", "3.4028235e38",
+               "16777216"],
     "float8": ["NaN", "Infinity", "-Infinity", "0", "-0", "5e-324", "0.1", "0.30000000000000004",
                "1.7976931348623157e308", "9007199254740993", "1e20", "1e-7"],
     "numeric": ["NaN", "Infinity", "-Infinity", "0", "0.0", "1", "1.0", "-1.50", "1e-30", "1e40",
@@ -77,7 +78,8 @@ VALUES: dict[str, list[str]] = {
                   "200000-01-01 00:00:00"],
     "timestamp(0)": ["2024-02-29 12:00:00"],
     "timestamptz": ["infinity", "-infinity", "2024-02-29 12:00:00.000001+05:30",
-                    "1900-01-01 00:00:00+00", "0044-03-15 01:02:03+00 BC", "0001-01-01 00:00:00+00"],
+                    "1900-01-01 00:00:00+00", "0044-03-15 01:02:03+00 BC",
+                    "0001-01-01 00:00:00+00"],
     "time": ["00:00:00", "12:34:56.000001", "23:59:59.999999", "24:00:00", "12:00:00.5"],
     "time(3)": ["12:34:56.123"],
     "timetz": ["00:00:00+00", "24:00:00-15:59", "12:00:00.5+05:30:15", "12:00:00-00:00:01"],
@@ -152,7 +154,8 @@ NEWER: dict[str, list[str]] = {"interval": ["infinity", "-infinity"]}
 """Values from PostgreSQL 17 on."""
 
 OF_EXTENSIONS: dict[str, tuple[str, list[str]]] = {
-    "hstore": ("hstore", ["", "a=>1", "a=>NULL", 'a=>"NULL"', '"a,b"=>"\\\\", aa=>1, b=>2', '""=>""']),
+    "hstore": ("hstore", ["", "a=>1", "a=>NULL", 'a=>"NULL"',
+                          '"a,b"=>"\\\\", aa=>1, b=>2', '""=>""']),
     "citext": ("citext", ["A", "a", ""]),
     "ltree": ("ltree", ["", "a.b"]),
     "cube": ("cube", ["(1)", "(1,2),(3,4)"]),
@@ -171,7 +174,9 @@ class Made:
         self.segments = directory / "segments"
         with psycopg.connect(dsn, autocommit=True) as connection:
             for number, type_ in enumerate(self.types):
-                connection.execute(f"CREATE TABLE t{number} (id int PRIMARY KEY, v {type_})".encode())
+                connection.execute(
+                    f"CREATE TABLE t{number} (id int PRIMARY KEY, v {type_})".encode()
+                )
             connection.execute("CREATE PUBLICATION p FOR ALL TABLES")
             connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
             for number, type_ in enumerate(self.types):
@@ -312,7 +317,9 @@ def test_types_that_are_not_compared_say_so(
     pg18: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path
 ) -> None:
     database = make_database(pg18)
-    made = Made(database.dsn, tmp_path, {"regclass": ["pg_class"], "regtype[]": ["{int4}"]}, binary=False)
+    made = Made(
+        database.dsn, tmp_path, {"regclass": ["pg_class"], "regtype[]": ["{int4}"]}, binary=False
+    )
     report = made.verify(str(made.segments))
     assert [one.state for one in report.tables] == ["not compared"] * 2
     assert all(NOT_COMPARED["reg"] in one.why for one in report.tables)
@@ -322,3 +329,37 @@ def test_types_that_are_not_compared_say_so(
         exclude=["public.t0.v", "public.t1.v"],
     )  # fmt: skip
     assert (report.exit_code, report.tables[0].excluded) == (0, ("v",))
+
+
+CLAMPED: dict[str, list[str]] = {
+    "numeric": ["1.50", "1.5", "100", "0.0", "-0.001", "12000000000"],
+    "date": VALUES["date"],
+    "timestamp": VALUES["timestamp"],
+    "timestamptz": VALUES["timestamptz"],
+    "time": VALUES["time"],
+    "int4[]": ["{{1,2},{3,NULL}}", "{}", "{{NULL},{1}}", "{{1,NULL}}"],
+    "tsrange": ["[infinity,infinity]", "[2024-01-01,infinity)", "[2024-01-01,)"],
+    "date[]": ["{{infinity},{2024-01-01}}", "{{NULL}}"],
+    "datemultirange": ["{[2024-01-01,2024-01-02),[10000-01-01,10000-01-02)}"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", ["clamp", "null"])
+def test_values_that_a_policy_changed_are_equal(
+    pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path, choice: Any
+) -> None:
+    # NaN is near to no number, so it can't be clamped; a numeric(10,2) can't be infinite.
+    given = {**CLAMPED, "numeric(10,2)": ["1", "NaN"] if choice == "null" else ["1"]}
+    made = Made(make_database(pg16).dsn, tmp_path, given, binary=False)
+    policies = pf.Policies(
+        infinity=choice, out_of_range=choice, special_values=choice, arrays=2, numeric=(38, 9)
+    )
+    files.export(made.segments, tmp_path / "out", policies=policies)
+    assert made.of(made.verify(str(tmp_path / "out"))) == {}
+    # Another policy makes other values of them.
+    other: Any = {"clamp": "null", "null": "clamp"}[choice]
+    path = tmp_path / "out" / "_manifest.json"
+    path.write_text(path.read_text().replace(f'"infinity": "{choice}"', f'"infinity": "{other}"'))
+    differing = made.of(made.verify(str(tmp_path / "out")))
+    assert set(differing) == {"date", "timestamp", "timestamptz", "tsrange", "date[]"}
