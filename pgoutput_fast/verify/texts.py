@@ -500,3 +500,12 @@ def shown(type: ColumnType, text: str | None) -> str | None:
         return text
     (value,) = struct.unpack(formats[1], struct.pack(formats[0], int(text)))
     return repr(value)
+
+
+def described(codec: str) -> str:
+    """The canonical text of values of a codec, as ``docs/types.md`` names it."""
+    if codec in NOT_COMPARED:
+        return "not compared"
+    if codec == "vector":
+        return "its elements' texts"
+    return next((one.text for one in FORMS if codec in one.codecs), SERVERS_TEXT.text)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pgoutput_fast.types import BUILTIN_TYPES, ColumnType
+from pgoutput_fast.types import BUILTIN_TYPES, EXTENSION_TYPES, ColumnType
 from pgoutput_fast.verify import compare
 from pgoutput_fast.verify.compare import compare_all, compare_named, differences
 from pgoutput_fast.verify.fold import Change, FoldedRows, HistoryError, Store
 from pgoutput_fast.verify.rows import Sum, halves, md5
-from pgoutput_fast.verify.texts import plain, split
+from pgoutput_fast.verify.texts import described, plain, split
 
 TEXT = ColumnType("base", 25, entry=next(one for one in BUILTIN_TYPES if one.name == "text"))
 
@@ -220,3 +221,17 @@ def test_what_differs_in_rows() -> None:
         ("missing", {"id": "3"}, {}, (1, 0)),
         ("extra", {"id": "4"}, {}, (0, 1)),
     ]
+
+
+def test_the_document_of_canonical_texts() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "types.md").read_text()
+    table = document.split("\n## Built-in types, and those of extensions\n")[1].split("\n\n")[2]
+    names = {one.name: one for one in (*BUILTIN_TYPES, *EXTENSION_TYPES)}
+    seen = set()
+    for line in table.splitlines()[2:]:
+        cells = line.strip("| ").split(" | ")
+        for name in re.findall(r"`([^`]+)`", cells[0].partition(" (")[0]):
+            assert cells[-1] == described(names[name].codec), name
+            seen.add(name)
+    ranges = {one.name for one in BUILTIN_TYPES if one.codec in ("range", "multirange")}
+    assert seen == names.keys() - ranges
