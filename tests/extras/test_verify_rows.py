@@ -225,10 +225,10 @@ def test_what_differs_in_rows() -> None:
 
 def test_the_document_of_canonical_texts() -> None:
     document = (Path(__file__).parents[2] / "docs" / "types.md").read_text()
-    table = document.split("\n## Built-in types, and those of extensions\n")[1].split("\n\n")[2]
+    section = document.split("\n## Built-in types, and those of extensions\n")[1].split("\n## ")[0]
     names = {one.name: one for one in (*BUILTIN_TYPES, *EXTENSION_TYPES)}
     seen = set()
-    for line in table.splitlines()[2:]:
+    for line in [one for one in section.splitlines() if one.startswith("| `")]:
         cells = line.strip("| ").split(" | ")
         for name in re.findall(r"`([^`]+)`", cells[0].partition(" (")[0]):
             assert cells[-1] == described(names[name].codec), name
