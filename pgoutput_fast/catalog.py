@@ -23,7 +23,9 @@ from .names import qualified
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Catalog", "CatalogColumn", "CatalogTable", "read_catalog"]
+    import psycopg
+
+__all__ = ["Catalog", "CatalogColumn", "CatalogTable", "catalog_of", "read_catalog"]
 
 FORMAT_VERSION = 1
 
@@ -282,31 +284,56 @@ def read_catalog(dsn: str, publications: Sequence[str]) -> Catalog:
     TypeError
         `dsn` is no str.
     """
-    from .connections import ConnectionParameters, check_publications, server_error
+    from .connections import ConnectionParameters, server_error
 
     with ConnectionParameters(dsn).open(replication=False) as connection:
         import psycopg
 
         try:
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            check_publications(connection, publications)
-            names = list(publications)
-            tables: list[Any] = connection.execute(_TABLES, [names]).fetchall()
-            ids = [row[0] for row in tables]
-            partitions: dict[int, list[int]] = {oid: [] for oid in ids}
-            partitioned = [row[0] for row in tables if row[3] == "p"]
-            found: list[Any] = connection.execute(_PARTITIONS, [partitioned]).fetchall()
-            for root, leaf in found:
-                partitions[root].append(leaf)
-            every = [*ids, *(leaf for leaves in partitions.values() for leaf in leaves)]
-            indexes: list[Any] = connection.execute(_INDEXES, [ids]).fetchall()
-            columns: list[Any] = connection.execute(_COLUMNS, [every]).fetchall()
-            identity: Any = connection.execute(
-                "SELECT system_identifier::text, current_database() "
-                "FROM pg_catalog.pg_control_system()"
-            ).fetchone()
         except psycopg.Error as error:
             raise server_error("can't read the catalogue", str(error), error.sqlstate) from error
+        return catalog_of(connection, publications)
+
+
+def catalog_of(
+    connection: psycopg.Connection[tuple[object, ...]], publications: Sequence[str]
+) -> Catalog:
+    """Do the same on a connection, as its transaction sees the catalogue.
+
+    Parameters
+    ----------
+    connection : psycopg.Connection
+        It is in a transaction.
+    publications : list or tuple of str
+
+    Raises
+    ------
+    PgOutputError
+        The server refuses, or there is no such publication.
+    """
+    import psycopg
+
+    from .connections import check_publications, server_error
+
+    try:
+        check_publications(connection, publications)
+        names = list(publications)
+        tables: list[Any] = connection.execute(_TABLES, [names]).fetchall()
+        ids = [row[0] for row in tables]
+        partitions: dict[int, list[int]] = {oid: [] for oid in ids}
+        partitioned = [row[0] for row in tables if row[3] == "p"]
+        found: list[Any] = connection.execute(_PARTITIONS, [partitioned]).fetchall()
+        for root, leaf in found:
+            partitions[root].append(leaf)
+        every = [*ids, *(leaf for leaves in partitions.values() for leaf in leaves)]
+        indexes: list[Any] = connection.execute(_INDEXES, [ids]).fetchall()
+        columns: list[Any] = connection.execute(_COLUMNS, [every]).fetchall()
+        identity: Any = connection.execute(
+            "SELECT system_identifier::text, current_database() FROM pg_catalog.pg_control_system()"
+        ).fetchone()
+    except psycopg.Error as error:
+        raise server_error("can't read the catalogue", str(error), error.sqlstate) from error
     columns_of: dict[int, list[CatalogColumn]] = {oid: [] for oid in every}
     for oid, *fields in columns:
         columns_of[oid].append(CatalogColumn(*fields))

@@ -6,6 +6,7 @@ which usually ends with it); 141 standard output is a pipe that nobody reads any
 SIGHUP and SIGTERM ended `demo`. `capture` ends with 0 also where SIGTERM or SIGHUP has ended it, as
 all that came whole is on disk then; and with 75 (EX_TEMPFAIL) at an error that may pass, where 1 is
 one that does not by itself.
+Those of `verify` are its result: 1 says that a table differs, 2 that it can't be told.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _COMMANDS = {
     "inspect": "Print the messages of segments or captures.",
     "snapshot": "Ask the capture of a directory to copy tables again.",
     "tail": "Print the changes of a server as they are committed.",
+    "verify": "Compare a target with the tables of a server.",
 }
 """Name of a subcommand → its help. The module of that name here has it as `command`."""
 

@@ -1,0 +1,198 @@
+"""`pgoutput-fast verify`: compare a target with the server's tables."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from ..connections import ConnectionParameters
+from ..errors import PgOutputError, printable
+from ..lsn import format_lsn
+from ..verify import Difference, Report, TableResult, VerifyProgress, verify
+from ._style import Paint, paint_for
+
+_SHOWN = 200  # characters of a value
+
+
+@click.command(context_settings={"allow_extra_args": True})
+@click.option(
+    "--dsn",
+    envvar="PGOUTPUT_FAST_DSN",
+    help="Connection string or URL of libpq; the default is PGOUTPUT_FAST_DSN. What it leaves out, "
+    "or all of it, is taken from libpq's variables and service files. A password is best in a "
+    "password file (~/.pgpass).",
+)
+@click.option("--publication", "publications", multiple=True, required=True, help="One or more.")
+@click.option(
+    "--target",
+    required=True,
+    metavar="DIR|duckdb:FILE",
+    help="A directory of segments, or of an export to Parquet or duckdb; or the database of one.",
+)
+@click.option(
+    "--segments",
+    metavar="DIR",
+    help="The segments from which an export was made; without them it is not known that nothing "
+    "was committed since its last transaction.",
+)
+@click.option("--table", "tables", multiple=True, help="Only this table, with its schema.")
+@click.option(
+    "--exclude", multiple=True, metavar="SCHEMA.TABLE.COLUMN", help="A column not to compare."
+)
+@click.option(
+    "--timeout",
+    type=float,
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait until the target has what the server has.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="How often rows are looked at that change meanwhile.",
+)
+@click.option(
+    "--show",
+    "shown",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    help="How many rows that differ are shown for each table.",
+)
+@click.option("--json", "as_object", is_flag=True, help="The result as one JSON object.")
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    dsn: str | None,
+    publications: tuple[str, ...],
+    tables: tuple[str, ...],
+    as_object: bool,
+    **options: Any,
+) -> int:
+    """Compare a target with the tables of the server.
+
+    The exit code is 0 if all tables are equal, 1 if one differs, and 2 if one could not be
+    compared, if rows changed whenever they were looked at, and after an error.
+    """
+    if context.args:
+        # click would print the argument, which may be the password in a DSN without quotes.
+        raise click.UsageError("unexpected extra argument; a DSN follows --dsn, in quotes")
+    paint = paint_for(sys.stdout)
+    try:
+        named = context.get_parameter_source("dsn") == ParameterSource.COMMANDLINE
+        if named and ConnectionParameters(dsn).has_secret:
+            print(
+                "pgoutput-fast: other users of this machine can read a password in --dsn; a "
+                "password file (~/.pgpass) or PGOUTPUT_FAST_DSN hides it",
+                file=sys.stderr,
+            )
+        with _progress() as progress:
+            report = verify(
+                dsn,
+                publications=list(publications),
+                tables=tables or None,
+                progress=progress,
+                **options,
+            )
+    except PgOutputError as error:
+        painted = paint_for(sys.stderr)("pgoutput-fast:", "error")
+        print(f"{painted} {error}", file=sys.stderr)
+        return 2
+    if as_object:
+        print(json.dumps(_as_object(report)))
+    else:
+        for line in _lines(report, paint):
+            print(line)
+    return report.exit_code
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[VerifyProgress], None] | None]:
+    """A line about what is being done on standard error, if that is a terminal."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("connecting") as status:
+
+        def show(progress: VerifyProgress) -> None:
+            which = f" {printable(progress.table)}" if progress.table else ""
+            status.update(f"{progress.doing}{which}, {progress.done} of {progress.total} tables")
+
+        yield show
+
+
+def _as_object(report: Report) -> dict[str, Any]:
+    return {
+        "exit_code": report.exit_code,
+        "lsn": format_lsn(report.lsn),
+        "position": format_lsn(report.position),
+        "tables": [dataclasses.asdict(table) for table in report.tables],
+        "only_in_target": list(report.only_in_target),
+    }
+
+
+def _lines(report: Report, paint: Paint) -> Iterator[str]:
+    names = [printable(f"{one.namespace}.{one.name}") for one in report.tables]
+    width = max(map(len, names), default=0) + 2
+    for name, table in zip(names, report.tables, strict=True):
+        style = {"equal": "insert", "different": "delete"}.get(table.state, "update")
+        yield f"{name:<{width}}{paint(table.state, style)}{_said(table)}"
+        for one in table.differences:
+            yield f"    {_difference(one)}"
+        if (left := table.differing - len(table.differences)) > 0:
+            yield f"    and {left:,} more"
+    if not report.tables:
+        yield "the publications have no tables, so nothing was compared"
+    for name in report.only_in_target:
+        yield f"{printable(name)} is in the target only, and is not published"
+    yield (f"the server at {format_lsn(report.lsn)}, the target at {format_lsn(report.position)}")
+
+
+def _said(table: TableResult) -> str:
+    if table.state == "not compared":
+        return f": {printable(table.why)}"
+    said = f", {table.rows:,} rows"
+    if table.differing:
+        least = "at least " if table.differing_is_least else ""
+        said += f", {table.target_rows:,} in the target; {least}{table.differing:,} differ"
+    if table.looked_again:
+        said += f", {table.looked_again:,} looked at again"
+    if table.unsettled:
+        said += f", {table.unsettled:,} unsettled"
+    if table.excluded:
+        said += f", without {', '.join(map(printable, table.excluded))}"
+    return said + (f": {printable(table.why)}" if table.why else "")
+
+
+def _difference(one: Difference) -> str:
+    key = ", ".join(f"{printable(name)}={_value(value)}" for name, value in one.key.items())
+    if one.kind == "different":
+        columns = "; ".join(
+            f"{printable(name)}: server {_value(here)}, target {_value(there)}"
+            for name, (here, there) in one.columns.items()
+        )
+        return f"{key}: {columns}"
+    if one.kind in ("missing", "extra"):
+        return f"{key}: {one.kind} in the target"
+    return f"{key}: {one.kind}, {one.times[0]} on the server, {one.times[1]} in the target"
+
+
+def _value(text: str | None) -> str:
+    if text is None:
+        return "NULL"
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
+    return repr(printable(shown))

@@ -1,0 +1,420 @@
+"""Prove that a target holds what the server's tables hold.
+
+>>> from pgoutput_fast.verify import verify
+>>> verify(dsn, publications=["shop"], target="segments").exit_code  # doctest: +SKIP
+0
+
+``docs/verify.md`` describes how the two sides are compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..connections import ConnectionParameters, check_publication_names
+from ..errors import PgOutputError
+from ..lsn import format_lsn
+from ..names import qualified
+from ..segments.format import require_pyarrow
+from ..types import TypeRegistry
+from .compare import compare_all, compare_named, differences
+from .report import Difference, Report, State, TableResult
+from .server import Changes, Moment, ServerRows, ServerTable, refusals
+from .targets import Target, open_target
+from .texts import NotComparable
+
+if TYPE_CHECKING:
+    from .rows import Rows
+
+__all__ = ["Difference", "Report", "TableResult", "VerifyProgress", "verify"]
+
+_PAUSE = 0.2  # seconds between two looks at the target's position
+
+
+class VerifyProgress(NamedTuple):
+    """What a verification is doing.
+
+    Attributes
+    ----------
+    doing : str
+        "waiting for the target", "reading the target", "comparing", "looking again".
+    table : str
+        The table's name; "" while it is about none.
+    done, total : int
+        Tables that are done, and all.
+    """
+
+    doing: str
+    table: str
+    done: int
+    total: int
+
+
+def verify(
+    dsn: str | None = None,
+    *,
+    publications: Sequence[str],
+    target: str,
+    segments: str | None = None,
+    tables: Iterable[str] | None = None,
+    exclude: Iterable[str] = (),
+    timeout: float = 60.0,
+    rounds: int = 10,
+    shown: int = 10,
+    progress: Callable[[VerifyProgress], None] | None = None,
+    **keywords: object,
+) -> Report:
+    """Compare the published tables of a server with what a target holds of them.
+
+    Parameters
+    ----------
+    dsn : str, optional
+        Connection string of libpq, or URL; by default as libpq's variables say. The role must be
+        allowed to replicate, and to read the tables.
+    publications : list or tuple of str
+        Those of the target's slot.
+    target : str
+        A directory of segments, the directory of an export to Parquet or duckdb, or ``duckdb:`` and
+        the database of an export.
+    segments : str, optional
+        The directory of segments from which an export was made. An export alone does not tell that
+        nothing was committed since its last transaction.
+    tables : iterable of str, optional
+        Names with their schemas; by default all published tables.
+    exclude : iterable of str
+        Columns that are not compared, as ``schema.table.column``.
+    timeout : float
+        Seconds to wait until the target comes to the position where the server was read; and for
+        the server's stream.
+    rounds : int
+        How often rows are looked at that changed while they were compared.
+    shown : int
+        Rows that differ and are described, for each table.
+    progress : callable, optional
+    **keywords
+        Parameters of libpq by name.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    PgOutputError
+        The server can't be reached or refuses; the target can't be read, is of another cluster or
+        database, or does not come to the position in time; there is no such table or column. No
+        message has the password.
+    TypeError
+        An argument is of another type.
+    """
+    require_pyarrow()
+    check_publication_names(publications)
+    for name, number in (("rounds", rounds), ("shown", shown)):
+        if type(number) is not int or number < (name == "rounds"):
+            raise PgOutputError(f"{name}={number!r}: expected a number")
+    if type(timeout) not in (int, float) or not timeout > 0:
+        raise PgOutputError(f"timeout={timeout!r}: expected a number of seconds above 0")
+    parameters = ConnectionParameters(dsn, keywords)
+
+    def types() -> TypeRegistry:
+        with parameters.open(replication=False) as connection, refusals("can't read the types"):
+            return TypeRegistry.from_connection(connection)
+
+    with contextlib.closing(open_target(target, segments, types)) as opened:
+        run = _Verification(
+            parameters, publications, opened, _Chosen(tables, exclude), timeout, shown, progress
+        )
+        run.first_look()
+        for number in range(1, rounds):
+            if not run.is_pending:
+                break
+            time.sleep(min(_PAUSE * number, 2.0))
+            run.look_again()
+        return run.report()
+
+
+class _Chosen:
+    """Which tables and columns the caller wants."""
+
+    def __init__(self, tables: Iterable[str] | None, exclude: Iterable[str]) -> None:
+        for name, given in (("tables", tables), ("exclude", exclude)):
+            if isinstance(given, str):
+                raise TypeError(f"{name} must be a list of names, not str")
+        self._tables = None if tables is None else set(tables)
+        self._exclude = set(exclude)
+
+    def take(self, found: list[ServerTable]) -> list[ServerTable]:
+        """The wanted tables.
+
+        Raises
+        ------
+        PgOutputError
+            A table or column does not exist, or a column of a key is excluded.
+        """
+        names = {qualified(one.table) for one in found}
+        for name in sorted((self._tables or set()) - names):
+            raise PgOutputError(
+                f"table {name!r} is not published; there are {', '.join(sorted(names)) or 'none'}"
+            )
+        columns = {f"{qualified(one.table)}.{name}" for one in found for name in one.columns}
+        for name in sorted(self._exclude - columns):
+            raise PgOutputError(f"no published table has a column {name!r}")
+        return [
+            one for one in found if self._tables is None or qualified(one.table) in self._tables
+        ]
+
+    def excluded(self, table: ServerTable) -> tuple[str, ...]:
+        """The columns of a table that are not compared."""
+        names = [f"{qualified(table.table)}.{name}" for name in table.columns]
+        return tuple(
+            column
+            for column, name in zip(table.columns, names, strict=True)
+            if name in self._exclude
+        )
+
+
+class _Sides(NamedTuple):
+    """The rows of a table on both sides, at one moment."""
+
+    table: ServerTable
+    server: ServerRows
+    target: Rows
+    columns: tuple[str, ...]
+
+
+class _Verification:
+    """A verification: what is known of each table, and which rows are still to be looked at."""
+
+    def __init__(
+        self,
+        parameters: ConnectionParameters,
+        publications: Sequence[str],
+        target: Target,
+        chosen: _Chosen,
+        timeout: float,
+        shown: int,
+        progress: Callable[[VerifyProgress], None] | None,
+    ) -> None:
+        self._parameters, self._publications = parameters, publications
+        self._target, self._chosen = target, chosen
+        self._timeout, self._shown = timeout, shown
+        self._progress = progress
+        self._lsn = self._position = 0
+        self._only_in_target: tuple[str, ...] = ()
+        self._results: dict[int, TableResult] = {}
+        self._pending: dict[int, set[str]] = {}
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether rows are to be looked at again."""
+        return any(self._pending.values())
+
+    def report(self) -> Report:
+        """The result; rows that are still pending are unsettled."""
+        results = []
+        for relation_id, result in self._results.items():
+            if pending := self._pending.get(relation_id):
+                state = "unsettled" if result.state == "equal" else result.state
+                result = dataclasses.replace(
+                    result,
+                    state=state,
+                    unsettled=len(pending),
+                    why="rows changed whenever they were looked at"
+                    if state == "unsettled"
+                    else result.why,
+                )
+            results.append(result)
+        return Report(self._lsn, self._position, tuple(results), self._only_in_target)
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def first_look(self) -> None:
+        """Compare all rows of all tables."""
+        with contextlib.closing(Moment(self._parameters, self._publications)) as moment:
+            tables = self._chosen.take(moment.tables)
+            self._lsn = moment.lsn
+            position = self._position = self._wait(moment)
+            known = {one.table.relation_id for one in moment.tables}
+            roots = {leaf for one in moment.tables for leaf in one.table.partition_ids}
+            self._only_in_target = tuple(
+                sorted(
+                    f"{namespace}.{name}"
+                    for (namespace, name), relation_id in self._target.tables.items()
+                    if relation_id not in known | roots
+                )
+            )
+            sides = self._sides(moment, tables)
+            changes = self._changes(moment, sides, position)
+            for number, (relation_id, side) in enumerate(sides.items()):
+                self._tell("comparing", side.table, number, len(sides))
+                self._results[relation_id] = self._first_result(side, changes[relation_id])
+
+    def look_again(self) -> None:
+        """Compare the rows that are pending, at a later moment."""
+        with contextlib.closing(Moment(self._parameters, self._publications)) as moment:
+            position = self._wait(moment)
+            wanted = [one for one in moment.tables if self._pending.get(one.table.relation_id)]
+            gone = self._pending.keys() - {one.table.relation_id for one in wanted}
+            for relation_id in gone:
+                if self._pending.pop(relation_id):
+                    self._unsettle(relation_id, "it is not published any more")
+            before = dict(self._results)
+            sides = self._sides(moment, wanted)
+            for relation_id in self._pending.keys() - sides.keys():
+                # `_sides` has said why, as a result; what was found before stays.
+                self._pending.pop(relation_id)
+                why = self._results[relation_id].why
+                self._results[relation_id] = before[relation_id]
+                self._unsettle(relation_id, why)
+            changes = self._changes(moment, sides, position)
+            for number, (relation_id, side) in enumerate(sides.items()):
+                self._tell("looking again", side.table, number, len(sides))
+                self._again(relation_id, side, changes[relation_id])
+
+    def _tell(self, doing: str, table: ServerTable | None, done: int, total: int) -> None:
+        if self._progress is not None:
+            name = qualified(table.table) if table is not None else ""
+            self._progress(VerifyProgress(doing, name, done, total))
+
+    def _wait(self, moment: Moment) -> int:
+        """Wait until the target is at P or beyond it; return its position.
+
+        Raises
+        ------
+        PgOutputError
+            It does not come so far in time, or it is not of this server.
+        """
+        self._tell("waiting for the target", None, 0, len(moment.tables))
+        end = time.monotonic() + self._timeout
+        target = self._target
+        while True:
+            confirmed = moment.confirmed(target.slot) if target.slot else 0
+            position = target.refresh(confirmed)
+            if position:
+                _check_same(moment, target)
+            if position >= moment.lsn:
+                return position
+            if time.monotonic() > end:
+                raise PgOutputError(
+                    f"the target has {'nothing yet' if not position else 'everything up to '}"
+                    f"{format_lsn(position) if position else ''}, and did not come to "
+                    f"{format_lsn(moment.lsn)}, where the server was read, in {self._timeout:g} s; "
+                    "let its capture go on, or export again, and give the segments of an export"
+                )
+            time.sleep(_PAUSE)
+
+    def _sides(self, moment: Moment, tables: list[ServerTable]) -> dict[int, _Sides]:
+        """Both sides of the tables that can be compared; of the others the result is stored."""
+        found: dict[int, _Sides] = {}
+        for number, table in enumerate(tables):
+            self._tell("reading the target", table, number, len(tables))
+            try:
+                side = self._side(moment, table)
+            except NotComparable as error:
+                state: State = "unsettled" if table.is_moving else "not compared"
+                self._results[table.table.relation_id] = TableResult(
+                    table.table.namespace, table.table.name, state, str(error)
+                )
+            else:
+                found[table.table.relation_id] = side
+        return found
+
+    def _side(self, moment: Moment, table: ServerTable) -> _Sides:
+        if table.refused:
+            raise NotComparable(table.refused)
+        compared = self._target.table(table)
+        excluded = self._chosen.excluded(table)
+        for name in excluded:
+            compared.texts.pop(name, None)
+            compared.left_out.pop(name, None)
+        lost = [name for name in table.key if name not in compared.texts]
+        if lost:
+            raise NotComparable(f"its key has {', '.join(lost)}, which can't be compared")
+        if compared.left_out:
+            name, why = next(iter(compared.left_out.items()))
+            more = f" (and {len(compared.left_out) - 1} more)" if len(compared.left_out) > 1 else ""
+            raise NotComparable(
+                f"column {name}{more}: {why}; exclude {qualified(table.table)}.{name} to compare "
+                "the others"
+            )
+        server = ServerRows(moment.connection, table, compared.texts)
+        target = self._target.rows(table, compared, server.part_of)
+        return _Sides(table, server, target, tuple(compared.texts))
+
+    def _changes(
+        self, moment: Moment, sides: dict[int, _Sides], position: int
+    ) -> dict[int, Changes]:
+        return moment.changes(
+            {key: (side.table, side.server) for key, side in sides.items()},
+            position,
+            self._timeout,
+        )
+
+    # --- results ---------------------------------------------------------------------------------
+
+    def _first_result(self, side: _Sides, changes: Changes) -> TableResult:
+        table = side.table.table
+        if changes.why:
+            return TableResult(table.namespace, table.name, "unsettled", changes.why)
+        found = compare_all(side.server, side.target, changes.names)
+        self._pending[table.relation_id] = set(changes.names)
+        return TableResult(
+            table.namespace,
+            table.name,
+            "different" if found.names else "equal",
+            rows=found.rows,
+            target_rows=found.target_rows,
+            differing=len(found.names),
+            differing_is_least=found.is_least,
+            differences=self._described(side, found.names, self._shown),
+            looked_again=len(changes.names),
+            excluded=self._chosen.excluded(side.table),
+        )
+
+    def _again(self, relation_id: int, side: _Sides, changes: Changes) -> None:
+        if changes.why:
+            self._pending.pop(relation_id)
+            self._unsettle(relation_id, changes.why)
+            return
+        still = self._pending[relation_id] & changes.names
+        settled = self._pending[relation_id] - still
+        self._pending[relation_id] = still
+        differing = compare_named(side.server, side.target, settled)
+        if differing:
+            result = self._results[relation_id]
+            room = self._shown - len(result.differences)
+            self._results[relation_id] = dataclasses.replace(
+                result,
+                state="different",
+                why="",
+                differing=result.differing + len(differing),
+                differences=result.differences + self._described(side, differing, room),
+            )
+
+    def _described(self, side: _Sides, names: set[str], room: int) -> tuple[Difference, ...]:
+        some = sorted(names)[: max(room, 0)]
+        if not some:
+            return ()
+        columns = {name: side.table.types[name] for name in side.columns}
+        found = differences(side.server, side.target, some, columns, side.table.key)
+        return tuple(found)
+
+    def _unsettle(self, relation_id: int, why: str) -> None:
+        result = self._results[relation_id]
+        if result.state == "equal":
+            self._results[relation_id] = dataclasses.replace(result, state="unsettled", why=why)
+
+
+def _check_same(moment: Moment, target: Target) -> None:
+    for what, here, there in (
+        ("system identifier", moment.system_identifier, target.system_identifier),
+        ("database", moment.database, target.database),
+    ):
+        if here != there:
+            raise PgOutputError(
+                f"the target is of another server: its {what} is {there!r}, the server's {here!r}"
+            )

@@ -1,0 +1,239 @@
+"""The rows that tables hold after their changes, from the files of an export.
+
+The changes of a table come in their order out of duckdb, which makes the parts of all values and
+sorts; SQLite keeps the rows. So memory does not grow with a table, nor with a transaction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .rows import Sum, halves, md5
+from .texts import UNKNOWN, split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+_UNKNOWN_PART = f"{UNKNOWN},"
+_AT_ONCE = 10_000  # changes that are taken from duckdb at once
+_MOST_NAMES = 500  # parameters of a statement
+
+
+class Change(NamedTuple):
+    """A change of a row, with the part of each column that is compared."""
+
+    op: str
+    old_kind: str | None
+    after: tuple[str, ...]
+    """Of a delete the old row. Columns that were not sent are unknown."""
+    before: tuple[str, ...] | None
+    """None if the files have no old rows."""
+
+
+class HistoryError(Exception):
+    """The files do not say what the table holds; the message says why."""
+
+
+class Store:
+    """The rows of tables, in a file that is deleted with its directory.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        A file that does not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.connection = sqlite3.connect(path, isolation_level=None)
+        for setting in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -65536"):
+            self.connection.execute(f"PRAGMA {setting}")
+
+    def close(self) -> None:
+        """Close the file."""
+        self.connection.close()
+
+
+class FoldedRows:
+    """The rows of one table; see `rows.Rows`.
+
+    Parameters
+    ----------
+    store : Store
+    table : str
+        The name of a table of the store, which is made if it does not exist.
+    key : sequence of int
+        The places of the key's columns, in the key's order; empty for a multiset.
+    """
+
+    def __init__(self, store: Store, table: str, key: Sequence[int]) -> None:
+        self._run = store.connection.execute
+        self._many = store.connection.executemany
+        self._table, self._key = table, list(key)
+        # `times` is 2 if a row with a key was inserted where one was already, of a multiset the
+        # number of equal rows.
+        self._run(
+            f"CREATE TABLE IF NOT EXISTS {table} (name TEXT PRIMARY KEY, parts TEXT, times INTEGER,"
+            " unknown INTEGER) WITHOUT ROWID"
+        )
+        self._put = (
+            f"INSERT INTO {table} VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "  # noqa: S608
+            "SET parts = excluded.parts, unknown = excluded.unknown, times = times + excluded.times"
+        )
+        self._pending: list[tuple[str, str, int, bool]] = []
+
+    def empty(self) -> None:
+        """Take all rows out."""
+        self._pending.clear()
+        self._run(f"DELETE FROM {self._table}")  # noqa: S608
+
+    # --- changes ---------------------------------------------------------------------------------
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Apply changes in their order.
+
+        Raises
+        ------
+        HistoryError
+            A change does not say which row it is about.
+        """
+        apply = self._apply_keyed if self._key else self._apply_to_multiset
+        self._run("BEGIN")  # else each statement would be a transaction
+        try:
+            for change in changes:
+                if change.op == "truncate":
+                    self.empty()
+                elif change.op in ("insert", "read"):
+                    self._insert(change.after)
+                else:
+                    apply(change)
+            self._flush()
+        finally:
+            self._run("COMMIT")
+
+    def _name(self, row: Sequence[str]) -> str:
+        parts = [row[i] for i in self._key] if self._key else row
+        if _UNKNOWN_PART in parts:
+            raise HistoryError("a change does not say which row it is about")
+        return md5("".join(parts))
+
+    def _insert(self, row: Sequence[str]) -> None:
+        self._pending.append((self._name(row), "".join(row), 1, _UNKNOWN_PART in row))
+        if len(self._pending) >= _AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._many(self._put, self._pending)
+        self._pending.clear()
+
+    def _apply_keyed(self, change: Change) -> None:
+        self._flush()
+        old, new = change.before, list(change.after)
+        if change.op == "delete":
+            self._delete(self._name(new))
+            return
+        if change.old_kind is not None and old is None:
+            raise HistoryError(
+                "a row's old key is needed, and the files have no old rows; export with --before"
+            )
+        if old is not None and change.old_kind is not None:
+            for i in self._key if change.old_kind == "K" else range(len(new)):
+                if new[i] == _UNKNOWN_PART:
+                    new[i] = old[i]
+        name = self._name(new)
+        was = self._name(old) if old is not None and change.old_kind is not None else name
+        if _UNKNOWN_PART in new:
+            found = self._run(
+                f"SELECT parts FROM {self._table} WHERE name = ?",  # noqa: S608
+                [was],
+            ).fetchone()
+            if found is not None:
+                kept = [f"{one}," for one in split(found[0])]
+                new = [kept[i] if one == _UNKNOWN_PART else one for i, one in enumerate(new)]
+        if was != name:
+            self._delete(was)
+            self._insert(new)
+        else:
+            self._run(
+                f"INSERT OR REPLACE INTO {self._table} SELECT ?, ?, coalesce((SELECT times FROM "  # noqa: S608
+                f"{self._table} WHERE name = ?), 1), ?",
+                [name, "".join(new), name, _UNKNOWN_PART in new],
+            )
+
+    def _delete(self, name: str) -> None:
+        self._run(f"DELETE FROM {self._table} WHERE name = ?", [name])  # noqa: S608
+
+    def _apply_to_multiset(self, change: Change) -> None:
+        self._flush()
+        old = change.after if change.op == "delete" else change.before
+        if old is None or change.old_kind != "O":
+            raise HistoryError(
+                "a row of a table without a key changed, and the files do not have the whole old "
+                "row; it takes REPLICA IDENTITY FULL, and an export with --before"
+            )
+        self._run(self._put, (self._name(old), "".join(old), -1, _UNKNOWN_PART in old))
+        self._run(
+            f"DELETE FROM {self._table} WHERE name = ? AND times = 0",  # noqa: S608
+            [self._name(old)],
+        )
+        if change.op != "delete":
+            pairs = zip(change.after, old, strict=True)
+            self._insert([was if now == _UNKNOWN_PART else now for now, was in pairs])
+
+    # --- rows ------------------------------------------------------------------------------------
+
+    def incomplete(self) -> tuple[int, list[str]] | None:
+        """How many rows have values that no change brings, and the parts of one of them."""
+        (number,) = self._run(
+            f"SELECT count(*) FROM {self._table} WHERE unknown"  # noqa: S608
+        ).fetchone()
+        if not number:
+            return None
+        (parts,) = self._run(
+            f"SELECT parts FROM {self._table} WHERE unknown LIMIT 1"  # noqa: S608
+        ).fetchone()
+        return number, split(parts)
+
+    def sums(self, digits: int, within: Sequence[str] | None) -> dict[str, Sum]:
+        """See `Rows`."""
+        sums: dict[str, list[int]] = {}
+        for name, digest, times in self._digested(within):
+            one = sums.setdefault(name[:digits], [0, 0, 0])
+            first, second = halves(digest)
+            one[0] += times
+            one[1] += times * first
+            one[2] += times * second
+        return {name: Sum(*one) for name, one in sums.items()}
+
+    def digests(self, within: Sequence[str]) -> Iterator[tuple[str, str, int]]:
+        """See `Rows`."""
+        yield from self._digested(within)
+
+    def named(self, names: Iterable[str]) -> Iterator[tuple[str, str, int]]:
+        """See `Rows`."""
+        for name, parts, times in self.parts(names):
+            yield name, md5(parts), times
+
+    def parts(self, names: Iterable[str]) -> Iterator[tuple[str, str, int]]:
+        """See `Rows`."""
+        wanted = list(names)
+        for start in range(0, len(wanted), _MOST_NAMES):
+            some = wanted[start : start + _MOST_NAMES]
+            marks = ", ".join("?" * len(some))
+            yield from self._run(
+                f"SELECT name, parts, times FROM {self._table} WHERE name IN ({marks})",  # noqa: S608
+                some,
+            )
+
+    def _digested(self, within: Sequence[str] | None) -> Iterator[tuple[str, str, int]]:
+        query = f"SELECT name, parts, times FROM {self._table}"  # noqa: S608
+        for beginning in within if within is not None else ("",):
+            # "g" comes after all hexadecimal digits.
+            found: Any = self._run(
+                f"{query} WHERE name >= ? AND name < ?", [beginning, f"{beginning}g"]
+            )
+            with contextlib.closing(found):
+                for name, parts, times in found:
+                    yield name, md5(parts), times

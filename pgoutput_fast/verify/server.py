@@ -1,0 +1,524 @@
+"""The server's side: its tables in one snapshot at P, and what changed from P on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psycopg
+
+from .. import Begin, Decoder, Delete, Insert, Relation, Truncate, Update
+from ..catalog import CatalogTable, catalog_of
+from ..connections import ConnectionParameters, server_error
+from ..errors import PgOutputError
+from ..lsn import format_lsn, parse_lsn
+from ..names import qualified
+from ..objects import UNCHANGED
+from ..replication import ReplicationConnection, slots
+from ..replication.receiver import Receiver, Taken
+from ..replication.stream_options import StreamOptions
+from ..types import ColumnType, TypeRegistry, column_type
+from .rows import Sum
+from .texts import joined, literal, quoted
+
+if TYPE_CHECKING:
+    from .texts import Texts
+
+_LOCK_TIMEOUT = "10s"
+_MOST_CHANGED = 200_000
+"""Names of changed rows that are kept for a table. A table with more is unsettled."""
+_AT_ONCE = 1000  # rows whose names are asked for in one statement
+
+_PUBLISHED_15 = """
+SELECT p.schemaname, p.tablename, p.attnames::text[], p.rowfilter
+FROM pg_catalog.pg_publication_tables AS p WHERE p.pubname = ANY(%s)
+"""
+_PUBLISHED_14 = """
+SELECT p.schemaname, p.tablename, NULL, NULL
+FROM pg_catalog.pg_publication_tables AS p WHERE p.pubname = ANY(%s)
+"""
+_ACTIONS = """
+SELECT p.schemaname, p.tablename, bool_or(o.pubinsert), bool_or(o.pubupdate), bool_or(o.pubdelete),
+    bool_or(o.pubtruncate)
+FROM pg_catalog.pg_publication_tables AS p JOIN pg_catalog.pg_publication AS o USING (pubname)
+WHERE p.pubname = ANY(%s) GROUP BY 1, 2
+"""
+# The snapshot has the file that the table had at P, the function the one that it has now: where
+# they differ, the rows of P are gone.
+_SAME_FILES = """
+SELECT coalesce(bool_and(c.relfilenode = pg_catalog.pg_relation_filenode(c.oid)), false)
+FROM pg_catalog.pg_class AS c WHERE c.oid = ANY(%s::oid[])
+"""
+
+
+class ServerTable(NamedTuple):
+    """A published table, as the catalogue has it at P.
+
+    Attributes
+    ----------
+    table : CatalogTable
+    columns : tuple of str
+        The published columns, in the table's order.
+    types : dict of str to ColumnType
+    key : tuple of str
+        Empty if the rows are a multiset: without a key, or if a part of it is not published.
+    row_filter : str
+        A condition in SQL; "" for none.
+    refused : str
+        Why the table can't be compared; "" if it can.
+    is_moving : bool
+        Whether that is so because it was changed just at this moment.
+    """
+
+    table: CatalogTable
+    columns: tuple[str, ...]
+    types: dict[str, ColumnType]
+    key: tuple[str, ...]
+    row_filter: str
+    refused: str
+    is_moving: bool
+
+    @property
+    def source(self) -> str:
+        """The table in a FROM. A partitioned table's rows are in its partitions."""
+        only = "" if self.table.kind == "p" else "ONLY "
+        return f"{only}{quoted(self.table.namespace)}.{quoted(self.table.name)}"
+
+
+class Changes(NamedTuple):
+    """What came of a table from P on, up to some position.
+
+    Attributes
+    ----------
+    names : set of str
+        Names of the rows that changed, those before a change too.
+    why : str
+        Why the table can't be settled; "" if it can.
+    """
+
+    names: set[str]
+    why: str
+
+
+class Moment:
+    """The server at P: a temporary slot that begins there, and the snapshot that it exported.
+
+    Parameters
+    ----------
+    parameters : ConnectionParameters
+    publications : sequence of str
+
+    Attributes
+    ----------
+    lsn : int
+        P.
+    system_identifier, database : str
+    tables : list of ServerTable
+        In the order of their names.
+
+    Raises
+    ------
+    PgOutputError
+        The server can't be reached or refuses, or a publication does not exist.
+    """
+
+    def __init__(self, parameters: ConnectionParameters, publications: Sequence[str]) -> None:
+        self._parameters = parameters
+        self._publications = tuple(publications)
+        self._slot = f"pgoutput_fast_verify_{os.getpid()}_{secrets.token_hex(4)}"
+        self._receiver: Receiver | None = None
+        with contextlib.ExitStack() as held:
+            self._replication = held.enter_context(ReplicationConnection(parameters))
+            self._replication.check_publications(publications)
+            made = slots.create(self._replication, self._slot, temporary=True, snapshot=True)
+            self.lsn = made.lsn
+            self.system_identifier = self._replication.system_identifier
+            self.database = self._replication.database
+            self.connection = held.enter_context(parameters.open(replication=False))
+            with refusals("can't read at the snapshot"):
+                for statement in (
+                    "SET lock_timeout = '" + _LOCK_TIMEOUT + "'",
+                    # Row security would leave rows out silently; now it is an error.
+                    "SET row_security = off",
+                    "SET search_path = ''",
+                    "SET standard_conforming_strings = on",
+                    "SET statement_timeout = 0",
+                    "SET idle_in_transaction_session_timeout = 0",
+                    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
+                    f"SET TRANSACTION SNAPSHOT {literal(made.snapshot or '')}",
+                ):
+                    self.connection.execute(statement.encode())
+            self.tables = self._tables()
+            self._held = held.pop_all()
+
+    def close(self) -> None:
+        """End both connections; the slot goes with its own."""
+        if self._receiver is not None:
+            self._receiver.close()
+        self._held.close()
+
+    def _tables(self) -> list[ServerTable]:
+        names = list(self._publications)
+        catalog = catalog_of(self.connection, names)
+        with refusals("can't read the catalogue"):
+            registry = TypeRegistry.from_connection(self.connection)
+            version = self.connection.info.server_version
+            rows: list[Any] = self.connection.execute(
+                _PUBLISHED_15 if version >= 150000 else _PUBLISHED_14, [names]
+            ).fetchall()
+            published_by: list[Any] = self.connection.execute(_ACTIONS, [names]).fetchall()
+        actions: dict[tuple[str, str], tuple[bool, ...]] = {
+            (row[0], row[1]): tuple(row[2:]) for row in published_by
+        }
+        published: dict[tuple[str, str], list[tuple[list[str] | None, str | None]]] = {}
+        for namespace, name, columns, row_filter in rows:
+            published.setdefault((namespace, name), []).append((columns, row_filter))
+        roots = {table.relation_id for table in catalog.tables}
+        found = []
+        for table in catalog.tables:
+            if table.root_id in roots:
+                continue  # its changes come under the name of the root
+            name = table.namespace, table.name
+            lists = [columns for columns, _ in published[name]]
+            filters = [one for _, one in published[name]]
+            listed = next((one for one in lists if one is not None), None)
+            columns = tuple(
+                one.name
+                for one in table.columns
+                if (one.name in listed if listed is not None else not one.generated)
+            )
+            types = {
+                one.name: column_type(one.type_id, one.type_modifier, registry=registry)
+                for one in table.columns
+            }
+            # Of several publications, each brings the rows that its filter lets pass.
+            row_filter = "" if None in filters else " OR ".join(f"({one})" for one in filters)
+            key = table.key if set(table.key) <= set(columns) else ()
+            found.append(
+                ServerTable(
+                    table, columns, types, key, row_filter, *self._lock(table, actions[name])
+                )
+            )
+        return found
+
+    def _lock(self, table: CatalogTable, actions: tuple[bool, ...]) -> tuple[str, bool]:
+        """Lock a table so that it stays as it is at P.
+
+        Returns
+        -------
+        (str, bool)
+            `refused` and `is_moving` of `ServerTable`.
+        """
+        lacking = [
+            what
+            for what, is_published in zip(
+                ("inserts", "updates", "deletes", "truncates"), actions, strict=True
+            )
+            if not is_published
+        ]
+        if lacking:
+            which = " and ".join(lacking)
+            return f"its {which} are not published, so no target can have its rows", False
+        kinds = table.partition_ids or (table.relation_id,)
+        name = f"{quoted(table.namespace)}.{quoted(table.name)}"
+        try:
+            with self.connection.transaction():
+                self.connection.execute(f"LOCK TABLE {name} IN ACCESS SHARE MODE".encode())
+                same = self.connection.execute(_SAME_FILES, [list(kinds)]).fetchone()
+        except psycopg.Error as error:
+            return f"the server refuses to lock it: {_first_line(error)}", False
+        if same != (True,):
+            return "it was truncated or rewritten just now; verify again", True
+        return "", False
+
+    def confirmed(self, slot: str) -> int:
+        """Up to where the reader of a slot has stored everything, as far as the server knows.
+
+        That is what it has acknowledged. If nobody reads the slot now, the server can be asked
+        whether anything is left before P, too.
+        """
+        with self._parameters.open(replication=False) as connection, refusals("can't ask"):
+            found: Any = connection.execute(
+                "SELECT confirmed_flush_lsn::text, active FROM pg_catalog.pg_replication_slots "
+                "WHERE slot_name = %s AND plugin = 'pgoutput' AND database = current_database()",
+                [slot],
+            ).fetchone()
+            if found is None or found[0] is None:
+                return 0
+            confirmed = parse_lsn(found[0])
+            if found[1] or confirmed >= self.lsn:
+                return confirmed
+            try:
+                options = StreamOptions(self._publications, protocol=1, streaming=False)
+                given = options.negotiate(connection.info.server_version).options
+                left = connection.execute(
+                    "SELECT EXISTS (SELECT FROM pg_catalog.pg_logical_slot_peek_binary_changes("
+                    "%s, %s::pg_lsn, 1, VARIADIC %s))",
+                    [slot, format_lsn(self.lsn), [one for pair in given.items() for one in pair]],
+                ).fetchone()
+            except psycopg.Error:
+                return confirmed  # somebody reads it by now, or it has prepared transactions
+            return self.lsn if left == (False,) else confirmed
+
+    # --- changes ---------------------------------------------------------------------------------
+
+    def changes(
+        self, tables: dict[int, tuple[ServerTable, ServerRows]], until: int, timeout: float
+    ) -> dict[int, Changes]:
+        """What changed of tables in transactions whose commit is in [P, until).
+
+        Parameters
+        ----------
+        tables : dict
+            By relation id, what is compared.
+        until : int
+        timeout : float
+            Seconds without anything from the server after which it is given up.
+
+        Raises
+        ------
+        PgOutputError
+            The connection is lost, or the server sends nothing.
+        """
+        collectors = {
+            relation_id: _Collector(table, rows) for relation_id, (table, rows) in tables.items()
+        }
+        if until <= self.lsn:
+            return {relation_id: one.result() for relation_id, one in collectors.items()}
+        options = StreamOptions(self._publications, protocol=1, streaming=False)
+        negotiated = options.negotiate(self._replication.server_version).options
+        self._replication.start(self._slot, self.lsn, negotiated)
+        receiver = self._receiver = Receiver(self._replication, self.lsn)
+        decoder = Decoder()
+        deadline = time.monotonic() + timeout
+        while True:
+            taken = Taken()
+            receiver.receive(taken, 1.0)
+            for _, _, _, frame in taken.frames:
+                message = decoder.decode(frame)
+                if isinstance(message, Begin):
+                    if message.final_lsn >= until:
+                        return {key: one.result() for key, one in collectors.items()}
+                elif isinstance(message, Truncate):
+                    for relation_id in message.relation_ids:
+                        if relation_id in collectors:
+                            collectors[relation_id].truncate()
+                elif (
+                    isinstance(message, (Insert, Update, Delete, Relation))
+                    and message.relation_id in collectors
+                ):
+                    collectors[message.relation_id].take(message)
+            if taken.keepalive is not None and taken.keepalive >= until:
+                return {key: one.result() for key, one in collectors.items()}
+            if taken:
+                deadline = time.monotonic() + timeout
+            elif time.monotonic() > deadline:
+                raise PgOutputError(
+                    f"the server's stream did not come to {format_lsn(until)} in {timeout:g} s"
+                )
+            receiver.ask_for_keepalive()
+
+
+class _Collector:
+    """Collects the names of a table's rows that changed."""
+
+    def __init__(self, table: ServerTable, rows: ServerRows) -> None:
+        self._table, self._rows = table, rows
+        self._wanted = table.key or table.columns
+        self._places: list[int] = []
+        self._key: set[int] = set()
+        self._pending: list[tuple[str | None, ...]] = []
+        self._names: set[str] = set()
+        self._why = ""
+
+    def take(self, message: Insert | Update | Delete | Relation) -> None:
+        if isinstance(message, Relation):
+            self._relation(message)
+            return
+        if self._why:
+            return
+        before = after = None
+        known: set[int] = set()  # columns of the old row that were sent
+        if not isinstance(message, Insert) and message.old is not None:
+            before = list(message.old.texts())
+            known = set(range(len(before))) if message.old_kind == "O" else self._key
+        if not isinstance(message, Delete):
+            after = list(message.new.texts())
+            if before is not None:
+                for i in known:
+                    if after[i] is UNCHANGED:  # as it was, and an old row always has its values
+                        after[i] = before[i]
+        if not isinstance(message, Insert) and not (
+            known.issuperset(self._places) if before is not None else self._table.key
+        ):
+            self._why = "a row changed, and the stream does not tell which one"
+            return
+        for row in (before, after):
+            if row is not None:
+                self._add([row[i] for i in self._places])
+
+    def _relation(self, relation: Relation) -> None:
+        types = {one.name: one.type_id for one in relation.columns}
+        here = {one.name: one.type_id for one in self._table.table.columns}
+        if types != {name: here[name] for name in self._table.columns}:
+            self._why = self._why or "its columns were changed meanwhile"
+            return
+        order = [one.name for one in relation.columns]
+        self._places = [order.index(name) for name in self._wanted]
+        self._key = {i for i, one in enumerate(relation.columns) if one.is_key}
+
+    def _add(self, values: list[Any]) -> None:
+        if UNCHANGED in values:
+            self._why = "a row changed, and the stream does not tell which one"
+            return
+        self._pending.append(tuple(values))
+        if len(self._pending) >= _AT_ONCE:
+            self._flush()
+
+    def truncate(self) -> None:
+        self._why = self._why or "it was truncated meanwhile"
+
+    def _flush(self) -> None:
+        if self._pending and not self._why:
+            try:
+                self._names.update(self._rows.names_of(self._wanted, self._pending))
+            except psycopg.Error as error:
+                self._why = f"the server can't read a value of its own: {_first_line(error)}"
+            if len(self._names) > _MOST_CHANGED:
+                self._why = f"more than {_MOST_CHANGED:,} rows changed meanwhile"
+        self._pending = []
+
+    def result(self) -> Changes:
+        self._flush()
+        return Changes(self._names, self._why)
+
+
+class ServerRows:
+    """The rows of a table at P; see `rows.Rows`.
+
+    Parameters
+    ----------
+    connection : psycopg.Connection
+        In the transaction that has imported the snapshot.
+    table : ServerTable
+    texts : dict of str to Texts
+        The texts of the columns that are compared, by name, of the values that
+        :meth:`value` gives.
+    """
+
+    def __init__(
+        self,
+        connection: psycopg.Connection[tuple[object, ...]],
+        table: ServerTable,
+        texts: dict[str, Texts],
+    ) -> None:
+        self._connection, self._table, self._texts = connection, table, texts
+        every = joined(one.server for one in texts.values())
+        name = joined(texts[one].server for one in table.key) if table.key else every
+        condition = f" WHERE {table.row_filter}" if table.row_filter else ""
+        self._name = _md5(name)
+        self._rows = f"SELECT {{}} FROM {table.source}{condition}"  # noqa: S608
+        self._digested = self._rows.format(f"{_md5(name)} AS n, {_md5(every)} AS d")
+        self._with_parts = self._rows.format(f"{_md5(name)} AS n, {every} AS d")
+
+    @staticmethod
+    def value(column: str) -> str:
+        """The SQL expression of a column."""
+        return quoted(column)
+
+    def sums(self, digits: int, within: Sequence[str] | None) -> dict[str, Sum]:
+        """See `Rows`."""
+        number = "sum(('x' || substr(d, {}, 16))::bit(64)::bigint)"
+        query = (
+            f"SELECT substr(n, 1, {digits}), count(*), {number.format(1)}, {number.format(17)} "  # noqa: S608
+            f"FROM ({self._digested}) AS r{self._within(within)} GROUP BY 1"
+        )
+        return {row[0]: Sum(int(row[1]), int(row[2]), int(row[3])) for row in self._run(query)}
+
+    def digests(self, within: Sequence[str]) -> Iterator[tuple[str, str, int]]:
+        """See `Rows`."""
+        yield from self._run(self._one_by_one(self._digested, self._within(within)))
+
+    def named(self, names: Iterable[str]) -> Iterator[tuple[str, str, int]]:
+        """See `Rows`."""
+        yield from self._run(self._one_by_one(self._digested, f" WHERE n = {_any(names)}"))
+
+    def parts(self, names: Iterable[str]) -> Iterator[tuple[str, str, int]]:
+        """See `Rows`."""
+        yield from self._run(self._one_by_one(self._with_parts, f" WHERE n = {_any(names)}"))
+
+    @staticmethod
+    def _within(within: Sequence[str] | None) -> str:
+        return f" WHERE substr(n, 1, {len(within[0])}) = {_any(within)}" if within else ""
+
+    @staticmethod
+    def _one_by_one(rows: str, condition: str) -> str:
+        return f"SELECT n, d, count(*) FROM ({rows}) AS r{condition} GROUP BY 1, 2"  # noqa: S608
+
+    def _run(self, query: str) -> Iterator[Any]:
+        with refusals(f"can't read {qualified(self._table.table)}"):
+            yield from self._connection.execute(query.encode())
+
+    def names_of(
+        self, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
+    ) -> Iterator[str]:
+        """The names of rows of which the stream told the texts of some columns.
+
+        Raises
+        ------
+        psycopg.Error
+            The server can't read a text.
+        """
+        types = {one.name: one.type_name for one in self._table.table.columns}
+        values = ", ".join(
+            "("
+            + ", ".join(
+                ("NULL" if text is None else literal(text)) + f"::{types[column]}"
+                for column, text in zip(columns, row, strict=True)
+            )
+            + ")"
+            for row in rows
+        )
+        named = ", ".join(map(quoted, columns))
+        query = f"SELECT {self._name} FROM (VALUES {values}) AS r({named})"  # noqa: S608
+        with self._connection.transaction():
+            for row in self._connection.execute(query.encode()).fetchall():
+                yield str(row[0])
+
+    def part_of(self, column: str, text: str | None) -> str:
+        """The part of a value of which the catalogue has the text."""
+        (type_name,) = (one.type_name for one in self._table.table.columns if one.name == column)
+        value = "NULL" if text is None else literal(text)
+        query = (
+            f"SELECT {joined([self._texts[column].server])} "  # noqa: S608
+            f"FROM (SELECT {value}::{type_name} AS {quoted(column)}) AS r"
+        )
+        with refusals(f"can't read the default of {column}"):
+            (row,) = self._connection.execute(query.encode()).fetchall()
+        return str(row[0])
+
+
+def _any(names: Iterable[str]) -> str:
+    """Names, or beginnings of names, as an array in SQL; all of them are hexadecimal digits."""
+    return f"ANY('{{{','.join(names)}}}'::text[])"
+
+
+def _md5(text: str) -> str:
+    return f"md5(convert_to({text}, 'UTF8'))"
+
+
+@contextlib.contextmanager
+def refusals(what: str) -> Iterator[None]:
+    """Raise psycopg's errors as this package's."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise server_error(what, str(error), error.sqlstate) from error
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,535 @@
+"""What is compared with the server: the interface of a target, and the targets that there are.
+
+A target tells up to which position it has everything, and gives the rows that each table has there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ..directory.copies import Tables
+from ..errors import PgOutputError
+from ..files import export
+from ..files._manifest import NAME, checked
+from ..files._write import DATABASE
+from ..lsn import format_lsn, parse_lsn
+from ..policies import Policies
+from ..segments import SegmentReader
+from ..segments.listing import contents, has_begun
+from .fold import Change, FoldedRows, HistoryError, Store
+from .texts import (
+    UNKNOWN,
+    Held,
+    NotComparable,
+    Texts,
+    TextsOf,
+    literal,
+    part,
+    quoted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..types import TypeRegistry
+    from .rows import Rows
+    from .server import ServerTable
+
+_DUCKDB = "duckdb:"
+_MEMORY = "512MB"
+_BUSY = 10.0  # seconds for which a database is tried that an export holds open
+_AT_ONCE = 10_000  # rows that are taken from duckdb at once
+
+
+class TargetTable(NamedTuple):
+    """How a target has a table.
+
+    Attributes
+    ----------
+    texts : dict of str to Texts
+        Of the columns that can be compared, with `quoted` of the name as the server's value.
+    left_out : dict of str to str
+        The other columns, and why they can't be.
+    """
+
+    texts: dict[str, Texts]
+    left_out: dict[str, str]
+
+
+class Target(Protocol):
+    """Something that holds tables of a server.
+
+    Attributes
+    ----------
+    system_identifier, database : str
+        Those of the server from which its changes came. They are known after `refresh`.
+    slot : str
+        The slot that brought them; "" if it does not matter.
+    tables : dict of (str, str) to int
+        Namespace and name → relation id, of the tables in it. Known after `refresh`.
+    """
+
+    system_identifier: str
+    database: str
+    slot: str
+    tables: dict[tuple[str, str], int]
+
+    def refresh(self, confirmed: int) -> int:
+        """Look at the newest version of all tables, which are read at this version from now on.
+
+        Parameters
+        ----------
+        confirmed : int
+            The LSN up to which the slot's reader has stored everything. It was asked before.
+
+        Returns
+        -------
+        int
+            The position: it has the transactions whose commit lies before it, and no others. 0
+            while it has nothing.
+        """
+
+    def table(self, table: ServerTable) -> TargetTable:
+        """How it has a table of the server.
+
+        Raises
+        ------
+        NotComparable
+            It does not have the table, or can't say what its rows are.
+        """
+
+    def rows(
+        self,
+        table: ServerTable,
+        compared: TargetTable,
+        part_of: Callable[[str, str | None], str],
+    ) -> Rows:
+        """The rows of a table.
+
+        Parameters
+        ----------
+        table : ServerTable
+        compared : TargetTable
+            What `table` gave for it.
+        part_of : callable
+            Makes the part of a value of a column, of which the catalogue has the text.
+
+        Raises
+        ------
+        NotComparable
+            The target can't say what its rows are.
+        """
+
+    def close(self) -> None:
+        """Delete what was made for the comparison."""
+
+
+def open_target(given: str, segments: str | None, types: Callable[[], TypeRegistry]) -> Target:
+    """Open the target that a text names.
+
+    Parameters
+    ----------
+    given : str
+        A directory of segments or of an export, or ``duckdb:`` and the database of an export.
+    segments : str, optional
+        The directory of segments from which the export was made.
+    types : callable
+        Reads the server's catalogue of types.
+
+    Raises
+    ------
+    PgOutputError
+        There is nothing of this name, or nothing that can be verified.
+    """
+    if given.startswith(_DUCKDB):
+        path = Path(given.removeprefix(_DUCKDB))
+        if not path.is_file():
+            raise PgOutputError(f"there is no database {path}")
+        return ExportTarget(path, segments)
+    path = Path(given)
+    if not path.is_dir():
+        raise PgOutputError(f"there is no directory {path}")
+    if (path / NAME).exists():
+        return ExportTarget(path, segments)
+    if (path / DATABASE).exists():
+        return ExportTarget(path / DATABASE, segments)
+    if segments is not None:
+        raise PgOutputError(f"segments were given, and {path} is no export that was made of them")
+    if has_begun(path):
+        return DirectoryTarget(path, types)
+    raise PgOutputError(
+        f"{path} has no segments and no export in it; the targets are a directory of segments, "
+        "one of an export, and duckdb:FILE"
+    )
+
+
+class ExportTarget:
+    """The files or the database of an export, whose changes are folded; see `Target`."""
+
+    def __init__(self, path: Path, segments: str | None = None) -> None:
+        try:
+            import duckdb
+        except ImportError as error:
+            raise PgOutputError(
+                f"duckdb is not installed ({error}); install the extra pgoutput-fast[duckdb]"
+            ) from error
+        self._duckdb = duckdb
+        self._path = path
+        self._segments = None if segments is None else Path(segments)
+        self.system_identifier = self.database = self.slot = ""
+        self.tables: dict[tuple[str, str], int] = {}
+        self._versions: dict[int, list[Any]] = {}
+        self._policies = Policies()
+        self._chosen: tuple[bool, bool] = (False, False)
+        self._has_before = False
+        self._held = contextlib.ExitStack()
+        self._directory = Path(tempfile.mkdtemp(prefix="pgoutput_fast_verify_"))
+        self._held.callback(shutil.rmtree, self._directory, ignore_errors=True)
+        self._store = self._held.enter_context(contextlib.closing(Store(self._directory / "rows")))
+        config: dict[str, Any] = {
+            "memory_limit": _MEMORY,
+            "temp_directory": str(self._directory / "duckdb"),
+            "autoinstall_known_extensions": False,
+        }
+        self._connection = self._held.enter_context(duckdb.connect(config=config))
+        # Relation id → what was compared and folded, up to which LSN, and of how many changes.
+        self._folded: dict[int, tuple[TargetTable, int, int]] = {}
+        self._position = 0
+
+    def close(self) -> None:
+        """See `Target`."""
+        self._held.close()
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[Any]:
+        """The connection of duckdb, with the database if it is one; nobody can write to it then."""
+        connection = self._connection
+        with self._refusals():
+            end = time.monotonic() + _BUSY
+            while self._path.is_file():
+                try:
+                    connection.execute(f"ATTACH {literal(str(self._path))} AS exported (READ_ONLY)")
+                    break
+                except self._duckdb.IOException:
+                    if time.monotonic() > end:
+                        raise
+                    time.sleep(0.2)
+            try:
+                yield connection
+            finally:
+                connection.execute("DETACH DATABASE IF EXISTS exported")
+
+    def _manifest(self) -> dict[str, Any]:
+        if not self._path.is_file():
+            path = self._path / NAME
+            try:
+                return checked(path.read_text(encoding="utf-8"), str(path))
+            except OSError as error:
+                raise PgOutputError(f"can't read {path}: {error.strerror}") from error
+        with self._open() as connection:
+            try:
+                found = connection.execute("FROM exported.pgoutput_fast.manifest").fetchone()
+            except self._duckdb.CatalogException as error:
+                raise PgOutputError(f"{self._path} was made by something else") from error
+        return checked(found[0] if found else "", f"the manifest in {self._path}")
+
+    def refresh(self, confirmed: int) -> int:
+        """See `Target`."""
+        begin = end = 0
+        if self._segments is not None:
+            found = contents(self._segments)
+            begin, end = (found.segments[-1].end_lsn if found.segments else 0), found.end
+            end = max(end, confirmed)
+        manifest = self._manifest()
+        if manifest["source"]["kind"] != "segments":
+            raise PgOutputError(
+                f"{self._path} is the export of a recorded stream, which has no position"
+            )
+        source = manifest["source"]
+        self.system_identifier, self.database = source["system_identifier"], source["database"]
+        self.slot = source["slot"] if self._segments is not None else ""
+        options = manifest["options"]
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in options["policies"].items()
+        }
+        self._policies = Policies(**given)
+        self._has_before = options["before"]
+        self._chosen = options["tables"] is not None, options["columns"] is not None
+        if manifest["errors"]:
+            raise PgOutputError(
+                f"{self._path} has a table of frames that were refused, so it lacks changes"
+            )
+        self.tables, self._versions = {}, {}
+        for table in manifest["tables"]:
+            for version in table["versions"]:
+                self.tables[table["namespace"], table["name"]] = version["relation_id"]
+                self._versions.setdefault(version["relation_id"], []).append(version)
+        position = manifest["position"]
+        self._position = 0 if position is None else parse_lsn(position)
+        if self._segments is not None and self._position >= begin:
+            # It has all segments, and nothing came between the last one and their end.
+            self._position = max(self._position, end)
+        return self._position
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except self._duckdb.Error as error:
+            raise PgOutputError(f"can't read {self._path}: {error}") from error
+
+    def _source(self, version: Any) -> str:
+        """The rows of a version of a table, in a FROM."""
+        if "table" in version:
+            return "exported." + ".".join(map(quoted, version["table"]))
+        files = ", ".join(literal(str(self._path / one["file"])) for one in version["parts"])
+        return f"read_parquet([{files}])"
+
+    def _types(self, connection: Any, version: Any) -> dict[str, Held]:
+        found = connection.sql(f"FROM {self._source(version)}")
+        return {name: _held(type_) for name, type_ in zip(found.columns, found.types, strict=True)}
+
+    def table(self, table: ServerTable) -> TargetTable:
+        """See `Target`."""
+        versions = self._versions.get(table.table.relation_id)
+        if versions is None and self._chosen[0]:
+            raise NotComparable("the export was made of chosen tables, and has nothing of it")
+        newest = versions[-1] if versions else None
+        held: dict[str, Held] = {}
+        if newest:
+            with self._open() as connection:
+                held = self._types(connection, newest)
+        names = _names(newest, "after") if newest else {}
+        texts: dict[str, Texts] = {}
+        left_out: dict[str, str] = {}
+        for column in table.columns:
+            name = names.get(column)
+            if name is None and newest and self._chosen[1]:
+                left_out[column] = "the export was made of chosen columns"
+                continue
+            try:
+                # Without a value in the target any form will do.
+                kind = Held("varchar") if name is None else held[name]
+                texts[column] = TextsOf(self._policies).column(
+                    table.types[column], kind, quoted(column), quoted(name or column)
+                )
+            except NotComparable as error:
+                left_out[column] = str(error)
+        return TargetTable(texts, left_out)
+
+    def rows(
+        self,
+        table: ServerTable,
+        compared: TargetTable,
+        part_of: Callable[[str, str | None], str],
+    ) -> FoldedRows:
+        """See `Target`."""
+        relation_id = table.table.relation_id
+        columns = list(compared.texts)
+        rows = FoldedRows(
+            self._store, f"t{relation_id}", [columns.index(name) for name in table.key]
+        )
+        versions = self._versions.get(relation_id, [])
+        total = sum(version["rows"] for version in versions)
+        before, done, folded = self._folded.get(relation_id, (None, 0, 0))
+        if before is not None:
+            # What came since then can be added, if all of it comes after what was folded.
+            newer = self._count(versions, done) if before == compared else -1
+            if newer != total - folded:
+                rows.empty()
+                done = 0
+        self._folded.pop(relation_id, None)
+        try:
+            if versions:
+                rows.apply(self._changes(table, compared, versions, done, part_of))
+        except HistoryError as error:
+            rows.empty()
+            raise NotComparable(str(error)) from error
+        self._folded[relation_id] = compared, self._position, total
+        found = rows.incomplete()
+        if found is not None:
+            number, parts = found
+            lacking = [name for name, one in zip(columns, parts, strict=True) if one == UNKNOWN]
+            raise NotComparable(
+                f"{number:,} rows have values that no change in the target brings, in the columns "
+                f"{', '.join(lacking)}: they were written before its first change"
+            )
+        return rows
+
+    def _range(self, version: Any, done: int) -> str:
+        """The rows of a version from an LSN on; an export may have added more by now."""
+        return (
+            f"FROM {self._source(version)} "
+            f"WHERE commit_lsn >= {done} AND commit_lsn < {self._position}"
+        )
+
+    def _count(self, versions: list[Any], done: int) -> int:
+        with self._open() as connection:
+            return sum(
+                connection.execute(f"SELECT count(*) {self._range(version, done)}").fetchone()[0]
+                for version in versions
+            )
+
+    def _changes(
+        self,
+        table: ServerTable,
+        compared: TargetTable,
+        versions: list[Any],
+        done: int,
+        part_of: Callable[[str, str | None], str],
+    ) -> Iterator[Change]:
+        width = len(compared.texts)
+        with self._open() as connection:
+            selects = [
+                self._select(
+                    table, compared, version, self._types(connection, version), done, part_of
+                )
+                for version in versions
+            ]
+            found = connection.execute(" UNION ALL ".join(selects) + " ORDER BY commit_lsn, seq")
+            while some := found.fetchmany(_AT_ONCE):
+                for op, old_kind, _, _, *parts in some:
+                    before = tuple(parts[width:]) if self._has_before else None
+                    yield Change(op, old_kind, tuple(parts[:width]), before)
+
+    def _select(
+        self,
+        table: ServerTable,
+        compared: TargetTable,
+        version: Any,
+        held: dict[str, Held],
+        done: int,
+        part_of: Callable[[str, str | None], str],
+    ) -> str:
+        """The changes of one version of a table, with the parts of the columns."""
+        now = {one.name: one for one in table.table.columns}
+        after = _names(version, "after")
+        # Of a column that lacks here, the rows have the value that it was added with; unless the
+        # column had another name then.
+        renamed = set(after) - set(now)
+        selected = []
+        for side in ("after", "before") if self._has_before else ("after",):
+            names = _names(version, side)
+            for column, texts in compared.texts.items():
+                name = names.get(column)
+                if name is None:
+                    added = table.table.added_values
+                    if renamed or column not in added:
+                        selected.append(literal(f"{UNKNOWN},"))
+                    else:
+                        selected.append(literal(part_of(column, added[column])))
+                    continue
+                try:
+                    own = TextsOf(self._policies).column(
+                        table.types[column], held[name], quoted(column), quoted(name)
+                    )
+                except NotComparable:
+                    own = Texts("", "")
+                if own.server != texts.server:
+                    selected.append(literal(f"{UNKNOWN},"))
+                elif side == "after":
+                    unsent = f"list_contains(unchanged, {literal(name)})"
+                    selected.append(
+                        f"CASE WHEN {unsent} THEN {literal(f'{UNKNOWN},')} "
+                        f"ELSE {part(own.target)} END"
+                    )
+                else:
+                    selected.append(part(own.target))
+        shown = ", ".join(selected) or "''"
+        return f"SELECT op, old_kind, commit_lsn, seq, {shown} {self._range(version, done)}"
+
+
+def _names(version: Any, side: str) -> dict[str, str]:
+    """Column of the table → column of the files that has its values, after or before a change."""
+    return {one["column"]: one["name"] for one in version["columns"] if one["part"] == side}
+
+
+def _held(type_: Any) -> Held:
+    """A type of duckdb's."""
+    nested = type_.id in ("list", "array", "struct", "map")
+    parts = (
+        [(name, one) for name, one in type_.children if isinstance(one, type(type_))]
+        if (nested)
+        else []
+    )
+    return Held(type_.id, tuple((name, _held(one)) for name, one in parts))
+
+
+class DirectoryTarget:
+    """A directory of segments, folded by an export of its own; see `Target`.
+
+    All values that Arrow's types lack come as the server's text, so that nothing is lost.
+    """
+
+    def __init__(self, path: Path, types: Callable[[], TypeRegistry]) -> None:
+        self._path = path
+        self._types = types
+        self.system_identifier = self.database = self.slot = ""
+        self.tables: dict[tuple[str, str], int] = {}
+        self._waiting: dict[int, int] = {}
+        self._directory = Path(tempfile.mkdtemp(prefix="pgoutput_fast_verify_"))
+        self._export = ExportTarget(self._directory / "export")
+        self._options: dict[str, Any] | None = None
+
+    def close(self) -> None:
+        """See `Target`."""
+        self._export.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def refresh(self, confirmed: int) -> int:
+        """See `Target`."""
+        found = contents(self._path)
+        if not found.segments:
+            return 0
+        states = Tables(self._path).read()
+        self._waiting = {
+            relation_id: state.held_from
+            for relation_id, state in states.items()
+            if state.held_from is not None
+        }
+        if self._options is None:
+            self._options = self._chosen(found.segments[0].path)
+        export(self._path, self._directory / "export", before=True, **self._options)
+        position = self._export.refresh(0)
+        self.tables = self._export.tables
+        return max(position, found.end, confirmed)
+
+    def _chosen(self, path: Path) -> dict[str, Any]:
+        with SegmentReader(path) as reader:
+            metadata = reader.metadata
+        self.system_identifier, self.database = metadata.system_identifier, metadata.database
+        self.slot = metadata.slot
+        # Users' types come as text without the catalogue; from binary only the catalogue has it.
+        is_binary = metadata.options.get("binary") == "true"
+        text: Any = "text"
+        return {
+            "policies": Policies(
+                infinity=text, out_of_range=text, special_values=text, arrays=text
+            ),
+            "registry": self._types() if is_binary else None,
+        }
+
+    def table(self, table: ServerTable) -> TargetTable:
+        """See `Target`."""
+        waits = self._waiting.get(table.table.relation_id)
+        if waits is not None:
+            raise NotComparable(f"it waits for its snapshot since {format_lsn(waits)}")
+        return self._export.table(table)
+
+    def rows(
+        self,
+        table: ServerTable,
+        compared: TargetTable,
+        part_of: Callable[[str, str | None], str],
+    ) -> FoldedRows:
+        """See `Target`."""
+        return self._export.rows(table, compared, part_of)
+
+
+__all__ = ["DirectoryTarget", "ExportTarget", "Target", "TargetTable", "open_target"]

@@ -1,0 +1,511 @@
+r"""The canonical text of a value: one SQL expression on the server, and one over a target's column.
+
+Both give the same text, byte for byte, for equal values, and different texts for values that
+differ. A target may hold the same PostgreSQL type in several ways: a ``date`` is a date, or text if
+a policy asks for that. So a row of :data:`FORMS` is for a codec of the table of types together with
+the kind of column that holds its values. What a target holds as text is compared with the server's
+own text; only the types that have several texts are brought into one.
+
+Values that contain others become the texts of their parts, each with a comma behind it
+(:func:`part`); the same form joins the columns of a row.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import PgOutputError
+from ..types import decimal_shape
+
+if TYPE_CHECKING:
+    from ..policies import Policies
+    from ..types import ColumnType
+
+UNKNOWN = "\\U"
+"""The part of a value that a target does not know; NULL's is ``\\N``."""
+_NULL = "\\N"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How a target holds values.
+
+    Attributes
+    ----------
+    kind : str
+        duckdb's name of the type in lower case: "varchar", "decimal", "list", "struct" …
+    parts : tuple of (str, Held)
+        The fields of a struct; one, for the elements, of a list; key and value of a map.
+    """
+
+    kind: str
+    parts: tuple[tuple[str, Held], ...] = ()
+
+
+class Texts(NamedTuple):
+    """Two SQL expressions that give the same text for equal values."""
+
+    server: str
+    target: str
+
+
+class NotComparable(PgOutputError):
+    """No canonical text is known for a type as a target holds it. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One canonical text.
+
+    Attributes
+    ----------
+    codecs : tuple of str
+        The codecs of the table of types for which it is.
+    kinds : tuple of str
+        The kinds of columns for which it is.
+    server, duckdb : str
+        The expressions, with ``{c}`` for the value. Both give NULL for NULL.
+    spark : str or None
+        The same in Spark SQL, with the session's time zone UTC; None if there is none that is
+        sure. Nothing uses these yet.
+    text : str
+        What the text is, as ``docs/types.md`` says it.
+    """
+
+    codecs: tuple[str, ...]
+    kinds: tuple[str, ...]
+    server: str
+    duckdb: str
+    spark: str | None
+    text: str
+
+
+# `{c}::text` drops the blanks of a bpchar, and a composite of NULLs IS NULL.
+_SERVERS_TEXT = "CASE WHEN num_nulls({c}) = 0 THEN format('%s', {c}) END"
+_AS_VARCHAR = "({c})::VARCHAR"
+_AS_STRING = "cast({c} AS string)"
+
+_INTEGERS = ("smallint", "integer", "bigint", "uinteger", "ubigint")
+
+
+def _bits(send: str, size: int, integer: str) -> str:
+    bits = f"('x' || encode({send}({{c}}), 'hex'))::bit({size})::{integer}"
+    return f"CASE WHEN {{c}} = 'NaN' THEN 'NaN' ELSE {bits}::text END"
+
+
+def _from_iso() -> str:
+    """The expression for months/days/microseconds of an interval's text, ISO 8601 or postgres."""
+
+    def whole(pattern: str) -> str:
+        found = f"regexp_extract({{c}}, '{pattern}', 1)"
+        return f"coalesce(try_cast({found} AS BIGINT), 0)"
+
+    def micros(pattern: str) -> str:
+        found = f"regexp_extract({{c}}, '{pattern}', 1)"
+        return f"coalesce(try_cast({found} AS DECIMAL(30,6)), 0)"
+
+    n, f = "(-?[0-9]+)", "(-?[0-9.]+)"
+    iso = (
+        f"({whole(f'^P[^T]*?{n}Y')} * 12 + {whole(f'^P[^T]*?{n}M')})::VARCHAR || '/' || "
+        f"{whole(f'^P[^T]*?{n}D')}::VARCHAR || '/' || "
+        f"({micros(f'T.*?{n}H')} * 3600000000 + {micros(f'T.*?{n}M')} * 60000000 + "
+        f"{micros(f'T.*?{f}S')} * 1000000)::BIGINT::VARCHAR"
+    )
+    clock = "([-+]?)([0-9]+):([0-9]+):([0-9.]+)$"
+
+    def at(group: int) -> str:
+        found = f"regexp_extract({{c}}, '{clock}', {group})"
+        return f"coalesce(try_cast({found} AS DECIMAL(30,6)), 0)"
+
+    postgres = (
+        f"({whole(f'{n} year')} * 12 + {whole(f'{n} mon')})::VARCHAR || '/' || "
+        f"{whole(f'{n} day')}::VARCHAR || '/' || "
+        f"((CASE WHEN regexp_extract({{c}}, '{clock}', 1) = '-' THEN -1 ELSE 1 END) * "
+        f"({at(2)} * 3600000000 + {at(3)} * 60000000 + {at(4)} * 1000000))::BIGINT::VARCHAR"
+    )
+    return (
+        "CASE WHEN {c} IS NULL OR {c} LIKE '%infinity' THEN {c} "
+        f"WHEN {{c}} LIKE 'P%' THEN {iso} ELSE {postgres} END"
+    )
+
+
+_INTERVAL = (
+    "CASE WHEN NOT isfinite({c}) THEN {c}::text ELSE "
+    "(date_part('year', {c}) * 12 + date_part('month', {c}))::bigint::text || '/' || "
+    "date_part('day', {c})::bigint::text || '/' || "
+    "(extract(hour FROM {c})::numeric * 3600000000 + extract(minute FROM {c})::numeric * 60000000 "
+    "+ extract(microseconds FROM {c})::numeric)::bigint::text END"
+)
+
+_MONEY_SIGN = "CASE WHEN {t} ~ '[-(]' THEN '-' ELSE '' END"
+
+FORMS: tuple[Form, ...] = (
+    Form(("bool",), ("boolean",), "({c})::text", _AS_VARCHAR, _AS_STRING, "`true`, `false`"),
+    Form(
+        ("int2", "int4", "int8", "uint4", "uint8"), _INTEGERS,
+        "({c})::text", _AS_VARCHAR, _AS_STRING, "decimal digits",
+    ),
+    Form(
+        ("float4",), ("float",), _bits("float4send", 32, "int"),
+        "CASE WHEN isnan({c}) THEN 'NaN' ELSE ({c})::BIT::INTEGER::VARCHAR END",
+        "CASE WHEN isnan({c}) THEN 'NaN' "
+        "ELSE reflect('java.lang.Float', 'floatToIntBits', {c}) END",
+        "its bits as a signed integer, or `NaN`",
+    ),
+    Form(
+        ("float8",), ("double",), _bits("float8send", 64, "bigint"),
+        "CASE WHEN isnan({c}) THEN 'NaN' ELSE ({c})::BIT::BIGINT::VARCHAR END",
+        "CASE WHEN isnan({c}) THEN 'NaN' "
+        "ELSE reflect('java.lang.Double', 'doubleToLongBits', {c}) END",
+        "its bits as a signed integer, or `NaN`",
+    ),
+    # duckdb prints no 0 before the point if the type has no digit there.
+    Form(
+        ("numeric",), ("decimal",), _SERVERS_TEXT,
+        r"regexp_replace(({c})::VARCHAR, '^(-?)\.', '\10.')", None,
+        "the server's text, with the column's scale",
+    ),
+    Form(("bytea",), ("blob",), "encode({c}, 'hex')", "lower(hex({c}))", "lower(hex({c}))",
+         "hexadecimal digits"),
+    # PostgreSQL 14 prints the raw byte of a "char".
+    Form(
+        ("char",), ("varchar",),
+        r"CASE WHEN get_byte(charsend({c}), 0) < 128 THEN format('%s', {c}) ELSE "
+        r"'\' || (get_byte(charsend({c}), 0) >> 6)::text || "
+        r"(get_byte(charsend({c}), 0) >> 3 & 7)::text || "
+        r"(get_byte(charsend({c}), 0) & 7)::text END",
+        "{c}", "{c}", r"the server's text, with `\ooo` for bytes above 127",
+    ),
+    Form(("date",), ("date",), _SERVERS_TEXT, _AS_VARCHAR, _AS_STRING, "the server's text"),
+    Form(
+        ("timestamp",), ("timestamp",), _SERVERS_TEXT, _AS_VARCHAR, _AS_STRING,
+        "the server's text",
+    ),
+    # duckdb's own text of it needs a time zone's data, and depends on the session's.
+    Form(
+        ("timestamptz",), ("timestamp with time zone",), _SERVERS_TEXT,
+        "make_timestamp(epoch_us({c}))::VARCHAR || '+00'", f"concat({_AS_STRING}, '+00')",
+        "the server's text, in UTC",
+    ),
+    Form(("time",), ("time",), _SERVERS_TEXT, _AS_VARCHAR, None, "the server's text"),
+    Form(("interval",), ("varchar",), _INTERVAL, _from_iso(), None,
+         "months/days/microseconds, or `infinity`"),
+    Form(
+        ("money",), ("varchar",),
+        _MONEY_SIGN.format(t="({c})::text")
+        + " || ltrim(regexp_replace(({c})::text, '[^0-9]', '', 'g'), '0')",
+        "CASE WHEN regexp_matches({c}, '[-(]') THEN '-' ELSE '' END"
+        " || ltrim(regexp_replace({c}, '[^0-9]', '', 'g'), '0')",
+        "concat(CASE WHEN {c} RLIKE '[-(]' THEN '-' ELSE '' END, "
+        "ltrim('0', regexp_replace({c}, '[^0-9]', '')))",
+        "the amount in the smallest unit, without leading zeros",
+    ),
+    Form(("hstore",), ("map",), "", "", None, "the pairs in the order of their keys' bytes"),
+)  # fmt: skip
+"""The canonical texts of types that have parts, or are not held as the server's own text."""
+
+NOT_COMPARED: dict[str, str] = {
+    "reg": "its text depends on the search_path of the session, and on the format",
+    "pgvector": "no canonical text of it is known yet",
+    "halfvec": "no canonical text of it is known yet",
+    "sparsevec": "no canonical text of it is known yet",
+    "ewkb": "no canonical text of it is known yet",
+}
+"""Codec → why values of it are not compared."""
+
+SERVERS_TEXT = Form((), ("varchar",), _SERVERS_TEXT, "{c}", "{c}", "the server's text")
+"""The canonical text of all types that a target holds as text, unless they are in `FORMS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextsOf:
+    """Makes the expressions for columns of a target that was made with certain policies."""
+
+    policies: Policies
+    _depth: int = field(default=0)
+
+    def column(self, type: ColumnType, held: Held, server: str, target: str) -> Texts:
+        """The canonical texts of a value.
+
+        Parameters
+        ----------
+        type : ColumnType
+            Its type on the server, as the server's catalogue has it.
+        held : Held
+            How the target has it.
+        server, target : str
+            The SQL expressions of the value itself.
+
+        Raises
+        ------
+        NotComparable
+            There is none for this type as the target has it.
+        """
+        if type.entry is not None and type.entry.codec in NOT_COMPARED:
+            raise NotComparable(NOT_COMPARED[type.entry.codec])
+        if type.kind == "array" and type.element is not None and has_reg(type):
+            raise NotComparable(NOT_COMPARED["reg"])
+        if type.kind in ("array", "vector") and held.kind in ("list", "array"):
+            return self._list(type, held, server, target)
+        if type.kind == "range" and held.kind == "struct":
+            return self._range(type, held, server, target)
+        if type.kind == "multirange" and held.kind == "list":
+            return self._multirange(type, held, server, target)
+        if type.kind == "composite" and held.kind == "struct":
+            return self._composite(type, held, server, target)
+        codec = type.entry.codec if type.entry is not None else ""
+        if codec == "hstore" and held.kind == "map":
+            return self._hstore(server, target)
+        form = next(
+            (one for one in FORMS if codec in one.codecs and held.kind in one.kinds),
+            SERVERS_TEXT if held.kind == "varchar" else None,
+        )
+        if form is None:
+            raise NotComparable(f"the target holds its values as {held.kind}")
+        if codec == "numeric" and held.kind == "decimal":
+            return self._decimal(type, form, server, target)
+        server = self._limited(codec, held, server)
+        return Texts(form.server.format(c=server), form.duckdb.format(c=target))
+
+    def _deeper(self) -> TextsOf:
+        return TextsOf(self.policies, self._depth + 1)
+
+    def _limited(self, codec: str, held: Held, server: str) -> str:
+        """The server's value as the policies change those that a column can't hold."""
+        ends = _ENDS.get(codec)
+        if ends is None or held.kind == "varchar":
+            if codec == "interval" and self.policies.infinity == "null":
+                return f"(CASE WHEN isfinite({server}) THEN {server} END)"
+            if codec == "interval" and self.policies.infinity == "clamp":
+                raise NotComparable("infinity='clamp' makes infinite intervals finite ones")
+            return server
+        cases = ""
+        for policy, condition in (
+            ("infinity", "NOT isfinite({c})" if codec != "time" else None),
+            ("out_of_range", f"NOT {{c}} BETWEEN '{ends[0]}' AND '{ends[1]}'"),
+        ):
+            choice = getattr(self.policies, policy)
+            if choice == "null" and condition is not None:
+                cases += f" WHEN {condition} THEN NULL"
+            elif choice == "clamp" and condition is not None:
+                cases += f" WHEN {condition} THEN least(greatest({{c}}, '{ends[0]}'), '{ends[1]}')"
+        return f"(CASE{cases} ELSE {{c}} END)".format(c=server) if cases else server
+
+    def _decimal(self, type: ColumnType, form: Form, server: str, target: str) -> Texts:
+        shape = decimal_shape(type.modifier) or self.policies.numeric
+        printed = form.duckdb.format(c=target)
+        choice = self.policies.special_values
+        if choice in ("null", "clamp") and shape is not None:
+            digits = "9" * shape[0]
+            most = digits[: shape[0] - shape[1]] + ("." + digits[: shape[1]] if shape[1] else "")
+            special = "CASE ({c})::text WHEN 'NaN' THEN NULL"
+            if choice == "clamp":
+                special += f" WHEN 'Infinity' THEN {most} WHEN '-Infinity' THEN -{most}"
+            else:
+                special += " WHEN 'Infinity' THEN NULL WHEN '-Infinity' THEN NULL"
+            server = f"({special} ELSE {{c}} END)".format(c=server)
+        if decimal_shape(type.modifier) is not None:
+            return Texts(form.server.format(c=server), printed)
+        # The column's scale is the policy's, and each value's own is lost.
+        short = (
+            f"CASE WHEN contains({printed}, '.') THEN rtrim(rtrim({printed}, '0'), '.') "
+            f"ELSE {printed} END"
+        )
+        return Texts(f"trim_scale({server})::text", short)
+
+    def _list(self, type: ColumnType, held: Held, server: str, target: str) -> Texts:
+        element, of_element = _element(type), held.parts[0][1]
+        levels = 1
+        flat = target
+        lengths = [f"len({target})"]
+        while of_element.kind == "list" and element.kind not in ("multirange", "vector"):
+            lengths.append(f"len({target}{'[1]' * levels})")
+            flat = f"flatten({flat})"
+            of_element = of_element.parts[0][1]
+            levels += 1
+        if type.kind == "vector":
+            server = f"({server})::{_element(type).name}[]"
+        n = self._depth
+        own, item, at = self._deeper(), f"e{n}", f"i{n}"
+        if element.kind == "composite":
+            if levels > 1:
+                raise NotComparable("it is an array of more than one dimension, of composites")
+            texts = own.column(element, of_element, f"({server})[{at}]", item)
+            source = f"generate_subscripts({server}, 1) AS {at}"
+        else:
+            texts = own.column(element, of_element, item, item)
+            source = f"unnest({server}) WITH ORDINALITY AS u{n}({item}, {at})"
+        joined = f"coalesce((SELECT string_agg({part(texts.server)}, '' ORDER BY {at}) FROM {source}), '')"  # noqa: E501, S608
+        printed = (
+            f"array_to_string(list_transform({flat}, lambda {item}: {part(texts.target)}), '')"
+        )
+        if levels > 1:
+            shape = "||','||".join(
+                f"coalesce(array_length({server}, {i + 1}), 0)" for i in range(levels)
+            )
+            joined = f"{shape} || ':' || {joined}"
+            made = "||','||".join(f"coalesce({one}, 0)" for one in lengths)
+            printed = f"{made} || ':' || {printed}"
+        return Texts(
+            f"CASE WHEN num_nulls({server}) = 0 THEN {joined} END",
+            f"CASE WHEN {target} IS NOT NULL THEN {printed} END",
+        )
+
+    def _range(self, type: ColumnType, held: Held, server: str, target: str) -> Texts:
+        fields = dict(held.parts)
+        bounds = _element(type)
+        own = self._deeper()
+        ends = [
+            own.column(bounds, fields[end], f"{end}({server})", f"({target}).{end}")
+            for end in ("lower", "upper")
+        ]
+        made = [f"CASE WHEN lower_inc({server}) THEN '[' ELSE '(' END"]
+        made += [part(end.server) for end in ends]
+        made += [f"CASE WHEN upper_inc({server}) THEN ']' ELSE ')' END"]
+        printed = [f"CASE WHEN ({target}).lower_inc THEN '[' ELSE '(' END"]
+        printed += [part(end.target) for end in ends]
+        printed += [f"CASE WHEN ({target}).upper_inc THEN ']' ELSE ')' END"]
+        # A bound of which a policy makes NULL would be a missing one, so the range is NULL then.
+        known = " AND ".join(
+            f"({name}_inf({server}) OR {end.server} IS NOT NULL)"
+            for name, end in zip(("lower", "upper"), ends, strict=True)
+        )
+        return Texts(
+            f"CASE WHEN isempty({server}) THEN 'empty' WHEN num_nulls({server}) = 0 AND {known} "
+            f"THEN {' || '.join(made)} END",
+            f"CASE WHEN ({target}).\"empty\" THEN 'empty' WHEN {target} IS NOT NULL THEN "
+            f"{' || '.join(printed)} END",
+        )
+
+    def _multirange(self, type: ColumnType, held: Held, server: str, target: str) -> Texts:
+        n = self._depth
+        item, at = f"e{n}", f"i{n}"
+        texts = self._deeper().column(_element(type), held.parts[0][1], item, item)
+        joined = (
+            f"coalesce((SELECT string_agg({part(texts.server)}, '' ORDER BY {at}) "  # noqa: S608
+            f"FROM unnest({server}) WITH ORDINALITY AS u{n}({item}, {at})), '')"
+        )
+        return Texts(
+            f"CASE WHEN num_nulls({server}) = 0 THEN {joined} END",
+            f"CASE WHEN {target} IS NOT NULL THEN array_to_string("
+            f"list_transform({target}, lambda {item}: {part(texts.target)}), '') END",
+        )
+
+    def _composite(self, type: ColumnType, held: Held, server: str, target: str) -> Texts:
+        if len(type.fields) != len(held.parts):
+            raise NotComparable("the composite has other fields in the target")
+        own = self._deeper()
+        texts = [
+            own.column(
+                type_, part_, f"({server}).{quoted(name)}", f"({target}).{quoted(held_name)}"
+            )
+            for (name, type_), (held_name, part_) in zip(type.fields, held.parts, strict=True)
+        ]
+        return Texts(
+            f"CASE WHEN num_nulls({server}) = 0 THEN {joined(t.server for t in texts)} END",
+            f"CASE WHEN {target} IS NOT NULL THEN {joined(t.target for t in texts)} END",
+        )
+
+    def _hstore(self, server: str, target: str) -> Texts:
+        n = self._depth
+        # The cast is found by its types; the extension's functions depend on its schema.
+        pairs = (
+            f"coalesce((SELECT string_agg({part(f'k{n}')} || {part(f'v{n}')}, '' "  # noqa: S608
+            f'ORDER BY k{n} COLLATE pg_catalog."C") '
+            f"FROM json_each_text(({server})::json) AS u{n}(k{n}, v{n})), '')"
+        )
+        item = f"e{n}"
+        printed = (
+            f"array_to_string(list_transform(list_sort(map_entries({target})), lambda {item}: "
+            f"{part(f'({item}).key')} || {part(f'({item}).value')}), '')"
+        )
+        return Texts(
+            f"CASE WHEN num_nulls({server}) = 0 THEN {pairs} END",
+            f"CASE WHEN {target} IS NOT NULL THEN {printed} END",
+        )
+
+
+_ENDS = {
+    "date": ("0001-01-01", "9999-12-31"),
+    "timestamp": ("0001-01-01", "9999-12-31 23:59:59.999999"),
+    "timestamptz": ("0001-01-01 00:00:00+00", "9999-12-31 23:59:59.999999+00"),
+    "time": ("00:00:00", "23:59:59.999999"),
+}
+"""Codec → the least and the greatest value of a column that is no text."""
+
+
+def _element(type: ColumnType) -> ColumnType:
+    if type.element is None:
+        raise NotComparable("the type of its elements is not known")
+    return type.element
+
+
+def has_reg(type: ColumnType) -> bool:
+    """Whether values of a type contain some whose text depends on the session."""
+    if type.entry is not None and type.entry.codec == "reg":
+        return True
+    inner = [one for _, one in type.fields]
+    return any(map(has_reg, inner if type.element is None else [*inner, type.element]))
+
+
+def quoted(name: str) -> str:
+    """An identifier in SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """A text in SQL, where a backslash has no meaning of its own."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def part(text: str) -> str:
+    r"""The expression for a part: the text, NULL as ``\N``, and a comma behind it.
+
+    Backslashes and commas in the text get a backslash before them. It is the same in PostgreSQL and
+    duckdb.
+    """
+    escaped = rf"replace(replace({text}, '\', '\\'), ',', '\,')"
+    return rf"(coalesce({escaped}, '\N') || ',')"
+
+
+def joined(texts: object) -> str:
+    """The expression for several parts."""
+    return " || ".join(map(part, texts)) or "''"  # type: ignore[call-overload]
+
+
+_PART = re.compile(r"((?:[^\\,]|\\.)*),", re.DOTALL)
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+
+
+def split(parts: str) -> list[str]:
+    """The parts of a text, each as it is there, without its comma."""
+    return _PART.findall(parts)
+
+
+def plain(one: str) -> str | None:
+    """The text of a part; None for NULL, and for a value that is not known."""
+    return None if one in (_NULL, UNKNOWN) else _ESCAPE.sub(r"\1", one)
+
+
+_FLOATS = {"float4": ("=i", "=f"), "float8": ("=q", "=d")}
+
+
+def shown(type: ColumnType, text: str | None) -> str | None:
+    """A column's text for people: of a float not its bits."""
+    formats = _FLOATS.get(type.entry.codec if type.entry is not None else "")
+    if formats is None or text is None or text == "NaN":
+        return text
+    (value,) = struct.unpack(formats[1], struct.pack(formats[0], int(text)))
+    return repr(value)
+
+
+def described(codec: str) -> str:
+    """The canonical text of values of a codec, as ``docs/types.md`` names it."""
+    if codec in NOT_COMPARED:
+        return "not compared"
+    if codec == "vector":
+        return "its elements' texts"
+    return next((one.text for one in FORMS if codec in one.codecs), SERVERS_TEXT.text)

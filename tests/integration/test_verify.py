@@ -1,0 +1,469 @@
+"""verify: what it finds in targets that hold something else than the server, and what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import duckdb
+import psycopg
+import pyarrow as pa
+import pytest
+
+import pgoutput_fast as pf
+from pgoutput_fast import cli, files
+from pgoutput_fast.directory.copies import Tables
+from pgoutput_fast.replication import capture, slots
+from pgoutput_fast.verify import Report, TableResult, VerifyProgress, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pgoutput_fast.embedded import EmbeddedServer
+
+pytestmark = pytest.mark.integration
+
+SCHEMA = (
+    "CREATE TABLE a (id int PRIMARY KEY, t text, f float8, big text)",
+    "ALTER TABLE a ALTER big SET STORAGE EXTERNAL",
+    "CREATE TABLE m (x int, y text)",
+    "ALTER TABLE m REPLICA IDENTITY FULL",
+    "CREATE TABLE whole (id int PRIMARY KEY, t text, big text)",
+    "ALTER TABLE whole ALTER big SET STORAGE EXTERNAL",
+    "ALTER TABLE whole REPLICA IDENTITY FULL",
+    "CREATE TABLE unlike (id int PRIMARY KEY, code text COLLATE \"C\" NOT NULL)",
+    "CREATE UNIQUE INDEX by_code ON unlike (code)",
+    "ALTER TABLE unlike REPLICA IDENTITY USING INDEX by_code",
+    "CREATE TABLE parts (id int PRIMARY KEY, v int) PARTITION BY RANGE (id)",
+    "CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10)",
+    "CREATE TABLE parts_2 (v int, id int NOT NULL)",
+    "ALTER TABLE parts ATTACH PARTITION parts_2 FOR VALUES FROM (10) TO (20)",
+    "CREATE TABLE chosen (id int PRIMARY KEY, v int, hidden text)",
+    """CREATE PUBLICATION p FOR TABLE a, m, whole, unlike, parts, chosen (id, v)
+        WHERE (id % 2 = 0) WITH (publish_via_partition_root)""",
+)  # fmt: skip
+CHANGES = (
+    """INSERT INTO a SELECT i, 't' || i, i / 3.0, repeat('x', 3000) || i
+        FROM generate_series(1, 300) AS i""",
+    "UPDATE a SET t = NULL WHERE id = 3",
+    "UPDATE a SET f = '-0' WHERE id = 4",
+    "UPDATE a SET t = '' WHERE id = 5",
+    "UPDATE a SET id = id + 1000 WHERE id BETWEEN 10 AND 19",
+    "UPDATE a SET id = id - 500 WHERE id BETWEEN 1010 AND 1019",
+    "DELETE FROM a WHERE id = 20",
+    "BEGIN; DELETE FROM a WHERE id = 21; INSERT INTO a VALUES (21, 'new'); END",
+    """INSERT INTO m SELECT i % 5, CASE WHEN i % 5 > 0 THEN 'a,\\b' END
+        FROM generate_series(1, 50) AS i""",
+    "DELETE FROM m WHERE ctid = '(0,7)'",
+    "UPDATE m SET y = 'u' WHERE ctid = '(0,8)'",
+    "INSERT INTO whole SELECT i, 't', repeat('y', 3000) || i FROM generate_series(1, 9) AS i",
+    "UPDATE whole SET t = 'u' WHERE id = 2",
+    "UPDATE whole SET id = 20 WHERE id = 3",
+    "ALTER TABLE whole ADD later int DEFAULT 7",
+    "UPDATE whole SET t = 'v' WHERE id = 4",
+    "INSERT INTO unlike VALUES (1, 'b'), (2, 'a')",
+    "UPDATE unlike SET id = 3 WHERE code = 'b'",
+    "INSERT INTO parts SELECT i, i FROM generate_series(1, 19) AS i",
+    "UPDATE parts SET id = 0 WHERE id = 19",
+    "INSERT INTO chosen SELECT i, i, 'h' FROM generate_series(1, 20) AS i",
+    "UPDATE chosen SET id = 101 WHERE id = 2",
+    "UPDATE chosen SET id = 102 WHERE id = 3",
+)
+
+
+class Made(NamedTuple):
+    """A database, its segments, and exports of them."""
+
+    dsn: str
+    segments: Path
+    parquet: Path
+    duckdb: Path
+
+    def verify(self, target: Path | str, **options: Any) -> Report:
+        if str(target) != str(self.segments):
+            options.setdefault("segments", str(self.segments))
+        return verify(self.dsn, publications=["p"], target=str(target), timeout=10, **options)
+
+
+def run(dsn: str, *statements: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for one in statements:
+            connection.execute(one.encode())
+
+
+def land(dsn: str, directory: Path, slot: str = "verified") -> None:
+    with psycopg.connect(dsn) as connection:
+        (end,) = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone() or ("",)
+    capture(
+        dsn, slot=slot, publications=["p"], directory=directory, create_slot=True,
+        until_lsn=pf.parse_lsn(end),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(pg16: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    path = tmp_path_factory.mktemp("verify")
+    run(pg16.dsn(), "CREATE DATABASE verified", "CREATE DATABASE other")
+    dsn = pg16.dsn("verified")
+    run(dsn, *SCHEMA)
+    land(dsn, path / "segments")
+    run(dsn, *CHANGES)
+    land(dsn, path / "segments")
+    files.export(path / "segments", path / "parquet", before=True)
+    files.export(path / "segments", path / "duckdb", "duckdb", before=True)
+    yield Made(dsn, path / "segments", path / "parquet", path / "duckdb")
+    slots.drop(dsn, "verified")
+
+
+@pytest.fixture
+def broken(made: Made, tmp_path: Path) -> Callable[..., TableResult]:
+    """Change the database of an export, and verify it: the result of the table that differs."""
+
+    def result(statement: str, name: str = "a") -> TableResult:
+        path = tmp_path / "changes.duckdb"
+        shutil.copy(made.duckdb / "changes.duckdb", path)
+        with duckdb.connect(str(path)) as connection:
+            connection.execute(statement)
+        report = made.verify(f"duckdb:{path}")
+        assert report.exit_code == 1
+        assert [one.name for one in report.tables if one.state != "equal"] == [name]
+        (found,) = (one for one in report.tables if one.name == name)
+        assert (found.state, found.differing_is_least) == ("different", False)
+        return found
+
+    return result
+
+
+@pytest.mark.parametrize("kind", ["segments", "parquet", "duckdb"])
+def test_what_is_equal(made: Made, kind: str) -> None:
+    report = made.verify(getattr(made, kind))
+    assert report.exit_code == 0
+    found = {one.name: (one.state, one.rows, one.target_rows) for one in report.tables}
+    assert found == {
+        "a": ("equal", 299, 299),
+        "m": ("equal", 49, 49),
+        "parts": ("equal", 19, 19),
+        "chosen": ("equal", 10, 10),
+        "unlike": ("equal", 2, 2),
+        "whole": ("equal", 9, 9),
+    }
+    assert report.only_in_target == ()
+    assert report.position >= report.lsn
+
+
+def test_one_value(broken: Callable[..., TableResult]) -> None:
+    found = broken("UPDATE public.a SET t = 'T7' WHERE id = 7")
+    (one,) = found.differences
+    assert (found.differing, one.kind, one.key) == (1, "different", {"id": "7"})
+    assert one.columns == {"t": ("t7", "T7")}
+
+
+def test_null_is_not_an_empty_text(broken: Callable[..., TableResult]) -> None:
+    found = broken("UPDATE public.a SET t = '' WHERE id = 3 AND op = 'update'")
+    assert found.differences[0].columns == {"t": (None, "")}
+    (one,) = found.differences
+    assert one.key == {"id": "3"}
+
+
+def test_an_empty_text_is_not_null(broken: Callable[..., TableResult]) -> None:
+    found = broken("UPDATE public.a SET t = NULL WHERE id = 5 AND op = 'update'")
+    assert found.differences[0].columns == {"t": ("", None)}
+
+
+def test_the_sign_of_zero(broken: Callable[..., TableResult]) -> None:
+    # duckdb does not store a value that is equal to the one that is there.
+    (one,) = broken(
+        "UPDATE public.a SET f = 1 WHERE id = 4 AND op = 'update';"
+        "UPDATE public.a SET f = 0 WHERE id = 4 AND op = 'update'"
+    ).differences
+    assert one.key == {"id": "4"}
+    assert one.columns == {"f": ("-0.0", "0.0")}
+
+
+def test_a_row_that_is_missing(broken: Callable[..., TableResult]) -> None:
+    found = broken("DELETE FROM public.a WHERE id = 7")
+    (one,) = found.differences
+    assert (one.kind, one.key, one.times) == ("missing", {"id": "7"}, (1, 0))
+    assert (found.rows, found.target_rows) == (299, 298)
+
+
+def test_a_row_too_many(broken: Callable[..., TableResult]) -> None:
+    found = broken("DELETE FROM public.a WHERE id = 20 AND op = 'delete'")
+    (one,) = found.differences
+    assert (one.kind, one.times) == ("extra", (0, 1))
+
+
+def test_a_row_twice(broken: Callable[..., TableResult]) -> None:
+    (one,) = broken("INSERT INTO public.a FROM public.a WHERE id = 7").differences
+    assert (one.kind, one.key, one.times) == ("doubled", {"id": "7"}, (1, 2))
+
+
+def test_rows_of_a_multiset(broken: Callable[..., TableResult]) -> None:
+    (one,) = broken("DELETE FROM public.m WHERE op = 'insert' AND seq = 1", "m").differences
+    assert (one.kind, one.key) == ("too few", {"x": "2", "y": "a,\\b"})
+    assert one.times == (9, 8)
+
+
+def test_many_rows(broken: Callable[..., TableResult]) -> None:
+    found = broken("UPDATE public.a SET t = t || '!' WHERE id BETWEEN 251 AND 300")
+    assert (found.differing, len(found.differences)) == (50, 10)
+
+
+def test_an_export_alone_does_not_tell_its_end(made: Made) -> None:
+    with pytest.raises(pf.PgOutputError, match="give the segments of an export"):
+        verify(made.dsn, publications=["p"], target=str(made.parquet), timeout=0.1)
+
+
+def test_an_export_without_old_rows_can_miss_keys(made: Made, tmp_path: Path) -> None:
+    files.export(made.segments, tmp_path / "out")
+    report = made.verify(tmp_path / "out")
+    states = {one.name: one.state for one in report.tables}
+    assert report.exit_code == 2
+    assert states.pop("a") == states.pop("m") == states.pop("whole") == "not compared"
+    why = {one.name: one.why for one in report.tables}
+    assert "--before" in why["a"]
+
+
+def test_chosen_tables_and_columns(made: Made) -> None:
+    report = made.verify(made.parquet, tables=["public.a"], exclude=["public.a.f"])
+    assert [(one.name, one.state, one.excluded) for one in report.tables] == [
+        ("a", "equal", ("f",))
+    ]
+    with pytest.raises(pf.PgOutputError, match=r"no published table has a column 'public\.a\.g'"):
+        made.verify(made.parquet, exclude=["public.a.g"])
+    with pytest.raises(pf.PgOutputError, match=r"table 'public\.b' is not published"):
+        made.verify(made.parquet, tables=["public.b"])
+    report = made.verify(made.parquet, exclude=["public.a.id"])
+    assert report.tables[0].why == "its key has id, which can't be compared"
+
+
+def test_another_database(made: Made, pg16: EmbeddedServer, pg18: EmbeddedServer) -> None:
+    for dsn, what in ((pg16.dsn("other"), "database"), (pg18.dsn(), "system identifier")):
+        run(dsn, "CREATE PUBLICATION p")
+        try:
+            with pytest.raises(pf.PgOutputError, match=f"another server: its {what}"):
+                verify(dsn, publications=["p"], target=str(made.parquet), timeout=1)
+        finally:
+            run(dsn, "DROP PUBLICATION p")
+
+
+def test_a_table_that_waits_for_its_snapshot(made: Made, tmp_path: Path) -> None:
+    shutil.copytree(made.segments, tmp_path / "segments")
+    with psycopg.connect(made.dsn) as connection:
+        (oid,) = connection.execute("SELECT 'a'::regclass::oid::int8").fetchone() or (0,)
+    Tables(tmp_path / "segments").wait(oid, 0x10, first=True, table="public.a")
+    report = verify(made.dsn, publications=["p"], target=str(tmp_path / "segments"))
+    found = {one.name: one for one in report.tables}
+    assert (found["a"].state, found["m"].state) == ("not compared", "equal")
+    assert found["a"].why == "it waits for its snapshot since 0/10"
+    assert report.exit_code == 2
+
+
+def test_deletes_that_are_not_published(made: Made) -> None:
+    run(made.dsn, "CREATE PUBLICATION inserts FOR TABLE a WITH (publish = 'insert')")
+    try:
+        report = verify(made.dsn, publications=["inserts"], target=str(made.segments))
+    finally:
+        run(made.dsn, "DROP PUBLICATION inserts")
+    (one,) = report.tables
+    assert one.why.startswith("its updates and deletes and truncates are not published")
+    assert "public.m" in report.only_in_target
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def command(
+    made: Made, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
+    code = cli.main(
+        ["verify", "--dsn", made.dsn, "--publication", "p", "--timeout", "5", *arguments]
+    )
+    return code, *capsys.readouterr()
+
+
+def test_the_command(made: Made, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = command(made, capsys, "--target", str(made.segments))
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == "public.a       equal, 299 rows"
+    shutil.copy(made.duckdb / "changes.duckdb", tmp_path / "x.duckdb")
+    with duckdb.connect(str(tmp_path / "x.duckdb")) as connection:
+        connection.execute("UPDATE public.a SET t = 'T7' WHERE id = 7")
+    target = ["--target", f"duckdb:{tmp_path / 'x.duckdb'}", "--segments", str(made.segments)]
+    code, out, _ = command(made, capsys, *target)
+    assert code == 1
+    assert "    id='7': t: server 't7', target 'T7'" in out.splitlines()
+    code, out, _ = command(made, capsys, *target, "--json")
+    found = json.loads(out)
+    assert (code, found["exit_code"], found["tables"][0]["differing"]) == (1, 1, 1)
+    assert found["tables"][0]["differences"][0]["columns"] == {"t": ["t7", "T7"]}
+
+
+def test_errors_of_the_command(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = command(made, capsys, "--target", "/nowhere")
+    assert (code, out) == (2, "")
+    assert "there is no directory /nowhere" in err
+    code = cli.main(
+        ["verify", "--dsn", "host=127.0.0.1 port=1 password=tops3cret", "--publication", "p",
+         "--target", str(made.segments)]
+    )  # fmt: skip
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert "tops3cret" not in out + err
+
+
+# --- while both move -----------------------------------------------------------------------------
+
+
+class Moving(NamedTuple):
+    dsn: str
+    segments: Path
+
+    def verify(self, **options: Any) -> Report:
+        return verify(self.dsn, publications=["p"], target=str(self.segments), **options)
+
+
+@pytest.fixture
+def moving(
+    pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path,
+    wait_until: Callable[..., None],
+) -> Iterator[Moving]:  # fmt: skip
+    """A database with a capture that runs."""
+    database = make_database(pg16)
+    database.execute(*SCHEMA)
+    stop = threading.Event()
+    found = Moving(database.dsn, tmp_path / "segments")
+    thread = threading.Thread(
+        target=capture,
+        args=(found.dsn,),
+        kwargs={
+            "slot": "moving", "publications": ["p"], "directory": found.segments,
+            "create_slot": True, "stop": stop, "max_delay": 0.1,
+        },
+    )  # fmt: skip
+    thread.start()
+    wait_until(lambda: database.slots().get("moving"))
+    yield found
+    stop.set()
+    thread.join()
+
+
+@contextlib.contextmanager
+def writing(dsn: str, step: Callable[[Any, int], None]) -> Iterator[None]:
+    """Run a step over and over, in another thread."""
+    stop = threading.Event()
+
+    def write() -> None:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            number = 0
+            while not stop.is_set():
+                step(connection, number)
+                number += 1
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def many(dsn: str) -> int:
+    with psycopg.connect(dsn) as connection:
+        (rows,) = connection.execute("SELECT count(*) FROM a").fetchone() or (0,)
+    return int(rows)
+
+
+@pytest.mark.slow
+def test_equal_while_both_move(moving: Moving, wait_until: Callable[..., None]) -> None:
+    run(moving.dsn, *CHANGES)
+
+    def step(connection: Any, number: int) -> None:
+        key = number * 7919 % 3000
+        with connection.transaction():
+            connection.execute("DELETE FROM a WHERE id = %s", [key + 1])
+            connection.execute(
+                "INSERT INTO a VALUES (%s, %s, 1, repeat('z', 3000)) ON CONFLICT (id) DO UPDATE "
+                "SET t = excluded.t", [key, str(number)],
+            )  # fmt: skip
+            connection.execute("INSERT INTO m VALUES (%s, 'n')", [number % 50])
+        if number % 10 == 0:
+            connection.execute("UPDATE a SET id = -id WHERE id = %s", [key])
+        time.sleep(0.01)
+
+    with writing(moving.dsn, step):
+        wait_until(lambda: many(moving.dsn) > 320)
+        report = moving.verify(rounds=30)
+    found = {one.name: one for one in report.tables}
+    assert {one.state for one in report.tables} <= {"equal", "unsettled"}
+    assert found["a"].state == "equal"
+    assert found["a"].looked_again > 0
+    assert found["a"].rows > 320
+
+
+def test_a_key_that_never_stands_still(moving: Moving) -> None:
+    run(moving.dsn, *CHANGES)
+
+    def step(connection: Any, number: int) -> None:
+        connection.execute("UPDATE a SET t = %s WHERE id = 30", [str(number)])
+        time.sleep(0.01)
+
+    with writing(moving.dsn, step):
+        report = moving.verify(rounds=2)
+    found = {one.name: one for one in report.tables}
+    assert (found["a"].state, found["a"].unsettled) == ("unsettled", 1)
+    assert found["m"].state == "equal"
+    assert report.exit_code == 2
+
+
+@pytest.mark.slow
+def test_a_change_that_the_target_lost_meanwhile(
+    moving: Moving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sides have the same rows at P; what the server did after it is missing in the target."""
+    run(moving.dsn, *CHANGES)
+    original = files._step.Shape.rows
+
+    def rows(self: Any, batch: Any) -> Any:
+        found = original(self, batch)
+        if "t" in found.schema.names:
+            lost = [value == "lost" for value in found.column("t").to_pylist()]
+            found = found.filter(pa.array([not one for one in lost]))
+        return found
+
+    monkeypatch.setattr(files._step.Shape, "rows", rows)
+    done = []
+
+    def progress(told: VerifyProgress) -> None:
+        if told.doing == "waiting for the target" and not done:
+            done.append(told)
+            run(moving.dsn, "UPDATE a SET t = 'lost' WHERE id = 30")
+            time.sleep(1.0)
+
+    report = moving.verify(progress=progress)
+    found = {one.name: one for one in report.tables}["a"]
+    assert (found.state, found.looked_again) == ("different", 1)
+    assert found.differences[0].columns == {"t": ("lost", "t30")}
+
+
+def test_a_truncate_at_this_moment(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(moving.dsn, *CHANGES)
+    create = slots.create
+
+    def create_and_truncate(*arguments: Any, **options: Any) -> Any:
+        made = create(*arguments, **options)
+        run(moving.dsn, "TRUNCATE m", "ALTER TABLE unlike ADD added int")
+        return made
+
+    monkeypatch.setattr(slots, "create", create_and_truncate)
+    report = moving.verify()
+    found = {one.name: one for one in report.tables}
+    assert (found["m"].state, found["a"].state) == ("unsettled", "equal")
+    assert found["m"].why == "it was truncated or rewritten just now; verify again"
+    assert report.exit_code == 2
