@@ -159,9 +159,8 @@ def test_progress_tells_what_is_captured(prepared18: Any, tmp_path: Path) -> Non
         ((before,),) = connection.execute("SELECT pg_current_wal_lsn()::text").fetchall()
         ((since,),) = connection.execute("SELECT clock_timestamp()").fetchall()
         connection.execute("INSERT INTO unpublished SELECT generate_series(1, 100)")
-    seen: list[CaptureProgress] = []
     until = now(prepared18)
-    done = run(prepared18, tmp_path, until_lsn=until, progress=seen.append)
+    done = run(prepared18, tmp_path, until_lsn=until)
     assert (done.changes, done.transactions, done.segments) == (3 + 2 + 1 + 1, 2, 1)
     assert pf.parse_lsn(before) < done.durable_lsn == done.captured_lsn == until
     assert done.commit_time is not None
@@ -169,11 +168,24 @@ def test_progress_tells_what_is_captured(prepared18: Any, tmp_path: Path) -> Non
     assert 0 < age < 60
     assert (done.open_transactions, done.spilled_bytes, done.reconnects) == (0, 0, 0)
     assert done.connected
-    # What waits for its segment is not captured.
-    assert all(one.captured_lsn <= one.received_lsn for one in seen)
-    assert all(
-        one.captured_lsn == one.durable_lsn for one in seen if one.frames and not one.segments
-    )
+
+
+def test_what_waits_for_its_segment_is_not_captured(prepared18: Any, tmp_path: Path) -> None:
+    prepared18.execute("INSERT INTO t VALUES (1, 'x')")
+    stop = threading.Event()
+    seen: list[CaptureProgress] = []
+
+    def tell(progress: CaptureProgress) -> None:
+        if progress.frames:
+            seen.append(progress)
+            stop.set()
+
+    done = run(prepared18, tmp_path, until_lsn=None, max_delay=60, stop=stop, progress=tell)
+    waiting = seen[0]
+    assert (waiting.transactions, waiting.segments, waiting.commit_time) == (1, 0, None)
+    assert waiting.captured_lsn == waiting.durable_lsn < waiting.received_lsn
+    assert done.captured_lsn >= done.durable_lsn >= waiting.received_lsn
+    assert done.commit_time is not None
 
 
 def test_metadata_say_where_it_comes_from(prepared: Any, tmp_path: Path) -> None:
