@@ -30,6 +30,13 @@ class Figures(NamedTuple):
         commit_time = self.progress.commit_time
         return None if commit_time is None else _EPOCH + commit_time / 1e6
 
+    @property
+    def copy_seconds_left(self) -> float | None:
+        """About how long the copies of tables still take that are being made; None if none are."""
+        copying = self.progress.copying
+        left = None if copying is None else copying.seconds_left
+        return None if left is None else round(left, 1)
+
     def as_dict(self) -> dict[str, Any]:
         """The numbers by the names that docs/capture.md gives them."""
         progress = self.progress
@@ -45,6 +52,9 @@ class Figures(NamedTuple):
             "spilled_bytes": progress.spilled_bytes,
             "connected": progress.connected,
             "reconnects": progress.reconnects,
+            "waiting_tables": progress.waiting_tables,
+            "copied_rows": None if progress.copying is None else progress.copying.rows,
+            "copy_seconds_left": self.copy_seconds_left,
             "received_lsn": format_lsn(progress.received_lsn),
             "durable_lsn": format_lsn(progress.durable_lsn),
         }

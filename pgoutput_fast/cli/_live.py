@@ -68,6 +68,19 @@ def _open(figures: Figures) -> str:
     return f"{progress.open_transactions} open{spilled}"
 
 
+def _copies(figures: Figures) -> str:
+    """How far the copies of tables are; empty if no table waits for one."""
+    progress, copying = figures.progress, figures.progress.copying
+    if copying is None:
+        return f"{progress.waiting_tables} tables wait" if progress.waiting_tables else ""
+    left = figures.copy_seconds_left
+    return (
+        f"copying: {copying.tables_done} of {copying.tables} tables, {copying.rows:,} rows, "
+        f"{decimal(copying.bytes_done)} of {decimal(copying.bytes)}"
+        + ("" if left is None else f", {left:.0f} s left")
+    )
+
+
 class LogView:
     """A record of the log every so many seconds.
 
@@ -90,8 +103,9 @@ class LogView:
         rates = self._meter.rates(figures.progress)
         numbers = {name: round(rate, 1) for name, rate in rates._asdict().items()}
         _log.info(
-            "%s: %s; %s; %d segments",
+            "%s: %s; %s; %d segments%s",
             status_text(figures), _rates(rates), _open(figures), figures.progress.segments,
+            f"; {copies}" if (copies := _copies(figures)) else "",
             extra={"event": "progress", "numbers": figures.as_dict() | numbers},
         )  # fmt: skip
 
@@ -134,6 +148,8 @@ class LiveView:
         lag = "no connection" if not progress.connected else f"lag {_lag(figures)}"
         line = Text(no_wrap=True, overflow="ellipsis")
         line.append(lag, "bold green" if figures.lag_bytes == 0 else "bold yellow")
+        if copies := _copies(figures):
+            line.append(f" │ {copies}", "bold")
         line.append(f" │ {_rates(rates)} │ {_open(figures)} │ {progress.segments} segments")
         line.append(f" │ {format_lsn(progress.durable_lsn)}", "dim")
         self._live.update(line, refresh=True)

@@ -70,6 +70,8 @@ METRICS = (
                lambda found: found.progress.open_transactions),
     MetricKind("spilled_bytes", "gauge", "Bytes of the files of transactions that have not ended",
                lambda found: found.progress.spilled_bytes),
+    MetricKind("waiting_tables", "gauge", "Tables whose changes are held back until their copy",
+               lambda found: found.progress.waiting_tables),
 )  # fmt: skip
 
 

@@ -47,8 +47,10 @@ _BYTES = re.compile(r"(\d{1,15}) ?(B|kB|MB|GB|)", re.ASCII)
 _POWERS = {"": 0, "B": 0, "kB": 1, "MB": 2, "GB": 3}
 
 
-def _checked_bytes(_: click.Context, __: click.Parameter, value: str) -> int:
+def _checked_bytes(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
     """A number of bytes, with a unit of PostgreSQL's settings: kB, MB, GB, of 1024 each."""
+    if value is None:
+        return None
     match = _BYTES.fullmatch(value)
     if match is None:
         raise click.BadParameter(f"{value!r} is no number of bytes, such as 65536, 64kB or 16MB")
@@ -197,6 +199,13 @@ _positive_seconds = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="Whether the rows come too that the tables had before; with only, nothing else comes yet.",
 )
+@click.option(
+    "--connections",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="So many read tables that are copied, beside the stream's.",
+)
 @click.option("--binary", is_flag=True, help="Ask for values in binary form.")
 @click.option("--messages", is_flag=True, help="Logical messages too.")
 @click.option(
@@ -222,6 +231,47 @@ _positive_seconds = click.FloatRange(min=0, min_open=True)
     help="A segment ends with the first commit after so much.",
 )
 @click.option("--compression", type=click.Choice(["lz4", "zstd"]), help="Of segments; else none.")
+@click.option(
+    "--merge/--no-merge",
+    default=True,
+    show_default=True,
+    help="Whether small segments are merged, up to --segment-bytes.",
+)
+@click.option(
+    "--grace",
+    type=_positive_seconds,
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="For so long a file stays after it was merged into another one.",
+)
+@click.option(
+    "--keep-seconds",
+    type=_positive_seconds,
+    metavar="SECONDS",
+    help="Delete segments that are older, once all consumers have read them.",
+)
+@click.option(
+    "--keep-bytes",
+    metavar="BYTES",
+    callback=_checked_bytes,
+    help="Delete the oldest segments beyond so much, once all consumers have read them.",
+)
+@click.option(
+    "--silent-after",
+    type=_positive_seconds,
+    metavar="SECONDS",
+    help="Report consumers that have not moved for so long.",
+)
+@click.option("--give-up", is_flag=True, help="Remove such consumers: nothing is kept for them.")
+@click.option(
+    "--min-free",
+    metavar="BYTES",
+    callback=_checked_bytes,
+    default="256MB",
+    show_default=True,
+    help="End with an error when less is free on the disk.",
+)
 @click.option(
     "--max-memory",
     metavar="BYTES",
