@@ -37,10 +37,11 @@ class Copy(NamedTuple):
     first : bool
         Whether nothing that came of the table before counts, as it was not in the directory.
     state : {"waiting", "snapshot", "gone"}
-        "gone" if the table was dropped, or left the publications, before it was copied.
+        "gone" if there is none, as the table was dropped, or has left the publications.
     lsn : int
         "snapshot": the consistent point; the rows are those of every transaction that was
-        committed before it. "waiting", "gone": where the directory ended when the copy was ordered.
+        committed before it. "waiting": where the directory ended when the copy was ordered. "gone":
+        nothing of the table was committed from there on that counts without a further copy.
     """
 
     relation_id: int
@@ -193,9 +194,23 @@ class Tables:
             )
         return self._replace(copy, copy._replace(state="snapshot", lsn=lsn), fields)
 
-    def give_up(self, copy: Copy, fields: dict[str, object]) -> None:
-        """A table that waits is gone."""
-        self._replace(copy, copy._replace(state="gone"), fields)
+    def leave(self, relation_id: int, lsn: int, fields: dict[str, object]) -> Copy:
+        """A table is gone; if it waits for a copy, it does so no more.
+
+        Parameters
+        ----------
+        relation_id : int
+        lsn : int
+            Nothing of it was committed from there on.
+        fields : dict
+            What is stored of it.
+        """
+        state = self.read().get(relation_id)
+        last = state.copies[-1] if state else None
+        if last is not None and last.state == "waiting":
+            return self._replace(last, last._replace(state="gone", lsn=lsn), fields)
+        generation = last.generation + 1 if last else 1
+        return self._write(Copy(relation_id, generation, last is None, "gone", lsn), fields)
 
     def _replace(self, old: Copy, new: Copy, fields: dict[str, object]) -> Copy:
         self._write(new, fields)

@@ -128,7 +128,7 @@ def next_reading(position: Position, states: Mapping[int, TableState], end: int)
 
 
 def first_position(states: Mapping[int, TableState], begin: int) -> Position:
-    """Where a new consumer begins: each table at its newest snapshot.
+    """Where a new consumer begins: each table at its newest snapshot, a gone one behind its end.
 
     Parameters
     ----------
@@ -138,7 +138,10 @@ def first_position(states: Mapping[int, TableState], begin: int) -> Position:
     """
     tables = {}
     for relation_id, state in states.items():
-        if state.snapshots:
+        last = state.copies[-1]
+        if last.state == "gone":
+            tables[relation_id] = last.lsn
+        elif state.snapshots:
             tables[relation_id] = state.snapshots[-1].lsn - 1
         elif state.held_from is not None:
             tables[relation_id] = state.held_from
@@ -162,6 +165,10 @@ def lacking(position: Position, states: Mapping[int, TableState], begin: int) ->
         waits = [copy.lsn for copy in state.snapshots if copy.lsn - 1 >= start] if state else []
         # What comes before its next snapshot is voided by it; without one, nothing counts.
         if state is not None and (state.held_from is not None or state.begins is None):
+            continue
+        # Nothing comes of a table that is gone.
+        last = state.copies[-1] if state is not None else None
+        if last is not None and last.state == "gone" and start >= last.lsn:
             continue
         if begin > (waits[0] if waits else start):
             found.append(relation_id)

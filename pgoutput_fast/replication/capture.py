@@ -209,7 +209,7 @@ def capture(
 
     def begin() -> tuple[Members, Begun]:
         # Asked before the slot is made: what changes later is seen as a change.
-        members = read_members(parameters, publications) if copies else {}
+        members = read_members(parameters, publications) if copies else Members({}, 0)
         return members, begin_directory(
             parameters, slot, options, Path(directory), writing, create_slot=create_slot,
             adopt_slot=adopt_slot, snapshot=copies, stop=stop,

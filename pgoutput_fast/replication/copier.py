@@ -125,7 +125,7 @@ class Copier:
     target : CopyTarget
     opened : ServerSnapshot, optional
         The snapshot of the capture's own slot, from which the first copies are made.
-    members : dict of int to Member, optional
+    members : Members, optional
         What was published before it was taken.
 
     Attributes
@@ -147,7 +147,7 @@ class Copier:
     ) -> None:
         self._target = target
         self._tables = Tables(target.directory)
-        self._opened, self._members = opened, members or {}
+        self._opened, self._members = opened, members or Members({}, 0)
         self._failures = 0
         self._wake, self._stop = threading.Event(), threading.Event()
         # How often it was woken, and how often when it found that no table waited.
@@ -230,9 +230,9 @@ class Copier:
             # Asked before the snapshot is taken: what changes later is seen as a change.
             members = self._target.members()
             for relation_id in list(orders):
-                if relation_id not in members:
+                if relation_id not in members.tables:
                     order = orders.pop(relation_id)
-                    self._tables.give_up(order, self._tables.fields(order))
+                    self._tables.leave(relation_id, members.lsn, self._tables.fields(order))
             if not orders:
                 return
             opened = self._target.open(list(orders), self._stop)
@@ -310,7 +310,8 @@ class _Round:
         relation_id = table.relation_id
         if relation_id not in self._files:
             return
-        member, now = self._members.get(relation_id), self._target.members().get(relation_id)
+        member = self._members.tables.get(relation_id)
+        now = self._target.members().tables.get(relation_id)
         if member is None or now is None or now.rows != member.rows:
             # What changed while it was not published is in neither the copy nor the stream.
             _log.warning(

@@ -123,6 +123,7 @@ class Landing:
         )
         for kept in self._prepared.load(writer.directory):
             assembler.restore(kept)
+        assembler.on_relation = upkeep.see
         self._assembler = assembler
         self._delivery = Delivery(
             link,
@@ -186,11 +187,11 @@ class Landing:
     def _land(self, found: Transaction | TransactionGroup) -> None:
         """Hand transactions to the writer."""
         self._follow_timeline()
+        self._upkeep.order_copies()
         self._transactions += found.commits
         for run in found.runs():
             self._frames += len(run)
             self._bytes += run.size
-            self._upkeep.see(run)
             self._acknowledge(self._writer.write_run(run))
             if time.monotonic() - self._told >= _IDLE_PROGRESS:
                 self._report()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import psycopg
 
 from ..connections import answered, check_publications, server_error
 from ..errors import PgOutputError
+from ..lsn import parse_lsn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +42,10 @@ FROM (SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_table
 JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
 JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
 ORDER BY 2, 3
+"""
+_LSN = """
+SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+    ELSE pg_catalog.pg_current_wal_insert_lsn() END::text
 """
 _ANCESTORS = "pg_catalog.pg_partition_ancestors(c.oid) AS relid"
 _SCHEMAS = """
@@ -71,11 +76,24 @@ class Member(NamedTuple):
     rows: tuple[int, ...]
 
 
-Members = dict[int, Member]
+class Members(NamedTuple):
+    """The tables that are published at some moment.
+
+    Attributes
+    ----------
+    tables : dict of int to Member
+        By relation id.
+    lsn : int
+        The end of the server's log after that moment: what was committed behind it was committed
+        later.
+    """
+
+    tables: dict[int, Member]
+    lsn: int
 
 
 def read_members(parameters: ConnectionParameters, publications: Sequence[str]) -> Members:
-    """Ask which tables are published, by relation id.
+    """Ask which tables are published.
 
     Raises
     ------
@@ -93,10 +111,12 @@ def read_members(parameters: ConnectionParameters, publications: Sequence[str]) 
                 rows: list[Any] = connection.execute(
                     query.encode(), {"names": list(publications)}
                 ).fetchall()
+                ((lsn,),) = cast("list[tuple[str]]", connection.execute(_LSN).fetchall())
         except psycopg.Error as error:
             doing = "can't ask which tables are published"
             raise server_error(doing, str(error), error.sqlstate) from error
-    return {oid: Member(oid, schema, name, tuple(found)) for oid, schema, name, found in rows}
+    members = (Member(oid, schema, name, tuple(found)) for oid, schema, name, found in rows)
+    return Members({one.relation_id: one for one in members}, parse_lsn(lsn))
 
 
 class Watch:

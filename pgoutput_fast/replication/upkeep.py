@@ -6,7 +6,7 @@ import logging
 import shutil
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..directory.consumers import consumers, remove_consumer
 from ..directory.copies import Tables, TableState
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..segments import SegmentWriter
-    from ..transactions.runs import Run
     from .copier import CopyProgress, CopyTarget
     from .membership import Member, Members
     from .snapshot import ServerSnapshot
@@ -79,7 +78,7 @@ class Upkeep:
     writer : SegmentWriter
     target : CopyTarget
     options : UpkeepOptions
-    members : dict of int to Member
+    members : Members
         What was published before the slot was made, or the capture began.
     opened : ServerSnapshot, optional
         The snapshot of the slot that was made for the directory.
@@ -120,6 +119,7 @@ class Upkeep:
         )
         self._next_tick = self._next_tidy = 0.0
         self._silent: dict[str, float] = {}
+        self._seen: dict[int, list[str]] = {}  # tables that were announced, by relation id
 
     # --- tables
 
@@ -164,33 +164,35 @@ class Upkeep:
                 self._states = self._tables.read()
                 tell()
 
-    def see(self, run: Run) -> None:
-        """Order the copies that are needed for what comes, before any of it is written.
+    def see(self, frame: bytes) -> None:
+        """Note a Relation that came, before anything of its transaction is written.
 
         A table is announced when it is first sent, and again after its place in the publications
         has changed.
         """
-        if not self._options.copies:
-            return
-        import numpy as np
+        relation: Any = decode_rare(frame, in_stream=False, encoding="latin-1")
+        self._seen[relation.relation_id] = [relation.namespace or "pg_catalog", relation.name]
 
-        tags = np.frombuffer(run.data, np.uint8)[run.offsets[:-1]]
+    def order_copies(self) -> None:
+        """Order the copies that are needed for what came; then it may be written."""
+        seen, self._seen = self._seen, {}
+        if not seen or not self._options.copies:
+            return
+        self._states = self._tables.read()  # the copier changes them
         known = set()
-        for index in np.flatnonzero(tags == ord("R")).tolist():
-            relation: Any = decode_rare(run.frame(index), in_stream=False, encoding="latin-1")
-            state = self._states.get(relation.relation_id)
+        for relation_id, table in seen.items():
+            state = self._states.get(relation_id)
             if state is None or state.copies[-1].state == "gone":
-                self._order(relation.relation_id, [relation.namespace, relation.name])
-            else:
-                known.add(relation.relation_id)
+                self._order(relation_id, table)
+            elif state.held_from is None:
+                known.add(relation_id)
         if known:
             self._look_again(known)
 
     def _look_again(self, relation_ids: set[int]) -> None:
         """Order copies of those tables that have left and returned."""
-        self._states = self._tables.read()  # the copier changes them
         try:
-            members = self._target.members()
+            members = self._target.members().tables
         except PgOutputError as error:
             _log.warning("tables are copied again, as it can't be seen how they changed: %s", error)
             members = {}
@@ -198,8 +200,7 @@ class Upkeep:
             state = self._states[relation_id]
             member = members.get(relation_id)
             if member is None or self._has_returned(state, member):
-                name: Any = self._tables.fields(state.copies[-1]).get("table")
-                self._order(relation_id, name)
+                self._order(relation_id, _name(self._tables.fields(state.copies[-1])))
 
     def _order(self, relation_id: int, table: list[str]) -> None:
         """Have a table wait for a copy from where everything is durable, unless it waits."""
@@ -215,12 +216,19 @@ class Upkeep:
         self._copier.wake()
 
     def _take_members(self, members: Members) -> None:
-        """Order copies of tables that have joined, or left and returned."""
+        """Order copies of tables that have joined, or left and returned; note which have left."""
         self._states = self._tables.read()  # the copier changes them
-        for member in members.values():
+        for member in members.tables.values():
             state = self._states.get(member.relation_id)
             if state is None or self._has_returned(state, member):
                 self._order(member.relation_id, [member.namespace, member.name])
+        for relation_id, state in list(self._states.items()):
+            last = state.copies[-1]
+            if relation_id not in members.tables and last.state == "snapshot":
+                fields = self._tables.fields(last)
+                _log.info("table %s has left the publications", ".".join(_name(fields)))
+                gone = self._tables.leave(relation_id, members.lsn, fields)
+                self._states[relation_id] = TableState((*state.copies, gone))
 
     def _has_returned(self, state: TableState, member: Member) -> bool:
         last = state.copies[-1]
@@ -330,6 +338,11 @@ class Upkeep:
         for one in (self._watch, self._copier, self._merger):
             if one is not None:
                 one.close()
+
+
+def _name(fields: dict[str, object]) -> list[str]:
+    """Namespace and name of a table, as they are stored with its copy."""
+    return cast("list[str]", fields.get("table") or [])
 
 
 class _Merger:

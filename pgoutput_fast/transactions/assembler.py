@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
@@ -85,6 +85,10 @@ class Assembler:
         Set by the caller: it has all transactions that end at this LSN or before, and drops those
         that come again; 0 by default. The commit of a prepared transaction that ends there is not
         refused, even if the transaction itself did not come.
+    on_relation : callable or None
+        Set by the caller: called with each Relation of a transaction, in the form that it has
+        outside of stream chunks, before the transaction is delivered; also with those that are left
+        out of its content, as nothing has changed since the last one.
 
     Raises
     ------
@@ -125,6 +129,7 @@ class Assembler:
         self._keeper = keeper
         self._directory = spill_directory
         self.known_lsn = 0
+        self.on_relation: Callable[[bytes], None] | None = None
         self._state = StreamState(settings)
         self._context = Context(None, [], self._state)
         make_columnar = functools.partial(columnar_decoder, options=columns)
@@ -616,6 +621,10 @@ class Assembler:
         Relations and Types that were announced before are left out of its content, as it depends on
         the protocol version and the server's caches how often they are repeated.
         """
+        if self.on_relation is not None:
+            for _, frame in announced:
+                if frame[:1] == b"R":
+                    self.on_relation(frame)
         if 0 < end_lsn <= self.known_lsn:
             self._await(announced)  # the server does not announce it to this connection again
             return

@@ -2,8 +2,8 @@
 
     python capturer.py DIRECTORY DSN OPTIONS
 
-OPTIONS is JSON: what `capture` is given, and `limit` (the largest file that it may write, in
-bytes).
+OPTIONS is JSON: what `capture` is given, `limit` (the largest file that it may write, in bytes),
+and `quick` (whether what is done from time to time is done all the time).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 
 from consumer import limit_files
 
-from pgoutput_fast.replication import capture
+from pgoutput_fast.replication import capture, upkeep
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(message)s")
@@ -24,4 +24,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     options = json.loads(sys.argv[3])
     limit_files(options.pop("limit", None))
+    if options.pop("quick", False):
+        for name in ("_TICK", "_MERGE_INTERVAL", "_TIDY_INTERVAL", "_WATCH_INTERVAL"):
+            setattr(upkeep, name, 0.1)
     capture(sys.argv[2], directory=sys.argv[1], stop=ended, **options)

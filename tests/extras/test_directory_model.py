@@ -301,7 +301,7 @@ class Capture:
         is_initial = oid in self.initial
         self.initial.discard(oid)
         if oid not in self.world.published and not is_initial:
-            self.tables.give_up(order, {})
+            self.tables.leave(oid, self.world.lsn, {})
             self.known.discard(oid)
             return
         point = self.exported if is_initial else self.world.advance()

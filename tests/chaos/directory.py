@@ -1,0 +1,229 @@
+"""A capture's directory under faults: copies, merging and retention, kill -9 all the while.
+
+    python tests/chaos/directory.py [--seed N] [--kills N]
+
+A writer changes tables and their place in the publication: rows, truncates, rewrites, tables that
+join, leave, are dropped and made again, renamed. A capture (`capturer.py`) copies and captures them
+into a directory, where it merges and deletes files; it is killed at moments by chance. Two
+consumers read beside it, one of them seldom, and copies are asked for again. At the end the tables
+of both, and of a new consumer, are compared with the server's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+
+import psycopg
+from chaos import Consumer, execute, wait_for
+from folded import Folded
+
+from pgoutput_fast.directory.copies import Tables
+from pgoutput_fast.directory.requests import request_copy
+from pgoutput_fast.embedded import EmbeddedServer
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.segments.listing import contents
+
+SETTINGS = {"log_min_messages": "panic", "wal_sender_timeout": "3s", "fsync": False}
+TABLES = 6
+
+
+class Writer:
+    """Changes tables without a pause, and what is published of them."""
+
+    def __init__(self, server: EmbeddedServer, chance: random.Random) -> None:
+        self._server = server
+        self._chance = random.Random(chance.random())
+        self._stop = threading.Event()
+        self._number = 0
+        self.failed: psycopg.Error | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with psycopg.connect(self._server.dsn(), autocommit=True) as connection:
+                while not self._stop.wait(0.003):
+                    self._write(connection)
+        except psycopg.Error as error:
+            self.failed = error
+
+    def _write(self, connection: psycopg.Connection[Any]) -> None:
+        chance = self._chance
+        self._number += 1
+        number, table = self._number, f"t{chance.randrange(TABLES)}"
+        if chance.random() < 0.01:
+            self._define(connection, table)
+            return
+        key = chance.randrange(3000)
+        keys = f"generate_series({key}, {key + 20}) AS g"
+        statement = chance.choice(
+            (
+                f"INSERT INTO {table} SELECT g, '{number}' FROM {keys} ON CONFLICT DO NOTHING",
+                f"UPDATE {table} SET v = '{number}' WHERE id BETWEEN {key} AND {key + 10}",
+                f"DELETE FROM {table} WHERE id BETWEEN {key} AND {key + 5}",
+                f"UPDATE {table} SET id = -{number} WHERE id = {key}",
+            )
+        )
+        connection.execute(statement.encode())
+
+    def _define(self, connection: psycopg.Connection[Any], table: str) -> None:
+        kind = self._chance.choice(
+            ("leave", "join", "join", "join", "truncate", "rewrite", "rename", "again")
+        )
+        is_published = connection.execute(
+            "SELECT count(*) FROM pg_publication_tables WHERE tablename = %s", [table]
+        ).fetchone() == (1,)
+        statements = {
+            "leave": [f"ALTER PUBLICATION p DROP TABLE {table}"] if is_published else [],
+            "join": [] if is_published else [f"ALTER PUBLICATION p ADD TABLE {table}"],
+            "truncate": [f"TRUNCATE {table}"],
+            "rewrite": [f"VACUUM FULL {table}"],
+            "rename": [f"ALTER TABLE {table} RENAME TO r", f"ALTER TABLE r RENAME TO {table}"],
+            "again": [f"DROP TABLE {table}", *make_table(table)],
+        }[kind]
+        for statement in statements:
+            connection.execute(statement.encode())
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self.failed is not None:
+            raise self.failed
+
+
+def make_table(table: str) -> list[str]:
+    rows = "SELECT g, 'old ' || repeat('x', g % 400) FROM generate_series(1, 3000) AS g"
+    return [
+        f"CREATE TABLE {table} (id int PRIMARY KEY, v text)",
+        f"INSERT INTO {table} {rows}",
+        f"ALTER PUBLICATION p ADD TABLE {table}",
+    ]
+
+
+class Capturer(Consumer):
+    """The capture's process."""
+
+    script = "capturer.py"
+
+
+def compare(server: EmbeddedServer, folded: Folded) -> int:
+    """The number of tables that are published, all of which have the server's rows."""
+    tables = execute(
+        server,
+        "SELECT tablename::regclass::oid::bigint, tablename FROM pg_publication_tables"
+        " WHERE pubname = 'p'",
+    )
+    for relation_id, table in tables:
+        truth = {row[0]: row for row in execute(server, f"SELECT id::text, v FROM {table}")}
+        found = folded.rows.get(relation_id)
+        assert found == truth, (
+            f"{table} ({relation_id}): {len(found or {})} rows, the server has {len(truth)}"
+        )
+    return len(tables)
+
+
+def run(seed: int, kills: int) -> None:
+    chance = random.Random(seed)
+    begin = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "lake"
+        server = stack.enter_context(EmbeddedServer(chance.choice((16, 18)), SETTINGS))
+        execute(server, "CREATE PUBLICATION p")
+        for number in range(TABLES):
+            execute(server, *make_table(f"t{number}"))
+        writer = Writer(server, chance)
+        stack.callback(writer.end)
+        options = {
+            "slot": "s", "publications": ["p"], "snapshot": "initial", "create_slot": True,
+            "retry_for": 60, "max_delay": 0.05, "segment_bytes": 100_000, "grace": 2.0,
+            "keep_bytes": 300_000, "quick": True, "compression": chance.choice((None, "lz4")),
+        }  # fmt: skip
+        capturer = Capturer(directory, server.dsn(), **options)
+        capturer.start()
+        stack.callback(capturer.log.close)
+        stack.callback(capturer.kill)
+        try:
+            often, seldom = take_part(capturer, directory, kills, chance)
+            writer.end()
+            finish(server, capturer, directory)
+            # What a new consumer needs is deleted, but for copies that are made for it.
+            for relation_id, state in Tables(directory).read().items():
+                if state.copies[-1].state == "snapshot":
+                    request_copy(directory, relation_id, ["", ""])
+            finish(server, capturer, directory)
+            new = Folded(directory, "new")
+            for folded in (often, seldom, new):
+                count = compare(server, folded.take())
+            copies = [len(state.snapshots) for state in Tables(directory).read().values()]
+        except AssertionError:
+            print(f"The capture's log ends with:\n{capturer.said()[-3000:]}")
+            raise
+    print(
+        f"a directory, kill -9 of its capture: {kills} faults, {sum(copies)} copies of "
+        f"{len(copies)} tables, {count} compared, {time.monotonic() - begin:.0f} s",
+        flush=True,
+    )
+
+
+def take_part(
+    capturer: Capturer, directory: Path, kills: int, chance: random.Random
+) -> tuple[Folded, Folded]:
+    """Kill the capture again and again, read beside it, ask for copies; the two consumers."""
+    wait_for("the directory", lambda: (directory / "position.json").exists())
+    often, seldom = Folded(directory, "often"), Folded(directory, "seldom")
+    for number in range(kills):
+        # A process needs some tenths of a second until it works.
+        time.sleep(chance.choice((0.0, 0.4)) + chance.uniform(0.2, chance.choice((0.6, 1.5))))
+        if chance.random() < 0.3:
+            states = sorted(Tables(directory).read())
+            if states:
+                request_copy(directory, chance.choice(states), ["", ""])
+        capturer.kill()
+        capturer.start()
+        often.take()
+        if number % 20 == 19:
+            seldom.take()
+            end = contents(directory).end
+            wait_for(
+                "progress", lambda end=end: not capturer.keep() and contents(directory).end > end
+            )
+    return often, seldom
+
+
+def finish(server: EmbeddedServer, capturer: Capturer, directory: Path) -> None:
+    """Capture what is left, with all copies."""
+    if capturer.process is not None and capturer.process.poll() is None:
+        capturer.end()
+    ((lsn,),) = execute(server, "SELECT pg_current_wal_lsn() - '0/0'::pg_lsn")
+    capturer.options["until_lsn"] = int(lsn)
+    capturer.start()
+    assert capturer.process is not None
+    with contextlib.suppress(PgOutputError):
+        wait_for("the end", lambda: capturer.process.poll() is not None)
+    assert capturer.process.returncode == 0, capturer.said()[-3000:]
+    waiting = [state for state in Tables(directory).read().values() if state.held_from is not None]
+    assert not waiting
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--kills", type=int, default=200)
+    given = parser.parse_args()
+    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**6)
+    print(f"CHAOS_SEED={seed}", flush=True)
+    run(seed, given.kills)
+
+
+if __name__ == "__main__":
+    main()
