@@ -29,7 +29,7 @@ from pgoutput_fast.columnar._memory cimport expect_memory, grow
 from pgoutput_fast.columnar._relation cimport forget_rows, free_side, pad
 
 from ..names import qualified
-from .arrays import OPERATIONS, commit_of
+from .arrays import OPERATIONS, READ, commit_of, first_seq_of, refuse_read
 
 cdef extern from "_parts.h" nogil:
     bint put_part "pgf_put"(Part *part, const uint8_t *at, int32_t size) noexcept
@@ -171,7 +171,8 @@ cdef bint op_column(Finish *f, Node *node) noexcept nogil:
 _OPS = tuple(name.encode().ljust(8, b"\0") for name in OPERATIONS.values())
 cdef Name[4] OPS
 OPS[0], OPS[1], OPS[2], OPS[3] = _OPS
-if [len(name) for name in OPERATIONS.values()] != [6, 6, 6, 8]:
+cdef bytes READ_OP = READ.encode()
+if [len(name) for name in OPERATIONS.values()] != [6, 6, 6, 8] or len(READ_OP) != 4:
     raise ImportError("op_column() counts on the lengths of these names")
 
 
@@ -584,7 +585,7 @@ cdef class ChangeBatch:
         OverflowError
             A value does not fit into its column.
         """
-        cdef ChangeBatch made = ChangeBatch.__new__(ChangeBatch)
+        cdef ChangeBatch made
         cdef int64_t i
         cdef Node *nodes
         cdef uint64_t *lsns
@@ -593,25 +594,11 @@ cdef class ChangeBatch:
         cdef uint64_t lsn
         cdef int64_t time
         lsn, time = commit_of(commit_lsn, commit_time, "spark" if self.wide else "arrow")
-        made.layout = self.layout
-        made.schema = self.schema
-        made.binary = self.binary
-        made.wide = self.wide
-        made.num_rows = self.num_rows
-        made.root = self.root
-        keep(self.arena)
-        made.arena = self.arena
-        made.commit_arena = make_arena(3)
-        if made.commit_arena == NULL:
-            raise MemoryError
-        nodes = <Node *> own(
-            made.commit_arena, malloc(COLUMNS * sizeof(Node)), COLUMNS * sizeof(Node)
-        )
-        lsns = <uint64_t *> own(made.commit_arena, malloc(self.num_rows * 8), self.num_rows * 8)
-        times = <int64_t *> own(made.commit_arena, malloc(self.num_rows * 8), self.num_rows * 8)
-        if nodes == NULL or lsns == NULL or times == NULL:
-            raise MemoryError
-        memcpy(nodes, self.root.children, COLUMNS * sizeof(Node))
+        made = shared(self, 2)
+        nodes = made.root.children
+        lsns = <uint64_t *> filled(made, &nodes[4])
+        times = <int64_t *> filled(made, &nodes[5])
+        nodes = self.root.children
         validity = <const uint8_t *> nodes[4].buffers[0]
         for i in range(self.num_rows):
             if validity == NULL or validity[i >> 3] >> (i & 7) & 1:
@@ -620,14 +607,115 @@ cdef class ChangeBatch:
             else:
                 lsns[i] = lsn
                 times[i] = time
-        for i in range(4, 6):
-            nodes[i].arena = made.commit_arena
-            nodes[i].buffers[0] = NULL
-            nodes[i].null_count = 0
-        nodes[4].buffers[1] = lsns
-        nodes[5].buffers[1] = times
-        made.root.children = nodes
         return made
+
+    def as_read(self, commit_lsn: int, commit_time: int, first_seq: int) -> ChangeBatch:
+        """The same rows as rows of a snapshot: with the operation "read" instead of "insert".
+
+        Their xid is null, and their `seq` counts on from `first_seq`. A TRUNCATE, which voids what
+        was there before the snapshot, stays one. The new batch shares all other buffers with this
+        one.
+
+        Parameters
+        ----------
+        commit_lsn : int
+        commit_time : int
+            In microseconds since 2000-01-01.
+        first_seq : int
+
+        Raises
+        ------
+        PgOutputError
+            A row is an update or a delete.
+        TypeError
+            An argument is no int.
+        OverflowError
+            A value does not fit into its column.
+        """
+        cdef ChangeBatch made
+        cdef Node *nodes
+        cdef int32_t *ends
+        cdef const int32_t *old_ends
+        cdef const char *old_text
+        cdef char *text
+        cdef uint64_t *lsns
+        cdef int64_t *times
+        cdef int64_t *seqs
+        cdef void *zeros
+        cdef int64_t i, first
+        cdef int32_t at = 0
+        cdef uint64_t lsn
+        cdef int64_t time
+        lsn, time = commit_of(commit_lsn, commit_time, "spark" if self.wide else "arrow")
+        first = first_seq_of(first_seq, self.num_rows)
+        made = shared(self, 6)
+        nodes = made.root.children
+        old_ends = <const int32_t *> nodes[0].buffers[1]
+        old_text = <const char *> nodes[0].buffers[2]
+        ends = <int32_t *> block(made, (self.num_rows + 1) * 4)
+        text = <char *> block(made, self.num_rows * 8 + 8)
+        zeros = block(made, self.num_rows * 8)
+        lsns = <uint64_t *> filled(made, &nodes[4])
+        times = <int64_t *> filled(made, &nodes[5])
+        seqs = <int64_t *> filled(made, &nodes[6])
+        memset(zeros, 0, self.num_rows * 8)
+        for i in range(self.num_rows):
+            ends[i] = at
+            if old_text[old_ends[i]] == c't':
+                memcpy(text + at, OPS[TRUNCATE], 8)
+                at += 8
+            elif old_text[old_ends[i]] == c'i' or old_text[old_ends[i]] == c'r':
+                memcpy(text + at, <const char *> READ_OP, 4)
+                at += 4
+            else:
+                refuse_read(i, (old_text + old_ends[i])[:old_ends[i + 1] - old_ends[i]])
+            lsns[i] = lsn
+            times[i] = time
+            seqs[i] = first + i
+        ends[self.num_rows] = at
+        nodes[0].arena = nodes[1].arena = made.commit_arena
+        nodes[0].buffers[1] = ends
+        nodes[0].buffers[2] = text
+        nodes[1].buffers[0] = nodes[1].buffers[1] = zeros
+        nodes[1].null_count = self.num_rows
+        return made
+
+
+# A batch with the same columns, whose nodes can be changed, and place for `blocks` new buffers.
+cdef ChangeBatch shared(ChangeBatch batch, int blocks):
+    cdef ChangeBatch made = ChangeBatch.__new__(ChangeBatch)
+    made.layout = batch.layout
+    made.schema = batch.schema
+    made.binary = batch.binary
+    made.wide = batch.wide
+    made.num_rows = batch.num_rows
+    made.root = batch.root
+    made.base = batch if batch.commit_arena != NULL else None
+    keep(batch.arena)
+    made.arena = batch.arena
+    made.commit_arena = make_arena(blocks + 1)
+    if made.commit_arena == NULL:
+        raise MemoryError
+    made.root.children = <Node *> block(made, COLUMNS * sizeof(Node))
+    memcpy(made.root.children, batch.root.children, COLUMNS * sizeof(Node))
+    return made
+
+
+cdef void *block(ChangeBatch made, int64_t size) except NULL:
+    cdef void *found = own(made.commit_arena, malloc(size), size)
+    if found == NULL:
+        raise MemoryError
+    return found
+
+
+# A new buffer of eight bytes a row for a column without nulls.
+cdef void *filled(ChangeBatch made, Node *node) except NULL:
+    cdef void *data = block(made, made.num_rows * 8)
+    node.arena = made.commit_arena
+    node.buffers[0] = NULL
+    node.buffers[1] = data
+    node.null_count = 0
+    return data
 
 
 # --- streams -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -9,7 +10,17 @@ import numpy as np
 from ..names import qualified
 from ._pure_export import export, record_batch
 from ._pure_relation import RelationRows
-from .arrays import Column, commit_of, fixed_column, pyarrow, variable_column
+from .arrays import (
+    OPERATIONS,
+    READ,
+    Column,
+    commit_of,
+    first_seq_of,
+    fixed_column,
+    pyarrow,
+    refuse_read,
+    variable_column,
+)
 from .pyarrow_bridge import schema_of
 from .schema import Layout
 
@@ -98,11 +109,66 @@ class ChangeBatch:
             columns[i] = Column(self.num_rows, 0, (None, values.tobytes()))
         return _made(self.layout, self.binary, self._target, tuple(columns))
 
+    def as_read(self, commit_lsn: int, commit_time: int, first_seq: int) -> ChangeBatch:
+        """The same rows as rows of a snapshot: with the operation "read" instead of "insert".
+
+        Their xid is null, and their `seq` counts on from `first_seq`. A TRUNCATE, which voids what
+        was there before the snapshot, stays one. The new batch shares all other buffers with this
+        one.
+
+        Parameters
+        ----------
+        commit_lsn : int
+        commit_time : int
+            In microseconds since 2000-01-01.
+        first_seq : int
+
+        Raises
+        ------
+        PgOutputError
+            A row is an update or a delete.
+        TypeError
+            An argument is no int.
+        OverflowError
+            A value does not fit into its column.
+        """
+        lsn, time = commit_of(commit_lsn, commit_time, self._target)
+        count = self.num_rows
+        first = first_seq_of(first_seq, count)
+        columns = list(self._columns.children)
+        _, offsets, text = columns[0].buffers
+        ends = np.frombuffer(offsets or b"", np.int32).tolist()
+        operations: list[bytes | None] = []
+        for row, (begin, end) in enumerate(itertools.pairwise(ends)):
+            operation = (text or b"")[begin:end]
+            if operation not in _READ:
+                refuse_read(row, operation)
+            operations.append(_READ[operation])
+        unsigned4, unsigned8 = _unsigned(self._target)
+        columns[0] = variable_column(operations)
+        columns[1] = fixed_column(unsigned4, [None] * count)
+        columns[4] = fixed_column(unsigned8, [lsn] * count)
+        columns[5] = fixed_column("q", [time] * count)
+        columns[6] = fixed_column("q", range(first, first + count))
+        return _made(self.layout, self.binary, self._target, tuple(columns))
+
+
+_READ = {
+    name.encode(): (name if name == OPERATIONS["T"] else READ).encode()
+    for name in (OPERATIONS["I"], OPERATIONS["T"], READ)
+}
+"""Operations of rows that a snapshot can have → those that they have there."""
+
+
+def _unsigned(target: str) -> tuple[str, str]:
+    """The letters of columns of 32 and 64 bits without a sign; Spark has none of them."""
+    return ("q", "q") if target == "spark" else ("I", "Q")
+
 
 def batch_of(relation: RelationRows, target: str) -> ChangeBatch:
     """Make a record batch of a relation's rows."""
     head = list(zip(*relation.heads, strict=True))
-    unsigned4, unsigned8 = ("q", "q") if target == "spark" else ("I", "Q")
+    unsigned4, unsigned8 = _unsigned(target)
     columns = (
         variable_column(head[0]),
         fixed_column(unsigned4, head[1]),

@@ -24,6 +24,9 @@ OPERATIONS = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
 """Tag of a message → the value of the column `op` in its rows. Compiled code stores the position in
 this table (``PGF_INSERT`` and the others of ``_columns.h``)."""
 
+READ = "read"
+"""The value of the column `op` in rows of a snapshot."""
+
 MOST_ROWS = 0x7FFFFFFF // max(map(len, OPERATIONS.values()))
 """The most rows of a batch: Arrow's offsets of 32 bits count the letters of the column `op`."""
 
@@ -268,6 +271,31 @@ def commit_of(commit_lsn: int, commit_time: int, target: str) -> tuple[int, int]
     if not -1 << 63 <= time - EPOCH_SHIFT <= time < 1 << 63:
         raise OverflowError(f"the time {commit_time} does not fit into Arrow's timestamp")
     return commit_lsn, time
+
+
+def first_seq_of(first_seq: int, rows: int) -> int:
+    """The `seq` of the first of some rows.
+
+    Raises
+    ------
+    TypeError
+        It is no int.
+    OverflowError
+        That of the last one does not fit into its column.
+    """
+    if type(first_seq) is not int:
+        raise TypeError(f"first_seq must be an int, not {type(first_seq).__name__}")
+    if not 0 <= first_seq <= (1 << 63) - max(rows, 1):
+        raise OverflowError(f"first_seq={first_seq} and {rows} rows do not fit into 63 bits")
+    return first_seq
+
+
+def refuse_read(row: int, operation: bytes) -> NoReturn:
+    """Raise the error for a change that can't be a row of a snapshot."""
+    raise PgOutputError(
+        f"row {row} is of operation {operation.decode()!r}: a snapshot has inserts, and a TRUNCATE "
+        f"before them"
+    )
 
 
 def pyarrow() -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from ..errors import PgOutputError
-from ..names import shown_name, shown_table
+from ..names import Named, shown_name, shown_table
 from ..protocol.messages import Relation
 
 
@@ -48,7 +48,7 @@ class Selection:
         else:
             self.columns = {"*": _names("columns", columns)}
 
-    def wants(self, relation: Relation) -> bool:
+    def wants(self, relation: Named) -> bool:
         """Whether a relation is selected."""
         name = shown_table(relation)
         return self.tables is None or any(fnmatchcase(name, pattern) for pattern in self.tables)

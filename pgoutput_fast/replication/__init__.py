@@ -18,6 +18,7 @@ from . import slots
 from .capture import capture
 from .client import connect
 from .landing import CaptureProgress
+from .reads import SnapshotBatches, snapshot
 from .stream import Batch, Received, ReplicationStream
 from .walsender import CreatedSlot, ReplicationConnection, SlotState
 
@@ -31,7 +32,9 @@ __all__ = [
     "ReplicationStream",
     "RetryableError",
     "SlotState",
+    "SnapshotBatches",
     "capture",
     "connect",
     "slots",
+    "snapshot",
 ]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
+from ..columnar.selection import Selection
 from ..connections import (
     SESSION_SETTINGS,
     ConnectionParameters,
@@ -296,6 +297,7 @@ def open_snapshot(
     publications: Sequence[str],
     *,
     relation_ids: Collection[int] | None = None,
+    tables: str | Iterable[str] | None = None,
     binary: bool = False,
     connections: int = 2,
     exported: CreatedSlot | None = None,
@@ -316,6 +318,8 @@ def open_snapshot(
     publications : list or tuple of str
     relation_ids : collection of int, optional
         Only these tables, by the OIDs under which their changes come.
+    tables : str or iterable of str, optional
+        Only these tables, as patterns of ``namespace.name`` with ``*``, ``?`` and ``[...]``.
     binary : bool
         Whether the stream that goes on from here has the option `binary`.
     connections : int
@@ -345,6 +349,7 @@ def open_snapshot(
     """
     check_publication_names(publications)
     check_seconds(lock_timeout=lock_timeout, slot_timeout=slot_timeout)
+    selection = Selection(tables)
     for option, number in (("connections", connections), ("range_bytes", range_bytes)):
         if type(number) is not int or number < 1:
             raise PgOutputError(f"{option}={number!r}: expected a number from 1 on")
@@ -382,11 +387,12 @@ def open_snapshot(
         with asking("can't read the catalogue", readers[0].connection):
             published = read_published(readers[0].connection, publications, binary=binary)
             about: Any = readers[0].run(sql.SQL(_ABOUT))[0]
+        published = [one for one in published if selection.wants(one)]
         lost = {}
         if relation_ids is not None:
             wanted = set(relation_ids)
             missing = wanted.difference(one.relation_id for one in published)
-            lost = dict.fromkeys(missing, "no publication publishes it")
+            lost = dict.fromkeys(missing, "it is not published, or not selected")
             published = [one for one in published if one.relation_id in wanted]
         with parameters.open(replication=False) as beside:
             locking = Locking(readers[0], beside, lock_timeout, check_stop)

@@ -212,6 +212,11 @@ def _required(name: str, sentence: str) -> Column:
     return F.coalesce(F.col(name), F.raise_error(F.lit(message)).cast("bigint")).alias(name)
 
 
+def _brings_row() -> Column:
+    """Whether a change brings a row that was not there, as an insert or as a row of a snapshot."""
+    return F.col("op").isin("insert", "read")
+
+
 def _unsent(name: str) -> Column:
     """Whether the change says nothing of a column's new value."""
     return F.expr(_unsent_sql(name))
@@ -392,7 +397,7 @@ def _touches(rows: DataFrame, table: str, key: list[str]) -> DataFrame:
         )
 
     touches = (
-        F.when(F.col("op") == "insert", F.array(touch(new_key, arrives=True, leaves=False)))
+        F.when(_brings_row(), F.array(touch(new_key, arrives=True, leaves=False)))
         .when(F.col("op") == "delete", F.array(touch(old_key, arrives=False, leaves=True)))
         .when(old_key == new_key, F.array(touch(new_key, arrives=False, leaves=False)))
         .otherwise(
@@ -406,7 +411,7 @@ def _touches(rows: DataFrame, table: str, key: list[str]) -> DataFrame:
         "position",
         "after",
         "unchanged",
-        (F.col("op") == "insert").alias("born"),
+        _brings_row().alias("born"),
         F.explode(touches).alias("touch"),
     ).select(
         "position",
@@ -497,7 +502,7 @@ def _multiset(
     steps = rows.select(
         "position",
         F.explode(
-            F.when(F.col("op") == "insert", F.array(added))
+            F.when(_brings_row(), F.array(added))
             .when(F.col("op") == "delete", F.array(removed))
             .otherwise(F.array(removed, added))
         ).alias("change"),

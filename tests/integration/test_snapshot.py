@@ -144,7 +144,7 @@ def test_only_the_tables_that_are_asked_for(database18: Any) -> None:
     wanted = [oids["one"], oids["two"]]
     with open_snapshot(database18.dsn, ["p"], relation_ids=wanted) as snapshot:
         assert [table.name for table in snapshot.tables] == ["one"]
-        assert snapshot.lost == {oids["two"]: "no publication publishes it"}
+        assert snapshot.lost == {oids["two"]: "it is not published, or not selected"}
     with open_snapshot(database18.dsn, ["p"], relation_ids=[]) as snapshot:
         assert (snapshot.tables, snapshot.lost) == ((), {})
         assert taken(snapshot) == {}

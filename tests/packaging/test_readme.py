@@ -144,7 +144,7 @@ def test_a_consumer_takes_groups() -> None:
 def test_other_examples_of_live_changes(tmp_path: Path) -> None:
     """Each ends by itself, once the stream is made to end."""
     document = python_blocks(ROOT / "docs" / "replication.md")
-    _, _, stopping, managing, copying, frames, columns, _ = document
+    _, _, stopping, _, managing, copying, frames, columns, _ = document
     with fresh_server() as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute("SELECT pg_create_logical_replication_slot('live', 'pgoutput')")
@@ -167,6 +167,20 @@ def test_other_examples_of_live_changes(tmp_path: Path) -> None:
         ended = columns + "            stream.close()\n"
         ran = run_python("-W", "error", "-c", on(server, ended), cwd=tmp_path)
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, "accounts 1\n", "")
+
+
+@pytest.mark.integration
+def test_a_snapshot_and_the_stream_behind_it(tmp_path: Path) -> None:
+    """The example of the document, with what stands before the first loop."""
+    loop, _, _, example, *_ = python_blocks(ROOT / "docs" / "replication.md")
+    begin = loop[: loop.index("with connect")]
+    with fresh_server() as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("INSERT INTO accounts VALUES (1, 99.50, NULL)")
+        ran = run_python("-W", "error", "-c", on(server, begin + example), cwd=tmp_path)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        row = "{'id': 1, 'balance': Decimal('99.50'), 'note': None}"
+        assert ran.stdout.splitlines() == ["['truncate'] [None]", f"['read'] [{row}]"]
 
 
 @pytest.mark.integration

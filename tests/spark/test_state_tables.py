@@ -278,6 +278,31 @@ def test_a_delete_of_a_row_that_was_never_seen_takes_no_later_one(spark):
     assert state(spark, changes, key=[]) == Counter([shown(row(1, "same"))])
 
 
+@pytest.mark.parametrize("key", [KEY, []], ids=["key", "multiset"])
+def test_a_snapshot_replaces_what_was_there_before(spark, key):
+    """Its rows come after its TRUNCATE, and are there like inserted ones."""
+    at = 50  # one below the point from which changes count
+    read = [
+        ("read", at, 1 << 32, None, None, row(1, "here"), None),
+        ("read", at, 2 << 32, None, None, row(2, "here"), None),
+        ("read", at, (2 << 32) + 1, None, None, row(3, "here"), None),
+    ]
+    changes = [
+        ("insert", 10, 0, None, None, row(1, "before"), None),
+        ("insert", 10, 1, None, None, row(9, "before"), None),
+        ("truncate", at, 0, None, None, None, None),
+        *read,
+        ("update", 51, 0, "O", row(1, "here"), row(1, "changed"), None),
+        ("delete", 51, 1, "O", row(2, "here"), None, None),
+    ]
+    assert state(spark, changes, key=key) == Counter(
+        [shown(row(1, "changed")), shown(row(3, "here"))]
+    )
+    again = [*changes, ("truncate", 60, 0, None, None, None, None)]
+    again += [("read", 60, *rest) for _, _, *rest in read[:2]]
+    assert state(spark, again, key=key) == Counter([shown(row(1, "here")), shown(row(2, "here"))])
+
+
 def test_what_the_catalogue_knows_of_added_columns(spark):
     def column(name, type_id, *, missing=None, has_default=False, not_null=False):
         return CatalogColumn(

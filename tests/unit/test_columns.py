@@ -204,6 +204,53 @@ def test_with_commit_fills_in_what_is_not_known() -> None:
         spark.with_commit(1 << 63, 0)
 
 
+@pytest.mark.parametrize("target", ["arrow", "spark", "portable"])
+def test_as_read_makes_rows_of_a_snapshot(target: Any) -> None:
+    frames = [R, i(1), truncate(OID), i(2), i(3)]
+    (batch,) = batches_of(frames, target=target)
+    read = batch.as_read(0x1FF, 8, 5 << 32)
+    assert column([read], "op") == ["read", "truncate", "read", "read"]
+    assert column([read], "xid") == [None] * 4
+    assert column([read], "commit_lsn") == [0x1FF] * 4
+    assert column([read], "seq") == [(5 << 32) + n for n in range(4)]
+    before, after = pa.record_batch(batch), pa.record_batch(read)
+    after.validate(full=True)
+    times = after.column("commit_time").cast(pa.int64()).to_pylist()
+    assert times == [8 + SHIFT] * 4
+    assert after.schema.equals(before.schema, check_metadata=True)
+    assert column([batch], "op") == ["insert", "truncate", "insert", "insert"]
+    for name in ("subxid", "lsn", "old_kind", "before", "after", "unchanged"):
+        assert after.column(name).equals(before.column(name)), name
+        addresses = [
+            [buffer and buffer.address for buffer in one.column(name).buffers()]
+            for one in (before, after)
+        ]
+        assert addresses[0] == addresses[1], name
+    # Again, and with a commit: what is shared outlives the batches in between.
+    again = batch.as_read(1, 2, 3).as_read(4, 5, 6).with_commit(7, 8)
+    del batch, read
+    gc.collect()
+    assert column([again], "op") == ["read", "truncate", "read", "read"]
+    assert column([again], "seq") == [6, 7, 8, 9]
+    assert column([again], "commit_lsn") == [4] * 4
+    (empty,) = batches_of([R, i(1)], target=target)
+    assert column([empty.as_read(0, 0, (1 << 63) - 1)], "seq") == [(1 << 63) - 1]
+
+
+def test_as_read_refuses_what_no_snapshot_has() -> None:
+    update = row("U", b"N" + tuple_data(text("2"), text("b")))
+    (batch,) = batches_of([R, i(1), update])
+    with pytest.raises(pf.PgOutputError, match="row 1 is of operation 'update'"):
+        batch.as_read(1, 2, 3)
+    (batch,) = batches_of([R, i(1), i(2)])
+    for arguments in ((1 << 64, 0, 0), (0, 1 << 63, 0), (0, 0, -1), (0, 0, (1 << 63) - 1)):
+        with pytest.raises(OverflowError):
+            batch.as_read(*arguments)
+    for wrong in (("0/1", 0, 0), (0, 1.5, 0), (0, 0, True)):
+        with pytest.raises(TypeError):
+            batch.as_read(*wrong)
+
+
 def test_metadata_of_a_batch() -> None:
     frames = [
         type_frame(16400, "app", "mood"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from snapshot_values import check_values
 from snapshots import SCHEMA, SINCE, announced, by_name, peek, rows, taken
 
 from pgoutput_fast.replication.snapshot import open_snapshot
@@ -67,3 +68,8 @@ def test_a_snapshot_has_what_a_stream_has_brought(
         assert rows(table.announced, found[name]) == rows(table.announced, inserts)
         if binary:
             assert sorted(found[name]) == sorted(inserts)
+
+
+def test_values_of_every_type(database: Any) -> None:
+    """In both formats: the same columns and values as in a stream of the same format."""
+    assert check_values(database) > 60
