@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ..types import ColumnType
-
     from .rows import Rows
 
 _DIGITS = 3  # by which a range is divided at once: into 4,096
