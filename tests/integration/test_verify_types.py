@@ -259,7 +259,7 @@ def distinct(made: Made, target: str) -> dict[str, tuple[int, int, int]]:
     """
     found = {}
     with (
-        contextlib.closing(Moment(ConnectionParameters(made.dsn), ["p"])) as moment,
+        contextlib.closing(Moment(ConnectionParameters(made.dsn), ["p"], 10.0)) as moment,
         contextlib.closing(open_target(target, None, made.registry)) as opened,
     ):
         opened.refresh(0)
