@@ -238,7 +238,7 @@ def test_a_directory_of_every_type_is_equal(
     assert made.of(made.verify(str(made.segments))) == {}
 
 
-@pytest.mark.parametrize("format", ["parquet", "duckdb"])
+@pytest.mark.parametrize("format", ["parquet", pytest.param("duckdb", marks=pytest.mark.slow)])
 def test_an_export_of_every_type_is_equal(
     pg18: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path, format: Any
 ) -> None:
