@@ -8,28 +8,22 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from ..connections import ConnectionParameters
 from ..errors import PgOutputError, printable
 from ..lsn import format_lsn
 from ..verify import Difference, Report, TableResult, VerifyProgress, verify
+from ._dsn import dsn_options, given_dsn
 from ._style import Paint, paint_for
 
 _SHOWN = 200  # characters of a value
 
 
 @click.command(context_settings={"allow_extra_args": True})
-@click.option(
-    "--dsn",
-    envvar="PGOUTPUT_FAST_DSN",
-    help="Connection string or URL of libpq; the default is PGOUTPUT_FAST_DSN. What it leaves out, "
-    "or all of it, is taken from libpq's variables and service files. A password is best in a "
-    "password file (~/.pgpass).",
-)
+@dsn_options
 @click.option("--publication", "publications", multiple=True, required=True, help="One or more.")
 @click.option(
     "--target",
@@ -76,6 +70,7 @@ def command(
     context: click.Context,
     /,
     dsn: str | None,
+    dsn_file: Path | None,
     publications: tuple[str, ...],
     tables: tuple[str, ...],
     as_object: bool,
@@ -86,18 +81,9 @@ def command(
     The exit code is 0 if all tables are equal, 1 if one differs, and 2 if one could not be
     compared, if rows changed whenever they were looked at, and after an error.
     """
-    if context.args:
-        # click would print the argument, which may be the password in a DSN without quotes.
-        raise click.UsageError("unexpected extra argument; a DSN follows --dsn, in quotes")
     paint = paint_for(sys.stdout)
     try:
-        named = context.get_parameter_source("dsn") == ParameterSource.COMMANDLINE
-        if named and ConnectionParameters(dsn).has_secret:
-            print(
-                "pgoutput-fast: other users of this machine can read a password in --dsn; a "
-                "password file (~/.pgpass) or PGOUTPUT_FAST_DSN hides it",
-                file=sys.stderr,
-            )
+        dsn = given_dsn(context, dsn, dsn_file)
         with _progress() as progress:
             report = verify(
                 dsn,

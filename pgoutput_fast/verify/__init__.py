@@ -234,7 +234,8 @@ class _Verification:
 
     def first_look(self) -> None:
         """Compare all rows of all tables."""
-        with contextlib.closing(Moment(self._parameters, self._publications)) as moment:
+        moment = Moment(self._parameters, self._publications, self._timeout)
+        with contextlib.closing(moment):
             tables = self._chosen.take(moment.tables)
             self._lsn = moment.lsn
             position = self._position = self._wait(moment)
@@ -255,13 +256,14 @@ class _Verification:
 
     def look_again(self) -> None:
         """Compare the rows that are pending, at a later moment."""
-        with contextlib.closing(Moment(self._parameters, self._publications)) as moment:
+        self._pending = {key: names for key, names in self._pending.items() if names}
+        moment = Moment(self._parameters, self._publications, self._timeout, self._pending.keys())
+        with contextlib.closing(moment):
             position = self._wait(moment)
-            wanted = [one for one in moment.tables if self._pending.get(one.table.relation_id)]
-            gone = self._pending.keys() - {one.table.relation_id for one in wanted}
-            for relation_id in gone:
-                if self._pending.pop(relation_id):
-                    self._unsettle(relation_id, "it is not published any more")
+            wanted = moment.tables
+            for relation_id in self._pending.keys() - {one.table.relation_id for one in wanted}:
+                self._pending.pop(relation_id)
+                self._unsettle(relation_id, "it is not published any more")
             before = dict(self._results)
             sides = self._sides(moment, wanted)
             for relation_id in self._pending.keys() - sides.keys():

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
@@ -18,8 +18,9 @@ from ..errors import PgOutputError
 from ..lsn import format_lsn, parse_lsn
 from ..names import qualified
 from ..objects import UNCHANGED
-from ..replication import ReplicationConnection, slots
+from ..replication import ReplicationConnection
 from ..replication.receiver import Receiver, Taken
+from ..replication.snapshot import open_snapshot
 from ..replication.stream_options import StreamOptions
 from ..types import ColumnType, TypeRegistry, column_type
 from .rows import Sum
@@ -28,7 +29,7 @@ from .texts import joined, literal, quoted
 if TYPE_CHECKING:
     from .texts import Texts
 
-_LOCK_TIMEOUT = "10s"
+_LOCK_TIMEOUT = 10.0  # seconds
 _MOST_CHANGED = 200_000
 """Names of changed rows that are kept for a table. A table with more is unsettled."""
 _AT_ONCE = 1000  # rows whose names are asked for in one statement
@@ -46,12 +47,6 @@ SELECT p.schemaname, p.tablename, bool_or(o.pubinsert), bool_or(o.pubupdate), bo
     bool_or(o.pubtruncate)
 FROM pg_catalog.pg_publication_tables AS p JOIN pg_catalog.pg_publication AS o USING (pubname)
 WHERE p.pubname = ANY(%s) GROUP BY 1, 2
-"""
-# The snapshot has the file that the table had at P, the function the one that it has now: where
-# they differ, the rows of P are gone.
-_SAME_FILES = """
-SELECT coalesce(bool_and(c.relfilenode = pg_catalog.pg_relation_filenode(c.oid)), false)
-FROM pg_catalog.pg_class AS c WHERE c.oid = ANY(%s::oid[])
 """
 
 
@@ -111,6 +106,10 @@ class Moment:
     ----------
     parameters : ConnectionParameters
     publications : sequence of str
+    timeout : float
+        Seconds to wait until the server has made the slot.
+    relation_ids : collection of int, optional
+        Only these tables.
 
     Attributes
     ----------
@@ -126,22 +125,38 @@ class Moment:
         The server can't be reached or refuses, or a publication does not exist.
     """
 
-    def __init__(self, parameters: ConnectionParameters, publications: Sequence[str]) -> None:
-        self._parameters = parameters
+    def __init__(
+        self,
+        parameters: ConnectionParameters,
+        publications: Sequence[str],
+        timeout: float,
+        relation_ids: Collection[int] | None = None,
+    ) -> None:
         self._publications = tuple(publications)
         self._slot = f"pgoutput_fast_verify_{os.getpid()}_{secrets.token_hex(4)}"
         self._receiver: Receiver | None = None
         with contextlib.ExitStack() as held:
             self._replication = held.enter_context(ReplicationConnection(parameters))
             self._replication.check_publications(publications)
-            made = slots.create(self._replication, self._slot, temporary=True, snapshot=True)
+            made = self._replication.make_slot(
+                self._slot, temporary=True, snapshot=True, timeout=timeout
+            )
             self.lsn = made.lsn
             self.system_identifier = self._replication.system_identifier
             self.database = self._replication.database
-            self.connection = held.enter_context(parameters.open(replication=False))
+            # A DSN may name several servers, of which only this one has the snapshot.
+            used = self._replication.pgconn
+            self._parameters = parameters.of_server(used.host, used.hostaddr, used.port)
+            # It holds the locks, and knows which tables are no longer what they were at P.
+            snapshot = held.enter_context(
+                open_snapshot(
+                    self._parameters, publications, relation_ids=relation_ids, connections=1,
+                    exported=made, lock_timeout=_LOCK_TIMEOUT,
+                )
+            )  # fmt: skip
+            self.connection = held.enter_context(self._parameters.open(replication=False))
             with refusals("can't read at the snapshot"):
                 for statement in (
-                    "SET lock_timeout = '" + _LOCK_TIMEOUT + "'",
                     # Row security would leave rows out silently; now it is an error.
                     "SET row_security = off",
                     "SET search_path = ''",
@@ -152,16 +167,17 @@ class Moment:
                     f"SET TRANSACTION SNAPSHOT {literal(made.snapshot or '')}",
                 ):
                     self.connection.execute(statement.encode())
-            self.tables = self._tables()
+            self.tables = self._tables({one.relation_id for one in snapshot.tables}, snapshot.lost)
             self._held = held.pop_all()
 
     def close(self) -> None:
-        """End both connections; the slot goes with its own."""
+        """End the connections; the slot and the locks go with theirs."""
         if self._receiver is not None:
             self._receiver.close()
         self._held.close()
 
-    def _tables(self) -> list[ServerTable]:
+    def _tables(self, locked: Collection[int], lost: Mapping[int, str]) -> list[ServerTable]:
+        """The tables that are locked, and those that are lost."""
         names = list(self._publications)
         catalog = catalog_of(self.connection, names)
         with refusals("can't read the catalogue"):
@@ -177,11 +193,10 @@ class Moment:
         published: dict[tuple[str, str], list[tuple[list[str] | None, str | None]]] = {}
         for namespace, name, columns, row_filter in rows:
             published.setdefault((namespace, name), []).append((columns, row_filter))
-        roots = {table.relation_id for table in catalog.tables}
         found = []
         for table in catalog.tables:
-            if table.root_id in roots:
-                continue  # its changes come under the name of the root
+            if table.relation_id not in locked and table.relation_id not in lost:
+                continue  # its changes come under the name of the root, or it is not wanted
             name = table.namespace, table.name
             lists = [columns for columns, _ in published[name]]
             filters = [one for _, one in published[name]]
@@ -198,42 +213,11 @@ class Moment:
             # Of several publications, each brings the rows that its filter lets pass.
             row_filter = "" if None in filters else " OR ".join(f"({one})" for one in filters)
             key = table.key if set(table.key) <= set(columns) else ()
-            found.append(
-                ServerTable(
-                    table, columns, types, key, row_filter, *self._lock(table, actions[name])
-                )
-            )
+            why, is_moving = _lacking(actions[name]), False
+            if table.relation_id in lost:
+                why, is_moving = lost[table.relation_id], True
+            found.append(ServerTable(table, columns, types, key, row_filter, why, is_moving))
         return found
-
-    def _lock(self, table: CatalogTable, actions: tuple[bool, ...]) -> tuple[str, bool]:
-        """Lock a table so that it stays as it is at P.
-
-        Returns
-        -------
-        (str, bool)
-            `refused` and `is_moving` of `ServerTable`.
-        """
-        lacking = [
-            what
-            for what, is_published in zip(
-                ("inserts", "updates", "deletes", "truncates"), actions, strict=True
-            )
-            if not is_published
-        ]
-        if lacking:
-            which = " and ".join(lacking)
-            return f"its {which} are not published, so no target can have its rows", False
-        kinds = table.partition_ids or (table.relation_id,)
-        name = f"{quoted(table.namespace)}.{quoted(table.name)}"
-        try:
-            with self.connection.transaction():
-                self.connection.execute(f"LOCK TABLE {name} IN ACCESS SHARE MODE".encode())
-                same = self.connection.execute(_SAME_FILES, [list(kinds)]).fetchone()
-        except psycopg.Error as error:
-            return f"the server refuses to lock it: {_first_line(error)}", False
-        if same != (True,):
-            return "it was truncated or rewritten just now; verify again", True
-        return "", False
 
     def confirmed(self, slot: str) -> int:
         """Up to where the reader of a slot has stored everything, as far as the server knows.
@@ -500,6 +484,18 @@ class ServerRows:
         with refusals(f"can't read the default of {column}"):
             (row,) = self._connection.execute(query.encode()).fetchall()
         return str(row[0])
+
+
+def _lacking(actions: Iterable[bool]) -> str:
+    """Why no target can have the rows of a table; "" if all its changes are published."""
+    which = " and ".join(
+        what
+        for what, is_published in zip(
+            ("inserts", "updates", "deletes", "truncates"), actions, strict=True
+        )
+        if not is_published
+    )
+    return which and f"its {which} are not published, so no target can have its rows"
 
 
 def _any(names: Iterable[str]) -> str:

@@ -357,8 +357,9 @@ class ExportTarget:
             number, parts = found
             lacking = [name for name, one in zip(columns, parts, strict=True) if one == UNKNOWN]
             raise NotComparable(
-                f"{number:,} rows have values that no change in the target brings, in the columns "
-                f"{', '.join(lacking)}: they were written before its first change"
+                f"no change in the target brings all values of {number:,} of its rows: those of "
+                f"{', '.join(lacking)} were written before its first change, or the column was "
+                "added or renamed since"
             )
         return rows
 

@@ -50,11 +50,8 @@ def delete(*old: str | None, kind: str = "K") -> Change:
 
 
 def held(rows: FoldedRows) -> dict[str, int]:
-    found: dict[str, int] = {}
     names = [name for name, _, _ in rows.digests([""])]
-    for _, parts, times in rows.parts(names):
-        found[parts] = times
-    return found
+    return {parts: times for _, parts, times in rows.parts(names)}
 
 
 def test_the_rows_of_a_table_with_a_key(store: Store) -> None:
@@ -165,10 +162,7 @@ class Fake:
 
 
 def rows_of(numbers: Iterable[int], **changed: str) -> Fake:
-    made = []
-    for i in numbers:
-        made.append((md5(f"{i},"), f"{i},{changed.get(f'_{i}', 'v')},", 1))
-    return Fake(made)
+    return Fake((md5(f"{i},"), f"{i},{changed.get(f'_{i}', 'v')},", 1) for i in numbers)
 
 
 def names_of(*numbers: int) -> set[str]:
@@ -229,7 +223,7 @@ def test_the_document_of_canonical_texts() -> None:
     names = {one.name: one for one in (*BUILTIN_TYPES, *EXTENSION_TYPES)}
     seen = set()
     for line in [one for one in section.splitlines() if one.startswith("| `")]:
-        cells = line.strip("| ").split(" | ")
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
         for name in re.findall(r"`([^`]+)`", cells[0].partition(" (")[0]):
             assert cells[-1] == described(names[name].codec), name
             seen.add(name)

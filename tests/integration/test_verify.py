@@ -17,9 +17,12 @@ import pytest
 
 import pgoutput_fast as pf
 from pgoutput_fast import cli, files
+from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.directory.copies import Tables
-from pgoutput_fast.replication import capture, slots
+from pgoutput_fast.replication import ReplicationConnection, capture, slots
 from pgoutput_fast.verify import Report, TableResult, VerifyProgress, verify
+from pgoutput_fast.verify.server import Moment, ServerRows, ServerTable
+from pgoutput_fast.verify.targets import Target, open_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -139,7 +142,9 @@ def broken(made: Made, tmp_path: Path) -> Callable[..., TableResult]:
     return result
 
 
-@pytest.mark.parametrize("kind", ["segments", "parquet", "duckdb"])
+@pytest.mark.parametrize(
+    "kind", ["segments", "parquet", pytest.param("duckdb", marks=pytest.mark.slow)]
+)
 def test_what_is_equal(made: Made, kind: str) -> None:
     report = made.verify(getattr(made, kind))
     assert report.exit_code == 0
@@ -170,6 +175,7 @@ def test_null_is_not_an_empty_text(broken: Callable[..., TableResult]) -> None:
     assert one.key == {"id": "3"}
 
 
+@pytest.mark.slow
 def test_an_empty_text_is_not_null(broken: Callable[..., TableResult]) -> None:
     found = broken("UPDATE public.a SET t = NULL WHERE id = 5 AND op = 'update'")
     assert found.differences[0].columns == {"t": ("", None)}
@@ -192,6 +198,7 @@ def test_a_row_that_is_missing(broken: Callable[..., TableResult]) -> None:
     assert (found.rows, found.target_rows) == (299, 298)
 
 
+@pytest.mark.slow
 def test_a_row_too_many(broken: Callable[..., TableResult]) -> None:
     found = broken("DELETE FROM public.a WHERE id = 20 AND op = 'delete'")
     (one,) = found.differences
@@ -209,6 +216,7 @@ def test_rows_of_a_multiset(broken: Callable[..., TableResult]) -> None:
     assert one.times == (9, 8)
 
 
+@pytest.mark.slow
 def test_many_rows(broken: Callable[..., TableResult]) -> None:
     found = broken("UPDATE public.a SET t = t || '!' WHERE id BETWEEN 251 AND 300")
     assert (found.differing, len(found.differences)) == (50, 10)
@@ -219,6 +227,7 @@ def test_an_export_alone_does_not_tell_its_end(made: Made) -> None:
         verify(made.dsn, publications=["p"], target=str(made.parquet), timeout=0.1)
 
 
+@pytest.mark.slow
 def test_an_export_without_old_rows_can_miss_keys(made: Made, tmp_path: Path) -> None:
     files.export(made.segments, tmp_path / "out")
     report = made.verify(tmp_path / "out")
@@ -256,7 +265,7 @@ def test_a_table_that_waits_for_its_snapshot(made: Made, tmp_path: Path) -> None
     shutil.copytree(made.segments, tmp_path / "segments")
     with psycopg.connect(made.dsn) as connection:
         (oid,) = connection.execute("SELECT 'a'::regclass::oid::int8").fetchone() or (0,)
-    Tables(tmp_path / "segments").wait(oid, 0x10, first=True, table="public.a")
+    Tables(tmp_path / "segments").wait(oid, 0x10, {"table": "public.a"}, first=True)
     report = verify(made.dsn, publications=["p"], target=str(tmp_path / "segments"))
     found = {one.name: one for one in report.tables}
     assert (found["a"].state, found["m"].state) == ("not compared", "equal")
@@ -264,6 +273,7 @@ def test_a_table_that_waits_for_its_snapshot(made: Made, tmp_path: Path) -> None
     assert report.exit_code == 2
 
 
+@pytest.mark.slow
 def test_deletes_that_are_not_published(made: Made) -> None:
     run(made.dsn, "CREATE PUBLICATION inserts FOR TABLE a WITH (publish = 'insert')")
     try:
@@ -273,6 +283,89 @@ def test_deletes_that_are_not_published(made: Made) -> None:
     (one,) = report.tables
     assert one.why.startswith("its updates and deletes and truncates are not published")
     assert "public.m" in report.only_in_target
+
+
+def test_values_that_no_change_brings(
+    pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path
+) -> None:
+    database = make_database(pg16)
+    database.execute(*SCHEMA, "INSERT INTO a VALUES (1, 't', 1, repeat('x', 3000))")
+    land(database.dsn, tmp_path / "segments", "late")
+    database.execute("UPDATE a SET t = 'u'", "INSERT INTO a VALUES (2)")
+    land(database.dsn, tmp_path / "segments", "late")
+    report = verify(database.dsn, publications=["p"], target=str(tmp_path / "segments"))
+    found = {one.name: one for one in report.tables}["a"]
+    assert found.state == "not compared"
+    assert found.why.startswith(
+        "no change in the target brings all values of 1 of its rows: those of big were written"
+    )
+
+
+@contextlib.contextmanager
+def opened(made: Made, target: str) -> Iterator[tuple[Moment, Target, dict[str, ServerTable]]]:
+    with (
+        contextlib.closing(Moment(ConnectionParameters(made.dsn), ["p"], 10.0)) as moment,
+        contextlib.closing(open_target(target, None, pf.TypeRegistry)) as found,
+    ):
+        found.refresh(0)
+        yield moment, found, {one.table.name: one for one in moment.tables}
+
+
+@pytest.mark.slow
+def test_changes_that_come_late_with_an_earlier_place(made: Made, tmp_path: Path) -> None:
+    """As those of a snapshot do, which was taken after other changes were there."""
+    path = tmp_path / "changes.duckdb"
+    shutil.copy(made.duckdb / "changes.duckdb", path)
+    with opened(made, f"duckdb:{path}") as (moment, target, tables):
+        table = tables["a"]
+
+        def rows() -> int:
+            target.refresh(0)
+            compared = target.table(table)
+            server = ServerRows(moment.connection, table, compared.texts)
+            found = target.rows(table, compared, server.part_of).sums(1, None)
+            return sum(one.rows for one in found.values())
+
+        assert [rows(), rows()] == [299, 299]
+        with duckdb.connect(str(path)) as connection:
+            (text,) = connection.execute("FROM pgoutput_fast.manifest").fetchone() or ("",)
+            manifest = json.loads(text)
+            (one,) = [one for one in manifest["tables"] if one["name"] == "a"]
+            one["versions"][0]["rows"] += 1
+            connection.execute(
+                "UPDATE pgoutput_fast.manifest SET manifest = ?", [json.dumps(manifest)]
+            )
+            connection.execute("INSERT INTO public.a FROM public.a WHERE id = 7")
+        assert rows() == 300
+
+
+@pytest.mark.slow
+def test_tables_that_change_although_they_are_locked(
+    pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path, made: Made
+) -> None:
+    """The stream tells it, too: of tables whose lock was lost with its connection."""
+    database = make_database(pg16)
+    database.execute(*SCHEMA, "INSERT INTO unlike VALUES (1, 'a')")
+    with opened(made._replace(dsn=database.dsn), str(made.parquet)) as (moment, target, tables):
+        sides = {}
+        for name in ("m", "unlike", "a"):
+            texts = target.table(tables[name]).texts
+            sides[tables[name].table.relation_id] = (
+                tables[name], ServerRows(moment.connection, tables[name], texts),
+            )  # fmt: skip
+        database.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE relation = 'm'::regclass",
+            "TRUNCATE m",
+            "ALTER TABLE unlike ADD added int",
+            "INSERT INTO unlike VALUES (2, 'b', 3)",
+            "INSERT INTO a VALUES (1)",
+        )
+        ((end,),) = database.execute("SELECT pg_current_wal_insert_lsn()::text")
+        changes = moment.changes(sides, pf.parse_lsn(end), 10.0)
+        found = {sides[key][0].table.name: one for key, one in changes.items()}
+    assert found["m"].why == "it was truncated meanwhile"
+    assert found["unlike"].why == "its columns were changed meanwhile"
+    assert (found["a"].why, len(found["a"].names)) == ("", 1)
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -454,16 +547,16 @@ def test_a_change_that_the_target_lost_meanwhile(
 
 def test_a_truncate_at_this_moment(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:
     run(moving.dsn, *CHANGES)
-    create = slots.create
+    make_slot = ReplicationConnection.make_slot
 
-    def create_and_truncate(*arguments: Any, **options: Any) -> Any:
-        made = create(*arguments, **options)
-        run(moving.dsn, "TRUNCATE m", "ALTER TABLE unlike ADD added int")
+    def make_and_truncate(*arguments: Any, **options: Any) -> Any:
+        made = make_slot(*arguments, **options)
+        run(moving.dsn, "TRUNCATE m")
         return made
 
-    monkeypatch.setattr(slots, "create", create_and_truncate)
+    monkeypatch.setattr(ReplicationConnection, "make_slot", make_and_truncate)
     report = moving.verify()
     found = {one.name: one for one in report.tables}
     assert (found["m"].state, found["a"].state) == ("unsettled", "equal")
-    assert found["m"].why == "it was truncated or rewritten just now; verify again"
+    assert "public.m was truncated or rewritten" in found["m"].why
     assert report.exit_code == 2

@@ -238,7 +238,7 @@ def test_a_directory_of_every_type_is_equal(
     assert made.of(made.verify(str(made.segments))) == {}
 
 
-@pytest.mark.parametrize("format", ["parquet", "duckdb"])
+@pytest.mark.parametrize("format", ["parquet", pytest.param("duckdb", marks=pytest.mark.slow)])
 def test_an_export_of_every_type_is_equal(
     pg18: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path, format: Any
 ) -> None:
@@ -259,7 +259,7 @@ def distinct(made: Made, target: str) -> dict[str, tuple[int, int, int]]:
     """
     found = {}
     with (
-        contextlib.closing(Moment(ConnectionParameters(made.dsn), ["p"])) as moment,
+        contextlib.closing(Moment(ConnectionParameters(made.dsn), ["p"], 10.0)) as moment,
         contextlib.closing(open_target(target, None, made.registry)) as opened,
     ):
         opened.refresh(0)
