@@ -170,6 +170,29 @@ def test_progress_tells_what_is_captured(prepared18: Any, tmp_path: Path) -> Non
     assert done.connected
 
 
+def test_captured_is_what_the_server_has_nothing_of(
+    prepared18: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its log goes on without anything for the slot, before that position is stored."""
+    monkeypatch.setattr(landing, "_ASKED_INTERVAL", 3600.0)
+    monkeypatch.setattr(landing, "_ADVANCE_INTERVAL", 3600.0)
+    prepared18.execute("INSERT INTO t VALUES (1, 'x')")
+    before = now(prepared18)
+    prepared18.execute("INSERT INTO unpublished SELECT generate_series(1, 100)")
+    end, stop = now(prepared18), threading.Event()
+    latest = time.monotonic() + 30
+    seen: list[CaptureProgress] = []
+
+    def tell(progress: CaptureProgress) -> None:
+        if progress.captured_lsn >= end or time.monotonic() > latest:
+            seen.append(progress)
+            stop.set()
+
+    run(prepared18, tmp_path, until_lsn=None, stop=stop, progress=tell)
+    assert (seen[0].transactions, seen[0].segments) == (1, 1)
+    assert seen[0].durable_lsn <= before < seen[0].captured_lsn == seen[0].received_lsn
+
+
 def test_what_waits_for_its_segment_is_not_captured(prepared18: Any, tmp_path: Path) -> None:
     prepared18.execute("INSERT INTO t VALUES (1, 'x')")
     stop = threading.Event()
