@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,7 @@ from typing import Any
 import pytest
 from exported import manifest_of
 from exporting import read, rows_of
-from made_directory import OIDS, Capture, Change, Rows, World, apply
-from written_segments import METADATA, writer
+from made_directory import OIDS, Capture, Change, MadeDirectory, Rows, World, apply
 
 import pgoutput_fast as pf
 from pgoutput_fast import files, testing
@@ -23,7 +21,7 @@ from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consum
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.merging import delete_covered, merge
 from pgoutput_fast.directory.retention import Keep, retain
-from pgoutput_fast.directory.snapshots import CopyFiles, snapshot_files
+from pgoutput_fast.directory.snapshots import snapshot_files
 from pgoutput_fast.files import _consuming
 
 ACCOUNTS = testing.Table("accounts", {"id": "int4", "note": "text"}, 16390, key=["id"])
@@ -208,45 +206,16 @@ def test_whatever_comes_an_export_has_the_servers_tables(
 
 # --- known values --------------------------------------------------------------------------------
 
-TIME = 5_000_000  # microseconds since 2000
 WHEN = datetime.datetime(2000, 1, 1, 0, 0, 5, tzinfo=datetime.timezone.utc)
 EMPTY = testing.Table("empty", {"id": "int4"}, 16391, key=["id"])
 
 
-class Made:
-    """A directory, written as a capture does it."""
+class Made(MadeDirectory):
+    """A directory, and where its export goes to."""
 
     def __init__(self, root: Path) -> None:
-        self.directory = root / "segments"
+        super().__init__(root / "segments")
         self.out = root / "out"
-        self.writer = writer(self.directory, confirmed=1000)
-        self.tables = Tables(self.directory)
-
-    def commit(self, lsn: int, *frames: bytes) -> None:
-        """A segment of one transaction, which ends at `lsn + 10`."""
-        self.write((lsn, testing.begin(7, lsn, TIME)))
-        self.write(*((0 if frame[:1] == b"R" else lsn - 5, frame) for frame in frames))
-        self.write((lsn + 10, testing.commit(lsn, lsn + 10, TIME)))
-        self.writer.flush()
-
-    def write(self, *frames: tuple[int, bytes]) -> None:
-        for lsn, frame in frames:
-            self.writer.write(lsn, frame)
-
-    def wait(self, table: testing.Table, lsn: int, *, first: bool = True) -> None:
-        self.tables.wait(table.relation_id, lsn, {}, first=first)
-
-    def copy(self, table: testing.Table, lsn: int, *ranges: list[list[Any]]) -> None:
-        """The rows of a table that waits, as of `lsn`; a file for each range."""
-        order = self.tables.read()[table.relation_id].copies[-1]
-        made = CopyFiles(self.directory, order, METADATA, lsn, TIME, [table.relation()])
-        made.begin()
-        for number, rows in enumerate(ranges, 1):
-            frames = [testing.insert(table, row) for row in rows]
-            ends = [0, *itertools.accumulate(map(len, frames))]
-            made.write(number, [(b"".join(frames), ends)])
-        made.finish()
-        self.tables.finish(order, lsn, {})
 
     def export(self, **options: Any) -> files.ExportResult:
         return files.export(self.directory, self.out, options.pop("format", "arrow"), **options)
@@ -254,9 +223,8 @@ class Made:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Made]:
-    found = Made(tmp_path)
-    yield found
-    found.writer.close()
+    with contextlib.closing(Made(tmp_path)) as found:
+        yield found
 
 
 def told(result: files.ExportResult) -> dict[str, list[tuple[Any, ...]]]:

@@ -6,9 +6,9 @@ import contextlib
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from written_segments import METADATA
+from written_segments import METADATA, writer
 
 from pgoutput_fast import testing
 from pgoutput_fast.directory.copies import Tables
@@ -254,3 +254,50 @@ class Capture:
     def close(self) -> None:
         with contextlib.suppress(KilledError):
             self.writer.close()
+
+
+# --- known values --------------------------------------------------------------------------------
+
+TIME = 5_000_000  # microseconds since 2000
+
+
+class MadeDirectory:
+    """A directory, written as a capture does it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.writer = writer(directory, confirmed=1000)
+        self.tables = Tables(self.directory)
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def commit(self, lsn: int, *frames: bytes) -> None:
+        """A segment of one transaction, which ends at `lsn + 10`."""
+        self.write((lsn, testing.begin(7, lsn, TIME)))
+        self.write(*((0 if frame[:1] == b"R" else lsn - 5, frame) for frame in frames))
+        self.write((lsn + 10, testing.commit(lsn, lsn + 10, TIME)))
+        self.writer.flush()
+
+    def write(self, *frames: tuple[int, bytes]) -> None:
+        for lsn, frame in frames:
+            self.writer.write(lsn, frame)
+
+    def wait(self, table: testing.Table, lsn: int, *, first: bool = True) -> None:
+        fields: dict[str, object] = {"table": [table.namespace, table.name]}
+        self.tables.wait(table.relation_id, lsn, fields, first=first)
+
+    def copy(self, table: testing.Table, lsn: int, *ranges: list[list[Any]]) -> None:
+        """The rows of a table that waits, as of `lsn`; a file for each range."""
+        order = self.tables.read()[table.relation_id].copies[-1]
+        made = CopyFiles(self.directory, order, METADATA, lsn, TIME, [table.relation()])
+        made.begin()
+        for number, rows in enumerate(ranges, 1):
+            frames = [testing.insert(table, row) for row in rows]
+            ends = [0, *itertools.accumulate(map(len, frames))]
+            made.write(number, [(b"".join(frames), ends)])
+        made.finish()
+        fields: dict[str, object] = {
+            "table": [table.namespace, table.name], "rows": sum(map(len, ranges))
+        }  # fmt: skip
+        self.tables.finish(order, lsn, fields)
