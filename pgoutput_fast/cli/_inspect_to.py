@@ -171,6 +171,10 @@ def _lines(result: ExportResult, directory: Path) -> Iterator[str]:
         parts.append(f"it has everything up to {format_lsn(result.position)}")
     if result.rolled_back:
         parts.append(f"{result.rolled_back:,} rolled back left out")
+    if result.elsewhere:
+        count = len(result.elsewhere)
+        waits = "table waits" if count == 1 else "tables wait"
+        parts.append(f"{count:,} {waits} for a snapshot")
     if result.undecided:
         parts.append(f"{result.undecided:,} of transactions whose end is not there")
     yield "; ".join(parts)

@@ -79,17 +79,25 @@ class Shown(NamedTuple):
     changes: int | None = None
     """Of a message that ends a transaction: how many rows that has, without those that were rolled
     back; a Truncate counts once for each table. None if that is not known."""
+    is_read: bool = False
+    """Whether it is an Insert that stands for a row of a table's snapshot."""
 
     @property
     def tag(self) -> str:
         """The frame's tag; "" for an empty frame."""
         return self.frame[:1].decode("latin-1")
 
+    @property
+    def name(self) -> str:
+        """The message's name, which is Read for a row of a snapshot."""
+        return "Read" if self.is_read else type(self.message).__name__
+
 
 class Messages:
     """Decodes the frames of one stream, and knows which transaction and tables each belongs to.
 
-    `continues` says whether it may begin in the middle of a transaction, as files of segments do.
+    `continues` says whether it may begin in the middle of a transaction, as files of segments do;
+    `read`, whether its Inserts are the rows of a snapshot.
     """
 
     def __init__(
@@ -99,7 +107,9 @@ class Messages:
         registry: TypeRegistry | None = None,
         *,
         continues: bool = False,
+        read: bool = False,
     ) -> None:
+        self._read = read
         self._decoder = Decoder(policies, encoding=encoding, registry=registry)
         self._counts = _Counts(continues=continues)
 
@@ -122,7 +132,9 @@ class Messages:
         else:
             xid = before
         changes = self._counts.take(message, xid, seq)
-        return Shown(lsn, time, frame, message, None, xid, tuple(self._tables(message)), changes)
+        is_read = self._read and isinstance(message, Insert)
+        tables = tuple(self._tables(message))
+        return Shown(lsn, time, frame, message, None, xid, tables, changes, is_read)
 
     def _tables(self, message: Any) -> Iterator[str]:
         if isinstance(message, (Insert, Update, Delete)):
@@ -229,7 +241,8 @@ class Lines:
             return f"{code} at byte {shown.error.offset}: {shown.error}"
         tables = ", ".join(paint(printable(table), "table") for table in shown.tables)
         if isinstance(message, Insert):
-            return f"{paint('INSERT', 'insert')} {tables} {self._tuple(message, message.new)}"
+            what = paint("READ" if shown.is_read else "INSERT", "insert")
+            return f"{what} {tables} {self._tuple(message, message.new)}"
         if isinstance(message, Update):
             old = ""
             if message.old is not None:
@@ -342,7 +355,7 @@ def as_json(shown: Shown, *, typed: bool = False) -> str:
         fields["error"] = {"code": error.code, "offset": error.offset, "message": str(error)}
         fields["frame"] = {"hex": shown.frame.hex()}
         return json.dumps(fields)
-    fields["message"] = type(message).__name__
+    fields["message"] = shown.name
     if message.in_stream:
         fields["in_stream"] = True
     for name in message.__match_args__:

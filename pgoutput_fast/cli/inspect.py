@@ -22,7 +22,8 @@ from .. import (
     Update,
     format_lsn,
 )
-from ..columnar.arrays import OPERATIONS
+from ..columnar.arrays import OPERATIONS, READ
+from ..directory.looking import look
 from ..errors import PgOutputError, printable
 from ..files import FORMATS, Format
 from ..protocol.copydata import Keepalive
@@ -31,6 +32,7 @@ from ..segments import SegmentReader, list_segments
 from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
 from ..values import timestamp_form
+from ._inspect_directory import described, files_of, lines_of
 from ._inspect_to import completed_policy, policies_option, run_export, table_patterns, types_option
 from ._show import Lines, Messages, Shown, Values, as_json, values_option
 from ._style import Paint, paint_for, plain
@@ -57,17 +59,22 @@ def _files(paths: tuple[Path, ...]) -> list[Path]:
     """
     files: list[Path] = []
     for path in paths:
-        files += [one.path for one in list_segments(path)] if path.is_dir() else [path]
+        files += files_of(look(path)) if path.is_dir() else [path]
     if len(paths) == 1:
         return files
     segments: list[Path] = []
-    recordings: dict[Path, Path] = {}
+    others: dict[Path, Path] = {}  # each of which is read by itself
     for path in files:
-        if is_segment(path):
+        if is_segment(path) and not _is_of_snapshot(path):
             segments.append(path)
-        elif (before := recordings.setdefault(path.resolve(), path)) is not path:
+        elif (before := others.setdefault(path.resolve(), path)) is not path:
             raise PgOutputError(f"{path} is given twice, once as {before}")
-    return [*recordings.values(), *(segment.path for segment in list_segments(segments))]
+    return [*others.values(), *(segment.path for segment in list_segments(segments))]
+
+
+def _is_of_snapshot(path: Path) -> bool:
+    with SegmentReader(path) as reader:
+        return reader.metadata.snapshot
 
 
 def _messages(
@@ -76,7 +83,10 @@ def _messages(
     """Decode the messages of a file, from its start."""
     if is_segment(path):
         with SegmentReader(path) as reader:
-            messages = Messages(reader.metadata.encoding, policies, registry, continues=True)
+            metadata = reader.metadata
+            messages = Messages(
+                metadata.encoding, policies, registry, continues=True, read=metadata.snapshot
+            )
             for batch in reader:
                 columns = (batch.column(name).to_pylist() for name in ("lsn", "data", "seq"))
                 for lsn, frame, seq in zip(*columns, strict=True):
@@ -149,7 +159,7 @@ class _Stats:
 
     def add(self, shown: Shown) -> None:
         message = shown.message
-        name = "undecodable" if message is None else type(message).__name__
+        name = "undecodable" if message is None else shown.name
         self.tags[name] += 1
         self.bytes[name] += len(shown.frame)
         self.errors += message is None
@@ -192,11 +202,14 @@ class _Stats:
         if self.tables:
             width = max(len(printable(name)) for name in self.tables) + 2
             yield ""
-            names = "".join(f"{name:>12}" for name in OPERATIONS.values())
+            operations = list(OPERATIONS.values())
+            if any(READ in counts for counts in self.tables.values()):
+                operations.append(READ)
+            names = "".join(f"{name:>12}" for name in operations)
             yield paint(f"{'table':<{width}}{names}", "heading")
             for table, counts in found["tables"].items():
                 yield f"{printable(table):<{width}}" + "".join(
-                    f"{counts.get(name, 0):>12,}" for name in OPERATIONS.values()
+                    f"{counts.get(name, 0):>12,}" for name in operations
                 )
 
 
@@ -269,6 +282,11 @@ class _Command(click.Command):
     help="With --to: end at a frame that is refused (the default), or put it aside.",
 )
 @click.option(
+    "--consumer",
+    metavar="NAME",
+    help="With --to: have the directory keep what these files do not have yet.",
+)
+@click.option(
     "--policy",
     "policies",
     multiple=True,
@@ -297,13 +315,17 @@ def command(
     to: tuple[Format, Path] | None,
     before: bool,
     on_error: str | None,
+    consumer: str | None,
     policies: Policies | None,
     types: TypeRegistry | None,
 ) -> int:
-    """Print the messages of segments, directories of segments, or recorded streams.
+    """Print the messages of segments, directories of segments, snapshots or recorded streams.
 
     A frame that can't be decoded is printed with its error, and the exit code is 1. It is also 1 if
     no message has the table, transaction and tag that were asked for.
+
+    Rows of a table's snapshot are shown as READ. With --stats there is also which tables of a
+    directory are copied, or wait for it, and its consumers.
 
     With --to the changes are written to files instead, one per table.
     """
@@ -312,7 +334,8 @@ def command(
                     "--full": full, "--stats": stats}  # fmt: skip
         _refuse(printing, "is not for --to")
     else:
-        _refuse({"--before": before, "--on-error": on_error}, "is for --to")
+        only_files = {"--before": before, "--on-error": on_error, "--consumer": consumer}
+        _refuse(only_files, "is for --to")
         if values != "typed":
             of_types = {"--policy": policies, "--types": types}
             _refuse(of_types, "is for --to, and for --json --values typed")
@@ -325,6 +348,7 @@ def command(
             tables=tables,
             before=before,
             on_error=on_error or "raise",
+            consumer=consumer,
             policies=policies,
             registry=types,
         )
@@ -350,7 +374,12 @@ def command(
     if counts.files == 0:
         raise PgOutputError(f"there is no segment in {', '.join(map(str, paths))}")
     if stats:
-        print(json.dumps(counts.as_dict()) if as_objects else "\n".join(counts.lines(paint)))
+        directories = [described(path) for path in paths if path.is_dir()]
+        if as_objects:
+            print(json.dumps({**counts.as_dict(), "directories": directories}))
+        else:
+            told = (line for one in directories for line in lines_of(one, paint))
+            print("\n".join([*counts.lines(paint), *told]))
     if errors:
         raise PgOutputError(f"{errors} frame{'s' * (errors != 1)} could not be decoded")
     if not wanted.is_empty and not wanted.matches:

@@ -20,14 +20,15 @@ from pgoutput_fast._disk import claim_directory
 from pgoutput_fast.columnar.decoder import ColumnarDecoder
 from pgoutput_fast.columnar.options import OnError
 from pgoutput_fast.errors import DecodeError, PgOutputError
-from pgoutput_fast.lsn import format_lsn, parse_lsn
+from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.policies import Policies
 from pgoutput_fast.segments.format import require_pyarrow
 
 if TYPE_CHECKING:
     from pgoutput_fast.types import TypeRegistry
 
-    from ._units import Source, Unit
+    from ._consuming import Registered
+    from ._units import Plan, Source
 
 __all__ = ["FORMATS", "ExportProgress", "ExportResult", "ExportedTable", "export"]
 
@@ -58,6 +59,7 @@ class ExportedTable(NamedTuple):
 
     namespace: str
     name: str
+    """The names that the table had last."""
     version: int
     """1 for the table's first schema (columns, types, keys, OID), 2 for the next one, and so on."""
     rows: int
@@ -66,6 +68,8 @@ class ExportedTable(NamedTuple):
     """Its files in the order of the stream; with the format duckdb, the database."""
     table: tuple[str, str] | None
     """Schema and table in the database; None with the other formats."""
+    relation_id: int
+    """The table's OID. A table that is renamed keeps it; one that is made anew gets another."""
 
 
 class ExportResult(NamedTuple):
@@ -80,10 +84,13 @@ class ExportResult(NamedTuple):
     undecided: int
     """Rows of a recording that ends before their transaction does; their commit_lsn is null."""
     position: int | None
-    """LSN up to which the directory has everything; None for a recording, and if there were no
-    changes of the wanted tables."""
+    """LSN up to which the directory has everything, but of the tables in `elsewhere`; None for a
+    recording, and if there were no changes of the wanted tables."""
     tables: tuple[ExportedTable, ...]
     """All tables of the directory, also those to which this call added nothing."""
+    elsewhere: Mapping[int, int]
+    """The same LSN, by relation id, of tables that wait for a snapshot: a later call goes on there
+    once it has come."""
 
 
 def export(
@@ -99,13 +106,15 @@ def export(
     on_error: OnError = "raise",
     part_bytes: int = 1 << 30,
     progress: Callable[[ExportProgress], None] | None = None,
+    consumer: str | None = None,
 ) -> ExportResult:
     """Write the changes of segments, or of a recorded stream, to one file or table per relation.
 
     Parameters
     ----------
     paths : path or iterable of paths
-        A directory of segments, files of segments that follow each other, or one recorded stream.
+        A directory of segments, whose snapshots of tables are read too, files of segments that
+        follow each other, or one recorded stream.
     directory : path
         A new or empty directory, or one that an export of the same source made, which is continued.
     format : {"parquet", "arrow", "csv", "duckdb"}
@@ -122,6 +131,9 @@ def export(
         disk space for a temporary file in `directory`.
     progress : callable
         Called after each batch of frames, and each table that is written.
+    consumer : str, optional
+        A name by which the directory of segments knows this export: what it has not read is kept
+        there. Each export has a name of its own.
 
     Raises
     ------
@@ -133,6 +145,7 @@ def export(
         An argument is of another type.
     """
     require_pyarrow()
+    from ._consuming import Registered
     from ._units import open_source
     from ._write import refusals
 
@@ -155,9 +168,6 @@ def export(
         "max_bytes": 16 << 20,
     }
     ColumnarDecoder(**decoding)  # refuses wrong arguments before anything is made
-    source = open_source(given)
-    if source is None:
-        return ExportResult(0, 0, 0, 0, None, ())
     options = {
         "before": bool(before),
         "tables": decoding["tables"] and sorted(decoding["tables"]),
@@ -166,9 +176,15 @@ def export(
         # Only whether there is a registry: its types may change, as those of the database do.
         "types": registry is not None,
     }
-    with _claimed(Path(directory)):
+    with contextlib.ExitStack() as stack:
+        # Before anything is looked at, so that it is kept.
+        registered = stack.enter_context(Registered(given, consumer)) if consumer else None
+        source = open_source(given)
+        if source is None:
+            return ExportResult(0, 0, 0, 0, None, (), {})
+        stack.enter_context(_claimed(Path(directory)))
         with refusals(str(directory)):
-            run = _Export(Path(directory), format, source, options, decoding, progress)
+            run = _Export(Path(directory), format, source, options, decoding, progress, registered)
         try:
             result = run.result(part_bytes)
         finally:
@@ -177,7 +193,11 @@ def export(
             # A mistyped name would else be one of the options that this directory was begun with.
             with refusals(str(directory)):
                 run.discard()
-            return result._replace(position=None)
+            if registered is not None:
+                registered.drop()
+            return result._replace(position=None, elsewhere={})
+        if registered is not None:
+            registered.keep()
         return result
 
 
@@ -216,6 +236,7 @@ class _Export:
         options: dict[str, Any],
         decoding: dict[str, Any],
         progress: Callable[[ExportProgress], None] | None,
+        consumer: Registered | None,
     ) -> None:
         from ._manifest import TEMPORARY, new_manifest
         from ._write import open_store
@@ -225,6 +246,7 @@ class _Export:
         self._decoding = decoding
         self._before = options["before"]
         self._progress = progress
+        self._consumer = consumer
         self._counts = dict.fromkeys(("rows", "errors", "rolled_back", "undecided"), 0)
         self._bytes = self._total_bytes = self._rows_decoded = 0
         self._check_contents(format)
@@ -297,22 +319,28 @@ class _Export:
 
     def result(self, part_bytes: int) -> ExportResult:
         """Write what the directory does not have yet, and return what was done."""
-        units = self._source.remaining(self._manifest["start"], self._manifest["position"])
-        if self._manifest["position"] is None:
-            self._manifest["start"] = self._source.start
-        self._total_bytes = sum(unit.size for unit in units)
-        while units:
-            taken, size = 0, 0
-            while taken < len(units) and size < part_bytes:
-                size += units[taken].size
-                taken += 1
-            self._step(units[:taken])
-            units = units[taken:]
-        position = self._manifest["position"]
+        from ._progress import Progress
+
+        manifest = self._manifest
+        progress = None
+        if manifest["position"] is None:
+            progress = self._source.begin()
+            manifest["start"] = progress and format_lsn(progress.position.lsn)
+        elif manifest["position"] != "end":
+            progress = Progress.of(manifest)
+        is_read = manifest["position"] is not None
+        if self._consumer is not None and progress is not None:
+            self._consumer.begin(progress.position, is_new=not is_read)
+        while (plan := self._source.plan(manifest, progress, part_bytes)) is not None:
+            self._total_bytes = self._bytes + plan.total
+            self._step(plan)
+            progress, is_read = plan.after, True
+        position = progress.position if progress is not None and is_read else None
         return ExportResult(
             **self._counts,
-            position=None if position in (None, "end") else parse_lsn(position),
+            position=None if position is None else position.lsn,
             tables=tuple(self._tables()),
+            elsewhere={} if position is None else dict(position.tables),
         )
 
     def _tables(self) -> Iterator[ExportedTable]:
@@ -328,6 +356,7 @@ class _Export:
                     version["rows"],
                     tuple(self._directory / name for name in names),
                     tuple(version["table"]) if "table" in version else None,
+                    version["relation_id"],
                 )
 
     def _tell(self) -> None:
@@ -338,7 +367,7 @@ class _Export:
                 )
             )
 
-    def _step(self, units: list[Unit]) -> None:
+    def _step(self, plan: Plan) -> None:
         """Decode some units from start to end, and write their contents."""
         from ._manifest import TEMPORARY
         from ._step import Step
@@ -351,7 +380,7 @@ class _Export:
                 Step(path, self._decoding, before=self._before, fold=self._store.fold)
             ) as step,
         ):
-            for unit in units:
+            for unit in plan.units:
                 done = self._bytes
                 for chunk in self._source.chunks(unit):
                     try:
@@ -362,8 +391,13 @@ class _Export:
                     self._tell()
                 self._bytes = done + unit.size
             self._write(step)
-        self._manifest["position"] = units[-1].end
+        if plan.after is None:
+            self._manifest["position"] = "end"
+        else:
+            plan.after.store(self._manifest)
         self._store.commit(self._manifest)
+        if self._consumer is not None and plan.after is not None:
+            self._consumer.advance(plan.after.position)
         path.unlink(missing_ok=True)
         self._tell()
 
@@ -375,7 +409,7 @@ class _Export:
         manifest, counts = self._manifest, self._counts
         tables = Tables(manifest)
         for shape, batches in step.tables():
-            table, version = tables.version(shape)
+            table, version = tables.version(shape, step.names[shape.relation_id])
             rows = self._store.table(table, version, shape.schema, batches)
             version["rows"] += rows
             counts["rows"] += rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,11 @@ from pgoutput_fast.columnar.decoder import ColumnarDecoder
 from pgoutput_fast.columnar.fields import EPOCH_SHIFT
 from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.values import timestamp_form
+
+from ._windows import events_that_count
+
+if TYPE_CHECKING:
+    from ._units import Chunk
 
 _NAMES = {
     "C": "commit",
@@ -60,10 +65,11 @@ ERRORS = pa.schema(
 _IN_COLUMNS = {"xid", "subxid", "commit_lsn", "end_lsn", "commit_time", "prefix", "content"}
 
 
-def events_of(decoder: ColumnarDecoder, lsns: Any) -> Any:
-    """The events of the decoder's last call, as a record batch."""
-    events = decoder.events
+def events_of(decoder: ColumnarDecoder, chunk: Chunk) -> Any:
+    """The events of the decoder's last call that count, as a record batch."""
+    events, lsns = decoder.events, chunk.lsns
     places = np.flatnonzero(np.isin(events.array["tag"], [ord(tag) for tag in _NAMES]))
+    places = places[events_that_count(chunk, events.array["frame"][places])]
     found = events.array[places]
     tags = pa.array(found["tag"]).dictionary_encode()
     names = [_NAMES[chr(tag)] for tag in tags.dictionary.to_pylist()]

@@ -18,6 +18,8 @@ CHANGE_COLUMNS = (
 )
 """The columns of a ChangeBatch that a file has beside those of the table, by the same names."""
 
+_NAME_KEYS = (b"pgoutput.namespace", b"pgoutput.relation")
+
 
 class FileColumn(NamedTuple):
     """A column of a file, and where it comes from.
@@ -47,8 +49,11 @@ class Shape:
     Attributes
     ----------
     schema : pyarrow.Schema
+    relation_id : int
     digest : str
-        Of the schema.
+        Of the schema without the table's name, which may change.
+    named_digest : str
+        Of all of it: version 1 of the manifest has this.
     columns : list of FileColumn
     """
 
@@ -91,7 +96,12 @@ class Shape:
         self.schema = pa.schema(
             made, metadata={**metadata, b"pgoutput.file_columns": json.dumps(told).encode()}
         )
-        self.digest = schema_digest(self.schema)
+        self.relation_id = int(metadata[b"pgoutput.relation_id"])
+        unnamed = {
+            key: value for key, value in self.schema.metadata.items() if key not in _NAME_KEYS
+        }
+        self.digest = schema_digest(self.schema.with_metadata(unnamed))
+        self.named_digest = schema_digest(self.schema)
 
     def rows(self, batch: Any) -> Any:
         """The rows of a batch.

@@ -23,8 +23,11 @@ from pgoutput_fast._forms import of_form
 from pgoutput_fast.errors import PgOutputError
 
 from ._flatten import Shape
+from ._progress import Progress
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READ_VERSIONS = (1, 2)
+"""Version 1 knows no snapshots, and tells tables apart by their names."""
 NAME = "_manifest.json"
 TEMPORARY = ".pgoutput_fast.tmp"
 _LONGEST = 180  # most bytes of a file's name before the version, part and suffix
@@ -80,22 +83,42 @@ class Version(_VersionInDatabase):
 
 class _TableOfFiles(TypedDict, total=False):
     files: str
+    relation_id: int
+    first: list[str]
 
 
 class TableEntry(_TableOfFiles):
-    """A table. If the export makes files, `files` is what their names begin with."""
+    """A table. If the export makes files, `files` is what their names begin with.
+
+    `namespace` and `name` are those that it had last. `first` has those that it had first, by which
+    its files, or tables in a database, are named, if they are others.
+    """
 
     namespace: str
     name: str
     versions: list[Version]
 
 
+class Copying(TypedDict):
+    """A snapshot of which so many files were read."""
+
+    relation_id: int
+    generation: int
+    files: int
+
+
 class _ManifestOfFiles(TypedDict, total=False):
     publishing: list[str]
+    elsewhere: dict[str, str]
+    copying: Copying | None
 
 
 class Manifest(_ManifestOfFiles):
-    """The whole manifest. `publishing` has the names of the files that the last step made."""
+    """The whole manifest.
+
+    `publishing` has the names of the files that the last step made. `elsewhere` has the positions
+    of tables that are at another one than `position`, by relation id.
+    """
 
     pgoutput_fast_files: int
     format: str
@@ -119,6 +142,8 @@ def new_manifest(format: str, options: dict[str, Any], source: dict[str, Any]) -
         "source": source,
         "start": None,
         "position": None,
+        "elsewhere": {},
+        "copying": None,
         "rolled_back": 0,
         "undecided": 0,
         "tables": [],
@@ -138,18 +163,31 @@ def checked(text: str, where: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
         version = found["pgoutput_fast_files"]
-        if version == FORMAT_VERSION:
+        if version in _READ_VERSIONS:
             manifest: dict[str, Any] = of_form(found, Manifest)
+            _bring_forward(manifest)
+            if manifest["position"] not in (None, "end"):
+                Progress.of(manifest)
             stems = [table["files"] for table in manifest["tables"] if "files" in table]
             for name in (*manifest.get("publishing", ()), *stems, *file_names(manifest)):
                 _check_file_name(name)
             return manifest
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, PgOutputError) as error:
         raise PgOutputError(f"{where} is damaged, or no manifest ({error!r})") from error
     raise PgOutputError(
         f"{where} is of version {version!r}, this version of pgoutput_fast writes "
         f"{FORMAT_VERSION}; update pgoutput_fast"
     )
+
+
+def _bring_forward(manifest: dict[str, Any]) -> None:
+    """Give a manifest of version 1 what version 2 has."""
+    manifest["pgoutput_fast_files"] = FORMAT_VERSION
+    manifest.setdefault("elsewhere", {})
+    manifest.setdefault("copying", None)
+    for table in manifest["tables"]:
+        # Of several tables that had one name, the last one goes on there.
+        table.setdefault("relation_id", table["versions"][-1]["relation_id"])
 
 
 def file_names(manifest: dict[str, Any]) -> Iterator[str]:
@@ -217,6 +255,12 @@ def file_stem(namespace: str, name: str) -> str:
     return stem
 
 
+def first_names(table: dict[str, Any]) -> tuple[str, str]:
+    """Schema and name that a table had first, by which its output is named."""
+    namespace, name = table.get("first") or (table["namespace"], table["name"])
+    return namespace, name
+
+
 def folded(name: str) -> str:
     """A text that is equal for names that a file system or duckdb may take for the same."""
     return unicodedata.normalize("NFKC", name).casefold()
@@ -237,29 +281,47 @@ def unique(name: str, taken: set[str]) -> str:
 
 
 class Tables:
-    """The tables of a manifest, and the versions of their schemas."""
+    """The tables of a manifest, and the versions of their schemas.
+
+    A table is known by its relation id: it is one table under each name that it has had.
+    """
 
     def __init__(self, manifest: dict[str, Any]) -> None:
         self._tables = manifest["tables"]
-        self._by_name = {(one["namespace"], one["name"]): one for one in self._tables}
+        self._by_id = {one["relation_id"]: one for one in self._tables}
 
-    def version(self, shape: Shape) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The manifest's entries for a table and its version, which are added if they are new."""
+    def version(
+        self, shape: Shape, newest: tuple[str, str]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The manifest's entries for a table and its version, which are added if they are new.
+
+        Parameters
+        ----------
+        shape : Shape
+        newest : (str, str)
+            Schema and name that the table has now.
+        """
         metadata = {key.decode(): value.decode() for key, value in shape.schema.metadata.items()}
-        name = metadata["pgoutput.namespace"], metadata["pgoutput.relation"]
-        table = self._by_name.get(name)
+        relation_id = int(metadata["pgoutput.relation_id"])
+        namespace, name = metadata["pgoutput.namespace"], metadata["pgoutput.relation"]
+        table = self._by_id.get(relation_id)
         if table is None:
-            table = {"namespace": name[0], "name": name[1], "versions": []}
-            self._by_name[name] = table
+            table = {
+                "relation_id": relation_id, "namespace": namespace, "name": name, "versions": []
+            }  # fmt: skip
+            self._by_id[relation_id] = table
             self._tables.append(table)
+        if (table["namespace"], table["name"]) != newest:
+            table.setdefault("first", [table["namespace"], table["name"]])
+            table.update(zip(("namespace", "name"), newest, strict=True))
         for version in table["versions"]:
-            if version["schema"] == shape.digest:
+            if version["schema"] in (shape.digest, shape.named_digest):
                 return table, version
         described = {one["name"]: one for one in json.loads(metadata["pgoutput.columns"])}
         version = {
             "version": len(table["versions"]) + 1,
             "schema": shape.digest,
-            "relation_id": int(metadata["pgoutput.relation_id"]),
+            "relation_id": relation_id,
             "replica_identity": metadata["pgoutput.replica_identity"],
             "key_columns": json.loads(metadata["pgoutput.key_columns"]),
             "columns": [

@@ -11,10 +11,12 @@ import pyarrow as pa
 
 from pgoutput_fast.columnar.arrays import commit_of
 from pgoutput_fast.columnar.decoder import ColumnarDecoder
+from pgoutput_fast.names import shown_name
 
 from ._events import errors_of, events_of
 from ._flatten import Shape
 from ._units import Chunk
+from ._windows import counted, frame_counts, given_lsns
 from ._write import Spill
 
 _EVENTS, _ERRORS = -1, -2
@@ -25,6 +27,8 @@ class Step:
 
     Attributes
     ----------
+    names : dict of int to (str, str)
+        Schema and name that each table had last, by relation id.
     rolled_back, undecided : int
         Rows of streamed and prepared transactions that were rolled back, and rows whose transaction
         does not end in the source. They are counted when the tables are written.
@@ -41,6 +45,7 @@ class Step:
         self._known: dict[tuple[int, Any], tuple[Any, int]] = {}
         self._numbers: dict[str, int] = {}
         self._shapes: list[Shape] = []
+        self.names: dict[int, tuple[str, str]] = {}
         self._commits: dict[int, tuple[int, int]] = {}
         self._aborted: set[tuple[int, int]] = set()
         self.rolled_back = self.undecided = 0
@@ -62,23 +67,44 @@ class Step:
         DecodeError
             A frame is refused, and ``on_error`` is "raise".
         """
-        decoder = self._decoder
-        if decoder is None or self._encoding != chunk.encoding:
-            decoder = ColumnarDecoder(**self._decoding, encoding=chunk.encoding)
-            self._decoder, self._encoding = decoder, chunk.encoding
+        decoder = self._decoder_for(chunk)
         rows = 0
-        for changes in decoder.decode(chunk.frames, lsns=chunk.lsns):
+        for changes in decoder.decode(chunk.frames, lsns=given_lsns(chunk)):
+            batch = counted(changes, chunk)
+            if not len(batch):
+                continue
+            relation = changes.relation
+            named = shown_name(relation.namespace), shown_name(relation.name)
+            self.names[relation.relation_id] = named
             number = self._number(changes)
-            batch = self._shapes[number].rows(pa.record_batch(changes))
-            self._spill.add(number, batch)
+            self._spill.add(number, self._shapes[number].rows(batch))
             rows += len(batch)
-        events = events_of(decoder, chunk.lsns)
+        events = events_of(decoder, chunk)
         if len(events):
             self._spill.add(_EVENTS, events)
             self._note(decoder)
-        if decoder.errors:
-            self._spill.add(_ERRORS, errors_of(decoder, chunk.path))
+        self._take_errors(decoder, chunk)
         return rows
+
+    def _decoder_for(self, chunk: Chunk) -> ColumnarDecoder:
+        """The decoder for the next frames. What it is made with may differ from unit to unit."""
+        if self._decoder is None or self._encoding != chunk.encoding:
+            # Errors are collected, as a frame that does not count may be refused.
+            arguments = {**self._decoding, "on_error": "collect", "encoding": chunk.encoding}
+            self._decoder, self._encoding = ColumnarDecoder(**arguments), chunk.encoding
+        return self._decoder
+
+    def _take_errors(self, decoder: ColumnarDecoder, chunk: Chunk) -> None:
+        """Keep the errors of frames that count, or raise the first one."""
+        if not decoder.errors:
+            return
+        places = [i for i, bad in enumerate(decoder.errors) if frame_counts(chunk, bad)]
+        if places and self._decoding["on_error"] == "raise":
+            bad = decoder.errors[places[0]]
+            bad.error.frame = bad.frame
+            raise bad.error
+        if places:
+            self._spill.add(_ERRORS, errors_of(decoder, chunk.path).take(pa.array(places)))
 
     def _number(self, changes: Any) -> int:
         """The number of the shape of a batch's rows; batches of one shape are kept together."""

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from pgoutput_fast.directory.copies import Tables
+from pgoutput_fast.directory.looking import Look, check_file, look, readable
+from pgoutput_fast.directory.reading import (
+    Position,
+    Reading,
+    Step,
+    first_position,
+    lacking,
+    next_reading,
+    steps,
+)
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.lsn import format_lsn, parse_lsn
-from pgoutput_fast.segments import Segment, SegmentReader, list_segments
+from pgoutput_fast.segments import Segment, SegmentMetadata, SegmentReader, list_segments
 from pgoutput_fast.segments.format import ANNOUNCED_LSN
+from pgoutput_fast.segments.listing import Contents, stored_metadata
 from pgoutput_fast.segments.reader import is_segment
 from pgoutput_fast.segments.recordings import Frame, Recording
+
+from ._progress import Progress, Walk, counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,36 +50,60 @@ class Chunk(NamedTuple):
     lsns: Any
     size: int
     """Size in bytes."""
+    step: Step | None = None
+    """Which of the changes count; None: all."""
+    beside: Any = None
+    """A table of what stands beside the frames in a segment, or in a file of a snapshot."""
 
 
 class Unit(NamedTuple):
-    """Files of whole transactions: one segment with its parts, or a recording."""
+    """Files that are read together.
+
+    One segment with its parts, one file of a snapshot, or a recording.
+    """
 
     files: tuple[Path, ...]
     size: int
     """Size in bytes."""
-    end: str
-    """The position behind the unit, as text for the manifest."""
+    step: Step | None = None
+    """Which of the changes count; None: all."""
+
+
+class Plan(NamedTuple):
+    """Units that are read next."""
+
+    units: list[Unit]
+    after: Progress | None
+    """Where the export is behind them; None: at the end of a recording."""
+    total: int
+    """Bytes that are read until everything is there, these included."""
 
 
 class SegmentSource:
-    """Segments that follow each other.
+    """Segments that follow each other, with the snapshots of tables if a directory is read.
+
+    Parameters
+    ----------
+    look : callable
+        Gives what there is to read. It is called for each part, as files are merged meanwhile.
+    metadata : SegmentMetadata
+        Of one of the segments, or of the directory.
+    where : str
+        What errors call the source.
 
     Attributes
     ----------
-    start : str
-        The LSN where they begin, as text.
     identity : dict
         Values that identify the source. They are stored in the manifest, and must be the same when
         an export goes on.
     """
 
-    def __init__(self, segments: list[Segment]) -> None:
-        groups = itertools.groupby(segments, lambda one: (one.start_lsn, one.end_lsn))
-        self._groups = [(end, [one.path for one in parts]) for (_, end), parts in groups]
-        with SegmentReader(segments[0].path) as reader:
-            metadata = reader.metadata
-        self.start = format_lsn(metadata.start_lsn)
+    def __init__(self, look: Callable[[], Look], metadata: SegmentMetadata, where: str) -> None:
+        self._look = look
+        self._metadata = metadata
+        self._where = where
+        # Up to here this source reads, though more may come meanwhile.
+        self._end = look().contents.end
         self.identity: dict[str, Any] = {
             "kind": "segments",
             "system_identifier": metadata.system_identifier,
@@ -74,46 +111,112 @@ class SegmentSource:
             "slot": metadata.slot,
         }
 
-    def remaining(self, begun: str | None, position: str | None) -> list[Unit]:
-        """The units behind `position`; what lies between `begun` and `position` was read before.
+    def begin(self) -> Progress:
+        """Where a new export begins: each table at its newest snapshot.
 
         Raises
         ------
         PgOutputError
-            Segments are missing between the two, one lies on both sides of `position`, or some come
-            before `begun`.
+            What comes after the snapshots is deleted already.
         """
-        done = 0 if position is None else parse_lsn(position)
-        if begun is not None and parse_lsn(self.start) < parse_lsn(begun):
+        found = self._look()
+        begin = found.contents.begin
+        position = first_position(found.states, begin)
+        missing = lacking(position, found.states, begin)
+        if missing:
             raise PgOutputError(
-                f"the directory has everything from {begun} up to {position}, and "
-                f"{self._groups[0][1][0]} comes before that; export what is earlier to a directory "
-                "of its own"
+                f"of the relations {missing} the changes since their snapshots are deleted from "
+                f"{self._where}: have these tables copied again"
             )
-        groups = [(end, paths) for end, paths in self._groups if end > done]
-        if position is not None and groups:
-            first = groups[0][1][0]
-            with SegmentReader(first) as reader:
-                start = reader.metadata.start_lsn
-            if start != done:
-                why = (
-                    "a segment between them is missing; give it too"
-                    if start > done
-                    else "they are of two captures, which can't be read as one"
-                )
-                raise PgOutputError(
-                    f"the directory has everything up to {position}, and {first} goes on at "
-                    f"{format_lsn(start)}: {why}"
-                )
-        return [
-            Unit(tuple(paths), sum(path.stat().st_size for path in paths), format_lsn(end))
-            for end, paths in groups
-        ]
+        return Progress(position)
+
+    def plan(
+        self, manifest: dict[str, Any], progress: Progress | None, part_bytes: int
+    ) -> Plan | None:
+        """What to read next: at least `part_bytes` if there is so much; None if nothing is left.
+
+        Parameters
+        ----------
+        manifest : dict
+            It says where the export began.
+        progress : Progress
+        part_bytes : int
+
+        Raises
+        ------
+        PgOutputError
+            Something that is needed is deleted or missing, or comes before what was read first.
+        """
+        if progress is None:
+            raise PgOutputError("an export of segments has the end of a recording as its position")
+        found = self._look()
+        position = progress.position
+        self._check(found, manifest["start"], position)
+        reading = next_reading(position, found.states, self._end)
+        reading = readable(reading, found, self._where)
+        walk = Walk(position, reading)
+        units: list[Unit] = []
+        after: Progress | None = None
+        size = total = 0
+        for step in steps(reading, _needed(found, reading), found.files):
+            copy = step.copy
+            groups, first = [step.paths], 0
+            if copy is not None:
+                # Each file is a unit, as a table may be very large.
+                first = progress.files_of(copy)
+                groups = [(path,) for path in step.paths[first:]] or [()]
+            elif not _counts(step):
+                groups = []
+            for number, paths in enumerate(groups, first + 1):
+                bytes_ = sum(path.stat().st_size for path in paths)
+                total += bytes_
+                if after is not None:
+                    continue
+                units.append(Unit(paths, bytes_, step))
+                size += bytes_
+                is_last = copy is None or number >= len(step.paths)
+                if is_last:
+                    _pass(walk, step)
+                if size >= part_bytes and (copy is None or is_last):
+                    after = Progress(walk.position)
+                elif size >= part_bytes and copy is not None:
+                    copying = copy.relation_id, copy.generation, number
+                    after = Progress(walk.position, copying)
+            if not groups and after is None:
+                _pass(walk, step)
+        if not units:
+            return None
+        if after is None or size == total:
+            after = Progress(reading.after)
+        return Plan(units, after, total)
+
+    def _check(self, found: Look, begun: str | None, position: Position) -> None:
+        """Refuse a source that lacks what is needed, or that also has what comes before it."""
+        segments, begin = found.contents.segments, found.contents.begin
+        at = format_lsn(position.lsn)
+        if begun is not None and segments and segments[0].end_lsn <= parse_lsn(begun):
+            raise PgOutputError(
+                f"the directory has everything from {begun} up to {at}, and {segments[0].path} "
+                f"comes before that; export what is earlier to a directory of its own"
+            )
+        if begin > position.lsn:
+            raise PgOutputError(
+                f"the directory has everything up to {at}, and {self._where} goes on at "
+                f"{format_lsn(begin)}: a segment between them is missing, give it too; if it was "
+                f"deleted, begin with a new directory. consumer= has kept what is needed"
+            )
+        missing = lacking(position, found.states, begin)
+        if missing:
+            raise PgOutputError(
+                f"of the relations {missing} changes that the directory lacks are deleted from "
+                f"{self._where}: have these tables copied again. consumer= has kept what is needed"
+            )
 
     def chunks(self, unit: Unit) -> Iterator[Chunk]:
         """The frames of a unit, as one stream."""
         for number, path in enumerate(unit.files):
             with SegmentReader(path) as reader:
+                check_file(reader, self._metadata, unit.step and unit.step.copy)
                 encoding = reader.metadata.encoding
                 repeated = number > 0
                 pending: list[Any] = []
@@ -121,18 +224,39 @@ class SegmentSource:
                 for batch in reader:
                     if repeated:
                         batch, repeated = _without_begin(path, batch), False
-                    pending.append(batch.select(["data", "lsn"]))
+                    pending.append(batch)
                     size += batch.column("data").nbytes
                     if size >= _CHUNK_BYTES:
-                        yield _chunk(path, encoding, pending, size)
+                        yield _chunk(path, encoding, pending, size, unit.step)
                         pending, size = [], 0
                 if pending:
-                    yield _chunk(path, encoding, pending, size)
+                    yield _chunk(path, encoding, pending, size, unit.step)
 
 
-def _chunk(path: Path, encoding: str, batches: list[Any], size: int) -> Chunk:
-    data, lsns = pa.Table.from_batches(batches).columns
-    return Chunk(path, encoding, data, lsns.to_numpy(), size)
+def _needed(found: Look, reading: Reading) -> list[Segment]:
+    return [
+        one
+        for one in found.contents.segments
+        if one.end_lsn > reading.start and one.start_lsn < reading.rest.end
+    ]
+
+
+def _counts(step: Step) -> bool:
+    segment = Segment.from_path(step.paths[0])
+    return counts(step, segment.start_lsn, segment.end_lsn)
+
+
+def _pass(walk: Walk, step: Step) -> None:
+    if step.copy is not None:
+        walk.pass_copy(step.copy)
+    else:
+        walk.pass_segment(step, Segment.from_path(step.paths[0]).end_lsn)
+
+
+def _chunk(path: Path, encoding: str, batches: list[Any], size: int, step: Step | None) -> Chunk:
+    found = pa.Table.from_batches(batches)
+    lsns = found.column("lsn").to_numpy()
+    return Chunk(path, encoding, found.column("data"), lsns, size, step, found.drop(["data"]))
 
 
 def _without_begin(path: Path, batch: Any) -> Any:
@@ -145,11 +269,10 @@ def _without_begin(path: Path, batch: Any) -> Any:
 
 
 class RecordingSource:
-    """A recorded stream, from its start to its end; the attributes are those of SegmentSource."""
+    """A recorded stream, from its start to its end; with the attributes of SegmentSource."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.start = None
         Recording(path).close()
         size = path.stat().st_size
         digest = hashlib.sha256()
@@ -164,11 +287,17 @@ class RecordingSource:
             "sha256_of_ends": digest.hexdigest(),
         }
 
-    def remaining(self, begun: str | None, position: str | None) -> list[Unit]:
-        """The recording, unless it was read before."""
+    def begin(self) -> None:
+        """A recording has no position."""
+
+    def plan(
+        self, manifest: dict[str, Any], progress: Progress | None, part_bytes: int
+    ) -> Plan | None:
+        """The recording, unless it was read before; it is one part."""
+        del progress, part_bytes
         size = int(self.identity["bytes"])
-        del begun  # it is None, as a recording has no LSN where it begins
-        return [] if position is not None else [Unit((self._path,), size, "end")]
+        is_read = manifest["position"] is not None
+        return None if is_read else Plan([Unit((self._path,), size)], None, size)
 
     def chunks(self, unit: Unit) -> Iterator[Chunk]:
         """The frames."""
@@ -200,7 +329,7 @@ Source = SegmentSource | RecordingSource
 
 
 def open_source(paths: Iterable[str | os.PathLike[str]]) -> Source | None:
-    """Open the segments or the recording that paths name; None for a directory without segments.
+    """Open the segments or the recording that paths name; None for a directory without any yet.
 
     Raises
     ------
@@ -211,18 +340,40 @@ def open_source(paths: Iterable[str | os.PathLike[str]]) -> Source | None:
     if not given:
         raise PgOutputError("no file and no directory was given to read")
     if len(given) == 1 and given[0].is_dir():
-        segments = list_segments(given[0])
-    else:
-        files = []
-        for path in given:
-            files += [one.path for one in list_segments(path)] if path.is_dir() else [path]
-        recordings = [path for path in files if not is_segment(path)]
-        if recordings and len(files) > 1:
+        directory = given[0]
+        metadata = _metadata_of(directory)
+        if metadata is None:
+            return None
+        return SegmentSource(lambda: look(directory), metadata, str(directory))
+    files = []
+    for path in given:
+        if path.is_dir() and Tables(path).read():
             raise PgOutputError(
-                f"{recordings[0]} is a recorded stream, and nothing says how it goes together with "
-                f"other files: give it by itself, and a directory of its own for its tables"
+                f"{path} has snapshots of tables, and nothing says how they go together with other "
+                f"files: give it by itself"
             )
-        if recordings:
-            return RecordingSource(recordings[0])
-        segments = list_segments(files) if files else []
-    return SegmentSource(segments) if segments else None
+        files += [one.path for one in list_segments(path)] if path.is_dir() else [path]
+    recordings = [path for path in files if not is_segment(path)]
+    if recordings and len(files) > 1:
+        raise PgOutputError(
+            f"{recordings[0]} is a recorded stream, and nothing says how it goes together with "
+            f"other files: give it by itself, and a directory of its own for its tables"
+        )
+    if recordings:
+        return RecordingSource(recordings[0])
+    segments = list_segments(files) if files else []
+    if not segments:
+        return None
+    with SegmentReader(segments[0].path) as reader:
+        metadata = reader.metadata
+    found = Contents(segments, metadata.start_lsn, segments[-1].end_lsn)
+    return SegmentSource(lambda: Look(found, {}, {}), metadata, "the segments")
+
+
+def _metadata_of(directory: Path) -> SegmentMetadata | None:
+    """The description of what was captured into a directory; None if nothing was yet."""
+    segments = list_segments(directory)
+    if segments:
+        with SegmentReader(segments[0].path) as reader:
+            return reader.metadata
+    return stored_metadata(directory)

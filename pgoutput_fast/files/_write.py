@@ -26,6 +26,7 @@ from ._manifest import (
     clear,
     file_names,
     file_stem,
+    first_names,
     folded,
     give_names,
     manifest_lines,
@@ -161,6 +162,7 @@ class FileStore:
         self._write = _WRITERS[format]
         self._names: list[str] = []
         self._stems: set[str] = set()
+        self._given: set[str] = set()  # the same, not folded
 
     def load(self) -> Entry | None:
         """See `Store`."""
@@ -169,14 +171,20 @@ class FileStore:
         if path.exists():
             found = checked(path.read_text(encoding="utf-8"), str(path))
             give_names(self._directory, found["publishing"])
-            self._stems = {folded(one["files"]) for one in found["tables"]}
+            self._given = {one["files"] for one in found["tables"]}
+            self._stems = set(map(folded, self._given))
         clear(self._directory)
         return found
 
     def table(self, table: Entry, version: Entry, schema: Any, batches: Any) -> int:
         """See `Store`."""
         if "files" not in table:
-            table["files"] = unique(file_stem(table["namespace"], table["name"]), self._stems)
+            stem = file_stem(*first_names(table))
+            if stem in self._given:
+                # A table that had this name was dropped or renamed.
+                stem += f"~{table['relation_id']}"
+            table["files"] = unique(stem, self._stems)
+            self._given.add(table["files"])
         number = version["version"]
         stem = table["files"] + (f".v{number}" if number > 1 else "")
         return self._part(version["parts"], stem, schema, batches)
@@ -285,6 +293,7 @@ class DuckdbStore:
         self._schemas: dict[str, str] = {}
         self._names = {folded(name) for name in _RESERVED}
         self._tables: dict[str, set[str]] = {}
+        self._given: set[tuple[str, str]] = set()  # the same, not folded
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
@@ -337,23 +346,33 @@ class DuckdbStore:
         for table in manifest["tables"]:
             for version in table["versions"]:
                 schema, name = version["table"]
-                self._schemas[table["namespace"] or "pg_catalog"] = schema
+                self._schemas[first_names(table)[0] or "pg_catalog"] = schema
                 self._names.add(folded(schema))
-                self._tables.setdefault(schema, set()).add(folded(name))
+                self._take(schema, name)
         return manifest
 
     def table(self, table: Entry, version: Entry, schema: Any, batches: Any) -> int:
         """See `Store`."""
         if "table" not in version:
-            namespace, number = table["namespace"] or "pg_catalog", version["version"]
+            namespace, name = first_names(table)
+            namespace, number = namespace or "pg_catalog", version["version"]
             if namespace not in self._schemas:
                 self._schemas[namespace] = unique(namespace, self._names)
             schema_name = self._schemas[namespace]
-            name = table["name"] + (f"__v{number}" if number > 1 else "")
-            version["table"] = [
-                schema_name, unique(name, self._tables.setdefault(schema_name, set()))
-            ]  # fmt: skip
+            if (schema_name, name) in self._given and table["versions"][0].get("table") != [
+                schema_name, name
+            ]:  # fmt: skip
+                # A table that had this name was dropped or renamed.
+                name += f"__{table['relation_id']}"
+            name += f"__v{number}" if number > 1 else ""
+            version["table"] = [schema_name, self._take(schema_name, name)]
         return self._rows(version["parts"], version["table"], schema, batches)
+
+    def _take(self, schema: str, name: str) -> str:
+        """A name for a table that no other one has."""
+        found = unique(name, self._tables.setdefault(schema, set()))
+        self._given.add((schema, found))
+        return found
 
     def beside(self, manifest: Entry, what: str, schema: Any, batches: Any) -> int:
         """See `Store`."""

@@ -263,6 +263,24 @@ def _stored(path: Path, key: str) -> int:
         raise PgOutputError(f"can't read {path} ({printable(str(error))}): restore it") from error
 
 
+def stored_metadata(directory: Path) -> SegmentMetadata | None:
+    """What the stored position says of the slot; None if there is no stored position.
+
+    Raises
+    ------
+    PgOutputError
+        It can't be read.
+    """
+    path = directory / POSITION_NAME
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        return SegmentMetadata.from_json(json.dumps(fields["metadata"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, PgOutputError) as error:
+        raise PgOutputError(f"can't read {path} ({printable(str(error))}): restore it") from error
+
+
 def present(directory: Path) -> tuple[list[SegmentGroup], SegmentGroup | None]:
     """The chain of a directory, as `chain` gives it, without what is being deleted."""
     segments = listed(directory)

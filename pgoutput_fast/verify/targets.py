@@ -270,6 +270,7 @@ class ExportTarget:
             for version in table["versions"]:
                 self.tables[table["namespace"], table["name"]] = version["relation_id"]
                 self._versions.setdefault(version["relation_id"], []).append(version)
+        self._elsewhere = {int(key): lsn for key, lsn in manifest["elsewhere"].items()}
         position = manifest["position"]
         self._position = 0 if position is None else parse_lsn(position)
         if self._segments is not None and self._position >= begin:
@@ -298,6 +299,9 @@ class ExportTarget:
     def table(self, table: ServerTable) -> TargetTable:
         """See `Target`."""
         versions = self._versions.get(table.table.relation_id)
+        if table.table.relation_id in self._elsewhere:
+            at = self._elsewhere[table.table.relation_id]
+            raise NotComparable(f"it waits for its snapshot, and the export has it as of {at}")
         if versions is None and self._chosen[0]:
             raise NotComparable("the export was made of chosen tables, and has nothing of it")
         newest = versions[-1] if versions else None

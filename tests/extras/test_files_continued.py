@@ -49,9 +49,11 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 def part_bytes_of(directory: Path) -> int:
     """So that a step has about two segments."""
-    units = _units.open_source([directory])
-    assert units is not None
-    return units.remaining(None, None)[0].size + 1
+    source = _units.open_source([directory])
+    assert source is not None
+    plan = source.plan({"start": None, "position": None}, source.begin(), 1)
+    assert plan is not None
+    return plan.units[0].size + 1
 
 
 @pytest.mark.sample(2)

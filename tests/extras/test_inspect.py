@@ -278,6 +278,9 @@ def test_stats(run: Run, directory: Path) -> None:
             "other.t": {"truncate": 1, "insert": 1},
             "public.t": {"insert": 1, "update": 1, "delete": 1, "truncate": 1},
         },
+        "directories": [
+            {"path": str(directory), "begin": "0/0", "end": "0/201", "tables": [], "consumers": []}
+        ],
     }
     assert found["messages"]["Relation"] == {"frames": 3, "bytes": 2 * len(TABLE) + len(OTHER)}
     lines = run("inspect", "--stats", directory)

@@ -1,0 +1,116 @@
+"""Which changes, events and errors of a directory's files count, as its reading says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.names import qualified
+from pgoutput_fast.protocol.wire import relation_id_of
+from pgoutput_fast.segments.format import ANNOUNCED_LSN
+
+if TYPE_CHECKING:
+    from pgoutput_fast.columnar._pure_batch import ChangeBatch
+    from pgoutput_fast.columnar.decoder import BadFrame
+
+    from ._units import Chunk
+
+
+def counted(changes: ChangeBatch, chunk: Chunk) -> Any:
+    """Those of a table's decoded changes that count, as a record batch of pyarrow."""
+    step = chunk.step
+    if step is None:
+        return pa.record_batch(changes)
+    if step.copy is not None:
+        if changes.relation.relation_id != step.copy.relation_id:
+            raise PgOutputError(
+                f"{chunk.path} has rows of {qualified(changes.relation)}, and is of another "
+                f"table's snapshot: restore what was there"
+            )
+        return _read(changes, chunk)
+    batch = pa.record_batch(changes)
+    start, end = step.window(changes.relation.relation_id)
+    lsns = batch.column("commit_lsn")
+    found = pc.min_max(lsns)
+    first, last = found["min"].as_py(), found["max"].as_py()
+    if first is not None and start <= first and last < end:
+        return batch
+    return batch.filter(_within(lsns, start, end))
+
+
+def given_lsns(chunk: Chunk) -> Any:
+    """The LSNs for the decoder, as an array; of rows of a snapshot, `seq` is given in their place.
+
+    So each row gets its own, also if others are refused.
+    """
+    if chunk.step is None or chunk.step.copy is None:
+        return chunk.lsns
+    return chunk.beside.column("seq").fill_null(0).cast(pa.uint64()).to_numpy()
+
+
+def _read(changes: ChangeBatch, chunk: Chunk) -> Any:
+    """The rows of a snapshot. They were read, not inserted; `given_lsns` gave the LSNs."""
+    # Of the last frame, as those that announce the table have none.
+    commit_lsn, commit_time = (
+        chunk.beside.column(name)[-1].as_py() for name in ("commit_lsn", "commit_time")
+    )
+    batch = pa.record_batch(changes.as_read(commit_lsn, commit_time, 0))
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns["seq"] = columns["lsn"].cast(pa.int64())
+    columns["lsn"] = columns["commit_lsn"]
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=batch.schema)
+
+
+def _within(lsns: Any, start: int, end: int) -> Any:
+    """Whether each LSN of a commit lies from `start` on and before `end`."""
+    return pc.and_(
+        pc.greater_equal(lsns, pa.scalar(start, pa.uint64())),
+        pc.less(lsns, pa.scalar(end, pa.uint64())),
+    )
+
+
+def events_that_count(chunk: Chunk, frames: Any) -> Any:
+    """Whether each of some frames, which are no rows, was not read before and is not left out.
+
+    Parameters
+    ----------
+    chunk : Chunk
+    frames : array of int
+        Their indices.
+
+    Returns
+    -------
+    array of bool
+    """
+    step = chunk.step
+    if step is None:
+        return np.ones(len(frames), bool)
+    if step.again or step.copy is not None:
+        return np.zeros(len(frames), bool)
+    start, end = step.others
+    commits = chunk.beside.column("commit_lsn").take(pa.array(frames))
+    lsns = chunk.lsns[frames]
+    # A message outside of a transaction lies before its LSN, which is where its record ends.
+    alone = (lsns == ANNOUNCED_LSN) | ((start < lsns) & (lsns <= end))
+    within = _within(commits, start, end).fill_null(False)
+    is_alone = commits.is_null().to_numpy()
+    return np.where(is_alone, alone, within.to_numpy())
+
+
+def frame_counts(chunk: Chunk, bad: BadFrame) -> bool:
+    """Whether a frame that was refused counts."""
+    step = chunk.step
+    if step is None or step.copy is not None:
+        return True
+    relation_id = None
+    if bad.data[:1] in (b"I", b"U", b"D") and len(bad.data) >= 5:
+        relation_id = relation_id_of(bad.data, False)
+    if relation_id is None:
+        return bool(events_that_count(chunk, np.array([bad.frame]))[0])
+    start, end = step.window(relation_id)
+    commit: int | None = chunk.beside.column("commit_lsn")[bad.frame].as_py()
+    return commit is None or start <= commit < end
