@@ -12,7 +12,7 @@ import click
 from ..directory.consumers import Consumer, consumers, remove_consumer
 from ..errors import PgOutputError
 from ..lsn import format_lsn
-from ..segments.listing import contents, has_begun
+from ..segments.listing import contents
 from ._style import Context
 
 
@@ -76,8 +76,6 @@ def list_(directory: Path, as_objects: bool) -> int:
 @click.pass_obj
 def add(directory: Path, name: str) -> int:
     """Add a consumer. It begins with the newest snapshot of each table, else with all there is."""
-    if not has_begun(directory):
-        raise PgOutputError(f"no capture has begun in {directory}")
     if any(state.name == name for state in consumers(directory)):
         raise PgOutputError(f"{directory} has a consumer {name!r} already")
     added = Consumer(directory, name)

@@ -19,7 +19,7 @@ from .._disk import fsync_path, write_whole
 from .._forms import of_form
 from ..errors import PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
-from ..segments.listing import contents
+from ..segments.listing import contents, has_begun
 from .copies import Tables
 from .reading import Position, Reading, first_position, lacking, next_reading
 
@@ -135,6 +135,8 @@ class Consumer:
         if self._path.exists():
             self.position = _read(self._path).position
             return
+        if not has_begun(self.directory):
+            raise PgOutputError(f"no capture has begun in {self.directory}")
         with locked(self.directory):
             begin = contents(self.directory).begin
             states = self._tables.read()

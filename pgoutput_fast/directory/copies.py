@@ -194,6 +194,17 @@ class Tables:
             )
         return self._replace(copy, copy._replace(state="snapshot", lsn=lsn), fields)
 
+    def clear(self) -> None:
+        """Forget all, in a directory in which no capture has begun.
+
+        Raises
+        ------
+        OSError
+            The disk refuses.
+        """
+        for path in self._directory.iterdir() if self._directory.exists() else ():
+            path.unlink()
+
     def leave(self, relation_id: int, lsn: int, fields: dict[str, object]) -> Copy:
         """A table is gone; if it waits for a copy, it does so no more.
 

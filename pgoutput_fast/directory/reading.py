@@ -120,6 +120,9 @@ def next_reading(position: Position, states: Mapping[int, TableState], end: int)
         else:
             if state.held_from is not None:
                 stop = max(start, min(stop, state.held_from))
+            elif state.snapshots and state.snapshots[-1].lsn > end:
+                # What was held back until the copy was made is read together with it.
+                stop = start
             inside = tuple(copy for copy in state.snapshots if start <= copy.lsn - 1 < stop)
             tables[relation_id] = Stretch(start, stop, state.begins, inside)
         if stop != end:

@@ -20,9 +20,11 @@ from .walsender import CreatedSlot, ReplicationConnection, SlotState
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
     from pathlib import Path
 
     from ..connections import ConnectionParameters
+    from .snapshot import ServerSnapshot
     from .stream_options import StreamOptions
 
 
@@ -84,16 +86,13 @@ class Begun(NamedTuple):
     writer : SegmentWriter
     metadata : SegmentMetadata
         That of the session.
-    made : CreatedSlot or None
-        The slot, if it was made with a snapshot.
-    connection : ReplicationConnection or None
-        It keeps that snapshot, until it is closed; None without one.
+    opened : ServerSnapshot or None
+        What `open_first` gave, if the slot was made here.
     """
 
     writer: SegmentWriter
     metadata: SegmentMetadata
-    made: CreatedSlot | None
-    connection: ReplicationConnection | None
+    opened: ServerSnapshot | None
 
 
 def begin_directory(
@@ -105,12 +104,13 @@ def begin_directory(
     *,
     create_slot: bool,
     adopt_slot: bool,
-    snapshot: bool,
+    open_first: Callable[[CreatedSlot, SegmentMetadata], ServerSnapshot] | None,
     stop: threading.Event | None,
 ) -> Begun:
     """Check the slot and the directory against each other; make the slot if that is wanted.
 
-    With `snapshot` a slot that is made here exports the snapshot of its beginning.
+    If a slot is made here, `open_first` is called with it before the directory has begun, while the
+    snapshot of the slot's beginning is there.
 
     Raises
     ------
@@ -139,8 +139,9 @@ def begin_directory(
             _check_beginning(None, slot, directory, adopt_slot=adopt_slot)
             two_phase = options.makes_two_phase
             made = _make_slot(
-                connection, slot, intention, stop, two_phase=two_phase, snapshot=snapshot
-            )
+                connection, slot, intention, stop, two_phase=two_phase,
+                snapshot=open_first is not None,
+            )  # fmt: skip
             confirmed = made.lsn
         else:
             raise missing_slot(slot)
@@ -158,7 +159,11 @@ def begin_directory(
             options=said,
             timeline=connection.timeline,
         )
+        opened = None
         try:
+            if made is not None and open_first is not None:
+                opened = open_first(made, metadata)
+                held.callback(opened.close)
             writer = SegmentWriter(
                 directory,
                 metadata,
@@ -173,12 +178,12 @@ def begin_directory(
                 intention.give_up()
             raise
         intention.remove()
-        if made is None or not snapshot:
-            return Begun(writer, metadata, None, None)
-        held.pop_all()
-        if lock is not None:
-            os.close(lock)
-        return Begun(writer, metadata, made, connection)
+        if opened is not None:
+            held.pop_all()
+            connection.close()
+            if lock is not None:
+                os.close(lock)
+        return Begun(writer, metadata, opened)
 
 
 def _make_slot(

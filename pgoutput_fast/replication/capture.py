@@ -23,11 +23,15 @@ from .membership import Members, read_members
 from .receiver import Receiver
 from .source import Source, Started
 from .stream_options import Protocol, Streaming, StreamOptions, check_seconds
-from .upkeep import Upkeep, UpkeepOptions
+from .upkeep import Upkeep, UpkeepOptions, order_first
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
+
+    from ..segments import SegmentMetadata
+    from .snapshot import ServerSnapshot
+    from .walsender import CreatedSlot
 
 
 # Long because half of it is its parameters and their checks.
@@ -207,21 +211,29 @@ def capture(
     parameters = ConnectionParameters(dsn, keywords)
     writing = {"segment_bytes": segment_bytes, "compression": compression}
 
+    def target(metadata: SegmentMetadata) -> CopyTarget:
+        return CopyTarget(parameters, metadata, Path(directory), connections, compression)
+
+    def open_first(made: CreatedSlot, metadata: SegmentMetadata) -> ServerSnapshot:
+        opened = target(metadata).open(None, stop, made)
+        order_first(Path(directory), opened)
+        return opened
+
     def begin() -> tuple[Members, Begun]:
         # Asked before the slot is made: what changes later is seen as a change.
         members = read_members(parameters, publications) if copies else Members({}, 0)
         return members, begin_directory(
             parameters, slot, options, Path(directory), writing, create_slot=create_slot,
-            adopt_slot=adopt_slot, snapshot=copies, stop=stop,
+            adopt_slot=adopt_slot, open_first=open_first if copies else None, stop=stop,
         )  # fmt: skip
 
     members, begun = first_connection(begin, retry_for, stop)
     with contextlib.ExitStack() as held:
         writer = held.enter_context(begun.writer)
-        target = CopyTarget(
-            parameters, begun.metadata, writer.directory, connections, writer.ipc_options
-        )
-        upkeep = held.enter_context(_begin_upkeep(begun, members, target, keeping))
+        if begun.opened is not None:
+            held.callback(begun.opened.close)
+        upkeep = Upkeep(writer, target(begun.metadata), keeping, members, begun.opened)
+        held.callback(upkeep.close)
         if snapshot == "only":
             return _copy_only(writer, upkeep, stop, progress)
         source = Source(parameters, slot, options)
@@ -264,20 +276,6 @@ def _copy_only(
 
     upkeep.wait(stop, lambda: progress(now()) if progress is not None else None)
     return now()
-
-
-def _begin_upkeep(
-    begun: Begun, members: Members, target: CopyTarget, options: UpkeepOptions
-) -> Upkeep:
-    """Begin what is done beside the stream; a slot that was made with a snapshot gives it."""
-    if begun.made is None or begun.connection is None:
-        return Upkeep(begun.writer, target, options, members)
-    with contextlib.ExitStack() as held:
-        with begun.connection:
-            opened = held.enter_context(target.open(None, None, begun.made))
-        upkeep = Upkeep(begun.writer, target, options, members, opened)
-        held.pop_all()
-        return upkeep
 
 
 def _check_arguments(

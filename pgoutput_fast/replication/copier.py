@@ -6,13 +6,14 @@ import logging
 import random
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..connections import RetryableError
 from ..directory.copies import Copy, Tables
 from ..directory.snapshots import CopyFiles, delete_unfinished
 from ..errors import PgOutputError
 from ..lsn import format_lsn
+from ..segments.format import write_options
 from .membership import Members, read_members
 from .snapshot import ServerSnapshot, open_snapshot
 
@@ -67,15 +68,15 @@ class CopyTarget(NamedTuple):
     directory : pathlib.Path
     connections : int
         So many read at the same time.
-    options : pyarrow.ipc.IpcWriteOptions or None
-        How files are written.
+    compression : {None, "lz4", "zstd"}
+        How files are compressed.
     """
 
     parameters: ConnectionParameters
     metadata: SegmentMetadata
     directory: Path
     connections: int
-    options: Any
+    compression: Literal["lz4", "zstd"] | None
 
     def members(self) -> Members:
         """What is published now.
@@ -113,8 +114,9 @@ class CopyTarget(NamedTuple):
     def files(self, order: Copy, opened: ServerSnapshot, announced: Sequence[bytes]) -> CopyFiles:
         """The files of one copy."""
         return CopyFiles(
-            self.directory, order, self.metadata, opened.lsn, opened.time, announced, self.options
-        )
+            self.directory, order, self.metadata, opened.lsn, opened.time, announced,
+            write_options(self.compression),
+        )  # fmt: skip
 
 
 class Copier:

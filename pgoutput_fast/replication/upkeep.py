@@ -15,14 +15,13 @@ from ..directory.requests import forget_request, requested
 from ..directory.retention import Keep, retain
 from ..errors import PgOutputError, printable
 from ..protocol.messages import decode_rare
+from ..segments.format import write_options
 from .copier import Copier
 from .membership import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from typing_extensions import Self
 
     from ..segments import SegmentWriter
     from .copier import CopyProgress, CopyTarget
@@ -70,6 +69,20 @@ class UpkeepOptions(NamedTuple):
     min_free: int
 
 
+def order_first(directory: Path, opened: ServerSnapshot) -> None:
+    """Have all tables wait that are published when the slot of a directory is made.
+
+    It is called before the directory has begun, so that no consumer takes them as being there.
+    """
+    names = {one.relation_id: [one.namespace, one.name] for one in opened.tables}
+    tables = Tables(directory)
+    tables.clear()  # of a slot that was dropped again
+    for relation_id in [*names, *opened.lost]:
+        fields: dict[str, object] = {"table": names.get(relation_id, [])}
+        # The rows lie before everything that the slot brings.
+        tables.wait(relation_id, opened.lsn - 1, fields, first=True)
+
+
 class Upkeep:
     """Keeps a directory while a capture writes to it.
 
@@ -81,7 +94,7 @@ class Upkeep:
     members : Members
         What was published before the slot was made, or the capture began.
     opened : ServerSnapshot, optional
-        The snapshot of the slot that was made for the directory.
+        The snapshot of the slot that was made for the directory, whose tables wait.
     """
 
     def __init__(
@@ -98,28 +111,22 @@ class Upkeep:
         self._options = options
         self._check_space()
         self._tables = Tables(writer.directory)
+        self._seen: dict[int, list[str]] = {}  # tables that were announced, by relation id
         self._states = self._tables.read()
         self._is_first = opened is not None
-        if opened is not None:
-            names = {one.relation_id: [one.namespace, one.name] for one in opened.tables}
-            for relation_id in [*names, *opened.lost]:
-                fields: dict[str, object] = {"table": names.get(relation_id, [])}
-                # The rows lie before everything that the slot brings.
-                self._tables.wait(relation_id, opened.lsn - 1, fields, first=True)
-            self._states = self._tables.read()
         waits = any(state.held_from is not None for state in self._states.values())
         self._copier = Copier(target, opened, members) if opened or waits else None
         if options.copies:
             self._take_members(members)
+        self._take_requests()
         self._watch = Watch(target.members, _WATCH_INTERVAL) if options.copies else None
         self._merger = (
-            _Merger(self._directory, options.merge_bytes, target.options)
+            _Merger(self._directory, options.merge_bytes, write_options(target.compression))
             if options.merge_bytes
             else None
         )
         self._next_tick = self._next_tidy = 0.0
         self._silent: dict[str, float] = {}
-        self._seen: dict[int, list[str]] = {}  # tables that were announced, by relation id
 
     # --- tables
 
@@ -220,11 +227,15 @@ class Upkeep:
         self._states = self._tables.read()  # the copier changes them
         for member in members.tables.values():
             state = self._states.get(member.relation_id)
-            if state is None or self._has_returned(state, member):
+            if state is None or (
+                members.lsn > state.copies[-1].lsn and self._has_returned(state, member)
+            ):
                 self._order(member.relation_id, [member.namespace, member.name])
         for relation_id, state in list(self._states.items()):
             last = state.copies[-1]
-            if relation_id not in members.tables and last.state == "snapshot":
+            # The answer may be older than the copy.
+            is_older = members.lsn <= last.lsn
+            if relation_id not in members.tables and last.state == "snapshot" and not is_older:
                 fields = self._tables.fields(last)
                 _log.info("table %s has left the publications", ".".join(_name(fields)))
                 gone = self._tables.leave(relation_id, members.lsn, fields)
@@ -326,12 +337,6 @@ class Upkeep:
                     "consumer %s has not moved for %.0f s; what it has not read is kept",
                     consumer.name, silent,
                 )  # fmt: skip
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End all threads."""

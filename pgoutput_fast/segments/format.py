@@ -107,6 +107,16 @@ def segment_schema() -> pa.Schema:
     )
 
 
+def write_options(compression: str | None) -> pa.ipc.IpcWriteOptions:
+    """How files are written.
+
+    Parameters
+    ----------
+    compression : {None, "lz4", "zstd"}
+    """
+    return require_pyarrow().ipc.IpcWriteOptions(compression=compression)
+
+
 @dataclasses.dataclass(frozen=True)
 class SegmentMetadata:
     """The description of a segment, which is in its schema's metadata.

@@ -29,6 +29,7 @@ from .format import (
     check_options,
     require_pyarrow,
     segment_name,
+    write_options,
 )
 from .listing import SegmentGroup, present
 
@@ -191,8 +192,6 @@ class SegmentWriter:
     position : int
         LSN up to which everything is durable: it may be acknowledged, and the stream has to begin
         there.
-    ipc_options : pyarrow.ipc.IpcWriteOptions
-        How files are written.
     changes : int
         Insert, Update, Delete and Truncate messages that this writer was given.
     completed : int
@@ -218,7 +217,7 @@ class SegmentWriter:
     ) -> None:
         check_options(segment_bytes, compression)
         self._pa = require_pyarrow()
-        self.ipc_options = self._pa.ipc.IpcWriteOptions(compression=compression)
+        self._ipc_options = write_options(compression)
         _require_numpy()
         from ..transactions.runs import runs_of  # loads NumPy, as reading segments does not
 
@@ -720,7 +719,7 @@ class SegmentWriter:
         path = self.directory / f".{part:05d}.arrow.tmp"
         self._temporary.append(path)
         metadata = dataclasses.replace(self._metadata, start_lsn=self._start_lsn)
-        self._file = SegmentFile(path, metadata, self.ipc_options)
+        self._file = SegmentFile(path, metadata, self._ipc_options)
         self._part_bytes = 0
         self._new_batch()
         announced = list(self._announced.frames())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ def test_what_a_server_waits_for_is_made_durable(
             stop: Any = Stop(writer, end)
             target: Any = None  # nothing is copied
             options = UpkeepOptions(False, Keep(), 0, 60.0, None, False, 0)
-            with Upkeep(writer, target, options, Members({}, 0)) as upkeep:
+            with contextlib.closing(Upkeep(writer, target, options, Members({}, 0))) as upkeep:
                 landing = Landing(link, writer, upkeep, 64 << 20, 1e9, "empty", None)
                 landing.run(None, stop)
             # Without the question that takes max_delay, or some seconds of idleness.

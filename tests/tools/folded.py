@@ -9,6 +9,7 @@ import pgoutput_fast as pf
 from pgoutput_fast.directory.consumers import Consumer
 from pgoutput_fast.directory.reading import Reading, Step, steps
 from pgoutput_fast.directory.snapshots import snapshot_files
+from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.segments import SegmentReader
 
 
@@ -60,7 +61,13 @@ class Folded:
             later = [copy.lsn for copy in reading.of(oid).snapshots if copy.lsn > commit_lsn + 1]
             # What a copy voids need not go together with what is known.
             if self._counts(oid, commit_lsn, seq, step) and not later:
-                self._change(self.rows.setdefault(oid, {}), message)
+                try:
+                    self._change(self.rows.setdefault(oid, {}), message)
+                except (AssertionError, KeyError) as error:
+                    raise AssertionError(
+                        f"{message} of {oid} at {format_lsn(commit_lsn)} ({seq}) does not go with "
+                        f"what is known of it; {step}, {reading}"
+                    ) from error
                 self.reads[oid] = self.reads.get(oid, 0) + (step.copy is not None)
 
     def _counts(self, oid: int, commit_lsn: int, seq: int, step: Step) -> bool:
