@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..transcode import InsertFrames
 
 _FRAMES_BYTES = 2 << 20  # bytes of rows that become one buffer of frames
+_MOST_ROWS = 1 << 32  # a row's number stands in the lower half of an int64
 
 # The settings of a connection that copies. None of its commands may be ended by a timeout, ranges
 # are read as such whatever the planner's statistics say, and names are written out.
@@ -43,6 +44,10 @@ _COPY_SETTINGS = {
 }
 
 ADVICE = {
+    "22021": (
+        "a name or a value is no text in UTF-8, to which a database with the encoding SQL_ASCII "
+        "does not hold itself: mend it, or leave its table out of the publication"
+    ),
     "22023": (
         "the connection that made the slot must be open, and must not have run another command"
     ),
@@ -240,6 +245,11 @@ class Reader:
                 header = header and made.consumed == 0
                 if len(made.offsets) > 1:
                     rows += len(made.offsets) - 1
+                    if rows > _MOST_ROWS:
+                        raise PgOutputError(
+                            f"{doing}: range {part.number} has over {_MOST_ROWS} rows; give a "
+                            f"smaller range_bytes"
+                        )
                     yield made
             sent = self._expect(pq.ExecStatus.COMMAND_OK, doing, check).command_tuples
             if not ended or data or rows != sent:

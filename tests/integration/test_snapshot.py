@@ -14,8 +14,15 @@ from snapshots import rows, taken
 
 import pgoutput_fast as pf
 from pgoutput_fast import _impl
-from pgoutput_fast.replication import ReplicationConnection, RetryableError, slots, walsender
+from pgoutput_fast.replication import (
+    ReplicationConnection,
+    RetryableError,
+    imported,
+    slots,
+    walsender,
+)
 from pgoutput_fast.replication.snapshot import open_snapshot
+from pgoutput_fast.transcode import inserts_of_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -291,6 +298,59 @@ def test_a_cancelled_copy(database18: Any) -> None:
 
         with pytest.raises(pf.PgOutputError, match=r"public\.many.*57014\); an administrator"):
             snapshot.copy(take)
+
+
+@pytest.mark.parametrize("what", ["row", "trailer"])
+def test_what_is_cut_on_its_way_is_noticed(
+    database18: Any, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many(database18, count=10)
+    database18.execute("CREATE PUBLICATION p FOR TABLE many")
+
+    def cut(*given: Any, **options: Any) -> Any:
+        made = inserts_of_copy(*given, **options)
+        if what == "trailer":
+            return made._replace(ended=False)
+        return made._replace(offsets=made.offsets[:-1])
+
+    monkeypatch.setattr(imported, "inserts_of_copy", cut)
+    with (
+        open_snapshot(database18.dsn, ["p"]) as snapshot,
+        pytest.raises(pf.PgOutputError, match=r"says that it has sent 10 rows, (9|10) came"),
+    ):
+        taken(snapshot)
+
+
+def test_too_many_rows_for_one_range(database18: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    many(database18, count=10)
+    database18.execute("CREATE PUBLICATION p FOR TABLE many")
+    monkeypatch.setattr(imported, "_MOST_ROWS", 9)
+    with (
+        open_snapshot(database18.dsn, ["p"]) as snapshot,
+        pytest.raises(pf.PgOutputError, match="range 1 has over 9 rows"),
+    ):
+        taken(snapshot)
+
+
+def test_a_name_that_is_no_text(database18: Any) -> None:
+    """A database with the encoding SQL_ASCII has bytes of any encoding."""
+    name = f"{database18.name}_ascii"
+    database18.execute(
+        f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0"
+        " LC_COLLATE 'C' LC_CTYPE 'C'"
+    )
+    dsn = psycopg.conninfo.make_conninfo(database18.dsn, dbname=name)
+    try:
+        with psycopg.connect(dsn, autocommit=True, client_encoding="latin1") as connection:
+            connection.execute("SET client_encoding = 'SQL_ASCII'")
+            connection.pgconn.exec_(b'CREATE TABLE "caf\xe9" (id int)')
+            connection.pgconn.exec_(b"CREATE PUBLICATION p FOR ALL TABLES")
+        with pytest.raises(
+            pf.PgOutputError, match=r"22021\); a name or a value is no text in UTF-8"
+        ):
+            open_snapshot(dsn, ["p"])
+    finally:
+        database18.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.mark.parametrize("how", ["stop", "error", "part", "none"])
