@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
@@ -33,10 +33,17 @@ from ..protocol.messages import (
     decode_rare,
     published,
 )
-from ..protocol.wire import XID_SIZE, offset_of, relation_id_of
+from ..protocol.wire import XID_SIZE, offset_of
 from ..settings import make_settings
 from ..types import TypeRegistry
-from .context import Context, Follower, columnar_decoder, message_decoder
+from .context import (
+    Context,
+    Follower,
+    by_relation,
+    columnar_decoder,
+    first_announcements,
+    message_decoder,
+)
 from .runs import Run, runs_of
 from .staging import Stage
 from .transaction import Kind, Transaction, TransactionGroup, made
@@ -574,7 +581,7 @@ class Assembler:
             return []
         relations: AbstractSet[int] = self._pending.keys()
         if self._keeper is None:
-            relations &= _first_announcements(stage.announced).keys()
+            relations &= first_announcements(stage.announced).keys()
         else:
             relations |= self._state.relations.keys()
         if not relations:
@@ -665,7 +672,7 @@ class Assembler:
 
     def _await(self, announced: list[tuple[int, bytes]]) -> None:
         """Remember what a transaction announced that is not given out: others may need it."""
-        for relation_id, frames in _by_relation(frame for _, frame in announced):
+        for relation_id, frames in by_relation(frame for _, frame in announced):
             # What another one announced before is out of date, also if this is known.
             self._pending.pop(relation_id, None)
             if not all(map(self._state.announces, frames)):
@@ -682,13 +689,13 @@ class Assembler:
             The index of the frame before which they belong, and the frames of the Types and the
             Relation.
         """
-        own = _first_announcements(announced)
+        own = first_announcements(announced)
         found: list[tuple[int, list[bytes]]] = []
         if not (isinstance(parts, Stage) and parts.in_stream):
             held = dict(self._pending)
             if known is not None:
                 # What it announced itself has been awaited since its PREPARE.
-                before = dict(_by_relation(known))
+                before = dict(by_relation(known))
                 held = {one: frames for one, frames in held.items() if one not in own}
                 held |= {one: before[one] for one in before.keys() & own.keys()}
             uses = twin("transactions._scan").first_uses
@@ -775,25 +782,6 @@ class Begun:
     def index_of(self, index: int) -> int:
         """The index for `announced` of a frame of the current run."""
         return index - self.start + (0 if self.stage is None else len(self.stage))
-
-
-def _by_relation(frames: Iterable[bytes]) -> Iterator[tuple[int, list[bytes]]]:
-    """Each relation that is announced, with the frames of its Types and its Relation."""
-    announcement: list[bytes] = []
-    for frame in frames:
-        announcement.append(frame)
-        if frame[:1] == b"R":
-            yield cast("int", relation_id_of(frame, in_stream=False)), announcement
-            announcement = []
-
-
-def _first_announcements(announced: list[tuple[int, bytes]]) -> dict[int, int]:
-    """The index of the first Relation of each relation."""
-    found: dict[int, int] = {}
-    for index, frame in announced:
-        if frame[:1] == b"R":
-            found.setdefault(cast("int", relation_id_of(frame, in_stream=False)), index)
-    return found
 
 
 def _one_by_one(found: Iterator[_Found]) -> Iterator[Transaction]:

@@ -8,11 +8,13 @@ the chain to a later one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from .._impl import implementation
 from ..columnar.decoder import ColumnarDecoder
 from ..decoding.state import StreamState
+from ..protocol.wire import relation_id_of
 
 _KEPT_STATES = 64
 """Each context whose number is a multiple of this keeps its whole state: to restore any other one,
@@ -91,3 +93,22 @@ def message_decoder(state: StreamState) -> Any:
 def columnar_decoder(state: StreamState, options: dict[str, Any]) -> ColumnarDecoder:
     """Make a :class:`pgoutput_fast.ColumnarDecoder` with a state."""
     return ColumnarDecoder(decoder=message_decoder(state), **options)
+
+
+def by_relation(frames: Iterable[bytes]) -> Iterator[tuple[int, list[bytes]]]:
+    """Each relation that is announced, with the frames of its Types and its Relation."""
+    announcement: list[bytes] = []
+    for frame in frames:
+        announcement.append(frame)
+        if frame[:1] == b"R":
+            yield cast("int", relation_id_of(frame, in_stream=False)), announcement
+            announcement = []
+
+
+def first_announcements(announced: list[tuple[int, bytes]]) -> dict[int, int]:
+    """The index of the first Relation of each relation."""
+    found: dict[int, int] = {}
+    for index, frame in announced:
+        if frame[:1] == b"R":
+            found.setdefault(cast("int", relation_id_of(frame, in_stream=False)), index)
+    return found

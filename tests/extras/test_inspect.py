@@ -681,7 +681,9 @@ def completed(*words: str) -> list[str]:
 
 
 def test_shells_complete_commands_and_options() -> None:
-    assert completed("") == ["capture", "consumers", "demo", "doctor", "inspect", "tail"]
+    assert completed("") == [
+        *("capture", "consumers", "demo", "doctor", "inspect", "snapshot", "tail", "verify"),
+    ]
     assert completed("in") == ["inspect"]
     assert completed("inspect", "--va") == ["--values"]
     assert completed("inspect", "--values", "t") == ["text", "typed"]
