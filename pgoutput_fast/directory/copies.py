@@ -59,6 +59,16 @@ class Copy(NamedTuple):
         )
 
 
+class Void(NamedTuple):
+    """Changes of a table that never count.
+
+    Fields: start (LSN), end (the consistent point of the copy that comes next, or None).
+    """
+
+    start: int
+    end: int | None
+
+
 class TableState(NamedTuple):
     """What a directory has of a table.
 
@@ -80,6 +90,20 @@ class TableState(NamedTuple):
     def snapshots(self) -> tuple[Copy, ...]:
         """The copies that are whole."""
         return tuple(copy for copy in self.copies if copy.state == "snapshot")
+
+    def void(self, lsn: int) -> Void | None:
+        """Where an LSN is in a stretch whose changes never count, or the next such stretch.
+
+        None if there is none. Where a table left while it waited for a copy, its changes do not go
+        together with what was known of it before: they count for nothing up to the next copy.
+        """
+        for index, copy in enumerate(self.copies[:-1]):
+            if copy.state == "waiting":
+                later = (one.lsn for one in self.copies[index:] if one.state == "snapshot")
+                end = next(later, None)
+                if end is None or end > lsn:
+                    return Void(copy.lsn, end)
+        return None
 
     @property
     def begins(self) -> int | None:
@@ -206,7 +230,7 @@ class Tables:
             path.unlink()
 
     def leave(self, relation_id: int, lsn: int, fields: dict[str, object]) -> Copy:
-        """A table is gone; if it waits for a copy, it does so no more.
+        """A table is gone; if it waits for a copy, there will be none.
 
         Parameters
         ----------
@@ -217,11 +241,8 @@ class Tables:
             What is stored of it.
         """
         state = self.read().get(relation_id)
-        last = state.copies[-1] if state else None
-        if last is not None and last.state == "waiting":
-            return self._replace(last, last._replace(state="gone", lsn=lsn), fields)
-        generation = last.generation + 1 if last else 1
-        return self._write(Copy(relation_id, generation, last is None, "gone", lsn), fields)
+        generation = state.copies[-1].generation + 1 if state else 1
+        return self._write(Copy(relation_id, generation, state is None, "gone", lsn), fields)
 
     def _replace(self, old: Copy, new: Copy, fields: dict[str, object]) -> Copy:
         self._write(new, fields)

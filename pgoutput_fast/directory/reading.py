@@ -123,8 +123,14 @@ def next_reading(position: Position, states: Mapping[int, TableState], end: int)
             elif state.snapshots and state.snapshots[-1].lsn > end:
                 # What was held back until the copy was made is read together with it.
                 stop = start
+            begins, void = state.begins, state.void(start)
+            if void is not None and void.start <= start:
+                begins = void.end
+                void = state.void(void.end) if void.end is not None else None
+            if void is not None:
+                stop = max(start, min(stop, void.start))
             inside = tuple(copy for copy in state.snapshots if start <= copy.lsn - 1 < stop)
-            tables[relation_id] = Stretch(start, stop, state.begins, inside)
+            tables[relation_id] = Stretch(start, stop, begins, inside)
         if stop != end:
             elsewhere[relation_id] = stop
     return Reading(Stretch(position.lsn, end), tables, Position(end, elsewhere))
@@ -168,6 +174,9 @@ def lacking(position: Position, states: Mapping[int, TableState], begin: int) ->
         waits = [copy.lsn for copy in state.snapshots if copy.lsn - 1 >= start] if state else []
         # What comes before its next snapshot is voided by it; without one, nothing counts.
         if state is not None and (state.held_from is not None or state.begins is None):
+            continue
+        void = state.void(start) if state is not None else None
+        if void is not None and void.start <= start and void.end is None:
             continue
         # Nothing comes of a table that is gone.
         last = state.copies[-1] if state is not None else None

@@ -22,8 +22,9 @@ from written_segments import (
 
 from pgoutput_fast.directory import merging
 from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consumer
+from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.merging import FAN, delete_covered, merge, mergeable
-from pgoutput_fast.directory.reading import Position
+from pgoutput_fast.directory.reading import Position, next_reading
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments import copying, list_segments, listing
@@ -229,3 +230,23 @@ def test_what_is_stored_while_a_directory_is_listed_does_not_count(
         monkeypatch.undo()
         assert (found.end, [one.end_lsn for one in found.segments]) == (210, [110, 210])
         assert contents(tmp_path).end == 5000
+
+
+def test_what_a_table_had_that_left_while_it_waited_does_not_count(tmp_path: Path) -> None:
+    tables = Tables(tmp_path)
+    tables.finish(tables.wait(1, 99, {}, first=True), 100, {})
+    tables.wait(1, 500, {}, first=False)  # it had left and returned
+    tables.leave(1, 700, {})
+
+    def windows(start: int, end: int) -> tuple[tuple[int, int], int]:
+        reading = next_reading(Position(start, {}), tables.read(), end)
+        return reading.of(1).window, reading.after.of(1)
+
+    assert windows(99, 600) == ((100, 500), 500)
+    assert windows(500, 900) == ((0, 0), 900)
+    tables.finish(tables.wait(1, 800, {}, first=False), 850, {})
+    assert windows(500, 840) == ((850, 500), 500)  # held until the copy can be read with it
+    assert windows(500, 900) == ((850, 900), 900)
+    assert windows(99, 900) == ((100, 500), 500)
+    reading = next_reading(Position(500, {}), tables.read(), 900)
+    assert [copy.lsn for copy in reading.of(1).snapshots] == [850]
