@@ -184,6 +184,7 @@ class ExportTarget:
         self.system_identifier = self.database = self.slot = ""
         self.tables: dict[tuple[str, str], int] = {}
         self._versions: dict[int, list[Any]] = {}
+        self._elsewhere: dict[int, str] = {}
         self._policies = Policies()
         self._chosen: tuple[bool, bool] = (False, False)
         self._has_before = False
@@ -265,6 +266,8 @@ class ExportTarget:
             raise PgOutputError(
                 f"{self._path} has a table of frames that were refused, so it lacks changes"
             )
+        # Tables that are at another position, as they wait for a snapshot.
+        self._elsewhere = {int(key): lsn for key, lsn in manifest.get("elsewhere", {}).items()}
         self.tables, self._versions = {}, {}
         for table in manifest["tables"]:
             for version in table["versions"]:
@@ -298,6 +301,9 @@ class ExportTarget:
 
     def table(self, table: ServerTable) -> TargetTable:
         """See `Target`."""
+        waits = self._elsewhere.get(table.table.relation_id)
+        if waits is not None:
+            raise NotComparable(f"the export has it up to {waits} only, as it waits for a snapshot")
         versions = self._versions.get(table.table.relation_id)
         if table.table.relation_id in self._elsewhere:
             at = self._elsewhere[table.table.relation_id]
@@ -366,6 +372,17 @@ class ExportTarget:
                 "added or renamed since"
             )
         return rows
+
+    def has_truncate(self, relation_id: int, commit_lsn: int) -> bool:
+        """Whether a table was truncated by the transaction of an LSN, as a snapshot does it."""
+        with self._open() as connection:
+            return any(
+                connection.execute(
+                    f"SELECT count(*) FROM {self._source(version)} "  # noqa: S608
+                    f"WHERE op = 'truncate' AND commit_lsn = {commit_lsn}"
+                ).fetchone()[0]
+                for version in self._versions.get(relation_id, [])
+            )
 
     def _range(self, version: Any, done: int) -> str:
         """The rows of a version from an LSN on; an export may have added more by now."""
@@ -478,6 +495,7 @@ class DirectoryTarget:
         self.system_identifier = self.database = self.slot = ""
         self.tables: dict[tuple[str, str], int] = {}
         self._waiting: dict[int, int] = {}
+        self._snapshots: dict[int, int] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="pgoutput_fast_verify_"))
         self._export = ExportTarget(self._directory / "export")
         self._options: dict[str, Any] | None = None
@@ -497,6 +515,11 @@ class DirectoryTarget:
             relation_id: state.held_from
             for relation_id, state in states.items()
             if state.held_from is not None
+        }
+        self._snapshots = {
+            relation_id: state.snapshots[-1].lsn
+            for relation_id, state in states.items()
+            if state.snapshots
         }
         if self._options is None:
             self._options = self._chosen(found.segments[0].path)
@@ -525,6 +548,10 @@ class DirectoryTarget:
         waits = self._waiting.get(table.table.relation_id)
         if waits is not None:
             raise NotComparable(f"it waits for its snapshot since {format_lsn(waits)}")
+        # A snapshot begins with a Truncate just before its point.
+        point = self._snapshots.get(table.table.relation_id)
+        if point is not None and not self._export.has_truncate(table.table.relation_id, point - 1):
+            raise NotComparable(f"the rows of its snapshot at {format_lsn(point)} were not read")
         return self._export.table(table)
 
     def rows(
