@@ -6,6 +6,7 @@ A target tells up to which position it has everything, and gives the rows that e
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import tempfile
 import time
@@ -292,7 +293,9 @@ class ExportTarget:
         """The rows of a version of a table, in a FROM."""
         if "table" in version:
             return "exported." + ".".join(map(quoted, version["table"]))
-        files = ", ".join(literal(str(self._path / one["file"])) for one in version["parts"])
+        # duckdb takes a path for a pattern.
+        path = re.sub(r"([\[*?])", r"[\1]", str(self._path))
+        files = ", ".join(literal(f"{path}/{one['file']}") for one in version["parts"])
         return f"read_parquet([{files}])"
 
     def _types(self, connection: Any, version: Any) -> dict[str, Held]:

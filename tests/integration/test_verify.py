@@ -117,9 +117,9 @@ def made(pg16: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
     land(dsn, path / "segments")
     run(dsn, *CHANGES)
     land(dsn, path / "segments")
-    files.export(path / "segments", path / "parquet", before=True)
+    files.export(path / "segments", path / "p[a]*rquet", before=True)
     files.export(path / "segments", path / "duckdb", "duckdb", before=True)
-    yield Made(dsn, path / "segments", path / "parquet", path / "duckdb")
+    yield Made(dsn, path / "segments", path / "p[a]*rquet", path / "duckdb")
     slots.drop(dsn, "verified")
 
 
