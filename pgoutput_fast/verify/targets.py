@@ -13,15 +13,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ..directory.copies import Tables
 from ..errors import PgOutputError
 from ..files import export
 from ..files._manifest import NAME, checked
 from ..files._write import DATABASE
-from ..lsn import format_lsn, parse_lsn
+from ..lsn import parse_lsn
 from ..policies import Policies
 from ..segments import SegmentReader
-from ..segments.listing import contents, has_begun
+from ..segments.listing import contents, has_begun, stored_metadata
 from .fold import Change, FoldedRows, HistoryError, Store
 from .texts import (
     UNKNOWN,
@@ -37,9 +36,10 @@ from .texts import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ..segments import SegmentMetadata
     from ..types import TypeRegistry
-    from .rows import Rows
-    from .server import ServerTable
+    from .moment import ServerTable
+    from .sums import Rows
 
 _DUCKDB = "duckdb:"
 _MEMORY = "512MB"
@@ -306,7 +306,7 @@ class ExportTarget:
         """See `Target`."""
         waits = self._elsewhere.get(table.table.relation_id)
         if waits is not None:
-            raise NotComparable(f"the export has it up to {waits} only, as it waits for a snapshot")
+            raise NotComparable(f"it waits for its snapshot since {waits}")
         versions = self._versions.get(table.table.relation_id)
         if table.table.relation_id in self._elsewhere:
             at = self._elsewhere[table.table.relation_id]
@@ -375,17 +375,6 @@ class ExportTarget:
                 "added or renamed since"
             )
         return rows
-
-    def has_truncate(self, relation_id: int, commit_lsn: int) -> bool:
-        """Whether a table was truncated by the transaction of an LSN, as a snapshot does it."""
-        with self._open() as connection:
-            return any(
-                connection.execute(
-                    f"SELECT count(*) FROM {self._source(version)} "  # noqa: S608
-                    f"WHERE op = 'truncate' AND commit_lsn = {commit_lsn}"
-                ).fetchone()[0]
-                for version in self._versions.get(relation_id, [])
-            )
 
     def _range(self, version: Any, done: int) -> str:
         """The rows of a version from an LSN on; an export may have added more by now."""
@@ -497,8 +486,6 @@ class DirectoryTarget:
         self._types = types
         self.system_identifier = self.database = self.slot = ""
         self.tables: dict[tuple[str, str], int] = {}
-        self._waiting: dict[int, int] = {}
-        self._snapshots: dict[int, int] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="pgoutput_fast_verify_"))
         self._export = ExportTarget(self._directory / "export")
         self._options: dict[str, Any] | None = None
@@ -511,29 +498,21 @@ class DirectoryTarget:
     def refresh(self, confirmed: int) -> int:
         """See `Target`."""
         found = contents(self._path)
-        if not found.segments:
-            return 0
-        states = Tables(self._path).read()
-        self._waiting = {
-            relation_id: state.held_from
-            for relation_id, state in states.items()
-            if state.held_from is not None
-        }
-        self._snapshots = {
-            relation_id: state.snapshots[-1].lsn
-            for relation_id, state in states.items()
-            if state.snapshots
-        }
         if self._options is None:
-            self._options = self._chosen(found.segments[0].path)
-        export(self._path, self._directory / "export", before=True, **self._options)
-        position = self._export.refresh(0)
+            metadata = stored_metadata(self._path)
+            if found.segments:
+                with SegmentReader(found.segments[0].path) as reader:
+                    metadata = reader.metadata
+            if metadata is None:
+                return 0
+            self._options = self._chosen(metadata)
+        path = self._directory / "export"
+        export(self._path, path, before=True, **self._options)
+        position = self._export.refresh(0) if (path / NAME).exists() else 0
         self.tables = self._export.tables
         return max(position, found.end, confirmed)
 
-    def _chosen(self, path: Path) -> dict[str, Any]:
-        with SegmentReader(path) as reader:
-            metadata = reader.metadata
+    def _chosen(self, metadata: SegmentMetadata) -> dict[str, Any]:
         self.system_identifier, self.database = metadata.system_identifier, metadata.database
         self.slot = metadata.slot
         # Users' types come as text without the catalogue; from binary only the catalogue has it.
@@ -548,13 +527,6 @@ class DirectoryTarget:
 
     def table(self, table: ServerTable) -> TargetTable:
         """See `Target`."""
-        waits = self._waiting.get(table.table.relation_id)
-        if waits is not None:
-            raise NotComparable(f"it waits for its snapshot since {format_lsn(waits)}")
-        # A snapshot begins with a Truncate just before its point.
-        point = self._snapshots.get(table.table.relation_id)
-        if point is not None and not self._export.has_truncate(table.table.relation_id, point - 1):
-            raise NotComparable(f"the rows of its snapshot at {format_lsn(point)} were not read")
         return self._export.table(table)
 
     def rows(

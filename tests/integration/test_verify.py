@@ -21,7 +21,7 @@ from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.replication import ReplicationConnection, capture, slots
 from pgoutput_fast.verify import Report, TableResult, VerifyProgress, verify
-from pgoutput_fast.verify.server import Moment, ServerRows, ServerTable
+from pgoutput_fast.verify.moment import Moment, ServerRows, ServerTable
 from pgoutput_fast.verify.targets import Target, open_target
 
 if TYPE_CHECKING:
@@ -275,16 +275,20 @@ def test_a_table_that_waits_for_its_snapshot(made: Made, tmp_path: Path) -> None
     assert report.exit_code == 2
 
 
-def test_a_snapshot_that_was_not_read(made: Made, tmp_path: Path) -> None:
-    shutil.copytree(made.segments, tmp_path / "segments")
-    with psycopg.connect(made.dsn) as connection:
-        (oid,) = connection.execute("SELECT 'a'::regclass::oid::int8").fetchone() or (0,)
-    states = Tables(tmp_path / "segments")
-    states.finish(states.wait(oid, 0x10, {}, first=False), 0x20, {})
-    report = verify(made.dsn, publications=["p"], target=str(tmp_path / "segments"))
-    found = {one.name: one for one in report.tables}
-    assert (found["a"].state, found["m"].state) == ("not compared", "equal")
-    assert found["a"].why == "the rows of its snapshot at 0/20 were not read"
+def test_a_snapshot_and_nothing_else(
+    pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path
+) -> None:
+    database = make_database(pg16)
+    database.execute(*SCHEMA, *CHANGES)
+    capture(
+        database.dsn, slot="quiet", publications=["p"], directory=tmp_path / "segments",
+        create_slot=True, snapshot="only",
+    )  # fmt: skip
+    report = verify(database.dsn, publications=["p"], target=str(tmp_path / "segments"))
+    assert report.exit_code == 0
+    assert {one.name: one.target_rows for one in report.tables} == {
+        "a": 299, "m": 49, "parts": 19, "chosen": 10, "unlike": 2, "whole": 9,
+    }  # fmt: skip
 
 
 @pytest.mark.slow
@@ -394,7 +398,9 @@ def command(
     return code, *capsys.readouterr()
 
 
-def test_the_command(made: Made, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_verify_as_a_command(
+    made: Made, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     code, out, err = command(made, capsys, "--target", str(made.segments))
     assert (code, err) == (0, "")
     assert out.splitlines()[0] == "public.a       equal, 299 rows"
@@ -411,7 +417,7 @@ def test_the_command(made: Made, capsys: pytest.CaptureFixture[str], tmp_path: P
     assert found["tables"][0]["differences"][0]["columns"] == {"t": ["t7", "T7"]}
 
 
-def test_errors_of_the_command(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_verify_as_a_command(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = command(made, capsys, "--target", "/nowhere")
     assert (code, out) == (2, "")
     assert "there is no directory /nowhere" in err
