@@ -22,13 +22,13 @@ from ..names import qualified
 from ..segments.format import require_pyarrow
 from ..types import TypeRegistry
 from .compare import compare_all, compare_named, differences
-from .report import Difference, Report, State, TableResult
-from .server import Changes, Moment, ServerRows, ServerTable, refusals
+from .moment import Changes, Moment, ServerRows, ServerTable, refusals
+from .result import Difference, Report, State, TableResult
 from .targets import Target, open_target
 from .texts import NotComparable
 
 if TYPE_CHECKING:
-    from .rows import Rows
+    from .sums import Rows
 
 __all__ = ["Difference", "Report", "TableResult", "VerifyProgress", "verify"]
 

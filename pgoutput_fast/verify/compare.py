@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from .report import Difference
-from .rows import Sum, halves
+from .result import Difference
+from .sums import Sum, halves
 from .texts import plain, shown, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ..types import ColumnType
-    from .rows import Rows
+    from .sums import Rows
 
 _DIGITS = 3  # by which a range is divided at once: into 4,096
 _DEEPEST = 15

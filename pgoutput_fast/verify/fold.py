@@ -10,7 +10,7 @@ import contextlib
 import sqlite3
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .rows import Sum, halves, md5
+from .sums import Sum, halves, md5
 from .texts import UNKNOWN, split
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Store:
 
 
 class FoldedRows:
-    """The rows of one table; see `rows.Rows`.
+    """The rows of one table; see `sums.Rows`.
 
     Parameters
     ----------

@@ -6,21 +6,21 @@ A target tells up to which position it has everything, and gives the rows that e
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ..directory.copies import Tables
 from ..errors import PgOutputError
 from ..files import export
 from ..files._manifest import NAME, checked
 from ..files._write import DATABASE
-from ..lsn import format_lsn, parse_lsn
+from ..lsn import parse_lsn
 from ..policies import Policies
 from ..segments import SegmentReader
-from ..segments.listing import contents, has_begun
+from ..segments.listing import contents, has_begun, stored_metadata
 from .fold import Change, FoldedRows, HistoryError, Store
 from .texts import (
     UNKNOWN,
@@ -36,9 +36,10 @@ from .texts import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ..segments import SegmentMetadata
     from ..types import TypeRegistry
-    from .rows import Rows
-    from .server import ServerTable
+    from .moment import ServerTable
+    from .sums import Rows
 
 _DUCKDB = "duckdb:"
 _MEMORY = "512MB"
@@ -184,6 +185,7 @@ class ExportTarget:
         self.system_identifier = self.database = self.slot = ""
         self.tables: dict[tuple[str, str], int] = {}
         self._versions: dict[int, list[Any]] = {}
+        self._elsewhere: dict[int, str] = {}
         self._policies = Policies()
         self._chosen: tuple[bool, bool] = (False, False)
         self._has_before = False
@@ -265,6 +267,8 @@ class ExportTarget:
             raise PgOutputError(
                 f"{self._path} has a table of frames that were refused, so it lacks changes"
             )
+        # Tables that are at another position, as they wait for a snapshot.
+        self._elsewhere = {int(key): lsn for key, lsn in manifest.get("elsewhere", {}).items()}
         self.tables, self._versions = {}, {}
         for table in manifest["tables"]:
             for version in table["versions"]:
@@ -289,7 +293,9 @@ class ExportTarget:
         """The rows of a version of a table, in a FROM."""
         if "table" in version:
             return "exported." + ".".join(map(quoted, version["table"]))
-        files = ", ".join(literal(str(self._path / one["file"])) for one in version["parts"])
+        # duckdb takes a path for a pattern.
+        path = re.sub(r"([\[*?])", r"[\1]", str(self._path))
+        files = ", ".join(literal(f"{path}/{one['file']}") for one in version["parts"])
         return f"read_parquet([{files}])"
 
     def _types(self, connection: Any, version: Any) -> dict[str, Held]:
@@ -298,6 +304,9 @@ class ExportTarget:
 
     def table(self, table: ServerTable) -> TargetTable:
         """See `Target`."""
+        waits = self._elsewhere.get(table.table.relation_id)
+        if waits is not None:
+            raise NotComparable(f"it waits for its snapshot since {waits}")
         versions = self._versions.get(table.table.relation_id)
         if table.table.relation_id in self._elsewhere:
             at = self._elsewhere[table.table.relation_id]
@@ -477,7 +486,6 @@ class DirectoryTarget:
         self._types = types
         self.system_identifier = self.database = self.slot = ""
         self.tables: dict[tuple[str, str], int] = {}
-        self._waiting: dict[int, int] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="pgoutput_fast_verify_"))
         self._export = ExportTarget(self._directory / "export")
         self._options: dict[str, Any] | None = None
@@ -490,24 +498,21 @@ class DirectoryTarget:
     def refresh(self, confirmed: int) -> int:
         """See `Target`."""
         found = contents(self._path)
-        if not found.segments:
-            return 0
-        states = Tables(self._path).read()
-        self._waiting = {
-            relation_id: state.held_from
-            for relation_id, state in states.items()
-            if state.held_from is not None
-        }
         if self._options is None:
-            self._options = self._chosen(found.segments[0].path)
-        export(self._path, self._directory / "export", before=True, **self._options)
-        position = self._export.refresh(0)
+            metadata = stored_metadata(self._path)
+            if found.segments:
+                with SegmentReader(found.segments[0].path) as reader:
+                    metadata = reader.metadata
+            if metadata is None:
+                return 0
+            self._options = self._chosen(metadata)
+        path = self._directory / "export"
+        export(self._path, path, before=True, **self._options)
+        position = self._export.refresh(0) if (path / NAME).exists() else 0
         self.tables = self._export.tables
         return max(position, found.end, confirmed)
 
-    def _chosen(self, path: Path) -> dict[str, Any]:
-        with SegmentReader(path) as reader:
-            metadata = reader.metadata
+    def _chosen(self, metadata: SegmentMetadata) -> dict[str, Any]:
         self.system_identifier, self.database = metadata.system_identifier, metadata.database
         self.slot = metadata.slot
         # Users' types come as text without the catalogue; from binary only the catalogue has it.
@@ -522,9 +527,6 @@ class DirectoryTarget:
 
     def table(self, table: ServerTable) -> TargetTable:
         """See `Target`."""
-        waits = self._waiting.get(table.table.relation_id)
-        if waits is not None:
-            raise NotComparable(f"it waits for its snapshot since {format_lsn(waits)}")
         return self._export.table(table)
 
     def rows(

@@ -14,7 +14,7 @@ from pgoutput_fast.types import BUILTIN_TYPES, EXTENSION_TYPES, ColumnType
 from pgoutput_fast.verify import compare
 from pgoutput_fast.verify.compare import compare_all, compare_named, differences
 from pgoutput_fast.verify.fold import Change, FoldedRows, HistoryError, Store
-from pgoutput_fast.verify.rows import Sum, halves, md5
+from pgoutput_fast.verify.sums import Sum, halves, md5
 from pgoutput_fast.verify.texts import described, plain, split
 
 TEXT = ColumnType("base", 25, entry=next(one for one in BUILTIN_TYPES if one.name == "text"))

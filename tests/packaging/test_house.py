@@ -192,6 +192,7 @@ SAME_NAMES = {
     "nested": "one job, nested values: C writes them into columns, Python makes objects of them",
     "reader": "the compiled loop over frames, and the one who reads a segment beside its writer",
     "state": "what a decoder knows, and the current-state tables of Spark",
+    "verify": "the command around the package of its name, and what the demonstration shows",
     "wire": "the C constants of the one table of the wire",
 }
 

@@ -23,7 +23,7 @@ from ..replication.receiver import Receiver, Taken
 from ..replication.snapshot import open_snapshot
 from ..replication.stream_options import StreamOptions
 from ..types import ColumnType, TypeRegistry, column_type
-from .rows import Sum
+from .sums import Sum
 from .texts import joined, literal, quoted
 
 if TYPE_CHECKING:
@@ -382,7 +382,7 @@ class _Collector:
 
 
 class ServerRows:
-    """The rows of a table at P; see `rows.Rows`.
+    """The rows of a table at P; see `sums.Rows`.
 
     Parameters
     ----------
