@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow.compute as pc
 
-from pgoutput_fast.directory.known import known_tables
+from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.looking import Look, check_file, look, readable
 from pgoutput_fast.directory.reading import first_position, lacking, next_reading
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.names import shown_table
+from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.protocol.messages import Relation
 from pgoutput_fast.segments import SegmentMetadata, SegmentReader, list_segments
 from pgoutput_fast.segments.format import ANNOUNCED_LSN
@@ -130,11 +130,11 @@ class Planned:
                 break
         found = found[-1:]
         if self._directory is not None and self._found.states:
-            found += [
-                relation_id
-                for relation_id, name in known_tables(self._directory).items()
-                if ".".join(name) == table
-            ]
+            tables = Tables(self._directory)
+            for relation_id, state in self._found.states.items():
+                name = tables.fields(state.copies[-1]).get("table")
+                if isinstance(name, list) and shown_name(".".join(map(str, name))) == table:
+                    found.append(relation_id)
         # Of tables that had the name one after the other, the last one was copied last.
         return max(found, key=self._first_copy) if found else None
 
