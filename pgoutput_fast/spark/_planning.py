@@ -187,7 +187,7 @@ class Planned:
 
 
 def item_batches(item: Item, metadata: SegmentMetadata, target: Target) -> Iterator[pa.RecordBatch]:
-    """The changes of a file, on an executor."""
+    """The changes of a file, on an executor. All of it is decoded with the settings of `target`."""
     with SegmentReader(item.path) as reader:
         check_file(reader, metadata, item.copy)
         # The other columns are filled in from the Begins in a segment.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
