@@ -9,12 +9,13 @@ from ..segments.format import SegmentMetadata
 from ..segments.listing import Contents, contents
 from ..segments.reader import SegmentReader
 from .copies import Copy, Tables, TableState
-from .reading import Reading, Stretch
 from .snapshots import snapshot_files, snapshot_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from .reading import Reading
 
 
 class Look(NamedTuple):
@@ -75,7 +76,7 @@ def readable(reading: Reading, found: Look, where: str) -> Reading:
     PgOutputError
         A snapshot is deleted, and none has come since.
     """
-    tables, elsewhere = dict(reading.tables), dict(reading.after.tables)
+    tables = dict(reading.tables)
     for relation_id, stretch in reading.tables.items():
         lsns = [copy.lsn for copy in stretch.snapshots if _key(copy) not in found.files]
         if not lsns:
@@ -84,16 +85,12 @@ def readable(reading: Reading, found: Look, where: str) -> Reading:
         if later:
             start = later[0].lsn - 1
             tables[relation_id] = stretch._replace(start=start, snapshots=later)
-        elif found.states[relation_id].snapshots[-1].lsn > lsns[-1]:
-            # The newer one comes once the stream has come so far.
-            tables[relation_id] = Stretch(stretch.start, stretch.start)
-            elsewhere[relation_id] = stretch.start
         else:
             raise PgOutputError(
                 f"the files of the snapshot of relation {relation_id} are deleted from {where}: "
                 f"have this table copied again"
             )
-    return Reading(reading.rest, tables, reading.after._replace(tables=elsewhere))
+    return reading._replace(tables=tables)
 
 
 def _key(copy: Copy) -> tuple[int, int]:

@@ -40,11 +40,13 @@ class Progress(NamedTuple):
         PgOutputError
             An LSN has another form.
         ValueError
-            A relation id has.
+            A number has.
         """
         elsewhere = {int(key): parse_lsn(lsn) for key, lsn in manifest["elsewhere"].items()}
         found = manifest["copying"]
         copying = found and (found["relation_id"], found["generation"], found["files"])
+        if copying is not None and copying[2] < 0:
+            raise ValueError("less than no files of a snapshot are read")
         return cls(Position(parse_lsn(manifest["position"]), elsewhere), copying)
 
     def store(self, manifest: dict[str, Any]) -> None:

@@ -93,6 +93,8 @@ class Target:
     version : Version, optional
         The version of the table that other versions are compared with, to find columns that were
         renamed.
+    by_id : bool
+        Whether the table is known by the relation id of `version`, not by its name.
     """
 
     table: str
@@ -101,6 +103,13 @@ class Target:
     relations: tuple[bytes, ...] = ()
     settings: Settings = field(default_factory=Settings)
     version: Version | None = None
+    by_id: bool = False
+
+    def has(self, relation: Relation) -> bool:
+        """Whether a relation is the wanted table."""
+        if self.by_id:
+            return self.version is not None and relation.relation_id == self.version.relation_id
+        return shown_table(relation) == self.table
 
 
 def decoder_of(settings: Settings) -> pf.Decoder:
@@ -116,7 +125,7 @@ def column_types(plan: RelationPlan, *, binary: bool) -> Iterator[tuple[str, str
 
 
 def change_batches(
-    batches: Iterable[tuple[str, pa.RecordBatch]], target: Target
+    batches: Iterable[tuple[str, pa.RecordBatch]], target: Target, *, read: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """The changes of one table in a stream of frames.
 
@@ -128,6 +137,9 @@ def change_batches(
         (microseconds since 2000-01-01), `xid` and `seq` (of the frame's first row), of any integer
         type, with nulls or without.
     target : Target
+    read : bool
+        Whether they are a snapshot's, with `commit_lsn` and `commit_time` beside them: its inserts
+        are rows that were read.
 
     Yields
     ------
@@ -142,7 +154,7 @@ def change_batches(
         which frame, and what to do.
     """
     end_quietly()
-    reader = _Reader(target)
+    reader = _Reader(target, read=read)
     for where, batch in batches:
         yield from reader.read(where, batch)
 
@@ -328,8 +340,9 @@ _AS_STRING = "schema= with the column as string takes its text"
 class _Reader:
     """Decodes batches of frames, and fills in what the columns beside the frames say."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, read: bool) -> None:
         self.target = target
+        self.is_read = read
         self.mappings: dict[Layout, _Mapping] = {}
         decoder = decoder_of(target.settings)
         for frame in target.relations:
@@ -348,7 +361,7 @@ class _Reader:
 
     def layout(self, plan: RelationPlan) -> Layout | None:
         """The layout for a version of the wanted table; None for other tables."""
-        if shown_table(plan.relation) != self.target.table:
+        if not self.target.has(plan.relation):
             return None
         mapping = _Mapping(plan, self.target)
         self.mappings[mapping.layout] = mapping
@@ -409,10 +422,14 @@ class _Reader:
 
     def finished(self, change: Any, frames: pa.Array, given: dict[str, pa.Array]) -> pa.RecordBatch:
         """A decoded batch in the form of the target."""
+        layout = change.layout
+        if self.is_read:
+            commit = (given[name][-1].as_py() for name in ("commit_lsn", "commit_time"))
+            change = change.as_read(*commit, 0)  # seq is beside the frames
         found = pa.record_batch(change)
         columns = dict(zip(found.schema.names, found.columns, strict=True))
         schema = self.target.schema
-        mapping = self.mappings[change.layout]
+        mapping = self.mappings[layout]
         for name in ("before", "after"):
             columns[name] = mapping.tuples(columns[name], schema.field(name).type)
         columns["unchanged"] = mapping.unchanged(columns["unchanged"], columns["op"])

@@ -18,7 +18,6 @@ from pgoutput_fast.errors import DecodeError, PgOutputError
 from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.policies import Policies
 from pgoutput_fast.protocol.messages import Relation, Type, published
-from pgoutput_fast.segments import Segment, SegmentReader, list_segments
 from pgoutput_fast.settings import Settings
 
 from ._executor import (
@@ -29,6 +28,7 @@ from ._executor import (
     decoder_of,
     explained,
 )
+from ._planning import Item, Planned, item_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,9 +52,10 @@ def read_segments(
     policies: Policies | None = None,
     encoding: str | None = None,
 ) -> DataFrame:
-    """The changes of one table in segments.
+    """The changes of one table in segments, and the rows of its snapshot.
 
-    Whole segments are decoded, on the executors, in as many tasks as Spark runs at once.
+    Whole files are decoded, on the executors, in as many tasks as Spark runs at once. What is read
+    is chosen now, and read whenever the result is evaluated.
 
     Parameters
     ----------
@@ -62,12 +63,14 @@ def read_segments(
     path : path or iterable of paths
         A directory of segments, or files that follow each other: see
         :func:`~pgoutput_fast.segments.list_segments`. The executors must reach them by the same
-        names.
+        names. Of a directory, the table's newest snapshot and all changes since are read, none of a
+        table that waits for its first one, and none behind where it waits for another one.
     table : str
-        ``namespace.name``, spelled as in the server's catalogue.
+        ``namespace.name``, spelled as in the server's catalogue. The table that has this name, or
+        had it last, is read under all of its names, and no other one that once had this name.
     schema : StructType or str, optional
         The table's columns and their types; by default those of its newest Relation in the
-        segments. Any column may be string: it has the server's text then. An array may have any
+        files. Any column may be string: it has the server's text then. An array may have any
         number of dimensions.
     partitions : int, optional
         The number of tasks; by default Spark's ``defaultParallelism``.
@@ -87,7 +90,8 @@ def read_segments(
     -------
     DataFrame
         The columns op, xid, subxid, lsn, commit_lsn, commit_time, seq, old_kind, before, after and
-        unchanged. ``(commit_lsn, seq)`` orders all changes, without ties. `unchanged` names the
+        unchanged. ``(commit_lsn, seq)`` orders all changes, without ties. Rows of a snapshot have
+        "read" as `op`, after a row "truncate". `unchanged` names the
         columns whose value the change does not have: large values that an update left as they were,
         and columns that the table did not have yet. A value that its type can't hold makes the
         query fail with an error that names table, column and value.
@@ -104,16 +108,15 @@ def read_segments(
     Raises
     ------
     PgOutputError
-        Segments are missing, damaged or don't go together, or the table is in none of them.
+        Segments are missing, damaged or don't go together, changes since the table's snapshot are
+        deleted, or the table is in none of them.
     """
     _check(spark)
-    segments = list_segments(path)
-    if not segments:
-        raise PgOutputError(f"there are no segments in {path}")
-    with SegmentReader(segments[-1].path) as newest:
-        settings = _settings(registry, policies, encoding or newest.metadata.encoding)
-        binary = newest.metadata.options.get("binary", "false") in ("true", "on", "1")
-    plan = _newest_relation(segments, table, settings)
+    planned = Planned(path)
+    metadata = planned.metadata
+    settings = _settings(registry, policies, encoding or metadata.encoding)
+    binary = metadata.options.get("binary", "false") in ("true", "on", "1")
+    plan = planned.newest(table, settings)
     if schema is None:
         if plan is None:
             raise PgOutputError(
@@ -123,22 +126,20 @@ def read_segments(
             )
         schema = _struct(column_types(plan, binary=binary))
     version = Version.of(plan.relation, newest=True) if plan is not None else None
-    changes, target = _target(table, schema, settings=settings, version=version)
-    _check_known(target, segments)
+    changes, target = _target(
+        table, schema, settings=settings, version=version, by_id=True
+    )  # fmt: skip
+    _check_known(target, planned)
     groups = _groups(
-        [str(segment.path) for segment in segments],
+        planned.items(version.relation_id if version is not None else None),
         partitions or spark.sparkContext.defaultParallelism,
     )
 
     def decode(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                for name in groups[number]:
-                    with SegmentReader(name) as reader:
-                        # The other columns are filled in from the Begins in the segment.
-                        given = (frames.select(["data", "lsn", "seq"]) for frames in reader)
-                        frames = ((f"segment {name}", batch) for batch in given)
-                        yield from change_batches(frames, target)
+                for item in groups[number]:
+                    yield from item_batches(item, metadata, target)
 
     return spark.range(0, len(groups), 1, len(groups)).mapInArrow(decode, changes)
 
@@ -249,6 +250,7 @@ def _target(
     settings: Settings,
     version: Version | None,
     relations: tuple[bytes, ...] = (),
+    by_id: bool = False,
 ) -> tuple[T.StructType, Target]:
     """The schema of the changes, and what the executors need to know."""
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -284,6 +286,7 @@ def _target(
         relations=relations,
         settings=settings,
         version=version,
+        by_id=by_id,
     )
     return changes, target
 
@@ -311,64 +314,37 @@ def _check_time(table: str) -> None:
 # --- segments ------------------------------------------------------------------------------------
 
 
-def _groups(paths: list[str], count: int) -> list[list[str]]:
-    """Divide the paths into at most `count` groups of similar size.
+def _groups(items: list[Item], count: int) -> list[list[Item]]:
+    """Divide the files into at most `count` groups of similar size.
 
     More, and smaller, tasks would be slower: each costs 60 ms before it reads a byte.
     """
-    groups: list[list[str]] = [[] for _ in range(min(max(count, 1), len(paths)))]
+    groups: list[list[Item]] = [[] for _ in range(max(1, min(count, len(items))))]
     sizes = [0] * len(groups)
-    for size, path in sorted(((Path(path).stat().st_size, path) for path in paths), reverse=True):
+    weighed = ((Path(item.path).stat().st_size, item) for item in items)
+    for size, item in sorted(weighed, key=lambda one: (one[0], one[1].path), reverse=True):
         smallest = sizes.index(min(sizes))
-        groups[smallest].append(path)
+        groups[smallest].append(item)
         sizes[smallest] += size
     return groups
 
 
-def _newest_relation(
-    segments: list[Segment], table: str, settings: Settings
-) -> RelationPlan | None:
-    """The plan of the table's newest Relation, None if there is none.
-
-    Each segment begins with the relations that hold at its start. So the newest segment is almost
-    always the only one that is read, and it is read a batch at a time.
-    """
-    for segment in reversed(segments):
-        with SegmentReader(segment.path) as reader:
-            plan = _announced(_relations_in(reader), table, settings)
-        if plan is not None:
-            return plan
-    return None
-
-
-def _check_known(target: Target, segments: list[Segment]) -> None:
+def _check_known(target: Target, planned: Planned) -> None:
     """Refuse columns that no version of the table has: they would be null in every row."""
-    known = set() if target.version is None else set(target.version.columns)
+    version = target.version
+    known = set() if version is None else set(version.columns)
     missing = {name for name, _ in target.columns} - known
-    for segment in segments:
+    for relation in planned.relations(version.relation_id, target.settings) if version else ():
         if not missing:
             return
-        decoder = decoder_of(target.settings)
-        with SegmentReader(segment.path) as reader:
-            for message in decoder.decode_many(_relations_in(reader)):
-                if isinstance(message, Relation) and shown_table(message) == target.table:
-                    found = {shown_name(column.name) for column in message.columns}
-                    missing -= found
-                    known |= found
+        found = {shown_name(column.name) for column in relation.columns}
+        missing -= found
+        known |= found
     if missing:
         raise PgOutputError(
             f"{target.table} never had the columns {', '.join(sorted(missing))} that schema= has, "
             f"in the segments; it had {', '.join(sorted(known))} (case counts)"
         )
-
-
-def _relations_in(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    import pyarrow.compute as pc
-
-    for batch in batches:
-        # Only Type and Relation messages have the LSN 0.
-        data = batch.column("data").filter(pc.equal(batch.column("lsn"), 0))
-        yield from (frame for frame in data.to_pylist() if frame[:1] in (b"R", b"Y"))
 
 
 def _announced(frames: Iterable[bytes], table: str, settings: Settings) -> RelationPlan | None:

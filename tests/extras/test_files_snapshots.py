@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from pgoutput_fast.directory.merging import delete_covered, merge
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.directory.snapshots import snapshot_files
 from pgoutput_fast.files import _consuming
+from pgoutput_fast.files._flatten import schema_digest
 
 ACCOUNTS = testing.Table("accounts", {"id": "int4", "note": "text"}, 16390, key=["id"])
 
@@ -417,6 +419,29 @@ def test_a_table_is_known_by_its_relation_id(format: str, made: Made) -> None:
             ["public.t.arrow"], ["public.t.v2.arrow"],
             ["public.t~20002.arrow", "public.t~20002.part2.arrow"], ["public.T~2.arrow"],
         ]  # fmt: skip
+
+
+def test_an_export_that_an_older_version_began(made: Made) -> None:
+    """Its manifest told tables apart by names, and versions by digests with the name."""
+    made.commit(1100, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
+    first = made.export()
+    path = made.out / "_manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["pgoutput_fast_files"] = 1
+    (table,) = manifest["tables"]
+    table["versions"][0]["schema"] = schema_digest(read(first.tables[0].files[0]).schema)
+    for key in ("elsewhere", "copying"):
+        del manifest[key]
+    del table["relation_id"]
+    path.write_text(json.dumps(manifest))
+    made.commit(1200, testing.insert(ACCOUNTS, [2, "b"]))
+    made.wait(EMPTY, 1210)
+    made.copy(EMPTY, 1211, [[1]])
+    made.commit(1300, testing.insert(ACCOUNTS, [3, "c"]))
+    second = made.export()
+    assert [row[3] for row in told(second)["accounts 16390"]] == [1, 2, 3]
+    assert [(one.name, one.version) for one in second.tables] == [("accounts", 1), ("empty", 1)]
+    assert json.loads(path.read_text())["pgoutput_fast_files"] == 2
 
 
 # --- what is refused -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import struct
 import warnings
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from corpus_files import captures
+from made_directory import MadeDirectory
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 from spark_frames import (
@@ -41,6 +43,7 @@ from spark_frames import (
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing
+from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.names import shown_table
 from pgoutput_fast.settings import Settings
@@ -644,3 +647,54 @@ def test_an_error_names_the_frame_and_what_to_do(spark):
         changes_of(target_of(spark, "d date, v array<int>"), frames)
     # A column that nobody asks for is not read.
     assert len(changes_of(target_of(spark, "v array<int>"), frames)[0]) == 2
+
+
+# --- directories with snapshots ------------------------------------------------------------------
+
+
+def test_a_snapshot_is_read_with_the_changes_around_it(spark, tmp_path):
+    table = testing.Table("t", {"id": "int4", "note": "text"}, 16390, key=["id"])
+    wide = testing.Table("t2", {"id": "int4", "note": "text", "more": "int4"}, 16390, key=["id"])
+    empty = testing.Table("empty", {"id": "int4"}, 16391, key=["id"])
+    with contextlib.closing(MadeDirectory(tmp_path)) as made:
+        for one in (table, empty):
+            made.wait(one, 999)
+        made.copy(empty, 1001)
+        # A segment within which the table was copied; nothing before the copy counts.
+        for lsn, frames in (
+            (1140, [table.relation(), testing.insert(table, [8, "before"])]),
+            (1160, [testing.update(table, [1, "new"])]),
+        ):
+            made.write((lsn, testing.begin(7, lsn, 0)))
+            made.write(*((0 if one[:1] == b"R" else lsn, one) for one in frames))
+            made.write((lsn + 4, testing.commit(lsn, lsn + 4, 0)))
+        made.writer.flush()
+        assert read_segments(spark, tmp_path, "public.t").count() == 0  # it waits
+        made.copy(table, 1151, [[1, "one"]], [[2, None]])
+        changes = rows(read_segments(spark, tmp_path, "public.t"))
+        reads = dt.datetime(2000, 1, 1, 0, 0, 5)
+        assert [(row[0], row[1], *row[3:5], row[6], row[9]) for row in changes] == [
+            ("truncate", None, 1150, 1150, 0, None),
+            ("read", None, 1150, 1150, 1 << 32, (1, "one")),
+            ("read", None, 1150, 1150, 2 << 32, (2, None)),
+            ("update", 7, 1160, 1160, 0, (1, "new")),
+        ]
+        assert {row[5].replace(tzinfo=None) for row in changes[:3]} == {reads}
+        # Renamed, with one column more; that is only in the copy, behind which nothing changed.
+        made.wait(table, 1164, first=False)
+        made.commit(1200, testing.insert(table, [5, "held"]))
+        made.copy(wide, 1251, [[1, "new", 3]])
+        made.commit(1300, empty.relation(), testing.insert(empty, [1]))
+        for name in ("public.t", "public.t2"):
+            changes = read_segments(spark, tmp_path, name)
+            assert [(row[0], row[9]) for row in rows(changes)] == [
+                ("truncate", None), ("read", (1, "new", 3)),
+            ]  # fmt: skip
+        assert [row[0] for row in rows(read_segments(spark, tmp_path, "public.empty"))] == [
+            "truncate", "insert",
+        ]  # fmt: skip
+        # What comes behind the copy is deleted.
+        retain(tmp_path, Keep(bytes=0), made.writer.store_position)
+        made.commit(1400, testing.insert(empty, [2]))
+        with pytest.raises(PgOutputError, match="relation 16391 are deleted"):
+            read_segments(spark, tmp_path, "public.empty")

@@ -1,0 +1,247 @@
+"""Which files have the changes of one table, and its newest version; decided on the driver."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow.compute as pc
+
+from pgoutput_fast.directory.copies import Tables
+from pgoutput_fast.directory.looking import Look, check_file, look, readable
+from pgoutput_fast.directory.reading import first_position, lacking, next_reading
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.names import shown_name, shown_table
+from pgoutput_fast.protocol.messages import Relation
+from pgoutput_fast.segments import SegmentMetadata, SegmentReader, list_segments
+from pgoutput_fast.segments.format import ANNOUNCED_LSN
+from pgoutput_fast.segments.listing import Contents
+
+from ._executor import Target, change_batches, decoder_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pgoutput_fast.decoding.plan import RelationPlan
+    from pgoutput_fast.directory.copies import Copy
+    from pgoutput_fast.settings import Settings
+
+_Path = str | os.PathLike[str]
+
+
+class Item(NamedTuple):
+    """A file that an executor reads whole.
+
+    Attributes
+    ----------
+    path : str
+    window : (int, int) or None
+        The transactions that count: those that commit from the first LSN on and before the second
+        one; None: all.
+    copy : Copy or None
+        The copy of which it has rows.
+    """
+
+    path: str
+    window: tuple[int, int] | None
+    copy: Copy | None
+
+
+class Planned:
+    """What there is to read.
+
+    Parameters
+    ----------
+    path : path or iterable of paths
+        A directory, or files of segments.
+
+    Attributes
+    ----------
+    metadata : SegmentMetadata
+        Of the newest file.
+
+    Raises
+    ------
+    PgOutputError
+        There is nothing, or it can't be read.
+    """
+
+    metadata: SegmentMetadata
+
+    def __init__(self, path: _Path | Iterable[_Path]) -> None:
+        self._directory: Path | None = None
+        self._where = "the segments"
+        if isinstance(path, (str, os.PathLike)) and Path(path).is_dir():
+            self._directory = Path(path)
+            self._where = str(path)
+            found = look(self._directory)
+        else:
+            segments = list_segments(path)
+            begin = segments[0].start_lsn if segments else 0
+            found = Look(Contents(segments, begin, segments[-1].end_lsn if segments else 0), {}, {})
+        self._found = found
+        files = [one.path for one in found.contents.segments]
+        files = files or [paths[0] for paths in found.files.values()]
+        if not files:
+            raise PgOutputError(f"there are no segments in {path}")
+        with SegmentReader(files[-1]) as reader:
+            self.metadata = reader.metadata
+
+    def newest(self, table: str, settings: Settings) -> RelationPlan | None:
+        """The newest version of the table that has, or had last, a name; None if there is none."""
+        relation_id = self._relation_id(table, settings)
+        if relation_id is None:
+            return None
+        plan = None
+        for segment in reversed(self._found.contents.segments):
+            plan = _announced(segment.path, relation_id, settings)
+            if plan is not None:
+                break
+        state = self._found.states.get(relation_id)
+        copy = state.snapshots[-1] if state is not None and state.snapshots else None
+        paths = self._found.files.get((relation_id, copy.generation)) if copy is not None else None
+        if copy is None or not paths:
+            return plan
+        copied = _announced(paths[0], relation_id, settings)
+        if plan is None or copied is None or plan.relation.frame == copied.relation.frame:
+            return plan or copied
+        # The server announces a table before its first change, so that its newest version is the
+        # snapshot's unless another one was announced since.
+        for segment in reversed(self._found.contents.segments):
+            if segment.end_lsn <= copy.lsn:
+                break
+            plan = _announced(segment.path, relation_id, settings, since=copy.lsn)
+            if plan is not None:
+                return plan
+        return copied
+
+    def _relation_id(self, table: str, settings: Settings) -> int | None:
+        """The relation id of the table that has a name, or had it last."""
+        found: list[int] = []
+        for segment in reversed(self._found.contents.segments):
+            found = [
+                message.relation_id
+                for message in _relations(segment.path, settings)
+                if shown_table(message) == table
+            ]
+            if found:
+                break
+        found = found[-1:]
+        if self._directory is not None and self._found.states:
+            tables = Tables(self._directory)
+            for relation_id, state in self._found.states.items():
+                name = tables.fields(state.copies[-1]).get("table")
+                if isinstance(name, list) and shown_name(".".join(map(str, name))) == table:
+                    found.append(relation_id)
+        # Of tables that had the name one after the other, the last one was copied last.
+        return max(found, key=self._first_copy) if found else None
+
+    def _first_copy(self, relation_id: int) -> int:
+        state = self._found.states.get(relation_id)
+        return -1 if state is None else state.copies[0].lsn
+
+    def relations(self, relation_id: int, settings: Settings) -> Iterator[Relation]:
+        """All versions of a table that files have, newest first, most of them several times."""
+        paths = [one.path for one in reversed(self._found.contents.segments)]
+        paths += [files[0] for key, files in self._found.files.items() if key[0] == relation_id]
+        for path in paths:
+            for message in _relations(path, settings):
+                if message.relation_id == relation_id:
+                    yield message
+
+    def items(self, relation_id: int | None) -> list[Item]:
+        """The files that have changes of a table which count.
+
+        Raises
+        ------
+        PgOutputError
+            Some of them are deleted.
+        """
+        found = self._found
+        begin = found.contents.begin
+        position = first_position(found.states, begin)
+        if relation_id in lacking(position, found.states, begin):
+            raise PgOutputError(
+                f"the changes since the snapshot of relation {relation_id} are deleted from "
+                f"{self._where}: have this table copied again"
+            )
+        reading = next_reading(position, found.states, found.contents.end)
+        if relation_id is None:
+            stretch = reading.rest
+        else:
+            stretch = readable(reading, found, self._where).of(relation_id)
+        items = [
+            Item(str(path), None, copy)
+            for copy in stretch.snapshots
+            for path in found.files[copy.relation_id, copy.generation]
+        ]
+        start, end = stretch.window
+        for segment in found.contents.segments:
+            # A segment of the older form begins before the commit that its name tells.
+            if segment.start_lsn < end and start < segment.end_lsn:
+                is_whole = start <= segment.start_lsn and segment.end_lsn <= end
+                items.append(Item(str(segment.path), None if is_whole else (start, end), None))
+        return items
+
+
+def item_batches(item: Item, metadata: SegmentMetadata, target: Target) -> Iterator[pa.RecordBatch]:
+    """The changes of a file, on an executor. All of it is decoded with the settings of `target`."""
+    with SegmentReader(item.path) as reader:
+        check_file(reader, metadata, item.copy)
+        # The other columns are filled in from the Begins in a segment.
+        names = ["data", "lsn", "seq"]
+        if item.copy is not None:
+            names += ["commit_lsn", "commit_time"]
+        frames = (
+            (f"segment {item.path}", _within(batch, item.window).select(names)) for batch in reader
+        )
+        yield from change_batches(frames, target, read=item.copy is not None)
+
+
+def _within(batch: pa.RecordBatch, window: tuple[int, int] | None) -> pa.RecordBatch:
+    """The frames of the transactions that count, and what announces tables and types."""
+    if window is None:
+        return batch
+    lsns = batch.column("commit_lsn")
+    inside = pc.and_(pc.greater_equal(lsns, window[0]), pc.less(lsns, window[1]))
+    announced = pc.equal(batch.column("lsn"), ANNOUNCED_LSN)
+    return batch.filter(pc.or_(pc.fill_null(inside, False), announced))
+
+
+def _relation_batches(path: Path) -> Iterator[Any]:
+    """The Types and Relations of a file, with the LSN of the commit beside each."""
+    with SegmentReader(path) as reader:
+        for batch in reader:
+            yield batch.filter(pc.equal(batch.column("lsn"), ANNOUNCED_LSN))
+
+
+def _relations(path: Path, settings: Settings) -> Iterator[Relation]:
+    """The Relations of a file in their order."""
+    decoder = decoder_of(settings)
+    for batch in _relation_batches(path):
+        for frame in batch.column("data").to_pylist():
+            message = decoder.decode(frame) if frame[:1] in (b"R", b"Y") else None
+            if isinstance(message, Relation):
+                yield message
+
+
+def _announced(
+    path: Path, relation_id: int, settings: Settings, *, since: int = 0
+) -> RelationPlan | None:
+    """The plan of a table's last Relation in a file.
+
+    With `since`, only of one that a transaction has sent which committed there or later.
+    """
+    decoder = decoder_of(settings)
+    plan = None
+    for batch in _relation_batches(path):
+        commits = batch.column("commit_lsn").to_pylist()
+        for commit, frame in zip(commits, batch.column("data").to_pylist(), strict=True):
+            message = decoder.decode(frame) if frame[:1] in (b"R", b"Y") else None
+            if not isinstance(message, Relation) or message.relation_id != relation_id:
+                continue
+            if not since or (commit is not None and commit >= since):
+                plan = decoder.state.plan(relation_id)
+    return plan
