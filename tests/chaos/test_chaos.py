@@ -47,3 +47,23 @@ def test_memory_stays_flat_under_pgbench() -> None:
     )  # fmt: skip
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
     assert ended.stdout.count(": median of the first 5 s") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["directory.py", "--kills=12"],
+        ["month.py", "--days=10", "--keep=3", "--transactions=20000", "--seconds=100"],
+    ],
+    ids=lambda given: given[0],
+)
+def test_a_directory_holds(arguments: list[str]) -> None:
+    """Under kills, and over weeks."""
+    script = Path(__file__).with_name(arguments[0])
+    ended = subprocess.run(
+        [sys.executable, str(script), *arguments[1:]], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    assert "12 faults" in ended.stdout or "day 10: 20,000 transactions" in ended.stdout
