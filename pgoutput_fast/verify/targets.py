@@ -267,13 +267,12 @@ class ExportTarget:
             raise PgOutputError(
                 f"{self._path} has a table of frames that were refused, so it lacks changes"
             )
-        # Tables that are at another position, as they wait for a snapshot.
-        self._elsewhere = {int(key): lsn for key, lsn in manifest.get("elsewhere", {}).items()}
         self.tables, self._versions = {}, {}
         for table in manifest["tables"]:
             for version in table["versions"]:
                 self.tables[table["namespace"], table["name"]] = version["relation_id"]
                 self._versions.setdefault(version["relation_id"], []).append(version)
+        # Tables that are at another position, as they wait for a snapshot.
         self._elsewhere = {int(key): lsn for key, lsn in manifest["elsewhere"].items()}
         position = manifest["position"]
         self._position = 0 if position is None else parse_lsn(position)
@@ -308,9 +307,6 @@ class ExportTarget:
         if waits is not None:
             raise NotComparable(f"it waits for its snapshot since {waits}")
         versions = self._versions.get(table.table.relation_id)
-        if table.table.relation_id in self._elsewhere:
-            at = self._elsewhere[table.table.relation_id]
-            raise NotComparable(f"it waits for its snapshot, and the export has it as of {at}")
         if versions is None and self._chosen[0]:
             raise NotComparable("the export was made of chosen tables, and has nothing of it")
         newest = versions[-1] if versions else None
