@@ -191,6 +191,7 @@ SAME_NAMES = {
     "consumers": "those who read a directory, and the command that lists them",
     "nested": "one job, nested values: C writes them into columns, Python makes objects of them",
     "reader": "the compiled loop over frames, and the one who reads a segment beside its writer",
+    "snapshot": "tables read at one point, and the command that asks a capture for that",
     "state": "what a decoder knows, and the current-state tables of Spark",
     "verify": "the command around the package of its name, and what the demonstration shows",
     "wire": "the C constants of the one table of the wire",
