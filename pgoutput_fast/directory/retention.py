@@ -12,6 +12,7 @@ from ..segments.format import BEGIN_NAME
 from ..segments.listing import SegmentGroup, begin_of, listed, present
 from .consumers import consumers, locked
 from .copies import Tables, TableState
+from .history import forget_before
 from .snapshots import snapshot_files
 
 if TYPE_CHECKING:
@@ -82,7 +83,14 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
                 for path in paths:
                     path.unlink()
                     count += 1
-        return count
+        left = snapshot_files(directory)
+        kept = {
+            copy.lsn
+            for relation_id, state in states.items()
+            for copy in state.snapshots
+            if (relation_id, copy.generation) in left
+        }
+        return count + forget_before(directory, min({begin, *kept}))
 
 
 def _spent(groups: list[SegmentGroup], keep: Keep, needed: int | None) -> list[SegmentGroup]:

@@ -17,6 +17,7 @@ from ..connections import (  # says what to install, if psycopg is missing
 from . import slots
 from .capture import capture
 from .client import connect
+from .history import ddl_trigger_sql
 from .landing import CaptureProgress
 from .reads import SnapshotBatches, snapshot
 from .stream import Batch, Received, ReplicationStream
@@ -35,6 +36,7 @@ __all__ = [
     "SnapshotBatches",
     "capture",
     "connect",
+    "ddl_trigger_sql",
     "slots",
     "snapshot",
 ]

@@ -17,6 +17,7 @@ from .attempt import unless_stopped
 from .beginning import Begun, begin_directory
 from .client import check_assembling
 from .copier import CopyTarget
+from .history import HistoryWatch, first_state
 from .landing import CaptureProgress, Landing
 from .link import Link, first_connection
 from .membership import Members, read_members
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
+    from ..directory.history import CatalogRead
     from ..segments import SegmentMetadata
     from .snapshot import ServerSnapshot
     from .walsender import CreatedSlot
@@ -66,6 +68,7 @@ def capture(
     silent_after: float | None = None,
     give_up: bool = False,
     min_free: int = 256 << 20,
+    history: bool = True,
     progress: Callable[[CaptureProgress], None] | None = None,
     stop: threading.Event | None = None,
     **keywords: object,
@@ -140,6 +143,9 @@ def capture(
         Whether such a consumer is removed, so that nothing is kept for it.
     min_free : int
         The capture ends with an error when the disk has fewer bytes free.
+    history : bool
+        Whether the history of types and tables is kept, which a connection beside the stream reads,
+        so that all values can be decoded though types are altered: see docs/types.md.
     progress : callable
         Called with a `CaptureProgress` after each batch of frames that came, and each second
         while none come, or while a large transaction is written.
@@ -184,6 +190,7 @@ def capture(
         merge=(merge, bool, "a bool"),
         give_up=(give_up, bool, "a bool"),
         min_free=(min_free, int, "an int, of bytes"),
+        history=(history, bool, "a bool"),
     )
     if not os.fspath(directory):
         raise PgOutputError("directory is empty; '.' is the current directory")
@@ -219,20 +226,28 @@ def capture(
         order_first(Path(directory), opened)
         return opened
 
-    def begin() -> tuple[Members, Begun]:
+    def begin() -> tuple[Members, CatalogRead | None, Begun]:
         # Asked before the slot is made: what changes later is seen as a change.
         members = read_members(parameters, publications) if copies else Members({}, 0)
-        return members, begin_directory(
+        types = first_state(parameters, publications, messages=messages) if history else None
+        return members, types, begin_directory(
             parameters, slot, options, Path(directory), writing, create_slot=create_slot,
             adopt_slot=adopt_slot, open_first=open_first if copies else None, stop=stop,
         )  # fmt: skip
 
-    members, begun = first_connection(begin, retry_for, stop)
+    members, types, begun = first_connection(begin, retry_for, stop)
     with contextlib.ExitStack() as held:
         writer = held.enter_context(begun.writer)
         if begun.opened is not None:
             held.callback(begun.opened.close)
-        upkeep = Upkeep(writer, target(begun.metadata), keeping, members, begun.opened)
+        watch = None
+        if history:
+            watch = HistoryWatch(
+                parameters, publications, writer.directory, writer.position, messages=messages,
+                first=types,
+            )  # fmt: skip
+            held.callback(watch.close)
+        upkeep = Upkeep(writer, target(begun.metadata), keeping, members, begun.opened, watch)
         held.callback(upkeep.close)
         if snapshot == "only":
             return _copy_only(writer, upkeep, stop, progress)
@@ -275,6 +290,7 @@ def _copy_only(
         )  # fmt: skip
 
     upkeep.wait(stop, lambda: progress(now()) if progress is not None else None)
+    upkeep.finish()
     return now()
 
 

@@ -147,6 +147,7 @@ class Landing:
             self._stream(until_lsn, stop)
             self._upkeep.wait(stop, self._report)
             if until_lsn is None or self._upkeep.copied_lsn <= until_lsn:
+                self._upkeep.finish()
                 return self._progress()
             until_lsn = self._upkeep.copied_lsn  # so that the copies can be read
 
@@ -192,6 +193,7 @@ class Landing:
         for run in found.runs():
             self._frames += len(run)
             self._bytes += run.size
+            self._upkeep.record(run)
             self._acknowledge(self._writer.write_run(run))
             if time.monotonic() - self._told >= _IDLE_PROGRESS:
                 self._report()

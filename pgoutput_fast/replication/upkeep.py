@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..segments import SegmentWriter
+    from ..transactions.runs import Run
     from .copier import CopyProgress, CopyTarget
+    from .history import HistoryWatch
     from .membership import Member, Members
     from .snapshot import ServerSnapshot
 
@@ -95,6 +97,8 @@ class Upkeep:
         What was published before the slot was made, or the capture began.
     opened : ServerSnapshot, optional
         The snapshot of the slot that was made for the directory, whose tables wait.
+    history : HistoryWatch, optional
+        Keeps the history of types and tables.
     """
 
     def __init__(
@@ -104,8 +108,10 @@ class Upkeep:
         options: UpkeepOptions,
         members: Members,
         opened: ServerSnapshot | None = None,
+        history: HistoryWatch | None = None,
     ) -> None:
         self._writer = writer
+        self._history = history
         self._directory = writer.directory
         self._target = target
         self._options = options
@@ -172,13 +178,22 @@ class Upkeep:
                 tell()
 
     def see(self, frame: bytes) -> None:
-        """Note a Relation that came, before anything of its transaction is written.
+        """Note a Relation or Type that came, before anything of its transaction is written.
 
         A table is announced when it is first sent, and again after its place in the publications
         has changed.
         """
+        if self._history is not None:
+            self._history.see(frame)
+        if frame[:1] != b"R":
+            return
         relation: Any = decode_rare(frame, in_stream=False, encoding="latin-1")
         self._seen[relation.relation_id] = [relation.namespace or "pg_catalog", relation.name]
+
+    def record(self, run: Run) -> None:
+        """Record what frames tell of changes of types, before any of them is written."""
+        if self._history is not None:
+            self._history.record(run)
 
     def order_copies(self) -> None:
         """Order the copies that are needed for what came; then it may be written."""
@@ -271,6 +286,8 @@ class Upkeep:
             return
         self._next_tick = now + _TICK
         self._check_space()
+        if self._history is not None:
+            self._history.tick(max(self._writer.position, self.copied_lsn))
         try:
             if self._watch is not None and (members := self._watch.take()) is not None:
                 self._take_members(members)
@@ -337,6 +354,17 @@ class Upkeep:
                     "consumer %s has not moved for %.0f s; what it has not read is kept",
                     consumer.name, silent,
                 )  # fmt: skip
+
+    def finish(self) -> None:
+        """Do what comes at the end of a capture that no error ends.
+
+        Raises
+        ------
+        PgOutputError
+            The history can't be written.
+        """
+        if self._history is not None:
+            self._history.finish()
 
     def close(self) -> None:
         """End all threads."""

@@ -93,7 +93,7 @@ class Assembler:
         that come again; 0 by default. The commit of a prepared transaction that ends there is not
         refused, even if the transaction itself did not come.
     on_relation : callable or None
-        Set by the caller: called with each Relation of a transaction, in the form that it has
+        Set by the caller: called with each Relation and Type of a transaction, in the form that it has
         outside of stream chunks, before the transaction is delivered; also with those that are left
         out of its content, as nothing has changed since the last one.
 
@@ -630,8 +630,7 @@ class Assembler:
         """
         if self.on_relation is not None:
             for _, frame in announced:
-                if frame[:1] == b"R":
-                    self.on_relation(frame)
+                self.on_relation(frame)
         if 0 < end_lsn <= self.known_lsn:
             self._await(announced)  # the server does not announce it to this connection again
             return

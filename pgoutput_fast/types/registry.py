@@ -227,6 +227,30 @@ class TypeRegistry:
         self._changed()
         return self
 
+    def replace_catalog(self, other: TypeRegistry) -> None:
+        """Have the catalogue of `other` instead of this one; registered functions stay."""
+        if self._catalog != other._catalog:
+            self._catalog = dict(other._catalog)
+            self._changed()
+
+    def contained(self, oids: Iterable[int]) -> set[int]:
+        """These types, and all that they contain by the catalogue: elements, fields, base types."""
+        found: set[int] = set()
+        waiting = list(oids)
+        while waiting:
+            oid = waiting.pop()
+            if oid in found:
+                continue
+            found.add(oid)
+            entry = self._catalog.get(oid)
+            if entry is not None:
+                waiting += [part for part in (entry.element, *(one[1] for one in entry.fields)) if part]
+        return found
+
+    def part(self, oids: Iterable[int]) -> TypeRegistry:
+        """A registry with these types of the catalogue and all that they contain."""
+        return self._of(self._catalog[oid] for oid in self.contained(oids) if oid in self._catalog)
+
     def to_json(self) -> str:
         """The catalogue as JSON for :meth:`from_json`, without registered functions."""
         types = [dataclasses.asdict(self._catalog[oid]) for oid in sorted(self._catalog)]

@@ -1,0 +1,283 @@
+"""Read the catalogue beside a stream, again and again, for the history of types and tables."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from ..catalog import catalog_of
+from ..connections import RetryableError, answered, server_error
+from ..directory.history import CatalogRead, HistoryWriter
+from ..errors import PgOutputError
+from ..lsn import parse_lsn
+from ..types import TypeRegistry
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from pathlib import Path
+
+    from ..connections import ConnectionParameters
+    from ..transactions.runs import Run
+
+_INTERVAL = 60.0  # seconds between two reads while nothing asks for one
+_ASKED_INTERVAL = 1.0  # seconds between two reads that the stream asks for
+# Seconds within which what is in segments is confirmed by a read that comes after it.
+_CONFIRM_INTERVAL = 10.0
+_FINISH_TIMEOUT = 5.0  # seconds for which the end of a capture waits for the last read
+_TRIES, _TRY_WAIT = 3, 0.05
+_OLDEST_SERVER = 120000
+
+_log = logging.getLogger(__name__)
+
+# What is being replayed on a standby has been received, if it comes by streaming.
+_LSNS = """
+SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+    ELSE pg_catalog.pg_current_wal_insert_lsn() END::text,
+    CASE WHEN pg_catalog.pg_is_in_recovery()
+    THEN greatest(pg_catalog.pg_last_wal_receive_lsn(), pg_catalog.pg_last_wal_replay_lsn())
+    ELSE pg_catalog.pg_current_wal_insert_lsn() END::text
+"""
+# Transactions that have not ended; the function has this name from PostgreSQL 10 on.
+_RUNNING = """
+SELECT ARRAY(SELECT pg_catalog.txid_snapshot_xip(pg_catalog.txid_current_snapshot()))
+"""
+_TRIGGERS = """
+SELECT count(*) = 2 FROM pg_catalog.pg_event_trigger
+WHERE evtname IN ('pgoutput_fast_ddl', 'pgoutput_fast_drop') AND evtenabled = 'A'
+"""
+
+
+def ddl_trigger_sql() -> str:
+    """SQL that has a database tell of each change of its catalogue in the stream.
+
+    It makes two event triggers, for which it needs a superuser. They write a logical message in
+    each transaction that changes the catalogue. A capture with ``messages=True`` takes them as the
+    exact ends of the entries of its history; see docs/types.md. It may be run again.
+    """
+    return files("pgoutput_fast.replication").joinpath("ddl_trigger.sql").read_text("utf-8")
+
+
+def read_state(
+    parameters: ConnectionParameters,
+    publications: Sequence[str],
+    type_ids: Collection[int] = (),
+    *,
+    messages: bool = False,
+) -> CatalogRead:
+    """Read the types and tables of a database, and the LSNs between which they were true.
+
+    Parameters
+    ----------
+    parameters : ConnectionParameters
+    publications : list or tuple of str
+    type_ids : collection of int
+        Types that are read besides those that columns of published tables have.
+    messages : bool
+        Whether the stream has logical messages.
+
+    Raises
+    ------
+    PgOutputError
+        A publication is not there, the server is older than PostgreSQL 12, can't be reached or
+        refuses.
+    """
+    with parameters.open(replication=False) as connection:
+        if connection.info.server_version < _OLDEST_SERVER:
+            raise PgOutputError(
+                "the history of types and tables needs PostgreSQL 12 or later; capture with "
+                "history=False"
+            )
+        try:
+            with answered(connection.pgconn):
+                return _read(connection, publications, type_ids, messages)
+        except psycopg.Error as error:
+            doing = "can't read the types and tables"
+            raise server_error(doing, str(error), error.sqlstate) from error
+
+
+def _read(
+    connection: Any, publications: Sequence[str], type_ids: Collection[int], messages: bool
+) -> CatalogRead:
+    # Each in a snapshot of its own: the LSN is older than all that follows.
+    before = parse_lsn(connection.execute(_LSNS).fetchone()[0])
+    begun = frozenset(connection.execute(_RUNNING).fetchone()[0])
+    for _ in range(_TRIES):
+        if begun.isdisjoint(connection.execute(_RUNNING).fetchone()[0]):
+            break
+        time.sleep(_TRY_WAIT)
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    running = frozenset(connection.execute(_RUNNING).fetchone()[0])
+    trigger = messages and connection.execute(_TRIGGERS).fetchone()[0]
+    tables = catalog_of(connection, publications)
+    types = TypeRegistry.from_connection(connection)
+    # Last, as functions of the server look some of it up as it is now, not in the snapshot.
+    after = parse_lsn(connection.execute(_LSNS).fetchone()[1])
+    connection.execute("COMMIT")
+    used = [column.type_id for table in tables.tables for column in table.columns]
+    return CatalogRead(
+        before, after, running, running & begun, trigger, types.part([*used, *type_ids]),
+        tables.to_json(),
+    )  # fmt: skip
+
+
+def first_state(
+    parameters: ConnectionParameters, publications: Sequence[str], *, messages: bool
+) -> CatalogRead | None:
+    """Do the same before a capture begins; None if the server refuses, which is told then.
+
+    Raises
+    ------
+    RetryableError
+        The server can't be reached now.
+    """
+    try:
+        return read_state(parameters, publications, messages=messages)
+    except RetryableError:
+        raise
+    except PgOutputError as error:
+        _log.debug("the history can't begin before the slot: %s", error)
+        return None  # the thread that goes on says why
+
+
+class HistoryWatch:
+    """Keeps the history of a directory while a capture writes to it, in a thread of its own.
+
+    Parameters
+    ----------
+    parameters : ConnectionParameters
+    publications : list or tuple of str
+    directory : pathlib.Path
+    position : int
+        Where the directory ends.
+    messages : bool
+        Whether the stream has logical messages.
+    first : CatalogRead, optional
+        What was read before the slot was made.
+
+    Raises
+    ------
+    PgOutputError
+        What is there can't be read, or the disk refuses.
+    """
+
+    def __init__(
+        self,
+        parameters: ConnectionParameters,
+        publications: Sequence[str],
+        directory: Path,
+        position: int,
+        *,
+        messages: bool,
+        first: CatalogRead | None,
+    ) -> None:
+        self._parameters = parameters
+        self._publications = publications
+        self._messages = messages
+        self._writer = HistoryWriter(directory, position if messages else None)
+        if first is not None and self._writer.is_empty:
+            self._writer.note(first)
+        self._announced: dict[bytes, bytes] = {}
+        self._read_at = 0.0
+        self._asked, self._answered = 1, 0
+        self._answers = threading.Condition()
+        self._wake, self._ends, self._stop = (threading.Event() for _ in range(3))
+        self._error: PgOutputError | None = None
+        self._failed = ""
+        self._thread = threading.Thread(target=self._run, name="pgoutput_fast-history", daemon=True)
+        self._thread.start()
+
+    def see(self, frame: bytes) -> None:
+        """Have the catalogue read if a Relation or Type is new, or not what it was."""
+        if self._announced.get(frame[:5]) != frame:
+            self._announced[frame[:5]] = frame
+            self._ask()
+
+    def record(self, run: Run) -> None:
+        """Record the event trigger's messages, before any of these frames is written.
+
+        Raises
+        ------
+        PgOutputError
+            The disk refuses.
+        """
+        if self._messages:
+            self._writer.record(run)
+
+    def tick(self, position: int) -> None:
+        """Have what is in segments confirmed.
+
+        Parameters
+        ----------
+        position : int
+            Where the directory ends.
+
+        Raises
+        ------
+        PgOutputError
+            The history can't be written.
+        """
+        if self._error is not None:
+            raise self._error
+        late = time.monotonic() - self._read_at >= _CONFIRM_INTERVAL
+        if late and position > self._writer.confirmed and self._asked == self._answered:
+            self._ask()
+
+    def _ask(self) -> None:
+        self._asked += 1
+        self._wake.set()
+
+    def finish(self) -> None:
+        """Read once more, as the last segment is there; for some seconds at most."""
+        self._ends.set()
+        self._ask()
+        asked = self._asked
+        with self._answers:
+            self._answers.wait_for(lambda: self._answered >= asked, _FINISH_TIMEOUT)
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """End the thread; a read that is on its way is not waited for."""
+        self._stop.set()
+        self._ends.set()
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            asked = self._asked
+            self._wake.clear()
+            try:
+                self._look()
+            except PgOutputError as error:
+                self._error = error
+            except Exception as error:  # noqa: BLE001 - raised in the capture's thread
+                self._error = PgOutputError(f"the history can't be kept: {error!r}")
+            with self._answers:
+                self._answered = asked
+                self._answers.notify_all()
+            if self._error is not None:
+                return
+            self._wake.wait(_INTERVAL)
+            self._ends.wait(self._read_at + _ASKED_INTERVAL - time.monotonic())
+
+    def _look(self) -> None:
+        """Read, and write what is new; a server that refuses is told once."""
+        self._read_at = time.monotonic()
+        try:
+            found = read_state(
+                self._parameters, self._publications, self._writer.type_ids, messages=self._messages
+            )
+        except PgOutputError as error:
+            # The stream has its own connection, and tells if the server is away.
+            if str(error) != self._failed:
+                _log.warning("the history of types and tables is not kept: %s", error)
+            self._failed = str(error)
+            return
+        self._failed = ""
+        if not self._stop.is_set() and self._writer.note(found):
+            _log.info("the catalogue of types and tables has changed")
