@@ -34,10 +34,11 @@ from .errors import PgOutputError
 from .lsn import check_lsn, format_lsn, parse_lsn
 from .protocol.messages import decode_rare
 from .segments.format import ANNOUNCED_LSN
-from .segments.listing import listed
+from .segments.listing import contents
 from .types import TypeRegistry
 
 if TYPE_CHECKING:
+    from .columnar.schema import Layout
     from .types.registry import CatalogType
 
 __all__ = ["POLICIES", "History", "HistoryPolicy", "TablesAt", "TypesAt"]
@@ -90,6 +91,36 @@ class TablesAt(NamedTuple):
     is_certain: bool
 
 
+class Place(NamedTuple):
+    """Where in the history a change lies.
+
+    Attributes
+    ----------
+    older, newer : int
+        The number of the oldest and of the newest entry that is possible, from 1; 0 is before the
+        first, and one more than there are is behind the last.
+    applied : int
+        The number of transactions between the two that are known to come before it; -1 if nothing
+        is known of them.
+    own, state : int
+        Which of them is the change's own, or -1; and whether the change comes before, among or
+        behind what that has altered.
+    """
+
+    older: int
+    newer: int
+    applied: int
+    own: int
+    state: int
+
+
+class Types(NamedTuple):
+    """The types of a place, and the names of those that are uncertain, by OID."""
+
+    registry: TypeRegistry
+    uncertain: dict[int, str]
+
+
 class _Boundary(NamedTuple):
     """Where one entry ends and the next one begins.
 
@@ -124,9 +155,9 @@ class History:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory)
+        self.is_empty = not entries(self._directory)
         # In this order: what a capture writes meanwhile then makes nothing certain that is not.
-        ends = [segment.end_lsn for segment in listed(self._directory)]
-        self._end = max(ends, default=0)
+        self._end = 0 if self.is_empty else contents(self._directory).end
         seen = read_seen(self._directory)
         self._entries = entries(self._directory)
         self._changes = change_lsns(self._directory)
@@ -134,7 +165,7 @@ class History:
         self._since = _END if since is None else parse_lsn(since)
         self.is_empty = not self._entries
         self._read: dict[Entry, Stored] = {}
-        self._registries: dict[tuple[Entry, Entry], TypeRegistry] = {}
+        self._types: dict[tuple[Place, HistoryPolicy], Types] = {}
         if self._entries:
             newest = self._entries[-1]
             marks = seen.marks if seen.entry == newest.name else (self._stored(newest).mark,)
@@ -149,7 +180,7 @@ class History:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what can be read again: executors read few of many entries."""
-        return {**self.__dict__, "_registries": {}}
+        return {**self.__dict__, "_types": {}}
 
     def registry_at(self, lsn: int, policy: HistoryPolicy = "newer") -> TypesAt:
         """The types that a transaction with this commit LSN had.
@@ -167,21 +198,20 @@ class History:
         TypeError
             `lsn` is no int.
         """
-        older, newer = self._between(lsn)
-        first, last = self.entry(older), self.entry(newer)
-        registry = self.registry(first, last, policy)
-        if older == newer:
-            return TypesAt(registry, {}, 0, 0)
-        return TypesAt(registry, self.uncertain(first, last), *self.span(older, newer))
+        place = self._place_of(lsn)
+        found = self.types(place, policy)
+        lower, upper = self.span(place) if found.uncertain else (0, 0)
+        return TypesAt(found.registry, found.uncertain, lower, upper)
 
     def tables_at(self, lsn: int, policy: HistoryPolicy = "newer") -> TablesAt:
         """The tables that were published then; parameters and errors are those of `registry_at`."""
-        older, newer = self._between(lsn)
-        stored = self._stored(self.entry(older if policy == "older" else newer))
-        return TablesAt(Catalog.from_json(json.dumps(stored.tables)), is_certain=older == newer)
+        place = self._place_of(lsn)
+        stored = self._stored(self._entry(place.older if policy == "older" else place.newer))
+        catalog = Catalog.from_json(json.dumps(stored.tables))
+        return TablesAt(catalog, is_certain=place.older == place.newer)
 
-    def _between(self, lsn: int) -> tuple[int, int]:
-        """The oldest and the newest entry that are possible, as `places` gives them."""
+    def _place_of(self, lsn: int) -> Place:
+        """The place of a transaction, at its end."""
         import numpy as np
 
         check_lsn("lsn", lsn)
@@ -191,16 +221,15 @@ class History:
                 f"versions wrote none, and history=False keeps none; give a registry"
             )
         one = np.array([lsn], np.uint64)
-        (older,), (newer,) = self.places(one, one)
-        return older, newer
+        return Place(*self.places(one, one)[:, 0].tolist())
 
-    def entry(self, place: int) -> Entry:
-        """The entry of a place: the first one also before it, and so the last one behind it."""
-        return self._entries[min(max(place - 1, 0), len(self._entries) - 1)]
+    def _entry(self, number: int) -> Entry:
+        """An entry by its number from 1: the first one also before it, the last one behind it."""
+        return self._entries[min(max(number - 1, 0), len(self._entries) - 1)]
 
-    def span(self, older: int, newer: int) -> tuple[int, int]:
-        """The LSNs between which the catalogue changed from one place to another."""
-        return self._boundaries[older].lower, self._boundaries[newer - 1].upper
+    def span(self, place: Place) -> tuple[int, int]:
+        """The LSNs between which the catalogue changed at an uncertain place."""
+        return self._boundaries[place.older].lower, self._boundaries[place.newer - 1].upper
 
     def _stored(self, entry: Entry) -> Stored:
         found = self._read.get(entry)
@@ -208,17 +237,55 @@ class History:
             found = self._read[entry] = read_entry(self._directory, entry)
         return found
 
-    def registry(self, older: Entry, newer: Entry, policy: HistoryPolicy) -> TypeRegistry:
-        """The types of both entries, and where they differ those of one of them."""
-        first, last = (newer, older) if policy == "older" else (older, newer)
-        found = self._registries.get((first, last))
-        if found is None:
-            found = TypeRegistry().merge(self._stored(first).registry)
-            found.merge(self._stored(last).registry)
-            self._registries[first, last] = found
+    def types(self, place: Place, policy: HistoryPolicy) -> Types:
+        """The types of a place, those of two entries taken together.
+
+        Where the entries differ, the registry has the older or the newer form, as is known of the
+        place, or as `policy` says.
+        """
+        known = self._types.get((place, policy))
+        if known is not None:
+            return known
+        first, last = self._entry(place.older), self._entry(place.newer)
+        older, newer = self._stored(first).registry, self._stored(last).registry
+        uncertain: dict[int, str] = {}
+        before: set[int] = set()
+        after: set[int] = set()
+        if place.older != place.newer:
+            uncertain = self._differing(first, last)
+        if place.newer == place.older + 1 and place.applied >= 0:
+            before, after = self._decided(place, uncertain)
+        registry = TypeRegistry()
+        for one in (newer, older) if policy == "older" else (older, newer):
+            registry.merge(one)
+        registry.merge(older.only(before)).merge(newer.only(after))
+        uncertain = {oid: one for oid, one in uncertain.items() if oid not in before | after}
+        found = self._types[place, policy] = Types(registry, uncertain)
         return found
 
-    def uncertain(self, older: Entry, newer: Entry) -> dict[int, str]:
+    def _decided(self, place: Place, differing: Iterable[int]) -> tuple[set[int], set[int]]:
+        """Those types of which messages tell that they had not been altered yet, or had been."""
+        boundary = self._boundaries[place.older]
+        changes = self._changes_of(boundary)
+        is_whole = boundary.upper <= self._end
+        before, after = set(), set()
+        for oid in differing:
+            naming = [
+                number
+                for number, (_, one) in enumerate(changes)
+                if one.types is None or oid in one.types
+            ] or range(len(changes))
+            states = {
+                _NEW if number < place.applied else place.state if number == place.own else _OLD
+                for number in naming
+            }
+            if states == {_OLD}:
+                before.add(oid)
+            elif states == {_NEW} and is_whole:
+                after.add(oid)
+        return before, after
+
+    def _differing(self, older: Entry, newer: Entry) -> dict[int, str]:
         """The types whose values two entries decode differently."""
         before = self._stored(older).registry.catalog
         after = self._stored(newer).registry.catalog
@@ -232,8 +299,8 @@ class History:
 
     # --- where entries begin and end
 
-    def places(self, lsns: Any, commit_lsns: Any) -> tuple[list[int], list[int]]:
-        """Which entries changes belong to.
+    def places(self, lsns: Any, commit_lsns: Any) -> Any:
+        """Where in the history changes lie.
 
         Parameters
         ----------
@@ -245,24 +312,24 @@ class History:
 
         Returns
         -------
-        list of int, list of int
-            For each change the place of the oldest and of the newest entry that is possible: counted
-            from 1; 0 is before the first, and one more than there are is behind the last.
+        int64[5, n]
+            The fields of `Place`.
         """
         import numpy as np
 
-        older = np.zeros(len(lsns), np.int64)
-        newer = np.zeros(len(lsns), np.int64)
+        found = np.zeros((5, len(lsns)), np.int64)
+        found[2] = -1
         least, most = int(lsns.min()), int(commit_lsns.max())
         for boundary in self._boundaries:
             if boundary.upper <= least:
-                older += 1
-                newer += 1
+                found[:2] += 1
             elif boundary.lower <= most:
-                state = self._states(boundary, lsns, commit_lsns)
-                older += state == _NEW
-                newer += state >= _UNCERTAIN
-        return older.tolist(), newer.tolist()
+                state, detail = self._states(boundary, lsns, commit_lsns)
+                found[0] += state == _NEW
+                found[1] += state >= _UNCERTAIN
+                if detail is not None:
+                    found[2:] = np.where(state == _UNCERTAIN, detail, found[2:])
+        return found
 
     def _is_exact(self, boundary: _Boundary) -> bool:
         """Whether messages in the stream tell of every change."""
@@ -272,31 +339,41 @@ class History:
             return self._covered
         return boundary.lower > 0 and self._stored(boundary.newer).exact
 
-    def _states(self, boundary: _Boundary, lsns: Any, commit_lsns: Any) -> Any:
-        """For each change, whether it lies before or behind a boundary, or that is uncertain."""
+    def _states(self, boundary: _Boundary, lsns: Any, commit_lsns: Any) -> tuple[Any, Any]:
+        """For each change, whether it lies before or behind a boundary, or that is uncertain.
+
+        The second value has the fields `applied`, `own` and `state` of `Place`; None without the
+        event trigger.
+        """
         import numpy as np
 
         lower, upper = boundary.lower, boundary.upper
         is_old = (commit_lsns < lower) | ((commit_lsns >= upper) & (lsns < lower))
         is_new = (lsns >= upper) & (commit_lsns >= upper)
+        detail = None
+        is_whole = upper <= self._end
         # Messages are known of what was in the directory when its names were read.
-        known = commit_lsns < self._end
-        if known.all() and self._is_exact(boundary):
+        if (commit_lsns < self._end).all() and self._is_exact(boundary):
             changes = self._changes_of(boundary)
-            is_whole = upper <= self._end
             if changes:
-                (first_lsn, first), (last_lsn, last) = changes[0], changes[-1]
-                first_own, last_own = parse_lsn(first.first), parse_lsn(last.last)
-                is_old |= commit_lsns < first_lsn
-                is_old |= (commit_lsns > first_lsn) & (lsns < first_lsn)
-                is_old |= (commit_lsns == first_lsn) & (lsns < first_own)
-                if is_whole:
-                    is_new |= (commit_lsns > last_lsn) & (lsns > last_lsn)
-                    is_new |= (commit_lsns == last_lsn) & (lsns > last_own)
-                    is_new &= ~is_old
+                at = np.array([lsn for lsn, _ in changes], np.uint64)
+                first = np.array([parse_lsn(one.first) for _, one in changes], np.uint64)
+                last = np.array([parse_lsn(one.last) for _, one in changes], np.uint64)
+                applied = np.searchsorted(at, lsns)  # those that were committed before the change
+                own = np.minimum(np.searchsorted(at, commit_lsns), len(at) - 1)
+                is_own = at[own] == commit_lsns
+                # The LSN of a message is that of its end, where what follows may begin.
+                state = np.where(
+                    lsns >= last[own], _NEW, np.where(lsns < first[own], _OLD, _UNCERTAIN)
+                )
+                state = np.where(is_own, state, _OLD)
+                detail = np.array([applied, np.where(is_own, own, -1), state])
+                is_old |= (applied == 0) & (state == _OLD)
+                total = applied + (state == _NEW)
+                is_new = ~is_old & (is_new | (is_whole & (total == len(at))))
             elif not is_whole:
                 is_old |= True
-        return np.where(is_old, _OLD, np.where(is_new, _NEW, _UNCERTAIN))
+        return np.where(is_old, _OLD, np.where(is_new, _NEW, _UNCERTAIN)), detail
 
     def _changes_of(self, boundary: _Boundary) -> list[tuple[int, Change]]:
         """The transactions that may have changed what differs at a boundary."""
@@ -305,7 +382,7 @@ class History:
             for lsn in self._changes
             if boundary.lower <= lsn < boundary.upper
         ]
-        differing = self.uncertain(boundary.older, boundary.newer)
+        differing = self._differing(boundary.older, boundary.newer)
         concerned = [
             (lsn, one)
             for lsn, one in found
@@ -350,55 +427,46 @@ class Follower:
         self._history = history
         self._policy = policy
         self.registry = TypeRegistry()
-        self._current: TypeRegistry | None = None
         self._types: dict[int, tuple[int, ...]] = {}  # of the columns of each relation
+        self._place = Place(0, 0, -1, -1, _OLD)
+        self._found = Types(self.registry, {})
 
-    def parts(
-        self, data: Any, lsns: Any, commit_lsns: Any, where: object
-    ) -> Iterator[tuple[int, int]]:
+    def parts(self, data: Any, lsns: Any, commit_lsns: Any) -> Iterator[tuple[int, int]]:
         """Parts that are decoded by one state of the types each; `registry` has it meanwhile.
 
         Parameters
         ----------
         data : pyarrow.Array or pyarrow.ChunkedArray
             Frames in the form of a segment.
-        lsns, commit_lsns : pyarrow arrays of uint64
-            As in a segment; `commit_lsns` has nulls.
-        where : object
-            What errors call the place from which the frames come.
+        lsns : uint64[n]
+            NumPy's array of what stands beside them.
+        commit_lsns : pyarrow.Array or pyarrow.ChunkedArray
+            The same; it has nulls.
 
         Yields
         ------
         tuple of int
             Where the part begins, and where the next one does.
-
-        Raises
-        ------
-        PgOutputError
-            A type was altered at about the LSN of a value, and the policy is "error".
         """
         import numpy as np
 
-        tags, relation_ids = _heads(data)
+        tags = _tags(data)
         rows = np.flatnonzero(np.isin(tags, [ord(tag) for tag in "IUD"]))
         if not len(rows):
             self._learn(data, tags, 0, len(tags))
             yield 0, len(tags)
             return
-        row_lsns = np.asarray(lsns)[rows].astype(np.uint64)
-        commits = commit_lsns.fill_null(0).to_numpy()[rows].astype(np.uint64)
+        commits = commit_lsns.fill_null(0).to_numpy()[rows]
+        row_lsns = lsns[rows]
         row_lsns = np.where(row_lsns == ANNOUNCED_LSN, commits, row_lsns)
-        older, newer = self._history.places(row_lsns, commits)
-        keys = np.array([older, newer])
-        cuts = np.flatnonzero((keys[:, 1:] != keys[:, :-1]).any(axis=0)) + 1
+        places = self._history.places(row_lsns, commits)
+        cuts = (np.flatnonzero((places[:, 1:] != places[:, :-1]).any(axis=0)) + 1).tolist()
         starts = [0, *rows[cuts].tolist()]
-        for begin, end, place in zip(
-            starts, [*starts[1:], len(tags)], [0, *cuts.tolist()], strict=True
-        ):
+        for begin, end, first in zip(starts, [*starts[1:], len(tags)], [0, *cuts], strict=True):
             self._learn(data, tags, begin, end)
-            wanted = rows[(rows >= begin) & (rows < end)]
-            ids = np.unique(relation_ids[wanted]).tolist()
-            self._follow(older[place], newer[place], ids, where)
+            self._place = Place(*places[:, first].tolist())
+            self._found = self._history.types(self._place, self._policy)
+            self.registry.replace_catalog(self._found.registry)
             yield begin, end
 
     def _learn(self, data: Any, tags: Any, begin: int, end: int) -> None:
@@ -410,32 +478,59 @@ class Follower:
             relation: Any = decode_rare(frame, in_stream=False, encoding="latin-1")
             self._types[relation.relation_id] = tuple(one.type_id for one in relation.columns)
 
-    def _follow(self, older: int, newer: int, relation_ids: list[int], where: object) -> None:
-        """Have the registry be that of a part, which has rows of these relations."""
-        history = self._history
-        first, last = history.entry(older), history.entry(newer)
-        registry = history.registry(first, last, self._policy)
-        if self._policy == "error":
-            contained = {
-                oid: relation_id
-                for relation_id in relation_ids
-                for oid in registry.contained(self._types.get(relation_id, ()))
-            }
-            uncertain = history.uncertain(first, last) if older != newer else {}
-            for oid in sorted(contained.keys() & uncertain.keys()):
-                found = history.span(older, newer)
-                raise PgOutputError(_refused(where, uncertain[oid], contained[oid], *found))
-            for oid in sorted(contained.keys() - registry.catalog.keys()):
-                if oid >= _FIRST_USER_OID:
-                    raise PgOutputError(
-                        f"{where}: the history has no type with OID {oid}, which relation "
-                        f"{contained[oid]} has a column of, as it was made, and perhaps dropped, "
-                        f"between two reads of the catalogue; read again later, or choose "
-                        f'history="newer" or "older", and its values are text'
-                    )
-        if registry is not self._current:
-            self._current = registry
-            self.registry.replace_catalog(registry)
+    def check(self, relation_id: int, where: object, columns: Iterable[int] | None = None) -> None:
+        """Refuse rows of the present part if they may have been decoded by wrong types.
+
+        Parameters
+        ----------
+        relation_id : int
+        where : object
+            What errors call the place from which they come.
+        columns : iterable of int, optional
+            The positions of the columns that have values; by default all.
+
+        Raises
+        ------
+        PgOutputError
+            The type of a column was altered at about the LSN of the rows, or is in no entry, and
+            the policy is "error".
+        """
+        if self._policy != "error":
+            return
+        types = self._types.get(relation_id, ())
+        used = types if columns is None else (types[i] for i in columns if i < len(types))
+        contained = self.registry.contained(used)
+        for oid in sorted(contained & self._found.uncertain.keys()):
+            span = self._history.span(self._place)
+            raise PgOutputError(_refused(where, self._found.uncertain[oid], relation_id, *span))
+        for oid in sorted(contained - self.registry.catalog.keys()):
+            if oid >= _FIRST_USER_OID:
+                raise PgOutputError(
+                    f"{where}: the history has no type with OID {oid}, of which relation "
+                    f"{relation_id} has a column, as it was made, and perhaps dropped, between two "
+                    f"reads of the catalogue; read again later, or choose history=\"newer\" or "
+                    f'"older", and its values are text'
+                )
+
+    def check_batch(self, layout: Layout, batch: Any, where: object) -> None:
+        """Do this for a batch of decoded changes, of which null is no value.
+
+        Parameters
+        ----------
+        layout : Layout
+            That of the batch.
+        batch : pyarrow.RecordBatch
+        where : object
+        """
+        if self._policy != "error":
+            return
+        sides = [batch.column(name) for name in ("before", "after")]
+        columns = [
+            field.position
+            for number, field in enumerate(layout.columns)
+            if any(side.field(number).null_count < len(side) for side in sides)
+        ]
+        self.check(layout.plan.relation.relation_id, where, columns)
 
 
 def _refused(where: object, name: str, relation_id: int, lower: int, upper: int) -> str:
@@ -455,26 +550,22 @@ def _refused(where: object, name: str, relation_id: int, lower: int, upper: int)
     )
 
 
-def _heads(data: Any) -> tuple[Any, Any]:
-    """The tag of each frame, and the number behind it: the relation id of a row."""
+def _tags(data: Any) -> Any:
+    """The tag of each frame; 0 for an empty one."""
     import numpy as np
 
-    tags, numbers = [], []
+    found = [np.zeros(0, np.uint8)]
     for chunk in getattr(data, "chunks", [data]):
         if not len(chunk):
             continue
         _, offsets, values = chunk.buffers()
-        begin = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk)]
-        # Frames of less than five bytes are no rows; what is read of them is not used.
-        content = np.frombuffer(bytes(5) if values is None else values, np.uint8)
-        tags.append(content[np.minimum(begin, len(content) - 1)])
-        number = np.zeros(len(chunk), np.int64)
-        for place in range(1, 5):
-            number = number << 8 | content[np.minimum(begin + place, len(content) - 1)]
-        numbers.append(number)
-    if not tags:
-        return np.zeros(0, np.uint8), np.zeros(0, np.int64)
-    return np.concatenate(tags), np.concatenate(numbers)
+        ends = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+        content = np.frombuffer(b"" if values is None else values, np.uint8)
+        tags = np.zeros(len(chunk), np.uint8)
+        has_any = ends[1:] > ends[:-1]
+        tags[has_any] = content[ends[:-1][has_any]]
+        found.append(tags)
+    return np.concatenate(found)
 
 
 def history_of(paths: Iterable[str | os.PathLike[str]]) -> History | None:

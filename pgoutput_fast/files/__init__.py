@@ -20,6 +20,7 @@ from pgoutput_fast._disk import claim_directory
 from pgoutput_fast.columnar.decoder import ColumnarDecoder
 from pgoutput_fast.columnar.options import OnError
 from pgoutput_fast.errors import DecodeError, PgOutputError
+from pgoutput_fast.history import Follower, HistoryPolicy, check_policy, history_of
 from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.policies import Policies
 from pgoutput_fast.segments.format import require_pyarrow
@@ -103,6 +104,7 @@ def export(
     columns: Iterable[str] | Mapping[str, Iterable[str]] | None = None,
     policies: Policies | None = None,
     registry: TypeRegistry | None = None,
+    history: HistoryPolicy = "error",
     on_error: OnError = "raise",
     part_bytes: int = 1 << 30,
     progress: Callable[[ExportProgress], None] | None = None,
@@ -121,7 +123,11 @@ def export(
     before : bool
         Whether to write the old row too, as columns ``before_…``.
     tables, columns, policies, registry
-        See :class:`~pgoutput_fast.ColumnarDecoder`.
+        See :class:`~pgoutput_fast.ColumnarDecoder`. Without `registry`, the types are those of the
+        directory's history, if it has one.
+    history : {"error", "older", "newer"}
+        What to do with a value whose type was altered at about the same time, so that the history
+        does not say in which form it is: refuse it, or take one of the two.
     on_error : {"raise", "collect"}
         What to do with a frame that is refused: raise its error, or put it into the table of
         errors.
@@ -168,6 +174,7 @@ def export(
         "max_bytes": 16 << 20,
     }
     ColumnarDecoder(**decoding)  # refuses wrong arguments before anything is made
+    check_policy(history)
     options = {
         "before": bool(before),
         "tables": decoding["tables"] and sorted(decoding["tables"]),
@@ -182,9 +189,17 @@ def export(
         source = open_source(given)
         if source is None:
             return ExportResult(0, 0, 0, 0, None, (), {})
+        follower = None
+        if registry is None and source.identity["kind"] == "segments":
+            found = history_of(given)  # after it is known up to where the source is read
+            follower = found and Follower(found, history)
+        if follower is not None:
+            decoding["registry"], options["types"] = follower.registry, True
         stack.enter_context(_claimed(Path(directory)))
         with refusals(str(directory)):
-            run = _Export(Path(directory), format, source, options, decoding, progress, registered)
+            run = _Export(
+                Path(directory), format, source, options, decoding, follower, progress, registered
+            )
         try:
             result = run.result(part_bytes)
         finally:
@@ -235,6 +250,7 @@ class _Export:
         source: Source,
         options: dict[str, Any],
         decoding: dict[str, Any],
+        follower: Follower | None,
         progress: Callable[[ExportProgress], None] | None,
         consumer: Registered | None,
     ) -> None:
@@ -244,6 +260,7 @@ class _Export:
         self._directory = directory
         self._source = source
         self._decoding = decoding
+        self._follower = follower
         self._before = options["before"]
         self._progress = progress
         self._consumer = consumer
@@ -298,8 +315,8 @@ class _Export:
             if name == "types":
                 begun, now = ("with", "without") if before else ("without", "with")
                 raise PgOutputError(
-                    f"{self._directory} was begun {begun} the types that the server has (--types "
-                    f"FILE, registry=), and would go on {now} them{again}"
+                    f"{self._directory} was begun {begun} the types that the server has (a "
+                    f"history, --types FILE, registry=), and would go on {now} them{again}"
                 )
             differ = {name: (before, value)}
             if name == "policies":
@@ -377,7 +394,13 @@ class _Export:
         with (
             refusals(str(self._directory)),
             contextlib.closing(
-                Step(path, self._decoding, before=self._before, fold=self._store.fold)
+                Step(
+                    path,
+                    self._decoding,
+                    before=self._before,
+                    fold=self._store.fold,
+                    follower=self._follower,
+                )
             ) as step,
         ):
             for unit in plan.units:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from pgoutput_fast.columnar.arrays import commit_of
 from pgoutput_fast.columnar.decoder import ColumnarDecoder
+from pgoutput_fast.errors import DecodeError
 from pgoutput_fast.names import shown_name
+from pgoutput_fast.protocol.wire import relation_id_of
 
 from ._events import errors_of, events_of
 from ._flatten import Shape
 from ._units import Chunk
 from ._windows import counted, frame_counts, given_lsns
 from ._write import Spill
+
+if TYPE_CHECKING:
+    from pgoutput_fast.history import Follower
 
 _EVENTS, _ERRORS = -1, -2
 
@@ -34,8 +39,17 @@ class Step:
         does not end in the source. They are counted when the tables are written.
     """
 
-    def __init__(self, path: Path, decoding: dict[str, Any], *, before: bool, fold: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        decoding: dict[str, Any],
+        *,
+        before: bool,
+        fold: bool,
+        follower: Follower | None = None,
+    ) -> None:
         self._spill = Spill(path)
+        self._follower = follower
         self._decoding = decoding
         self._before, self._fold = before, fold
         self._decoder: ColumnarDecoder | None = None
@@ -66,7 +80,29 @@ class Step:
         ------
         DecodeError
             A frame is refused, and ``on_error`` is "raise".
+        PgOutputError
+            A value's type was altered at about the same time, and nothing says before or after.
         """
+        if self._follower is None:
+            return self._add(chunk)
+        rows = 0
+        commit_lsns = chunk.beside.column("commit_lsn")
+        for begin, end in self._follower.parts(chunk.frames, chunk.lsns, commit_lsns):
+            part = chunk._replace(
+                frames=chunk.frames.slice(begin, end - begin),
+                lsns=chunk.lsns[begin:end],
+                beside=chunk.beside.slice(begin, end - begin),
+            )
+            try:
+                rows += self._add(part)
+            except DecodeError as error:
+                if error.frame is not None:
+                    error.frame += begin
+                raise
+        return rows
+
+    def _add(self, chunk: Chunk) -> int:
+        """Do this for frames whose types do not change."""
         decoder = self._decoder_for(chunk)
         rows = 0
         for changes in decoder.decode(chunk.frames, lsns=given_lsns(chunk)):
@@ -74,6 +110,8 @@ class Step:
             if not len(batch):
                 continue
             relation = changes.relation
+            if self._follower is not None:
+                self._follower.check_batch(changes.layout, batch, chunk.path)
             named = shown_name(relation.namespace), shown_name(relation.name)
             self.names[relation.relation_id] = named
             number = self._number(changes)
@@ -101,6 +139,10 @@ class Step:
         places = [i for i, bad in enumerate(decoder.errors) if frame_counts(chunk, bad)]
         if places and self._decoding["on_error"] == "raise":
             bad = decoder.errors[places[0]]
+            if self._follower is not None and bad.data[:1] in (b"I", b"U", b"D"):
+                found = relation_id_of(bad.data, in_stream=False)
+                if found is not None:
+                    self._follower.check(found, chunk.path)
             bad.error.frame = bad.frame
             raise bad.error
         if places:

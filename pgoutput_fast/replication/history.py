@@ -120,7 +120,7 @@ def _read(
     connection.execute("COMMIT")
     used = [column.type_id for table in tables.tables for column in table.columns]
     return CatalogRead(
-        before, after, running, running & begun, trigger, types.part([*used, *type_ids]),
+        before, after, running, running & begun, trigger, types.only(types.contained([*used, *type_ids])),
         tables.to_json(),
     )  # fmt: skip
 

@@ -247,9 +247,9 @@ class TypeRegistry:
                 waiting += [part for part in (entry.element, *(one[1] for one in entry.fields)) if part]
         return found
 
-    def part(self, oids: Iterable[int]) -> TypeRegistry:
-        """A registry with these types of the catalogue and all that they contain."""
-        return self._of(self._catalog[oid] for oid in self.contained(oids) if oid in self._catalog)
+    def only(self, oids: Iterable[int]) -> TypeRegistry:
+        """A registry with these types of the catalogue alone, as far as there are such."""
+        return self._of(self._catalog[oid] for oid in oids if oid in self._catalog)
 
     def to_json(self) -> str:
         """The catalogue as JSON for :meth:`from_json`, without registered functions."""

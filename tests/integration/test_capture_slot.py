@@ -119,8 +119,8 @@ def test_killed_after_it_has_made_the_slot_it_knows_it(database18: Any, tmp_path
     database18.execute("INSERT INTO t VALUES (1)")
     land(database18, directory, "slot_k")
     named = sorted(path.name for path in directory.iterdir())
-    assert [name for name in named if not name.endswith(".arrow")] == ["position.json"]
-    assert len(named) == 2
+    assert [name for name in named if not name.endswith(".arrow")] == ["history", "position.json"]
+    assert len(named) == 3
     # Which prepared transactions it has seen depends on it.
     assert json.loads((directory / "position.json").read_text())["made_slot"] is True
     database18.execute("SELECT pg_drop_replication_slot('slot_k')")

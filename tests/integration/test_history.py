@@ -1,0 +1,262 @@
+"""The history of types and tables that a capture keeps, while types are altered on a real server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import pgoutput_fast as pf
+from pgoutput_fast import files
+from pgoutput_fast.directory import history as kept
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.history import History
+from pgoutput_fast.replication import capture, ddl_trigger_sql
+from pgoutput_fast.replication import history as reading
+from pgoutput_fast.replication import upkeep as keeping
+
+pytestmark = pytest.mark.integration
+
+WaitUntil = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "_TICK", 0.05)
+    monkeypatch.setattr(reading, "_ASKED_INTERVAL", 0.05)
+    monkeypatch.setattr(reading, "_CONFIRM_INTERVAL", 0.05)
+    monkeypatch.setattr(kept, "_STORE_INTERVAL", 0.0)
+
+
+class Shop:
+    """A database whose types are altered, and a capture of it; `rows` is what the server has said.
+
+    Rows are inserted one by one, and asked for as JSON at once, in the form of their time.
+    """
+
+    def __init__(self, database: Any, directory: Path, wait_until: WaitUntil) -> None:
+        self.database, self.directory, self.wait_until = database, directory, wait_until
+        self.rows: dict[int, Any] = {}
+        self.table = "t"
+        self.threads: list[tuple[threading.Thread, threading.Event, list[BaseException]]] = []
+        database.execute(
+            "CREATE TYPE pair AS (x int, y text)",
+            "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+            "CREATE TABLE t (id int PRIMARY KEY, p pair, ps pair[], m mood)",
+            "CREATE PUBLICATION p FOR TABLE t",
+        )
+
+    def capture(self, **options: Any) -> None:
+        options = {"create_slot": True, "max_delay": 0.02, "merge": False, **options}
+        capture(
+            self.database.dsn, slot=f"slot_{self.database.name}", publications=["p"],
+            directory=self.directory, **options,
+        )  # fmt: skip
+
+    def start(self, **options: Any) -> None:
+        stop, errors = threading.Event(), []
+
+        def run() -> None:
+            try:
+                self.capture(stop=stop, **options)
+            except BaseException as error:  # noqa: BLE001 - `stop` raises it
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        self.threads.append((thread, stop, errors))
+        self.wait_until(lambda: errors or kept.entries(self.directory))
+
+    def stop(self) -> None:
+        thread, stop, errors = self.threads.pop()
+        stop.set()
+        thread.join(30)
+        assert not thread.is_alive()
+        for error in errors:
+            raise error
+
+    def now(self) -> int:
+        ((lsn,),) = self.database.execute("SELECT pg_current_wal_insert_lsn()::text")
+        return pf.parse_lsn(lsn)
+
+    def insert(self, *columns: str) -> None:
+        """Insert a row of SQL expressions, and note it as the server shows it."""
+        number = len(self.rows) + 1
+        (row,) = self.database.execute(
+            f"INSERT INTO t VALUES ({', '.join([str(number), *columns])})",
+            f"SELECT row_to_json(t)::text FROM t WHERE id = {number}",
+        )
+        self.rows[number] = json.loads(row[0])
+
+    def confirmed(self) -> None:
+        """Wait until the history has been seen to hold behind all that there is now."""
+        lsn = self.now()
+        self.insert_nothing()
+        self.wait_until(lambda: until(self.directory) >= lsn)
+
+    def altered(self, *statements: str) -> None:
+        """Alter types, and wait for the entry."""
+        count = len(kept.entries(self.directory))
+        self.database.execute(*statements)
+        self.insert_nothing()
+        self.wait_until(lambda: len(kept.entries(self.directory)) > count)
+
+    def insert_nothing(self) -> None:
+        """A change that makes the capture look at the catalogue."""
+        self.database.execute(
+            f"INSERT INTO {self.table} VALUES (-1)", f"DELETE FROM {self.table} WHERE id = -1"
+        )
+
+    def exported(self, directory: Path, **options: Any) -> dict[int, Any]:
+        """The inserted rows as an export decodes them."""
+        result = files.export(self.directory, directory, "arrow", **options)
+        rows = (
+            row
+            for table in result.tables
+            for path in table.files
+            for row in pa.ipc.open_file(path).read_all().to_pylist()
+        )
+        return {
+            row["id"]: {name: row[name] for name in ("id", "p", "ps", "m") if name in row}
+            for row in rows
+            if row["op"] == "insert" and row["id"] > 0
+        }
+
+
+def until(directory: Path) -> int:
+    return kept.confirmed(kept.read_seen(directory).marks)
+
+
+@pytest.fixture
+def shop(database18: Any, tmp_path: Path, wait_until: WaitUntil) -> Any:
+    made = Shop(database18, tmp_path / "segments", wait_until)
+    yield made
+    for thread, stop, _ in made.threads:
+        stop.set()
+        thread.join(30)
+
+
+def test_types_are_altered_under_a_capture(shop: Shop, tmp_path: Path) -> None:
+    shop.start()
+    shop.insert("(1, 'a')", "ARRAY[(2, 'b')::pair]", "'sad'")
+    shop.confirmed()
+    shop.altered("ALTER TYPE mood ADD VALUE 'happy' AFTER 'ok'")
+    shop.insert("(1, 'a')", "ARRAY[(2, 'b')::pair]", "'happy'")
+    shop.confirmed()
+    shop.altered("ALTER TYPE pair ADD ATTRIBUTE z int")
+    shop.insert("(1, 'c', 3)", "ARRAY[(2, 'd', 4)::pair]", "'ok'")
+    shop.confirmed()
+    shop.altered("ALTER TYPE pair RENAME ATTRIBUTE y TO w")
+    shop.insert("(1, 'c', 3)", "ARRAY[(2, 'd', 4)::pair]", "'ok'")
+    shop.confirmed()
+    shop.altered(
+        "ALTER TABLE t DROP COLUMN p, DROP COLUMN ps",
+        "DROP TYPE pair",
+        "CREATE TYPE pair AS (q bool)",
+        "ALTER TABLE t ADD COLUMN p pair, ADD COLUMN ps pair[]",
+    )
+    shop.insert("'sad'", "ROW(true)", "ARRAY[ROW(false)::pair]")
+    shop.confirmed()
+    before, shop.table = shop.now(), "u"
+    shop.altered("ALTER TABLE t RENAME TO u")
+    shop.confirmed()
+    shop.stop()
+    assert shop.exported(tmp_path / "out") == shop.rows
+    history = History(shop.directory)
+    ((relation_id,),) = shop.database.execute("SELECT 'u'::regclass::oid::bigint")
+    names = [
+        history.tables_at(lsn).catalog.by_id()[relation_id].name
+        for lsn in (before - 1, shop.now())
+    ]
+    assert names == ["t", "u"]
+
+
+def test_values_while_the_stream_is_behind(shop: Shop, tmp_path: Path) -> None:
+    """All reads come before an alteration, or all after it: only the policy says which form."""
+    shop.start()
+    shop.insert("(1, 'a')", "NULL", "'sad'")
+    shop.confirmed()
+    shop.stop()
+    shop.insert("(2, 'b')", "NULL", "'ok'")
+    shop.database.execute("ALTER TYPE pair RENAME ATTRIBUTE y TO w")
+    shop.insert("(3, 'c')", "NULL", "'ok'")
+    shop.database.execute("CREATE TABLE other (id int)")  # is no matter of t's values
+    shop.capture(until_lsn=shop.now())
+    with pytest.raises(PgOutputError, match=r"type public\.pair, .* altered between .*history="):
+        shop.exported(tmp_path / "error")
+    newer = shop.exported(tmp_path / "newer", history="newer")
+    older = shop.exported(tmp_path / "older", history="older")
+    assert newer == shop.rows | {2: shop.rows[2] | {"p": {"x": 2, "w": "b"}}}
+    assert older == shop.rows | {3: shop.rows[3] | {"p": {"x": 3, "y": "c"}}}
+    # Columns whose types were not altered are read.
+    found = shop.exported(tmp_path / "columns", columns=["id", "m"])
+    assert found == {number: {"id": number, "m": row["m"]} for number, row in shop.rows.items()}
+    assert shop.exported(tmp_path / "given", registry=pf.TypeRegistry())[3]["p"] == "(3,c)"
+
+
+def test_values_behind_the_last_read(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.capture(until_lsn=shop.now())
+
+    def refuse(*_: object) -> None:
+        raise PgOutputError("no")
+
+    shop.insert("NULL", "NULL", "'ok'")
+    shop.insert("(1, 'a')", "NULL", "'sad'")
+    with monkeypatch.context() as patched:
+        patched.setattr(reading, "_read", refuse)
+        shop.capture(until_lsn=shop.now())
+    assert caplog.messages.count("the history of types and tables is not kept: no") == 1
+    with pytest.raises(PgOutputError, match=r"nothing says yet whether type public\.pair"):
+        shop.exported(tmp_path / "out")
+    assert shop.exported(tmp_path / "newer", history="newer") == shop.rows
+    shop.capture(until_lsn=shop.now())
+    assert shop.exported(tmp_path / "later") == shop.rows
+
+
+def test_the_event_trigger_makes_it_exact(shop: Shop, tmp_path: Path) -> None:
+    shop.database.execute(ddl_trigger_sql())
+    shop.database.execute(ddl_trigger_sql())  # it may be run again
+    shop.start(messages=True)
+    shop.insert("(1, 'a')", "NULL", "'sad'")
+    shop.confirmed()
+    shop.stop()
+    with shop.database.connect() as long:
+        long.execute("BEGIN")
+        long.execute("INSERT INTO t VALUES (100, (100, 'long'))")
+        shop.insert("(2, 'b')", "NULL", "'ok'")
+        shop.database.execute("CREATE TABLE other (id int)")
+        shop.database.execute("ALTER TYPE pair RENAME ATTRIBUTE y TO w")
+        long.execute("INSERT INTO t VALUES (101, (101, 'long'))")
+        long.execute("COMMIT")
+    shop.insert("(3, 'c')", "NULL", "'ok'")
+    shop.database.execute("DROP TABLE other")
+    # A transaction that alters the type itself, between two rows.
+    with shop.database.connect() as own:
+        own.execute("BEGIN")
+        own.execute("INSERT INTO t VALUES (200, (200, 'own'))")
+        own.execute("CREATE TYPE pear AS (a int)")
+        own.execute("ALTER TABLE t ADD q pear")
+        own.execute("INSERT INTO t VALUES (201, (201, 'own'), NULL, NULL, ROW(5))")
+        own.execute("COMMIT")
+    shop.capture(until_lsn=shop.now(), messages=True)
+    shop.capture(until_lsn=shop.now(), messages=True)  # up to where the catalogue was read
+    found = shop.exported(tmp_path / "out")
+    assert {number: found[number] for number in shop.rows} == shop.rows
+    assert {number: found[number]["p"] for number in (100, 101, 200, 201)} == {
+        100: {"x": 100, "y": "long"},
+        101: {"x": 101, "w": "long"},
+        200: {"x": 200, "w": "own"},
+        201: {"x": 201, "w": "own"},
+    }
+    assert History(shop.directory).registry_at(shop.now() - 1).uncertain == {}
+    # Without the messages nothing is exact.
+    shop.capture(until_lsn=shop.now())
+    with pytest.raises(PgOutputError, match="altered between"):
+        shop.exported(tmp_path / "again")
