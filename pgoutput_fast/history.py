@@ -30,6 +30,7 @@ from .directory.history import (
     read_entry,
     read_seen,
 )
+from .directory.snapshots import DIRECTORY_NAME as SNAPSHOTS_NAME
 from .errors import PgOutputError
 from .lsn import check_lsn, format_lsn, parse_lsn
 from .protocol.messages import decode_rare
@@ -181,6 +182,11 @@ class History:
     def __getstate__(self) -> dict[str, Any]:
         """Without what can be read again: executors read few of many entries."""
         return {**self.__dict__, "_types": {}}
+
+    @property
+    def newest(self) -> TypeRegistry:
+        """The types of the newest entry."""
+        return self._stored(self._entries[-1]).registry
 
     def registry_at(self, lsn: int, policy: HistoryPolicy = "newer") -> TypesAt:
         """The types that a transaction with this commit LSN had.
@@ -576,7 +582,11 @@ def history_of(paths: Iterable[str | os.PathLike[str]]) -> History | None:
     paths : iterable of paths
         Directories, or files of segments.
     """
-    directories = {path if path.is_dir() else path.parent for path in map(Path, paths)}
+    directories = set()
+    for path in map(Path, paths):
+        directory = path if path.is_dir() else path.parent
+        is_of_snapshot = directory.name == SNAPSHOTS_NAME and not path.is_dir()
+        directories.add(directory.parent if is_of_snapshot else directory)
     if len(directories) != 1:
         return None
     history = History(directories.pop())

@@ -26,8 +26,9 @@ from ..columnar.arrays import OPERATIONS, READ
 from ..directory.looking import look
 from ..errors import PgOutputError, printable
 from ..files import FORMATS, Format
+from ..history import POLICIES, Follower, HistoryPolicy, history_of
 from ..protocol.copydata import Keepalive
-from ..protocol.wire import TAGS
+from ..protocol.wire import TAGS, relation_id_of
 from ..segments import SegmentReader, list_segments
 from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
@@ -78,19 +79,24 @@ def _is_of_snapshot(path: Path) -> bool:
 
 
 def _messages(
-    path: Path, policies: Policies | None, registry: TypeRegistry | None
+    path: Path,
+    policies: Policies | None,
+    registry: TypeRegistry | None,
+    follower: Follower | None,
 ) -> Iterator[Shown | Keepalive]:
-    """Decode the messages of a file, from its start."""
+    """Decode the messages of a file, from its start, with the types that `follower` has."""
     if is_segment(path):
         with SegmentReader(path) as reader:
             metadata = reader.metadata
+            types = registry if follower is None else follower.registry
             messages = Messages(
-                metadata.encoding, policies, registry, continues=True, read=metadata.snapshot
+                metadata.encoding, policies, types, continues=True, read=metadata.snapshot
             )
             for batch in reader:
-                columns = (batch.column(name).to_pylist() for name in ("lsn", "data", "seq"))
-                for lsn, frame, seq in zip(*columns, strict=True):
-                    yield messages.decode(lsn, None, frame, seq)
+                for part in _of_one_state(batch, follower):
+                    columns = (part.column(name).to_pylist() for name in ("lsn", "data", "seq"))
+                    for lsn, frame, seq in zip(*columns, strict=True):
+                        yield messages.decode(lsn, None, frame, seq)
         return
     recording = Recording(path)
     try:
@@ -99,6 +105,16 @@ def _messages(
             yield messages.decode(*frame) if isinstance(frame, Frame) else frame
     finally:
         recording.close()
+
+
+def _of_one_state(batch: Any, follower: Follower | None) -> Iterator[Any]:
+    """Parts of a batch in which types are not altered."""
+    if follower is None:
+        yield batch
+        return
+    data, lsns, commit_lsns = (batch.column(name) for name in ("data", "lsn", "commit_lsn"))
+    for begin, end in follower.parts(data, lsns.to_numpy(), commit_lsns):
+        yield batch.slice(begin, end - begin)
 
 
 class _Filter:
@@ -301,7 +317,14 @@ class _Command(click.Command):
     metavar="FILE",
     type=click.Path(path_type=Path),
     callback=types_option,
-    help="With --to or --values typed: users' types, as TypeRegistry.to_json() writes them.",
+    help="With --to or --values typed: users' types, as TypeRegistry.to_json() writes them, in place "
+    "of those of the directory's history.",
+)
+@click.option(
+    "--history",
+    type=click.Choice(POLICIES),
+    help="With --to or --values typed: refuse values whose type was altered at about the same time "
+    "(error, the default), or decode them by its older or newer form.",
 )
 def command(
     paths: tuple[Path, ...],
@@ -318,6 +341,7 @@ def command(
     consumer: str | None,
     policies: Policies | None,
     types: TypeRegistry | None,
+    history: HistoryPolicy | None,
 ) -> int:
     """Print the messages of segments, directories of segments, snapshots or recorded streams.
 
@@ -337,7 +361,7 @@ def command(
         only_files = {"--before": before, "--on-error": on_error, "--consumer": consumer}
         _refuse(only_files, "is for --to")
         if values != "typed":
-            of_types = {"--policy": policies, "--types": types}
+            of_types = {"--policy": policies, "--types": types, "--history": history}
             _refuse(of_types, "is for --to, and for --json --values typed")
         if not as_objects:
             _refuse({"--values": values}, "is for --json")
@@ -351,15 +375,19 @@ def command(
             consumer=consumer,
             policies=policies,
             registry=types,
+            history=history or "error",
         )
     wanted = _Filter(tables, xids, tags)
     counts = _Stats()
     paint = plain if as_objects else paint_for(sys.stdout)
     lines = Lines(full=full, paint=paint)
     errors = 0
-    for path in _files(paths):
+    files = _files(paths)
+    found = history_of(paths) if values == "typed" and types is None else None
+    follower = None if found is None else Follower(found, history or "error")
+    for path in files:
         counts.files += 1
-        for shown in _messages(path, policies, types):
+        for shown in _messages(path, policies, types, follower):
             if isinstance(shown, Keepalive):
                 if wanted.is_empty and not stats:
                     _print_keepalive(shown, as_objects=as_objects)
@@ -367,6 +395,8 @@ def command(
             errors += shown.message is None
             if not wanted(shown):
                 continue
+            if follower is not None:
+                _check_types(shown, follower, path)
             if stats:
                 counts.add(shown)
             else:
@@ -385,6 +415,14 @@ def command(
     if not wanted.is_empty and not wanted.matches:
         raise PgOutputError(wanted.nothing())
     return 0
+
+
+def _check_types(shown: Shown, follower: Follower, path: Path) -> None:
+    """Refuse a row of which the history does not say in which form its values are."""
+    if shown.frame[:1] in (b"I", b"U", b"D"):
+        relation_id = relation_id_of(shown.frame, in_stream=False)
+        if relation_id is not None:
+            follower.check(relation_id, path)
 
 
 def _refuse(options: Mapping[str, object], way: str) -> None:

@@ -36,6 +36,7 @@ from ._worker import end_quietly
 if TYPE_CHECKING:
     from pgoutput_fast.decoding.plan import RelationPlan
     from pgoutput_fast.decoding.state import StreamState
+    from pgoutput_fast.history import Follower, History, HistoryPolicy
 
 # A record batch is given out when it has this many rows or bytes, and at the end of each batch of
 # frames.
@@ -95,6 +96,9 @@ class Target:
         renamed.
     by_id : bool
         Whether the table is known by the relation id of `version`, not by its name.
+    history : History, optional
+        Has the types, in place of those of `settings`.
+    history_policy : {"error", "older", "newer"}
     """
 
     table: str
@@ -104,6 +108,8 @@ class Target:
     settings: Settings = field(default_factory=Settings)
     version: Version | None = None
     by_id: bool = False
+    history: History | None = None
+    history_policy: HistoryPolicy = "error"
 
     def has(self, relation: Relation) -> bool:
         """Whether a relation is the wanted table."""
@@ -125,7 +131,11 @@ def column_types(plan: RelationPlan, *, binary: bool) -> Iterator[tuple[str, str
 
 
 def change_batches(
-    batches: Iterable[tuple[str, pa.RecordBatch]], target: Target, *, read: bool = False
+    batches: Iterable[tuple[str, pa.RecordBatch]],
+    target: Target,
+    *,
+    read: bool = False,
+    follower: Follower | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The changes of one table in a stream of frames.
 
@@ -140,6 +150,8 @@ def change_batches(
     read : bool
         Whether they are a snapshot's, with `commit_lsn` and `commit_time` beside them: its inserts
         are rows that were read.
+    follower : Follower, optional
+        Has the types of each batch, when that is asked for, in the registry of the settings.
 
     Yields
     ------
@@ -154,7 +166,7 @@ def change_batches(
         which frame, and what to do.
     """
     end_quietly()
-    reader = _Reader(target, read=read)
+    reader = _Reader(target, read=read, follower=follower)
     for where, batch in batches:
         yield from reader.read(where, batch)
 
@@ -340,8 +352,10 @@ _AS_STRING = "schema= with the column as string takes its text"
 class _Reader:
     """Decodes batches of frames, and fills in what the columns beside the frames say."""
 
-    def __init__(self, target: Target, *, read: bool) -> None:
+    def __init__(self, target: Target, *, read: bool, follower: Follower | None) -> None:
         self.target = target
+        self.follower = follower
+        self.where = ""
         self.is_read = read
         self.mappings: dict[Layout, _Mapping] = {}
         decoder = decoder_of(target.settings)
@@ -368,6 +382,7 @@ class _Reader:
         return mapping.layout
 
     def read(self, where: str, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        self.where = where
         names = batch.schema.names
         frames = batch.column(names.index("data"))
         given = {name: batch.column(names.index(name)) for name in _GIVEN if name in names}
@@ -384,6 +399,8 @@ class _Reader:
             for change in changes:
                 yield self.finished(change, frames, given)
         except DecodeError as error:
+            if self.follower is not None and self.target.version is not None:
+                self.follower.check(self.target.version.relation_id, where)
             place = f"{self.target.table}: {where}, frame {error.frame}"
             error.frame = None  # the place in the error names it already
             raise explained(place, error, self.decoder.state) from error
@@ -427,6 +444,8 @@ class _Reader:
             commit = (given[name][-1].as_py() for name in ("commit_lsn", "commit_time"))
             change = change.as_read(*commit, 0)  # seq is beside the frames
         found = pa.record_batch(change)
+        if self.follower is not None:
+            self.follower.check_batch(layout, found, self.where)
         columns = dict(zip(found.schema.names, found.columns, strict=True))
         schema = self.target.schema
         mapping = self.mappings[layout]

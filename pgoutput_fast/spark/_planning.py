@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.looking import Look, check_file, look, readable
 from pgoutput_fast.directory.reading import first_position, lacking, next_reading
 from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.history import Follower
 from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.protocol.messages import Relation
 from pgoutput_fast.segments import SegmentMetadata, SegmentReader, list_segments
@@ -187,7 +189,12 @@ class Planned:
 
 
 def item_batches(item: Item, metadata: SegmentMetadata, target: Target) -> Iterator[pa.RecordBatch]:
-    """The changes of a file, on an executor. All of it is decoded with the settings of `target`."""
+    """The changes of a file, on an executor."""
+    follower = None
+    if target.history is not None:
+        follower = Follower(target.history, target.history_policy)
+        settings = dataclasses.replace(target.settings, registry=follower.registry)
+        target = dataclasses.replace(target, settings=settings)
     with SegmentReader(item.path) as reader:
         check_file(reader, metadata, item.copy)
         # The other columns are filled in from the Begins in a segment.
@@ -195,9 +202,21 @@ def item_batches(item: Item, metadata: SegmentMetadata, target: Target) -> Itera
         if item.copy is not None:
             names += ["commit_lsn", "commit_time"]
         frames = (
-            (f"segment {item.path}", _within(batch, item.window).select(names)) for batch in reader
+            (f"segment {item.path}", part.select(names))
+            for batch in reader
+            for part in _of_one_state(_within(batch, item.window), follower)
         )
-        yield from change_batches(frames, target, read=item.copy is not None)
+        yield from change_batches(frames, target, read=item.copy is not None, follower=follower)
+
+
+def _of_one_state(batch: pa.RecordBatch, follower: Follower | None) -> Iterator[pa.RecordBatch]:
+    """Parts of a batch in which types are not altered."""
+    if follower is None:
+        yield batch
+        return
+    data, lsns, commit_lsns = (batch.column(name) for name in ("data", "lsn", "commit_lsn"))
+    for begin, end in follower.parts(data, lsns.to_numpy(), commit_lsns):
+        yield batch.slice(begin, end - begin)
 
 
 def _within(batch: pa.RecordBatch, window: tuple[int, int] | None) -> pa.RecordBatch:

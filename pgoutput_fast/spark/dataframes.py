@@ -6,6 +6,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from pyspark.sql import types as T  # noqa: N812
 import pgoutput_fast as pf
 from pgoutput_fast.encodings import python_encoding
 from pgoutput_fast.errors import DecodeError, PgOutputError
+from pgoutput_fast.history import HistoryPolicy, check_policy, history_of
 from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.policies import Policies
 from pgoutput_fast.protocol.messages import Relation, Type, published
@@ -49,6 +51,7 @@ def read_segments(
     *,
     partitions: int | None = None,
     registry: TypeRegistry | None = None,
+    history: HistoryPolicy = "error",
     policies: Policies | None = None,
     encoding: str | None = None,
 ) -> DataFrame:
@@ -78,7 +81,10 @@ def read_segments(
         Users' types: with it their enums, arrays, composites, ranges and the types of extensions
         come as Spark's types, without it as strings (from binary format as binary). A type that was
         registered with `arrow` comes as that type; functions that were registered without `arrow`
-        are not used.
+        are not used. By default the types are those of the directory's history, if it has one.
+    history : {"error", "older", "newer"}
+        What to do with a value whose type was altered at about the same time, so that the history
+        does not say in which form it is: refuse it, or take one of the two.
     policies : Policies, optional
         What to do with values that Spark's types can't hold. With "text", a column whose type has
         such values is a string. With `json` "parse", JSON is a variant, whose numbers may be less
@@ -112,8 +118,14 @@ def read_segments(
         deleted, or the table is in none of them.
     """
     _check(spark)
-    planned = Planned(path)
+    check_policy(history)
+    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    planned = Planned(path if isinstance(path, (str, os.PathLike)) else paths)
     metadata = planned.metadata
+    kept = None
+    if registry is None:
+        kept = history_of(paths)  # after it is known what is read
+        registry = None if kept is None else kept.newest
     settings = _settings(registry, policies, encoding or metadata.encoding)
     binary = metadata.options.get("binary", "false") in ("true", "on", "1")
     plan = planned.newest(table, settings)
@@ -129,6 +141,7 @@ def read_segments(
     changes, target = _target(
         table, schema, settings=settings, version=version, by_id=True
     )  # fmt: skip
+    target = replace(target, history=kept, history_policy=history)
     _check_known(target, planned)
     groups = _groups(
         planned.items(version.relation_id if version is not None else None),

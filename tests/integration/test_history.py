@@ -13,6 +13,7 @@ import pytest
 
 import pgoutput_fast as pf
 from pgoutput_fast import files
+from pgoutput_fast.cli import main
 from pgoutput_fast.directory import history as kept
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import History
@@ -70,7 +71,7 @@ class Shop:
         thread = threading.Thread(target=run)
         thread.start()
         self.threads.append((thread, stop, errors))
-        self.wait_until(lambda: errors or kept.entries(self.directory))
+        self.wait_until(lambda: errors or any(self.database.slots().values()))
 
     def stop(self) -> None:
         thread, stop, errors = self.threads.pop()
@@ -260,3 +261,21 @@ def test_the_event_trigger_makes_it_exact(shop: Shop, tmp_path: Path) -> None:
     shop.capture(until_lsn=shop.now())
     with pytest.raises(PgOutputError, match="altered between"):
         shop.exported(tmp_path / "again")
+
+
+def test_inspect_takes_the_types_by_itself(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop.start(snapshot="initial")
+    shop.insert("(1, 'a')", "NULL", "'sad'")
+    shop.confirmed()
+    shop.altered("ALTER TYPE pair ADD ATTRIBUTE z int")
+    shop.insert("(1, 'c', 3)", "ARRAY[(2, 'd', 4)::pair]", "'ok'")
+    shop.confirmed()
+    shop.stop()
+    printed = ["inspect", str(shop.directory), "--json", "--values", "typed", "--tag", "I"]
+    assert main(printed) == 0
+    rows = [json.loads(line)["new"] for line in capsys.readouterr().out.splitlines()]
+    assert [row for row in rows if row["id"] > 0] == list(shop.rows.values())
+    assert main(["inspect", str(shop.directory), "--to", "arrow", str(tmp_path / "out")]) == 0
+    assert shop.exported(tmp_path / "out") == shop.rows
