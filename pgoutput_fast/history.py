@@ -39,6 +39,8 @@ from .segments.listing import contents
 from .types import TypeRegistry
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from .columnar.schema import Layout
     from .types.registry import CatalogType
 
@@ -475,6 +477,12 @@ class Follower:
             self.registry.replace_catalog(self._found.registry)
             yield begin, end
 
+    def split(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The parts of a segment's record batch, as `parts` gives them."""
+        data, lsns, commit_lsns = (batch.column(name) for name in ("data", "lsn", "commit_lsn"))
+        for begin, end in self.parts(data, lsns.to_numpy(), commit_lsns):
+            yield batch.slice(begin, end - begin)
+
     def _learn(self, data: Any, tags: Any, begin: int, end: int) -> None:
         """Note the types of the columns of relations that are announced."""
         import numpy as np
@@ -514,7 +522,7 @@ class Follower:
                 raise PgOutputError(
                     f"{where}: the history has no type with OID {oid}, of which relation "
                     f"{relation_id} has a column, as it was made, and perhaps dropped, between two "
-                    f"reads of the catalogue; read again later, or choose history=\"newer\" or "
+                    f'reads of the catalogue; read again later, or choose history="newer" or '
                     f'"older", and its values are text'
                 )
 
@@ -603,5 +611,3 @@ def check_policy(policy: object) -> None:
     """
     if policy not in POLICIES:
         raise PgOutputError(f"history={policy!r}: expected one of {', '.join(map(repr, POLICIES))}")
-
-

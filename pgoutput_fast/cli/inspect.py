@@ -93,7 +93,7 @@ def _messages(
                 metadata.encoding, policies, types, continues=True, read=metadata.snapshot
             )
             for batch in reader:
-                for part in _of_one_state(batch, follower):
+                for part in [batch] if follower is None else follower.split(batch):
                     columns = (part.column(name).to_pylist() for name in ("lsn", "data", "seq"))
                     for lsn, frame, seq in zip(*columns, strict=True):
                         yield messages.decode(lsn, None, frame, seq)
@@ -105,16 +105,6 @@ def _messages(
             yield messages.decode(*frame) if isinstance(frame, Frame) else frame
     finally:
         recording.close()
-
-
-def _of_one_state(batch: Any, follower: Follower | None) -> Iterator[Any]:
-    """Parts of a batch in which types are not altered."""
-    if follower is None:
-        yield batch
-        return
-    data, lsns, commit_lsns = (batch.column(name) for name in ("data", "lsn", "commit_lsn"))
-    for begin, end in follower.parts(data, lsns.to_numpy(), commit_lsns):
-        yield batch.slice(begin, end - begin)
 
 
 class _Filter:
@@ -419,10 +409,16 @@ def command(
 
 def _check_types(shown: Shown, follower: Follower, path: Path) -> None:
     """Refuse a row of which the history does not say in which form its values are."""
-    if shown.frame[:1] in (b"I", b"U", b"D"):
-        relation_id = relation_id_of(shown.frame, in_stream=False)
-        if relation_id is not None:
-            follower.check(relation_id, path)
+    if shown.frame[:1] not in (b"I", b"U", b"D"):
+        return
+    relation_id = relation_id_of(shown.frame, in_stream=False)
+    tuples = [getattr(shown.message, name, None) for name in ("old", "new")]
+    columns = None
+    if shown.message is not None:
+        rows = [one for one in tuples if one is not None]
+        columns = {i for row in rows for i in range(len(row)) if row.kind(i) not in "nu"}
+    if relation_id is not None:
+        follower.check(relation_id, path, columns)
 
 
 def _refuse(options: Mapping[str, object], way: str) -> None:

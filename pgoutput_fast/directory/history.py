@@ -297,9 +297,13 @@ class HistoryWriter:
 
     def __init__(self, directory: Path, messages_from: int | None) -> None:
         self._directory = directory
+        for name in _names(directory):
+            if name.endswith(".tmp"):  # a kill has left it
+                (directory / DIRECTORY_NAME / name).unlink()
         seen = read_seen(directory)
-        since = seen.messages_since or (messages_from and format_lsn(messages_from))
-        self._since = None if messages_from is None else since
+        self._since = None
+        if messages_from is not None:
+            self._since = seen.messages_since or format_lsn(messages_from)
         self._newest = max(entries(directory), key=lambda one: one.start, default=None)
         self._stored: Stored | None = None
         self._marks: tuple[Mark, ...] = ()

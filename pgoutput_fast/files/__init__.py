@@ -192,7 +192,7 @@ def export(
         follower = None
         if registry is None and source.identity["kind"] == "segments":
             found = history_of(given)  # after it is known up to where the source is read
-            follower = found and Follower(found, history)
+            follower = None if found is None else Follower(found, history)
         if follower is not None:
             decoding["registry"], options["types"] = follower.registry, True
         stack.enter_context(_claimed(Path(directory)))

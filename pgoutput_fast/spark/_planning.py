@@ -201,22 +201,16 @@ def item_batches(item: Item, metadata: SegmentMetadata, target: Target) -> Itera
         names = ["data", "lsn", "seq"]
         if item.copy is not None:
             names += ["commit_lsn", "commit_time"]
+
+        def parts(batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+            return [batch] if follower is None else follower.split(batch)
+
         frames = (
             (f"segment {item.path}", part.select(names))
             for batch in reader
-            for part in _of_one_state(_within(batch, item.window), follower)
+            for part in parts(_within(batch, item.window))
         )
         yield from change_batches(frames, target, read=item.copy is not None, follower=follower)
-
-
-def _of_one_state(batch: pa.RecordBatch, follower: Follower | None) -> Iterator[pa.RecordBatch]:
-    """Parts of a batch in which types are not altered."""
-    if follower is None:
-        yield batch
-        return
-    data, lsns, commit_lsns = (batch.column(name) for name in ("data", "lsn", "commit_lsn"))
-    for begin, end in follower.parts(data, lsns.to_numpy(), commit_lsns):
-        yield batch.slice(begin, end - begin)
 
 
 def _within(batch: pa.RecordBatch, window: tuple[int, int] | None) -> pa.RecordBatch:

@@ -244,7 +244,9 @@ class TypeRegistry:
             found.add(oid)
             entry = self._catalog.get(oid)
             if entry is not None:
-                waiting += [part for part in (entry.element, *(one[1] for one in entry.fields)) if part]
+                waiting += [
+                    part for part in (entry.element, *(one[1] for one in entry.fields)) if part
+                ]
         return found
 
     def only(self, oids: Iterable[int]) -> TypeRegistry:

@@ -171,8 +171,7 @@ def test_types_are_altered_under_a_capture(shop: Shop, tmp_path: Path) -> None:
     history = History(shop.directory)
     ((relation_id,),) = shop.database.execute("SELECT 'u'::regclass::oid::bigint")
     names = [
-        history.tables_at(lsn).catalog.by_id()[relation_id].name
-        for lsn in (before - 1, shop.now())
+        history.tables_at(lsn).catalog.by_id()[relation_id].name for lsn in (before - 1, shop.now())
     ]
     assert names == ["t", "u"]
 

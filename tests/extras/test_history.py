@@ -1,0 +1,384 @@
+"""The rules of the history of types and tables, without a server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+
+import pgoutput_fast as pf
+from pgoutput_fast import files, testing
+from pgoutput_fast.directory import history as kept
+from pgoutput_fast.directory.history import (
+    DDL_PREFIX,
+    CatalogRead,
+    Entry,
+    HistoryWriter,
+    change_lsns,
+    entries,
+    forget_before,
+    read_change,
+    read_entry,
+    read_seen,
+)
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.history import Follower, History, Place
+from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
+from pgoutput_fast.transactions.runs import runs_of
+from pgoutput_fast.types import TypeRegistry
+
+METADATA = SegmentMetadata("1", "d", "s", ("p",), 180004, "UTF8", {}, {})
+PAIR, MOOD, OTHER = 20_001, 20_002, 20_003
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "_STORE_INTERVAL", 0.0)
+
+
+def composite(oid: int, *fields: str) -> dict[str, Any]:
+    return {
+        "oid": oid, "namespace": "public", "name": f"type{oid}", "kind": "c",
+        "labels": [], "fields": [[name, 23, -1] for name in fields],
+    }  # fmt: skip
+
+
+def enum(*labels: str) -> dict[str, Any]:
+    return composite(MOOD) | {"kind": "e", "labels": labels}
+
+
+def registry(*types: dict[str, Any]) -> TypeRegistry:
+    return TypeRegistry.from_json(json.dumps({"format_version": 1, "types": types}))
+
+
+OLD, NEW = registry(composite(PAIR, "x")), registry(composite(PAIR, "y"))
+
+
+def read(
+    before: int,
+    after: int,
+    types: TypeRegistry = OLD,
+    *,
+    running: set[int] = frozenset(),  # type: ignore[assignment]
+    unsure: set[int] = frozenset(),  # type: ignore[assignment]
+    trigger: bool = False,
+    name: str = "t",
+) -> CatalogRead:
+    tables = {
+        "format_version": 1, "system_identifier": "1", "database": name, "publications": ["p"],
+        "tables": [],
+    }  # fmt: skip
+    return CatalogRead(
+        before, after, frozenset(running), frozenset(unsure), trigger, types, json.dumps(tables)
+    )
+
+
+def written(directory: Path, *reads: CatalogRead, messages_from: int | None = None) -> None:
+    writer = HistoryWriter(directory, messages_from)
+    for one in reads:
+        writer.note(one)
+
+
+def place(history: History, lsn: int, commit_lsn: int) -> Place:
+    found = history.places(np.array([lsn], np.uint64), np.array([commit_lsn], np.uint64))
+    return Place(*found[:, 0].tolist())
+
+
+def test_an_equal_read_extends_an_entry(tmp_path: Path) -> None:
+    written(tmp_path, read(100, 110), read(200, 210), read(300, 310))
+    assert entries(tmp_path) == [Entry(0, 110)]
+    history = History(tmp_path)
+    for lsn in (110, 200, 299):
+        found = history.registry_at(lsn)
+        assert (found.registry, found.uncertain, found.lower, found.upper) == (OLD, {}, 0, 0)
+    before, behind = history.registry_at(109), history.registry_at(300)
+    assert before.uncertain == behind.uncertain == {PAIR: f"public.type{PAIR}"}
+    assert (before.lower, before.upper) == (0, 110)
+    assert (behind.lower, behind.upper) == (300, (1 << 64) - 1)
+
+
+def test_between_two_different_reads_either_may_hold(tmp_path: Path) -> None:
+    written(tmp_path, read(100, 110), read(200, 210), read(300, 310, NEW), read(400, 410, NEW))
+    assert entries(tmp_path) == [Entry(0, 110), Entry(200, 310)]
+    history = History(tmp_path)
+    # LSN of the change, that of its commit → the oldest and the newest entry that are possible.
+    expected = {
+        (199, 199): (1, 1), (200, 200): (1, 2), (199, 200): (1, 2), (309, 309): (1, 2),
+        (310, 310): (2, 2), (309, 310): (1, 2), (199, 310): (1, 1), (310, 390): (2, 2),
+        (109, 310): (0, 1), (390, 400): (2, 3), (400, 400): (2, 3),
+    }  # fmt: skip
+    assert {key: place(history, *key)[:2] for key in expected} == expected
+    assert history.registry_at(250, "older").registry == OLD
+    assert history.registry_at(250, "newer").registry == NEW
+    assert history.registry_at(199).registry == OLD
+    assert history.registry_at(310).registry == NEW
+
+
+def test_a_state_that_was_read_once_is_never_certain(tmp_path: Path) -> None:
+    third = registry(composite(PAIR, "z"))
+    written(tmp_path, read(100, 110), read(200, 210, NEW), read(300, 310, third))
+    assert entries(tmp_path) == [Entry(0, 110), Entry(100, 210), Entry(200, 310)]
+    found = {lsn: place(History(tmp_path), lsn, lsn)[:2] for lsn in (205, 210, 250, 310)}
+    assert found == {205: (1, 3), 210: (2, 3), 250: (2, 3), 310: (3, 4)}
+
+
+def test_only_what_changes_values_is_uncertain(tmp_path: Path) -> None:
+    old = registry(composite(PAIR, "x"), enum("a"), composite(OTHER, "o"))
+    new = registry(composite(PAIR, "y"), enum("a", "b"), composite(OTHER, "o"))
+    written(tmp_path, read(100, 110, old), read(200, 210, new), read(300, 310, new))
+    assert History(tmp_path).registry_at(150).uncertain == {PAIR: f"public.type{PAIR}"}
+
+
+@pytest.mark.parametrize(
+    ("running", "lower"),
+    [({7, 8}, 300), ({7}, 200), (set(), 100)],
+    ids=["both still run", "the later one has ended", "both have ended"],
+)
+def test_a_commit_in_the_log_that_was_not_seen_yet(
+    tmp_path: Path, running: set[int], lower: int
+) -> None:
+    """A transaction that had not ended in a read may have altered before that read's LSN."""
+    written(
+        tmp_path, read(100, 110), read(200, 210, unsure={7}), read(300, 310, unsure={7, 8}),
+        read(400, 410, NEW, running=running),
+    )  # fmt: skip
+    assert entries(tmp_path)[-1] == Entry(lower, 410)
+
+
+def test_what_is_unsure_confirms_nothing(tmp_path: Path) -> None:
+    written(tmp_path, read(100, 110), read(200, 210, unsure={7}))
+    assert place(History(tmp_path), 150, 150)[:2] == (1, 2)
+    written(tmp_path, read(300, 310))
+    assert place(History(tmp_path), 250, 250)[:2] == (1, 1)
+    assert [one.lsn for one in read_seen(tmp_path).marks] == ["0/12C"]
+
+
+def test_a_server_that_lags_tells_nothing(tmp_path: Path) -> None:
+    written(tmp_path, read(200, 210), read(100, 110, NEW))
+    assert entries(tmp_path) == [Entry(0, 210)]
+
+
+class KilledError(BaseException):
+    """The process was killed."""
+
+
+@pytest.mark.parametrize("after", range(3))
+def test_a_kill_leaves_files_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    written(tmp_path, read(100, 110), read(200, 210))
+    left = [after]
+    rename = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if not left[0]:
+            raise KilledError
+        left[0] -= 1
+        return rename(path, target)
+
+    with monkeypatch.context() as patched, contextlib.suppress(KilledError):
+        patched.setattr(Path, "rename", killed)
+        patched.setattr(Path, "unlink", lambda *_, **__: None)  # nothing is done behind it
+        written(tmp_path, read(300, 310, NEW))
+    history = History(tmp_path)
+    assert place(history, 150, 150)[:2] == (1, 1)
+    assert place(history, 250, 250)[:2] == (1, 2)  # as nothing says what is true there
+    assert place(history, 305, 305)[:2] == ((1, 2), (1, 3))[after > 0]
+    assert place(history, 310, 310)[:2] == ((1, 2), (2, 3))[after > 0]
+    written(tmp_path, read(400, 410, NEW), read(500, 510, NEW))
+    assert [one.lower for one in entries(tmp_path)] == [0, 200]
+    assert place(History(tmp_path), 450, 450)[:2] == (2, 2)
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+# --- what an event trigger tells
+
+
+def message(lsn: int, content: object, *, prefix: str = DDL_PREFIX) -> bytes:
+    return testing.message(prefix, json.dumps(content).encode(), lsn, flags=1)
+
+
+def transaction(commit_lsn: int, *frames: bytes) -> list[bytes]:
+    begun = testing.begin(7, commit_lsn, 5)
+    return [begun, *frames, testing.commit(commit_lsn, commit_lsn + 8, 5)]
+
+
+def recorded(writer: HistoryWriter, *frames: bytes) -> None:
+    ends = np.cumsum([0, *map(len, frames)])
+    (run,) = runs_of(b"".join(frames), ends, np.zeros(len(frames), np.uint64))
+    writer.record(run)
+
+
+def test_messages_become_changes(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path, 50)
+    first, *rest = transaction(
+        500, message(410, {"types": [PAIR]}), message(420, {"types": [MOOD, PAIR]})
+    )
+    recorded(writer, *transaction(300), first, *rest[:1])
+    recorded(writer, *rest[1:], *transaction(600, message(590, {"types": []}, prefix="other")))
+    recorded(writer, *transaction(700, message(690, {"types": None})))
+    recorded(writer, *transaction(800, message(790, "anything"), message(795, {"types": [1]})))
+    assert change_lsns(tmp_path) == [500, 700, 800]
+    found = [read_change(tmp_path, lsn) for lsn in change_lsns(tmp_path)]
+    assert [(pf.parse_lsn(one.first), pf.parse_lsn(one.last)) for one in found] == [
+        (410, 420), (690, 690), (790, 795),
+    ]  # fmt: skip
+    assert [one.types for one in found] == [(PAIR, MOOD), None, None]
+
+
+def captured(directory: Path, end: int, *rows: tuple[int, int, str]) -> None:
+    """A directory with rows of a pair: their LSN, that of their commit, and their text."""
+    table = testing.Table("t", {"p": PAIR}, 30_000)
+    with SegmentWriter(directory, METADATA, confirmed_flush_lsn=50) as writer:
+        for lsn, commit_lsn, text in rows:
+            frames = transaction(commit_lsn, table.relation(), testing.insert(table, [text]))
+            for at, frame in zip([commit_lsn, 0, lsn, commit_lsn], frames, strict=True):
+                writer.write(at, frame)
+        writer.flush()
+        writer.advance(end)
+
+
+def test_a_change_is_exact_where_messages_tell_of_it(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path, 50)
+    both = registry(composite(PAIR, "y"), composite(OTHER, "o"))
+    for one in (
+        read(100, 110, trigger=True), read(200, 210, trigger=True),
+        read(900, 910, both, trigger=True),
+    ):  # fmt: skip
+        writer.note(one)
+    recorded(
+        writer, *transaction(500, message(420, {"types": [PAIR]})),
+        *transaction(600, message(590, {"types": [OTHER]})),
+    )  # fmt: skip
+    captured(tmp_path, 1000)
+    history = History(tmp_path)
+    # LSN of the change, that of its commit → the field that a pair has.
+    expected = {
+        (450, 450): "x", (499, 550): "x", (510, 550): "y", (410, 500): "x", (420, 500): "y",
+        (590, 600): "y", (499, 950): "x", (700, 700): "y", (950, 950): "y",
+    }  # fmt: skip
+    for key, field in expected.items():
+        found = history.types(place(history, *key), "newer")
+        assert found.registry.catalog[PAIR].fields[0][0] == field, key
+        assert not found.uncertain, key
+    # What comes behind the last read is certain, as no message tells of a change.
+    assert history.registry_at(999).uncertain == {}
+    # Without messages from the beginning on nothing is exact.
+    HistoryWriter(tmp_path, None)
+    HistoryWriter(tmp_path, 50)
+    assert History(tmp_path).registry_at(450).uncertain == {}
+    HistoryWriter(tmp_path, None)
+    HistoryWriter(tmp_path, 300)
+    assert set(History(tmp_path).registry_at(450).uncertain) == {PAIR, OTHER}
+
+
+def test_a_change_that_may_still_come(tmp_path: Path) -> None:
+    """The catalogue is ahead of the stream, in which a second change may come."""
+    writer = HistoryWriter(tmp_path, 50)
+    for one in (read(200, 210, trigger=True), read(900, 910, NEW, trigger=True)):
+        writer.note(one)
+    recorded(writer, *transaction(500, message(500, {"types": [PAIR]})))
+    captured(tmp_path, 700)
+    history = History(tmp_path)
+    assert history.registry_at(450).uncertain == {}
+    assert set(history.registry_at(650).uncertain) == {PAIR}
+    assert set(history.registry_at(750).uncertain) == {PAIR}  # is not in the directory
+
+
+def test_a_type_that_two_transactions_changed(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path, 50)
+    for one in (read(200, 210, trigger=True), read(900, 910, NEW, trigger=True)):
+        writer.note(one)
+    for lsn in (500, 600):
+        recorded(writer, *transaction(lsn, message(lsn, {"types": [PAIR]})))
+    captured(tmp_path, 1000)
+    history = History(tmp_path)
+    found = {lsn: set(history.registry_at(lsn).uncertain) for lsn in (499, 500, 599, 600)}
+    assert found == {499: set(), 500: {PAIR}, 599: {PAIR}, 600: set()}
+
+
+# --- reading
+
+
+def test_a_batch_is_decoded_in_parts(tmp_path: Path) -> None:
+    captured(tmp_path, 1000, (140, 150, "(1)"), (240, 250, "(2)"), (440, 450, "(3)"))
+    written(tmp_path, read(60, 70), read(200, 210), read(300, 310, NEW), read(900, 910, NEW))
+    with pytest.raises(PgOutputError, match=rf"type public\.type{PAIR}, .*0/C8 and 0/136"):
+        files.export(tmp_path, tmp_path / "error", "arrow")
+    for policy, second in (("older", {"x": 2}), ("newer", {"y": 2})):
+        result = files.export(tmp_path, tmp_path / policy, "arrow", history=policy)  # type: ignore[arg-type]
+        rows = [
+            row["p"]
+            for table in result.tables
+            for path in table.files
+            for row in pa.ipc.open_file(path).read_all().to_pylist()
+        ]
+        assert sorted(rows, key=str) == sorted([{"x": 1}, second, {"y": 3}], key=str)
+    with pytest.raises(PgOutputError, match="expected one of 'error', 'older', 'newer'"):
+        files.export(tmp_path, tmp_path / "none", history="latest")  # type: ignore[arg-type]
+
+
+def test_a_type_that_no_entry_has(tmp_path: Path) -> None:
+    captured(tmp_path, 1000, (140, 150, "(1)"))
+    written(tmp_path, read(60, 70, registry()), read(900, 910, registry()))
+    with pytest.raises(PgOutputError, match=f"no type with OID {PAIR}, of which relation 30000"):
+        files.export(tmp_path, tmp_path / "error", "arrow")
+    assert files.export(tmp_path, tmp_path / "newer", "arrow", history="newer").rows == 1
+
+
+def test_a_frame_that_the_wrong_type_refuses(tmp_path: Path) -> None:
+    captured(tmp_path, 1000, (240, 250, "(2,3)"))
+    written(tmp_path, read(60, 70), read(200, 210), read(300, 310, registry(composite(PAIR, "z"))))
+    with pytest.raises(PgOutputError, match="may have been altered between"):
+        files.export(tmp_path, tmp_path / "error", "arrow")
+
+
+def test_frames_of_any_length_have_tags() -> None:
+    history: Any = None
+    data = pa.chunked_array([[b"", b"C"], [], [b"B", b""]], pa.binary())
+    assert list(Follower(history, "error").parts(data, np.zeros(4), None)) == [(0, 4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("seen.json", "{", "of the history of types and tables: restore it"),
+        ("seen.json", '{"format_version": 2}', "format version .* is 2, .* reads 1; update"),
+        ("seen.json", '{"format_version": 1, "entry": 7}', "entry is 7"),
+        ("seen.json", "[]", "restore it"),
+        (Entry(0, 110).name, '{"format_version": 1}', "lacks 'exact'"),
+    ],
+)
+def test_damaged_files(tmp_path: Path, name: str, content: str, match: str) -> None:
+    written(tmp_path, read(100, 110), read(200, 210))
+    (tmp_path / "history" / name).write_text(content)
+    with pytest.raises(PgOutputError, match=match):
+        read_seen(tmp_path)
+        read_entry(tmp_path, Entry(0, 110))
+
+
+def test_what_concerns_only_deleted_segments_is_deleted(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path, 50)
+    for one in (read(100, 110), read(200, 210, NEW), read(300, 310), read(400, 410, NEW)):
+        writer.note(one)
+    for lsn in (150, 250, 350):
+        recorded(writer, *transaction(lsn, message(lsn, {"types": [PAIR]})))
+    assert forget_before(tmp_path, 309) == 2
+    assert [one.start for one in entries(tmp_path)] == [210, 310, 410]
+    assert change_lsns(tmp_path) == [250, 350]
+    assert forget_before(tmp_path, 100) == 0
+    assert forget_before(tmp_path, 310) == 2
+    assert History(tmp_path).registry_at(1000).registry == NEW
+
+
+def test_a_directory_without_history(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    assert history.is_empty
+    with pytest.raises(PgOutputError, match="has no history of types and tables"):
+        history.registry_at(1)
