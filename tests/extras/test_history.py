@@ -10,14 +10,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+from made_history import (
+    MOOD,
+    NEW,
+    OLD,
+    OTHER,
+    PAIR,
+    captured,
+    composite,
+    enum,
+    read,
+    registry,
+    transaction,
+    written,
+)
 
 import pgoutput_fast as pf
 from pgoutput_fast import files, testing
 from pgoutput_fast.directory import history as kept
 from pgoutput_fast.directory.history import (
     DDL_PREFIX,
-    CatalogRead,
     Entry,
     HistoryWriter,
     change_lsns,
@@ -29,60 +44,12 @@ from pgoutput_fast.directory.history import (
 )
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import Follower, History, Place
-from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
 from pgoutput_fast.transactions.runs import runs_of
-from pgoutput_fast.types import TypeRegistry
-
-METADATA = SegmentMetadata("1", "d", "s", ("p",), 180004, "UTF8", {}, {})
-PAIR, MOOD, OTHER = 20_001, 20_002, 20_003
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "_STORE_INTERVAL", 0.0)
-
-
-def composite(oid: int, *fields: str) -> dict[str, Any]:
-    return {
-        "oid": oid, "namespace": "public", "name": f"type{oid}", "kind": "c",
-        "labels": [], "fields": [[name, 23, -1] for name in fields],
-    }  # fmt: skip
-
-
-def enum(*labels: str) -> dict[str, Any]:
-    return composite(MOOD) | {"kind": "e", "labels": labels}
-
-
-def registry(*types: dict[str, Any]) -> TypeRegistry:
-    return TypeRegistry.from_json(json.dumps({"format_version": 1, "types": types}))
-
-
-OLD, NEW = registry(composite(PAIR, "x")), registry(composite(PAIR, "y"))
-
-
-def read(
-    before: int,
-    after: int,
-    types: TypeRegistry = OLD,
-    *,
-    running: set[int] = frozenset(),  # type: ignore[assignment]
-    unsure: set[int] = frozenset(),  # type: ignore[assignment]
-    trigger: bool = False,
-    name: str = "t",
-) -> CatalogRead:
-    tables = {
-        "format_version": 1, "system_identifier": "1", "database": name, "publications": ["p"],
-        "tables": [],
-    }  # fmt: skip
-    return CatalogRead(
-        before, after, frozenset(running), frozenset(unsure), trigger, types, json.dumps(tables)
-    )
-
-
-def written(directory: Path, *reads: CatalogRead, messages_from: int | None = None) -> None:
-    writer = HistoryWriter(directory, messages_from)
-    for one in reads:
-        writer.note(one)
 
 
 def place(history: History, lsn: int, commit_lsn: int) -> Place:
@@ -204,11 +171,6 @@ def message(lsn: int, content: object, *, prefix: str = DDL_PREFIX) -> bytes:
     return testing.message(prefix, json.dumps(content).encode(), lsn, flags=1)
 
 
-def transaction(commit_lsn: int, *frames: bytes) -> list[bytes]:
-    begun = testing.begin(7, commit_lsn, 5)
-    return [begun, *frames, testing.commit(commit_lsn, commit_lsn + 8, 5)]
-
-
 def recorded(writer: HistoryWriter, *frames: bytes) -> None:
     ends = np.cumsum([0, *map(len, frames)])
     (run,) = runs_of(b"".join(frames), ends, np.zeros(len(frames), np.uint64))
@@ -230,18 +192,6 @@ def test_messages_become_changes(tmp_path: Path) -> None:
         (410, 420), (690, 690), (790, 795),
     ]  # fmt: skip
     assert [one.types for one in found] == [(PAIR, MOOD), None, None]
-
-
-def captured(directory: Path, end: int, *rows: tuple[int, int, str]) -> None:
-    """A directory with rows of a pair: their LSN, that of their commit, and their text."""
-    table = testing.Table("t", {"p": PAIR}, 30_000)
-    with SegmentWriter(directory, METADATA, confirmed_flush_lsn=50) as writer:
-        for lsn, commit_lsn, text in rows:
-            frames = transaction(commit_lsn, table.relation(), testing.insert(table, [text]))
-            for at, frame in zip([commit_lsn, 0, lsn, commit_lsn], frames, strict=True):
-                writer.write(at, frame)
-        writer.flush()
-        writer.advance(end)
 
 
 def test_a_change_is_exact_where_messages_tell_of_it(tmp_path: Path) -> None:
@@ -359,8 +309,7 @@ def test_damaged_files(tmp_path: Path, name: str, content: str, match: str) -> N
     written(tmp_path, read(100, 110), read(200, 210))
     (tmp_path / "history" / name).write_text(content)
     with pytest.raises(PgOutputError, match=match):
-        read_seen(tmp_path)
-        read_entry(tmp_path, Entry(0, 110))
+        History(tmp_path).registry_at(150)
 
 
 def test_what_concerns_only_deleted_segments_is_deleted(tmp_path: Path) -> None:

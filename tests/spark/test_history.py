@@ -1,0 +1,28 @@
+"""read_segments takes the types from the history of a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_history import NEW, OLD, captured, read, written
+from pyspark.errors import PySparkException
+
+from pgoutput_fast.spark import read_segments
+
+pytestmark = pytest.mark.spark
+
+
+def test_changes_have_the_types_of_their_time(spark: Any, tmp_path: Path) -> None:
+    captured(tmp_path, 1000, (140, 150, "(1)"), (240, 250, "(2)"), (440, 450, "(3)"))
+    written(tmp_path, read(60, 70), read(200, 210), read(300, 310, NEW), read(900, 910, NEW))
+    with pytest.raises(PySparkException, match="may have been altered between"):
+        read_segments(spark, tmp_path, "public.t", "p string").collect()
+    # The text of both forms is the same.
+    found = read_segments(spark, tmp_path, "public.t", "p string", history="newer")
+    assert [row.after.p for row in found.orderBy("commit_lsn").collect()] == ["(1)", "(2)", "(3)"]
+    newest = tmp_path / "newest"
+    captured(newest, 1000, (140, 150, "(1)"))
+    written(newest, read(60, 70, OLD), read(200, 210, OLD))
+    assert read_segments(spark, newest, "public.t").collect()[0].after.p.asDict() == {"x": 1}
