@@ -557,8 +557,8 @@ def _refused(where: object, name: str, relation_id: int, lower: int, upper: int)
         )
     since = "before" if lower == 0 else f"between {format_lsn(lower)} and"
     return (
-        f"{where}: type {name}, which relation {relation_id} has a column of, may have been altered "
-        f"{since} {format_lsn(upper)}, and a value was written there; choose "
+        f"{where}: type {name}, which relation {relation_id} has a column of, may have been "
+        f"altered {since} {format_lsn(upper)}, and a value was written there; choose "
         f'history="newer" or history="older", which say in which form such values are read. With '
         f"the event trigger of docs/types.md later changes are known exactly"
     )

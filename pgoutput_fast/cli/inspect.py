@@ -307,8 +307,8 @@ class _Command(click.Command):
     metavar="FILE",
     type=click.Path(path_type=Path),
     callback=types_option,
-    help="With --to or --values typed: users' types, as TypeRegistry.to_json() writes them, in place "
-    "of those of the directory's history.",
+    help="With --to or --values typed: users' types, as TypeRegistry.to_json() writes them, in "
+    "place of those of the directory's history.",
 )
 @click.option(
     "--history",

@@ -362,7 +362,7 @@ class HistoryWriter:
             return False
         lower, exact, start = 0, False, read.after
         if self._newest is not None:
-            last = self._last_true(read)
+            last = self._last_true(self._newest, read)
             lower, exact = last.position, last.trigger and read.trigger
             start = max(start, self._newest.start + 1)
         entry = Entry(lower, start)
@@ -380,7 +380,7 @@ class HistoryWriter:
         self._marks = (*kept[: _MOST_MARKS - 1], mark)
         self._is_stored = False
 
-    def _last_true(self, read: CatalogRead) -> Mark:
+    def _last_true(self, newest: Entry, read: CatalogRead) -> Mark:
         """Where the newest entry was last true, now that another state was read.
 
         A transaction that has not ended yet is not the one that altered anything.
@@ -389,8 +389,7 @@ class HistoryWriter:
             if read.running.issuperset(mark.unsure):
                 return mark
         # Each mark has transactions that have ended since.
-        assert self._newest is not None
-        return Mark(format_lsn(self._newest.lower), (), trigger=False)
+        return Mark(format_lsn(newest.lower), (), trigger=False)
 
     def flush(self) -> None:
         """Store how long the newest entry has been seen: durable when this returns.

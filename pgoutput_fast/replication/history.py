@@ -119,9 +119,9 @@ def _read(
     after = parse_lsn(connection.execute(_LSNS).fetchone()[1])
     connection.execute("COMMIT")
     used = [column.type_id for table in tables.tables for column in table.columns]
+    types = types.only(types.contained([*used, *type_ids]))
     return CatalogRead(
-        before, after, running, running & begun, trigger, types.only(types.contained([*used, *type_ids])),
-        tables.to_json(),
+        before, after, running, running & begun, trigger, types, tables.to_json()
     )  # fmt: skip
 
 

@@ -39,7 +39,6 @@ from pgoutput_fast.directory.history import (
     entries,
     forget_before,
     read_change,
-    read_entry,
     read_seen,
 )
 from pgoutput_fast.errors import PgOutputError

@@ -1,4 +1,4 @@
-"""The history of types and tables that a capture keeps, while types are altered on a real server."""
+"""The history of types and tables, while types are altered under a capture of a real server."""
 
 from __future__ import annotations
 
