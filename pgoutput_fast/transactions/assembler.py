@@ -93,9 +93,9 @@ class Assembler:
         that come again; 0 by default. The commit of a prepared transaction that ends there is not
         refused, even if the transaction itself did not come.
     on_relation : callable or None
-        Set by the caller: called with each Relation and Type of a transaction, in the form that it has
-        outside of stream chunks, before the transaction is delivered; also with those that are left
-        out of its content, as nothing has changed since the last one.
+        Set by the caller: called with each Relation and Type of a transaction, in the form that it
+        has outside of stream chunks, before the transaction is delivered; also with those that are
+        left out of its content, as nothing has changed since the last one.
 
     Raises
     ------
