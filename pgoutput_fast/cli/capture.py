@@ -273,6 +273,12 @@ _positive_seconds = click.FloatRange(min=0, min_open=True)
     help="End with an error when less is free on the disk.",
 )
 @click.option(
+    "--history/--no-history",
+    default=True,
+    show_default=True,
+    help="Whether the catalogue of types and tables is read beside the stream, for its history.",
+)
+@click.option(
     "--max-memory",
     metavar="BYTES",
     callback=_checked_bytes,

@@ -247,7 +247,15 @@ def capture(
                 first=types,
             )  # fmt: skip
             held.callback(watch.close)
-        upkeep = Upkeep(writer, target(begun.metadata), keeping, members, begun.opened, watch)
+        upkeep = Upkeep(
+            writer,
+            target(begun.metadata),
+            keeping,
+            members,
+            begun.opened,
+            watch,
+            types and types.types,
+        )
         held.callback(upkeep.close)
         if snapshot == "only":
             return _copy_only(writer, upkeep, stop, progress)

@@ -13,7 +13,9 @@ from ..directory.copies import Copy, Tables
 from ..directory.snapshots import CopyFiles, delete_unfinished
 from ..errors import PgOutputError
 from ..lsn import format_lsn
+from ..protocol.messages import decode_rare
 from ..segments.format import write_options
+from .history import read_types
 from .membership import Members, read_members
 from .snapshot import ServerSnapshot, open_snapshot
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from ..connections import ConnectionParameters
     from ..segments import SegmentMetadata
+    from ..types import TypeRegistry
     from .imported import SnapshotRange, SnapshotTable
     from .walsender import CreatedSlot
 
@@ -88,6 +91,16 @@ class CopyTarget(NamedTuple):
         """
         return read_members(self.parameters, self.metadata.publications)
 
+    def types(self) -> TypeRegistry:
+        """The types that there are now.
+
+        Raises
+        ------
+        PgOutputError
+            As of `read_types`.
+        """
+        return read_types(self.parameters)
+
     def open(
         self,
         relation_ids: list[int] | None,
@@ -129,6 +142,8 @@ class Copier:
         The snapshot of the capture's own slot, from which the first copies are made.
     members : Members, optional
         What was published before it was taken.
+    types : TypeRegistry, optional
+        The types before it was taken; without them it is not noticed that one was altered since.
 
     Attributes
     ----------
@@ -146,10 +161,12 @@ class Copier:
         target: CopyTarget,
         opened: ServerSnapshot | None = None,
         members: Members | None = None,
+        types: TypeRegistry | None = None,
     ) -> None:
         self._target = target
         self._tables = Tables(target.directory)
         self._opened, self._members = opened, members or Members({}, 0)
+        self._types = types
         self._failures = 0
         self._wake, self._stop = threading.Event(), threading.Event()
         # How often it was woken, and how often when it found that no table waited.
@@ -226,11 +243,11 @@ class Copier:
 
     def _copy(self, orders: dict[int, Copy]) -> None:
         """Copy what can be copied at one point; the rest still waits then."""
-        opened, members = self._opened, self._members
-        self._opened = None
+        opened, members, types = self._opened, self._members, self._types
+        self._opened = self._types = None
         if opened is None:
             # Asked before the snapshot is taken: what changes later is seen as a change.
-            members = self._target.members()
+            members, types = self._target.members(), self._target.types()
             for relation_id in list(orders):
                 if relation_id not in members.tables:
                     order = orders.pop(relation_id)
@@ -239,7 +256,7 @@ class Copier:
                 return
             opened = self._target.open(list(orders), self._stop)
         with opened:
-            _Round(self._target, opened, orders, members, self._note).run(self._stop)
+            _Round(self._target, opened, orders, members, types, self._note).run(self._stop)
         self.lsn = max(self.lsn, opened.lsn)
 
     def _note(self, progress: CopyProgress) -> None:
@@ -255,12 +272,14 @@ class _Round:
         opened: ServerSnapshot,
         orders: dict[int, Copy],
         members: Members,
+        types: TypeRegistry | None,
         note: Callable[[CopyProgress], None],
     ) -> None:
         self._target = target
         self._states = Tables(target.directory)
         self._opened = opened
         self._members = members
+        self._types = types
         self._note = note
         self._lock = threading.Lock()
         self._tables = [one for one in opened.tables if one.relation_id in orders]
@@ -314,11 +333,16 @@ class _Round:
             return
         member = self._members.tables.get(relation_id)
         now = self._target.members().tables.get(relation_id)
+        why = None
         if member is None or now is None or now.rows != member.rows:
             # What changed while it was not published is in neither the copy nor the stream.
+            why = "it left the publications or changed in them"
+        elif self._is_altered(table):
+            why = "a type of it was altered"
+        if member is None or why is not None:
             _log.warning(
-                "table %s.%s left the publications or changed in them while it was copied; it is "
-                "copied anew", table.namespace, table.name,
+                "table %s.%s is copied anew: %s while it was copied",
+                table.namespace, table.name, why,
             )  # fmt: skip
             delete_unfinished(self._target.directory, self._states.read(), relation_id)
             return
@@ -336,6 +360,19 @@ class _Round:
             "copied table %s.%s: %d rows as of %s",
             table.namespace, table.name, self._rows[relation_id], format_lsn(self._opened.lsn),
         )  # fmt: skip
+
+    def _is_altered(self, table: SnapshotTable) -> bool:
+        """Whether a type was altered: COPY makes values by the types of now, not those of then."""
+        if self._types is None:
+            return False
+        relation: Any = decode_rare(table.announced[-1], in_stream=False, encoding="latin-1")
+        oids = [column.type_id for column in relation.columns]
+        # The value of an enum is its label, whichever labels there are.
+        before, now = (
+            {oid: one for oid, one in types.catalog.items() if one.kind != "e"}
+            for types in (self._types.within(oids), self._target.types().within(oids))
+        )
+        return before != now
 
     def _tell(self) -> None:
         now = time.monotonic()

@@ -30,7 +30,7 @@ _ASKED_INTERVAL = 1.0  # seconds between two reads that the stream asks for
 _CONFIRM_INTERVAL = 10.0
 _FINISH_TIMEOUT = 5.0  # seconds for which the end of a capture waits for the last read
 _TRIES, _TRY_WAIT = 3, 0.05
-_OLDEST_SERVER = 120000
+_OLDEST_SERVER = 140000
 
 _log = logging.getLogger(__name__)
 
@@ -83,13 +83,13 @@ def read_state(
     Raises
     ------
     PgOutputError
-        A publication is not there, the server is older than PostgreSQL 12, can't be reached or
+        A publication is not there, the server is older than PostgreSQL 14, can't be reached or
         refuses.
     """
     with parameters.open(replication=False) as connection:
         if connection.info.server_version < _OLDEST_SERVER:
             raise PgOutputError(
-                "the history of types and tables needs PostgreSQL 12 or later; capture with "
+                "the history of types and tables needs PostgreSQL 14 or later; capture with "
                 "history=False"
             )
         try:
@@ -119,10 +119,28 @@ def _read(
     after = parse_lsn(connection.execute(_LSNS).fetchone()[1])
     connection.execute("COMMIT")
     used = [column.type_id for table in tables.tables for column in table.columns]
-    types = types.only(types.contained([*used, *type_ids]))
+    types = types.within([*used, *type_ids])
     return CatalogRead(
         before, after, running, running & begun, trigger, types, tables.to_json()
     )  # fmt: skip
+
+
+def read_types(parameters: ConnectionParameters) -> TypeRegistry:
+    """Read the types of a database; none of a server that is too old for a history.
+
+    Raises
+    ------
+    PgOutputError
+        The server can't be reached or refuses.
+    """
+    with parameters.open(replication=False) as connection:
+        if connection.info.server_version < _OLDEST_SERVER:
+            return TypeRegistry()
+        try:
+            with answered(connection.pgconn):
+                return TypeRegistry.from_connection(connection)
+        except psycopg.Error as error:
+            raise server_error("can't read the types", str(error), error.sqlstate) from error
 
 
 def first_state(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ..segments import SegmentWriter
     from ..transactions.runs import Run
+    from ..types import TypeRegistry
     from .copier import CopyProgress, CopyTarget
     from .history import HistoryWatch
     from .membership import Member, Members
@@ -99,6 +100,8 @@ class Upkeep:
         The snapshot of the slot that was made for the directory, whose tables wait.
     history : HistoryWatch, optional
         Keeps the history of types and tables.
+    types : TypeRegistry, optional
+        The types before the slot was made, or the capture began.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Upkeep:
         members: Members,
         opened: ServerSnapshot | None = None,
         history: HistoryWatch | None = None,
+        types: TypeRegistry | None = None,
     ) -> None:
         self._writer = writer
         self._history = history
@@ -121,7 +125,7 @@ class Upkeep:
         self._states = self._tables.read()
         self._is_first = opened is not None
         waits = any(state.held_from is not None for state in self._states.values())
-        self._copier = Copier(target, opened, members) if opened or waits else None
+        self._copier = Copier(target, opened, members, types) if opened or waits else None
         if options.copies:
             self._take_members(members)
         self._take_requests()

@@ -249,6 +249,10 @@ class TypeRegistry:
                 ]
         return found
 
+    def within(self, oids: Iterable[int]) -> TypeRegistry:
+        """A registry with these types of the catalogue and all that they contain."""
+        return self.only(self.contained(oids))
+
     def only(self, oids: Iterable[int]) -> TypeRegistry:
         """A registry with these types of the catalogue alone, as far as there are such."""
         return self._of(self._catalog[oid] for oid in oids if oid in self._catalog)

@@ -20,6 +20,7 @@ from pgoutput_fast.history import History
 from pgoutput_fast.replication import capture, ddl_trigger_sql
 from pgoutput_fast.replication import history as reading
 from pgoutput_fast.replication import upkeep as keeping
+from pgoutput_fast.replication.snapshot import ServerSnapshot
 
 pytestmark = pytest.mark.integration
 
@@ -113,8 +114,15 @@ class Shop:
             f"INSERT INTO {self.table} VALUES (-1)", f"DELETE FROM {self.table} WHERE id = -1"
         )
 
-    def exported(self, directory: Path, **options: Any) -> dict[int, Any]:
-        """The inserted rows as an export decodes them."""
+    def copied(self) -> None:
+        """Wait until the tables are copied."""
+        tables = self.directory / "tables"
+        self.wait_until(lambda: list(tables.glob("*-snapshot-*")))
+
+    def exported(
+        self, directory: Path, ops: tuple[str, ...] = ("insert",), **options: Any
+    ) -> dict[int, Any]:
+        """The inserted rows, or those that were read, as an export decodes them."""
         result = files.export(self.directory, directory, "arrow", **options)
         rows = (
             row
@@ -125,7 +133,7 @@ class Shop:
         return {
             row["id"]: {name: row[name] for name in ("id", "p", "ps", "m") if name in row}
             for row in rows
-            if row["op"] == "insert" and row["id"] > 0
+            if row["op"] in ops and row["id"] > 0
         }
 
 
@@ -266,6 +274,7 @@ def test_inspect_takes_the_types_by_itself(
     shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shop.start(snapshot="initial")
+    shop.copied()
     shop.insert("(1, 'a')", "NULL", "'sad'")
     shop.confirmed()
     shop.altered("ALTER TYPE pair ADD ATTRIBUTE z int")
@@ -278,3 +287,29 @@ def test_inspect_takes_the_types_by_itself(
     assert [row for row in rows if row["id"] > 0] == list(shop.rows.values())
     assert main(["inspect", str(shop.directory), "--to", "arrow", str(tmp_path / "out")]) == 0
     assert shop.exported(tmp_path / "out") == shop.rows
+
+
+def test_a_type_is_altered_while_its_table_is_copied(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.insert("(1, 'a')", "ARRAY[(2, 'b')::pair]", "'sad'")
+    alter = ["ALTER TYPE pair ADD ATTRIBUTE z int", "ALTER TYPE mood ADD VALUE 'happy'"]
+    copy = ServerSnapshot.copy
+
+    def altered(snapshot: ServerSnapshot, *arguments: Any) -> None:
+        if alter:
+            shop.database.execute(alter.pop(0))
+        copy(snapshot, *arguments)
+
+    monkeypatch.setattr(ServerSnapshot, "copy", altered)
+    shop.start(snapshot="initial")
+    shop.copied()
+    shop.confirmed()
+    shop.stop()
+    assert [one for one in caplog.messages if "copied anew" in one] == [
+        "table public.t is copied anew: a type of it was altered while it was copied"
+    ]
+    rows = shop.database.execute("SELECT row_to_json(t)::text FROM t")
+    expected = {1: json.loads(rows[0][0])}
+    assert expected[1]["p"] == {"x": 1, "y": "a", "z": None}
+    assert shop.exported(tmp_path / "out", ops=("read",)) == expected
