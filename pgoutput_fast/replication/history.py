@@ -197,11 +197,12 @@ class HistoryWatch:
         self._publications = publications
         self._messages = messages
         self._writer = HistoryWriter(directory, position if messages else None)
-        if first is not None and self._writer.is_empty:
+        is_noted = first is not None and self._writer.is_empty
+        if first is not None and is_noted:
             self._writer.note(first)
         self._announced: dict[bytes, bytes] = {}
-        self._read_at = 0.0
-        self._asked, self._answered = 1, 0
+        self._read_at = time.monotonic() if is_noted else 0.0
+        self._asked, self._answered = (0, 0) if is_noted else (1, 0)
         self._answers = threading.Condition()
         self._wake, self._ends, self._stop = (threading.Event() for _ in range(3))
         self._error: PgOutputError | None = None
@@ -266,6 +267,8 @@ class HistoryWatch:
         self._wake.set()
 
     def _run(self) -> None:
+        if self._asked == 0:
+            self._wait()
         while not self._stop.is_set():
             asked = self._asked
             self._wake.clear()
@@ -280,8 +283,12 @@ class HistoryWatch:
                 self._answers.notify_all()
             if self._error is not None:
                 return
-            self._wake.wait(_INTERVAL)
-            self._ends.wait(self._read_at + _ASKED_INTERVAL - time.monotonic())
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait until the next read is due."""
+        self._wake.wait(_INTERVAL)
+        self._ends.wait(self._read_at + _ASKED_INTERVAL - time.monotonic())
 
     def _look(self) -> None:
         """Read, and write what is new; a server that refuses is told once."""
