@@ -112,9 +112,7 @@ SCENES = {
         published=None,
     ),
     "joins_empty": Scene(("ALTER PUBLICATION p ADD TABLE joins_empty",), published=None, rows=0),
-    "truncated": Scene(
-        ("TRUNCATE truncated", filled("truncated", 1, 500), "TRUNCATE truncated")
-    ),
+    "truncated": Scene(("TRUNCATE truncated", filled("truncated", 1, 500), "TRUNCATE truncated")),
     "vacuumed": Scene(
         ("VACUUM FULL vacuumed", "CLUSTER vacuumed USING vacuumed_pkey", "VACUUM FULL vacuumed")
     ),
@@ -128,7 +126,9 @@ SCENES = {
     ),
     "again": Scene(
         (
-            "DROP TABLE again", made("again"), filled("again", 1, 700),
+            "DROP TABLE again",
+            made("again"),
+            filled("again", 1, 700),
             "ALTER PUBLICATION p ADD TABLE again",
             f"DROP TABLE again; {made('again')}; ALTER PUBLICATION p ADD TABLE again",
             filled("again", 1, 100),
@@ -146,15 +146,15 @@ SCENES = {
         (
             "ALTER PUBLICATION p DROP TABLE filtered",
             "ALTER PUBLICATION p ADD TABLE filtered WHERE (id % 3 = 0)",
-            "BEGIN; ALTER PUBLICATION p DROP TABLE filtered;"
-            "ALTER PUBLICATION p ADD TABLE filtered WHERE (id % 5 <> 0); END",
+            """BEGIN; ALTER PUBLICATION p DROP TABLE filtered;
+            ALTER PUBLICATION p ADD TABLE filtered WHERE (id % 5 <> 0); END""",
         ),
         published="WHERE (id % 2 = 0)",
     ),
     "listed": Scene(
         (
-            "BEGIN; ALTER PUBLICATION p DROP TABLE listed;"
-            "ALTER PUBLICATION p ADD TABLE listed (id, v, big); END",
+            """BEGIN; ALTER PUBLICATION p DROP TABLE listed;
+            ALTER PUBLICATION p ADD TABLE listed (id, v, big); END""",
         ),
         published="(id, n)",
     ),
@@ -266,8 +266,8 @@ def write(dsn: str, tables: list[str], seed: float, stop: threading.Event, done:
                     f"UPDATE {table} SET n = n + 1 WHERE id BETWEEN {key} AND {key + 5}",
                     f"DELETE FROM {table} WHERE id = {key}",
                     f"INSERT INTO {table} (id, v) VALUES ({key}, NULL)",
-                    f"BEGIN; DELETE FROM {table} WHERE id = {key};"
-                    f" INSERT INTO {table} (id, v) VALUES ({key}, 'again {number}'); END",
+                    f"""BEGIN; DELETE FROM {table} WHERE id = {key};
+                    INSERT INTO {table} (id, v) VALUES ({key}, 'again {number}'); END""",
                 )
             )
             try:
@@ -449,9 +449,7 @@ class Applied:
             before = rows.pop((old or new)[0])
         if new is not None:
             assert new[0] not in rows, (oid, new[0])
-            rows[new[0]] = tuple(
-                before[i] if one is None else one for i, one in enumerate(new)
-            )
+            rows[new[0]] = tuple(before[i] if one is None else one for i, one in enumerate(new))
 
 
 def _field(frame: bytes, kind: str, start: int = 0, length: int = 0) -> str | None:
@@ -603,9 +601,7 @@ def prove(server: EmbeddedServer, directory: Path, path: Path) -> None:
     targets = {str(directory): []}
     for format_ in ("parquet", "duckdb"):
         out = path / format_
-        files.export(
-            directory, out, format_, before=True, policies=POLICIES, registry=registry
-        )
+        files.export(directory, out, format_, before=True, policies=POLICIES, registry=registry)
         targets[str(out)] = ["--segments", str(directory)]
     for target, more in targets.items():
         found = verified(server, target, *more)
