@@ -106,6 +106,7 @@ class CopyTarget(NamedTuple):
         relation_ids: list[int] | None,
         stop: threading.Event | None,
         exported: CreatedSlot | None = None,
+        refused: dict[int, PgOutputError] | None = None,
     ) -> ServerSnapshot:
         """Open a snapshot of some tables, or of all that are published.
 
@@ -122,6 +123,7 @@ class CopyTarget(NamedTuple):
             connections=self.connections,
             exported=exported,
             stop=stop,
+            refused=refused,
         )
 
     def files(self, order: Copy, opened: ServerSnapshot, announced: Sequence[bytes]) -> CopyFiles:
@@ -151,6 +153,9 @@ class Copier:
         None while nothing is being copied.
     error : PgOutputError or None
         Why copies can't be made, until they can.
+    refused : dict of int to PgOutputError
+        Tables that the server does not let the role copy, by relation id, until it is tried again.
+        The others are copied meanwhile.
     lsn : int
         The latest point of those that are whole; a consumer reads a copy once the directory has
         what was committed before its point.
@@ -172,6 +177,9 @@ class Copier:
         # How often it was woken, and how often when it found that no table waited.
         self._woken, self._idle_since = 0, -1
         self.error: PgOutputError | None = None
+        self.refused: dict[int, PgOutputError] = {}
+        self._refused_until = 0.0
+        self._is_stuck = False
         self.lsn = 0
         self.progress: CopyProgress | None = None
         self._thread = threading.Thread(target=self._run, name="pgoutput_fast-copy", daemon=True)
@@ -187,6 +195,11 @@ class Copier:
         """Whether no table waits."""
         return self._idle_since == self._woken
 
+    @property
+    def refusal(self) -> PgOutputError | None:
+        """Why the tables that still wait are not copied, if all of them are refused."""
+        return next(iter(self.refused.values()), None) if self._is_stuck else None
+
     def close(self) -> None:
         """End the thread. What it has not finished is begun anew by the next capture."""
         self._stop.set()
@@ -198,9 +211,15 @@ class Copier:
             while not self._stop.is_set():
                 self._wake.clear()
                 woken = self._woken
+                if time.monotonic() >= self._refused_until:
+                    self.refused = {}
                 orders = self._orders()
-                if orders:
-                    self._try(orders)
+                allowed = {oid: one for oid, one in orders.items() if oid not in self.refused}
+                self._is_stuck = bool(orders) and not allowed
+                if allowed:
+                    self._try(allowed)
+                elif orders:
+                    self._wake.wait(max(self._refused_until - time.monotonic(), 0.0))
                 else:
                     self._idle_since = woken
                     self._wake.wait()
@@ -254,10 +273,21 @@ class Copier:
                     self._tables.leave(relation_id, members.lsn, self._tables.fields(order))
             if not orders:
                 return
-            opened = self._target.open(list(orders), self._stop)
+            refused: dict[int, PgOutputError] = {}
+            opened = self._target.open(list(orders), self._stop, refused=refused)
+            self._note_refused(refused)
         with opened:
             _Round(self._target, opened, orders, members, types, self._note).run(self._stop)
         self.lsn = max(self.lsn, opened.lsn)
+
+    def _note_refused(self, refused: dict[int, PgOutputError]) -> None:
+        for error in refused.values():
+            _log.warning(
+                "a table waits for its copy: %s; trying again in %.0f s", error, _LONGEST_WAIT
+            )
+        if refused:
+            self.refused = {**self.refused, **refused}
+            self._refused_until = time.monotonic() + _LONGEST_WAIT
 
     def _note(self, progress: CopyProgress) -> None:
         self.progress = progress

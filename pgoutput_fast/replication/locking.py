@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import psycopg
 from psycopg import sql
 
-from ..connections import server_error
+from ..connections import RetryableError, server_error
 from ..errors import PgOutputError
 from ..names import qualified
 from .imported import ADVICE, CopySource, Plan, SnapshotRange, SnapshotTable, ask, asking
@@ -68,6 +68,8 @@ class Locking:
     timeout : float
     check : callable
         Is called between two tables, and may raise.
+    refused : dict of int to PgOutputError, optional
+        As of `open_snapshot`.
     """
 
     def __init__(
@@ -76,10 +78,13 @@ class Locking:
         beside: psycopg.Connection[tuple[object, ...]],
         timeout: float,
         check: Callable[[], None],
+        refused: dict[int, PgOutputError] | None,
     ) -> None:
         self._reader, self._beside = reader, beside
         self._can_range = beside.info.server_version >= 140000
         self._timeout, self._check = timeout, check
+        self._refused = refused
+        self._errors: dict[int, PgOutputError] = {}  # by the OID that is locked
 
     def plans(
         self,
@@ -107,6 +112,11 @@ class Locking:
             sizes = {oid: sizes for oid, *sizes in ask(self._reader.connection, _SIZES, list(now))}
             for table in published:
                 oids = [table.relation_id, *(leaf.relation_id for leaf in table.leaves)]
+                if self._refused is not None and (
+                    errors := [self._errors[oid] for oid in oids if oid in self._errors]
+                ):
+                    self._refused[table.relation_id] = errors[0]
+                    continue
                 reason = next((reasons[oid] for oid in oids if oid in reasons), None)
                 reason = reason or _change(table, now, columns)
                 if reason is not None:
@@ -146,6 +156,11 @@ class Locking:
                         held.add(oid)
                 except psycopg.errors.LockNotAvailable:
                     reasons[oid] = f"other sessions have it locked, longer than {self._timeout} s"
+                except PgOutputError as error:
+                    if self._refused is None or isinstance(error, RetryableError):
+                        raise
+                    self._errors[oid] = error
+                    reasons[oid] = str(error)
             # A table that has its name still is the one that was locked by it, and will keep it.
             found |= {
                 oid: now for oid, now in self._now(list(held)).items() if now[:2] == before[oid][:2]

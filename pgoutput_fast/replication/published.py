@@ -21,7 +21,7 @@ from ..protocol.encode import encode_fields
 from ..types import column_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import psycopg
 
@@ -87,6 +87,29 @@ class PublishedTable:
     leaves: tuple[Leaf, ...]
 
 
+class Member(NamedTuple):
+    """That a table is published.
+
+    Attributes
+    ----------
+    relation_id : int
+    namespace, name : str
+    rows : tuple of int
+        OIDs of the rows of pg_publication_rel and pg_publication_namespace by which the table, or a
+        partitioned table that it belongs to, is in a publication, and of the publications of all
+        tables. They are others once it has left and returned, or its row filter or columns were
+        changed.
+    partitions : tuple of int
+        OIDs of the partitions whose rows come as rows of this table.
+    """
+
+    relation_id: int
+    namespace: str
+    name: str
+    rows: tuple[int, ...]
+    partitions: tuple[int, ...]
+
+
 class _Publication(NamedTuple):
     oid: int
     name: str
@@ -121,12 +144,12 @@ FROM pg_catalog.pg_publication WHERE pubname = ANY(%s) ORDER BY pubname
 """
 
 _MEMBERS = """
-SELECT prpubid::bigint, prrelid::bigint, {columns}, {filter}
+SELECT prpubid::bigint, prrelid::bigint, oid::bigint, {columns}, {filter}
 FROM pg_catalog.pg_publication_rel WHERE prpubid = ANY(%s::oid[])
 """
 
 _SCHEMAS = """
-SELECT pnpubid::bigint, pnnspid::bigint
+SELECT pnpubid::bigint, pnnspid::bigint, oid::bigint
 FROM pg_catalog.pg_publication_namespace WHERE pnpubid = ANY(%s::oid[])
 """
 
@@ -207,23 +230,43 @@ def read_published(
     psycopg.Error
         The server refuses, or the connection is lost.
     """
-    check_publications(connection, publications)
-    version = connection.info.server_version
+    catalog = _Catalog(connection, publications)
+    found = catalog.published()
+    catalog.read_columns(found)
+    return [catalog.table(*published, binary=binary) for published in found]
 
-    def ask(query: str, *parameters: object, **parts: str) -> Any:
-        text = query.format(**parts) if parts else query
-        return connection.execute(text.encode(), parameters).fetchall()
 
-    catalog = _Catalog(ask, version, publications)
-    return [catalog.table(*published, binary=binary) for published in catalog.published()]
+def read_members(connection: Connection, publications: Sequence[str]) -> list[Member]:
+    """Which tables publications publish, as the transaction's snapshot sees it.
+
+    No table is touched, so that it does not wait for the locks of others: where an ALTER TABLE
+    waits for a copy that is being made, pg_publication_tables would wait for both.
+
+    Parameters
+    ----------
+    connection : psycopg.Connection
+        In a transaction, which stays open.
+    publications : list or tuple of str
+
+    Raises
+    ------
+    PgOutputError
+        A publication is not there.
+    psycopg.Error
+        The server refuses, or the connection is lost.
+    """
+    catalog = _Catalog(connection, publications)
+    return [catalog.member(table, leaves) for table, _, leaves in catalog.published()]
 
 
 class _Catalog:
     """The rows of the system catalogue by which publishing is decided."""
 
-    def __init__(self, ask: Callable[..., Any], version: int, publications: Sequence[str]) -> None:
-        self._ask = ask
-        self._version = version
+    def __init__(self, connection: Connection, publications: Sequence[str]) -> None:
+        check_publications(connection, publications)
+        self._connection = connection
+        self._version = version = connection.info.server_version
+        ask = self._ask
         since_15 = version >= 150000
         generated = "pubgencols = 's'" if version >= 180000 else "false"
         self._publications = [
@@ -231,19 +274,26 @@ class _Catalog:
             for row in ask(_PUBLICATIONS, list(publications), generated=generated)
         ]
         ids = [one.oid for one in self._publications]
-        self._members: dict[tuple[int, int], tuple[Sequence[int] | None, bool]] = {
-            (publication, relation): (columns, has_filter)
-            for publication, relation, columns, has_filter in ask(
+        self._members: dict[tuple[int, int], tuple[int, Sequence[int] | None, bool]] = {
+            (publication, relation): (oid, columns, has_filter)
+            for publication, relation, oid, columns, has_filter in ask(
                 _MEMBERS,
                 ids,
                 columns="prattrs::int2[]" if since_15 else "NULL",
                 filter="prqual IS NOT NULL" if since_15 else "false",
             )
         }
-        self._schemas = set(ask(_SCHEMAS, ids)) if since_15 else set()
+        self._schemas: dict[tuple[int, int], int] = {
+            (publication, namespace): oid
+            for publication, namespace, oid in (ask(_SCHEMAS, ids) if since_15 else ())
+        }
         self._classes = {
             found.oid: found for found in (_Class(*row) for row in ask(_CLASSES, _FIRST_PUBLISHED))
         }
+
+    def _ask(self, query: str, *parameters: object, **parts: str) -> Any:
+        text = query.format(**parts) if parts else query
+        return self._connection.execute(text.encode(), parameters).fetchall()
 
     def published(self) -> list[tuple[_Class, list[_Publication], list[_Class]]]:
         """Tables by which something is published, by which publications, and their leaves."""
@@ -260,11 +310,20 @@ class _Catalog:
                 publications = [one for one in publications if one.via_root]
                 if oid == root.oid and publications:
                     found[oid] = publications, []
-        chosen = [(self._classes[oid], *rest) for oid, rest in found.items()]
-        leaves = [leaf.oid for _, _, leaves in chosen for leaf in leaves]
-        roots = [root.oid for root, _, _ in chosen]
-        self._read_columns([*roots, *leaves], roots)
-        return chosen
+        return [(self._classes[oid], *rest) for oid, rest in found.items()]
+
+    def member(self, table: _Class, leaves: Iterable[_Class]) -> Member:
+        """By which rows of the catalogue a table is in the publications."""
+        rows = []
+        for publication in self._publications:
+            rows += [publication.oid] if publication.all_tables else []
+            for one in (table, *self._ancestors(table)):
+                key = publication.oid, one.oid
+                rows += [self._members[key][0]] if key in self._members else []
+                key = publication.oid, one.namespace_id
+                rows += [self._schemas[key]] if key in self._schemas else []
+        partitions = tuple(leaf.oid for leaf in leaves if leaf is not table)
+        return Member(table.oid, table.namespace, table.name, tuple(sorted({*rows})), partitions)
 
     def _publishing(self, table: _Class) -> tuple[int, list[_Publication]]:
         """By which table the rows of one are published, and the publications that do so.
@@ -313,7 +372,12 @@ class _Catalog:
         schema = (publication.oid, table.namespace_id) in self._schemas
         return publication.all_tables or schema
 
-    def _read_columns(self, relation_ids: Sequence[int], roots: Sequence[int]) -> None:
+    def read_columns(
+        self, published: Sequence[tuple[_Class, list[_Publication], list[_Class]]]
+    ) -> None:
+        """Read the columns of tables that `published` gave, and of their leaves."""
+        roots = [root.oid for root, _, _ in published]
+        relation_ids = [*roots, *(leaf.oid for _, _, leaves in published for leaf in leaves)]
         self._columns: dict[int, list[Attribute]] = defaultdict(list)
         for relation_id, *fields in self._ask(ATTRIBUTES, relation_ids):
             self._columns[relation_id].append(Attribute(*fields))
@@ -338,7 +402,7 @@ class _Catalog:
             one.oid
             for one in publications
             if not self._is_whole(one, table)
-            and self._members.get((one.oid, table.oid), (None, False))[1]
+            and self._members.get((one.oid, table.oid), (0, None, False))[2]
         ]
         made = []
         for leaf in leaves:
@@ -370,7 +434,7 @@ class _Catalog:
         for publication in publications:
             listed = None
             if not self._is_whole(publication, table):
-                listed = self._members.get((publication.oid, table.oid), (None, False))[0]
+                listed = self._members.get((publication.oid, table.oid), (0, None, False))[1]
             numbers = [
                 one.number
                 for one in columns

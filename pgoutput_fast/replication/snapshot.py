@@ -305,6 +305,7 @@ def open_snapshot(
     lock_timeout: float = 30.0,
     slot_timeout: float | None = None,
     stop: threading.Event | None = None,
+    refused: dict[int, PgOutputError] | None = None,
 ) -> ServerSnapshot:
     """Open a snapshot of the tables that publications publish.
 
@@ -337,6 +338,9 @@ def open_snapshot(
         transactions that run have ended; by default any time.
     stop : threading.Event, optional
         Gives up.
+    refused : dict of int to PgOutputError, optional
+        Takes the tables that the role may not read, by relation id, and why; they are left out
+        then. By default the first one is raised.
 
     Raises
     ------
@@ -395,7 +399,7 @@ def open_snapshot(
             lost = dict.fromkeys(missing, "it is not published, or not selected")
             published = [one for one in published if one.relation_id in wanted]
         with parameters.open(replication=False) as beside:
-            locking = Locking(readers[0], beside, lock_timeout, check_stop)
+            locking = Locking(readers[0], beside, lock_timeout, check_stop, refused)
             plans = list(locking.plans(published, lost, max(range_bytes // about[3], 1)))
         snapshot = ServerSnapshot(readers, exported.lsn, about, lost, plans)
         held.pop_all()

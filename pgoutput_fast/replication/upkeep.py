@@ -17,7 +17,7 @@ from ..errors import PgOutputError, printable
 from ..protocol.messages import decode_rare
 from ..segments.format import write_options
 from .copier import Copier
-from .membership import Watch
+from .membership import Members, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..types import TypeRegistry
     from .copier import CopyProgress, CopyTarget
     from .history import HistoryWatch
-    from .membership import Member, Members
+    from .published import Member
     from .snapshot import ServerSnapshot
 
 _TICK = 1.0  # seconds between two looks at requests and at what is published
@@ -123,8 +123,9 @@ class Upkeep:
         self._tables = Tables(writer.directory)
         self._seen: dict[int, list[str]] = {}  # tables that were announced, by relation id
         self._states = self._tables.read()
-        self._is_first = opened is not None
-        waits = any(state.held_from is not None for state in self._states.values())
+        waits = self._waiting_ids()
+        # Those of the tables that were there from the beginning whose copies are not made yet.
+        self._first = waits if opened is not None else set()
         self._copier = Copier(target, opened, members, types) if opened or waits else None
         if options.copies:
             self._take_members(members)
@@ -153,7 +154,10 @@ class Upkeep:
     @property
     def waiting(self) -> int:
         """The number of tables that wait for their copy, as of the last look."""
-        return sum(state.held_from is not None for state in self._states.values())
+        return len(self._waiting_ids())
+
+    def _waiting_ids(self) -> set[int]:
+        return {oid for oid, state in self._states.items() if state.held_from is not None}
 
     def wait(self, stop: threading.Event | None, tell: Callable[[], None]) -> None:
         """Wait until no table waits any more, or `stop` is set.
@@ -171,10 +175,11 @@ class Upkeep:
         """
         told = time.monotonic()
         while self._copier is not None and not self._copier.is_idle:
-            if self._copier.error is not None:
-                raise self._copier.error
             if stop is not None and stop.is_set():
                 return
+            why = self._copier.error or self._copier.refusal
+            if why is not None:
+                raise why
             time.sleep(_POLL)
             if time.monotonic() - told >= _TICK:
                 told = time.monotonic()
@@ -205,28 +210,28 @@ class Upkeep:
         if not seen or not self._options.copies:
             return
         self._states = self._tables.read()  # the copier changes them
-        known = set()
-        for relation_id, table in seen.items():
-            state = self._states.get(relation_id)
-            if state is None or state.copies[-1].state == "gone":
-                self._order(relation_id, table)
-            elif state.held_from is None:
-                known.add(relation_id)
-        if known:
-            self._look_again(known)
+        for relation_id, state in self._states.items():
+            if state.held_from is not None:
+                seen.pop(relation_id, None)
+        if seen:
+            self._look_again(seen)
 
-    def _look_again(self, relation_ids: set[int]) -> None:
-        """Order copies of those tables that have left and returned."""
+    def _look_again(self, seen: dict[int, list[str]]) -> None:
+        """Order copies of those tables that are new, or have left and returned.
+
+        A partition is announced too if its changes come as those of its root; nothing is ordered
+        for it.
+        """
         try:
-            members = self._target.members().tables
+            members = self._target.members()
         except PgOutputError as error:
             _log.warning("tables are copied again, as it can't be seen how they changed: %s", error)
-            members = {}
-        for relation_id in relation_ids:
-            state = self._states[relation_id]
-            member = members.get(relation_id)
-            if member is None or self._has_returned(state, member):
-                self._order(relation_id, _name(self._tables.fields(state.copies[-1])))
+            members = Members({}, 0)
+        for relation_id in seen.keys() - members.partitions:
+            state = self._states.get(relation_id)
+            member = members.tables.get(relation_id)
+            if state is None or member is None or self._has_returned(state, member):
+                self._order(relation_id, seen[relation_id])
 
     def _order(self, relation_id: int, table: list[str]) -> None:
         """Have a table wait for a copy from where everything is durable, unless it waits."""
@@ -307,10 +312,13 @@ class Upkeep:
         if self._copier is not None:
             if self.waiting:
                 self._states = self._tables.read()
-            if self._copier.is_idle:
-                self._is_first = False
-            elif self._is_first and self._copier.error is not None:
-                raise self._copier.error
+            self._first &= self._waiting_ids()
+            refused = self._copier.refused
+            first = [refused[oid] for oid in self._first if oid in refused]
+            if self._copier.error is not None and self._first:
+                first.append(self._copier.error)
+            if first:
+                raise first[0]
         if self._merger is not None and self._merger.error is not None:
             raise self._merger.error
 

@@ -1,0 +1,629 @@
+"""A capture with an initial snapshot under load, proved against the server.
+
+    python tests/chaos/live.py [--versions N …] [--scale N] [--seconds N] [--seed N]
+
+pgbench writes while `pgoutput-fast capture --snapshot initial` copies the tables, and meanwhile
+tables join and leave the publication, are truncated, rewritten, renamed, dropped and made again;
+partitions, row filters and lists of columns change. When the load has ended and all is captured,
+`pgoutput-fast verify` must find every table equal. The exceptions are those of which no stream
+tells: rows that come with a partition that is attached, and the like. For these verify must say so,
+and they must be equal once they are copied again. Exports of the directory to Parquet and duckdb
+are verified too. Beside that, the frames of some tables are applied by a parser that shares nothing
+with the package, and compared with the text of the server's COPY.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+
+import psycopg
+from chaos import wait_for
+from reference_parser import parse
+from servers import execute, find_server
+from type_values import NEWER, TYPES, VALUES
+
+import pgoutput_fast as pf
+from pgoutput_fast import files
+from pgoutput_fast.directory.consumers import Consumer
+from pgoutput_fast.directory.copies import Tables
+from pgoutput_fast.directory.reading import steps
+from pgoutput_fast.directory.snapshots import snapshot_files
+from pgoutput_fast.embedded import EmbeddedServer
+from pgoutput_fast.segments import SegmentReader
+
+VERSIONS = (15, 18)
+SETTINGS = {"log_min_messages": "panic", "max_wal_size": "1GB"}
+ROWS = 3000  # of each table that the scenes are about
+CLIENTS = 4
+ROLE = "live"
+PGBENCH = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers", "pgbench_history")
+POLICIES = pf.Policies(infinity="text", out_of_range="text", special_values="text", arrays="text")
+
+
+class Scene(NamedTuple):
+    """What happens to a table while it is written to.
+
+    Attributes
+    ----------
+    during : tuple of str
+        Statements, each a transaction.
+    published : str or None
+        How the table is in the publication from the beginning; None if it is not.
+    make : tuple of str
+        Statements that make it; by default as `made` does.
+    rows : int
+    """
+
+    during: tuple[str, ...] = ()
+    published: str | None = ""
+    make: tuple[str, ...] = ()
+    rows: int = ROWS
+
+
+def made(table: str) -> str:
+    return f"CREATE TABLE {table} (id int PRIMARY KEY, v text, n int, big text)"
+
+
+def filled(table: str, begin: int, count: int) -> str:
+    """Rows, every tenth with a value that is stored out of line."""
+    big = "CASE WHEN g % 10 = 0 THEN (SELECT string_agg(md5(g::text || i), '') FROM"
+    return (
+        f"INSERT INTO {table} SELECT g, 'old ' || g, g, {big} generate_series(1, 100) AS i) END"
+        f" FROM generate_series({begin}, {begin + count - 1}) AS g ON CONFLICT DO NOTHING"
+    )
+
+
+def partitioned(table: str) -> tuple[str, ...]:
+    """A root whose partitions have 10,000 keys each."""
+    return (
+        f"{made(table)} PARTITION BY RANGE (id)",
+        *(
+            f"CREATE TABLE {table}_{i} PARTITION OF {table}"
+            f" FOR VALUES FROM ({i * 10_000}) TO ({i * 10_000 + 10_000})"
+            for i in range(2)
+        ),
+    )
+
+
+SCENES = {
+    "joins": Scene(
+        (
+            "ALTER PUBLICATION p ADD TABLE joins",
+            "ALTER PUBLICATION p DROP TABLE joins",
+            "ALTER PUBLICATION p ADD TABLE joins",
+        ),
+        published=None,
+    ),
+    "joins_empty": Scene(("ALTER PUBLICATION p ADD TABLE joins_empty",), published=None, rows=0),
+    "truncated": Scene(("TRUNCATE truncated", filled("truncated", 1, 500), "TRUNCATE truncated")),
+    "vacuumed": Scene(
+        ("VACUUM FULL vacuumed", "CLUSTER vacuumed USING vacuumed_pkey", "VACUUM FULL vacuumed")
+    ),
+    "widened": Scene(("ALTER TABLE widened ALTER n TYPE bigint",)),
+    "added_to": Scene(
+        (
+            "ALTER TABLE added_to ADD later int DEFAULT 7",
+            "UPDATE added_to SET later = id WHERE id % 3 = 0",
+            "ALTER TABLE added_to DROP n",
+        )
+    ),
+    "again": Scene(
+        (
+            "DROP TABLE again",
+            made("again"),
+            filled("again", 1, 700),
+            "ALTER PUBLICATION p ADD TABLE again",
+            f"DROP TABLE again; {made('again')}; ALTER PUBLICATION p ADD TABLE again",
+            filled("again", 1, 100),
+        )
+    ),
+    "renamed": Scene(
+        (
+            "ALTER TABLE renamed RENAME TO other_name",
+            "ALTER TABLE other_name SET SCHEMA elsewhere",
+            "UPDATE elsewhere.other_name SET v = 'renamed' WHERE id % 7 = 0",
+            "ALTER TABLE elsewhere.other_name RENAME TO renamed",
+        )
+    ),
+    "filtered": Scene(
+        (
+            "ALTER PUBLICATION p DROP TABLE filtered",
+            "ALTER PUBLICATION p ADD TABLE filtered WHERE (id % 3 = 0)",
+            """BEGIN; ALTER PUBLICATION p DROP TABLE filtered;
+            ALTER PUBLICATION p ADD TABLE filtered WHERE (id % 5 <> 0); END""",
+        ),
+        published="WHERE (id % 2 = 0)",
+    ),
+    "listed": Scene(
+        (
+            """BEGIN; ALTER PUBLICATION p DROP TABLE listed;
+            ALTER PUBLICATION p ADD TABLE listed (id, v, big); END""",
+        ),
+        published="(id, n)",
+    ),
+    "multiset": Scene(
+        ("ALTER TABLE multiset REPLICA IDENTITY FULL", "TRUNCATE multiset"),
+        make=(
+            "CREATE TABLE multiset (id int, v text, n int, big text)",
+            "ALTER TABLE multiset REPLICA IDENTITY FULL",
+        ),
+    ),
+    "whole": Scene(
+        ("ALTER TABLE whole REPLICA IDENTITY FULL", "ALTER TABLE whole REPLICA IDENTITY DEFAULT")
+    ),
+    "parts": Scene(
+        (
+            "CREATE TABLE parts_2 (v text, big text, id int NOT NULL, n int)",
+            "ALTER TABLE parts ATTACH PARTITION parts_2 FOR VALUES FROM (20000) TO (30000)",
+            filled("parts", 20_000, 300),
+            "DELETE FROM parts WHERE id BETWEEN 20000 AND 29999",
+            "TRUNCATE parts",
+            filled("parts", 1, 900),
+            "UPDATE parts SET id = id + 10000 WHERE id % 5 = 0",
+        ),
+        make=partitioned("parts"),
+    ),
+    # A role that row security applies to may not copy it.
+    "secured": Scene(
+        ("ALTER PUBLICATION p ADD TABLE secured",),
+        published=None,
+        make=(
+            made("secured"),
+            "ALTER TABLE secured ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
+            "CREATE POLICY even ON secured USING (id % 2 = 0)",
+        ),
+    ),
+}
+REPAIRED = {
+    "attached": Scene(
+        (
+            made("attached_2"),
+            filled("attached_2", 20_000, 300),
+            "ALTER TABLE attached ATTACH PARTITION attached_2 FOR VALUES FROM (20000) TO (30000)",
+        ),
+        make=partitioned("attached"),
+    ),
+    "detached": Scene(
+        ("ALTER TABLE detached DETACH PARTITION detached_0",), make=partitioned("detached")
+    ),
+    "leaf_truncated": Scene(("TRUNCATE leaf_truncated_0",), make=partitioned("leaf_truncated")),
+    "retyped": Scene(("ALTER TABLE retyped ALTER n TYPE bigint USING n + 1",)),
+    "stamped": Scene(("ALTER TABLE stamped ADD made float8 DEFAULT random()",)),
+    "column_renamed": Scene(("ALTER TABLE column_renamed RENAME v TO w",)),
+}
+"""What no stream tells of: verify says that they differ, or that it can't compare them."""
+
+UNSEEN = (
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedColumn,
+    psycopg.errors.UniqueViolation,
+    psycopg.errors.CheckViolation,  # there is no partition for the row
+    psycopg.errors.ObjectNotInPrerequisiteState,  # without a replica identity
+    psycopg.errors.DeadlockDetected,
+)
+"""Errors of writers, as a table is another one, or not there, just now."""
+
+
+class Threads:
+    """Threads whose errors are raised when they are joined."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._running: list[threading.Thread] = []
+        self._errors: list[BaseException] = []
+
+    def start(self, target: Callable[..., None], *given: Any) -> None:
+        def run() -> None:
+            try:
+                target(*given)
+            except BaseException as error:  # noqa: BLE001 - `join` raises it
+                self._errors.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._running.append(thread)
+        thread.start()
+
+    def join(self) -> None:
+        for thread in self._running:
+            thread.join(180)
+            assert not thread.is_alive(), "a statement waits for ever"
+        self._running.clear()
+        if self._errors:
+            raise self._errors[0]
+
+
+def write(dsn: str, tables: list[str], seed: float, stop: threading.Event, done: Counter[str]):
+    """Small transactions on the tables of scenes."""
+    chance = random.Random(seed)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SET lock_timeout = '1s'")
+        for number in itertools.count(1):
+            if stop.wait(0.002):
+                return
+            table, key = chance.choice(tables), chance.randrange(1, ROWS)
+            new = key + chance.choice((0, 10_000)) + number % 5000
+            statement = chance.choice(
+                (
+                    f"UPDATE {table} SET v = 'new {number}' WHERE id = {key}",
+                    f"UPDATE {table} SET id = {new} WHERE id = {key}",
+                    f"UPDATE {table} SET n = n + 1 WHERE id BETWEEN {key} AND {key + 5}",
+                    f"DELETE FROM {table} WHERE id = {key}",
+                    f"INSERT INTO {table} (id, v) VALUES ({key}, NULL)",
+                    f"""BEGIN; DELETE FROM {table} WHERE id = {key};
+                    INSERT INTO {table} (id, v) VALUES ({key}, 'again {number}'); END""",
+                )
+            )
+            try:
+                connection.execute(statement.encode())
+                done["statements"] += 1
+            except (*UNSEEN, psycopg.errors.LockNotAvailable):
+                done["refused"] += 1
+                connection.execute("ROLLBACK")
+
+
+def play(dsn: str, scene: Scene, seed: float, seconds: float) -> None:
+    """The statements of a scene, at moments by chance."""
+    chance = random.Random(seed)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for statement in scene.during:
+            time.sleep(chance.uniform(0, seconds))
+            while True:
+                try:
+                    connection.execute(statement.encode())
+                    break
+                except psycopg.errors.DeadlockDetected:
+                    connection.execute("ROLLBACK")
+
+
+def types_table(version: int) -> list[str]:
+    """A table with a column for each type, in whose rows are the values of each."""
+    values = {
+        name: [*given, *(NEWER.get(name, ()) if version >= 17 else ())]
+        for name, given in VALUES.items()
+    }
+    columns = ", ".join(f"c{i} {name}" for i, name in enumerate(values))
+    found = [*TYPES, f"CREATE TABLE types (id int PRIMARY KEY, {columns})"]
+    for number in range(max(map(len, values.values())) + 1):
+        row = ", ".join(
+            quoted(given[number]) + f"::{name}" if number < len(given) else "NULL"
+            for name, given in values.items()
+        )
+        found.append(f"INSERT INTO types VALUES ({number}, {row})")
+    return found
+
+
+def quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def prepare(server: EmbeddedServer, pgbench: Path, scale: int) -> None:
+    filling = [pgbench, "-i", "-q", "-s", str(scale), server.dsn()]
+    subprocess.run(filling, check=True, capture_output=True)
+    execute(
+        server,
+        f"CREATE ROLE {ROLE} LOGIN REPLICATION",
+        f"GRANT pg_read_all_data TO {ROLE}",
+        "CREATE SCHEMA elsewhere",
+        *types_table(server.version),
+    )
+    published = [*PGBENCH, "types"]
+    for name, scene in (SCENES | REPAIRED).items():
+        execute(server, *(scene.make or (made(name),)), filled(name, 1, scene.rows))
+        if scene.published is not None:
+            published.append(f"{name} {scene.published}")
+    execute(
+        server,
+        f"CREATE PUBLICATION p FOR TABLE {', '.join(published)} WITH (publish_via_partition_root)",
+    )
+
+
+# --- the commands --------------------------------------------------------------------------------
+
+
+class Capture:
+    """`pgoutput-fast capture` as a process."""
+
+    def __init__(self, server: EmbeddedServer, directory: Path, log: Path, *more: str) -> None:
+        dsn = f"{server.dsn()} user={ROLE}"
+        self._log = log
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [
+                    *COMMAND, "capture", "--slot", "live", "--publication", "p", "--out",
+                    str(directory), "--snapshot", "initial", "--log-format", "json",
+                    "--log-interval", "1", *more,
+                ],
+                env={**os.environ, "PGOUTPUT_FAST_DSN": dsn},
+                stderr=file,
+            )  # fmt: skip
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._log.read_text().splitlines() if line[-1:] == "}"]
+
+    def cpu(self) -> float:
+        """Seconds of processor time until now."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def end(self) -> tuple[float, float, dict[str, Any]]:
+        """Wait for its end: seconds of processor time, most memory in MB, its last line."""
+        _, status, usage = os.wait4(self.process.pid, 0)
+        self.process.returncode = os.waitstatus_to_exitcode(status)
+        assert self.process.returncode == 0, "\n".join(map(str, self.lines()[-20:]))
+        return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, self.lines()[-1]
+
+    def tell(self, kind: type[BaseException] | None, *_: object) -> None:
+        """After a failure, the end of its log but for the lines with numbers."""
+        if kind is not None:
+            lines = [one["message"] for one in self.lines() if one["event"] != "progress"]
+            print("The capture's log ends with:", *lines[-60:], sep="\n  ", flush=True)
+
+    def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+            self.process.wait()
+
+
+COMMAND = [sys.executable, "-m", "pgoutput_fast"]
+
+
+def verified(server: EmbeddedServer, target: str, *more: str) -> dict[str, dict[str, Any]]:
+    """What verify says of each table."""
+    begin = time.monotonic()
+    ended = subprocess.run(
+        [*COMMAND, "verify", "--publication", "p", "--target", target, "--json", *more],
+        env={**os.environ, "PGOUTPUT_FAST_DSN": server.dsn()},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.stdout.startswith("{"), ended.stderr[-3000:]
+    report = json.loads(ended.stdout)
+    tables = {one["name"]: one for one in report["tables"]}
+    states = Counter(one["state"] for one in tables.values())
+    codes = {"different": 1, "not compared": 2, "unsettled": 2}
+    code = min((codes[state] for state in states if state in codes), default=0)
+    assert ended.returncode == code, (ended.returncode, states)
+    print(f"  verify {Path(target).name}: {dict(states)}, {time.monotonic() - begin:.0f} s")
+    return tables
+
+
+# --- a second reading, and the server's COPY -----------------------------------------------------
+
+
+class Applied:
+    """The rows of tables, by a parser that shares nothing with the package, as COPY's fields."""
+
+    def __init__(self, directory: Path, wanted: set[int]) -> None:
+        self.rows: dict[int, dict[Any, tuple[str, ...]]] = {oid: {} for oid in wanted}
+        consumer = Consumer(directory, "applied")
+        reading, segments = consumer.next()
+        for step in steps(reading, segments, snapshot_files(directory)):
+            for path in step.paths:
+                with SegmentReader(path) as reader:
+                    for batch in reader:
+                        commits = batch.column("commit_lsn").to_pylist()
+                        frames = batch.column("data").to_pylist()
+                        for lsn, frame in zip(commits, frames, strict=True):
+                            if frame[:1] in b"IUDT":
+                                self._apply(frame, lambda oid, lsn=lsn, step=step: (
+                                    step.copy is not None
+                                    or step.window(oid)[0] <= lsn < step.window(oid)[1]
+                                ))  # fmt: skip
+        consumer.advance(reading.after)
+
+    def _apply(self, frame: bytes, counts: Callable[[int], bool]) -> None:
+        parsed = parse(frame)
+        if parsed["class"] == "Truncate":
+            for oid in parsed["fields"]["relation_ids"]:
+                if oid in self.rows and counts(oid):
+                    self.rows[oid] = {}
+            return
+        oid = parsed["fields"]["relation_id"]
+        if oid not in self.rows or not counts(oid):
+            return
+        rows = self.rows[oid]
+        new, old = (
+            [_field(frame, *one) for one in parsed["tuples"][which]["columns"]]
+            if which in parsed["tuples"]
+            else None
+            for which in ("new", "old")
+        )
+        before: tuple[str, ...] = ()
+        if parsed["class"] != "Insert":
+            before = rows.pop((old or new)[0])
+        if new is not None:
+            assert new[0] not in rows, (oid, new[0])
+            rows[new[0]] = tuple(before[i] if one is None else one for i, one in enumerate(new))
+
+
+def _field(frame: bytes, kind: str, start: int = 0, length: int = 0) -> str | None:
+    """A value as COPY writes it; None if it was not sent."""
+    if kind == "u":
+        return None
+    if kind == "n":
+        return "\\N"
+    text = frame[start : start + length].decode()
+    for plain, escaped in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"),
+                           ("\b", "\\b"), ("\f", "\\f"), ("\v", "\\v")):  # fmt: skip
+        text = text.replace(plain, escaped)
+    return text
+
+
+def copied(server: EmbeddedServer, query: str) -> Iterator[tuple[str, ...]]:
+    """The fields of each row of a COPY."""
+    with psycopg.connect(server.dsn()) as connection, connection.cursor() as cursor:
+        # As the sessions of a capture have it.
+        cursor.execute("SET extra_float_digits = 3")
+        rest = b""
+        with cursor.copy(f"COPY ({query}) TO STDOUT".encode()) as copy:
+            for data in copy:
+                *lines, rest = (rest + bytes(data)).split(b"\n")
+                for line in lines:
+                    yield tuple(line.decode().split("\t"))
+
+
+def compare_with_copy(server: EmbeddedServer, directory: Path) -> int:
+    """The number of rows that are the same in the directory and in the server's COPY."""
+    queries = {
+        name: f"SELECT * FROM {name}"
+        for name in (
+            *PGBENCH[:3], "types", "joins", "joins_empty", "truncated", "vacuumed", "widened",
+            "again", "elsewhere.renamed", "whole", "parts", "secured", *REPAIRED,
+        )
+    }  # fmt: skip
+    queries["filtered"] = "SELECT * FROM filtered WHERE id % 5 <> 0"
+    queries["listed"] = "SELECT id, v, big FROM listed"
+    oids = {
+        name: execute(server, f"SELECT '{name}'::regclass::oid::bigint")[0][0] for name in queries
+    }
+    applied = Applied(directory, set(oids.values()))
+    count = 0
+    for name, query in queries.items():
+        rows = applied.rows[oids[name]]
+        found = 0
+        for row in copied(server, query):
+            found += 1
+            assert rows.get(row[0]) == row, (name, row, rows.get(row[0]))
+        assert found == len(rows), (name, found, len(rows))
+        count += found
+    return count
+
+
+# --- the whole -----------------------------------------------------------------------------------
+
+
+def waiting(directory: Path) -> set[int]:
+    """Relation ids of the tables that wait for a copy."""
+    states = Tables(directory).read()
+    return {oid for oid, state in states.items() if state.held_from is not None}
+
+
+def run(version: int, scale: int, seconds: int, seed: int) -> None:
+    chance = random.Random(seed)
+    bindir = find_server(version)
+    with contextlib.ExitStack() as held:
+        path = Path(held.enter_context(tempfile.TemporaryDirectory()))
+        server = held.enter_context(EmbeddedServer(settings=SETTINGS, bindir=bindir))
+        directory = path / "lake"
+        print(f"server {server.version}", flush=True)
+        prepare(server, bindir / "pgbench", scale)
+        written: Counter[str] = Counter()
+        first, writers = Threads(), Threads()
+        held.callback(writers.stop.set)
+        bench = subprocess.Popen(
+            [bindir / "pgbench", "-n", "-c", str(CLIENTS), "-T", str(seconds), server.dsn()],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        held.callback(bench.kill)
+        for _ in range(2):
+            names = [*SCENES, *REPAIRED]
+            given = (server.dsn(), names, chance.random(), writers.stop, written)
+            writers.start(write, *given)
+        begin = time.monotonic()
+        capture = Capture(server, directory, path / "log", "--min-free", "1")
+        held.callback(capture.kill)
+        held.push(capture.tell)
+        wait_for("the slot", lambda: execute(server, "SELECT 1 FROM pg_replication_slots"))
+        for scene in SCENES.values():
+            first.start(play, server.dsn(), scene, chance.random(), seconds / 12)
+        first.join()
+        secured = execute(server, "SELECT 'secured'::regclass::oid::bigint")[0][0]
+        wait_for("all copies but one", lambda: waiting(directory) == {secured}, 40.0)
+        took, cpu = time.monotonic() - begin, capture.cpu()
+        last = [one for one in capture.lines() if one["event"] == "progress"][-1]
+        for name, scene in REPAIRED.items():
+            oid = execute(server, f"SELECT '{name}'::regclass::oid::bigint")[0][0]
+            assert len(Tables(directory).read()[oid].snapshots) == 1
+            first.start(play, server.dsn(), scene, chance.random(), seconds / 12)
+        first.join()
+        said, _ = bench.communicate(timeout=seconds + 120)
+        assert bench.returncode == 0, said
+        writers.stop.set()
+        writers.join()
+        lag = time.monotonic()
+        capture.process.send_signal(signal.SIGTERM)
+        total, most, stop = capture.end()
+        print(
+            f"  {scale * 100_000:,} accounts, seconds until all was copied: {took:.0f};"
+            f" changes {stop['changes']:,}, transactions {stop['transactions']:,};"
+            f" processor {total:.1f} s, of it {cpu:.1f} s until all was copied;"
+            f" {(total - cpu) / max(stop['changes'] - last['changes'], 1) * 1e6:.2f} µs for each"
+            f" change since; most memory {most:.0f} MB; writers {dict(written)}",
+            *(line for line in said.splitlines() if "processed" in line or line[:3] == "tps"),
+            sep="\n  ", flush=True,
+        )  # fmt: skip
+        del lag
+        execute(server, f"ALTER ROLE {ROLE} BYPASSRLS")
+        finish(server, directory, path / "log")
+        prove(server, directory, path)
+
+
+def finish(server: EmbeddedServer, directory: Path, log: Path) -> None:
+    """Capture what is committed by now, and all copies that are ordered."""
+    begin = time.monotonic()
+    capture = Capture(server, directory, log, "--until", "now", "--min-free", "1")
+    cpu, most, stop = capture.end()
+    assert waiting(directory) == set()
+    print(
+        f"  capture --until now: {stop['changes']:,} changes, {time.monotonic() - begin:.0f} s,"
+        f" processor {cpu:.1f} s, most memory {most:.0f} MB", flush=True,
+    )  # fmt: skip
+
+
+def prove(server: EmbeddedServer, directory: Path, path: Path) -> None:
+    """Compare all tables, repair those of which the stream does not tell, compare again."""
+    found = verified(server, str(directory))
+    unequal = {name: one for name, one in found.items() if one["state"] != "equal"}
+    assert unequal.keys() == REPAIRED.keys(), {
+        name: unequal.get(name, "equal") for name in unequal.keys() ^ REPAIRED.keys()
+    }
+    tables = [f"--table=public.{name}" for name in REPAIRED]
+    subprocess.run([*COMMAND, "snapshot", "--dir", str(directory), *tables], check=True)
+    finish(server, directory, path / "log")
+    with psycopg.connect(server.dsn()) as connection:
+        registry = pf.TypeRegistry.from_connection(connection)
+    targets = {str(directory): []}
+    for format_ in ("parquet", "duckdb"):
+        out = path / format_
+        files.export(directory, out, format_, before=True, policies=POLICIES, registry=registry)
+        targets[str(out)] = ["--segments", str(directory)]
+    for target, more in targets.items():
+        found = verified(server, target, *more)
+        unequal = {name: one for name, one in found.items() if one["state"] != "equal"}
+        assert not unequal, unequal
+    begin = time.monotonic()
+    count = compare_with_copy(server, directory)
+    print(f"  {count:,} rows as COPY has them, {time.monotonic() - begin:.0f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--versions", type=int, nargs="+", default=VERSIONS)
+    parser.add_argument("--scale", type=int, default=10)
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=None)
+    given = parser.parse_args()
+    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}", flush=True)
+    for version in given.versions:
+        run(version, given.scale, given.seconds, seed)
+
+
+if __name__ == "__main__":
+    main()
