@@ -125,7 +125,7 @@ class Upkeep:
         self._states = self._tables.read()
         self._is_first = opened is not None
         waits = any(state.held_from is not None for state in self._states.values())
-        self._copier = Copier(target, opened, members, types) if opened or waits else None
+        self._copier = Copier(target, opened, members, types, history) if opened or waits else None
         if options.copies:
             self._take_members(members)
         self._take_requests()
@@ -238,7 +238,7 @@ class Upkeep:
         self._states[relation_id] = TableState((*(state.copies if state else ()), copy))
         _log.info("table %s is to be copied", ".".join(table))
         if self._copier is None:
-            self._copier = Copier(self._target)
+            self._copier = Copier(self._target, history=self._history)
         self._copier.wake()
 
     def _take_members(self, members: Members) -> None:
