@@ -15,7 +15,7 @@ from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..protocol.messages import decode_rare
 from ..segments.format import write_options
-from .history import read_types
+from .history import HistoryWatch, read_types
 from .membership import Members, read_members
 from .snapshot import ServerSnapshot, open_snapshot
 
@@ -146,6 +146,8 @@ class Copier:
         What was published before it was taken.
     types : TypeRegistry, optional
         The types before it was taken; without them it is not noticed that one was altered since.
+    history : HistoryWatch, optional
+        Keeps the history of types and tables.
 
     Attributes
     ----------
@@ -167,8 +169,10 @@ class Copier:
         opened: ServerSnapshot | None = None,
         members: Members | None = None,
         types: TypeRegistry | None = None,
+        history: HistoryWatch | None = None,
     ) -> None:
         self._target = target
+        self._history = history
         self._tables = Tables(target.directory)
         self._opened, self._members = opened, members or Members({}, 0)
         self._types = types
@@ -273,6 +277,8 @@ class Copier:
                     self._tables.leave(relation_id, members.lsn, self._tables.fields(order))
             if not orders:
                 return
+            if self._history is not None:
+                self._history.catch_up()  # so that the types at the snapshot's point are known
             refused: dict[int, PgOutputError] = {}
             opened = self._target.open(list(orders), self._stop, refused=refused)
             self._note_refused(refused)

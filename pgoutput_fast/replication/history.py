@@ -28,7 +28,7 @@ _INTERVAL = 60.0  # seconds between two reads while nothing asks for one
 _ASKED_INTERVAL = 1.0  # seconds between two reads that the stream asks for
 # Seconds within which what is in segments is confirmed by a read that comes after it.
 _CONFIRM_INTERVAL = 10.0
-_FINISH_TIMEOUT = 5.0  # seconds for which the end of a capture waits for the last read
+_READ_TIMEOUT = 5.0  # seconds for which a read is waited for
 _TRIES, _TRY_WAIT = 3, 0.05
 _OLDEST_SERVER = 140000
 
@@ -246,17 +246,24 @@ class HistoryWatch:
         if late and position > self._writer.confirmed and self._asked == self._answered:
             self._ask()
 
-    def _ask(self) -> None:
-        self._asked += 1
+    def _ask(self) -> int:
+        """Have the catalogue read, and return the number of the order."""
+        with self._answers:
+            self._asked += 1
+            asked = self._asked
         self._wake.set()
+        return asked
+
+    def catch_up(self) -> None:
+        """Wait for a read that begins now; for some seconds at most."""
+        asked = self._ask()
+        with self._answers:
+            self._answers.wait_for(lambda: self._answered >= asked, _READ_TIMEOUT)
 
     def finish(self) -> None:
         """Read once more, as the last segment is there; for some seconds at most."""
         self._ends.set()
-        self._ask()
-        asked = self._asked
-        with self._answers:
-            self._answers.wait_for(lambda: self._answered >= asked, _FINISH_TIMEOUT)
+        self.catch_up()
         if self._error is not None:
             raise self._error
 

@@ -126,7 +126,7 @@ class Upkeep:
         waits = self._waiting_ids()
         # Those of the tables that were there from the beginning whose copies are not made yet.
         self._first = waits if opened is not None else set()
-        self._copier = Copier(target, opened, members, types) if opened or waits else None
+        self._copier = Copier(target, opened, members, types, history) if opened or waits else None
         if options.copies:
             self._take_members(members)
         self._take_requests()
@@ -243,7 +243,7 @@ class Upkeep:
         self._states[relation_id] = TableState((*(state.copies if state else ()), copy))
         _log.info("table %s is to be copied", ".".join(table))
         if self._copier is None:
-            self._copier = Copier(self._target)
+            self._copier = Copier(self._target, history=self._history)
         self._copier.wake()
 
     def _take_members(self, members: Members) -> None:

@@ -41,6 +41,7 @@ from pgoutput_fast.directory.history import (
     read_change,
     read_seen,
 )
+from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import Follower, History, Place
 from pgoutput_fast.transactions.runs import runs_of
@@ -330,3 +331,20 @@ def test_a_directory_without_history(tmp_path: Path) -> None:
     assert history.is_empty
     with pytest.raises(PgOutputError, match="has no history of types and tables"):
         history.registry_at(1)
+
+
+def test_a_kill_before_it_is_written_how_long_an_entry_was_seen(tmp_path: Path) -> None:
+    written(tmp_path, read(100, 110), read(200, 210))
+    before = (tmp_path / "history/seen.json").read_bytes()
+    written(tmp_path, read(300, 310, NEW))
+    (tmp_path / "history/seen.json").write_bytes(before)
+    written(tmp_path, read(400, 410))
+    assert entries(tmp_path)[-1] == Entry(300, 410)
+
+
+def test_retention_deletes_what_concerns_only_deleted_segments(tmp_path: Path) -> None:
+    captured(tmp_path, 1000, (140, 150, "(1)"), (440, 450, "(2)"))
+    written(tmp_path, read(60, 70), read(200, 210, NEW), read(900, 910), read(950, 960))
+    assert retain(tmp_path, Keep(seconds=1e9), lambda: None) == 0
+    assert retain(tmp_path, Keep(seconds=0.0), lambda: None) == 2  # a segment, an entry
+    assert [one.start for one in entries(tmp_path)] == [210, 910]
