@@ -222,6 +222,7 @@ UNSEEN = (
     psycopg.errors.CheckViolation,  # there is no partition for the row
     psycopg.errors.ObjectNotInPrerequisiteState,  # without a replica identity
     psycopg.errors.DeadlockDetected,
+    psycopg.errors.SerializationFailure,  # the row is in another partition by now
 )
 """Errors of writers, as a table is another one, or not there, just now."""
 
