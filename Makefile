@@ -8,6 +8,7 @@
 # BENCH_ARGS    more arguments for the benchmarks
 # CHAOS_SEED    a number that repeats the faults of make chaos, which prints it
 # CHAOS_ARGS    numbers of faults for make chaos, as in: make chaos CHAOS_ARGS='--cuts 20 --slow 0'
+# LIVE_ARGS     more arguments for make live, as in: make live LIVE_ARGS='--versions 18 --scale 1'
 # STEADY        seconds of pgbench for make steady
 # CORPUS        a directory of recorded captures, for test-corpus
 
@@ -18,6 +19,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 CHAOS_SEED ?=
 CHAOS_ARGS ?=
+LIVE_ARGS ?=
 STEADY ?= 600
 CORPUS ?=
 
@@ -30,7 +32,7 @@ not_built := $(strip $(foreach source,$(filter %.pyx,$(extension_sources)),$(if 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-all test-matrix chaos month steady test-wheel test-pythons test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
+.PHONY: help demo test test-slow test-all test-matrix chaos live month steady test-wheel test-pythons test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
 
 help:
 	@echo 'make demo                    a real PostgreSQL server -> capture -> Spark tables, proved equal'
@@ -39,6 +41,7 @@ help:
 	@echo 'make test-all                all of them'
 	@echo 'make test-matrix             transactions of servers 14 to 18, which it installs with npm'
 	@echo 'make chaos                   kills, cuts and full disks, compared with the server (minutes)'
+	@echo 'make live                    a capture with copies under load and DDL, compared with servers 15 and 18'
 	@echo 'make month                   a directory over a month, by a clock that runs faster'
 	@echo 'make steady                  memory of readers over 10 minutes of pgbench'
 	@echo 'make test-wheel              build the wheel and test it as cibuildwheel will'
@@ -130,6 +133,9 @@ test-matrix: $(VENV)/.extension $(servers)/.installed
 chaos: $(VENV)/.extension
 	@$(python) tests/chaos/chaos.py $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(CHAOS_ARGS)
 	@$(python) tests/chaos/directory.py $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
+
+live: $(VENV)/.extension
+	@$(python) tests/chaos/live.py $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(LIVE_ARGS)
 
 month: $(VENV)/.extension
 	@$(python) tests/chaos/month.py

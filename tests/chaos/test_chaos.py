@@ -67,3 +67,15 @@ def test_a_directory_holds(arguments: list[str]) -> None:
     )
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
     assert "12 faults" in ended.stdout or "day 10: 20,000 transactions" in ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_capture_with_copies_under_load() -> None:
+    script = Path(__file__).with_name("live.py")
+    ended = subprocess.run(
+        [sys.executable, str(script), "--versions=18", "--scale=1", "--seconds=10"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    assert " rows as COPY has them" in ended.stdout

@@ -14,10 +14,12 @@ from folded import Folded
 
 import pgoutput_fast as pf
 from pgoutput_fast.cli import main
+from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.directory.consumers import Consumer, consumers
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.requests import request_copy, requested
 from pgoutput_fast.replication import capture, upkeep
+from pgoutput_fast.replication.membership import read_members
 
 pytestmark = pytest.mark.integration
 
@@ -253,6 +255,91 @@ def test_a_table_that_may_not_be_read(shop: Any, tmp_path: Path) -> None:
     # Nothing is lost of what the slot has; it is its own capture that goes on.
     finish(shop, tmp_path)
     check(shop, Folded(tmp_path).take(), "big", "small", "empty")
+
+
+def test_a_refused_table_does_not_hold_up_others(
+    shop: Any, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    role = f"role_{shop.name}"
+    shop.execute(
+        "INSERT INTO big SELECT g, repeat('x', 500) FROM generate_series(30001, 90000) g",
+        "CREATE TABLE hidden (id int PRIMARY KEY, v text)",
+        "INSERT INTO hidden VALUES (1, 'one')",
+        f"CREATE ROLE {role} LOGIN REPLICATION",
+        f"GRANT SELECT ON big, small, late, empty TO {role}",
+    )
+    try:
+        with running(shop, tmp_path, connections=1, user=role) as run:
+            wait_until(lambda: list((tmp_path / "snapshots").glob("*.arrow")))
+            # While the first tables are copied: the capture ends only if one of these is refused.
+            shop.execute("ALTER PUBLICATION p ADD TABLE hidden, late")
+            wait_until(lambda: copied(tmp_path, oid(shop, "late")))
+            assert copied(tmp_path, oid(shop, "big")) == 1
+            shop.execute("INSERT INTO small VALUES (1000, 'later')")
+            small = oid(shop, "small")
+            wait_until(lambda: run.error or "1000" in Folded(tmp_path).take().rows[small])
+            assert run.error is None
+            state = Tables(tmp_path).read()[oid(shop, "hidden")]
+            assert (state.held_from is not None, state.snapshots) == (True, ())
+        with pytest.raises(pf.PgOutputError, match=r"can't copy table public.hidden: permission"):
+            finish(shop, tmp_path, user=role)
+        shop.execute(f"GRANT SELECT ON hidden TO {role}")
+        finish(shop, tmp_path, user=role)
+        check(shop, Folded(tmp_path, "all").take(), "big", "small", "late", "hidden")
+    finally:
+        shop.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def test_partitions_that_come_as_their_root(shop: Any, tmp_path: Path) -> None:
+    shop.execute(
+        "CREATE TABLE parts (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10)",
+        "INSERT INTO parts VALUES (1, 'one')",
+        "ALTER PUBLICATION p ADD TABLE parts",
+        "ALTER PUBLICATION p SET (publish_via_partition_root)",
+    )
+    finish(shop, tmp_path)
+    shop.execute(
+        "INSERT INTO parts VALUES (2, 'two')",
+        "CREATE TABLE parts_2 PARTITION OF parts FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO parts VALUES (11, 'eleven')",
+    )
+    finish(shop, tmp_path)
+    folded = Folded(tmp_path).take()
+    check(shop, folded, "parts")
+    # The stream announces them; there is nothing of them to copy.
+    tables = {oid(shop, name) for name in ("big", "small", "empty", "parts")}
+    assert Tables(tmp_path).read().keys() == tables
+
+
+def test_what_is_published_is_seen_while_tables_are_locked(shop: Any) -> None:
+    shop.execute(
+        "CREATE TABLE parts (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10)",
+        "CREATE SCHEMA more",
+        "CREATE TABLE more.one (id int PRIMARY KEY)",
+        "ALTER PUBLICATION p ADD TABLE parts, late (id) WHERE (id > 3)",
+        "ALTER PUBLICATION p SET (publish_via_partition_root)",
+        "CREATE PUBLICATION q FOR TABLES IN SCHEMA more",
+    )
+    rows = dict(shop.execute("SELECT prrelid::bigint, oid::bigint FROM pg_publication_rel"))
+    ((schema,),) = shop.execute("SELECT oid::bigint FROM pg_publication_namespace")
+    expected = {
+        oid(shop, name): ("public", name, (rows[oid(shop, name)],))
+        for name in ("big", "small", "empty", "late", "parts")
+    }
+    expected[oid(shop, "more.one")] = ("more", "one", (schema,))
+    leaf = oid(shop, "parts_1")
+    shown = shop.execute(
+        "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname IN ('p', 'q')"
+    )
+    assert {one[:2] for one in expected.values()} == set(shown)
+    with shop.connect() as connection, connection.transaction():
+        connection.execute("LOCK TABLE big, late, parts, more.one IN ACCESS EXCLUSIVE MODE")
+        members = read_members(ConnectionParameters(shop.dsn, {}), ["p", "q"])
+    found = members.tables.items()
+    assert {key: (one.namespace, one.name, one.rows) for key, one in found} == expected
+    assert members.partitions == {leaf}
 
 
 def test_what_no_consumer_needs_is_deleted(
