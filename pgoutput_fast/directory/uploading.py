@@ -21,7 +21,7 @@ from ..lsn import format_lsn, parse_lsn
 from ..segments.format import BEGIN_NAME, POSITION_NAME, Segment
 from ..segments.listing import Contents, contents, listed, stored_metadata
 from ..segments.reader import SegmentReader
-from . import copies, snapshots
+from . import copies, history, snapshots
 from .consumers import Consumer, consumers
 from .copies import Tables, TableState
 from .reading import next_reading
@@ -36,12 +36,10 @@ CONSUMER_NAME = "_upload"
 """The consumer for which a directory keeps what is not copied."""
 UPLOAD_NAME = "upload.json"
 """The file that names the copy, and the object that says which directory it is of."""
-_HISTORY = "history"
-_HISTORY_SEEN = "seen.json"
-_FOLDERS = (copies.DIRECTORY_NAME, _HISTORY, snapshots.DIRECTORY_NAME)
+_FOLDERS = (copies.DIRECTORY_NAME, history.DIRECTORY_NAME, snapshots.DIRECTORY_NAME)
 # A listing is others' text: nothing is written beside these.
 _IN_FOLDER = re.compile(
-    rf"(?:{copies.DIRECTORY_NAME}|{_HISTORY})/[0-9A-Za-z][0-9A-Za-z_.-]*\.json"
+    rf"(?:{copies.DIRECTORY_NAME}|{history.DIRECTORY_NAME})/[0-9A-Za-z][0-9A-Za-z_.-]*\.json"
     rf"|{snapshots.DIRECTORY_NAME}/[0-9A-F-]+\.arrow",
     re.ASCII,
 )
@@ -236,12 +234,12 @@ class Upload:
 
     def _copy_history(self) -> None:
         """Copy what has changed in the history of types and tables."""
-        folder = self._directory / _HISTORY
+        folder = self._directory / history.DIRECTORY_NAME
         if not folder.is_dir():
             return
         # This one is written again and again, after the others. So it is read before them, and
         # copied behind them.
-        last = folder / _HISTORY_SEEN
+        last = folder / history.SEEN_NAME
         seen = last.read_bytes() if last.exists() else None
         for path in sorted(folder.glob("[!.]*.json")):
             status = path.stat()
@@ -250,11 +248,11 @@ class Upload:
                 self._write_history(path.name, path.read_bytes())
                 self._history[path.name] = state
         if seen is not None and seen != self._seen:
-            self._write_history(_HISTORY_SEEN, seen)
+            self._write_history(history.SEEN_NAME, seen)
             self._seen = seen
 
     def _write_history(self, name: str, content: bytes) -> None:
-        name = f"{_HISTORY}/{name}"
+        name = f"{history.DIRECTORY_NAME}/{name}"
         self._remote.write(name, content)
         if self._mirrors:
             self._names.add(name)
@@ -357,10 +355,10 @@ def download(url: str, directory: str | os.PathLike[str], *, endpoint: str | Non
 
 def _names_to_read(remote: Remote, target: Path, end: int) -> Iterator[str]:
     """The objects of a copy. Each kind is listed before those that were written before it."""
-    seen = f"{_HISTORY}/{_HISTORY_SEEN}"
+    seen = f"{history.DIRECTORY_NAME}/{history.SEEN_NAME}"
     if remote.size(seen) is not None:
         yield seen
-    for folder in (_HISTORY, copies.DIRECTORY_NAME, snapshots.DIRECTORY_NAME):
+    for folder in (history.DIRECTORY_NAME, copies.DIRECTORY_NAME, snapshots.DIRECTORY_NAME):
         for name in remote.names(folder):
             if _IN_FOLDER.fullmatch(name):
                 yield name

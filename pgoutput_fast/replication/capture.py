@@ -319,8 +319,12 @@ def _copy_only(
             copying=upkeep.progress, uploaded_lsn=upkeep.uploaded_lsn,
         )  # fmt: skip
 
-    upkeep.wait(stop, lambda: progress(now()) if progress is not None else None)
-    upkeep.finish()
+    def tell() -> None:
+        if progress is not None:
+            progress(now())
+
+    upkeep.wait(stop, tell)
+    upkeep.finish(stop, tell)
     return now()
 
 

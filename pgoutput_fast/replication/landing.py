@@ -151,7 +151,7 @@ class Landing:
             self._stream(until_lsn, stop)
             self._upkeep.wait(stop, self._report)
             if until_lsn is None or self._upkeep.copied_lsn <= until_lsn:
-                self._upkeep.finish()
+                self._upkeep.finish(stop, self._report)
                 return self._progress()
             until_lsn = self._upkeep.copied_lsn  # so that the copies can be read
 

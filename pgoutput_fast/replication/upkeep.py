@@ -170,7 +170,7 @@ class Upkeep:
         return None if self._uploader is None else self._uploader.position
 
     def wait(self, stop: threading.Event | None, tell: Callable[[], None]) -> None:
-        """Wait until no table waits any more and the directory is uploaded, or `stop` is set.
+        """Wait until no table waits any more, or `stop` is set.
 
         Parameters
         ----------
@@ -181,14 +181,11 @@ class Upkeep:
         Raises
         ------
         PgOutputError
-            Copies can't be made, or the directory can't be uploaded.
+            Copies can't be made.
         """
-        copier, uploader = self._copier, self._uploader
+        copier = self._copier
         if copier is not None:
             self._wait_for(copier, lambda: copier.error or copier.refusal, stop, tell)
-        if uploader is not None:
-            uploader.ask()
-            self._wait_for(uploader, lambda: uploader.error, stop, tell)
 
     def _wait_for(
         self,
@@ -393,16 +390,27 @@ class Upkeep:
                     consumer.name, silent,
                 )  # fmt: skip
 
-    def finish(self) -> None:
+    def finish(self, stop: threading.Event | None, tell: Callable[[], None]) -> None:
         """Do what comes at the end of a capture that no error ends.
+
+        Parameters
+        ----------
+        stop : threading.Event, optional
+            If it is set, the upload is not waited for.
+        tell : callable
+            Called each second.
 
         Raises
         ------
         PgOutputError
-            The history can't be written.
+            The history can't be written, or the directory can't be uploaded.
         """
         if self._history is not None:
             self._history.finish()
+        uploader = self._uploader
+        if uploader is not None:
+            uploader.ask()
+            self._wait_for(uploader, lambda: uploader.error, stop, tell)
 
     def close(self) -> None:
         """End all threads."""

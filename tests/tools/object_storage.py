@@ -36,8 +36,10 @@ class Storage:
     refuse : callable
         Called with the method, the key and the query of each request, before it is done; what it
         gives is an HTTP status with which the request is refused, such as "503 Slow Down".
-    written, deleted : list of str
+    written : list of str
         Names of objects under the prefix, in the order in which they were.
+    deleted : list of (str, int)
+        The same, each with how many were written before.
     """
 
     def __init__(self, endpoint: str, bucket: str) -> None:
@@ -47,7 +49,7 @@ class Storage:
         self.url = f"s3://{self.root}"
         self.refuse: Callable[[str, str, str], str | None] = lambda method, key, query: None
         self.written: list[str] = []
-        self.deleted: list[str] = []
+        self.deleted: list[tuple[str, int]] = []
         self.s3 = fs.S3FileSystem(endpoint_override=endpoint, allow_bucket_creation=True)
         self.s3.create_dir(bucket)
 
@@ -60,7 +62,7 @@ class Storage:
             if (method == "PUT" and not part and path[-1] != "/") or (method == "POST" and part):
                 self.written.append(self.name(path))
             elif method == "DELETE":
-                self.deleted.append(self.name(path))
+                self.deleted.append((self.name(path), len(self.written)))
 
     def objects(self) -> dict[str, bytes]:
         """All objects under the prefix."""
