@@ -227,6 +227,24 @@ def test_killed_at_any_moment_it_goes_on(
     assert rows(tmp_path / "all", tmp_path / "a") == rows(made.directory, tmp_path / "b")
 
 
+def test_segments_behind_the_position_do_not_count_yet(
+    made: MadeDirectory, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    insert(made, ORDERS, 1200, 1)
+    upload = whole(upload_of(made, storage))
+    insert(made, ORDERS, 1300, 2)
+
+    def tell(*_: Any) -> None:
+        raise KilledError
+
+    monkeypatch.setattr(upload, "_tell", tell)
+    with pytest.raises(KilledError):
+        upload.round(NEVER)
+    assert len([name for name in storage.objects() if name.endswith(".arrow")]) == 2
+    assert download(storage.url, tmp_path / "there", endpoint=storage.endpoint) == 1210
+    assert [one.end_lsn for one in list_segments(tmp_path / "there")] == [1210]
+
+
 def test_retention_waits_for_the_upload(made: MadeDirectory, storage: Storage) -> None:
     insert(made, ORDERS, 1200, 1)
     upload = upload_of(made, storage)
@@ -429,6 +447,12 @@ def test_places_that_have_something_else(
     another = MadeDirectory(tmp_path / "another")
     with pytest.raises(PgOutputError, match="has the copy of another directory than"):
         upload_of(another, storage)
+    # Nor if that one has a copy of its own elsewhere.
+    elsewhere = Upload(another.directory, storage.url + "-2", storage.endpoint, "all")
+    elsewhere.begin()
+    remove_consumer(another.directory, "_upload")
+    with pytest.raises(PgOutputError, match="has the copy of another directory than"):
+        upload_of(another, storage)
     another.close()
     storage.url += "/b"
     with pytest.raises(PgOutputError, match=r"is copied to s3://.*/lake, not to s3://.*/lake/b"):
@@ -523,6 +547,28 @@ def test_it_goes_on_when_the_storage_is_there_again(
     assert "the copy waits: can't write 0000" in caplog.text
     assert "the copy goes on, at 0/4BA" in caplog.text
     assert SECRET not in caplog.text
+
+
+def test_what_is_asked_for_is_done_by_a_round_that_begins_later(
+    made: MadeDirectory, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploader, "_INTERVAL", 0.0)
+    found = Uploader(made.directory, UploadOptions(storage.url, storage.endpoint, "all"))
+    idle: list[bool] = []
+
+    def round_(_: Upload, stop: threading.Event) -> bool:
+        idle.append(found.is_idle)
+        if len(idle) == 2:
+            found.ask()  # what came may not be in this round
+        return len(idle) == 1
+
+    monkeypatch.setattr(Upload, "round", round_)
+    found.ask()
+    found.start()
+    wait_until(lambda: found.is_idle)
+    found.close()
+    assert idle[:4] == [False, False, False, *idle[3:4]]
+    assert all(idle[3:])
 
 
 def wait_until(condition: Any) -> None:

@@ -99,7 +99,7 @@ def test_a_capture_that_ends_has_uploaded_all(shop: Any, storage: Storage, tmp_p
 
 
 @pytest.mark.slow
-def test_the_command(shop: Any, storage: Storage, tmp_path: Path) -> None:
+def test_the_command_ends_once_all_is_uploaded(shop: Any, storage: Storage, tmp_path: Path) -> None:
     def run(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
         done = subprocess.run(
             [
