@@ -37,6 +37,14 @@ class Figures(NamedTuple):
         left = None if copying is None else copying.seconds_left
         return None if left is None else round(left, 1)
 
+    @property
+    def upload_lag_bytes(self) -> int | None:
+        """Bytes of the server's log that are durable and not in the copy; None if not known."""
+        progress = self.progress
+        if not progress.uploaded_lsn:
+            return None
+        return max(0, progress.durable_lsn - progress.uploaded_lsn)
+
     def as_dict(self) -> dict[str, Any]:
         """The numbers by the names that docs/capture.md gives them."""
         progress = self.progress
@@ -55,6 +63,7 @@ class Figures(NamedTuple):
             "waiting_tables": progress.waiting_tables,
             "copied_rows": None if progress.copying is None else progress.copying.rows,
             "copy_seconds_left": self.copy_seconds_left,
+            "upload_lag_bytes": self.upload_lag_bytes,
             "received_lsn": format_lsn(progress.received_lsn),
             "durable_lsn": format_lsn(progress.durable_lsn),
         }

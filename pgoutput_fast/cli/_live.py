@@ -81,6 +81,14 @@ def _copies(figures: Figures) -> str:
     )
 
 
+def _uploads(figures: Figures) -> str:
+    """How much is not in object storage; empty if nothing is to be there."""
+    if figures.progress.uploaded_lsn is None:
+        return ""
+    lag = figures.upload_lag_bytes
+    return ", nothing uploaded" if lag is None else f", {decimal(lag)} to upload"
+
+
 class LogView:
     """A record of the log every so many seconds.
 
@@ -103,9 +111,9 @@ class LogView:
         rates = self._meter.rates(figures.progress)
         numbers = {name: round(rate, 1) for name, rate in rates._asdict().items()}
         _log.info(
-            "%s: %s; %s; %d segments%s",
+            "%s: %s; %s; %d segments%s%s",
             status_text(figures), _rates(rates), _open(figures), figures.progress.segments,
-            f"; {copies}" if (copies := _copies(figures)) else "",
+            _uploads(figures), f"; {copies}" if (copies := _copies(figures)) else "",
             extra={"event": "progress", "numbers": figures.as_dict() | numbers},
         )  # fmt: skip
 
@@ -151,6 +159,7 @@ class LiveView:
         if copies := _copies(figures):
             line.append(f" │ {copies}", "bold")
         line.append(f" │ {_rates(rates)} │ {_open(figures)} │ {progress.segments} segments")
+        line.append(_uploads(figures))
         line.append(f" │ {format_lsn(progress.durable_lsn)}", "dim")
         self._live.update(line, refresh=True)
 

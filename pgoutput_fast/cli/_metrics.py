@@ -72,6 +72,8 @@ METRICS = (
                lambda found: found.progress.spilled_bytes),
     MetricKind("waiting_tables", "gauge", "Tables whose changes are held back until their copy",
                lambda found: found.progress.waiting_tables),
+    MetricKind("upload_lag_bytes", "gauge", "Bytes of the server's log not yet in object storage",
+               lambda found: found.upload_lag_bytes),
 )  # fmt: skip
 
 

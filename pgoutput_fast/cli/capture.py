@@ -279,6 +279,23 @@ _positive_seconds = click.FloatRange(min=0, min_open=True)
     help="Whether the catalogue of types and tables is read beside the stream, for its history.",
 )
 @click.option(
+    "--upload",
+    metavar="s3://BUCKET/PREFIX",
+    help="Copy the directory there, for readers elsewhere. Credentials are those of the AWS SDK.",
+)
+@click.option(
+    "--upload-endpoint",
+    metavar="URL",
+    help="Of S3-compatible storage; by default AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS.",
+)
+@click.option(
+    "--upload-keep",
+    type=click.Choice(["all", "local"]),
+    default="all",
+    show_default=True,
+    help="With local, what is deleted from the directory is then deleted from its copy.",
+)
+@click.option(
     "--max-memory",
     metavar="BYTES",
     callback=_checked_bytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -25,6 +26,7 @@ from .receiver import Receiver
 from .source import Source, Started
 from .stream_options import Protocol, Streaming, StreamOptions, check_seconds
 from .upkeep import Upkeep, UpkeepOptions, order_first
+from .uploader import Uploader, UploadOptions
 
 if TYPE_CHECKING:
     import threading
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from ..segments import SegmentMetadata
     from .snapshot import ServerSnapshot
     from .walsender import CreatedSlot
+
+# Also of a path that was made of a URL, and lacks a slash.
+_URL = re.compile(r"(?:s3[an]?|gs|gcs|abfss?|wasbs?|hdfs|https?|file):/", re.ASCII | re.IGNORECASE)
 
 
 # Long because half of it is its parameters and their checks.
@@ -69,6 +74,9 @@ def capture(
     give_up: bool = False,
     min_free: int = 256 << 20,
     history: bool = True,
+    upload: str | None = None,
+    upload_endpoint: str | None = None,
+    upload_keep: Literal["all", "local"] = "all",
     progress: Callable[[CaptureProgress], None] | None = None,
     stop: threading.Event | None = None,
     **keywords: object,
@@ -146,6 +154,16 @@ def capture(
     history : bool
         Whether the history of types and tables is kept, which a connection beside the stream reads,
         so that all values can be decoded though types are altered: see docs/types.md.
+    upload : str
+        ``s3://bucket/prefix``: a place in S3-compatible object storage, to which the directory is
+        copied, for readers elsewhere: see docs/capture.md. Credentials come from where the AWS SDK
+        looks for them. What is not copied is not deleted. If the capture ends at `until_lsn`, it
+        ends once all is copied.
+    upload_endpoint : str
+        ``http://host:port`` or ``https://host`` of storage that is not that of AWS; by default as
+        the environment variables AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL say.
+    upload_keep : {"all", "local"}
+        "local": what is deleted from the directory is then deleted from its copy.
     progress : callable
         Called with a `CaptureProgress` after each batch of frames that came, and each second
         while none come, or while a large transaction is written.
@@ -169,8 +187,8 @@ def capture(
         The server refuses; there is no such publication, or no such slot; the slot is beyond the
         end of the directory; no capture has begun in the directory, and the slot is there already;
         the directory is another slot's or another capture's, or damaged; the server's log goes
-        another way than when the directory was written; the disk refuses; or pyarrow or NumPy is
-        not installed. No message has the password.
+        another way than when the directory was written; the disk or the object storage refuses; or
+        pyarrow or NumPy is not installed. No message has the password.
     TypeError
         An argument has a wrong type. Nothing was made.
     KeyboardInterrupt
@@ -192,8 +210,7 @@ def capture(
         min_free=(min_free, int, "an int, of bytes"),
         history=(history, bool, "a bool"),
     )
-    if not os.fspath(directory):
-        raise PgOutputError("directory is empty; '.' is the current directory")
+    _check_directory(os.fspath(directory))
     check_options(segment_bytes, compression)
     check_assembling({"max_memory": max_memory}, unknown_prepared)
     if not max_delay >= 0:
@@ -216,6 +233,7 @@ def capture(
         messages=messages, origin=origin,
     )  # fmt: skip
     parameters = ConnectionParameters(dsn, keywords)
+    uploader = _uploader(Path(directory), upload, upload_endpoint, upload_keep)
     writing = {"segment_bytes": segment_bytes, "compression": compression}
 
     def target(metadata: SegmentMetadata) -> CopyTarget:
@@ -247,6 +265,9 @@ def capture(
                 first=types,
             )  # fmt: skip
             held.callback(watch.close)
+        if uploader is not None:
+            held.callback(uploader.close)
+            uploader.start()
         upkeep = Upkeep(
             writer,
             target(begun.metadata),
@@ -255,6 +276,7 @@ def capture(
             begun.opened,
             watch,
             types and types.types,
+            uploader,
         )
         held.callback(upkeep.close)
         if snapshot == "only":
@@ -294,12 +316,59 @@ def _copy_only(
         end = writer.position
         return CaptureProgress(
             0, 0, 0, end, end, end, connected=True, waiting_tables=upkeep.waiting,
-            copying=upkeep.progress,
+            copying=upkeep.progress, uploaded_lsn=upkeep.uploaded_lsn,
         )  # fmt: skip
 
-    upkeep.wait(stop, lambda: progress(now()) if progress is not None else None)
-    upkeep.finish()
+    def tell() -> None:
+        if progress is not None:
+            progress(now())
+
+    upkeep.wait(stop, tell)
+    upkeep.finish(stop, tell)
     return now()
+
+
+def _check_directory(directory: str) -> None:
+    """Refuse a directory that is none.
+
+    Raises
+    ------
+    PgOutputError
+        It is empty, or a URL.
+    """
+    if not directory:
+        raise PgOutputError("directory is empty; '.' is the current directory")
+    if _URL.match(directory):
+        scheme = directory.partition(":")[0]
+        raise PgOutputError(
+            f"the directory is a URL of {scheme}; a capture writes to a local disk: give a local "
+            f"directory, and for a copy in object storage --upload s3://bucket/prefix (in Python "
+            f"upload=)"
+        )
+
+
+def _uploader(
+    directory: Path, url: str | None, endpoint: str | None, keep: Literal["all", "local"]
+) -> Uploader | None:
+    """What copies the directory to object storage, if that is wanted; it has not begun.
+
+    Raises
+    ------
+    PgOutputError
+        As of `Uploader`; or an argument has no sense without `upload`.
+    TypeError
+        An argument is of another type.
+    """
+    for name, value in (("upload", url), ("upload_endpoint", endpoint)):
+        if not isinstance(value, (str, type(None))):
+            raise TypeError(f"{name} must be a str, not {type(value).__name__}")
+    if keep not in ("all", "local"):
+        raise PgOutputError(f"upload_keep={keep!r}: expected 'all' or 'local'")
+    if url is not None:
+        return Uploader(directory, UploadOptions(url, endpoint, keep))
+    if endpoint is not None or keep != "all":
+        raise PgOutputError("upload_endpoint and upload_keep need upload")
+    return None
 
 
 def _check_arguments(

@@ -65,6 +65,9 @@ class CaptureProgress(NamedTuple):
         Tables that wait for their copy; their changes are held back until it is there.
     copying : CopyProgress or None
         How far the copies are that are being made; None if none is.
+    uploaded_lsn : int or None
+        Everything before this LSN is in the copy in object storage, 0 while the storage was not
+        reached; None if there is no such copy.
     """
 
     frames: int
@@ -82,6 +85,7 @@ class CaptureProgress(NamedTuple):
     reconnects: int = 0
     waiting_tables: int = 0
     copying: CopyProgress | None = None
+    uploaded_lsn: int | None = None
 
 
 class Landing:
@@ -147,7 +151,7 @@ class Landing:
             self._stream(until_lsn, stop)
             self._upkeep.wait(stop, self._report)
             if until_lsn is None or self._upkeep.copied_lsn <= until_lsn:
-                self._upkeep.finish()
+                self._upkeep.finish(stop, self._report)
                 return self._progress()
             until_lsn = self._upkeep.copied_lsn  # so that the copies can be read
 
@@ -266,5 +270,5 @@ class Landing:
             segments=self._writer.completed, open_transactions=assembler.open_transactions,
             spilled_bytes=assembler.spilled_bytes, connected=self._link.lost is None,
             reconnects=self._link.reconnects, waiting_tables=self._upkeep.waiting,
-            copying=self._upkeep.progress,
+            copying=self._upkeep.progress, uploaded_lsn=self._upkeep.uploaded_lsn,
         )  # fmt: skip

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .history import HistoryWatch
     from .published import Member
     from .snapshot import ServerSnapshot
+    from .uploader import Uploader
 
 _TICK = 1.0  # seconds between two looks at requests and at what is published
 _POLL = 0.05  # seconds within which the end of the copies is noticed
@@ -102,6 +103,8 @@ class Upkeep:
         Keeps the history of types and tables.
     types : TypeRegistry, optional
         The types before the slot was made, or the capture began.
+    uploader : Uploader, optional
+        Copies the directory to object storage.
     """
 
     def __init__(
@@ -113,9 +116,11 @@ class Upkeep:
         opened: ServerSnapshot | None = None,
         history: HistoryWatch | None = None,
         types: TypeRegistry | None = None,
+        uploader: Uploader | None = None,
     ) -> None:
         self._writer = writer
         self._history = history
+        self._uploader = uploader
         self._directory = writer.directory
         self._target = target
         self._options = options
@@ -159,6 +164,11 @@ class Upkeep:
     def _waiting_ids(self) -> set[int]:
         return {oid for oid, state in self._states.items() if state.held_from is not None}
 
+    @property
+    def uploaded_lsn(self) -> int | None:
+        """Everything before this LSN is in the copy in object storage; None if there is none."""
+        return None if self._uploader is None else self._uploader.position
+
     def wait(self, stop: threading.Event | None, tell: Callable[[], None]) -> None:
         """Wait until no table waits any more, or `stop` is set.
 
@@ -173,11 +183,23 @@ class Upkeep:
         PgOutputError
             Copies can't be made.
         """
+        copier = self._copier
+        if copier is not None:
+            self._wait_for(copier, lambda: copier.error or copier.refusal, stop, tell)
+
+    def _wait_for(
+        self,
+        worker: Copier | Uploader,
+        failure: Callable[[], PgOutputError | None],
+        stop: threading.Event | None,
+        tell: Callable[[], None],
+    ) -> None:
+        """Wait until a thread has nothing to do."""
         told = time.monotonic()
-        while self._copier is not None and not self._copier.is_idle:
+        while not worker.is_idle:
             if stop is not None and stop.is_set():
                 return
-            why = self._copier.error or self._copier.refusal
+            why = failure()
             if why is not None:
                 raise why
             time.sleep(_POLL)
@@ -319,8 +341,9 @@ class Upkeep:
                 first.append(self._copier.error)
             if first:
                 raise first[0]
-        if self._merger is not None and self._merger.error is not None:
-            raise self._merger.error
+        for one in (self._merger, self._uploader):
+            if one is not None and one.error is not None:
+                raise one.error
 
     def _check_space(self) -> None:
         free = shutil.disk_usage(self._directory).free
@@ -367,20 +390,31 @@ class Upkeep:
                     consumer.name, silent,
                 )  # fmt: skip
 
-    def finish(self) -> None:
+    def finish(self, stop: threading.Event | None, tell: Callable[[], None]) -> None:
         """Do what comes at the end of a capture that no error ends.
+
+        Parameters
+        ----------
+        stop : threading.Event, optional
+            If it is set, the upload is not waited for.
+        tell : callable
+            Called each second.
 
         Raises
         ------
         PgOutputError
-            The history can't be written.
+            The history can't be written, or the directory can't be uploaded.
         """
         if self._history is not None:
             self._history.finish()
+        uploader = self._uploader
+        if uploader is not None:
+            uploader.ask()
+            self._wait_for(uploader, lambda: uploader.error, stop, tell)
 
     def close(self) -> None:
         """End all threads."""
-        for one in (self._watch, self._copier, self._merger):
+        for one in (self._watch, self._copier, self._merger, self._uploader):
             if one is not None:
                 one.close()
 

@@ -44,7 +44,8 @@ BEGIN_NAME = "begin.json"
 SLOT_NAME = "slot.json"
 """While a capture makes its slot, this file names it."""
 TEMPORARY = re.compile(
-    r"\.([0-9]{5})\.arrow\.tmp|\.merged\.arrow\.tmp|\.(?:position|begin|slot)\.json\.tmp", re.ASCII
+    r"\.([0-9]{5})\.arrow\.tmp|\.merged\.arrow\.tmp|\.(?:position|begin|slot|upload)\.json\.tmp",
+    re.ASCII,
 )
 _PADDING = 16 * 64
 _NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9]{5})(?:-of-([0-9]{5}))?\.arrow", re.ASCII)

@@ -1,0 +1,368 @@
+"""A place in S3-compatible object storage: what the copy of a directory is written to, read from.
+
+Credentials come from where the AWS SDK looks for them, never from a URL.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from ..errors import PgOutputError, printable
+from ..segments.format import require_pyarrow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_PART_BYTES = 16 << 20  # bytes that are on their way at one time
+_CONNECT_TIMEOUT, _REQUEST_TIMEOUT = 5.0, 30.0  # seconds
+_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
+_STEP = re.compile(r"(?!\.{1,2}(?:/|$))[A-Za-z0-9_.=-]+", re.ASCII)
+_ERROR = re.compile(r"AWS Error ([A-Z0-9_]+)(?: \(HTTP status ([0-9]+)\))?", re.ASCII)
+_PASSING = {
+    "INTERNAL_FAILURE", "NETWORK_CONNECTION", "REQUEST_TIMEOUT", "SERVICE_UNAVAILABLE", "SLOW_DOWN",
+    "THROTTLING",
+}  # fmt: skip
+_CREDENTIALS = (
+    "the credentials are those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, of the profile "
+    "AWS_PROFILE, or of the machine's role; they need the rights to list, read and write there"
+)
+_ADVICE = {
+    "NO_SUCH_BUCKET": "make the bucket, or give the name of another one",
+    "NETWORK_CONNECTION": "look at the network, and at the endpoint: --upload-endpoint, "
+    "AWS_ENDPOINT_URL",
+}
+_REGION_ADVICE = "set AWS_REGION to the region of the bucket"
+
+
+class RemoteError(PgOutputError):
+    """Object storage refuses, or can't be reached.
+
+    Attributes
+    ----------
+    passes : bool
+        Whether the same may succeed later.
+    """
+
+    def __init__(self, message: str, *, passes: bool) -> None:
+        super().__init__(message)
+        self.passes = passes
+
+
+class Place(NamedTuple):
+    """Where objects are.
+
+    Fields: bucket, prefix (without slashes around it), endpoint (a URL, or None: AWS).
+    """
+
+    bucket: str
+    prefix: str
+    endpoint: str | None
+
+    @property
+    def url(self) -> str:
+        """The URL, which has nothing secret."""
+        return f"s3://{self.bucket}/{self.prefix}"
+
+
+def parse_place(url: str, endpoint: str | None = None) -> Place:
+    """Read a URL ``s3://bucket/prefix``, and the endpoint of the storage.
+
+    Parameters
+    ----------
+    url : str
+    endpoint : str, optional
+        ``http://host:port`` or ``https://host``; by default that of the environment variables
+        AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
+
+    Raises
+    ------
+    PgOutputError
+        One of them has another form, or has a password. The error does not show it then.
+    """
+    _refuse_secrets(url, "the URL")
+    scheme, _, rest = url.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    prefix = prefix.removesuffix("/")
+    if scheme != "s3" or not _BUCKET.fullmatch(bucket):
+        raise PgOutputError(
+            f"{printable(url)} is no place for copies: give s3://bucket/prefix, with the name of a "
+            f"bucket in lower-case letters, digits, '-' and '.'"
+        )
+    if not prefix or not all(map(_STEP.fullmatch, prefix.split("/"))):
+        raise PgOutputError(
+            f"{printable(url)} needs a prefix behind the bucket, of names with letters, digits, "
+            f"'_', '-', '=' and '.' and '/' between them, such as s3://bucket/lake"
+        )
+    if endpoint is None:
+        endpoint = next((os.environ[one] for one in _ENDPOINT_VARIABLES if os.environ.get(one)), "")
+    if endpoint:
+        _refuse_secrets(endpoint, "the endpoint")
+        try:
+            parts = urlsplit(endpoint)
+            is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_url = False
+        if not is_url or parts.path not in ("", "/") or parts.query or parts.fragment:
+            raise PgOutputError(
+                f"{printable(endpoint)} is no endpoint: give http://host:port or https://host"
+            )
+    return Place(bucket, prefix, endpoint.removesuffix("/") or None)
+
+
+def _refuse_secrets(url: str, what: str) -> None:
+    if "@" in url:
+        raise PgOutputError(
+            f"{what} of the object storage has a user or password before an '@': leave it out; "
+            f"{_CREDENTIALS}"
+        )
+
+
+class Remote:
+    """The objects under one prefix.
+
+    Parameters
+    ----------
+    place : Place
+
+    Raises
+    ------
+    PgOutputError
+        pyarrow is not installed, or was built without S3.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.url = place.url
+        self._bucket = place.bucket
+        self._root = f"{place.bucket}/{place.prefix}"
+        self._pa = require_pyarrow()
+        try:
+            from pyarrow import fs
+        except ImportError as error:  # pragma: no cover
+            raise PgOutputError(f"object storage needs pyarrow with S3 ({error})") from error
+        if not hasattr(fs, "S3FileSystem"):
+            raise PgOutputError(
+                "this pyarrow is built without S3: install the one of the Python Package Index"
+            )
+        self._fs = fs
+        # Parts are uploaded in the background, as a stream that uploads them itself and fails makes
+        # an object of the parts before when it is thrown away (tried with pyarrow 26).
+        options: dict[str, Any] = {
+            "endpoint_override": place.endpoint,
+            "connect_timeout": _CONNECT_TIMEOUT,
+            "request_timeout": _REQUEST_TIMEOUT,
+            "background_writes": True,
+        }
+        try:
+            # One request for a small object, where there would be three.
+            self._s3 = fs.S3FileSystem(allow_delayed_open=True, **options)
+        except TypeError:  # pyarrow 18
+            self._s3 = fs.S3FileSystem(**options)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def check(self) -> None:
+        """Refuse a bucket that is not there.
+
+        Raises
+        ------
+        RemoteError
+            It is not there, or the storage refuses, or can't be reached.
+        """
+        try:
+            found = self._s3.get_file_info(self._bucket)
+        except OSError as error:
+            raise self._error("look at the bucket", error) from error
+        if found.type == self._fs.FileType.NotFound:
+            raise RemoteError(
+                f"can't use {self.url}: there is no bucket {self._bucket}: "
+                f"{_ADVICE['NO_SUCH_BUCKET']}",
+                passes=False,
+            )
+
+    def size(self, name: str) -> int | None:
+        """The bytes of an object; None if there is none.
+
+        Raises
+        ------
+        RemoteError
+            As of `check`.
+        """
+        try:
+            found = self._s3.get_file_info(self._path(name))
+        except OSError as error:
+            raise self._error(f"look at {name}", error) from error
+        size: int | None = found.size if found.is_file else None
+        return size
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a small object; None if there is none.
+
+        Raises
+        ------
+        RemoteError
+            As of `check`.
+        """
+        try:
+            with self._s3.open_input_file(self._path(name)) as file:
+                content: bytes = file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._error(f"read {name}", error) from error
+        return content
+
+    def write(self, name: str, content: Any) -> None:
+        """Write an object, which is there whole afterwards, or not at all.
+
+        Parameters
+        ----------
+        name : str
+        content : bytes or pyarrow.Buffer
+
+        Raises
+        ------
+        RemoteError
+            As of `check`.
+        """
+        try:
+            stream = self._s3.open_output_stream(self._path(name))
+            view = memoryview(content)
+            for start in range(0, len(view), _PART_BYTES):
+                if start:
+                    stream.flush()  # waits, so that not all of it is in memory
+                stream.write(view[start : start + _PART_BYTES])
+            # Not by `with`: after an error it would make the object of what was written.
+            stream.close()
+        except OSError as error:
+            raise self._error(f"write {name}", error) from error
+
+    def copy(self, path: Path, name: str) -> bool:
+        """Copy a local file, unless there is an object of its name already.
+
+        Returns
+        -------
+        bool
+            Whether it was copied.
+
+        Raises
+        ------
+        FileNotFoundError
+            The local file is gone.
+        PgOutputError
+            The object there has another size, or the local file can't be read.
+        RemoteError
+            As of `check`.
+        """
+        try:
+            with self._pa.memory_map(os.fspath(path)) as file:
+                content = file.read_buffer()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
+        size = self.size(name)
+        if size is None:
+            self.write(name, content)
+        elif size != content.size:
+            raise PgOutputError(
+                f"{self.url}/{name} has {size} bytes, and {path} has {content.size}: another "
+                f"program has written there; give another prefix"
+            )
+        return size is None
+
+    def fetch(self, name: str, path: Path) -> None:
+        """Copy an object to a new local file.
+
+        Raises
+        ------
+        PgOutputError
+            It is not there any more, or the disk refuses.
+        RemoteError
+            As of `check`.
+        """
+        try:
+            source = self._s3.open_input_file(self._path(name))
+        except FileNotFoundError:
+            raise PgOutputError(
+                f"{self.url}/{name} was deleted meanwhile: begin again with an empty directory"
+            ) from None
+        except OSError as error:
+            raise self._error(f"read {name}", error) from error
+        with source, path.open("xb") as file:
+            while content := self._part(source, name):
+                file.write(content)
+
+    def _part(self, source: Any, name: str) -> bytes:
+        try:
+            content: bytes = source.read(_PART_BYTES)
+        except OSError as error:
+            raise self._error(f"read {name}", error) from error
+        return content
+
+    def names(self, folder: str = "") -> list[str]:
+        """The names of the objects in a folder, or beside the folders; sorted, with their folder.
+
+        Raises
+        ------
+        RemoteError
+            As of `check`.
+        """
+        path = f"{self._root}/{folder}".removesuffix("/")
+        try:
+            found = self._s3.get_file_info(self._fs.FileSelector(path, allow_not_found=True))
+        except OSError as error:
+            raise self._error(f"list {folder or 'what is there'}", error) from error
+        before = f"{folder}/" if folder else ""
+        return sorted(before + one.base_name for one in found if one.is_file)
+
+    def has_any(self) -> bool:
+        """Whether there is any object.
+
+        Raises
+        ------
+        RemoteError
+            As of `check`.
+        """
+        try:
+            selector = self._fs.FileSelector(self._root, allow_not_found=True)
+            return bool(self._s3.get_file_info(selector))
+        except OSError as error:
+            raise self._error("list what is there", error) from error
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete objects, in this order.
+
+        Raises
+        ------
+        RemoteError
+            As of `check`.
+        """
+        for name in names:
+            try:
+                self._s3.delete_file(self._path(name))
+            except FileNotFoundError:
+                pass  # by an earlier try
+            except OSError as error:
+                raise self._error(f"delete {name}", error) from error
+
+    def _error(self, action: str, error: OSError) -> RemoteError:
+        """What an error of the storage means, and what to do."""
+        match = _ERROR.search(str(error))
+        name, status = (match[1], match[2] or "") if match else ("", "")
+        passes = not match or name in _PASSING or status[:1] == "5" or status == "429"
+        advice = _ADVICE.get(name)
+        if status == "301" or name in ("PERMANENT_REDIRECT", "AUTHORIZATION_HEADER_MALFORMED"):
+            advice = _REGION_ADVICE
+        if advice is None and not passes:
+            advice = _CREDENTIALS
+        text = printable(" ".join(str(error).split()))
+        return RemoteError(
+            f"can't {action} in {self.url}: {text}{f': {advice}' if advice else ''}", passes=passes
+        )

@@ -1,0 +1,138 @@
+"""Copies a capture's directory to object storage, in a thread beside the stream."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ..connections import RetryableError
+from ..directory.remote import RemoteError
+from ..directory.uploading import Upload
+from ..errors import PgOutputError
+from ..lsn import format_lsn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_INTERVAL = 0.5  # seconds between two looks at a directory of which all is copied
+_FIRST_WAIT = 0.5  # seconds before the next try after an error: first, and at most
+_LONGEST_WAIT = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+class UploadOptions(NamedTuple):
+    """Where a directory is copied to: the arguments of `capture`."""
+
+    url: str
+    endpoint: str | None
+    keep: Literal["all", "local"]
+
+
+class Uploader:
+    """Copies a directory, until it is closed.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+    options : UploadOptions
+
+    Attributes
+    ----------
+    position : int
+        Everything before this LSN is in the copy.
+    error : PgOutputError or None
+        Why the copy can't go on.
+
+    Raises
+    ------
+    RetryableError
+        The storage can't be reached, and never was. Later it may be away, and is tried again.
+    PgOutputError
+        The storage refuses, or has something else in this place; an argument has another form.
+    """
+
+    def __init__(self, directory: Path, options: UploadOptions) -> None:
+        self._directory = directory
+        self._upload = Upload(directory, *options)
+        self._has_begun = False
+        self._failures = 0
+        # How often all was asked for, and how often when a round began that copied all.
+        self._asked = self._answered = 0
+        self._stop = threading.Event()
+        self.error: PgOutputError | None = None
+        self._thread: threading.Thread | None = None
+        self._at_once(self._upload.check)
+
+    @property
+    def position(self) -> int:
+        """Everything before this LSN is in the copy; 0 while that is not known."""
+        return self._upload.position
+
+    def start(self) -> None:
+        """Begin, once a capture has begun in the directory."""
+        self._has_begun = self._at_once(self._upload.begin)
+        self._thread = threading.Thread(target=self._run, name="pgoutput_fast-upload", daemon=True)
+        self._thread.start()
+
+    def _at_once(self, action: Callable[[], None]) -> bool:
+        """Do something in the caller's thread; whether it succeeded."""
+        try:
+            action()
+        except RemoteError as error:
+            if not error.passes:
+                raise
+            if not self._upload.is_registered:
+                raise RetryableError(str(error)) from error
+            _log.warning("the copy waits: %s", error)
+            return False
+        return True
+
+    def ask(self) -> None:
+        """Ask for all that is in the directory now."""
+        self._asked += 1
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all is in the copy that was there when it was last asked for."""
+        return self._answered == self._asked
+
+    def close(self) -> None:
+        """End the thread, once the file is copied that is on its way."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                asked = self._asked
+                try:
+                    if not self._has_begun:
+                        self._upload.begin()
+                        self._has_begun = True
+                    more = self._upload.round(self._stop)
+                except RemoteError as error:
+                    self._wait_after(error)
+                    continue
+                if self._failures:
+                    _log.info("the copy goes on, at %s", format_lsn(self.position))
+                    self._failures = 0
+                if not more:
+                    self._answered = asked
+                    self._stop.wait(_INTERVAL)
+        except Exception as error:  # noqa: BLE001 - raised in the capture's thread
+            unexpected = f"{self._directory} can't be copied to {self._upload.url}: {error!r}"
+            self.error = error if isinstance(error, PgOutputError) else PgOutputError(unexpected)
+
+    def _wait_after(self, error: RemoteError) -> None:
+        """Wait some time before the next try. What refuses may be mended meanwhile."""
+        wait = min(_FIRST_WAIT * 2**self._failures, _LONGEST_WAIT)
+        wait *= random.uniform(0.5, 1.0)  # noqa: S311
+        self._failures = min(self._failures + 1, 20)
+        if not self._stop.is_set():
+            _log.warning("the copy waits: %s; trying again in %.0f s", error, wait)
+            self._stop.wait(wait)
