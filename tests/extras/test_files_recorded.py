@@ -53,7 +53,7 @@ def usual(capture: Capture) -> bool:
 
 
 UNSENT = "<unsent>"
-Key = tuple[str, str, int, int]  # namespace, table, xid, seq
+Key = tuple[int, int, int]  # relation id, xid, seq
 Frames = collections.Counter[bytes]
 
 
@@ -108,7 +108,7 @@ def wanted_rows(
                         # Of a row that a file cannot have: nothing is the same as this.
                         value = error
                     cells.append((value, text, data.raw(i)))
-            found[message.relation.namespace, message.relation.name, xid, seqs[xid]] = (
+            found[message.relation_id, xid, seqs[xid]] = (
                 type(message).__name__.lower(),
                 message.xid if streaming else None,
                 None if isinstance(message, pf.Insert) else message.old_kind,
@@ -117,10 +117,10 @@ def wanted_rows(
             )
             seqs[xid] += 1
     rolled_back = {
-        key for key, told in found.items() if {(key[2], key[2]), (key[2], told[1])} & aborted
+        key for key, told in found.items() if {(key[1], key[1]), (key[1], told[1])} & aborted
     }
     return {
-        key: (*told[:2], commits.get(key[2]), *told[2:])
+        key: (*told[:2], commits.get(key[1]), *told[2:])
         for key, told in found.items()
         if key not in rolled_back
     }, Frames(found[key][-1] for key in rolled_back)
@@ -277,15 +277,14 @@ def test_recorded_streams_give_what_their_messages_say(
     truncated = values_compared = nested = 0
     for entry in manifest_of(tmp_path / "out")["tables"]:
         for version in entry["versions"]:
-            name = entry["namespace"], entry["name"], version["version"]
-            table, rows = rows_by_table.pop(name)
+            table, rows = rows_by_table.pop((version["relation_id"], version["version"]))
             assert len(rows) == table.rows == version["rows"]
             for values in rows:
                 found = dict(zip([one["name"] for one in version["columns"]], values, strict=True))
                 if found["op"] == "truncate":
                     truncated += 1
                     continue
-                key = table.namespace, table.name, int(found["xid"]), int(found["seq"])
+                key = table.relation_id, int(found["xid"]), int(found["seq"])
                 op, subxid, commit_lsn, old_kind, cells, _ = wanted.pop(key)
                 heads = [found[name] for name in ("op", "subxid", "commit_lsn", "old_kind")]
                 if format == "csv":
@@ -335,10 +334,10 @@ def test_recorded_streams_give_what_their_messages_say(
 
 def rows_by_version(
     directory: Path, result: files.ExportResult
-) -> dict[tuple[str, str, int], tuple[files.ExportedTable, list[tuple[Any, ...]]]]:
-    """By namespace, name and version, a table and its rows."""
+) -> dict[tuple[int, int], tuple[files.ExportedTable, list[tuple[Any, ...]]]]:
+    """By relation id and version, a table and its rows."""
     return {
-        (table.namespace, table.name, table.version): (table, rows)
+        (table.relation_id, table.version): (table, rows)
         for table, rows in zip(result.tables, rows_of_all(directory, result.tables), strict=True)
     }
 
@@ -421,7 +420,7 @@ def test_files_end_in_the_rows_that_the_server_copied(
         ):
             counts["tables with binary values that are not their text"] += 1
             continue
-        _, found = rows_by_table[copy.schema, copy.table, version["version"]]
+        _, found = rows_by_table[version["relation_id"], version["version"]]
         rows = final_rows(version, found)
         lines = []
         for words in copy.text:

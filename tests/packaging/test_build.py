@@ -60,7 +60,9 @@ def test_metadata_of_a_wheel(pure_wheel: Path) -> None:
     required = [line for line in metadata if line.startswith("Requires-Dist: ")]
     assert [line for line in required if "extra ==" not in line] == ["Requires-Dist: numpy>=1.22"]
     extras = {line.removeprefix("Provides-Extra: ") for line in metadata if "Provides-E" in line}
-    assert extras == {"replication", "arrow", "spark", "cli", "demo", "duckdb", "testing", "all"}
+    assert extras == {
+        "replication", "arrow", "spark", "cli", "metrics", "demo", "duckdb", "testing", "all",
+    }  # fmt: skip
 
 
 @pytest.mark.slow

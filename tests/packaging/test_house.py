@@ -189,6 +189,7 @@ def test_the_map_names_every_module() -> None:
 SAME_NAMES = {
     "capture": "the function, and the command around it",
     "consumers": "those who read a directory, and the command that lists them",
+    "history": "the history that readers open, its rules, and what asks the server for it",
     "nested": "one job, nested values: C writes them into columns, Python makes objects of them",
     "reader": "the compiled loop over frames, and the one who reads a segment beside its writer",
     "snapshot": "tables read at one point, and the command that asks a capture for that",
