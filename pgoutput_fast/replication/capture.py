@@ -247,7 +247,13 @@ def capture(
     def begin() -> tuple[Members, CatalogRead | None, Begun]:
         # Asked before the slot is made: what changes later is seen as a change.
         members = read_members(parameters, publications) if copies else Members({}, 0)
-        types = first_state(parameters, publications, messages=messages) if history else None
+        types = None
+        if history:
+            (types,) = unless_stopped(
+                lambda: (first_state(parameters, publications, messages=messages),),
+                lambda _: None,
+                stop,
+            )
         return members, types, begin_directory(
             parameters, slot, options, Path(directory), writing, create_slot=create_slot,
             adopt_slot=adopt_slot, open_first=open_first if copies else None, stop=stop,
