@@ -114,6 +114,14 @@ class ServerSnapshot:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    @property
+    def connection(self) -> psycopg.Connection[tuple[object, ...]]:
+        """The connection whose transaction has the snapshot and the locks, if nothing is copied.
+
+        Another connection would wait where an ALTER TABLE waits for the locks of this one.
+        """
+        return self._readers[0].connection
+
     def __repr__(self) -> str:
         return f"<ServerSnapshot of {len(self.tables)} tables in {self.database!r}>"
 

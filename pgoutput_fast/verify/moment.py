@@ -32,6 +32,15 @@ if TYPE_CHECKING:
 _LOCK_TIMEOUT = 10.0  # seconds
 _MOST_CHANGED = 200_000
 """Names of changed rows that are kept for a table. A table with more is unsettled."""
+_PLANNING = (
+    "max_parallel_workers_per_gather",
+    "jit",
+    "enable_seqscan",
+    "enable_indexscan",
+    "enable_indexonlyscan",
+    "enable_bitmapscan",
+    "synchronize_seqscans",
+)
 _AT_ONCE = 1000  # rows whose names are asked for in one statement
 
 _PUBLISHED_15 = """
@@ -154,17 +163,16 @@ class Moment:
                     exported=made, lock_timeout=_LOCK_TIMEOUT,
                 )
             )  # fmt: skip
-            self.connection = held.enter_context(self._parameters.open(replication=False))
+            # Another connection would wait behind an ALTER TABLE that waits for these locks.
+            self.connection = snapshot.connection
             with refusals("can't read at the snapshot"):
                 for statement in (
                     # Row security would leave rows out silently; now it is an error.
                     "SET row_security = off",
                     "SET search_path = ''",
                     "SET standard_conforming_strings = on",
-                    "SET statement_timeout = 0",
-                    "SET idle_in_transaction_session_timeout = 0",
-                    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
-                    f"SET TRANSACTION SNAPSHOT {literal(made.snapshot or '')}",
+                    # How a copy reads whole tables is not how rows are looked up.
+                    *(f"RESET {name}" for name in _PLANNING),
                 ):
                     self.connection.execute(statement.encode())
             self.tables = self._tables({one.relation_id for one in snapshot.tables}, snapshot.lost)

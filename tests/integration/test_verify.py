@@ -17,10 +17,11 @@ import pytest
 
 import pgoutput_fast as pf
 from pgoutput_fast import cli, files
+from pgoutput_fast.catalog import catalog_of
 from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.replication import ReplicationConnection, capture, slots
-from pgoutput_fast.verify import Report, TableResult, VerifyProgress, verify
+from pgoutput_fast.verify import Report, TableResult, VerifyProgress, moment, verify
 from pgoutput_fast.verify.moment import Moment, ServerRows, ServerTable
 from pgoutput_fast.verify.targets import Target, open_target
 
@@ -140,6 +141,27 @@ def broken(made: Made, tmp_path: Path) -> Callable[..., TableResult]:
         return found
 
     return result
+
+
+def test_a_lock_that_others_wait_for(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for the tables that are compared does not make the comparison wait for ever."""
+    writer = threading.Thread(
+        target=run, args=[made.dsn, "BEGIN; LOCK TABLE a, parts IN ACCESS EXCLUSIVE MODE; END"]
+    )
+
+    def beside(*given: Any) -> Any:
+        writer.start()
+        with psycopg.connect(made.dsn, autocommit=True) as connection:
+            query = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            while connection.execute(query).fetchone() == (0,):
+                time.sleep(0.01)
+        return catalog_of(*given)
+
+    monkeypatch.setattr(moment, "catalog_of", beside)
+    report = made.verify(made.segments)
+    assert (report.exit_code, len(report.tables)) == (0, 6)
+    writer.join(30)
+    assert not writer.is_alive()
 
 
 @pytest.mark.parametrize(
