@@ -196,6 +196,38 @@ SCENES = {
         ),
     ),
 }
+LATER = {
+    "joins": Scene(
+        (
+            "ALTER PUBLICATION p DROP TABLE joins",
+            "UPDATE joins SET v = 'unseen' WHERE id % 2 = 0",
+            "ALTER PUBLICATION p ADD TABLE joins",
+        )
+    ),
+    "filtered": Scene(
+        tuple(
+            f"""BEGIN; ALTER PUBLICATION p DROP TABLE filtered;
+            ALTER PUBLICATION p ADD TABLE filtered WHERE (id % 5 <> {i}); END"""
+            for i in (1, 0)
+        )
+    ),
+    "listed": Scene(
+        tuple(
+            f"""BEGIN; ALTER PUBLICATION p DROP TABLE listed;
+            ALTER PUBLICATION p ADD TABLE listed ({columns}); END"""
+            for columns in ("id, n", "id, v, big")
+        )
+    ),
+    "truncated": Scene(("TRUNCATE truncated", filled("truncated", 1, 500))),
+    "again": Scene(
+        (
+            f"DROP TABLE again; {made('again')}; ALTER PUBLICATION p ADD TABLE again",
+            filled("again", 1, 100),
+        )
+    ),
+}
+"""What happens again once the first copies are made."""
+
 REPAIRED = {
     "attached": Scene(
         (
@@ -573,6 +605,9 @@ def run(version: int, scale: int, seconds: int, seed: int) -> None:
         wait_for("all copies but one", lambda: waiting(directory) == {secured}, 40.0)
         took, cpu = time.monotonic() - begin, capture.cpu()
         last = [one for one in capture.lines() if one["event"] == "progress"][-1]
+        for scene in LATER.values():
+            players.start(play, server.dsn(), scene, chance.random(), seconds / 12)
+        players.join()
         for name, scene in REPAIRED.items():
             oid = execute(server, f"SELECT '{name}'::regclass::oid::bigint")[0][0]
             assert len(Tables(directory).read()[oid].snapshots) == 1
