@@ -21,6 +21,7 @@ from ..errors import PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
 from ..segments.listing import contents, has_begun
 from .copies import Tables
+from .known import how_to_copy
 from .reading import Position, Reading, first_position, lacking, next_reading
 
 if TYPE_CHECKING:
@@ -145,8 +146,8 @@ class Consumer:
             if missing:
                 raise PgOutputError(
                     f"a new consumer of {self.directory} needs the changes since each table's "
-                    f"snapshot, and for the relations {missing} they are deleted: have these "
-                    f"tables copied again"
+                    f"snapshot, and for {len(missing)} tables they are deleted: "
+                    f"{how_to_copy(self.directory, missing)}"
                 )
             self._store(self.position)
 

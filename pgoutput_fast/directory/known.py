@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.messages import decode_rare
@@ -11,6 +12,7 @@ from ..segments.reader import SegmentReader
 from .copies import Tables
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 
@@ -50,3 +52,11 @@ def known_tables(directory: Path) -> dict[int, tuple[str, str]]:
                         name = (relation.namespace or "pg_catalog", relation.name)
                         found[relation.relation_id] = name
     return found
+
+
+def how_to_copy(directory: Path, relation_ids: Iterable[int]) -> str:
+    """What to do where tables have to be copied again, for errors: it names them."""
+    known = known_tables(directory)
+    names = [".".join(known[one]) if one in known else str(one) for one in relation_ids]
+    given = " ".join(f"--table {shlex.quote(name)}" for name in names)
+    return f"have them copied again: pgoutput-fast snapshot --dir {directory} {given}"

@@ -215,12 +215,8 @@ class Published:
         return self._sorted(one for one in found if not one.has_rows and one.kind != "p")
 
     def read(self) -> list[Table]:
-        """The tables of which a snapshot is made: roots with publish_via_partition_root."""
-        oids = set()
-        for one in self.publications:
-            for table in self.sent(one):
-                root = self.root(one, table)
-                oids.add(root.oid if one.via_root else table.oid)
+        """The tables that a snapshot reads: partitions themselves, also if their root is sent."""
+        oids = {table.oid for one in self.publications for table in self.sent(one)}
         return self._sorted(self.tables[oid] for oid in oids)
 
     def root(self, publication: Publication, table: Table) -> Table:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from pgoutput_fast.directory.copies import Tables
+from pgoutput_fast.directory.known import how_to_copy
 from pgoutput_fast.directory.looking import Look, check_file, look, readable
 from pgoutput_fast.directory.reading import (
     Position,
@@ -125,8 +126,8 @@ class SegmentSource:
         missing = lacking(position, found.states, begin)
         if missing:
             raise PgOutputError(
-                f"of the relations {missing} the changes since their snapshots are deleted from "
-                f"{self._where}: have these tables copied again"
+                f"of {len(missing)} tables the changes since their snapshots are deleted from "
+                f"{self._where}: {self._how_to_copy(missing)}"
             )
         return Progress(position)
 
@@ -208,9 +209,14 @@ class SegmentSource:
         missing = lacking(position, found.states, begin)
         if missing:
             raise PgOutputError(
-                f"of the relations {missing} changes that the directory lacks are deleted from "
-                f"{self._where}: have these tables copied again. consumer= has kept what is needed"
+                f"of {len(missing)} tables changes that the directory lacks are deleted from "
+                f"{self._where}: {self._how_to_copy(missing)}. consumer= keeps what is needed"
             )
+
+    def _how_to_copy(self, relation_ids: Iterable[int]) -> str:
+        """What to do where tables have to be copied again."""
+        where = Path(self._where)
+        return how_to_copy(where, relation_ids) if where.is_dir() else "have them copied again"
 
     def chunks(self, unit: Unit) -> Iterator[Chunk]:
         """The frames of a unit, as one stream."""
