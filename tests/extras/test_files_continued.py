@@ -56,7 +56,7 @@ def part_bytes_of(directory: Path) -> int:
     return plan.units[0].size + 1
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("format", files.FORMATS)
 def test_what_is_new_is_added(format: str, tmp_path: Path) -> None:
     land = Landing(tmp_path / "segments")
@@ -134,7 +134,7 @@ for line in sys.stdin:
 """Exports in a child each, so that the modules are imported once; prints calls and exit status."""
 
 
-@pytest.mark.sample(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("format", files.FORMATS)
 def test_killed_anywhere_the_next_call_gives_the_same(format: str, tmp_path: Path) -> None:
     land = Landing(tmp_path / "segments")

@@ -210,7 +210,8 @@ def kills(made: MadeDirectory, storage: Storage, tmp_path: Path, every: int, fir
     assert {segment.path.name for segment in list_segments(made.directory)} <= found.keys()
 
 
-@pytest.mark.parametrize("every", [41, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [41, 1])
 def test_killed_at_any_moment_it_goes_on(
     made: MadeDirectory, storage: Storage, tmp_path: Path, every: int
 ) -> None:

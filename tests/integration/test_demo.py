@@ -157,6 +157,7 @@ def test_the_wide_table_has_sparks_types(demo):
     assert found["fee"] == "decimal128(10, 2)"
 
 
+@pytest.mark.slow
 def test_two_tables_in_the_sparks_of_the_tests(spark, monkeypatch, tmp_path):
     """What stands for the demonstration where it would take too long: a part, in this process."""
     monkeypatch.setattr(run_module, "_spark", lambda *_: contextlib.nullcontext(spark))
@@ -319,7 +320,7 @@ def test_ctrl_c_leaves_nothing(place, tmp_path, phase, delay):
     place.assert_nothing_is_left()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
 def test_signals_end_the_command_without_a_word(place, tmp_path, number):
     """It comes to all processes, Spark's JVM among them, whose connections then break."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pgoutput_fast.replication.snapshot import ServerSnapshot
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sample(2)]
 
 PAGE = 8192
 

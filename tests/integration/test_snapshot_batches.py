@@ -16,7 +16,7 @@ from pgoutput_fast.replication import ReplicationConnection, RetryableError, slo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sample(2)]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pgoutput_fast.catalog import read_catalog
 from pgoutput_fast.directory.requests import request_copy
 from pgoutput_fast.replication import capture
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sample(2)]
 
 Rows = list[tuple[Any, ...]]
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pgoutput_fast.embedded import EmbeddedServer
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sample(2)]
 
 SCHEMA = (
     "CREATE TABLE a (id int PRIMARY KEY, t text, f float8, big text)",
