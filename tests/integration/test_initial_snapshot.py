@@ -18,7 +18,7 @@ from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.directory.consumers import Consumer, consumers
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.requests import request_copy, requested
-from pgoutput_fast.replication import RetryableError, capture, upkeep
+from pgoutput_fast.replication import RetryableError, capture, copier, upkeep
 from pgoutput_fast.replication.membership import read_members
 
 pytestmark = [pytest.mark.integration, pytest.mark.sample(2)]
@@ -384,4 +384,47 @@ def test_a_disk_that_is_almost_full(shop: Any, tmp_path: Path) -> None:
     with pytest.raises(pf.PgOutputError, match=r"bytes free, less than .* nothing is lost"):
         finish(shop, tmp_path, min_free=1 << 60)
     finish(shop, tmp_path)
+    check(shop, Folded(tmp_path).take(), "big", "small", "empty")
+
+
+def test_a_table_that_returns_is_seen_in_the_stream(
+    shop: Any, tmp_path: Path, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "_WATCH_INTERVAL", 3600.0)  # nobody asks
+    small = oid(shop, "small")
+    with running(shop, tmp_path):
+        wait_until(lambda: copied(tmp_path, small))
+        shop.execute("UPDATE small SET v = 'seen' WHERE id = 1")
+        time.sleep(0.3)
+        shop.execute(
+            "ALTER PUBLICATION p DROP TABLE small",
+            "DELETE FROM small WHERE id = 2",
+            "ALTER PUBLICATION p ADD TABLE small",
+            "UPDATE small SET v = 'seen again' WHERE id = 3",
+        )
+        wait_until(lambda: copied(tmp_path, small) == 2)
+    finish(shop, tmp_path)
+    check(shop, Folded(tmp_path).take(), "big", "small", "empty")
+
+
+def test_a_table_that_leaves_while_it_is_copied(
+    shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "_WATCH_INTERVAL", 3600.0)
+    take = copier._Round._take
+    left = []
+
+    def leaves(self: Any, part: Any, frames: Any) -> None:
+        if part.table.name == "small" and not left:
+            left.append(part)
+            shop.execute(
+                "ALTER PUBLICATION p DROP TABLE small",
+                "DELETE FROM small WHERE id = 1",
+                "ALTER PUBLICATION p ADD TABLE small",
+            )
+        take(self, part, frames)
+
+    monkeypatch.setattr(copier._Round, "_take", leaves)
+    finish(shop, tmp_path)
+    assert left
     check(shop, Folded(tmp_path).take(), "big", "small", "empty")
