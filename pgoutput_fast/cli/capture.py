@@ -240,7 +240,7 @@ _positive_seconds = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--grace",
     type=_positive_seconds,
-    default=60.0,
+    default=3600.0,
     show_default=True,
     metavar="SECONDS",
     help="For so long a file stays after it was merged into another one.",

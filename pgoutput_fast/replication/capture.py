@@ -67,7 +67,7 @@ def capture(
     snapshot: Literal["never", "initial", "only"] = "never",
     connections: int = 2,
     merge: bool = True,
-    grace: float = 60.0,
+    grace: float = 3600.0,
     keep_seconds: float | None = None,
     keep_bytes: int | None = None,
     silent_after: float | None = None,
