@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._disk import claim_directory, fsync_path, write_whole
 from ..connections import RetryableError
+from ..directory import consumers, copies, history, requests, snapshots
+from ..directory.uploading import UPLOAD_NAME
 from ..errors import PgOutputError
 from ..lsn import format_lsn
-from ..segments import SegmentMetadata, SegmentWriter
+from ..segments import SegmentMetadata, SegmentWriter, prepared
 from ..segments.format import SLOT_NAME
 from ..segments.listing import has_begun
 from .attempt import unless_stopped
@@ -21,11 +24,16 @@ from .walsender import CreatedSlot, ReplicationConnection, SlotState
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
-    from pathlib import Path
 
     from ..connections import ConnectionParameters
     from .snapshot import ServerSnapshot
     from .stream_options import StreamOptions
+
+# What a capture that was ended early has left in a new directory; and what a file system has made.
+_OWN_NAMES = {
+    SLOT_NAME, UPLOAD_NAME, copies.DIRECTORY_NAME, snapshots.DIRECTORY_NAME, history.DIRECTORY_NAME,
+    requests.DIRECTORY_NAME, consumers.DIRECTORY_NAME, prepared.DIRECTORY_NAME, "lost+found",
+}  # fmt: skip
 
 
 class _Intention:
@@ -210,6 +218,29 @@ def _make_slot(
         raise
 
 
+def _check_empty(directory: Path) -> None:
+    """Refuse a new directory that holds something else, such as an export.
+
+    Raises
+    ------
+    PgOutputError
+        There are other things in it, or it can't be read.
+    """
+    try:
+        found = sorted(path.name for path in directory.iterdir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise PgOutputError(f"can't read {directory}: {error.strerror}") from error
+    others = [name for name in found if name not in _OWN_NAMES and not name.startswith(".")]
+    if others:
+        shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
+        raise PgOutputError(
+            f"{directory} has other things in it ({shown}), and no capture has begun there: give "
+            f"a new or an empty directory"
+        )
+
+
 def _check_beginning(
     state: SlotState | None, slot: str, directory: str | os.PathLike[str], *, adopt_slot: bool
 ) -> None:
@@ -222,6 +253,8 @@ def _check_beginning(
         not new.
     """
     begun = has_begun(directory)
+    if not begun:
+        _check_empty(Path(directory))
     if state is not None and not adopt_slot and not begun:
         raise PgOutputError(
             f"slot {slot!r} is there already, and no capture has begun in "

@@ -428,3 +428,11 @@ def test_a_table_that_leaves_while_it_is_copied(
     finish(shop, tmp_path)
     assert left
     check(shop, Folded(tmp_path).take(), "big", "small", "empty")
+
+
+def test_a_directory_that_holds_something_else(shop: Any, tmp_path: Path) -> None:
+    tmp_path.joinpath("public.t.parquet").write_bytes(b"x")
+    with pytest.raises(pf.PgOutputError, match=r"has other things in it \(public\.t\.parquet\)"):
+        finish(shop, tmp_path, adopt_slot=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["public.t.parquet"]
+    assert shop.slots() == {}
