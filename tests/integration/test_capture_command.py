@@ -410,7 +410,7 @@ def test_metrics_are_the_servers_facts(
             assert found["open_transactions"] == 1
             assert found["transactions_total"] == found["changes_total"] == 0
         wait_until(lambda: scrape()["transactions_total"])
-        wait_until(lambda: scrape()["lag_bytes"] == 0)
+        wait_until(lambda: scrape().get("lag_bytes") == 0)  # left out while it is not known
         assert (found["changes_total"], found["segments_total"]) == (4000, 1)
         assert found["open_transactions"] == found["spilled_bytes"] == 0
         ((confirmed, committed),) = published.execute(
