@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,12 @@ IMPLEMENTATIONS = {
     "cython": "pgoutput_fast.decoding._core",
     "python": "pgoutput_fast.decoding._pure",
 }
+
+
+# A shell without job control has SIGINT ignored in what it starts in the background, and programs
+# that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
