@@ -148,7 +148,8 @@ class Capture:
     def begin(self, confirmed: int) -> None:
         directory, world = self.directory, self.world
         self.tables = Tables(directory)
-        self.known = set(self.tables.read())
+        states = self.tables.read()
+        self.known = {oid for oid, state in states.items() if state.copies[-1].state != "gone"}
         delete_unfinished(directory, self.tables.read())
         self.keeper = PreparedTransactions(directory, self.writer.position)
         self.assembler = Assembler(keeper=self.keeper, unknown_prepared="error")
