@@ -150,7 +150,7 @@ def first_position(states: Mapping[int, TableState], begin: int) -> Position:
         last = state.copies[-1]
         if last.state == "gone":
             tables[relation_id] = last.lsn
-        elif state.snapshots:
+        elif state.snapshots and (state.held_from is None or begin <= state.snapshots[-1].lsn):
             tables[relation_id] = state.snapshots[-1].lsn - 1
         elif state.held_from is not None:
             tables[relation_id] = state.held_from

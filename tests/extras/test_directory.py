@@ -22,9 +22,9 @@ from written_segments import (
 
 from pgoutput_fast.directory import merging
 from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consumer
-from pgoutput_fast.directory.copies import Tables
+from pgoutput_fast.directory.copies import Copy, Tables, TableState
 from pgoutput_fast.directory.merging import FAN, delete_covered, merge, mergeable
-from pgoutput_fast.directory.reading import Position, next_reading
+from pgoutput_fast.directory.reading import Position, first_position, next_reading
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments import copying, list_segments, listing
@@ -250,3 +250,11 @@ def test_what_a_table_had_that_left_while_it_waited_does_not_count(tmp_path: Pat
     assert windows(99, 900) == ((100, 500), 500)
     reading = next_reading(Position(500, {}), tables.read(), 900)
     assert [copy.lsn for copy in reading.of(1).snapshots] == [850]
+
+
+def test_where_a_new_consumer_begins_with_a_table_that_waits() -> None:
+    whole, order = Copy(1, 1, True, "snapshot", 100), Copy(1, 2, False, "waiting", 500)
+    states = {1: TableState((whole, order))}
+    assert first_position(states, 100) == Position(100, {1: 99})
+    # What came behind the copy is deleted.
+    assert first_position(states, 300) == Position(300, {1: 500})
