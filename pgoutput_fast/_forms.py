@@ -7,6 +7,11 @@ import types
 import typing
 from typing import Any
 
+from .errors import PgOutputError
+
+# What reading a JSON file raises if its content has another form.
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, PgOutputError)
+
 
 def of_form(value: object, form: Any, place: str = "") -> Any:
     """A value from JSON, as the type that an annotation names.

@@ -29,7 +29,7 @@
     X(SLOW) X(INT2_TEXT) X(UINT4_TEXT) X(UINT4_WIDE_TEXT) X(SAME2) X(UINT4_WIDE) X(FLOAT4_TEXT) \
     X(NUMERIC_TEXT) X(NUMERIC_BINARY) X(ASCII) X(BYTES) X(BYTEA_TEXT) X(UUID_UTF8_TEXT) \
     X(UUID_UTF8_BINARY) X(TIME_TEXT) X(TIME_BINARY) X(TIME_NS_TEXT) X(TIME_NS_BINARY) \
-    X(INTERVAL_BINARY) X(LABEL) X(NESTED_TEXT) X(NESTED_BINARY)
+    X(INTERVAL_BINARY) X(CHAR_TEXT) X(CHAR_BINARY) X(LABEL) X(NESTED_TEXT) X(NESTED_BINARY)
 
 /* Those that rows are full of, and which values each takes: the kind ('t' or 'b'; 0: the kind that
  * the column had before), the length (PGF_ANY: it is in front of the value), and how many of these

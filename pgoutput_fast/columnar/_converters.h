@@ -229,6 +229,32 @@ static int pgf_put_uuid_text(pgf_column *column, int64_t row, const uint8_t *byt
     return pgf_added(column, row, 36);
 }
 
+/* Store the text of a "char" as servers from version 15 on print it: nothing for 0, and a backslash
+ * and octal digits for a byte that is not ASCII.
+ */
+static int pgf_put_char(pgf_column *column, int64_t row, uint8_t byte)
+{
+    uint8_t octal[4] = {'\\', '0' + (byte >> 6), '0' + (byte >> 3 & 7), '0' + (byte & 7)};
+    size_t length = byte < 0x80 ? byte != 0 : sizeof octal;
+    int status = pgf_room(column, row, length);
+    if (status != PGF_DONE)
+        return status;
+    memcpy(pgf_end(column, row), byte < 0x80 ? &byte : octal, length);
+    return pgf_added(column, row, length);
+}
+
+/* Store a "char" that a server has printed; version 14 prints each byte as itself. */
+static int pgf_put_char_text(pgf_column *column, int64_t row, const uint8_t *at, size_t length)
+{
+    if (length <= 1)
+        return pgf_put_char(column, row, length ? at[0] : 0);
+    if (length != 4 || at[0] != '\\' || at[1] < '0' || at[1] > '3' || at[2] < '0' || at[2] > '7'
+        || at[3] < '0' || at[3] > '7')
+        return PGF_UNUSUAL;
+    return pgf_put_char(
+        column, row, (uint8_t)((at[1] - '0') << 6 | (at[2] - '0') << 3 | (at[3] - '0')));
+}
+
 static int pgf_put_interval(pgf_column *column, int64_t row, const uint8_t *at)
 {
     int64_t microseconds = (int64_t)pgf_load8(at);
@@ -308,6 +334,10 @@ static PGF_OUTLINE int pgf_convert_rare(
         return pgf_put8(column, row, (uint64_t)(number * (code == TIME_NS_BINARY ? 1000 : 1)));
     case INTERVAL_BINARY:
         return length == 16 ? pgf_put_interval(column, row, at) : PGF_UNUSUAL;
+    case CHAR_TEXT:
+        return pgf_put_char_text(column, row, at, length);
+    case CHAR_BINARY:
+        return length == 1 ? pgf_put_char(column, row, at[0]) : PGF_UNUSUAL;
     case LABEL:
         number = *pgf_slot(column->labels, at, length) - 1;
         return number >= 0 ? pgf_put4(column, row, (uint32_t)number) : PGF_UNUSUAL;

@@ -29,7 +29,8 @@ CONVERTERS = {
             "slow", "int2_text", "uint4_text", "uint4_wide_text", "same2", "uint4_wide",
             "float4_text", "numeric_text", "numeric_binary", "ascii", "bytes", "bytea_text",
             "uuid_utf8_text", "uuid_utf8_binary", "time_text", "time_binary", "time_ns_text",
-            "time_ns_binary", "interval_binary", "label", "nested_text", "nested_binary",
+            "time_ns_binary", "interval_binary", "char_text", "char_binary", "label",
+            "nested_text", "nested_binary",
             # Those that rows are full of.
             "skip", "same4", "same8", "date_binary", "timestamp_binary", "int4_text", "int8_text",
             "bool_text", "bool_binary", "decimal_text", "decimal_binary", "timestamp_text",

@@ -581,7 +581,7 @@ def _char(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Fi
         form: str = codec.text_form(value)
         return form.encode()
 
-    return _stored(codec, store, "u", -1)
+    return _stored(codec, store, "u", -1, "char_text", "char_binary")
 
 
 def _bytea(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:

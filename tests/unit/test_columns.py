@@ -822,3 +822,34 @@ def test_the_last_moment_of_a_day_with_a_zone(target: str, choice: str) -> None:
     batches = batches_of(frames, target=target, policies=pf.Policies(out_of_range=choice))
     expected = {"t": "24:00:00+00", "a": ["24:00:00-03:30", "12:00:00.5+00"]}
     assert column(batches, "after") == [expected, expected]
+
+
+def test_every_byte_of_a_char() -> None:
+    """Also in arrays. Version 14 prints each byte as itself, later ones as octal digits."""
+    shown = ["", *map(chr, range(1, 128)), *(f"\\{byte:03o}" for byte in range(128, 256))]
+    raw = [bytes([byte]) for byte in range(256)]
+    octal = [f"\\{byte:03o}".encode() for byte in range(256)]
+    for sent in ([binary(one) for one in raw], [text(one) for one in (b"", *raw[1:])],
+                 [text(one) for one in raw], [text(one) for one in octal]):  # fmt: skip
+        frames = [relation([("c", 18)]), *map(insert, sent)]
+        assert [one["c"] for one in column(batches_of(frames), "after")] == shown
+    head = struct.pack(">IIIII", 1, 0, 18, 256, 1)
+    array = binary(head + b"".join(struct.pack(">I", 1) + one for one in raw))
+    assert column(batches_of([relation([("c", 1002)]), insert(array)]), "after") == [{"c": shown}]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        binary(b""), binary(b"ab"), binary(rb"\351"), text("ab"), text("abc"), text(r"\351 "),
+        text(r"\400"), text(r"\38"), text(r"\380"), text(r"\308"), text(r"\/00"), text("/351"),
+        text("0351"), text(r"\35:"),
+    ],
+)  # fmt: skip
+def test_what_is_no_char(sent: tuple[str, bytes]) -> None:
+    decoder = pf.ColumnarDecoder(on_error="collect")
+    batches = list(decoder.decode([relation([("c", 18)]), insert(text("x")), insert(sent)]))
+    assert column(batches, "after") == [{"c": "x"}]
+    (bad,) = decoder.errors
+    assert (bad.frame, bad.error.code) == (2, "bad_value")
+    assert 'char"' in str(bad.error)
