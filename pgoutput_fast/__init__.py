@@ -117,6 +117,7 @@ __all__ = [
 ]
 
 _NEEDS: dict[str, tuple[str, ...]] = {
+    "apply": ("pyarrow",),
     "catalog": (),
     "embedded": (),
     "files": (),

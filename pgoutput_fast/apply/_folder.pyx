@@ -1,0 +1,542 @@
+# cython: annotation_typing=False
+"""Follow the rows of a table from change to change, compiled. The twin of ``_pure_folder.py``.
+
+The keys that were touched are *places*, found by a hash table with open addressing; the rows that
+are there are *tenants*, which a change of their key takes to another place. Neither is a Python
+object. A tenant whose row is deleted is used again.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+cimport cython
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp, memcpy, memset
+
+from pgoutput_fast.columnar._memory cimport Growing, room
+
+from . import steps as codes
+from .steps import Followed
+
+cdef enum:
+    INSERT = 0
+    UPDATE = 1
+    DELETE = 2
+
+cdef enum:
+    FITS = 0
+    OCCUPIED = 1
+    VACANT = 2
+    NO_MEMORY = 3
+
+cdef enum:
+    UNKNOWN = -1
+
+cdef enum:
+    # Changes whose keys are looked up together: while one waits for memory, the others do too.
+    TOGETHER = 32
+
+cdef extern from *:
+    """
+    #if defined(__GNUC__) || defined(__clang__)
+    #define PGF_PREFETCH(address) __builtin_prefetch(address)
+    #else
+    #define PGF_PREFETCH(address) ((void)(address))
+    #endif
+    """
+    void prefetch "PGF_PREFETCH"(const void *address) noexcept nogil
+
+assert (INSERT, UPDATE, DELETE) == (codes.INSERT, codes.UPDATE, codes.DELETE)
+assert (FITS, OCCUPIED, VACANT, UNKNOWN) == (
+    codes.FITS, codes.OCCUPIED, codes.VACANT, codes.UNKNOWN
+)
+
+
+# A key: an integer, or so many bytes.
+cdef struct Key:
+    int64_t number
+    const uint8_t *at
+    int64_t size
+
+
+cdef struct Place:
+    uint64_t hash
+    int64_t key  # the integer, or where its bytes begin
+    int64_t size
+    int64_t tenant  # UNKNOWN: no row is there now
+    int64_t last
+    bint held
+
+
+cdef struct Tenant:
+    int64_t home  # the place where the table had the row; UNKNOWN for one that was inserted
+    int64_t row
+    int64_t origin
+    int64_t vector  # where its sources begin, which it keeps when it is used again; or UNKNOWN
+    bint mixed  # whether these count
+
+
+cdef class _Keys:
+    """The arrays of keys, as they are read without Python."""
+
+    cdef const int64_t[::1] numbers
+    cdef const uint8_t[::1] data
+    cdef const int64_t[::1] ends
+    cdef bint integers
+
+    cdef inline Key take(self, Py_ssize_t i) noexcept nogil:
+        cdef Key key
+        if self.integers:
+            key.number, key.at, key.size = self.numbers[i], NULL, 0
+        else:
+            key.number, key.size = 0, self.ends[i + 1] - self.ends[i]
+            key.at = &self.data[self.ends[i]] if key.size else NULL
+        return key
+
+
+cdef _Keys keys_of(object keys, bint integers, Py_ssize_t count):
+    cdef _Keys result = _Keys.__new__(_Keys)
+    cdef Py_ssize_t i
+    result.integers = integers
+    if integers:
+        result.numbers = keys.values
+        if result.numbers.shape[0] != count:
+            raise ValueError("not as many keys as rows")
+        return result
+    result.data, result.ends = keys.values, keys.ends
+    if result.ends.shape[0] != count + 1 or result.ends[0] < 0:
+        raise ValueError("not as many keys as rows")
+    for i in range(count):
+        if result.ends[i] > result.ends[i + 1]:
+            raise ValueError("the ends of keys must rise")
+    if result.ends[count] > result.data.shape[0]:
+        raise ValueError("a key ends behind the bytes")
+    return result
+
+
+cdef inline uint64_t mixed(uint64_t value) noexcept nogil:
+    value = (value ^ (value >> 30)) * <uint64_t> 0xBF58476D1CE4E5B9
+    value = (value ^ (value >> 27)) * <uint64_t> 0x94D049BB133111EB
+    return value ^ (value >> 31)
+
+
+@cython.final
+cdef class Folder:
+    __doc__ = "Goes through the changes of a table with a key."
+
+    cdef readonly bint truncated
+    cdef readonly int misfit
+    cdef Py_ssize_t width
+    cdef bint integers
+    cdef uint64_t seed
+    cdef Growing places, tenants, bytes, vectors
+    # The tenant that is used next, and by its `home` those after it; UNKNOWN if there is none.
+    cdef int64_t spare
+    # Numbers of places, UNKNOWN where there is none; their number is a power of two.
+    cdef int64_t *table
+    cdef uint64_t table_mask
+
+    def __cinit__(self, Py_ssize_t width, bint integers):
+        self.width, self.integers = width, integers
+        # Nobody who chooses keys shall know which of them meet in the table.
+        self.seed = int.from_bytes(os.urandom(8), "little")
+        self.places.item, self.tenants.item = sizeof(Place), sizeof(Tenant)
+        self.bytes.item, self.vectors.item = 1, sizeof(int64_t)
+        self.spare = UNKNOWN
+        if self.enlarge_table(1024) < 0:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.places.at)
+        free(self.tenants.at)
+        free(self.bytes.at)
+        free(self.vectors.at)
+        free(self.table)
+
+    def add(
+        self, int64_t first, const uint8_t[::1] steps, object keys,
+        const int64_t[::1] moved_rows, object moved_keys,
+        const int64_t[::1] unsent_rows, const int64_t[::1] unsent_columns,
+    ):
+        cdef _Keys now = keys_of(keys, self.integers, steps.shape[0])
+        cdef _Keys before = keys_of(moved_keys, self.integers, moved_rows.shape[0])
+        cdef Py_ssize_t i, count = steps.shape[0]
+        cdef Py_ssize_t move = 0, moves = moved_rows.shape[0]
+        cdef Py_ssize_t pair = 0, pairs = unsent_rows.shape[0], end
+        cdef int fault = FITS
+        cdef uint64_t[TOGETHER] hashes
+        if unsent_columns.shape[0] != pairs:
+            raise ValueError("not as many columns as rows that lack them")
+        for i in range(pairs):
+            if not 0 <= unsent_columns[i] < self.width:
+                raise IndexError("no such column")
+        with nogil:
+            for i in range(count):
+                if i % TOGETHER == 0:
+                    self.look_ahead(now, i, min(i + TOGETHER, count), hashes)
+                while pair < pairs and unsent_rows[pair] < i:
+                    pair += 1
+                end = pair
+                while end < pairs and unsent_rows[end] == i:
+                    end += 1
+                if move < moves and moved_rows[move] == i:
+                    fault = self.step(
+                        first + i, steps[i], now.take(i), hashes[i % TOGETHER],
+                        before.take(move), True,
+                        &unsent_columns[pair] if end > pair else NULL, end - pair,
+                    )
+                    move += 1
+                else:
+                    fault = self.step(
+                        first + i, steps[i], now.take(i), hashes[i % TOGETHER],
+                        now.take(i), False,
+                        &unsent_columns[pair] if end > pair else NULL, end - pair,
+                    )
+                if fault != FITS:
+                    break
+            else:
+                i = -1
+        if fault == NO_MEMORY:
+            raise MemoryError
+        self.misfit = fault
+        return i
+
+    def truncate(self):
+        self.truncated = True
+        self.places.count = self.tenants.count = self.bytes.count = self.vectors.count = 0
+        self.spare = UNKNOWN
+        memset(self.table, 0xFF, (self.table_mask + 1) * sizeof(int64_t))
+
+    # The hashes of some keys. What is known of them is brought into the cache, as far as it lies
+    # where it is first looked for: the table, the place, its tenant.
+    cdef void look_ahead(
+        self, _Keys keys, Py_ssize_t first, Py_ssize_t end, uint64_t *hashes
+    ) noexcept nogil:
+        cdef Py_ssize_t i
+        cdef int64_t place
+        for i in range(first, end):
+            hashes[i - first] = self.hashed(keys.take(i))
+            prefetch(&self.table[hashes[i - first] & self.table_mask])
+        for i in range(first, end):
+            place = self.table[hashes[i - first] & self.table_mask]
+            if place != UNKNOWN:
+                prefetch(<Place *> self.places.at + place)
+        for i in range(first, end):
+            place = self.table[hashes[i - first] & self.table_mask]
+            if place != UNKNOWN:
+                place = (<Place *> self.places.at)[place].tenant
+                if place != UNKNOWN:
+                    prefetch(<Tenant *> self.tenants.at + place)
+
+    cdef int step(
+        self, int64_t number, uint8_t step, Key key, uint64_t hash, Key old, bint moved,
+        const int64_t *unsent, Py_ssize_t count,
+    ) noexcept nogil:
+        cdef int64_t tenant, place, before
+        cdef int fault = FITS
+        cdef uint64_t old_hash = 0
+        if moved:
+            old_hash = self.hashed(old)
+            moved = old_hash != hash or not self.same(key, old)
+        if step == UPDATE and not moved:
+            place = self.there(key, hash, &fault)
+            if place < 0:
+                return fault
+            tenant = (<Place *> self.places.at)[place].tenant
+            (<Place *> self.places.at)[place].last = number
+            return self.sent(tenant, number, unsent, count)
+        if step == INSERT:
+            tenant = self.new_tenant(UNKNOWN)
+            if tenant < 0:
+                return NO_MEMORY
+        else:
+            if step == DELETE:
+                before = self.there(key, hash, &fault)
+            else:
+                before = self.there(old, old_hash, &fault)
+            if before < 0:
+                return fault
+            tenant = self.leave(before, number)
+            if step == DELETE:
+                (<Tenant *> self.tenants.at)[tenant].home = self.spare
+                (<Tenant *> self.tenants.at)[tenant].mixed = False
+                self.spare = tenant
+                return FITS
+        place = self.find(key, hash)
+        if place < 0:
+            place = self.new_place(key, hash, False)
+            if place < 0:
+                return NO_MEMORY
+        if (<Place *> self.places.at)[place].tenant != UNKNOWN:
+            return OCCUPIED
+        (<Place *> self.places.at)[place].tenant = tenant
+        (<Place *> self.places.at)[place].last = number
+        return self.sent(tenant, number, unsent, count)
+
+    # The place of a key at which a row is; -1, and `fault` says why, if there is none.
+    cdef inline int64_t there(self, Key key, uint64_t hash, int *fault) noexcept nogil:
+        cdef int64_t tenant, place = self.find(key, hash)
+        if place < 0 and not self.truncated:
+            place = self.new_place(key, hash, True)
+            tenant = self.new_tenant(place) if place >= 0 else -1
+            if tenant < 0:
+                fault[0] = NO_MEMORY
+                return -1
+            (<Place *> self.places.at)[place].tenant = tenant
+        if place < 0 or (<Place *> self.places.at)[place].tenant == UNKNOWN:
+            fault[0] = VACANT
+            return -1
+        return place
+
+    cdef inline int64_t leave(self, int64_t at, int64_t number) noexcept nogil:
+        cdef Place *place = <Place *> self.places.at + at
+        cdef int64_t found = place.tenant
+        cdef Tenant *tenant = <Tenant *> self.tenants.at + found
+        place.tenant, place.last = UNKNOWN, number
+        if tenant.home == at and tenant.origin == UNKNOWN:
+            tenant.origin = number
+        return found
+
+    cdef int sent(
+        self, int64_t which, int64_t number, const int64_t *unsent, Py_ssize_t count
+    ) noexcept nogil:
+        cdef Tenant *tenant = <Tenant *> self.tenants.at + which
+        cdef int64_t *sources
+        cdef Py_ssize_t column, i
+        if count == 0:
+            tenant.mixed, tenant.row = False, number
+            return FITS
+        if tenant.vector == UNKNOWN:
+            if room(&self.vectors, self.width) < 0:
+                return NO_MEMORY
+            tenant.vector = self.vectors.count
+            self.vectors.count += self.width
+        sources = <int64_t *> self.vectors.at + tenant.vector
+        if not tenant.mixed:
+            for column in range(self.width):
+                sources[column] = tenant.row
+        i = 0
+        for column in range(self.width):
+            if i < count and unsent[i] == column:
+                i += 1
+            else:
+                sources[column] = number
+        tenant.mixed, tenant.row = True, number
+        return FITS
+
+    cdef inline uint64_t hashed(self, Key key) noexcept nogil:
+        cdef uint64_t word, hash
+        cdef int64_t at = 0
+        if self.integers:
+            return mixed(<uint64_t> key.number ^ self.seed)
+        hash = self.seed ^ <uint64_t> key.size
+        while key.size - at >= 8:
+            memcpy(&word, key.at + at, 8)
+            hash = mixed(hash ^ word)
+            at += 8
+        if at < key.size:
+            word = 0
+            memcpy(&word, key.at + at, key.size - at)
+            hash = mixed(hash ^ word)
+        return mixed(hash)
+
+    cdef inline bint same(self, Key one, Key other) noexcept nogil:
+        if self.integers:
+            return one.number == other.number
+        return one.size == other.size and (
+            one.size == 0 or memcmp(one.at, other.at, one.size) == 0
+        )
+
+    cdef inline int64_t find(self, Key key, uint64_t hash) noexcept nogil:
+        cdef uint64_t at = hash & self.table_mask
+        cdef int64_t found = self.table[at]
+        cdef Place *place
+        while found != UNKNOWN:
+            place = <Place *> self.places.at + found
+            if place.hash == hash:
+                if self.integers:
+                    if place.key == key.number:
+                        return found
+                elif place.size == key.size and (
+                    key.size == 0
+                    or memcmp(<uint8_t *> self.bytes.at + place.key, key.at, key.size) == 0
+                ):
+                    return found
+            at = (at + 1) & self.table_mask
+            found = self.table[at]
+        return -1
+
+    # -1: no memory.
+    cdef int64_t new_place(self, Key key, uint64_t hash, bint held) noexcept nogil:
+        cdef Place *place
+        cdef int64_t number = self.places.count
+        if <uint64_t> number * 2 > self.table_mask and (
+            self.enlarge_table((self.table_mask + 1) * 2) < 0
+        ):
+            return -1
+        if room(&self.places, 1) < 0 or room(&self.bytes, key.size) < 0:
+            return -1
+        place = <Place *> self.places.at + number
+        place.hash, place.held, place.tenant, place.last = hash, held, UNKNOWN, UNKNOWN
+        place.key, place.size = key.number, key.size
+        if not self.integers:
+            place.key = self.bytes.count
+            if key.size:
+                memcpy(<uint8_t *> self.bytes.at + self.bytes.count, key.at, key.size)
+            self.bytes.count += key.size
+        self.places.count += 1
+        self.enter(number, hash)
+        return number
+
+    cdef inline void enter(self, int64_t number, uint64_t hash) noexcept nogil:
+        cdef uint64_t at = hash & self.table_mask
+        while self.table[at] != UNKNOWN:
+            at = (at + 1) & self.table_mask
+        self.table[at] = number
+
+    cdef int enlarge_table(self, uint64_t size) noexcept nogil:
+        cdef int64_t *table = <int64_t *> calloc(size, sizeof(int64_t))
+        cdef Py_ssize_t i
+        if table == NULL:
+            return -1
+        free(self.table)
+        self.table, self.table_mask = table, size - 1
+        memset(table, 0xFF, size * sizeof(int64_t))
+        for i in range(<Py_ssize_t> self.places.count):
+            self.enter(i, (<Place *> self.places.at)[i].hash)
+        return 0
+
+    # -1: no memory.
+    cdef int64_t new_tenant(self, int64_t home) noexcept nogil:
+        cdef int64_t number = self.spare
+        cdef Tenant *tenant
+        if number != UNKNOWN:
+            tenant = <Tenant *> self.tenants.at + number
+            self.spare = tenant.home
+        else:
+            if room(&self.tenants, 1) < 0:
+                return -1
+            number = self.tenants.count
+            self.tenants.count += 1
+            tenant = <Tenant *> self.tenants.at + number
+            tenant.vector = UNKNOWN
+        tenant.home, tenant.row, tenant.origin, tenant.mixed = home, UNKNOWN, UNKNOWN, False
+        return number
+
+    def widen(self, Py_ssize_t width):
+        cdef Growing wider
+        cdef Place *place
+        cdef Tenant *tenant
+        cdef int64_t *sources
+        cdef Py_ssize_t i, column
+        memset(&wider, 0, sizeof(Growing))
+        wider.item = sizeof(int64_t)
+        # Those of tenants that are used again are not kept.
+        for i in range(<Py_ssize_t> self.tenants.count):
+            tenant = <Tenant *> self.tenants.at + i
+            if not tenant.mixed:
+                tenant.vector = UNKNOWN
+        for i in range(<Py_ssize_t> self.places.count):
+            place = <Place *> self.places.at + i
+            if place.tenant == UNKNOWN:
+                continue
+            tenant = <Tenant *> self.tenants.at + place.tenant
+            if not tenant.mixed:
+                continue
+            if room(&wider, width) < 0:
+                free(wider.at)
+                raise MemoryError
+            sources = <int64_t *> wider.at + wider.count
+            for column in range(width):
+                sources[column] = UNKNOWN
+            memcpy(sources, <int64_t *> self.vectors.at + tenant.vector,
+                   self.width * sizeof(int64_t))
+            tenant.vector = wider.count
+            wider.count += width
+        free(self.vectors.at)
+        self.vectors, self.width = wider, width
+
+    def used(self, Py_ssize_t count):
+        # The first mark is for UNKNOWN.
+        marks = np.zeros(count + 1, np.uint8)
+        cdef uint8_t[::1] marked = marks
+        cdef Place *place
+        cdef Tenant *tenant
+        cdef Py_ssize_t i, column
+        for i in range(<Py_ssize_t> self.places.count):
+            place = <Place *> self.places.at + i
+            marked[place.last + 1] = 1
+            if place.tenant == UNKNOWN:
+                continue
+            tenant = <Tenant *> self.tenants.at + place.tenant
+            marked[tenant.row + 1] = 1
+            marked[tenant.origin + 1] = 1
+            if tenant.mixed:
+                for column in range(self.width):
+                    marked[(<int64_t *> self.vectors.at)[tenant.vector + column] + 1] = 1
+        return marks[1:]
+
+    def renumber(self, const int64_t[::1] numbers):
+        cdef Place *place
+        cdef Tenant *tenant
+        cdef int64_t *source
+        cdef Py_ssize_t i, column
+        for i in range(<Py_ssize_t> self.places.count):
+            place = <Place *> self.places.at + i
+            place.last = renumbered(numbers, place.last)
+            if place.tenant == UNKNOWN:
+                continue
+            tenant = <Tenant *> self.tenants.at + place.tenant
+            tenant.row = renumbered(numbers, tenant.row)
+            tenant.origin = renumbered(numbers, tenant.origin)
+            if tenant.mixed:
+                for column in range(self.width):
+                    source = <int64_t *> self.vectors.at + tenant.vector + column
+                    source[0] = renumbered(numbers, source[0])
+
+    def followed(self):
+        cdef Place *place
+        cdef Tenant *tenant
+        cdef Py_ssize_t i, count = 0, mixed_count = 0
+        for i in range(<Py_ssize_t> self.places.count):
+            place = <Place *> self.places.at + i
+            if place.tenant != UNKNOWN:
+                count += 1
+                mixed_count += (<Tenant *> self.tenants.at)[place.tenant].mixed
+            else:
+                count += place.held
+        held_array = np.empty(count, np.uint8)
+        arrays = np.empty((4, count), np.int64)
+        source_array = np.empty((mixed_count, self.width), np.int64)
+        cdef uint8_t[::1] held_at = held_array
+        cdef int64_t[:, ::1] at = arrays
+        cdef int64_t[:, ::1] sources_at = source_array
+        cdef Py_ssize_t n = 0, vector = 0
+        for i in range(<Py_ssize_t> self.places.count):
+            place = <Place *> self.places.at + i
+            if place.tenant == UNKNOWN and not place.held:
+                continue
+            held_at[n] = place.held
+            at[0, n] = at[1, n] = at[3, n] = UNKNOWN
+            at[2, n] = place.last
+            if place.tenant != UNKNOWN:
+                tenant = <Tenant *> self.tenants.at + place.tenant
+                at[0, n] = tenant.row
+                if tenant.mixed:
+                    at[1, n] = vector
+                    memcpy(&sources_at[vector, 0],
+                           <int64_t *> self.vectors.at + tenant.vector,
+                           self.width * sizeof(int64_t))
+                    vector += 1
+                if tenant.home != i:
+                    at[3, n] = tenant.origin
+            n += 1
+        return Followed(held_array, arrays[0], arrays[1], arrays[2], arrays[3], source_array)
+
+
+cdef inline int64_t renumbered(const int64_t[::1] numbers, int64_t old) noexcept nogil:
+    return UNKNOWN if old == UNKNOWN else numbers[old]

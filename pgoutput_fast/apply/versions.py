@@ -1,0 +1,169 @@
+"""The columns of a table as change batches describe them, and what may follow on what.
+
+A change of a table's columns leaves the rows alone that are stored, or it rewrites them, which no
+stream tells. Between changes before and after a rewrite nothing can be folded: a value that came
+before it is not the value that the server has.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import PgOutputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_VARCHAR, _TEXT, _NUMERIC, _VARBIT = 1043, 25, 1700, 1562
+_TIMES = {1083, 1114, 1184, 1266}  # time, timestamp, and both with time zone
+_MOST_DIGITS_OF_SECONDS = 6
+
+
+class ColumnVersion(NamedTuple):
+    """A column of a relation, at one time.
+
+    Attributes
+    ----------
+    name : str
+    type : pyarrow.DataType
+    type_id, type_modifier : int or None
+        None where the batch does not tell.
+    """
+
+    name: str
+    type: pa.DataType
+    type_id: int | None
+    type_modifier: int | None
+
+
+class Version(NamedTuple):
+    """What a batch of changes says of its table.
+
+    Attributes
+    ----------
+    table : str
+        What errors call it.
+    relation_id : int or None
+        None where the batch does not tell, as one that was read from a file of other software.
+    replica_identity : str or None
+    key : tuple of str
+        The columns that its Relation flags.
+    columns : tuple of ColumnVersion
+    """
+
+    table: str
+    relation_id: int | None
+    replica_identity: str | None
+    key: tuple[str, ...]
+    columns: tuple[ColumnVersion, ...]
+
+
+def version_of(schema: pa.Schema) -> Version:
+    """Read the table and its columns from the schema of a change batch.
+
+    Raises
+    ------
+    PgOutputError
+        It is no change batch's.
+    """
+    import pyarrow as pa
+
+    index = schema.get_field_index("after")
+    if index < 0 or not pa.types.is_struct(schema.field(index).type):
+        raise PgOutputError(
+            "the changes have no struct column 'after': give ChangeBatches, or record batches "
+            f"with their columns, not one with {', '.join(schema.names) or 'no columns'}"
+        )
+    row = schema.field(index).type
+    metadata = schema.metadata or {}
+    described = {one["name"]: one for one in json.loads(metadata.get(b"pgoutput.columns", b"[]"))}
+    columns = tuple(
+        ColumnVersion(
+            field.name,
+            field.type,
+            described.get(field.name, {}).get("type_id"),
+            described.get(field.name, {}).get("type_modifier"),
+        )
+        for field in (row.field(i) for i in range(row.num_fields))
+    )
+    if b"pgoutput.relation_id" not in metadata:
+        return Version("the table", None, None, (), columns)
+    namespace, name = (
+        metadata[b"pgoutput." + part].decode() for part in (b"namespace", b"relation")
+    )
+    return Version(
+        f"{namespace}.{name}",
+        int(metadata[b"pgoutput.relation_id"]),
+        metadata[b"pgoutput.replica_identity"].decode(),
+        tuple(json.loads(metadata[b"pgoutput.key_columns"])),
+        columns,
+    )
+
+
+def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
+    """Whether ALTER TYPE from one type and modifier to another leaves the stored rows as they are.
+
+    PostgreSQL rewrites the table otherwise, by an expression that may make any value of the old
+    ones. (``ATColumnChangeRequiresRewrite`` and the support functions of casts decide it there.)
+    """
+    (old_type, before), (new_type, after) = old, new
+    if old == new:
+        return True
+    if new_type == _TEXT or (new_type == _VARCHAR and after == -1):
+        return old_type in (_TEXT, _VARCHAR)
+    if old_type != new_type:
+        return False
+    if after == -1:
+        return old_type in (_NUMERIC, _VARBIT) or old_type in _TIMES
+    if old_type in (_VARCHAR, _VARBIT):
+        return -1 < before <= after
+    if old_type in _TIMES:
+        return after >= _MOST_DIGITS_OF_SECONDS or -1 < before <= after
+    if old_type == _NUMERIC and before != -1:
+        # Precision and scale, as numeric's modifier packs them behind the size of a header.
+        digits, scale = divmod(before - 4, 1 << 16)
+        new_digits, new_scale = divmod(after - 4, 1 << 16)
+        return scale == new_scale and digits <= new_digits
+    return False
+
+
+def check_follows(old: Version, new: Version) -> None:
+    """Refuse changes that can't be folded together with those before.
+
+    Raises
+    ------
+    PgOutputError
+        They are another table's, or a column was altered in a way that rewrites its values.
+    """
+    if old.relation_id != new.relation_id:
+        raise PgOutputError(
+            f"changes of two tables, {old.table} (relation id {old.relation_id}) and {new.table} "
+            f"({new.relation_id}), can't be folded together; give those of one. A table that was "
+            "dropped and made again is another one"
+        )
+    before = {column.name: column for column in old.columns}
+    for column in new.columns:
+        then = before.get(column.name)
+        if then is None:
+            continue
+        if not _keeps(then, column):
+            raise PgOutputError(
+                f"{new.table}, column {column.name}: its type was altered between the changes, "
+                f"from {_described(then)} to {_described(column)}, by which the server may have "
+                "made other values of those that it had; no change tells them. Fold the changes "
+                "before and after it apart, and take a new copy of the table between them"
+            )
+
+
+def _keeps(old: ColumnVersion, new: ColumnVersion) -> bool:
+    if None in (old.type_id, old.type_modifier, new.type_id, new.type_modifier):
+        return bool(old.type == new.type)
+    then, now = (old.type_id, old.type_modifier), (new.type_id, new.type_modifier)
+    return keeps_values(then, now)  # type: ignore[arg-type]  # none of them is None
+
+
+def _described(column: ColumnVersion) -> str:
+    if column.type_id is None:
+        return str(column.type)
+    return f"type {column.type_id} with modifier {column.type_modifier}"
