@@ -223,24 +223,6 @@ class Catalog:
             raise PgOutputError(f"{path}: {error}") from error
 
 
-_TABLES = """
-SELECT DISTINCT c.oid::bigint, n.nspname, c.relname, c.relkind, c.relreplident,
-    CASE WHEN c.relispartition THEN pg_catalog.pg_partition_root(c.oid)::oid::bigint END
-FROM pg_catalog.pg_publication_tables AS p
-JOIN pg_catalog.pg_namespace AS n ON n.nspname = p.schemaname
-JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = p.tablename
-WHERE p.pubname = ANY(%s)
-ORDER BY 2, 3
-"""
-
-# The leaf partitions with each partitioned table.
-_PARTITIONS = """
-SELECT root.oid::bigint, tree.relid::oid::bigint
-FROM unnest(%s::oid[]) AS root(oid), LATERAL pg_catalog.pg_partition_tree(root.oid) AS tree
-WHERE tree.isleaf AND tree.relid <> root.oid
-ORDER BY 1, 2
-"""
-
 # Deferrable keys are left out: within a transaction two rows may have the same key.
 _INDEXES = """
 SELECT i.indrelid::bigint, i.indisprimary, i.indisreplident, array_agg(a.attname::text ORDER BY k.n)
@@ -301,6 +283,8 @@ def catalog_of(
 ) -> Catalog:
     """Do the same on a connection, as its transaction sees the catalogue.
 
+    It waits for no lock on a table.
+
     Parameters
     ----------
     connection : psycopg.Connection
@@ -314,18 +298,15 @@ def catalog_of(
     """
     import psycopg
 
-    from .connections import check_publications, server_error
+    from .connections import server_error
+    from .publications import Publications
 
     try:
-        check_publications(connection, publications)
-        names = list(publications)
-        tables: list[Any] = connection.execute(_TABLES, [names]).fetchall()
-        ids = [row[0] for row in tables]
-        partitions: dict[int, list[int]] = {oid: [] for oid in ids}
-        partitioned = [row[0] for row in tables if row[3] == "p"]
-        found: list[Any] = connection.execute(_PARTITIONS, [partitioned]).fetchall()
-        for root, leaf in found:
-            partitions[root].append(leaf)
+        found = Publications(connection, publications)
+        tables = [one.table for one in found.published()]
+        ids = [table.oid for table in tables]
+        below = found.partitions()
+        partitions = {oid: sorted(leaf.oid for leaf in below.get(oid, ())) for oid in ids}
         every = [*ids, *(leaf for leaves in partitions.values() for leaf in leaves)]
         indexes: list[Any] = connection.execute(_INDEXES, [ids]).fetchall()
         columns: list[Any] = connection.execute(_COLUMNS, [every]).fetchall()
@@ -343,20 +324,20 @@ def catalog_of(
         publications=tuple(publications),
         tables=tuple(
             CatalogTable(
-                relation_id=oid,
-                namespace=namespace,
-                name=name,
-                kind=kind,
-                replica_identity=replica_identity,
-                root_id=root_id,
-                partition_ids=tuple(partitions[oid]),
-                primary_key=_index(indexes, oid, 1),
-                identity_index=_index(indexes, oid, 2),
+                relation_id=table.oid,
+                namespace=table.namespace,
+                name=table.name,
+                kind=table.kind,
+                replica_identity=table.replica_identity,
+                root_id=found.ancestors(table)[-1].oid if table.parent is not None else None,
+                partition_ids=tuple(partitions[table.oid]),
+                primary_key=_index(indexes, table.oid, 1),
+                identity_index=_index(indexes, table.oid, 2),
                 columns=_with_missing(
-                    columns_of[oid], [columns_of[leaf] for leaf in partitions[oid]]
+                    columns_of[table.oid], [columns_of[leaf] for leaf in partitions[table.oid]]
                 ),
             )
-            for oid, namespace, name, kind, replica_identity, root_id in tables
+            for table in tables
         ),
     )
 

@@ -26,7 +26,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 SESSION_SETTINGS = {
     "client_encoding": "UTF8",
@@ -58,7 +58,7 @@ _ANSWER_TIMEOUT = 60.0
 # Advice by SQLSTATE, which errors append to the server's own words.
 _ADVICE = {
     "28000": "the role may need the attribute REPLICATION, or a line in pg_hba.conf",
-    "28P01": "check the user and the password",
+    "28P01": "check the password and the user",
     "3D000": "check the database's name",
     "42501": "the role needs the attribute REPLICATION and rights on the published tables",
     "42601": "the server may be too old for an option that was asked for",
@@ -90,6 +90,21 @@ _SETTINGS_ADVICE = {
 # same in every language.
 _ROLE = re.compile(r"\bREPLICATION\b|replication role")
 _ROLE_ADVICE = "give the role the attribute: ALTER ROLE … REPLICATION"
+
+# While a connection is made, libpq gives no SQLSTATE. Servers that speak another language than
+# English get no advice.
+_CONNECTING_ADVICE = (
+    (re.compile(r"password authentication failed|no password supplied"), _ADVICE["28P01"]),
+    (re.compile(r'database "[^"\n]*" does not exist'), _ADVICE["3D000"]),
+    (re.compile(r'role "[^"\n]*" does not exist'), "check the user's name"),
+    (
+        re.compile(r"no pg_hba\.conf entry|pg_hba\.conf rejects"),
+        (
+            "pg_hba.conf on the server needs a line that lets this user connect from here to this "
+            "database; check host, user and database, or ask who administers it"
+        ),
+    ),
+)
 
 PUBLICATION_ADVICE = (
     "a publication must have been there when the changes were written, and must be there still: "
@@ -154,6 +169,9 @@ _NAMED = re.compile(r"""\"[^"\n]*"|\bhost:? '[^'\n]*'""")
 _SERVERS_WORDS = re.compile(r"failed: [^:\n]{1,40}:  \S.*")
 # Seconds in which a refusal by a server that works passes, if its words are not known here.
 _UNCLEAR_FOR = 60.0
+# The part of a statement that libpq quotes in an error, and the line below it that points into it.
+# The statements are this package's, and tell the user nothing.
+_EXCERPT = re.compile(r"\n[^\n]*\n *\^ *(?=\n|$)")
 _PING_TIMEOUT = 2  # seconds
 
 
@@ -198,8 +216,10 @@ def server_error(
     """
     named = next((told for name, told in _SETTINGS_ADVICE.items() if name in text), None)
     todo = named or (_ROLE_ADVICE if _ROLE.search(text) else advice.get(sqlstate or ""))
+    if todo is None and sqlstate is None:
+        todo = next((told for words, told in _CONNECTING_ADVICE if words.search(text)), None)
     code = f" (SQLSTATE {sqlstate})" if sqlstate else ""
-    said = " ".join(text.split())  # libpq breaks lines
+    said = " ".join(_EXCERPT.sub("", text).split())  # libpq breaks lines
     kind = RetryableError if _is_retryable(text, sqlstate) else ReplicationError
     error = kind(f"{doing}: {said}{code}" + (f"; {todo}" if todo else ""))
     error.sqlstate = sqlstate
@@ -220,10 +240,16 @@ def result_error(
 
 
 @contextlib.contextmanager
-def answered(pgconn: pq.abc.PGconn) -> Iterator[None]:
+def answered(pgconn: pq.abc.PGconn, works: float = 0.0) -> Iterator[None]:
     """End the connection if the server does not answer the command that is run within.
 
     Neither libpq nor psycopg has a timeout for an answer, so a timer's thread ends the connection.
+
+    Parameters
+    ----------
+    pgconn : psycopg.pq.PGconn
+    works : float
+        Seconds for which the server may work on the command before it answers.
 
     Raises
     ------
@@ -239,7 +265,7 @@ def answered(pgconn: pq.abc.PGconn) -> Iterator[None]:
             with contextlib.suppress(OSError):  # the server has closed it at last
                 duplicate.shutdown(socket.SHUT_RDWR)
 
-        timer = threading.Timer(_ANSWER_TIMEOUT, give_up)
+        timer = threading.Timer(_ANSWER_TIMEOUT + works, give_up)
         timer.daemon = True
         timer.start()
         try:
@@ -247,8 +273,8 @@ def answered(pgconn: pq.abc.PGconn) -> Iterator[None]:
         except (psycopg.Error, PgOutputError):
             if silent.is_set():
                 raise RetryableError(
-                    f"the server has not answered for {_ANSWER_TIMEOUT:.0f} s: it or the network "
-                    f"hangs; connect again"
+                    f"the server has not answered for {_ANSWER_TIMEOUT + works:.0f} s: it or the "
+                    f"network hangs; connect again"
                 ) from None
             raise
         finally:
@@ -287,7 +313,8 @@ class ConnectionParameters:
     Raises
     ------
     PgOutputError
-        The string can't be read. The message shows no part of it.
+        The string can't be read. The message shows at most the name of a parameter that libpq does
+        not know, and no value.
     TypeError
         `dsn` is no str, or libpq knows no parameter of a name.
     """
@@ -310,14 +337,16 @@ class ConnectionParameters:
                 f"there is no argument {name!r}, and libpq has no parameter of this name"
                 + (f"; did you mean {near[0]!r}?" if near else "")
             )
-        parameters = None
-        with contextlib.suppress(psycopg.Error):
+        parameters, why = None, ""
+        try:
             parameters = conninfo.conninfo_to_dict(dsn or "", **given)
+        except psycopg.Error as error:
+            why = _unknown_parameter(str(error), dsn or "", known)
         if parameters is None:
             # Raised here, as libpq's error, which shows the string, would be its context else.
             raise PgOutputError(
-                "the connection string can't be read; write it as 'host=… dbname=…' or "
-                "'postgresql://user@host/dbname', special characters in a URL as %XX"
+                f"the connection string can't be read{why}; write it as 'host=… dbname=…' or "
+                f"'postgresql://user@host/dbname', special characters in a URL as %XX"
             )
         _check_shown(dsn or "", parameters)
         # Secrets are removed from messages. Very short ones are not, as they are parts of ordinary
@@ -415,6 +444,24 @@ class ConnectionParameters:
         return connection
 
 
+def _unknown_parameter(said: str, dsn: str, known: Collection[str]) -> str:
+    """The name in a string that libpq says it does not know, with the one that may be meant.
+
+    Nothing unless it resembles a known one and comes before any password: what a password has
+    behind a space or a special character, where it was not quoted or escaped, looks like a name.
+    """
+    match = re.search(r'"([a-z_]+)"', said)
+    if match is None:
+        return ""
+    before, found, _ = dsn.rpartition(f"{match[1]}=")
+    near = difflib.get_close_matches(match[1], known, 1)
+    behind_secret = any(one in before for one in _SECRETS)
+    in_secret = "://" in before and "@" in dsn.partition("?")[2]
+    if not near or not found or behind_secret or in_secret:
+        return ""
+    return f": libpq has no parameter {match[1]!r}, did you mean {near[0]!r}?"
+
+
 def _check_shown(dsn: str, parameters: Mapping[str, object]) -> None:
     """Refuse values that contain more than they should, and so perhaps a password.
 
@@ -455,7 +502,7 @@ def check_publication_names(publications: object) -> None:
     Raises
     ------
     PgOutputError
-        It is empty.
+        It is empty, or a name can't be one.
     TypeError
         It, or a name, is of another type.
     """
@@ -465,6 +512,8 @@ def check_publication_names(publications: object) -> None:
     for name in publications:
         if not isinstance(name, str):
             raise TypeError(f"{expected}, and one of them is {type(name).__name__}")
+        if not name or "\0" in name:
+            raise PgOutputError(f"{name!r} can't be the name of a publication")
     if not publications:
         raise PgOutputError(f"{expected}, and there is none in it")
 

@@ -1,8 +1,15 @@
-"""Format the names of tables and columns for error messages, files and Arrow schemas."""
+"""The names of tables and columns: for errors, files and Arrow schemas, and as SQL has them."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import re
+from typing import NamedTuple, Protocol
+
+from .errors import PgOutputError
+
+_UNQUOTED = re.compile(r"[a-z_][a-z0-9_]*")
+_PART = re.compile(r""""(?P<quoted>(?:[^"]|"")+)"|(?P<plain>[^."\s]+)""")
+_FOLDED = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
 
 
 class Named(Protocol):
@@ -20,6 +27,79 @@ class Named(Protocol):
 def qualified(thing: Named) -> str:
     """``namespace.name``, neither quoted nor escaped."""
     return f"{thing.namespace}.{thing.name}"
+
+
+class NamePart(NamedTuple):
+    """One identifier of a name, as it was given.
+
+    Fields: text (without its quotes), is_quoted.
+    """
+
+    text: str
+    is_quoted: bool
+
+    @property
+    def name(self) -> str:
+        """The name that SQL means by it: without quotes, ASCII letters become lower case."""
+        return self.text if self.is_quoted else self.text.translate(_FOLDED)
+
+
+def name_parts(text: str) -> list[NamePart]:
+    """Split a name that is written as in SQL at its dots: ``public."My Table"``.
+
+    Raises
+    ------
+    PgOutputError
+        It is no name.
+    """
+    found: list[NamePart] = []
+    position = 0
+    while match := _PART.match(text, position):
+        quoted = match["quoted"]
+        found.append(
+            NamePart(match["plain"], False)
+            if quoted is None
+            else NamePart(quoted.replace('""', '"'), True)
+        )
+        position = match.end()
+        if position == len(text):
+            return found
+        if text[position] != ".":
+            break
+        position += 1
+    raise PgOutputError(
+        f"{text!r} is no name as SQL has it: write public.orders, and with double quotes what has "
+        f'capital letters, dots, quotes or spaces in it, as public."My Table"'
+    )
+
+
+def parse_name(text: str, form: str) -> tuple[str, ...]:
+    """The parts of a name that is written as in SQL.
+
+    Parameters
+    ----------
+    text : str
+        As regclass takes it: ``public.orders``, ``public."My Table"``. Without quotes, ASCII
+        letters become lower case.
+    form : str
+        The parts that it has to have: ``"schema.table"``.
+
+    Raises
+    ------
+    PgOutputError
+        It is no name, or has more or fewer parts.
+    """
+    parts = name_parts(text)
+    if len(parts) != len(form.split(".")):
+        raise PgOutputError(f"{text!r} is no name of the form {form}")
+    return tuple(one.name for one in parts)
+
+
+def sql_name(*names: str) -> str:
+    """A name as `parse_name` takes it, with quotes where they are needed: ``public."My Table"``."""
+    return ".".join(
+        name if _UNQUOTED.fullmatch(name) else '"' + name.replace('"', '""') + '"' for name in names
+    )
 
 
 def shown_name(name: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import PgOutputError, printable
+from ..errors import PgOutputError, counted, printable
 from ..replication import ReplicationConnection
-from ._examined import counted, listed, quoted
+from ._examined import listed, quoted
 from .findings import Finding
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import printable
-from ._examined import counted, listed, quoted, quoted_literal
+from ..errors import counted, printable
+from ._examined import listed, quoted, quoted_literal
 from .findings import Finding
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def together(server: Examined, published: Published) -> Iterator[Finding]:
             tuple(
                 statement
                 for one, table in listing.values()
-                for statement in with_columns(one, table, None)
+                for statement in with_columns(server, one, table, None)
             ),
             "the statements publish all columns; or read the publications by different streams",
             tuple(table.sql for table in lists),
@@ -196,18 +196,22 @@ def _list_of(published: Published, publication: Publication, table: Table) -> fr
 
 
 def with_columns(
+    server: Examined,
     publication: Publication,
     table: Table,
     columns: Iterable[str] | None,
 ) -> tuple[str, ...]:
     """The statements that give a table of a publication another column list; None for all columns.
 
-    Nothing else of a publication can change the list of one table. There are none if its row filter
-    has control characters, which a terminal would obey.
+    Nothing else of a publication can change the list of one table. There are none if others have
+    the table locked, behind whom its row filter would have to be waited for, or if that has control
+    characters, which a terminal would obey.
     """
-    name, row_filter = quoted(publication.name), publication.entries[table.oid].filter
-    if row_filter is not None and not row_filter.isprintable():
-        return ()
+    name, row_filter = quoted(publication.name), None
+    if publication.entries[table.oid].has_filter:
+        row_filter = server.row_filter(publication.oid, table.oid)
+        if row_filter is None or not row_filter.isprintable():
+            return ()
     wanted = None if columns is None else set(columns)
     listed_columns = (
         ""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import PgOutputError, printable
+from ..errors import PgOutputError, counted, printable
 from ..replication.stream_options import best_protocol
 from ._examined import (
-    counted,
     listed,
     quoted_literal,
     shown_seconds,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..errors import printable
-from ._examined import counted, quoted_literal, shown_size
+from ..errors import counted, printable
+from ._examined import quoted_literal, shown_size
 from .findings import Finding
 from .kinds import MUCH_LOG
 
@@ -37,7 +37,7 @@ def slots(server: Examined) -> Iterator[Finding]:
             "slot-missing",
             f"there is no slot {name}",
             (_make(name),),
-            "or begin with create_slot=True; make the publications first",
+            "or have a capture make it; make the publications first",
             (name,),
         )
 
@@ -95,11 +95,16 @@ def _other(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
         yield _invalidated(slot, kind)
     elif not slot["active"] and slot["restart_lsn"] is not None:
         name, retained = slot["slot_name"], shown_size(int(slot["retained"]))
-        since = f" since {slot['inactive_since']}" if slot.get("inactive_since") else ""
+        # Since when, servers tell from 17 on.
+        reader = (
+            f"has had no reader since {slot['inactive_since']}"
+            if slot.get("inactive_since")
+            else "has no reader now"
+        )
         of = f" of database {printable(slot['database'])}" if slot["database"] else ""
         yield Finding(
             "slot-inactive" if slot["plugin"] else "physical-slot-inactive",
-            f"slot {name}{of} has had no reader{since}, and keeps {retained} of the server's log",
+            f"slot {name}{of} {reader}, and keeps {retained} of the server's log",
             _drop(slot),
             "drop it only if nobody will read it any more",
             (name,),

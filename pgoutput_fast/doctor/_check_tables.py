@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import printable
+from ..errors import counted, printable
 from ._check_publications import with_columns
-from ._examined import counted, listed, quoted
+from ._examined import listed, quoted
 from .findings import Finding
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def lists_and_filters(server: Examined, published: Published) -> Iterator[Findin
             if entry.columns is not None:
                 number = f"{len(entry.columns)} of {counted(len(table.columns), 'column')}"
                 lists.append((table, f"{of} ({number})"))
-            if entry.filter is not None:
+            if entry.has_filter:
                 filters.append((table, f"{of} ({listed(sorted(entry.filtered))})"))
     for kind, found, what in (
         ("column-list", lists, "column lists"),
@@ -242,10 +242,10 @@ def lists_and_filters(server: Examined, published: Published) -> Iterator[Findin
             f"{counted(len(lists), 'table')}",
             advice="update to PostgreSQL 15.2 or newer",
         )
-    yield from _uncovered(published)
+    yield from _uncovered(server, published)
 
 
-def _uncovered(published: Published) -> Iterator[Finding]:
+def _uncovered(server: Examined, published: Published) -> Iterator[Finding]:
     lacking: dict[int, Table] = {}
     lists: dict[tuple[str, int], tuple[Publication, Table, set[str] | None]] = {}
     filtered: dict[int, Table] = {}
@@ -276,7 +276,7 @@ def _uncovered(published: Published) -> Iterator[Finding]:
             (
                 statement
                 for publication, table, columns in lists.values()
-                for statement in with_columns(publication, table, columns)
+                for statement in with_columns(server, publication, table, columns)
             ),
             "or publish inserts only",
         )

@@ -9,11 +9,14 @@ from psycopg import sql
 
 from ..connections import answered, server_error
 from ..errors import PgOutputError, printable
+from ..publications import Publications, read_attributes, row_filters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from typing_extensions import LiteralString
+
+    from ..publications import Attribute
 
 _SHOWN = 8  # names that a finding's text has
 
@@ -152,6 +155,46 @@ class Examined:
         """
         return [row[0] for row in self.rows(query, *parameters)]
 
+    def publications(self) -> Publications:
+        """All publications of the database, and what they publish.
+
+        Raises
+        ------
+        psycopg.Error
+            As of `rows`.
+        """
+        with answered(self._connection.pgconn):
+            return Publications(self._connection)
+
+    def attributes(self, tables: Sequence[int]) -> dict[int, list[Attribute]]:
+        """The columns of tables, by the tables' OIDs.
+
+        Raises
+        ------
+        psycopg.Error
+            As of `rows`.
+        """
+        with answered(self._connection.pgconn):
+            return read_attributes(self._connection, tables)
+
+    def row_filter(self, publication: int, table: int) -> str | None:
+        """The row filter of a table as SQL; None if others have locked the table.
+
+        Raises
+        ------
+        psycopg.Error
+            As of `rows`.
+        """
+        with answered(self._connection.pgconn):
+            # Without it only the SQL of a finding lacks, which is not worth a wait.
+            self._connection.execute("SET lock_timeout = 100")
+            try:
+                return "".join(row_filters(self._connection, table, [publication]))
+            except psycopg.errors.LockNotAvailable:
+                return None
+            finally:
+                self._connection.execute("SET lock_timeout = '5s'")
+
     def setting(self, name: str) -> Setting | None:
         """A setting; None if the server's version has none of the name.
 
@@ -252,11 +295,6 @@ def listed(names: Sequence[str]) -> str:
     shown = ", ".join(map(printable, names[:_SHOWN]))
     more = len(names) - _SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def counted(number: int, one: str) -> str:
-    """``1 table``, ``2 tables``."""
-    return f"{number:,} {one}" + ("" if number == 1 else "s")
 
 
 def shown_size(size: int) -> str:

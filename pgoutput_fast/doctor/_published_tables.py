@@ -10,18 +10,9 @@ from ..names import qualified
 from ._examined import quoted
 
 if TYPE_CHECKING:
+    from .. import publications
+    from ..publications import Attribute
     from ._examined import Examined
-
-
-class Column(NamedTuple):
-    """A column of a table.
-
-    Fields: number (its attnum), name, generated ("s" stored, "v" virtual, "" not generated).
-    """
-
-    number: int
-    name: str
-    generated: str
 
 
 @dataclasses.dataclass
@@ -34,12 +25,10 @@ class Table:
     namespace, name : str
     kind, persistence, identity : str
         relkind, relpersistence and relreplident of pg_class.
-    parent : int or None
-        The partitioned table of which it is a partition.
     toast, row_security, select, usage : bool
         Whether it may have values out of line; whether row-level security applies to the role;
         whether the role may read it; and use its schema.
-    columns : tuple of Column
+    columns : tuple of Attribute
     primary_key : bool
     key : frozenset of str
         The columns of the replica identity; empty if there is none.
@@ -53,12 +42,11 @@ class Table:
     kind: str
     persistence: str
     identity: str
-    parent: int | None
     toast: bool
     row_security: bool
     select: bool
     usage: bool
-    columns: tuple[Column, ...] = ()
+    columns: tuple[Attribute, ...] = ()
     primary_key: bool = False
     key: frozenset[str] = frozenset()
     candidate: str | None = None
@@ -92,12 +80,12 @@ class Table:
 class Entry(NamedTuple):
     """A table that a publication names.
 
-    Fields: columns (its column list; None for all), filter (its row filter as SQL; None without
-    one), filtered (the columns in it).
+    Fields: columns (its column list; None for all), has_filter (whether it has a row filter),
+    filtered (the columns in it).
     """
 
     columns: frozenset[str] | None
-    filter: str | None
+    has_filter: bool
     filtered: frozenset[str]
 
 
@@ -156,40 +144,29 @@ class Published:
     """
 
     def __init__(self, server: Examined) -> None:
-        found = server.objects(
-            "SELECT to_jsonb(p) || jsonb_build_object('oid', p.oid::bigint)"
-            " FROM pg_catalog.pg_publication AS p ORDER BY p.pubname"
-        )
+        self._all = server.publications()
         self.publications = tuple(
-            Publication(
-                oid=row["oid"],
-                name=row["pubname"],
-                all_tables=row["puballtables"],
-                via_root=row.get("pubviaroot", False),
-                actions={
-                    action: row[f"pub{action}"]
-                    for action in ("insert", "update", "delete", "truncate")
-                    if f"pub{action}" in row
-                },
-                generated=row.get("pubgencols"),
-            )
-            for row in found
-            if server.given is None or row["pubname"] in server.given
+            Publication(*one[:-1])
+            for one in self._all.publications
+            if server.given is None or one.name in server.given
         )
-        oids = [one.oid for one in self.publications]
-        by_oid = {one.oid: one for one in self.publications}
-        for oid, member in server.rows(_members(server.version), oids):
-            by_oid[oid].members.add(member)
+        for one in self.publications:
+            of = self._of(one)
+            one.members.update(
+                table.oid for table in self._all.tables.values() if self._all.has(of, table)
+            )
         members = sorted({member for one in self.publications for member in one.members})
-        self.tables = _tables(server, members)
-        for oid, table, attributes, expression, tree in server.rows(_entries(server.version), oids):
-            if table in self.tables:
-                of = self.tables[table]
-                by_oid[oid].entries[table] = Entry(
-                    None if attributes is None else of.names(attributes),
-                    expression,
-                    of.names(tree),
-                )
+        self.tables = _tables(server, [self._all.tables[oid] for oid in members])
+        for one in self.publications:
+            for oid in one.members & self.tables.keys():
+                entry = self._all.named(self._of(one), self._all.tables[oid])
+                if entry is not None:
+                    table = self.tables[oid]
+                    one.entries[oid] = Entry(
+                        None if entry.columns is None else table.names(entry.columns),
+                        entry.has_filter,
+                        table.names(entry.filtered),
+                    )
 
     def sent(self, publication: Publication) -> list[Table]:
         """The tables whose rows a publication sends, partitions by themselves."""
@@ -215,87 +192,40 @@ class Published:
         return self._sorted(one for one in found if not one.has_rows and one.kind != "p")
 
     def read(self) -> list[Table]:
-        """The tables that a snapshot reads: partitions themselves, also if their root is sent."""
+        """The tables that a snapshot reads: partitions themselves, also if their root is sent.
+
+        The root is then among them, as a snapshot locks it like a table that it reads.
+        """
         oids = {table.oid for one in self.publications for table in self.sent(one)}
+        oids |= {
+            self.root(one, table).oid
+            for one in self.publications
+            if one.via_root
+            for table in self.members(one)
+            if table.persistence == "p" and table.kind in ("r", "p")
+        }
         return self._sorted(self.tables[oid] for oid in oids)
 
     def root(self, publication: Publication, table: Table) -> Table:
         """The topmost table that the publication has, of which `table` is a partition; or it."""
-        top = one = table
-        while one.parent in self.tables:
-            one = self.tables[one.parent]
-            if one.oid in publication.members:
-                top = one
-        return top
+        top = self._all.top(self._of(publication), self._all.tables[table.oid])
+        return self.tables.get(top.oid, table)  # unless it was dropped since
+
+    def _of(self, publication: Publication) -> publications.Publication:
+        return next(one for one in self._all.publications if one.oid == publication.oid)
 
     def entry(self, publication: Publication, table: Table) -> Entry:
         """How a publication sends a table: that of its root where it goes by the root."""
         of = self.root(publication, table) if publication.via_root else table
-        return publication.entries.get(of.oid, Entry(None, None, frozenset()))
-
-
-# All tables that publications have. Partitions are found by their parents, as partitioned tables
-# are published from PostgreSQL 13 on.
-def _members(version: int) -> Any:
-    schemas = """
-    UNION SELECT n.pnpubid, c.oid FROM pg_catalog.pg_publication_namespace AS n
-    JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.pnnspid
-    WHERE c.relkind IN ('r', 'p')
-    """
-    # Objects that initdb made have OIDs below 16384.
-    return f"""
-    WITH RECURSIVE member(pub, rel) AS (
-        SELECT * FROM (
-            SELECT p.oid, c.oid FROM pg_catalog.pg_publication AS p, pg_catalog.pg_class AS c
-            WHERE p.puballtables AND c.relkind IN ('r', 'p') AND c.oid >= 16384
-            UNION SELECT prpubid, prrelid FROM pg_catalog.pg_publication_rel
-            {schemas if version >= 150000 else ""}
-        ) AS listed(pub, rel)
-        UNION
-        SELECT m.pub, i.inhrelid FROM member AS m
-        JOIN pg_catalog.pg_inherits AS i ON i.inhparent = m.rel
-        JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid WHERE c.relispartition
-    )
-    SELECT pub::bigint, rel::bigint FROM member WHERE pub = ANY(%s::oid[])
-    """  # noqa: S608 - of constants
-
-
-def _entries(version: int) -> Any:
-    if version < 150000:
-        return """
-        SELECT prpubid::bigint, prrelid::bigint, NULL, NULL, ARRAY[]::int[]
-        FROM pg_catalog.pg_publication_rel WHERE prpubid = ANY(%s::oid[])
-        """
-    # No function tells which columns an expression has; its tree names their numbers.
-    return """
-    SELECT prpubid::bigint, prrelid::bigint, prattrs::int2[],
-        pg_catalog.pg_get_expr(prqual, prrelid),
-        ARRAY(SELECT found[1]::int
-            FROM pg_catalog.regexp_matches(prqual::text, ':varattno (\\d+)', 'g') AS found)
-    FROM pg_catalog.pg_publication_rel WHERE prpubid = ANY(%s::oid[])
-    """
+        return publication.entries.get(of.oid, Entry(None, False, frozenset()))
 
 
 _TABLES = """
-SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text,
-    c.relreplident::text,
-    CASE WHEN c.relispartition THEN (
-        SELECT i.inhparent::bigint FROM pg_catalog.pg_inherits AS i
-        WHERE i.inhrelid = c.oid ORDER BY i.inhseqno LIMIT 1) END,
-    c.reltoastrelid <> 0, pg_catalog.row_security_active(c.oid),
+SELECT c.oid::bigint, c.reltoastrelid <> 0, pg_catalog.row_security_active(c.oid),
     pg_catalog.has_table_privilege(c.oid, 'SELECT'),
-    pg_catalog.has_schema_privilege(n.oid, 'USAGE')
-FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-WHERE c.oid = ANY(%s::oid[])
+    pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE')
+FROM pg_catalog.pg_class AS c WHERE c.oid = ANY(%s::oid[])
 """
-
-
-def _columns(version: int) -> Any:
-    generated = "attgenerated::text" if version >= 120000 else "''"
-    return f"""
-    SELECT attrelid::bigint, attnum, attname::text, {generated} FROM pg_catalog.pg_attribute
-    WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum
-    """  # noqa: S608 - of constants
 
 
 def _indexes(version: int) -> Any:
@@ -314,16 +244,26 @@ def _indexes(version: int) -> Any:
     """  # noqa: S608 - of constants
 
 
-def _tables(server: Examined, oids: list[int]) -> dict[int, Table]:
-    tables = {row[0]: Table(*row) for row in server.rows(_TABLES, oids)}
-    columns: dict[int, list[Column]] = {oid: [] for oid in tables}
-    for oid, *column in server.rows(_columns(server.version), oids):
-        if oid in columns:
-            columns[oid].append(Column(*column))
-    for oid, found in columns.items():
-        tables[oid].columns = tuple(found)
+def _tables(server: Examined, found: list[publications.Table]) -> dict[int, Table]:
+    oids = [one.oid for one in found]
+    privileges = {oid: more for oid, *more in server.rows(_TABLES, oids)}
+    tables = {
+        one.oid: Table(
+            one.oid,
+            one.namespace,
+            one.name,
+            one.kind,
+            one.persistence,
+            one.replica_identity,
+            *privileges[one.oid],
+        )
+        for one in found
+        if one.oid in privileges
+    }
+    for oid, columns in server.attributes(list(tables)).items():
+        tables[oid].columns = tuple(columns)
         if tables[oid].identity == "f":
-            tables[oid].key = frozenset(column.name for column in found)
+            tables[oid].key = frozenset(column.name for column in columns)
     for oid, name, primary, identity, suitable, numbers in server.rows(
         _indexes(server.version), oids
     ):

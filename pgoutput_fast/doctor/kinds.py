@@ -113,7 +113,7 @@ KINDS: dict[str, Kind] = {
         "warning", "More than half of max_slot_wal_keep_size is used up: the slot may be lost."
     ),
     "slot-two-phase": Kind(
-        "info", "A stream of this slot needs two_phase=True, or None for what the slot is."
+        "info", "A stream of this slot brings prepared transactions when they are prepared."
     ),
     "slot-in-use": Kind("info", "Only one client at a time reads a slot."),
     "slot-synced": Kind(

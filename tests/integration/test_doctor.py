@@ -19,7 +19,7 @@ import pgoutput_fast as pf
 from pgoutput_fast.cli import main
 from pgoutput_fast.doctor import KINDS, _check_server, _check_slots, examine
 from pgoutput_fast.embedded import EmbeddedServer
-from pgoutput_fast.replication import ReplicationConnection, connect
+from pgoutput_fast.replication import ReplicationConnection, connect, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -699,6 +699,29 @@ def test_privileges(dsn: str, as_role: str) -> None:
     assert examine(as_role).ready
 
 
+def test_privileges_on_partitions_and_their_root(
+    running: EmbeddedServer, dsn: str, as_role: str
+) -> None:
+    if running.version < 13:
+        pytest.skip("PostgreSQL 13 and later")
+    usage = f"GRANT USAGE ON SCHEMA {S} TO {R}"
+    run(dsn, *TREE, f"CREATE PUBLICATION r FOR TABLE {T} {VIA_ROOT}", usage)
+    run(dsn, f"ALTER ROLE {R} REPLICATION")
+    assert the(examine(as_role), "select-privilege").objects == (T, U)
+    run(dsn, f"GRANT SELECT ON {U} TO {R}")
+    # A snapshot locks the root, for which the server asks for the same right.
+    with pytest.raises(pf.PgOutputError, match=r"can't copy table .*T .*permission denied"):
+        snapshot(as_role, ["r"])
+    assert mended(dsn, "select-privilege", as_role).objects == (T,)
+    with snapshot(as_role, ["r"]) as batches:
+        assert sum(len(batch) for batch in batches) == 2  # a truncate, and the row
+    run(dsn, f"REVOKE SELECT ON {U} FROM {R}")
+    assert mended(dsn, "select-privilege", as_role).objects == (U,)
+    # A root without partitions is published too.
+    run(dsn, f"DROP TABLE {U}", f"REVOKE SELECT ON {T} FROM {R}")
+    assert mended(dsn, "select-privilege", as_role).objects == (T,)
+
+
 def test_row_security(dsn: str, as_role: str) -> None:
     run(
         dsn, KEYED, PUBLISHED, f"GRANT USAGE ON SCHEMA {S} TO {R}", f"GRANT SELECT ON {T} TO {R}",
@@ -830,11 +853,19 @@ def test_slots(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.objects == ("mine",)
     report = examine(dsn, slot="mine")
     assert the(report, "slot-inactive").objects == ("forgotten",)
-    said = the(report, "slot-inactive").found
-    assert re.fullmatch(
-        "slot forgotten of database postgres has had no reader.*, and keeps .* of the server's log",
-        said,
-    )
+    told = dict(run(
+        dsn,
+        "SELECT slot_name::text, to_jsonb(s) ->> 'inactive_since' FROM pg_replication_slots AS s",
+    ))  # fmt: skip
+    for kind, name, of in (
+        ("slot-inactive", "forgotten", " of database postgres"),
+        ("physical-slot-inactive", "physical", ""),
+    ):
+        # Servers before 17 do not tell since when; it may have been read a moment ago.
+        since = told[name]
+        reader = "has no reader now" if since is None else f"has had no reader since {since}"
+        shown = re.escape(f"slot {name}{of} {reader}, and keeps ")
+        assert re.fullmatch(f"{shown}.* of the server's log", the(report, kind).found)
     assert the(report, "physical-slot-inactive").objects == ("physical",)
     assert "a physical one" in the(examine(dsn, slot="physical"), "slot-not-pgoutput").found
     monkeypatch.setattr(_check_slots, "MUCH_LOG", 0)
@@ -1070,6 +1101,8 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert "no server is named" in capsys.readouterr().err
     assert main(["doctor", "--dsn", "host=x", "password=geheim"]) == 2
     assert main(["doctor", "--dsn", "host=x", "--slot", "No slot"]) == 2
+    assert main(["doctor", "--dsn", "host=x", "--publication", "p", "--publication", ""]) == 2
+    assert "'' can't be the name of a publication" in capsys.readouterr().err
     assert main(["doctor", "--dsn", "host=x password=geheim dbname"]) == 1
     assert "geheim" not in "".join(capsys.readouterr())
 

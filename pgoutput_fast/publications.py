@@ -1,0 +1,463 @@
+"""What publications publish: tables, by which relation, columns, and whether a row filter applies.
+
+It is decided as pgoutput decides it, and here alone. All of it is read from the system catalogue's
+own tables, as the transaction sees them. The server's functions and views for this
+(``pg_publication_tables``, ``pg_partition_tree``, ``pg_get_expr``) look at the catalogue as it is
+now: a table that was renamed or dropped since the snapshot would be missing, and nothing would say
+so. And they lock the tables: they would wait behind an ALTER TABLE or TRUNCATE, and others behind
+them.
+
+PostgreSQL 10 to 18. No version of these has publications that leave out some tables of all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .connections import check_publications
+from .errors import PgOutputError
+from .names import qualified
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import psycopg
+
+    Connection = psycopg.Connection[tuple[object, ...]]
+
+__all__ = [
+    "ACTIONS",
+    "Attribute",
+    "Entry",
+    "Publication",
+    "Publications",
+    "Published",
+    "Table",
+    "read_attributes",
+    "row_filters",
+]
+
+# Tables of the system have smaller OIDs: FirstNormalObjectId of the server's source.
+_FIRST_PUBLISHED = 16384
+
+
+class Attribute(NamedTuple):
+    """A column that is not dropped, as ``pg_attribute`` has it.
+
+    Fields: number, name, type_id, modifier, generated ("s" stored, "v" virtual, "" not generated).
+    """
+
+    number: int
+    name: str
+    type_id: int
+    modifier: int
+    generated: str
+
+
+class Publication(NamedTuple):
+    """A publication.
+
+    Fields: oid, name, all_tables, via_root (publish_via_partition_root), actions ("insert",
+    "update", "delete" and, where the server has it, "truncate" → whether it is published),
+    generated (pubgencols: "n" or "s"; None before PostgreSQL 18), version (the transaction that
+    wrote its row of ``pg_publication``, xmin: another one once it was altered, also if it was
+    altered back).
+    """
+
+    oid: int
+    name: str
+    all_tables: bool
+    via_root: bool
+    actions: dict[str, bool]
+    generated: str | None
+    version: int
+
+
+class Entry(NamedTuple):
+    """A table that a publication names, as a row of ``pg_publication_rel`` has it.
+
+    Fields: oid (of the row), columns (the numbers of its column list; None for all), has_filter,
+    filtered (the numbers of the columns in its row filter).
+    """
+
+    oid: int
+    columns: Sequence[int] | None
+    has_filter: bool
+    filtered: Sequence[int]
+
+
+class Table(NamedTuple):
+    """A table, a partitioned one, or a foreign one that is a partition; of ``pg_class``.
+
+    Fields: oid, namespace_id, namespace, name, kind, persistence, replica_identity, filenode,
+    parent (the OID of the partitioned table of which it is a partition; None if of none).
+    """
+
+    oid: int
+    namespace_id: int
+    namespace: str
+    name: str
+    kind: str
+    persistence: str
+    replica_identity: str
+    filenode: int
+    parent: int | None
+
+
+class Published(NamedTuple):
+    """A table by which changes are published: an ordinary one, or the root of partitions.
+
+    Fields: table, publications (those that publish it by this table, with its columns and filters),
+    leaves (the tables that have its rows), actions (which of "insert", "update", "delete" and
+    "truncate" are published of all of its leaves).
+    """
+
+    table: Table
+    publications: list[Publication]
+    leaves: list[Table]
+    actions: set[str]
+
+
+ACTIONS = ("insert", "update", "delete", "truncate")
+
+_PUBLICATIONS = """
+SELECT oid::bigint, pubname::text, puballtables, {via_root}, pubinsert, pubupdate, pubdelete,
+    {truncate}, {generated}, xmin::text::bigint
+FROM pg_catalog.pg_publication WHERE %s::text[] IS NULL OR pubname = ANY(%s) ORDER BY pubname
+"""
+
+# No function tells which columns an expression has; its tree names their numbers.
+_ENTRIES = """
+SELECT prpubid::bigint, prrelid::bigint, oid::bigint, {parts}
+FROM pg_catalog.pg_publication_rel WHERE prpubid = ANY(%s::oid[])
+"""
+_ENTRY_PARTS = r"""
+    prattrs::int2[], prqual IS NOT NULL,
+    ARRAY(SELECT found[1]::int
+        FROM pg_catalog.regexp_matches(prqual::text, ':varattno (\d+)', 'g') AS found)
+"""
+
+_SCHEMAS = """
+SELECT pnpubid::bigint, pnnspid::bigint, oid::bigint
+FROM pg_catalog.pg_publication_namespace WHERE pnpubid = ANY(%s::oid[])
+"""
+
+# A partition that is being detached has two parents at most in name: inhdetachpending.
+_TABLES = """
+SELECT c.oid::bigint, n.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text,
+    c.relpersistence::text, c.relreplident::text, c.relfilenode::bigint,
+    CASE WHEN c.relispartition THEN i.inhparent::bigint END
+FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+LEFT JOIN pg_catalog.pg_inherits AS i ON c.relispartition AND i.inhrelid = c.oid
+WHERE (c.relkind IN ('r', 'p') OR (c.relkind = 'f' AND c.relispartition)) AND c.oid >= %s
+ORDER BY n.nspname, c.relname
+"""
+
+_ATTRIBUTES = """
+SELECT attrelid::bigint, attnum, attname::text, atttypid::bigint, atttypmod, {generated}
+FROM pg_catalog.pg_attribute
+WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped
+ORDER BY attrelid, attnum
+"""
+
+_FILTERS = """
+SELECT pg_catalog.pg_get_expr(prqual, prrelid)
+FROM pg_catalog.pg_publication_rel WHERE prrelid = %s AND prpubid = ANY(%s::oid[])
+ORDER BY prpubid
+"""
+
+
+class Publications:
+    """Publications, and the tables that they publish.
+
+    Parameters
+    ----------
+    connection : psycopg.Connection
+        In a transaction of one snapshot, if all has to be of one moment.
+    names : list or tuple of str, optional
+        By default all publications of the database.
+
+    Attributes
+    ----------
+    publications : list of Publication
+        In the order of their names.
+    tables : dict of int to Table
+        All tables of the database by OID, in the order of their names.
+
+    Raises
+    ------
+    PgOutputError
+        A publication is not there.
+    psycopg.Error
+        The server refuses, or the connection is lost.
+    """
+
+    def __init__(self, connection: Connection, names: Sequence[str] | None = None) -> None:
+        if names is not None:
+            check_publications(connection, names)
+        version = connection.info.server_version
+        wanted = None if names is None else list(names)
+        self.publications = [
+            Publication(oid, name, all_tables, via_root, _set(actions), generated, version)
+            for oid, name, all_tables, via_root, *actions, generated, version in _ask(
+                connection,
+                _PUBLICATIONS.format(
+                    via_root="pubviaroot" if version >= 130000 else "false",
+                    truncate="pubtruncate" if version >= 110000 else "NULL::bool",
+                    generated="pubgencols::text" if version >= 180000 else "NULL",
+                ),
+                wanted,
+                wanted,
+            )
+        ]
+        ids = [one.oid for one in self.publications]
+        has_parts = version >= 150000
+        parts = _ENTRY_PARTS if has_parts else "NULL, false, ARRAY[]::int[]"
+        self._entries = {
+            (publication, relation): Entry(*entry)
+            for publication, relation, *entry in _ask(connection, _ENTRIES.format(parts=parts), ids)
+        }
+        self._schemas: dict[tuple[int, int], int] = {
+            (publication, namespace): oid
+            for publication, namespace, oid in (
+                _ask(connection, _SCHEMAS, ids) if has_parts else ()
+            )
+        }
+        self.tables = {
+            found.oid: found
+            for found in (Table(*row) for row in _ask(connection, _TABLES, _FIRST_PUBLISHED))
+        }
+
+    # --- tables ----------------------------------------------------------------------------------
+
+    def published(self) -> list[Published]:
+        """The tables by which something is published, in the order of their names."""
+        found: dict[int, Published] = {}
+        for leaf in self.tables.values():
+            if leaf.kind == "r" and leaf.persistence == "p":
+                oid, publications, actions = self._publishing(leaf)
+                if publications:
+                    new = Published(self.tables[oid], publications, [], set(actions))
+                    one = found.setdefault(oid, new)
+                    one.leaves.append(leaf)
+                    one.actions.intersection_update(actions)
+        # A root without partitions has no rows; it is published all the same.
+        for root in self.tables.values():
+            if root.kind == "p" and root.persistence == "p" and root.oid not in found:
+                oid, publications, actions = self._publishing(root)
+                publications = [one for one in publications if one.via_root]
+                if oid == root.oid and publications:
+                    found[oid] = Published(root, publications, [], actions)
+        return sorted(found.values(), key=lambda one: (one.table.namespace, one.table.name))
+
+    def _publishing(self, table: Table) -> tuple[int, list[Publication], set[str]]:
+        """By which table the rows of one are published, the publications that do so, and actions.
+
+        It is the topmost ancestor of all publications, as of get_rel_sync_entry in pgoutput.c; the
+        actions are those of all publications that have the table.
+        """
+        oid, level = table.oid, 0
+        found: list[Publication] = []
+        actions: set[str] = set()
+        for publication in self.publications:
+            if not self.has(publication, table):
+                continue
+            actions.update(name for name, is_set in publication.actions.items() if is_set)
+            own, own_level = table, 0
+            if publication.via_root:
+                own, own_level = self._topmost(publication, table)
+            if own_level > level:
+                oid, level, found = own.oid, own_level, []
+            if own_level == level:
+                found.append(publication)
+        return oid, found, actions
+
+    def has(self, publication: Publication, table: Table) -> bool:
+        """Whether a publication has a table, or a partitioned table to which it belongs.
+
+        The rows of tables that are not permanent, and of foreign ones, are not sent all the same.
+        """
+        return any(self._names(publication, one) for one in (table, *self.ancestors(table)))
+
+    def top(self, publication: Publication, table: Table) -> Table:
+        """The topmost table that a publication has, of which `table` is a partition; or it."""
+        return self._topmost(publication, table)[0]
+
+    def _topmost(self, publication: Publication, table: Table) -> tuple[Table, int]:
+        """That table, and how many levels above `table` it is."""
+        levels = enumerate([table, *self.ancestors(table)])
+        named = [(one, level) for level, one in levels if self._names(publication, one)]
+        return max(named, key=lambda one: one[1], default=(table, 0))
+
+    def ancestors(self, table: Table) -> list[Table]:
+        """The partitioned tables above a partition, from its parent on."""
+        found: list[Table] = []
+        while table.parent in self.tables and len(found) < len(self.tables):
+            table = self.tables[table.parent]
+            found.append(table)
+        return found
+
+    def partitions(self) -> dict[int, list[Table]]:
+        """OID of each partitioned table → all tables below it that are not partitioned."""
+        found: dict[int, list[Table]] = defaultdict(list)
+        for table in self.tables.values():
+            if table.kind != "p":
+                for one in self.ancestors(table):
+                    found[one.oid].append(table)
+        return found
+
+    def _names(self, publication: Publication, table: Table) -> bool:
+        """Whether a publication names a table itself, its schema, or all tables."""
+        return (publication.oid, table.oid) in self._entries or self._is_whole(publication, table)
+
+    def _is_whole(self, publication: Publication, table: Table) -> bool:
+        """Whether a publication has a table without a list of columns and a row filter."""
+        schema = (publication.oid, table.namespace_id) in self._schemas
+        return table.kind != "f" and (publication.all_tables or schema)
+
+    def rows(self, table: Table) -> tuple[int, ...]:
+        """OIDs of the rows of the catalogue by which a table is in the publications, sorted.
+
+        Those of pg_publication_rel and pg_publication_namespace that name it, or a partitioned
+        table that it belongs to, and of the publications of all tables.
+        """
+        found = set()
+        for publication in self.publications:
+            found |= {publication.oid} if publication.all_tables else set()
+            for one in (table, *self.ancestors(table)):
+                key = publication.oid, one.oid
+                found |= {self._entries[key].oid} if key in self._entries else set()
+                key = publication.oid, one.namespace_id
+                found |= {self._schemas[key]} if key in self._schemas else set()
+        return tuple(sorted(found))
+
+    def sources(self, published: Published) -> dict[str, list[str]]:
+        """By what each action of a table is published, as texts that later ones are compared with.
+
+        While there is one text of an action at both times, the action went on all the while, of the
+        same rows and by the same table. A text names publications, each with its version. For an
+        ordinary table it is one publication, as another one takes nothing away. Where row filters
+        or partitions are concerned it is all of them, as each can change what the others mean.
+        """
+        table, leaves = published.table, published.leaves
+        is_simple = table.kind == "r" and table.parent is None
+        entries = [self.entry(one, table) for one in published.publications]
+        if is_simple and not any(one is not None and one.has_filter for one in entries):
+            return {
+                action: [
+                    f"{one.oid}/{one.version}"
+                    for one in published.publications
+                    if one.actions.get(action)
+                ]
+                for action in ACTIONS
+            }
+        text = " ".join(
+            f"{one.oid}/{one.version}"
+            for one in self.publications
+            if any(self.has(one, member) for member in (table, *leaves))
+        )
+        return {action: [text] if action in published.actions else [] for action in ACTIONS}
+
+    # --- columns and row filters -----------------------------------------------------------------
+
+    def entry(self, publication: Publication, table: Table) -> Entry | None:
+        """How a publication names a table; None if it does not, or has all of it."""
+        return None if self._is_whole(publication, table) else self.named(publication, table)
+
+    def named(self, publication: Publication, table: Table) -> Entry | None:
+        """The same, also if the publication has all of the table's schema and so all of it."""
+        return self._entries.get((publication.oid, table.oid))
+
+    def filters(self, published: Published) -> tuple[int, ...]:
+        """OIDs of the publications whose row filters choose the rows of a table.
+
+        Those rows are published that one of them lets pass. Empty if all are.
+        """
+        filtered = [
+            one.oid
+            for one in published.publications
+            if (entry := self.entry(one, published.table)) is not None and entry.has_filter
+        ]
+        return tuple(filtered) if len(filtered) == len(published.publications) else ()
+
+    def columns(self, published: Published, columns: Sequence[Attribute]) -> list[Attribute]:
+        """The columns of a table that are published, of those that it has.
+
+        Raises
+        ------
+        PgOutputError
+            The publications publish different ones, at which the server ends the stream.
+        """
+        table = published.table
+        chosen: dict[tuple[int, ...], str] = {}
+        for publication in published.publications:
+            entry = self.entry(publication, table)
+            listed = None if entry is None else entry.columns
+            numbers = [
+                one.number
+                for one in columns
+                if (
+                    one.number in listed
+                    if listed is not None
+                    else one.generated == "" or one.generated == publication.generated == "s"
+                )
+            ]
+            chosen.setdefault(tuple(numbers), publication.name)
+        if len(chosen) > 1:
+            first, second = list(chosen.values())[:2]
+            raise PgOutputError(
+                f"publications {first!r} and {second!r} publish different columns of table "
+                f"{qualified(table)}, at which the server ends a stream of both: give them the "
+                f"same list of columns, or take them in streams of their own"
+            )
+        (published_numbers,) = chosen
+        return [one for one in columns if one.number in published_numbers]
+
+
+def read_attributes(
+    connection: Connection, relation_ids: Sequence[int]
+) -> dict[int, list[Attribute]]:
+    """The columns of tables by the tables' OIDs, in the tables' order.
+
+    Raises
+    ------
+    psycopg.Error
+        The server refuses, or the connection is lost.
+    """
+    is_known = connection.info.server_version >= 120000
+    query = _ATTRIBUTES.format(generated="attgenerated::text" if is_known else "''")
+    found: dict[int, list[Attribute]] = {oid: [] for oid in relation_ids}
+    for relation_id, *fields in _ask(connection, query, list(relation_ids)):
+        found[relation_id].append(Attribute(*fields))
+    return found
+
+
+def row_filters(
+    connection: Connection, relation_id: int, publications: Sequence[int]
+) -> Iterator[str]:
+    """The row filters that publications, by their OIDs, have for a table, as SQL.
+
+    The server locks the table for that (ACCESS SHARE), and qualifies names as the search_path asks.
+
+    Raises
+    ------
+    psycopg.Error
+        The server refuses, or the connection is lost.
+    """
+    for (text,) in _ask(connection, _FILTERS, relation_id, list(publications)):
+        yield text
+
+
+def _set(actions: Sequence[bool | None]) -> dict[str, bool]:
+    """Whether each action is published; those are left out that the server does not have."""
+    return {
+        action: is_set
+        for action, is_set in zip(ACTIONS, actions, strict=True)
+        if is_set is not None
+    }
+
+
+def _ask(connection: Connection, query: str, *parameters: object) -> list[Any]:
+    return connection.execute(query.encode(), parameters).fetchall()

@@ -1,0 +1,52 @@
+"""What is said of a connection string that libpq can't read."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("psycopg")
+
+from pgoutput_fast.connections import ConnectionParameters
+from pgoutput_fast.errors import PgOutputError
+
+
+@pytest.mark.parametrize(
+    ("dsn", "said"),
+    [
+        ("hots=foo", "libpq has no parameter 'hots', did you mean 'host'?"),
+        ("host=a dbnam=s3cret", "libpq has no parameter 'dbnam', did you mean 'dbname'?"),
+        ("host=a passwort=s3cret", "libpq has no parameter 'passwort', did you mean 'password'?"),
+        ("postgresql://h/d?sslmod=off", "libpq has no parameter 'sslmod', did you mean 'sslmode'?"),
+        ("postgresql://u:s3cret@h/d?prot=5", "libpq has no parameter 'prot', did you mean 'port'?"),
+    ],
+)
+def test_a_parameter_that_is_unknown_is_named(dsn: str, said: str) -> None:
+    with pytest.raises(PgOutputError) as caught:
+        ConnectionParameters(dsn)
+    expected = f"the connection string can't be read: {said}; write it as "
+    assert str(caught.value).startswith(expected)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        # What looks like a name is part of the password, or may be.
+        "host=a password=x hots=1",
+        "host=hots= password=x hots=1",
+        "sslpassword=x hots=1",
+        "oauth_client_secret=x hots=1",
+        "postgresql://u:x/hots?hots=1@h/d",
+        "postgresql://u:x/y?hots=1&a=b@h/d",
+        # It resembles no parameter.
+        "hotsxyz=1",
+        "c2VjcmV0hots==",
+        "host=a hots",
+        "hots",
+    ],
+)
+def test_what_may_be_of_a_password_is_not_shown(dsn: str) -> None:
+    with pytest.raises(PgOutputError, match="the connection string can't be read; ") as caught:
+        ConnectionParameters(dsn)
+    assert "hots" not in str(caught.value)
+    assert caught.value.__context__ is None
