@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from .._disk import fsync_path, write_whole
-from .._forms import of_form
-from ..errors import PgOutputError, printable
+from .._forms import MALFORMED, of_form
+from ..errors import PgOutputError, counted, printable
 from ..lsn import format_lsn, parse_lsn
-from ..segments.listing import contents, has_begun
-from .copies import Tables
+from ..segments.listing import has_begun
 from .known import how_to_copy
+from .looking import look
 from .reading import Position, Reading, first_position, lacking, next_reading
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _read(path: Path) -> ConsumerState:
         return ConsumerState(
             path.stem, Position(parse_lsn(fields["position"]), tables), fields["seen"]
         )
-    except (OSError, ValueError, KeyError, TypeError, PgOutputError) as error:
+    except (OSError, *MALFORMED) as error:
         raise PgOutputError(
             f"can't read {path} ({printable(str(error))}), which says how far a consumer has read: "
             f"restore it, or remove the consumer and add it anew"
@@ -132,21 +132,20 @@ class Consumer:
         self.directory = Path(directory)
         self.name = name
         self._path = _path(self.directory, name)
-        self._tables = Tables(self.directory)
         if self._path.exists():
             self.position = _read(self._path).position
             return
         if not has_begun(self.directory):
             raise PgOutputError(f"no capture has begun in {self.directory}")
         with locked(self.directory):
-            begin = contents(self.directory).begin
-            states = self._tables.read()
+            found = look(self.directory)
+            begin, states = found.contents.begin, found.states
             self.position = first_position(states, begin)
             missing = lacking(self.position, states, begin)
             if missing:
                 raise PgOutputError(
                     f"a new consumer of {self.directory} needs the changes since each table's "
-                    f"snapshot, and for {len(missing)} tables they are deleted: "
+                    f"snapshot, and for {counted(len(missing), 'table')} they are deleted: "
                     f"{how_to_copy(self.directory, missing)}"
                 )
             self._store(self.position)
@@ -159,17 +158,21 @@ class Consumer:
         Raises
         ------
         PgOutputError
-            The directory can't be read, or segments that are needed are gone.
+            The directory can't be read, or segments or files of snapshots that are needed are gone.
         """
-        found = contents(self.directory)
-        states = self._tables.read()  # behind the end, as `next_reading` says
-        reading = next_reading(self.position, states, found.end)
-        if lacking(self.position, states, found.begin):
+        seen = look(self.directory)
+        found = seen.contents
+        reading = next_reading(self.position, seen.states, found.end)
+        if lacking(self.position, seen.states, found.begin):
             raise PgOutputError(
                 f"consumer {self.name!r} of {self.directory} is at {format_lsn(reading.start)}, "
                 f"and segments before {format_lsn(found.begin)} are deleted: remove it, "
                 f"and begin anew with new copies of the tables"
             )
+        for stretch in reading.tables.values():
+            for copy in stretch.snapshots:
+                if (copy.relation_id, copy.generation) in seen.files:
+                    seen.of(copy)
         needed = [segment for segment in found.segments if segment.end_lsn > reading.start]
         return reading, needed
 

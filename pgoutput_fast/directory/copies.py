@@ -11,8 +11,9 @@ import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from .._disk import fsync_path, write_whole
-from .._forms import of_form
+from .._forms import MALFORMED, of_form
 from ..errors import PgOutputError, printable
+from ..types import TypeRegistry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +25,14 @@ _NAME = re.compile(
     re.ASCII,
 )
 _State = Literal["waiting", "snapshot", "gone"]
+_FORMS: dict[str, Any] = {
+    "table": list[str],
+    "members": list[int],
+    "actions": dict[str, list[str]],
+    "rows": int,
+    "files": list[int],
+}
+"""The fields of a file, of which it has some. A table that is not known by name has no names."""
 
 
 class Copy(NamedTuple):
@@ -57,6 +66,15 @@ class Copy(NamedTuple):
         return (
             f"{self.relation_id:08X}-{self.generation:05d}-{kind}-{self.state}-{self.lsn:016X}.json"
         )
+
+    @classmethod
+    def named(cls, name: str) -> Copy | None:
+        """The copy whose file has a name; None if it is the name of something else."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        state = cast("_State", match[4])
+        return cls(int(match[1], 16), int(match[2]), match[3] == "first", state, int(match[5], 16))
 
 
 class Void(NamedTuple):
@@ -142,16 +160,9 @@ class Tables:
         except OSError as error:
             raise PgOutputError(f"can't read {self._directory}: {error.strerror}") from error
         for name in names:
-            match = _NAME.fullmatch(name)
-            if match is None:
+            copy = Copy.named(name)
+            if copy is None:
                 continue
-            copy = Copy(
-                int(match[1], 16),
-                int(match[2]),
-                match[3] == "first",
-                cast("_State", match[4]),
-                int(match[5], 16),
-            )
             before = found.get(copy[:2])
             # A kill can leave the order beside what came of it.
             if before is None or before.state == "waiting":
@@ -169,16 +180,38 @@ class Tables:
         PgOutputError
             The file can't be read.
         """
-        path = self._directory / copy.name
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
+            fields = json.loads((self._directory / copy.name).read_text(encoding="utf-8"))
             found: dict[str, object] = of_form(fields, dict[str, Any], "fields")
-        except (OSError, ValueError, TypeError, PgOutputError) as error:
-            raise PgOutputError(
-                f"can't read {path} ({printable(str(error))}), which says what there is of a "
-                f"table: restore it"
-            ) from error
+            for key in found.keys() & _FORMS.keys():
+                of_form(found[key], _FORMS[key], key)
+            if len(fields.get("table", [])) not in (0, 2):
+                raise ValueError("table has no namespace and name")
+        except (OSError, *MALFORMED) as error:
+            raise self._damaged(copy, error) from error
         return found
+
+    def types(self, copy: Copy) -> TypeRegistry | None:
+        """The types by which the server made the values of a copy; None if they are not stored.
+
+        Raises
+        ------
+        PgOutputError
+            The file can't be read, or has something else in their place.
+        """
+        stored = self.fields(copy).get("types")
+        if stored is None:
+            return None
+        try:
+            return TypeRegistry.from_json(json.dumps(stored))
+        except PgOutputError as error:
+            raise self._damaged(copy, error) from error
+
+    def _damaged(self, copy: Copy, error: Exception) -> PgOutputError:
+        return PgOutputError(
+            f"can't read {self._directory / copy.name} ({printable(str(error))}), which says what "
+            f"there is of a table: restore it"
+        )
 
     def wait(self, relation_id: int, lsn: int, fields: dict[str, object], *, first: bool) -> Copy:
         """Order a copy: durable when this returns.

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._disk import fsync_path, write_whole
-from .._forms import of_form
+from .._forms import MALFORMED, of_form
 from ..errors import PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
 from ..protocol.messages import decode_rare
@@ -35,10 +34,8 @@ FORMAT_VERSION = 1
 
 _ENTRY = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})\.json", re.ASCII)
 _CHANGE = re.compile(r"([0-9A-F]{16})\.ddl\.json", re.ASCII)
-_STORE_INTERVAL = 5.0  # seconds between two writes that only say that nothing has changed
 _MOST_MARKS = 16
 _MOST_TYPES = 1000  # that a transaction's change of types lists; more count as all types
-_MALFORMED = (OSError, ValueError, TypeError, KeyError, RecursionError, PgOutputError)
 
 
 @dataclass(frozen=True)
@@ -247,11 +244,11 @@ def read_seen(directory: Path) -> Seen:
 
 def _read(path: Path, form: type) -> Any:
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = of_form(json.loads(path.read_text(encoding="utf-8")), dict[str, Any], "fields")
         version = fields.get("format_version", FORMAT_VERSION)
         if version == FORMAT_VERSION:
             return of_form(fields, form)
-    except (*_MALFORMED, AttributeError) as error:
+    except (OSError, *MALFORMED) as error:
         why = error.strerror if isinstance(error, OSError) else printable(str(error))
         raise PgOutputError(
             f"can't read {path} ({why}), which is of the history of types and tables: restore it"
@@ -314,13 +311,11 @@ class HistoryWriter:
             self._marks = seen.marks if is_newest else (self._stored.mark,)
             if messages_from is None:
                 self._marks = _without_trigger(self._marks)
-        self._is_stored = False
-        self._stored_at = 0.0
         # The transaction in which a frame was that came last, and what it has changed so far.
         self._commit_lsn = 0
         self._change: Change | None = None
         if seen.messages_since != self._since:
-            self.flush()
+            self._store()
 
     @property
     def is_empty(self) -> bool:
@@ -338,7 +333,7 @@ class HistoryWriter:
         return confirmed(self._marks)
 
     def note(self, read: CatalogRead) -> bool:
-        """Take what was read: durable when this returns if it differs from the newest entry.
+        """Take what was read: durable when this returns.
 
         Returns
         -------
@@ -357,8 +352,6 @@ class HistoryWriter:
         stored = self._stored
         if stored is not None and (stored.types, stored.tables) == (types, tables):
             self._take(mark)
-            if time.monotonic() - self._stored_at >= _STORE_INTERVAL:
-                self.flush()
             return False
         lower, exact, start = 0, False, read.after
         if self._newest is not None:
@@ -370,15 +363,14 @@ class HistoryWriter:
         _write(self._directory, entry.name, asdict(content))
         self._newest, self._stored, self._marks = entry, content, ()
         self._take(mark)
-        self.flush()
         return True
 
     def _take(self, mark: Mark) -> None:
-        """Add a mark, and drop those that it makes useless."""
+        """Add a mark, drop those that it makes useless, and store them."""
         marks = self._marks if mark.trigger else _without_trigger(self._marks)
         kept = [one for one in marks if not set(mark.unsure) <= set(one.unsure)]
         self._marks = (*kept[: _MOST_MARKS - 1], mark)
-        self._is_stored = False
+        self._store()
 
     def _last_true(self, newest: Entry, read: CatalogRead) -> Mark:
         """Where the newest entry was last true, now that another state was read.
@@ -391,20 +383,11 @@ class HistoryWriter:
         # Each mark has transactions that have ended since.
         return Mark(format_lsn(newest.lower), (), trigger=False)
 
-    def flush(self) -> None:
-        """Store how long the newest entry has been seen: durable when this returns.
-
-        Raises
-        ------
-        PgOutputError
-            The disk refuses.
-        """
-        if self._is_stored:
-            return
+    def _store(self) -> None:
+        """Store how long the newest entry has been seen: durable when this returns."""
         name = None if self._newest is None else self._newest.name
         content = Seen(FORMAT_VERSION, name, self._marks, self._since)
         _write(self._directory, SEEN_NAME, asdict(content))
-        self._is_stored, self._stored_at = True, time.monotonic()
 
     def record(self, run: Run) -> None:
         """Record the changes of the catalogue that frames tell of, before any of them is written.
@@ -450,7 +433,7 @@ def _changed(change: Change | None, lsn: int, content: bytes) -> Change:
         types = set(of_form(json.loads(content), dict[str, Any])["types"])
         if not all(type(oid) is int and 0 < oid < 1 << 32 for oid in types):
             types = None
-    except _MALFORMED:
+    except MALFORMED:
         pass
     if change is not None:
         types = None if types is None or change.types is None else types.union(change.types)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from ..names import sql_name
 from ..protocol.messages import decode_rare
 from ..segments.format import ANNOUNCED_LSN
 from ..segments.listing import contents
 from ..segments.reader import SegmentReader
 from .copies import Tables
+from .snapshots import snapshot_files, unmarked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 def known_tables(directory: Path) -> dict[int, tuple[str, str]]:
     """Namespace and name of each table that is there, by relation id.
 
-    Those that were copied, or wait for a copy, and those that the newest segment announces.
+    Those that were copied, or wait for a copy, and those that the newest segment announces; also
+    those of which there are files of a copy, and not its mark.
 
     Raises
     ------
@@ -28,35 +31,46 @@ def known_tables(directory: Path) -> dict[int, tuple[str, str]]:
     """
     found: dict[int, tuple[str, str]] = {}
     tables = Tables(directory)
-    for relation_id, state in tables.read().items():
+    states = tables.read()
+    for relation_id, state in states.items():
         last = state.copies[-1]
         name: Any = tables.fields(last).get("table")
         if last.state != "gone" and name:
             found[relation_id] = (name[0], name[1])
-    segments = contents(directory).segments
-    if segments:
-        with SegmentReader(segments[-1].path) as reader:
-            encoding = reader.metadata.encoding
-            for batch in reader:
-                announced = [
-                    frame
-                    for lsn, frame in zip(
-                        batch.column("lsn").to_pylist(), batch.column("data"), strict=True
-                    )
-                    if lsn == ANNOUNCED_LSN
-                ]
-                for frame in announced:
-                    data = frame.as_py()
-                    if data[:1] == b"R":
-                        relation: Any = decode_rare(data, in_stream=False, encoding=encoding)
-                        name = (relation.namespace or "pg_catalog", relation.name)
-                        found[relation.relation_id] = name
+    files = snapshot_files(directory)
+    lost = {key[0]: key for key in unmarked(files, states)}
+    announcing = [files[key][0] for relation_id, key in lost.items() if relation_id not in found]
+    announcing += [segment.path for segment in contents(directory).segments[-1:]]
+    for path in announcing:
+        found.update(_announced(path))
+    return found
+
+
+def _announced(path: Path) -> dict[int, tuple[str, str]]:
+    """The tables that a segment, or a file of a snapshot, announces."""
+    found: dict[int, tuple[str, str]] = {}
+    with SegmentReader(path) as reader:
+        encoding = reader.metadata.encoding
+        for batch in reader:
+            announced = [
+                frame
+                for lsn, frame in zip(
+                    batch.column("lsn").to_pylist(), batch.column("data"), strict=True
+                )
+                if lsn == ANNOUNCED_LSN
+            ]
+            for frame in announced:
+                data = frame.as_py()
+                if data[:1] == b"R":
+                    relation: Any = decode_rare(data, in_stream=False, encoding=encoding)
+                    name = (relation.namespace or "pg_catalog", relation.name)
+                    found[relation.relation_id] = name
     return found
 
 
 def how_to_copy(directory: Path, relation_ids: Iterable[int]) -> str:
     """What to do where tables have to be copied again, for errors: it names them."""
     known = known_tables(directory)
-    names = [".".join(known[one]) if one in known else str(one) for one in relation_ids]
+    names = [sql_name(*known[one]) if one in known else str(one) for one in relation_ids]
     given = " ".join(f"--table {shlex.quote(name)}" for name in names)
     return f"have them copied again: pgoutput-fast snapshot --dir {directory} {given}"

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import PgOutputError
+from ..errors import PgOutputError, counted
 from ..segments.format import SegmentMetadata
 from ..segments.listing import Contents, contents
 from ..segments.reader import SegmentReader
-from .copies import Copy, Tables, TableState
-from .snapshots import snapshot_files, snapshot_path
+from .copies import DIRECTORY_NAME, Copy, Tables, TableState
+from .known import how_to_copy
+from .snapshots import number_of, snapshot_files, snapshot_path, unmarked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from .reading import Reading
+
+_NAMED = 3  # the most files that an error lists
+
+
+class CopyFile(NamedTuple):
+    """A file of a copy that is whole.
+
+    Fields: path, rows (how many it has, where the Truncate of the first file counts as one; None if
+    the copy's mark is of an older version of this package, which does not tell).
+    """
+
+    path: Path
+    rows: int | None
 
 
 class Look(NamedTuple):
@@ -33,6 +48,100 @@ class Look(NamedTuple):
     states: Mapping[int, TableState]
     files: Mapping[tuple[int, int], list[Path]]
 
+    def of(self, copy: Copy) -> list[CopyFile]:
+        """The files of a copy that is to be read, in the order of its rows.
+
+        Raises
+        ------
+        PgOutputError
+            They are deleted; or as of `files_of_copy`.
+        """
+        paths = self.files[_key(copy)]
+        directory = paths[0].parent.parent
+        found = files_of_copy(directory, copy, paths)
+        if not found:
+            raise _deleted(copy.relation_id, str(directory))
+        return found
+
+
+def files_of_copy(directory: Path, copy: Copy, paths: Sequence[Path]) -> list[CopyFile]:
+    """The files of a copy, if they are all those that it had when it was finished.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+    copy : Copy
+    paths : sequence of pathlib.Path
+        What there is, from the first file on.
+
+    Returns
+    -------
+    list of CopyFile
+        Empty if the copy has just been deleted.
+
+    Raises
+    ------
+    PgOutputError
+        A file is missing, or is too much; or the copy's mark can't be read.
+    """
+    fields: Any = Tables(directory).fields(copy)
+    rows: list[int] | None = fields.get("files")
+    counts = [None] * len(paths) if rows is None else [1, *rows]
+    expected = [snapshot_path(directory, copy, number) for number in range(len(counts))]
+    if expected == list(paths):
+        return [*map(CopyFile, paths, counts)]
+    if not os.path.lexists(expected[0]):
+        return []  # the first one is deleted before the others
+    missing = sorted(path.name for path in {*expected} - {*paths})
+    others = sorted(path.name for path in {*paths} - {*expected})
+    what = [f"{_listed(names)} {why}" for names, why in (
+        (missing, "missing"), (others, "too much")
+    ) if names]  # fmt: skip
+    raise PgOutputError(
+        f"the snapshot of relation {copy.relation_id} in {directory} is not what it was when it "
+        f"was finished: of {paths[0].parent} {' and '.join(what)}; restore what was there, or "
+        f"{how_to_copy(directory, [copy.relation_id])}"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+    return f"{shown} {'is' if len(names) == 1 else 'are'}"
+
+
+def check_marks(
+    directory: Path,
+    files: Iterable[tuple[int, int]],
+    states: Mapping[int, TableState],
+    accepted: Iterable[int] = (),
+) -> None:
+    """Refuse a directory that has lost marks of copies.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+    files : iterable of (int, int)
+        What `snapshot_files` gave.
+    states : mapping of int to TableState
+    accepted : iterable of int
+        Relation ids of tables that are to be copied again, so that what was lost is replaced.
+
+    Raises
+    ------
+    PgOutputError
+        There are files of a copy, and no mark.
+    """
+    lost = [key for key in unmarked(files, states) if key[0] not in {*accepted}]
+    if not lost:
+        return
+    names = [snapshot_path(directory, Copy(*key, False, "snapshot", 0), 0).stem for key in lost]
+    begun = [name.rpartition("-")[0] + "-….json" for name in names]
+    raise PgOutputError(
+        f"{directory} has files of snapshots that nothing marks as such: of "
+        f"{directory / DIRECTORY_NAME} {_listed(begun)} missing; restore what was there, or "
+        f"{how_to_copy(directory, sorted({key[0] for key in lost}))}"
+    )
+
 
 def look(directory: Path) -> Look:
     """What a directory has now.
@@ -40,12 +149,16 @@ def look(directory: Path) -> Look:
     Raises
     ------
     PgOutputError
-        The directory can't be read.
+        The directory can't be read, or files of a snapshot are there without its mark.
     """
     found = contents(directory)
-    states = Tables(directory).read()  # behind the end, as `next_reading` says
+    tables = Tables(directory)
+    states = tables.read()  # behind the end, as `next_reading` says
     try:
-        copies = snapshot_files(directory)
+        while unmarked(copies := snapshot_files(directory), states):
+            # A copy may have begun, or been finished, since the marks were listed.
+            states = tables.read()
+            check_marks(directory, copies, states)
     except OSError as error:
         raise PgOutputError(f"can't read snapshots of {directory}: {error.strerror}") from error
     # Of a copy that is deleted the Truncate goes first.
@@ -86,11 +199,15 @@ def readable(reading: Reading, found: Look, where: str) -> Reading:
             start = later[0].lsn - 1
             tables[relation_id] = stretch._replace(start=start, snapshots=later)
         else:
-            raise PgOutputError(
-                f"the files of the snapshot of relation {relation_id} are deleted from {where}: "
-                f"have this table copied again"
-            )
+            raise _deleted(relation_id, where)
     return reading._replace(tables=tables)
+
+
+def _deleted(relation_id: int, where: str) -> PgOutputError:
+    return PgOutputError(
+        f"the files of the snapshot of relation {relation_id} are deleted from {where}: have this "
+        f"table copied again"
+    )
 
 
 def _key(copy: Copy) -> tuple[int, int]:
@@ -125,3 +242,41 @@ def check_file(reader: SegmentReader, metadata: SegmentMetadata, copy: Copy | No
         raise PgOutputError(
             f"{reader.path} holds a part of {kind} that has another name: restore what was there"
         )
+
+
+def batches_of(reader: SegmentReader, rows: int | None) -> Iterator[Any]:
+    """The record batches of a file; in one of a snapshot, its rows have to be all there.
+
+    Parameters
+    ----------
+    reader : SegmentReader
+    rows : int or None
+        So many rows the file has, as of `CopyFile`.
+
+    Raises
+    ------
+    PgOutputError
+        The rows are those of another file of the copy, or more or fewer; or as of `SegmentReader`.
+    """
+    named = number_of(reader.path) if reader.metadata.snapshot else None
+    if named is None:
+        yield from reader
+        return
+    number, count = named[2], 0
+    for batch in reader:
+        seqs = batch.column("seq").drop_null()
+        if len(seqs):
+            first = number << 32 | count
+            count += len(seqs)
+            if (seqs[0].as_py(), seqs[-1].as_py()) != (first, number << 32 | count - 1):
+                raise _other_rows(reader, "its rows have other numbers")
+        yield batch
+    if rows is not None and count != rows:
+        raise _other_rows(reader, f"it has {counted(count, 'row')}, and had {rows}")
+
+
+def _other_rows(reader: SegmentReader, why: str) -> PgOutputError:
+    return PgOutputError(
+        f"{reader.path} is not the file that the copy of its table wrote ({why}): restore what "
+        f"was there, or have the table copied again"
+    )

@@ -137,7 +137,9 @@ def next_reading(position: Position, states: Mapping[int, TableState], end: int)
 
 
 def first_position(states: Mapping[int, TableState], begin: int) -> Position:
-    """Where a new consumer begins: each table at its newest snapshot, a gone one behind its end.
+    """Where a new consumer begins: each table at its newest snapshot.
+
+    A table that is gone is read as long as everything since its snapshot is there.
 
     Parameters
     ----------
@@ -148,10 +150,11 @@ def first_position(states: Mapping[int, TableState], begin: int) -> Position:
     tables = {}
     for relation_id, state in states.items():
         last = state.copies[-1]
-        if last.state == "gone":
-            tables[relation_id] = last.lsn
-        elif state.snapshots and (state.held_from is None or begin <= state.snapshots[-1].lsn):
+        is_whole = bool(state.snapshots) and begin <= state.snapshots[-1].lsn
+        if is_whole or (state.snapshots and last.state == "snapshot"):
             tables[relation_id] = state.snapshots[-1].lsn - 1
+        elif last.state == "gone":
+            tables[relation_id] = last.lsn
         elif state.held_from is not None:
             tables[relation_id] = state.held_from
     return Position(begin, tables)

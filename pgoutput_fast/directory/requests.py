@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from .._disk import fsync_path, write_whole
-from .._forms import of_form
+from .._forms import MALFORMED, of_form
 from ..errors import PgOutputError, printable
 
 if TYPE_CHECKING:
@@ -48,20 +48,28 @@ def requested(directory: Path) -> dict[int, list[str]]:
 
     Raises
     ------
-    OSError
-        The disk refuses.
     PgOutputError
-        A request can't be read.
+        They can't be read.
     """
     path = directory / DIRECTORY_NAME
     found: dict[int, list[str]] = {}
-    for one in sorted(path.iterdir()) if path.exists() else ():
+    try:
+        paths = sorted(path.iterdir())
+    except FileNotFoundError:
+        return found
+    except OSError as error:
+        raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
+    for one in paths:
         match = _NAME.fullmatch(one.name)
         if match is not None:
             try:
                 fields = json.loads(one.read_text(encoding="utf-8"))
                 found[int(match[1])] = of_form(fields["table"], list[str], "table")
-            except (ValueError, KeyError, TypeError) as error:
+                if len(found[int(match[1])]) != 2:
+                    raise ValueError("table is no schema and name")
+            except FileNotFoundError:
+                continue  # it was answered just now
+            except (OSError, *MALFORMED) as error:
                 raise PgOutputError(
                     f"can't read {one} ({printable(str(error))}), which asks for a copy of a "
                     f"table: delete it, and ask anew"
@@ -74,9 +82,12 @@ def forget_request(directory: Path, relation_id: int) -> None:
 
     Raises
     ------
-    OSError
+    PgOutputError
         The disk refuses.
     """
-    path = directory / DIRECTORY_NAME
-    (path / f"{relation_id}.json").unlink(missing_ok=True)
-    fsync_path(path)
+    path = directory / DIRECTORY_NAME / f"{relation_id}.json"
+    try:
+        path.unlink(missing_ok=True)
+        fsync_path(path.parent)
+    except OSError as error:
+        raise PgOutputError(f"can't delete {path}: {error.strerror or error}") from error

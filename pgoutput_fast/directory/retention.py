@@ -80,9 +80,12 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
             if not found or any(one.of(copy[0]) <= found[0].lsn - 1 for one in positions):
                 continue
             if found[0] != state.snapshots[-1] or begin > found[0].lsn:
-                for path in paths:
+                # Readers know by the first one that the others are being deleted.
+                paths[0].unlink()
+                fsync_path(paths[0].parent)
+                for path in paths[1:]:
                     path.unlink()
-                    count += 1
+                count += len(paths)
         left = snapshot_files(directory)
         kept = {
             copy.lsn

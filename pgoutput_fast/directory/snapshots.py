@@ -38,21 +38,47 @@ def snapshot_path(directory: Path, copy: Copy, number: int) -> Path:
     return directory / DIRECTORY_NAME / name
 
 
+def number_of(path: Path) -> tuple[int, int, int] | None:
+    """Relation id, generation and number of a file, by its name; None if it has another name."""
+    match = _NAME.fullmatch(path.name)
+    return match and (int(match[1], 16), int(match[2]), int(match[3]))
+
+
 def snapshot_files(directory: Path) -> dict[tuple[int, int], list[Path]]:
     """The files by relation id and generation, each list in the order of the rows."""
     found: dict[tuple[int, int], list[Path]] = {}
     path = directory / DIRECTORY_NAME
     for one in sorted(path.iterdir()) if path.exists() else ():
-        match = _NAME.fullmatch(one.name)
-        if match is not None:
-            found.setdefault((int(match[1], 16), int(match[2])), []).append(one)
+        number = number_of(one)
+        if number is not None:
+            found.setdefault(number[:2], []).append(one)
     return found
+
+
+def unmarked(
+    files: Iterable[tuple[int, int]], states: Mapping[int, TableState]
+) -> list[tuple[int, int]]:
+    """The copies, by relation id and generation, of which there are files and no mark.
+
+    A copy is marked before its first file is written, and the mark stays when the files are
+    deleted. So a mark is lost.
+
+    Parameters
+    ----------
+    files : iterable of (int, int)
+        What `snapshot_files` gave.
+    states : mapping of int to TableState
+    """
+    marked = {(key, copy.generation) for key, state in states.items() for copy in state.copies}
+    return sorted(key for key in files if key not in marked)
 
 
 def delete_unfinished(
     directory: Path, states: Mapping[int, TableState], relation_id: int | None = None
 ) -> None:
     """Delete the files of copies that were begun and are not whole.
+
+    Files whose mark is lost stay, unless their table waits for the copy that replaces them.
 
     Parameters
     ----------
@@ -74,8 +100,14 @@ def delete_unfinished(
         for relation_id, state in states.items()
         for copy in state.snapshots
     }
-    for key, files in snapshot_files(directory).items():
-        if key not in whole and relation_id in (None, key[0]):
+    found = snapshot_files(directory)
+    lost = {
+        key
+        for key in unmarked(found, states)
+        if key[0] not in states or states[key[0]].held_from is None
+    }
+    for key, files in found.items():
+        if key not in whole and key not in lost and relation_id in (None, key[0]):
             for one in files:
                 one.unlink()
     for one in path.iterdir() if relation_id is None else ():
@@ -120,6 +152,7 @@ class CopyFiles:
         self._time = time
         self._announced = announced
         self._options = options
+        self._rows: dict[int, int] = {}
 
     def begin(self) -> None:
         """Write the first file: the Truncate, which voids what was known of the table before.
@@ -171,11 +204,13 @@ class CopyFiles:
             temporary.unlink(missing_ok=True)
             raise
         temporary.rename(path)
+        self._rows[number] = rows
         return rows
 
-    def finish(self) -> None:
-        """Have the names of all files on disk."""
+    def finish(self) -> list[int]:
+        """Have the names of all files on disk; the numbers of rows of those from 1 on."""
         fsync_path(self._directory / DIRECTORY_NAME)
+        return [self._rows[number] for number in range(1, len(self._rows))]
 
     def _announce(self, file: SegmentFile) -> None:
         pa = require_pyarrow()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .._disk import write_whole
-from .._forms import of_form
+from .._forms import MALFORMED, of_form
 from ..errors import PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
 from ..segments.format import BEGIN_NAME, POSITION_NAME, Segment
@@ -24,18 +24,22 @@ from ..segments.reader import SegmentReader
 from . import copies, history, snapshots
 from .consumers import Consumer, consumers
 from .copies import Tables, TableState
+from .looking import files_of_copy
 from .reading import next_reading
 from .remote import Remote, parse_place
+from .requests import requested
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
     from threading import Event
 
 CONSUMER_NAME = "_upload"
 """The consumer for which a directory keeps what is not copied."""
 UPLOAD_NAME = "upload.json"
 """The file that names the copy, and the object that says which directory it is of."""
+DOWNLOAD_NAME = "download.json"
+"""The file that says that a directory was downloaded, and from where."""
 _FOLDERS = (copies.DIRECTORY_NAME, history.DIRECTORY_NAME, snapshots.DIRECTORY_NAME)
 # A listing is others' text: nothing is written beside these.
 _IN_FOLDER = re.compile(
@@ -189,10 +193,13 @@ class Upload:
         PgOutputError
             The directory can't be read, or an object is not what it should be.
         """
+        # Before anything is listed: what has come in a place of theirs is copied in this round.
+        gone = self._gone() if self._mirrors else set()
         found = contents(self._directory)
+        asked = requested(self._directory)  # each is forgotten once its table is marked
         states = self._tables.read()  # behind the end, as `next_reading` says
         try:
-            if not self._copy_tables(states, stop):
+            if not self._copy_tables(states, asked, stop):
                 return True
             self._copy_history()
             end, is_whole = self._copy_segments(found, stop)
@@ -205,8 +212,9 @@ class Upload:
             self._consumer.advance(after)
             self._advanced = now
         self.position = end
-        if self._mirrors and is_whole:
-            self._delete()
+        if is_whole:
+            self._remote.delete(sorted(gone))
+            self._names -= gone
         return not is_whole
 
     def _copy(self, path: Path, name: str) -> None:
@@ -215,16 +223,27 @@ class Upload:
             if self._mirrors:
                 self._names.add(name)
 
-    def _copy_tables(self, states: Mapping[int, TableState], stop: Event) -> bool:
-        """Copy marks of tables; before that of a snapshot its files. Whether all are there."""
+    def _copy_tables(
+        self, states: Mapping[int, TableState], asked: Container[int], stop: Event
+    ) -> bool:
+        """Copy marks of tables; before that of a snapshot its files. Whether all are there.
+
+        Files that are missing are no error in a copy that the next one of its table replaces.
+        """
         files = None
+        last = {state.copies[-1] for key, state in states.items() if key not in asked}
         for copy in (copy for state in states.values() for copy in state.copies):
             name = f"{copies.DIRECTORY_NAME}/{copy.name}"
             if name in self._names:
                 continue
             if copy.state == "snapshot" and self._remote.size(name) is None:
                 files = files or snapshots.snapshot_files(self._directory)
-                for path in files.get((copy.relation_id, copy.generation), ()):
+                paths = files.get((copy.relation_id, copy.generation), [])
+                begin = snapshots.snapshot_path(self._directory, copy, 0)
+                # Of a copy that is being deleted the first one is gone.
+                if copy in last and paths[:1] == [begin]:
+                    files_of_copy(self._directory, copy, paths)
+                for path in paths:
                     if stop.is_set():
                         return False
                     self._copy(path, f"{snapshots.DIRECTORY_NAME}/{path.name}")
@@ -291,21 +310,20 @@ class Upload:
             self._remote.write(POSITION_NAME, json.dumps(fields).encode())
             self._position = fields
 
-    def _delete(self) -> None:
-        """Delete objects whose files are deleted."""
+    def _gone(self) -> set[str]:
+        """The objects whose files are deleted."""
         here = {segment.path.name for segment in listed(self._directory)}
         for folder in _FOLDERS:
             path = self._directory / folder
             here |= {f"{folder}/{one.name}" for one in path.iterdir()} if path.exists() else set()
-        gone = sorted(self._names - here - {UPLOAD_NAME, POSITION_NAME})
-        self._remote.delete(gone)
-        self._names.difference_update(gone)
+        return self._names - here - {UPLOAD_NAME, POSITION_NAME}
 
 
 def download(url: str, directory: str | os.PathLike[str], *, endpoint: str | None = None) -> int:
     """Copy a directory out of object storage, for readers of local directories.
 
-    A capture can't go on from it, as it has no prepared transactions.
+    A capture does not go on in it, unless it is told that the directory of which this is a copy is
+    lost: see docs/segments.md.
 
     Parameters
     ----------
@@ -340,6 +358,7 @@ def download(url: str, directory: str | os.PathLike[str], *, endpoint: str | Non
         target.mkdir(parents=True, exist_ok=True)
         if next(target.iterdir(), None) is not None:
             raise PgOutputError(f"{target} has files: give an empty directory")
+        write_whole(target / DOWNLOAD_NAME, [json.dumps({"url": remote.url})])
         for name in _names_to_read(remote, target, end):
             path = target / name
             path.parent.mkdir(exist_ok=True)
@@ -353,14 +372,39 @@ def download(url: str, directory: str | os.PathLike[str], *, endpoint: str | Non
     return end
 
 
+def downloaded_from(directory: Path) -> str | None:
+    """The URL from which a directory was downloaded; None: it is an original.
+
+    Raises
+    ------
+    PgOutputError
+        The file that tells it can't be read.
+    """
+    path = directory / DOWNLOAD_NAME
+    try:
+        return str(_fields(path.read_bytes(), str(path), "url")["url"])
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise PgOutputError(f"can't read {path}: {error.strerror}") from error
+
+
 def _names_to_read(remote: Remote, target: Path, end: int) -> Iterator[str]:
     """The objects of a copy. Each kind is listed before those that were written before it."""
     seen = f"{history.DIRECTORY_NAME}/{history.SEEN_NAME}"
     if remote.size(seen) is not None:
         yield seen
+    whole: set[tuple[int, int]] = set()
     for folder in (history.DIRECTORY_NAME, copies.DIRECTORY_NAME, snapshots.DIRECTORY_NAME):
         for name in remote.names(folder):
-            if _IN_FOLDER.fullmatch(name):
+            if not _IN_FOLDER.fullmatch(name):
+                continue
+            copy = copies.Copy.named(name.rpartition("/")[2])
+            if copy is not None and copy.state == "snapshot":
+                whole.add((copy.relation_id, copy.generation))
+            # Files of a copy whose mark is not there yet are being uploaded.
+            number = snapshots.number_of(Path(name))
+            if number is None or number[:2] in whole:
                 yield name
     for name in remote.names():
         segment = Segment.named(target, name) if name.endswith(".arrow") else None
@@ -376,7 +420,7 @@ def _fields(content: bytes, where: str, *keys: str) -> dict[str, Any]:
             of_form(fields[key], str, key)
             if key in ("position", "begin"):
                 parse_lsn(fields[key])
-    except (ValueError, KeyError, TypeError, PgOutputError) as error:
+    except MALFORMED as error:
         raise PgOutputError(
             f"can't read {where} ({printable(str(error))}), which describes the copy of a "
             f"directory: restore it"

@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._forms import of_form
+from .._forms import MALFORMED, of_form
 from ..errors import MAX_FRAME_LENGTH, PgOutputError
 from ..lsn import format_lsn, parse_lsn
 
@@ -56,8 +56,6 @@ RESTORE = (
     "empty directory"
 )
 
-# The exceptions that code for reading JSON raises if the JSON has another form.
-_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, PgOutputError)
 _COUNT = struct.Struct("<q")
 _COUNTS = struct.Struct("<qq")
 
@@ -188,7 +186,7 @@ class SegmentMetadata:
                 fields["start_lsn"] = parse_lsn(fields["start_lsn"])
                 metadata: SegmentMetadata = of_form(fields, cls)
                 return metadata
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise PgOutputError(f"its metadata are not a segment's ({error!r})") from error
         raise PgOutputError(
             f"its format version is {version!r} with checksum {checksum!r}, this version of "
@@ -319,6 +317,6 @@ def check_options(segment_bytes: int, compression: str | None) -> None:
         `segment_bytes` is less than 1, or there is no such `compression`.
     """
     if segment_bytes < 1:
-        raise PgOutputError(f"segment_bytes must be 1 at least, not {segment_bytes}")
+        raise PgOutputError(f"segment_bytes={segment_bytes}: expected 1 at least")
     if compression not in (None, "lz4", "zstd"):
         raise PgOutputError(f"compression={compression!r}: expected None, 'lz4' or 'zstd'")

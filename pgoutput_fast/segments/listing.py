@@ -6,8 +6,9 @@ import itertools
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .._forms import MALFORMED, of_form
 from ..errors import PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
 from .format import BEGIN_NAME, POSITION_NAME, RESTORE, TEMPORARY, Segment, SegmentMetadata
@@ -256,10 +257,11 @@ def begin_of(directory: Path) -> int:
 def _stored(path: Path, key: str) -> int:
     """An LSN from a file in JSON; 0 if there is no file."""
     try:
-        return parse_lsn(json.loads(path.read_text(encoding="utf-8")).get(key, "0/0"))
+        fields = of_form(json.loads(path.read_text(encoding="utf-8")), dict[str, Any], "fields")
+        return parse_lsn(of_form(fields.get(key, "0/0"), str, key))
     except FileNotFoundError:
         return 0
-    except (OSError, ValueError, KeyError, TypeError, PgOutputError) as error:
+    except (OSError, *MALFORMED) as error:
         raise PgOutputError(f"can't read {path} ({printable(str(error))}): restore it") from error
 
 
@@ -277,7 +279,7 @@ def stored_metadata(directory: Path) -> SegmentMetadata | None:
         return SegmentMetadata.from_json(json.dumps(fields["metadata"]))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, PgOutputError) as error:
+    except (OSError, *MALFORMED) as error:
         raise PgOutputError(f"can't read {path} ({printable(str(error))}): restore it") from error
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from .._disk import claim_directory, fsync_path, write_whole
+from .._forms import MALFORMED
 from .._impl import implementation, twin
 from ..errors import DecodeError, PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
@@ -372,7 +373,7 @@ class SegmentWriter:
             self._timeline = max(self._timeline, found.timeline)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, PgOutputError) as error:
+        except (OSError, *MALFORMED) as error:
             raise PgOutputError(
                 f"can't read {path} ({error}); it says how far the slot was acknowledged: restore "
                 f"it, or begin with a new slot and directory"
@@ -714,7 +715,7 @@ class SegmentWriter:
         part = len(self._temporary)
         if part > MAX_PART:
             raise PgOutputError(
-                f"a transaction needs more than {MAX_PART + 1} parts; give a larger segment_bytes"
+                f"a transaction needs more than {MAX_PART + 1} parts; give a larger segment_bytes="
             )
         path = self.directory / f".{part:05d}.arrow.tmp"
         self._temporary.append(path)

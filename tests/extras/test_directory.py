@@ -25,6 +25,7 @@ from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consum
 from pgoutput_fast.directory.copies import Copy, Tables, TableState
 from pgoutput_fast.directory.merging import FAN, delete_covered, merge, mergeable
 from pgoutput_fast.directory.reading import Position, first_position, next_reading
+from pgoutput_fast.directory.requests import forget_request, request_copy, requested
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments import copying, list_segments, listing
@@ -200,6 +201,49 @@ def test_a_damaged_consumer_and_wrong_names_are_refused(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(PgOutputError, match=r"can't read .*lake\.json"):
             consumers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ('{"table": "public.t"}', "table is 'public.t', expected"),
+        ('{"table": ["public"]}', "table has no namespace and name"),
+        ('{"table": ["public", 7]}', "7, expected str"),
+        ('{"table": [], "members": 5}', "members is 5"),
+        ('{"table": ["public", "t"], "members": ["5"]}', "'5', expected int"),
+        ('{"rows": "many"}', "rows is 'many'"),
+        ("[1]", r"fields is \[1\]"),
+    ],
+)
+def test_a_mark_that_was_changed_is_refused(tmp_path: Path, content: str, why: str) -> None:
+    tables = Tables(tmp_path)
+    copy = tables.wait(16384, 100, {"table": ["public", "t"]}, first=True)
+    path = tmp_path / "tables" / copy.name
+    path.write_text(content)
+    with pytest.raises(PgOutputError, match=rf"can't read {path} \(.*{why}.*: restore it"):
+        tables.fields(copy)
+
+
+def test_requests_that_cannot_be_read(tmp_path: Path) -> None:
+    assert requested(tmp_path) == {}
+    request_copy(tmp_path, 16384, ["public", "t"])
+    assert requested(tmp_path) == {16384: ["public", "t"]}
+    place = tmp_path / "requests"
+    (place / "16385.json").mkdir()
+    with pytest.raises(PgOutputError, match=r"can't read .*16385\.json \(.*ask anew"):
+        requested(tmp_path)
+    (place / "16385.json").rmdir()
+    # One that is answered while it is looked at.
+    (place / "16385.json").symlink_to(tmp_path / "gone")
+    assert requested(tmp_path) == {16384: ["public", "t"]}
+    for path in place.iterdir():
+        path.unlink()
+    place.rmdir()
+    place.touch()
+    with pytest.raises(PgOutputError, match=rf"can't read {place}: Not a directory"):
+        requested(tmp_path)
+    with pytest.raises(PgOutputError, match=rf"can't delete {place}/16384\.json: Not a dir"):
+        forget_request(tmp_path, 16384)
 
 
 def test_a_segment_under_another_ones_name_is_refused(tmp_path: Path) -> None:

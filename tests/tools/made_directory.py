@@ -297,8 +297,9 @@ class MadeDirectory:
             frames = [testing.insert(table, row) for row in rows]
             ends = [0, *itertools.accumulate(map(len, frames))]
             made.write(number, [(b"".join(frames), ends)])
-        made.finish()
+        counts = made.finish()
+        assert counts == [*map(len, ranges)]
         fields: dict[str, object] = {
-            "table": [table.namespace, table.name], "rows": sum(map(len, ranges))
+            "table": [table.namespace, table.name], "rows": sum(counts), "files": counts
         }  # fmt: skip
         self.tables.finish(order, lsn, fields)
