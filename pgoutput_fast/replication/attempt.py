@@ -86,7 +86,7 @@ def unless_stopped(
     try:
         while not attempt.wait(_POLL):
             if stop.is_set():
-                raise RetryableError("`stop` was set before there was a connection")
+                raise RetryableError("it was told to end before there was a connection")
         return attempt.result()
     except BaseException:
         attempt.abandon()

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._disk import claim_directory, fsync_path, write_whole
+from .._forms import MALFORMED
 from ..connections import RetryableError
 from ..directory import consumers, copies, history, requests, snapshots
-from ..directory.uploading import UPLOAD_NAME
+from ..directory.copies import Tables
+from ..directory.looking import check_marks, files_of_copy
+from ..directory.uploading import DOWNLOAD_NAME, UPLOAD_NAME, downloaded_from
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..segments import SegmentMetadata, SegmentWriter, prepared
-from ..segments.format import SLOT_NAME
+from ..segments.format import POSITION_NAME, SLOT_NAME
 from ..segments.listing import has_begun
 from .attempt import unless_stopped
 from .source import missing_slot
@@ -34,6 +38,8 @@ _OWN_NAMES = {
     SLOT_NAME, UPLOAD_NAME, copies.DIRECTORY_NAME, snapshots.DIRECTORY_NAME, history.DIRECTORY_NAME,
     requests.DIRECTORY_NAME, consumers.DIRECTORY_NAME, prepared.DIRECTORY_NAME, "lost+found",
 }  # fmt: skip
+
+_log = logging.getLogger(__name__)
 
 
 class _Intention:
@@ -64,7 +70,7 @@ class _Intention:
             found: object = json.loads(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return False
-        except (OSError, ValueError) as error:
+        except (OSError, *MALFORMED) as error:
             raise PgOutputError(f"can't read {self._path} ({error})") from error
         return found == self._fields
 
@@ -138,7 +144,8 @@ def begin_directory(
         is_own = state is not None and not has_begun(directory) and intention.is_there()
         if not is_own:
             _check_beginning(state, slot, directory, adopt_slot=adopt_slot)
-        lock = made = None
+            state = _once_unused(connection, state, directory)
+        lock = made = opened = None
         if state is not None:
             confirmed = state.confirmed_flush_lsn or 0
         elif create_slot:
@@ -167,7 +174,6 @@ def begin_directory(
             options=said,
             timeline=connection.timeline,
         )
-        opened = None
         try:
             if made is not None and open_first is not None:
                 opened = open_first(made, metadata)
@@ -186,12 +192,30 @@ def begin_directory(
                 intention.give_up()
             raise
         intention.remove()
+        _adopt_download(directory)
         if opened is not None:
             held.pop_all()
             connection.close()
             if lock is not None:
                 os.close(lock)
         return Begun(writer, metadata, opened)
+
+
+def _once_unused(
+    connection: ReplicationConnection, state: SlotState | None, directory: Path
+) -> SlotState | None:
+    """The slot with which a new directory is to begin, once nobody reads it.
+
+    This comes before anything is written: a slot that is refused later would leave that behind.
+
+    Raises
+    ------
+    RetryableError
+        It is in use.
+    """
+    if state is None or has_begun(directory):
+        return state
+    return connection.unused_slot(state.name)
 
 
 def _make_slot(
@@ -241,6 +265,72 @@ def _check_empty(directory: Path) -> None:
         )
 
 
+def _check_download(directory: Path, *, adopt_slot: bool) -> None:
+    """Refuse a directory that was downloaded, unless it takes the original's place.
+
+    Raises
+    ------
+    PgOutputError
+        It was downloaded.
+    """
+    url = downloaded_from(directory)
+    if url is None:
+        return
+    if not adopt_slot:
+        raise PgOutputError(
+            f"{directory} is a copy that was downloaded from {url}, and what a capture brings here "
+            f"the original would lack: go on in that; if it is lost for good, adopt_slot=True has "
+            f"this one take its place, if the slot is not beyond its end"
+        )
+    if not (directory / POSITION_NAME).exists():
+        raise PgOutputError(
+            f"{directory} was not downloaded from {url} to the end: download it anew into an empty "
+            f"directory"
+        )
+
+
+def _adopt_download(directory: Path) -> None:
+    """The directory goes on with the slot, so that it is an original."""
+    path = directory / DOWNLOAD_NAME
+    try:
+        path.unlink()
+        fsync_path(directory)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise PgOutputError(f"can't delete {path}: {error.strerror}") from error
+
+
+def _check_snapshots(directory: Path) -> None:
+    """Look whether the snapshots are whole of tables that are not to be copied again.
+
+    What readers would miss is logged, as it does not hinder a capture.
+
+    Raises
+    ------
+    PgOutputError
+        There are files of a snapshot, and no mark; or the directory can't be read.
+    """
+    try:
+        replaced = {*requests.requested(directory)}
+        states = Tables(directory).read()
+        files = snapshots.snapshot_files(directory)
+    except OSError as error:
+        raise PgOutputError(f"can't read {directory}: {error.strerror}") from error
+    replaced |= {key for key, state in states.items() if state.held_from is not None}
+    check_marks(directory, files, states, replaced)
+    for key, state in states.items():
+        copy = state.copies[-1]
+        paths = files.get((key, copy.generation), [])
+        begin = snapshots.snapshot_path(directory, copy, 0)
+        # Of a copy that is deleted the first file is gone.
+        if copy.state == "snapshot" and key not in replaced and paths[:1] == [begin]:
+            try:
+                files_of_copy(directory, copy, paths)
+            except PgOutputError as error:
+                _log.warning("readers will miss rows: %s", error)
+
+
 def _check_beginning(
     state: SlotState | None, slot: str, directory: str | os.PathLike[str], *, adopt_slot: bool
 ) -> None:
@@ -250,10 +340,13 @@ def _check_beginning(
     ------
     PgOutputError
         The slot exists and the directory is new, or the slot does not exist and the directory is
-        not new.
+        not new; the directory was downloaded; or marks of snapshots are missing.
     """
     begun = has_begun(directory)
-    if not begun:
+    if begun:
+        _check_download(Path(directory), adopt_slot=adopt_slot)
+        _check_snapshots(Path(directory))
+    else:
         _check_empty(Path(directory))
     if state is not None and not adopt_slot and not begun:
         raise PgOutputError(

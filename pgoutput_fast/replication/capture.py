@@ -26,7 +26,7 @@ from .receiver import Receiver
 from .source import Source, Started
 from .stream_options import Protocol, Streaming, StreamOptions, check_seconds
 from .upkeep import Upkeep, UpkeepOptions, order_first
-from .uploader import Uploader, UploadOptions
+from .uploader import Uploader, UploadOptions, upload_options
 
 if TYPE_CHECKING:
     import threading
@@ -103,8 +103,9 @@ def capture(
         capture has begun.
     adopt_slot : bool
         Whether a slot that exists already, for example one that was made with SQL, may begin a new
-        directory. Otherwise it is refused: if another directory has what the slot brought so far,
-        it would lack what comes into this one.
+        directory, or go on in one that `download` has made, as the original is lost. Otherwise it
+        is refused: if another directory has what the slot brought so far, it would lack what comes
+        into this one.
     until_lsn : int
         Capture exactly what was committed before this LSN, then end. `pg_current_wal_lsn()` gives
         the LSN for all that is committed, and on the server's disk, by now. A transaction is before
@@ -134,7 +135,7 @@ def capture(
         "initial": the rows that were there when the slot was made come too, and those of tables
         that join the publications later: see docs/segments.md. "only": the capture ends when the
         tables are copied, and a later one takes what came since. "never": no table is copied but
-        on request.
+        on request. It holds for this call, not for the directory.
     connections : int
         So many read tables that are copied, beside the one of the stream.
     merge : bool
@@ -148,7 +149,7 @@ def capture(
     silent_after : float
         Consumers are reported that do not move for so many seconds.
     give_up : bool
-        Whether such a consumer is removed, so that nothing is kept for it.
+        Whether such a consumer is removed, so that nothing is kept for it. It needs `silent_after`.
     min_free : int
         The capture ends with an error when the disk has fewer bytes free.
     history : bool
@@ -210,7 +211,10 @@ def capture(
         min_free=(min_free, int, "an int, of bytes"),
         history=(history, bool, "a bool"),
     )
-    _check_directory(os.fspath(directory))
+    uploads = check_combined(
+        directory=directory, upload=upload, upload_endpoint=upload_endpoint,
+        upload_keep=upload_keep, silent_after=silent_after, give_up=give_up,
+    )  # fmt: skip
     check_options(segment_bytes, compression)
     check_assembling({"max_memory": max_memory}, unknown_prepared)
     if not max_delay >= 0:
@@ -233,7 +237,7 @@ def capture(
         messages=messages, origin=origin,
     )  # fmt: skip
     parameters = ConnectionParameters(dsn, keywords)
-    uploader = _uploader(Path(directory), upload, upload_endpoint, upload_keep)
+    uploader = None if uploads is None else Uploader(Path(directory), uploads)
     writing = {"segment_bytes": segment_bytes, "compression": compression}
 
     def target(metadata: SegmentMetadata) -> CopyTarget:
@@ -334,6 +338,39 @@ def _copy_only(
     return now()
 
 
+def check_combined(
+    *,
+    directory: str | os.PathLike[str],
+    upload: object,
+    upload_endpoint: object,
+    upload_keep: object,
+    silent_after: object,
+    give_up: object,
+) -> UploadOptions | None:
+    """Refuse arguments of `capture` that have no sense, alone or together, before anything is made.
+
+    Returns
+    -------
+    UploadOptions or None
+        Where the directory is to be copied to.
+
+    Raises
+    ------
+    PgOutputError
+        The directory is none; what is said of a copy can't be; or `give_up` has no time after which
+        it holds.
+    TypeError
+        An argument is of another type.
+    """
+    _check_directory(os.fspath(directory))
+    if give_up and silent_after is None:
+        raise PgOutputError(
+            "give_up=True needs silent_after=, the seconds after which a consumer that has not "
+            "moved is removed"
+        )
+    return upload_options(upload, upload_endpoint, upload_keep)
+
+
 def _check_directory(directory: str) -> None:
     """Refuse a directory that is none.
 
@@ -343,38 +380,13 @@ def _check_directory(directory: str) -> None:
         It is empty, or a URL.
     """
     if not directory:
-        raise PgOutputError("directory is empty; '.' is the current directory")
+        raise PgOutputError("directory= is empty; '.' is the current directory")
     if _URL.match(directory):
         scheme = directory.partition(":")[0]
         raise PgOutputError(
             f"the directory is a URL of {scheme}; a capture writes to a local disk: give a local "
-            f"directory, and for a copy in object storage --upload s3://bucket/prefix (in Python "
-            f"upload=)"
+            f"directory, and for a copy in object storage upload='s3://bucket/prefix'"
         )
-
-
-def _uploader(
-    directory: Path, url: str | None, endpoint: str | None, keep: Literal["all", "local"]
-) -> Uploader | None:
-    """What copies the directory to object storage, if that is wanted; it has not begun.
-
-    Raises
-    ------
-    PgOutputError
-        As of `Uploader`; or an argument has no sense without `upload`.
-    TypeError
-        An argument is of another type.
-    """
-    for name, value in (("upload", url), ("upload_endpoint", endpoint)):
-        if not isinstance(value, (str, type(None))):
-            raise TypeError(f"{name} must be a str, not {type(value).__name__}")
-    if keep not in ("all", "local"):
-        raise PgOutputError(f"upload_keep={keep!r}: expected 'all' or 'local'")
-    if url is not None:
-        return Uploader(directory, UploadOptions(url, endpoint, keep))
-    if endpoint is not None or keep != "all":
-        raise PgOutputError("upload_endpoint and upload_keep need upload")
-    return None
 
 
 def _check_arguments(

@@ -40,6 +40,12 @@ def check_assembling(assembling: Mapping[str, Any], unknown_prepared: str | None
         Assembler(**assembling, unknown_prepared=unknown)
 
 
+_BEYOND_ADVICE = (
+    ". Only if no other program has read the slot, and this one did so without `on_idle`, the "
+    "server had nothing there: without `start_lsn` the stream goes on"
+)
+
+
 def _check_position(
     start_lsn: object, start_timeline: object, on_idle: object, *, temporary: bool
 ) -> None:
@@ -199,6 +205,7 @@ def connect(
         options,
         create_slot=create_slot,
         temporary=temporary,
+        advice=_BEYOND_ADVICE,
     )
     started = first_connection(lambda: source.start(start_lsn, start_timeline), retry_for)
     receiver = Receiver(started.connection, started.confirmed, silence_timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import threading
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ..connections import RetryableError
 from ..directory.copies import Copy, Tables
 from ..directory.snapshots import CopyFiles, delete_unfinished
-from ..errors import PgOutputError
+from ..errors import PgOutputError, counted
 from ..lsn import format_lsn
 from ..protocol.messages import decode_rare
 from ..segments.format import write_options
@@ -156,8 +157,10 @@ class Copier:
     error : PgOutputError or None
         Why copies can't be made, until they can.
     refused : dict of int to PgOutputError
-        Tables that the server does not let the role copy, by relation id, until it is tried again.
-        The others are copied meanwhile.
+        Tables that the server does not let the role copy, or whose copy it has broken off, by
+        relation id, until it is tried again. The others are copied meanwhile.
+    broken_off : frozenset of int
+        Those whose copy the server has broken off, as at a damaged row, since this was made.
     lsn : int
         The latest point of those that are whole; a consumer reads a copy once the directory has
         what was committed before its point.
@@ -182,6 +185,7 @@ class Copier:
         self._woken, self._idle_since = 0, -1
         self.error: PgOutputError | None = None
         self.refused: dict[int, PgOutputError] = {}
+        self.broken_off: frozenset[int] = frozenset()
         self._refused_until = 0.0
         self._is_stuck = False
         self.lsn = 0
@@ -278,12 +282,16 @@ class Copier:
             if not orders:
                 return
             if self._history is not None:
-                self._history.catch_up()  # so that the types at the snapshot's point are known
+                self._history.catch_up()  # so that the types are known from the snapshot's point on
             refused: dict[int, PgOutputError] = {}
             opened = self._target.open(list(orders), self._stop, refused=refused)
             self._note_refused(refused)
         with opened:
-            _Round(self._target, opened, orders, members, types, self._note).run(self._stop)
+            broken_off = _Round(self._target, opened, orders, members, types, self._note).run(
+                self._stop
+            )
+        self.broken_off |= broken_off.keys()
+        self._note_refused(broken_off)
         self.lsn = max(self.lsn, opened.lsn)
 
     def _note_refused(self, refused: dict[int, PgOutputError]) -> None:
@@ -320,7 +328,6 @@ class _Round:
         self._lock = threading.Lock()
         self._tables = [one for one in opened.tables if one.relation_id in orders]
         self._orders = {one.relation_id: orders[one.relation_id] for one in self._tables}
-        self._rows = dict.fromkeys(self._orders, 0)
         self._files = {
             one.relation_id: target.files(self._orders[one.relation_id], opened, one.announced)
             for one in self._tables
@@ -329,7 +336,8 @@ class _Round:
         self._done = self._rows_done = self._bytes_done = 0
         self._began = self._told = time.monotonic()
 
-    def run(self, stop: threading.Event) -> None:
+    def run(self, stop: threading.Event) -> dict[int, PgOutputError]:
+        """Copy the tables; those whose copy the server has broken off, and why."""
         delete_unfinished(self._target.directory, self._states.read())
         for relation_id, why in self._opened.lost.items():
             _log.warning(
@@ -339,19 +347,29 @@ class _Round:
             files.begin()
         self._tell()
         _log.info(
-            "copying %d tables as of %s, %d bytes on the server",
-            len(self._tables), format_lsn(self._opened.lsn), self._bytes,
+            "copying %s as of %s, %s on the server",
+            counted(len(self._tables), "table"), format_lsn(self._opened.lsn),
+            counted(self._bytes, "byte"),
         )  # fmt: skip
-        self._opened.copy(self._take, self._finished, stop)
+        broken_off: dict[int, PgOutputError] = {}
+
+        def refused(table: SnapshotTable, error: PgOutputError) -> None:
+            broken_off[table.relation_id] = error
+            if len(self._tables) > 1:  # which may take long
+                _log.warning("%s; it is tried again once the others are copied", error)
+
+        self._opened.copy(self._take, self._finished, stop, refused)
+        for relation_id in broken_off:
+            delete_unfinished(self._target.directory, self._states.read(), relation_id)
+        return broken_off
 
     def _take(self, part: SnapshotRange, frames: Iterator[Any]) -> None:
         """Write one range's rows; called in one of several threads."""
         relation_id = part.table.relation_id
         if relation_id not in self._files:
             return
-        rows = self._files[relation_id].write(part.number, self._counted(frames))
+        self._files[relation_id].write(part.number, self._counted(frames))
         with self._lock:
-            self._rows[relation_id] += rows
             self._bytes_done += part.table.bytes // part.table.ranges
             self._tell()
 
@@ -369,11 +387,11 @@ class _Round:
             return
         member = self._members.tables.get(relation_id)
         now = self._target.members().tables.get(relation_id)
-        why = None
-        if member is None or now is None or now.rows != member.rows:
-            # What changed while it was not published is in neither the copy nor the stream.
-            why = "it left the publications or changed in them"
-        elif self._is_altered(table):
+        # What changed while it was not published is in neither the copy nor the stream.
+        why: str | None = "it has left the publications"
+        if member is not None and now is not None:
+            why = now.change(member.stored)
+        if why is None and self._is_altered(table):
             why = "a type of it was altered"
         if member is None or why is not None:
             _log.warning(
@@ -382,27 +400,31 @@ class _Round:
             )  # fmt: skip
             delete_unfinished(self._target.directory, self._states.read(), relation_id)
             return
-        self._files[relation_id].finish()
-        fields = {
+        files = self._files[relation_id].finish()
+        fields: dict[str, object] = {
             "table": [table.namespace, table.name],
-            "members": list(member.rows),
-            "rows": self._rows[relation_id],
+            **member.stored,
+            "rows": sum(files),
+            "files": files,
         }
+        if self._types is not None:
+            # They were the same before the snapshot and behind the copy.
+            fields["types"] = json.loads(self._types.within(_type_ids(table)).to_json())
         self._states.finish(self._orders[relation_id], self._opened.lsn, fields)
         with self._lock:
             self._done += 1
             self._tell()
         _log.info(
-            "copied table %s.%s: %d rows as of %s",
-            table.namespace, table.name, self._rows[relation_id], format_lsn(self._opened.lsn),
+            "copied table %s.%s: %s as of %s",
+            table.namespace, table.name, counted(sum(files), "row"),
+            format_lsn(self._opened.lsn),
         )  # fmt: skip
 
     def _is_altered(self, table: SnapshotTable) -> bool:
         """Whether a type was altered: COPY makes values by the types of now, not those of then."""
         if self._types is None:
             return False
-        relation: Any = decode_rare(table.announced[-1], in_stream=False, encoding="latin-1")
-        oids = [column.type_id for column in relation.columns]
+        oids = _type_ids(table)
         # The value of an enum is its label, whichever labels there are.
         before, now = (
             {oid: one for oid, one in types.catalog.items() if one.kind != "e"}
@@ -422,7 +444,14 @@ class _Round:
         if now - self._told >= _TELL_INTERVAL:
             self._told = now
             _log.info(
-                "copied %d of %d tables, %d rows, %d of %d bytes%s",
-                found.tables_done, found.tables, found.rows, found.bytes_done, found.bytes,
+                "copied %d of %s, %s, %s of %s%s",
+                found.tables_done, counted(found.tables, "table"), counted(found.rows, "row"),
+                f"{found.bytes_done:,}", counted(found.bytes, "byte"),
                 "" if left is None else f", about {left:.0f} s left",
             )  # fmt: skip
+
+
+def _type_ids(table: SnapshotTable) -> list[int]:
+    """The types of a table's columns."""
+    relation: Any = decode_rare(table.announced[-1], in_stream=False, encoding="latin-1")
+    return [column.type_id for column in relation.columns]

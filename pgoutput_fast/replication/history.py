@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from ..catalog import catalog_of
-from ..connections import RetryableError, answered, server_error
+from ..connections import ReplicationError, RetryableError, answered, server_error
 from ..directory.history import CatalogRead, HistoryWriter
 from ..errors import PgOutputError
 from ..lsn import parse_lsn
@@ -30,6 +30,9 @@ _ASKED_INTERVAL = 1.0  # seconds between two reads that the stream asks for
 _CONFIRM_INTERVAL = 10.0
 _READ_TIMEOUT = 5.0  # seconds for which a read is waited for
 _TRIES, _TRY_WAIT = 3, 0.05
+# The server prints the value of a type as the type is now, and fails with this code if that was
+# dropped since the snapshot: "cache lookup failed", "could not open relation".
+_DROPPED = "XX000"
 _OLDEST_SERVER = 140000
 
 _log = logging.getLogger(__name__)
@@ -94,6 +97,14 @@ def read_state(
             )
         try:
             with answered(connection.pgconn):
+                for _ in range(_TRIES - 1):
+                    try:
+                        return _read(connection, publications, type_ids, messages)
+                    except (psycopg.Error, ReplicationError) as error:
+                        if error.sqlstate != _DROPPED:
+                            raise
+                        _log.debug("the catalogue is read once more: %s", error)
+                        connection.execute("ROLLBACK")
                 return _read(connection, publications, type_ids, messages)
         except psycopg.Error as error:
             doing = "can't read the types and tables"
@@ -197,12 +208,13 @@ class HistoryWatch:
         self._publications = publications
         self._messages = messages
         self._writer = HistoryWriter(directory, position if messages else None)
-        is_noted = first is not None and self._writer.is_empty
-        if first is not None and is_noted:
+        if first is not None and self._writer.is_empty:
             self._writer.note(first)
         self._announced: dict[bytes, bytes] = {}
-        self._read_at = time.monotonic() if is_noted else 0.0
-        self._asked, self._answered = (0, 0) if is_noted else (1, 0)
+        self._read_at = 0.0
+        # The first order is for a read behind the slot's beginning: what was read before the slot
+        # was made tells nothing of what comes from there on.
+        self._asked, self._answered = 1, 0
         self._answers = threading.Condition()
         self._wake, self._ends, self._stop = (threading.Event() for _ in range(3))
         self._error: PgOutputError | None = None
@@ -254,16 +266,20 @@ class HistoryWatch:
         self._wake.set()
         return asked
 
-    def catch_up(self) -> None:
-        """Wait for a read that begins now; for some seconds at most."""
+    def catch_up(self) -> bool:
+        """Wait for a read that begins now, for some seconds at most; whether it has ended."""
         asked = self._ask()
         with self._answers:
-            self._answers.wait_for(lambda: self._answered >= asked, _READ_TIMEOUT)
+            return self._answers.wait_for(lambda: self._answered >= asked, _READ_TIMEOUT)
 
     def finish(self) -> None:
-        """Read once more, as the last segment is there; for some seconds at most."""
+        """Read once more, as all that was captured is there; for some seconds at most."""
         self._ends.set()
-        self.catch_up()
+        if not self.catch_up():
+            _log.warning(
+                "the server has not told its types and tables within %.0f s; what the history does "
+                "not confirm yet, the next capture confirms", _READ_TIMEOUT,
+            )  # fmt: skip
         if self._error is not None:
             raise self._error
 
@@ -274,11 +290,9 @@ class HistoryWatch:
         self._wake.set()
 
     def _run(self) -> None:
-        if self._asked == 0:
-            self._wait()
         while not self._stop.is_set():
+            self._wake.clear()  # first, so that no order is overlooked
             asked = self._asked
-            self._wake.clear()
             try:
                 self._look()
             except PgOutputError as error:

@@ -15,7 +15,7 @@ from ..connections import ConnectionParameters, answered, result_error, server_e
 from ..errors import PgOutputError
 from ..names import qualified
 from ..transcode import inserts_of_copy
-from .waiter import IDLE_POLL, Waiter
+from .waiter import COPY_NAP, IDLE_POLL, Waiter
 from .walsender import wait_for
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ _COPY_SETTINGS = {
     "enable_bitmapscan": "off",
 }
 
+SEE_DOCTOR = "pgoutput-fast doctor lists all that it lacks, with the statements that mend it"
 ADVICE = {
     "22021": (
         "a name or a value is no text in UTF-8, to which a database with the encoding SQL_ASCII "
@@ -54,7 +55,7 @@ ADVICE = {
     "42704": (
         "the connection that made the slot must be open, and must not have run another command"
     ),
-    "42501": "the role needs the right to SELECT from it",
+    "42501": f"the role needs the right to SELECT from it; {SEE_DOCTOR}",
     "53200": "raise max_locks_per_transaction: each table that is copied is locked",
     "57014": "an administrator or a timeout has cancelled the copy; take the snapshot again",
 }
@@ -143,6 +144,8 @@ class Reader:
         self.locked: set[int] = set()
         self.refused: set[int] = set()
         """Tables with rows that this connection can't lock without waiting."""
+        self.refusal: PgOutputError | None = None
+        """Why the server has refused a table, after which the connection can copy others."""
         self._has_path = False
         try:
             with asking("can't import the snapshot", self.connection):
@@ -153,7 +156,7 @@ class Reader:
                     self.run(sql.SQL("SET {} = {}").format(sql.Identifier(name), value))
                 self.run(sql.SQL("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
                 self.run(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
-            self._waiter = Waiter(self.connection.pgconn)
+            self._waiter = Waiter(self.connection.pgconn, COPY_NAP)
         except BaseException:
             self.connection.close()
             raise
@@ -188,15 +191,18 @@ class Reader:
         ------
         psycopg.Error
             They can't, or the lock is not to be had in this time. The transaction goes on.
+        RetryableError
+            The server does not answer.
         """
         try:
-            self.run(
-                sql.SQL(
-                    "SAVEPOINT locking; SET LOCAL lock_timeout = {}; "
-                    "SELECT FROM ONLY {} LIMIT 0; SET LOCAL lock_timeout = 0; "
-                    "RELEASE SAVEPOINT locking"
-                ).format(max(1, round(seconds * 1000)), name)
-            )
+            with answered(self.connection.pgconn, works=seconds):
+                self.run(
+                    sql.SQL(
+                        "SAVEPOINT locking; SET LOCAL lock_timeout = {}; "
+                        "SELECT FROM ONLY {} LIMIT 0; SET LOCAL lock_timeout = 0; "
+                        "RELEASE SAVEPOINT locking"
+                    ).format(max(1, round(seconds * 1000)), name)
+                )
         except psycopg.Error:
             if not self.connection.closed:
                 self.run(sql.SQL("ROLLBACK TO SAVEPOINT locking; RELEASE SAVEPOINT locking"))
@@ -227,6 +233,7 @@ class Reader:
         pgconn, pack = self.connection.pgconn, twin("replication._libpq_frames").pack_copy_rows
         try:
             self.use_path(of_stream="t" in source.formats)
+            self.run(sql.SQL("SAVEPOINT copying"))
             pgconn.send_query(_copy_command(source, part).as_bytes(self.connection))
             self._expect(pq.ExecStatus.COPY_OUT, doing, check)
             data = bytearray()
@@ -251,6 +258,7 @@ class Reader:
                             f"smaller range_bytes"
                         )
                     yield made
+            self._waiter.rest()
             sent = self._expect(pq.ExecStatus.COMMAND_OK, doing, check).command_tuples
             if not ended or data or rows != sent:
                 raise PgOutputError(
@@ -260,8 +268,13 @@ class Reader:
                 )
             while self._result(check) is not None:
                 pass
+            self.run(sql.SQL("RELEASE SAVEPOINT copying"))
         except psycopg.Error as error:
             raise server_error(doing, str(error), error.sqlstate, ADVICE) from error
+        finally:
+            # What is asked next has small answers, for which psycopg waits.
+            with contextlib.suppress(OSError):  # the connection was ended
+                self._waiter.rest()
 
     def _expect(
         self, status: pq.ExecStatus, doing: str, check: Callable[[], None]
@@ -270,7 +283,14 @@ class Reader:
         if result is None:
             raise PgOutputError(f"{doing}: the server sent no result")
         if result.status != status:
-            raise result_error(doing, result, ADVICE)
+            error = result_error(doing, result, ADVICE)
+            while self._result(check) is not None:
+                pass
+            # Not where the server has ended the connection.
+            if self.connection.pgconn.transaction_status == pq.TransactionStatus.INERROR:
+                self.run(sql.SQL("ROLLBACK TO SAVEPOINT copying; RELEASE SAVEPOINT copying"))
+                self.refusal = error
+            raise error
         return result
 
     def _result(self, check: Callable[[], None]) -> pq.abc.PGresult | None:

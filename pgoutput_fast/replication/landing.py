@@ -192,7 +192,7 @@ class Landing:
     def _land(self, found: Transaction | TransactionGroup) -> None:
         """Hand transactions to the writer."""
         self._follow_timeline()
-        self._upkeep.order_copies()
+        self._upkeep.order_copies(found.end_lsn)
         self._transactions += found.commits
         for run in found.runs():
             self._frames += len(run)

@@ -9,14 +9,24 @@ from psycopg import sql
 
 from ..connections import RetryableError, server_error
 from ..errors import PgOutputError
-from ..names import qualified
-from .imported import ADVICE, CopySource, Plan, SnapshotRange, SnapshotTable, ask, asking
-from .published import ATTRIBUTES, Attribute, PublishedTable
+from ..names import qualified, sql_name
+from ..publications import Attribute, read_attributes, row_filters
+from .imported import (
+    ADVICE,
+    SEE_DOCTOR,
+    CopySource,
+    Plan,
+    SnapshotRange,
+    SnapshotTable,
+    ask,
+    asking,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from .imported import Reader
+    from .published import PublishedTable
 
 _RENAMES = 5  # how often a table may be renamed while it is locked
 _HEAP = 2  # the OID of the access method of which it is known that blocks can be ranges
@@ -40,9 +50,10 @@ FROM (
     FROM pg_catalog.unnest(%s::oid[]) AS wanted(oid)
 ) AS found
 """
-_FILTERS = """
-SELECT pg_catalog.pg_get_expr(prqual, prrelid)
-FROM pg_catalog.pg_publication_rel WHERE prrelid = %s AND prpubid = ANY(%s::oid[])
+_RIGHTS = """
+SELECT pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'),
+    pg_catalog.row_security_active(c.oid)
+FROM pg_catalog.pg_class AS c WHERE c.oid = ANY(%s::oid[])
 """
 
 
@@ -105,9 +116,10 @@ class Locking:
         ]
         now, reasons = self._locked(wanted)
         with asking("can't read the catalogue", self._beside):
-            columns: dict[int, dict[int, Attribute]] = {}
-            for relation_id, *fields in ask(self._beside, ATTRIBUTES, list(now)):
-                columns.setdefault(relation_id, {})[fields[0]] = Attribute(*fields)
+            columns = {
+                oid: {one.number: one for one in found}
+                for oid, found in read_attributes(self._beside, list(now)).items()
+            }
         with asking("can't read the catalogue", self._reader.connection):
             sizes = {oid: sizes for oid, *sizes in ask(self._reader.connection, _SIZES, list(now))}
             for table in published:
@@ -191,24 +203,33 @@ class Locking:
             return False
         except psycopg.Error as error:
             advice = ADVICE
-            if error.sqlstate == "42501" and self._has_row_security(oid):
-                advice = {**ADVICE, "42501": _ROW_SECURITY}
+            if error.sqlstate == "42501":
+                advice = {**ADVICE, "42501": self._lacking(oid, now) or ADVICE["42501"]}
             doing = f"can't copy table {now.namespace}.{now.name}"
             raise server_error(doing, str(error), error.sqlstate, advice) from error
         return True
 
-    def _has_row_security(self, oid: int) -> bool:
+    def _lacking(self, oid: int, now: Now) -> str | None:
+        """What the role lacks to read a table, if it is not the right to SELECT from it."""
         with asking("can't read the catalogue", self._beside):
-            query = "SELECT pg_catalog.row_security_active(%s::oid)"
-            return bool(ask(self._beside, query, oid)[0][0])
+            found = ask(self._beside, _RIGHTS, [oid])
+        if not found:  # it was dropped just now
+            return None
+        ((uses_schema, has_row_security),) = found
+        if not uses_schema:
+            return (
+                f"the role needs USAGE on the schema: GRANT USAGE ON SCHEMA "
+                f"{sql_name(now.namespace)} TO …; {SEE_DOCTOR}"
+            )
+        return _ROW_SECURITY if has_row_security else None
 
     def _filter(self, table: PublishedTable) -> sql.Composable | None:
         """The condition for rows that are published, under the search_path of the COPY."""
         if not table.filters:
             return None
         self._reader.use_path(of_stream="t" in table.formats)
-        found = ask(self._reader.connection, _FILTERS, table.relation_id, list(table.filters))
-        return sql.SQL(" OR ").join(sql.SQL(f"({row[0]})") for row in found)
+        found = row_filters(self._reader.connection, table.relation_id, table.filters)
+        return sql.SQL(" OR ").join(sql.SQL(f"({one})") for one in found)
 
 
 def _change(

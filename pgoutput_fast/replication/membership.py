@@ -65,6 +65,8 @@ def read_members(parameters: ConnectionParameters, publications: Sequence[str]) 
                 connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 found = published.read_members(connection, publications)
                 ((lsn,),) = cast("list[tuple[str]]", connection.execute(_LSN).fetchall())
+                # Here, as an error of the connection's own commit would not be told as one.
+                connection.execute("COMMIT")
         except psycopg.Error as error:
             doing = "can't ask which tables are published"
             raise server_error(doing, str(error), error.sqlstate) from error

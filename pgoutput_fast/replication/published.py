@@ -1,47 +1,31 @@
-"""What publications publish at a point: tables, columns, row filters, and the frames that say so.
+"""The frames and formats with which publications publish tables, as a snapshot sees them.
 
-All of it is read from the system catalogue's own tables, in a transaction that has the snapshot.
-The server's functions and views for this (``pg_publication_tables``) look at the catalogue as it is
-now: a table that was renamed or dropped since the snapshot would be missing, and nothing would say
-so. Which tables, columns and rows are published, and by which relation, is decided as pgoutput
-decides it.
+Which tables, columns and rows are published, and by which relation, `publications` decides. All
+else is read from the system catalogue's own tables too, in the transaction that has the snapshot.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..columnar.mapping import has_text
-from ..connections import check_publications
-from ..errors import PgOutputError
-from ..names import qualified
 from ..protocol.encode import encode_fields
+from ..publications import ACTIONS, Attribute, Publications, read_attributes
 from ..types import column_type
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import psycopg
+
+    from ..publications import Published, Table
 
     Connection = psycopg.Connection[tuple[object, ...]]
 
 # The server sends a Type message for types from this OID on: FirstGenbkiObjectId of its source.
 _FIRST_ANNOUNCED = 10000
-# Tables of the system have smaller OIDs: FirstNormalObjectId.
-_FIRST_PUBLISHED = 16384
 _PG_CATALOG = "pg_catalog"
-
-
-class Attribute(NamedTuple):
-    """A column that is not dropped, as ``pg_attribute`` has it."""
-
-    number: int
-    name: str
-    type_id: int
-    modifier: int
-    generated: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +83,8 @@ class Member(NamedTuple):
         partitioned table that it belongs to, is in a publication, and of the publications of all
         tables. They are others once it has left and returned, or its row filter or columns were
         changed.
+    actions : dict of str to list of str
+        By what "insert", "update", "delete" and "truncate" are published: `Publications.sources`.
     partitions : tuple of int
         OIDs of the partitions whose rows come as rows of this table.
     """
@@ -107,26 +93,38 @@ class Member(NamedTuple):
     namespace: str
     name: str
     rows: tuple[int, ...]
+    actions: dict[str, list[str]]
     partitions: tuple[int, ...]
 
+    @property
+    def stored(self) -> dict[str, object]:
+        """What is stored with a copy, to find out later what has changed since."""
+        return {"members": [*self.rows], "actions": self.actions}
 
-class _Publication(NamedTuple):
-    oid: int
-    name: str
-    all_tables: bool
-    via_root: bool
-    generated: bool
+    def change(self, stored: Mapping[str, object]) -> str | None:
+        """What has changed since `stored`, so that changes of the table may be missing.
+
+        It is asked for what is published now and for what was: what was changed and changed back is
+        a change. None if nothing has changed.
+        """
+        if stored.get("members") != [*self.rows]:
+            return "it has left the publications and returned, or its row filter or columns changed"
+        before = stored.get("actions")
+        if not isinstance(before, dict):
+            return "it is not known what was published of it"
+        if lost := [one for one in ACTIONS if before.get(one) and not self.actions[one]]:
+            names = " and ".join(f"{one}s" for one in lost)
+            return f"its publications do not publish its {names} any more"
+        if all(_goes_on(before.get(one), self.actions[one]) for one in ACTIONS):
+            return None
+        return "its publications were altered, and may not have published all of it for some time"
 
 
-class _Class(NamedTuple):
-    oid: int
-    namespace_id: int
-    namespace: str
-    name: str
-    kind: str
-    replica_identity: str
-    filenode: int
-    parent: int | None
+def _goes_on(before: object, now: list[str]) -> bool:
+    """Whether an action was published all the while, or never."""
+    if not now or not isinstance(before, list):
+        return before == now
+    return any(one in before for one in now)
 
 
 class _Type(NamedTuple):
@@ -137,40 +135,6 @@ class _Type(NamedTuple):
     has_send: bool
     parts: Sequence[int]
 
-
-_PUBLICATIONS = """
-SELECT oid::bigint, pubname::text, puballtables, pubviaroot, {generated}
-FROM pg_catalog.pg_publication WHERE pubname = ANY(%s) ORDER BY pubname
-"""
-
-_MEMBERS = """
-SELECT prpubid::bigint, prrelid::bigint, oid::bigint, {columns}, {filter}
-FROM pg_catalog.pg_publication_rel WHERE prpubid = ANY(%s::oid[])
-"""
-
-_SCHEMAS = """
-SELECT pnpubid::bigint, pnnspid::bigint, oid::bigint
-FROM pg_catalog.pg_publication_namespace WHERE pnpubid = ANY(%s::oid[])
-"""
-
-# A partition that is being detached has two parents at most in name: inhdetachpending.
-_CLASSES = """
-SELECT c.oid::bigint, n.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text,
-    c.relreplident::text, c.relfilenode::bigint,
-    CASE WHEN c.relispartition THEN i.inhparent::bigint END
-FROM pg_catalog.pg_class AS c
-JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-LEFT JOIN pg_catalog.pg_inherits AS i ON c.relispartition AND i.inhrelid = c.oid
-WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= %s
-ORDER BY n.nspname, c.relname
-"""
-
-ATTRIBUTES = """
-SELECT attrelid::bigint, attnum, attname::text, atttypid::bigint, atttypmod, attgenerated::text
-FROM pg_catalog.pg_attribute
-WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped
-ORDER BY attrelid, attnum
-"""
 
 # The index of the replica identity, as RelationGetIndexList chooses it.
 _IDENTITIES = """
@@ -230,10 +194,10 @@ def read_published(
     psycopg.Error
         The server refuses, or the connection is lost.
     """
-    catalog = _Catalog(connection, publications)
-    found = catalog.published()
-    catalog.read_columns(found)
-    return [catalog.table(*published, binary=binary) for published in found]
+    found = Publications(connection, publications)
+    published = found.published()
+    catalog = _Catalog(connection, found, published)
+    return [catalog.table(one, binary=binary) for one in published]
 
 
 def read_members(connection: Connection, publications: Sequence[str]) -> list[Member]:
@@ -255,157 +219,47 @@ def read_members(connection: Connection, publications: Sequence[str]) -> list[Me
     psycopg.Error
         The server refuses, or the connection is lost.
     """
-    catalog = _Catalog(connection, publications)
-    return [catalog.member(table, leaves) for table, _, leaves in catalog.published()]
+    found = Publications(connection, publications)
+    return [
+        Member(
+            one.table.oid,
+            one.table.namespace,
+            one.table.name,
+            found.rows(one.table),
+            found.sources(one),
+            tuple(leaf.oid for leaf in one.leaves if leaf is not one.table),
+        )
+        for one in found.published()
+    ]
 
 
 class _Catalog:
-    """The rows of the system catalogue by which publishing is decided."""
+    """The columns, keys and types of published tables and of their leaves."""
 
-    def __init__(self, connection: Connection, publications: Sequence[str]) -> None:
-        check_publications(connection, publications)
-        self._connection = connection
-        self._version = version = connection.info.server_version
-        ask = self._ask
-        since_15 = version >= 150000
-        generated = "pubgencols = 's'" if version >= 180000 else "false"
-        self._publications = [
-            _Publication(*row)
-            for row in ask(_PUBLICATIONS, list(publications), generated=generated)
-        ]
-        ids = [one.oid for one in self._publications]
-        self._members: dict[tuple[int, int], tuple[int, Sequence[int] | None, bool]] = {
-            (publication, relation): (oid, columns, has_filter)
-            for publication, relation, oid, columns, has_filter in ask(
-                _MEMBERS,
-                ids,
-                columns="prattrs::int2[]" if since_15 else "NULL",
-                filter="prqual IS NOT NULL" if since_15 else "false",
-            )
-        }
-        self._schemas: dict[tuple[int, int], int] = {
-            (publication, namespace): oid
-            for publication, namespace, oid in (ask(_SCHEMAS, ids) if since_15 else ())
-        }
-        self._classes = {
-            found.oid: found for found in (_Class(*row) for row in ask(_CLASSES, _FIRST_PUBLISHED))
-        }
-
-    def _ask(self, query: str, *parameters: object, **parts: str) -> Any:
-        text = query.format(**parts) if parts else query
-        return self._connection.execute(text.encode(), parameters).fetchall()
-
-    def published(self) -> list[tuple[_Class, list[_Publication], list[_Class]]]:
-        """Tables by which something is published, by which publications, and their leaves."""
-        found: dict[int, tuple[list[_Publication], list[_Class]]] = {}
-        for leaf in self._classes.values():
-            if leaf.kind == "r":
-                oid, publications = self._publishing(leaf)
-                if publications:
-                    found.setdefault(oid, (publications, []))[1].append(leaf)
-        # A root without partitions has no rows; it is published all the same.
-        for root in self._classes.values():
-            if root.kind == "p" and root.oid not in found:
-                oid, publications = self._publishing(root)
-                publications = [one for one in publications if one.via_root]
-                if oid == root.oid and publications:
-                    found[oid] = publications, []
-        return [(self._classes[oid], *rest) for oid, rest in found.items()]
-
-    def member(self, table: _Class, leaves: Iterable[_Class]) -> Member:
-        """By which rows of the catalogue a table is in the publications."""
-        rows = []
-        for publication in self._publications:
-            rows += [publication.oid] if publication.all_tables else []
-            for one in (table, *self._ancestors(table)):
-                key = publication.oid, one.oid
-                rows += [self._members[key][0]] if key in self._members else []
-                key = publication.oid, one.namespace_id
-                rows += [self._schemas[key]] if key in self._schemas else []
-        partitions = tuple(leaf.oid for leaf in leaves if leaf is not table)
-        return Member(table.oid, table.namespace, table.name, tuple(sorted({*rows})), partitions)
-
-    def _publishing(self, table: _Class) -> tuple[int, list[_Publication]]:
-        """By which table the rows of one are published, and the publications that do so.
-
-        It is the topmost ancestor of all publications, as of get_rel_sync_entry in pgoutput.c.
-        """
-        ancestors = self._ancestors(table)
-        oid, level = table.oid, 0
-        found: list[_Publication] = []
-        for publication in self._publications:
-            own, own_level = table.oid, 0
-            top = self._topmost(publication, ancestors)
-            if not (publication.all_tables or top or self._has(publication, table)):
-                continue
-            if publication.via_root and publication.all_tables and ancestors:
-                top = len(ancestors)
-            if publication.via_root and top:
-                own, own_level = ancestors[top - 1].oid, top
-            if own_level > level:
-                oid, level, found = own, own_level, []
-            if own_level == level:
-                found.append(publication)
-        return oid, found
-
-    def _ancestors(self, table: _Class) -> list[_Class]:
-        """The partitioned tables above a partition, from its parent on."""
-        found: list[_Class] = []
-        while table.parent in self._classes and len(found) < len(self._classes):
-            table = self._classes[table.parent]
-            found.append(table)
-        return found
-
-    def _topmost(self, publication: _Publication, ancestors: Sequence[_Class]) -> int:
-        """How many levels up the topmost ancestor is that a publication names; 0 for none."""
-        levels = [i for i, one in enumerate(ancestors, 1) if self._has(publication, one)]
-        return max(levels, default=0)
-
-    def _has(self, publication: _Publication, table: _Class) -> bool:
-        return (publication.oid, table.oid) in self._members or (
-            publication.oid,
-            table.namespace_id,
-        ) in self._schemas
-
-    def _is_whole(self, publication: _Publication, table: _Class) -> bool:
-        """Whether a publication has a table without a list of columns and a row filter."""
-        schema = (publication.oid, table.namespace_id) in self._schemas
-        return publication.all_tables or schema
-
-    def read_columns(
-        self, published: Sequence[tuple[_Class, list[_Publication], list[_Class]]]
+    def __init__(
+        self, connection: Connection, publications: Publications, published: Sequence[Published]
     ) -> None:
-        """Read the columns of tables that `published` gave, and of their leaves."""
-        roots = [root.oid for root, _, _ in published]
-        relation_ids = [*roots, *(leaf.oid for _, _, leaves in published for leaf in leaves)]
-        self._columns: dict[int, list[Attribute]] = defaultdict(list)
-        for relation_id, *fields in self._ask(ATTRIBUTES, relation_ids):
-            self._columns[relation_id].append(Attribute(*fields))
-        invalid = "i.indisprimary AND c.relkind = 'p'" if self._version >= 170000 else "false"
+        self._connection, self._publications = connection, publications
+        roots = [one.table.oid for one in published]
+        relation_ids = [*roots, *(leaf.oid for one in published for leaf in one.leaves)]
+        self._columns = read_attributes(connection, relation_ids)
+        version = connection.info.server_version
+        invalid = "i.indisprimary AND c.relkind = 'p'" if version >= 170000 else "false"
         self._identities = dict(self._ask(_IDENTITIES, roots, invalid=invalid))
         types = {one.type_id for columns in self._columns.values() for one in columns}
-        multirange = "r.rngmultitypid" if self._version >= 140000 else "0"
+        multirange = "r.rngmultitypid" if version >= 140000 else "0"
         self._types = {
             oid: _Type(*row) for oid, *row in self._ask(_TYPES, list(types), multirange=multirange)
         }
 
-    def table(
-        self,
-        table: _Class,
-        publications: Sequence[_Publication],
-        leaves: Iterable[_Class],
-        *,
-        binary: bool,
-    ) -> PublishedTable:
-        columns = self._published_columns(table, publications)
-        filtered = [
-            one.oid
-            for one in publications
-            if not self._is_whole(one, table)
-            and self._members.get((one.oid, table.oid), (0, None, False))[2]
-        ]
+    def _ask(self, query: str, *parameters: object, **parts: str) -> Any:
+        return self._connection.execute(query.format(**parts).encode(), parameters).fetchall()
+
+    def table(self, published: Published, *, binary: bool) -> PublishedTable:
+        table = published.table
+        columns = self._publications.columns(published, self._columns[table.oid])
         made = []
-        for leaf in leaves:
+        for leaf in published.leaves:
             by_name = {one.name: one for one in self._columns[leaf.oid]}
             own = tuple(by_name[one.name] for one in columns)
             made.append(Leaf(leaf.oid, leaf.filenode, own))
@@ -415,47 +269,11 @@ class _Catalog:
             table.name,
             self._announced(table, columns),
             "".join(self._format(one, binary=binary) for one in columns),
-            tuple(filtered) if len(filtered) == len(publications) else (),
+            self._publications.filters(published),
             tuple(made),
         )
 
-    def _published_columns(
-        self, table: _Class, publications: Sequence[_Publication]
-    ) -> list[Attribute]:
-        """The columns that the publications publish.
-
-        Raises
-        ------
-        PgOutputError
-            They publish different ones, at which the server ends the stream.
-        """
-        chosen: dict[tuple[int, ...], str] = {}
-        columns = self._columns[table.oid]
-        for publication in publications:
-            listed = None
-            if not self._is_whole(publication, table):
-                listed = self._members.get((publication.oid, table.oid), (0, None, False))[1]
-            numbers = [
-                one.number
-                for one in columns
-                if (
-                    one.number in listed
-                    if listed is not None
-                    else one.generated == "" or (one.generated == "s" and publication.generated)
-                )
-            ]
-            chosen.setdefault(tuple(numbers), publication.name)
-        if len(chosen) > 1:
-            first, second = list(chosen.values())[:2]
-            raise PgOutputError(
-                f"publications {first!r} and {second!r} publish different columns of table "
-                f"{qualified(table)}, at which the server ends a stream of both: give them the "
-                f"same list of columns, or take them in streams of their own"
-            )
-        (published,) = chosen
-        return [one for one in columns if one.number in published]
-
-    def _announced(self, table: _Class, columns: Sequence[Attribute]) -> tuple[bytes, ...]:
+    def _announced(self, table: Table, columns: Sequence[Attribute]) -> tuple[bytes, ...]:
         key: Collection[int] = self._identities.get(table.oid, ())
         whole = table.replica_identity == "f"
         frames = []

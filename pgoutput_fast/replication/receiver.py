@@ -444,7 +444,8 @@ class Receiver:
         """Tell the last position, end the stream, and wait until the server has ended it too."""
         pgconn = self._pgconn
         deadline = time.monotonic() + _CLOSE_TIMEOUT
-        with contextlib.suppress(psycopg.Error):
+        with contextlib.suppress(psycopg.Error, OSError):
+            self._waiter.rest()
             self._send_status()
             pgconn.put_copy_end()
             while pgconn.flush() and time.monotonic() < deadline:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ..transcode import InsertFrames
 
     Take = Callable[[SnapshotRange, Iterator[InsertFrames]], object]
+    Refused = Callable[[SnapshotTable, PgOutputError], object]
 
 # A connection takes a table from another one only if it need not wait for its lock. If an ALTER
 # TABLE waits for the other connection, this one would wait behind it, and none would go on.
@@ -139,6 +140,7 @@ class ServerSnapshot:
         take: Take,
         finished: Callable[[SnapshotTable], object] | None = None,
         stop: threading.Event | None = None,
+        refused: Refused | None = None,
     ) -> None:
         """Copy all tables, with a thread for each connection.
 
@@ -152,6 +154,10 @@ class ServerSnapshot:
             taken, also if it has no rows.
         stop : threading.Event, optional
             Ends it.
+        refused : callable, optional
+            ``refused(table, error)`` is called in one of the threads when the server refuses to
+            copy a table, as at a damaged row; ranges of it may have been taken. The others are
+            copied. By default the error is raised.
 
         Raises
         ------
@@ -172,11 +178,11 @@ class ServerSnapshot:
             if self._closed.is_set():
                 raise RetryableError("the snapshot was closed before it was copied")
             if stop is not None and stop.is_set():
-                raise RetryableError("`stop` was set before the snapshot was copied")
+                raise RetryableError("it was told to end before the snapshot was copied")
 
         def run(reader: Reader) -> None:
             try:
-                self._copy(reader, take, finished, check)
+                self._copy(reader, take, finished, check, refused)
             except BaseException as error:  # noqa: BLE001 - `copy` raises it
                 if not isinstance(error, _Stopped):
                     errors.append(error)
@@ -209,22 +215,37 @@ class ServerSnapshot:
         take: Take,
         finished: Callable[[SnapshotTable], object] | None,
         check: Callable[[], None],
+        refused: Refused | None,
     ) -> None:
         """Copy ranges as long as there are some that the connection can have."""
         while (part := self._work.next(reader)) is not None:
             check()
-            source = self._sources[part.relation_id]
-            if part.relation_id not in reader.locked and not self._can_share(reader, part, source):
+            try:
+                is_done = self._copy_range(reader, part, take, check)
+            except PgOutputError as error:
+                if refused is None or error is not reader.refusal:
+                    raise
+                if self._work.drop(part.table):
+                    refused(part.table, error)
                 continue
-            frames = reader.frames(source, part, check)
-            take(part, frames)
-            if next(frames, None) is not None or reader.is_busy:
-                raise PgOutputError(
-                    f"the function that was given to copy() has not taken all rows of "
-                    f"{qualified(part.table)}, range {part.number}"
-                )
-            if self._work.done(part) and finished is not None:
+            if is_done and finished is not None:
                 finished(part.table)
+
+    def _copy_range(
+        self, reader: Reader, part: SnapshotRange, take: Take, check: Callable[[], None]
+    ) -> bool:
+        """Copy a range, unless another connection has to; whether it was the table's last one."""
+        source = self._sources[part.relation_id]
+        if part.relation_id not in reader.locked and not self._can_share(reader, part, source):
+            return False
+        frames = reader.frames(source, part, check)
+        take(part, frames)
+        if next(frames, None) is not None or reader.is_busy:
+            raise PgOutputError(
+                f"the function that was given to copy() has not taken all rows of "
+                f"{qualified(part.table)}, range {part.number}"
+            )
+        return self._work.done(part)
 
     def _can_share(self, reader: Reader, part: SnapshotRange, source: CopySource) -> bool:
         """Lock a table for a connection that has not, or leave it to the first one, which has."""
@@ -236,7 +257,11 @@ class ServerSnapshot:
             return False
         except psycopg.Error as error:
             doing = f"can't copy table {qualified(part.table)}"
-            raise server_error(doing, str(error), error.sqlstate, ADVICE) from error
+            refusal = server_error(doing, str(error), error.sqlstate, ADVICE)
+            if not reader.connection.closed:
+                reader.refusal = refusal
+            self._work.keep()
+            raise refusal from error
         self._work.keep()
         return True
 
@@ -275,7 +300,7 @@ class _Work:
             return None
 
     def keep(self) -> None:
-        """A connection has locked the table of its range."""
+        """A connection need not give its range back."""
         with self._changed:
             self._tried -= 1
             self._changed.notify_all()
@@ -283,15 +308,27 @@ class _Work:
     def give_back(self, part: SnapshotRange) -> None:
         """A connection could not lock the table of its range."""
         with self._changed:
-            self._waiting.setdefault(part.relation_id, deque()).appendleft(part)
+            if part.table.relation_id in self._left:
+                self._waiting.setdefault(part.relation_id, deque()).appendleft(part)
             self._tried -= 1
             self._changed.notify_all()
 
     def done(self, part: SnapshotRange) -> bool:
         """Whether a range that was taken was the last one of its table."""
         with self._changed:
+            if part.table.relation_id not in self._left:
+                return False
             self._left[part.table.relation_id] -= 1
             return self._left[part.table.relation_id] == 0
+
+    def drop(self, table: SnapshotTable) -> bool:
+        """Give out no more ranges of a table; False if that was said before."""
+        with self._changed:
+            self._waiting = {
+                oid: ranges for oid, ranges in self._waiting.items() if ranges[0].table != table
+            }
+            self._changed.notify_all()
+            return self._left.pop(table.relation_id, None) is not None
 
     def stop(self) -> None:
         """Give out no more."""
@@ -372,7 +409,7 @@ def open_snapshot(
 
     def check_stop() -> None:
         if stop is not None and stop.is_set():
-            raise RetryableError("`stop` was set before the snapshot was opened")
+            raise RetryableError("it was told to end before the snapshot was opened")
 
     with contextlib.ExitStack() as exporting, contextlib.ExitStack() as held:
         if exported is None:

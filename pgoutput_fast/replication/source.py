@@ -34,6 +34,8 @@ class Source:
     options : StreamOptions
     create_slot, temporary : bool
         As of :func:`pgoutput_fast.replication.connect`.
+    advice : str
+        What else is to be said where the slot is beyond the position.
     """
 
     def __init__(
@@ -44,12 +46,14 @@ class Source:
         *,
         create_slot: bool = False,
         temporary: bool = False,
+        advice: str = "",
     ) -> None:
         self.slot = slot
         self._parameters = parameters
         self._options = options
         self._create_slot = create_slot
         self._temporary = temporary
+        self._advice = advice
         self._system: str | None = None
 
     def start(
@@ -116,7 +120,9 @@ class Source:
         if position is None:
             position = confirmed
         else:
-            check_position(connection, self.slot, confirmed, position, timeline, received)
+            check_position(
+                connection, self.slot, confirmed, position, timeline, received, self._advice
+            )
         # With prepared transactions the server is asked to begin where the slot stands, as a
         # transaction may have been prepared before the position and be committed after it. What
         # was committed before the position is left out later.
@@ -183,6 +189,7 @@ def check_position(
     position: int,
     timeline: int | None = None,
     received: int = 0,
+    advice: str = "",
 ) -> None:
     """Refuse a position from which the server can't go on.
 
@@ -196,6 +203,8 @@ def check_position(
         The timeline of the server when it sent what is before `position`.
     received : int
         The LSN up to which frames were received before, if that is beyond `position`.
+    advice : str
+        As of `Source`.
 
     Raises
     ------
@@ -208,9 +217,7 @@ def check_position(
         # The server would begin later and say nothing.
         raise PgOutputError(
             f"slot {slot!r} is at {format_lsn(confirmed)}, beyond {format_lsn(position)} "
-            f"where to go on: the changes between them are lost; copy the tables anew. Only if no "
-            f"other program has read the slot, and this one did so without `on_idle`, the server "
-            f"had nothing there: without `start_lsn` the stream goes on"
+            f"where to go on: the changes between them are lost; copy the tables anew{advice}"
         )
     received = max(position, received)
     if timeline is not None and timeline != connection.timeline:

@@ -9,11 +9,12 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..directory.consumers import consumers, remove_consumer
-from ..directory.copies import Tables, TableState
+from ..directory.copies import Copy, Tables, TableState
 from ..directory.merging import delete_covered, merge
 from ..directory.requests import forget_request, requested
 from ..directory.retention import Keep, retain
-from ..errors import PgOutputError, printable
+from ..directory.uploading import CONSUMER_NAME
+from ..errors import PgOutputError, counted, printable
 from ..protocol.messages import decode_rare
 from ..segments.format import write_options
 from .copier import Copier
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ..types import TypeRegistry
     from .copier import CopyProgress, CopyTarget
     from .history import HistoryWatch
-    from .published import Member
     from .snapshot import ServerSnapshot
     from .uploader import Uploader
 
@@ -128,6 +128,9 @@ class Upkeep:
         self._tables = Tables(writer.directory)
         self._seen: dict[int, list[str]] = {}  # tables that were announced, by relation id
         self._states = self._tables.read()
+        self._tell_that_none_joins()
+        # By relation id what is stored with the last copy.
+        self._stored: dict[int, tuple[Copy, dict[str, object]]] = {}
         waits = self._waiting_ids()
         # Those of the tables that were there from the beginning whose copies are not made yet.
         self._first = waits if opened is not None else set()
@@ -145,6 +148,17 @@ class Upkeep:
         self._silent: dict[str, float] = {}
 
     # --- tables
+
+    def _tell_that_none_joins(self) -> None:
+        """Warn of a capture that leaves tables without their rows, where others have them."""
+        copied = sum(one.copies[-1].state != "gone" for one in self._states.values())
+        if copied and not self._options.copies:
+            _log.warning(
+                "the directory has copies of %s, and this capture copies none that joins the "
+                "publications or returns to them: without snapshot='initial', which each call "
+                "needs, such a table lacks the rows that it has by then",
+                counted(copied, "table"),
+            )
 
     @property
     def progress(self) -> CopyProgress | None:
@@ -226,17 +240,36 @@ class Upkeep:
         if self._history is not None:
             self._history.record(run)
 
-    def order_copies(self) -> None:
-        """Order the copies that are needed for what came; then it may be written."""
-        seen, self._seen = self._seen, {}
-        if not seen or not self._options.copies:
+    def order_copies(self, end_lsn: int) -> None:
+        """Order the copies that are needed for what came; then it may be written.
+
+        Parameters
+        ----------
+        end_lsn : int
+            Everything that is written next was committed before this LSN.
+        """
+        if not self._seen or not self._options.copies:
+            return
+        # A table that has left is announced once more if the stream is still before that. Its
+        # changes up to there count.
+        before, self._seen = self._seen, {}
+        for relation_id in list(before):
+            if self._left_at(relation_id) >= end_lsn:
+                self._seen[relation_id] = before.pop(relation_id)
+        if not before:
             return
         self._states = self._tables.read()  # the copier changes them
         for relation_id, state in self._states.items():
             if state.held_from is not None:
-                seen.pop(relation_id, None)
-        if seen:
-            self._look_again(seen)
+                before.pop(relation_id, None)
+        if before:
+            self._look_again(before)
+
+    def _left_at(self, relation_id: int) -> int:
+        """The LSN at which a table had left; 0 if it has not."""
+        state = self._states.get(relation_id)
+        last = state.copies[-1] if state is not None else None
+        return last.lsn if last is not None and last.state == "gone" else 0
 
     def _look_again(self, seen: dict[int, list[str]]) -> None:
         """Order copies of those tables that are new, or have left and returned.
@@ -251,47 +284,76 @@ class Upkeep:
             members = Members({}, 0)
         for relation_id in seen.keys() - members.partitions:
             state = self._states.get(relation_id)
-            member = members.tables.get(relation_id)
-            if state is None or member is None or self._has_returned(state, member):
-                self._order(relation_id, seen[relation_id])
+            is_gone = state is not None and relation_id not in members.tables
+            if is_gone and self._leave(relation_id, members.lsn):
+                continue
+            why = self._change(relation_id, members)
+            if why is not None:
+                self._order(relation_id, seen[relation_id], why)
 
-    def _order(self, relation_id: int, table: list[str]) -> None:
-        """Have a table wait for a copy from where everything is durable, unless it waits."""
+    def _order(self, relation_id: int, table: list[str], why: str) -> None:
+        """Have a table wait for a copy from where everything is durable, unless it waits.
+
+        What came of a table before it had left still counts.
+        """
         state = self._states.get(relation_id)
         if state is not None and state.held_from is not None:
             return
         first = state is None or not state.snapshots
-        copy = self._tables.wait(relation_id, self._writer.position, {"table": table}, first=first)
+        lsn = max(self._writer.position, self._left_at(relation_id))
+        copy = self._tables.wait(relation_id, lsn, {"table": table}, first=first)
         self._states[relation_id] = TableState((*(state.copies if state else ()), copy))
-        _log.info("table %s is to be copied", ".".join(table))
+        _log.info("table %s is to be copied: %s", ".".join(table), why)
         if self._copier is None:
             self._copier = Copier(self._target, history=self._history)
         self._copier.wake()
 
     def _take_members(self, members: Members) -> None:
-        """Order copies of tables that have joined, or left and returned; note which have left."""
+        """Order copies of tables that have joined, or changed there; note which have left."""
         self._states = self._tables.read()  # the copier changes them
         for member in members.tables.values():
             state = self._states.get(member.relation_id)
-            if state is None or (
-                members.lsn > state.copies[-1].lsn and self._has_returned(state, member)
-            ):
-                self._order(member.relation_id, [member.namespace, member.name])
-        for relation_id, state in list(self._states.items()):
-            last = state.copies[-1]
-            # The answer may be older than the copy.
-            is_older = members.lsn <= last.lsn
-            if relation_id not in members.tables and last.state == "snapshot" and not is_older:
-                fields = self._tables.fields(last)
-                _log.info("table %s has left the publications", ".".join(_name(fields)))
-                gone = self._tables.leave(relation_id, members.lsn, fields)
-                self._states[relation_id] = TableState((*state.copies, gone))
+            if state is None or members.lsn > state.copies[-1].lsn:
+                why = self._change(member.relation_id, members)
+                if why is not None:
+                    self._order(member.relation_id, [member.namespace, member.name], why)
+        for relation_id in self._states.keys() - members.tables.keys():
+            self._leave(relation_id, members.lsn)
 
-    def _has_returned(self, state: TableState, member: Member) -> bool:
+    def _leave(self, relation_id: int, lsn: int) -> bool:
+        """Note that a table is not published as of an LSN, if it has been so far.
+
+        What was committed before counts, as far as the stream has it.
+        """
+        state = self._states[relation_id]
+        last = state.copies[-1]
+        # The answer may be older than the copy.
+        if last.state != "snapshot" or lsn <= last.lsn:
+            return False
+        fields = self._tables.fields(last)
+        _log.info("table %s has left the publications", ".".join(_name(fields)))
+        gone = self._tables.leave(relation_id, lsn, fields)
+        self._states[relation_id] = TableState((*state.copies, gone))
+        return True
+
+    def _change(self, relation_id: int, members: Members) -> str | None:
+        """Why a table is to be copied, of what is published and what the directory has of it."""
+        state = self._states.get(relation_id)
+        if state is None:
+            return "it is new"
         last = state.copies[-1]
         if last.state == "waiting":
-            return False  # the copier sees it
-        return last.state == "gone" or self._tables.fields(last).get("members") != [*member.rows]
+            return None  # the copier sees it
+        if last.state == "gone":
+            return "it has returned to the publications"
+        member = members.tables.get(relation_id)
+        if member is None:
+            return "it came, and is not published any more, or it can't be seen whether it is"
+        known = self._stored.get(relation_id)
+        if known is None or known[0] != last:
+            # The file of a copy stays as it is, and is not read each time.
+            known = self._stored[relation_id] = last, self._tables.fields(last)
+        return member.change(known[1])
 
     def _take_requests(self) -> None:
         for relation_id, table in requested(self._directory).items():
@@ -299,7 +361,7 @@ class Upkeep:
             state = self._states.get(relation_id)
             # A copy that is being made may be of before the request.
             if state is None or state.held_from is None:
-                self._order(relation_id, table)
+                self._order(relation_id, table, "that was asked for")
                 forget_request(self._directory, relation_id)
 
     # --- what is done from time to time
@@ -334,8 +396,9 @@ class Upkeep:
         if self._copier is not None:
             if self.waiting:
                 self._states = self._tables.read()
-            self._first &= self._waiting_ids()
-            refused = self._copier.refused
+            refused = self._copier.refused  # first, as what was broken off comes before it
+            # What was broken off is tried again like a table that joins.
+            self._first = (self._first & self._waiting_ids()) - self._copier.broken_off
             first = [refused[oid] for oid in self._first if oid in refused]
             if self._copier.error is not None and self._first:
                 first.append(self._copier.error)
@@ -346,7 +409,12 @@ class Upkeep:
                 raise one.error
 
     def _check_space(self) -> None:
-        free = shutil.disk_usage(self._directory).free
+        try:
+            free = shutil.disk_usage(self._directory).free
+        except OSError as error:
+            raise PgOutputError(
+                f"can't look at the disk of {self._directory}: {error.strerror or error}"
+            ) from error
         if free < self._options.min_free:
             raise PgOutputError(
                 f"the disk of {self._directory} has {free} bytes free, less than the "
@@ -370,12 +438,15 @@ class Upkeep:
         count = delete_covered(self._directory, self._options.grace)
         count += retain(self._directory, self._options.keep, self._writer.store_position)
         if count:
-            _log.info("deleted %d files that are not needed", count)
+            _log.info("deleted %s without further use", counted(count, "file"))
 
     def _look_for_silent(self, most: float) -> None:
         now = time.time()
         for consumer in consumers(self._directory):
             silent = now - consumer.seen
+            if consumer.name == CONSUMER_NAME and self._uploader is not None:
+                # A copy may take long, and did not move before this process began.
+                silent = self._uploader.failing_for
             if silent < most:
                 self._silent.pop(consumer.name, None)
             elif self._options.give_up:
@@ -383,6 +454,12 @@ class Upkeep:
                 _log.warning(
                     "removed consumer %s, which has not moved for %.0f s", consumer.name, silent
                 )
+                if consumer.name == CONSUMER_NAME and self._uploader is not None:
+                    raise PgOutputError(
+                        f"{self._uploader.url} could not be written to for {silent:.0f} s, and is "
+                        f"given up: what is not copied is no longer kept for it. Begin again when "
+                        f"the storage is there, or without upload="
+                    )
             elif now - self._silent.get(consumer.name, 0.0) >= _SILENT_INTERVAL:
                 self._silent[consumer.name] = now
                 _log.warning(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from typing import TYPE_CHECKING, Literal, NamedTuple
+import time
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from ..connections import RetryableError
-from ..directory.remote import RemoteError
+from ..directory.remote import RemoteError, parse_place
 from ..directory.uploading import Upload
 from ..errors import PgOutputError
 from ..lsn import format_lsn
@@ -30,6 +31,30 @@ class UploadOptions(NamedTuple):
     url: str
     endpoint: str | None
     keep: Literal["all", "local"]
+
+
+def upload_options(url: object, endpoint: object, keep: object) -> UploadOptions | None:
+    """Check these arguments of `capture`; None if nothing is to be copied. Nothing is asked for.
+
+    Raises
+    ------
+    PgOutputError
+        One has another form, or no sense without `url`. No password is shown.
+    TypeError
+        One is of another type.
+    """
+    for name, value in (("upload", url), ("upload_endpoint", endpoint)):
+        if not isinstance(value, (str, type(None))):
+            raise TypeError(f"{name} must be a str, not {type(value).__name__}")
+    if keep not in ("all", "local"):
+        raise PgOutputError(f"upload_keep={keep!r}: expected 'all' or 'local'")
+    if url is None:
+        if endpoint is not None or keep != "all":
+            raise PgOutputError("upload_endpoint= and upload_keep= need upload=")
+        return None
+    options = UploadOptions(cast("str", url), cast("str | None", endpoint), keep)
+    parse_place(options.url, options.endpoint)
+    return options
 
 
 class Uploader:
@@ -60,6 +85,7 @@ class Uploader:
         self._upload = Upload(directory, *options)
         self._has_begun = False
         self._failures = 0
+        self._failing_since: float | None = None
         # How often all was asked for, and how often when a round began that copied all.
         self._asked = self._answered = 0
         self._stop = threading.Event()
@@ -71,6 +97,17 @@ class Uploader:
     def position(self) -> int:
         """Everything before this LSN is in the copy; 0 while that is not known."""
         return self._upload.position
+
+    @property
+    def url(self) -> str:
+        """Where to."""
+        return self._upload.url
+
+    @property
+    def failing_for(self) -> float:
+        """Seconds since the storage refuses or can't be reached; 0 if it works."""
+        since = self._failing_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def start(self) -> None:
         """Begin, once a capture has begun in the directory."""
@@ -118,6 +155,7 @@ class Uploader:
                 except RemoteError as error:
                     self._wait_after(error)
                     continue
+                self._failing_since = None
                 if self._failures:
                     _log.info("the copy goes on, at %s", format_lsn(self.position))
                     self._failures = 0
@@ -133,6 +171,7 @@ class Uploader:
         wait = min(_FIRST_WAIT * 2**self._failures, _LONGEST_WAIT)
         wait *= random.uniform(0.5, 1.0)  # noqa: S311
         self._failures = min(self._failures + 1, 20)
+        self._failing_since = self._failing_since or time.monotonic()
         if not self._stop.is_set():
             _log.warning("the copy waits: %s; trying again in %.0f s", error, wait)
             self._stop.wait(wait)

@@ -22,6 +22,8 @@ _FIRST_TCP_POLL = 0.002
 # Seconds of this sleep. A unix socket's buffer holds some 280 small messages, so that the server
 # has to wait during a longer sleep: one of 1 ms halved the rate.
 _UNIX_NAP = 0.0002
+# Of COPY the server sends 8 kB at once, of which the buffer holds more bytes.
+COPY_NAP = 0.0005
 # After this many seconds without data, what comes next may come alone.
 IDLE_AFTER = 0.05
 # Seconds that such a wait takes at most. close() may have to wait so long for another thread.
@@ -29,10 +31,18 @@ IDLE_POLL = 0.1
 
 
 class Waiter:
-    """Waits for data on libpq's socket, with as few wake-ups as the stream allows."""
+    """Waits for data on libpq's socket, with as few wake-ups as the stream allows.
 
-    def __init__(self, pgconn: pq.abc.PGconn) -> None:
+    Parameters
+    ----------
+    pgconn : psycopg.pq.PGconn
+    nap : float
+        Seconds to collect data on a unix socket.
+    """
+
+    def __init__(self, pgconn: pq.abc.PGconn, nap: float = _UNIX_NAP) -> None:
         self._pgconn = pgconn
+        self._nap = nap
         self._descriptor = pgconn.socket
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
@@ -44,6 +54,14 @@ class Waiter:
         self._has_tls = pgconn.ssl_in_use
         self._low_water = 1
         self._was_idle = True  # whether the last wait for the first byte was one after a while
+
+    def rest(self) -> None:
+        """Let the socket wake whoever else waits for it at the first byte again.
+
+        It has to be called before anything but this class waits: an answer that is smaller than the
+        mark would never be noticed.
+        """
+        self._set_low_water(1)
 
     def close(self) -> None:
         """Close the duplicate of the descriptor."""
@@ -69,7 +87,7 @@ class Waiter:
             self._set_low_water(1)
             self._poll.poll(left * 1000)
         elif self._is_unix:
-            time.sleep(min(_UNIX_NAP, left))
+            time.sleep(min(self._nap, left))
         else:
             # With TLS, libpq takes one record at a time from the socket. So if no message came, the
             # rest of a large one may be there already, and it may be less than the mark.

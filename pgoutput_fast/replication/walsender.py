@@ -381,6 +381,32 @@ class ReplicationConnection:
             return state
         return None
 
+    def unused_slot(self, name: str) -> SlotState | None:
+        """A slot that is there, once nobody reads it; None if it is not there.
+
+        One that is in use is looked at again for some seconds.
+
+        Raises
+        ------
+        RetryableError
+            Somebody reads it all the time.
+        PgOutputError
+            As of `slot`.
+        """
+        state = self.slot(name)
+        for wait in _BUSY_WAITS:
+            if state is None or state.active_pid is None:
+                break
+            time.sleep(wait)
+            state = self.slot(name)
+        if state is not None and state.active_pid is not None:
+            raise server_error(
+                f"can't begin with slot {name!r}",
+                f"it is in use by the server's process {state.active_pid}",
+                "55006",
+            )
+        return state
+
     def create_slot(self, name: str, *, temporary: bool = False) -> int:
         """Make a slot for pgoutput, without a snapshot.
 
@@ -464,7 +490,7 @@ class ReplicationConnection:
             pgconn.send_query(command)
             while pgconn.is_busy():
                 if stop is not None and stop.is_set():
-                    raise RetryableError(f"`stop` was set before slot {name!r} was made")
+                    raise RetryableError(f"it was told to end before slot {name!r} was made")
                 now = time.monotonic()
                 if now > min(tell, deadline):
                     waits_for = self._waited_for()
@@ -632,6 +658,7 @@ class ReplicationConnection:
         self.query("SET client_min_messages = notice")
         # Reading the answer, libpq also hands over a notice that comes directly behind it.
         pgconn.notice_handler = self._on_notice
+        told = ""
         for wait in (*_BUSY_WAITS, None):
             command = f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} ({given})'
             try:
@@ -644,7 +671,7 @@ class ReplicationConnection:
                 raise PgOutputError("the server sent no result to START_REPLICATION")
             if result.status == pq.ExecStatus.COPY_BOTH:
                 pgconn.nonblocking = 1
-                _log.info("%s", command)
+                _log.debug("%s", command)
                 return
             refused = result_error(f"can't start replication from slot {slot!r}", result)
             with contextlib.suppress(psycopg.Error):  # the next command finds the connection lost
@@ -652,7 +679,9 @@ class ReplicationConnection:
                     pass
             if refused.sqlstate != "55006" or wait is None:
                 raise refused
-            _log.info("%s; trying again in %s s", refused, wait)
+            still = f"slot {slot!r} is still in use" if str(refused) == told else refused
+            _log.info("%s; trying again in %s s", still, wait)
+            told = str(refused)
             time.sleep(wait)
             if look_again is not None:
                 lsn = look_again()

@@ -549,7 +549,7 @@ class Assembler:
             raise PgOutputError(
                 f"the prepared transaction {message.gid!r} (xid {message.xid}) is committed, and "
                 "its changes did not come: it was prepared before this stream began. Copy the "
-                "tables anew; if it had no changes, unknown_prepared='empty' goes on"
+                "tables anew; if it had no changes, in Python unknown_prepared='empty' goes on"
             )
         prepared = self._prepared.pop(key, None)
         stage = None if prepared is None else prepared.stage

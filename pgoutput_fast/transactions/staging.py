@@ -159,9 +159,9 @@ class Stage:
             self._file.flush()
         except OSError as error:
             raise PgOutputError(
-                f"a transaction that has not ended needs more memory than max_memory, and can't be "
-                f"kept in {self._directory or tempfile.gettempdir()}: {error.strerror or error}; "
-                f"give a spill_directory with room, or more max_memory"
+                f"a transaction that has not ended needs more memory than it may have, and can't "
+                f"be kept in {self._directory or tempfile.gettempdir()}: "
+                f"{error.strerror or error}; make room there, or allow more with max_memory="
             ) from error
         self._blocks += blocks
         self._spilled += len(self._ends)

@@ -22,8 +22,10 @@ from pgoutput_fast import files, testing
 from pgoutput_fast.connections import RetryableError
 from pgoutput_fast.directory import remote as remote_module
 from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consumer
+from pgoutput_fast.directory.looking import look
 from pgoutput_fast.directory.merging import FAN, delete_covered, merge
 from pgoutput_fast.directory.remote import Place, Remote, RemoteError, parse_place
+from pgoutput_fast.directory.requests import forget_request, request_copy
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.directory.uploading import Upload, download
 from pgoutput_fast.errors import PgOutputError
@@ -285,6 +287,65 @@ def test_the_files_of_a_copy_stay_until_they_are_uploaded(
     assert consumers(made.directory)[0].position == (1510, {})
 
 
+def test_a_mark_that_is_replaced_during_a_round_stays(
+    made: MadeDirectory, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = whole(upload_of(made, storage, "local"))
+    made.wait(ITEMS, 1100)
+    insert(made, ITEMS, 1200, 1)
+    tell = upload._tell
+
+    def copied_meanwhile(*arguments: Any) -> None:
+        made.copy(ITEMS, 1150, [[7, "read"]])
+        tell(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(upload, "_tell", copied_meanwhile)
+        upload.round(NEVER)
+    marks = {name for name in storage.objects() if name.startswith("tables/")}
+    assert marks == {"tables/00004001-00001-first-waiting-000000000000044C.json"}
+    download(storage.url, tmp_path / "held", endpoint=storage.endpoint)
+    assert rows(tmp_path / "held", tmp_path / "out") == {}
+    whole(upload)
+    marks = {name for name in storage.objects() if name.startswith("tables/")}
+    assert marks == {"tables/00004001-00001-first-snapshot-000000000000047E.json"}
+
+
+def test_files_of_a_copy_that_are_missing_are_noticed(
+    made: MadeDirectory, storage: Storage
+) -> None:
+    fill(made)
+    (made.directory / "snapshots" / "00004000-00001-00000001.arrow").unlink()
+    upload = upload_of(made, storage)
+    with pytest.raises(
+        PgOutputError, match=r"00000001\.arrow is missing; .* --table public.orders"
+    ):
+        upload.round(NEVER)
+    assert [name for name in storage.objects() if name.startswith("tables/")] == []
+    # A capture that ends with this error can be begun again to copy the table.
+    request_copy(made.directory, ORDERS.relation_id, ["public", "orders"])
+    whole(upload)
+    insert(made, ORDERS, 1800, 7)
+    made.wait(ORDERS, 1810, first=False)
+    forget_request(made.directory, ORDERS.relation_id)
+    whole(upload)
+    made.copy(ORDERS, 1901, [[1, "again"]])
+    insert(made, ORDERS, 2000, 8)
+    whole(upload)
+
+
+def test_a_download_has_no_files_of_copies_that_are_not_whole(
+    made: MadeDirectory, storage: Storage, tmp_path: Path
+) -> None:
+    fill(made)
+    whole(upload_of(made, storage))
+    (mark,) = (name for name in storage.objects() if name.startswith("tables/00004000-"))
+    storage.s3.delete_file(f"{storage.root}/{mark}")  # as if it was to be written next
+    download(storage.url, tmp_path / "there", endpoint=storage.endpoint)
+    assert not [*(tmp_path / "there" / "snapshots").glob("00004000-*")]
+    look(tmp_path / "there")
+
+
 def test_what_is_merged_is_copied_once_or_instead(
     made: MadeDirectory, storage: Storage, tmp_path: Path
 ) -> None:
@@ -376,7 +437,7 @@ def test_the_endpoint_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("url", ["s3://bucket/lake", "s3:/bucket/lake", "gs://bucket/lake"])
 def test_a_capture_does_not_write_to_object_storage(url: str) -> None:
     for directory in (url, Path(url)):
-        with pytest.raises(PgOutputError, match=r"give a local directory, .* --upload s3://"):
+        with pytest.raises(PgOutputError, match=r"give a local directory, .* upload='s3://"):
             capture("host=/nowhere", slot="s", publications=["p"], directory=directory)
 
 
@@ -387,6 +448,7 @@ def test_a_capture_does_not_write_to_object_storage(url: str) -> None:
         ({"upload_endpoint": "http://a"}, PgOutputError, "need upload"),
         ({"upload": "s3://bucket/a", "upload_keep": "some"}, PgOutputError, "'all' or 'local'"),
         ({"upload": "s3://a:b@bucket/a"}, PgOutputError, "has a user or password"),
+        ({"give_up": True}, PgOutputError, "give_up=True needs silent_after="),
     ],
 )
 def test_wrong_arguments_are_refused(

@@ -484,7 +484,7 @@ def test_until_lsn_is_exact(prepared: Any, tmp_path: Path) -> None:
 def test_slot_in_use(prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walsender, "_BUSY_WAITS", (0.01, 0.01))
     with connect(prepared.dsn, slot=slot_of(prepared), publications=["p"]) as stream:
-        with pytest.raises(ReplicationError, match=r"is active.*SQLSTATE 55006.*end it") as caught:
+        with pytest.raises(ReplicationError, match=r"in use by .*SQLSTATE 55006.*end it") as caught:
             run(prepared, tmp_path)
         assert caught.value.sqlstate == "55006"
         monkeypatch.setattr(walsender, "_BUSY_WAITS", (0.1,) * 100)
@@ -495,6 +495,21 @@ def test_slot_in_use(prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert inserted(tmp_path) == [1]
 
 
+def test_a_slot_that_stays_in_use_is_told_briefly(
+    prepared: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pgoutput_fast.replication.walsender")
+    monkeypatch.setattr(walsender, "_BUSY_WAITS", (0.01, 0.02, 0.03))
+    slot = slot_of(prepared)
+    with connect(prepared.dsn, slot=slot, publications=["p"]):
+        with pytest.raises(ReplicationError, match="SQLSTATE 55006") as caught:
+            connect(prepared.dsn, slot=slot, publications=["p"])
+        still = f"slot {slot!r} is still in use; trying again in"
+        assert [one for one in caplog.messages if "trying again" in one] == [
+            f"{caught.value}; trying again in 0.01 s", f"{still} 0.02 s", f"{still} 0.03 s",
+        ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -503,7 +518,7 @@ def test_slot_in_use(prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"slot": "physical"}, "is a physical one, for a standby"),
         ({"publications": ["p", "q"]}, "no publication 'q' in database"),
         ({"publications": ['"p"']}, "no publication '\"p\"' in .*, without the quotes"),
-        ({"publications": ["p\0"]}, "can't look publications up"),
+        ({"publications": ["p\0"]}, "name of a publication"),
     ],
 )
 def test_what_is_not_there(
@@ -539,7 +554,7 @@ def test_what_is_not_there(
         ({"directory": None}, "directory must be a path, not NoneType"),
         ({"directory": b"x"}, "directory must be a path, not bytes"),
         ({"segment_bytes": "1"}, "segment_bytes must be an int, of bytes, not str"),
-        ({"segment_bytes": 0}, "segment_bytes must be 1 at least"),
+        ({"segment_bytes": 0}, "segment_bytes=0: expected 1 at least"),
         ({"binary": "false"}, "binary must be a bool, not str"),
         ({"messages": 1}, "messages must be a bool, not int"),
         ({"create_slot": "yes"}, "create_slot must be a bool, not str"),
@@ -670,11 +685,11 @@ def test_what_happens_is_logged_without_secrets(
     dsn = tcp_server.dsn(tcp=True)
     with connect(dsn, slot="logged", publications=["logged"], temporary=True):
         pass
-    found = [(record.name, record.getMessage().split(" ")[0]) for record in caplog.records]
+    found = [(one.name, one.levelname, one.getMessage().split(" ")[0]) for one in caplog.records]
     assert found == [
-        ("pgoutput_fast.replication.walsender", "connected"),
-        ("pgoutput_fast.replication.walsender", "made"),
-        ("pgoutput_fast.replication.walsender", "START_REPLICATION"),
+        ("pgoutput_fast.replication.walsender", "INFO", "connected"),
+        ("pgoutput_fast.replication.walsender", "INFO", "made"),
+        ("pgoutput_fast.replication.walsender", "DEBUG", "START_REPLICATION"),
     ]
     assert psycopg.conninfo.conninfo_to_dict(dsn)["password"] not in caplog.text
 
@@ -755,6 +770,39 @@ def test_tcp_and_reprs(tcp_server: EmbeddedServer, tmp_path: Path) -> None:
     assert inserted(tmp_path) == list(range(1, 20001))
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert all(str(password).encode() not in path.read_bytes() for path in written)
+
+
+def test_an_initial_snapshot_over_tcp(
+    tcp_server: EmbeddedServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Answers that are smaller than what a COPY's data are waited for with wake the client too."""
+    with psycopg.connect(tcp_server.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE DATABASE copied")
+    with psycopg.connect(tcp_server.dsn(dbname="copied"), autocommit=True) as connection:
+        # Rows that come in parts, so that the rest of each is waited for.
+        for n in range(8):
+            connection.execute(f"CREATE TABLE t{n} (id int PRIMARY KEY, v text)".encode())
+            connection.execute(f"ALTER TABLE t{n} ALTER v SET STORAGE EXTERNAL".encode())
+            rows = f"SELECT g, repeat('v', 300000) FROM generate_series(1, {1 + 3 * n}) g"
+            connection.execute(f"INSERT INTO t{n} {rows}".encode())
+        connection.execute("CREATE PUBLICATION p FOR ALL TABLES")
+        dsn = tcp_server.dsn(tcp=True, dbname="copied")
+        capture(
+            dsn, slot="copied", publications=["p"], directory=tmp_path, snapshot="only",
+            create_slot=True,
+        )  # fmt: skip
+        found: dict[str, list[int]] = {f"t{n}": [] for n in range(8)}
+        for segment in sorted((tmp_path / "snapshots").glob("*.arrow")):
+            decoder = pf.Decoder()
+            with SegmentReader(segment) as reader:
+                for batch in reader:
+                    for frame in batch.column("data").to_pylist():
+                        message = decoder.decode(frame)
+                        if isinstance(message, pf.Insert):
+                            found[message.relation.name].append(message.new["id"])
+    assert not [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    for n in range(8):
+        assert sorted(found[f"t{n}"]) == list(range(1, 2 + 3 * n))
 
 
 def test_keepalives_are_answered_while_the_sink_stalls(prepared: Any) -> None:

@@ -20,7 +20,10 @@ from pgoutput_fast.replication import (
     CaptureProgress,
     ReplicationConnection,
     ReplicationError,
+    RetryableError,
     capture,
+    connect,
+    walsender,
 )
 from pgoutput_fast.replication.delivery import Delivery
 
@@ -124,6 +127,42 @@ def test_killed_after_it_has_made_the_slot_it_knows_it(database18: Any, tmp_path
     # Which prepared transactions it has seen depends on it.
     assert json.loads((directory / "position.json").read_text())["made_slot"] is True
     database18.execute("SELECT pg_drop_replication_slot('slot_k')")
+
+
+@pytest.mark.parametrize("snapshot", ["never", "initial", "only"])
+def test_an_adopted_slot_that_is_in_use(
+    database18: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: str
+) -> None:
+    """Nothing is left behind that a later call would take for a directory that has begun."""
+    database18.execute(
+        "CREATE TABLE t (id int)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "SELECT pg_create_logical_replication_slot('slot_u', 'pgoutput')",
+    )
+    options: Any = {"slot": "slot_u", "publications": ["p"]}
+    monkeypatch.setattr(walsender, "_BUSY_WAITS", (0.01,))
+    with connect(database18.dsn, **options):
+        query = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = 'slot_u'"
+        ((pid,),) = database18.execute(query)
+        with pytest.raises(
+            RetryableError,
+            match=rf"with slot 'slot_u': it is in use by the server's process {pid} .*: end it",
+        ):
+            capture(
+                database18.dsn, directory=tmp_path / "a", adopt_slot=True, snapshot=snapshot,
+                **options,
+            )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+    # Its last reader has only just gone.
+    monkeypatch.undo()
+    database18.execute("INSERT INTO t VALUES (1)")
+    ((lsn,),) = database18.execute("SELECT pg_current_wal_lsn()::text")
+    capture(
+        database18.dsn, directory=tmp_path / "a", adopt_slot=True, snapshot=snapshot,
+        until_lsn=pf.parse_lsn(lsn), **options,
+    )  # fmt: skip
+    assert (tmp_path / "a" / "position.json").exists()
+    database18.execute("SELECT pg_drop_replication_slot('slot_u')")
 
 
 def test_a_publication_that_was_made_again(pg16: Any, tmp_path: Path) -> None:

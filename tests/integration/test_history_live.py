@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 
 import pgoutput_fast as pf
 from pgoutput_fast import files
 from pgoutput_fast.cli import main
+from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.directory import history as kept
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import History
@@ -32,7 +34,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "_TICK", 0.05)
     monkeypatch.setattr(reading, "_ASKED_INTERVAL", 0.05)
     monkeypatch.setattr(reading, "_CONFIRM_INTERVAL", 0.05)
-    monkeypatch.setattr(kept, "_STORE_INTERVAL", 0.0)
 
 
 class Shop:
@@ -150,6 +151,111 @@ def shop(database18: Any, tmp_path: Path, wait_until: WaitUntil) -> Any:
         thread.join(30)
 
 
+def test_a_type_is_altered_between_two_captures(shop: Shop, tmp_path: Path) -> None:
+    shop.insert("(1, 'a')", "ARRAY[(2, 'b')::pair]", "'sad'")
+    shop.capture(snapshot="initial", until_lsn=shop.now())
+    ops = ("read", "insert")
+    assert shop.exported(tmp_path / "first", ops) == shop.rows
+    shop.database.execute("ALTER TYPE pair ADD ATTRIBUTE z int")
+    shop.capture(until_lsn=shop.now())
+    shop.insert("(2, 'b', 3)", "ARRAY[(2, 'd', 4)::pair]", "'ok'")
+    shop.capture(until_lsn=shop.now())
+    for policy in ("error", "older", "newer"):
+        assert shop.exported(tmp_path / policy, ops, history=policy) == shop.rows
+
+
+def test_the_event_trigger_makes_what_follows_a_snapshot_exact(shop: Shop, tmp_path: Path) -> None:
+    shop.database.execute(ddl_trigger_sql())
+    shop.insert("(1, 'a')", "NULL", "'sad'")
+    shop.capture(snapshot="initial", until_lsn=shop.now(), messages=True)
+    shop.insert("(2, 'b')", "NULL", "'ok'")
+    shop.database.execute("ALTER TYPE pair RENAME ATTRIBUTE y TO w")
+    shop.insert("(3, 'c')", "NULL", "'ok'")
+    for _ in range(2):  # the second one goes up to where the catalogue was read
+        shop.capture(until_lsn=shop.now(), messages=True)
+    assert shop.exported(tmp_path / "out", ("read", "insert")) == shop.rows
+
+
+def test_a_snapshot_is_certain_though_nothing_is_read_behind_it(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The types of its rows are kept with it."""
+    shop.insert("(1, 'a')", "ARRAY[(2, 'b')::pair]", "'sad'")
+    with monkeypatch.context() as patched:
+        patched.setattr(reading.HistoryWatch, "_look", lambda _: None)
+        shop.capture(snapshot="initial", until_lsn=shop.now())
+    shop.insert("(2, 'b')", "NULL", "'ok'")
+    shop.database.execute("ALTER TYPE pair RENAME ATTRIBUTE y TO w")
+    shop.insert("(3, 'c')", "NULL", "'ok'")
+    assert shop.exported(tmp_path / "snapshot", ("read",)) == {1: shop.rows[1]}
+    shop.capture(until_lsn=shop.now())
+    # What came behind it may be of either form.
+    with pytest.raises(PgOutputError, match=r"type public\.pair, .* altered between"):
+        shop.exported(tmp_path / "error")
+    newer = shop.exported(tmp_path / "newer", ("read", "insert"), history="newer")
+    assert newer == shop.rows | {2: shop.rows[2] | {"p": {"x": 2, "w": "b"}}}
+
+
+def test_a_value_tells_that_a_type_was_altered_before(shop: Shop, tmp_path: Path) -> None:
+    shop.insert("(1, 'a')", "NULL", "'sad'")
+    shop.capture(snapshot="initial", until_lsn=shop.now(), binary=True)
+    shop.insert("(2, 'b')", "ARRAY[(2, 'b')::pair]", "'ok'")
+    shop.database.execute("ALTER TYPE pair ADD ATTRIBUTE z int")
+    shop.insert("(3, 'c', 3)", "NULL", "'ok'")
+    shop.insert("NULL", "ARRAY[(4, 'd', 4)::pair]", "'ok'")
+    shop.capture(until_lsn=shop.now(), binary=True)
+    for policy in ("error", "older", "newer"):
+        found = shop.exported(tmp_path / policy, ("read", "insert"), history=policy)
+        assert found == shop.rows
+
+
+def test_a_capture_that_is_killed_has_confirmed_the_snapshot(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.insert("(1, 'a')", "NULL", "'sad'")
+    shop.start(snapshot="initial")
+    shop.copied()
+    (table,) = (shop.directory / "tables").glob("*-snapshot-*")
+    point = int(table.stem.rpartition("-")[2], 16)
+    shop.wait_until(lambda: until(shop.directory) >= point)
+    monkeypatch.setattr(reading.HistoryWatch, "finish", lambda _: None)
+    shop.stop()
+    assert shop.exported(tmp_path / "out", ("read",)) == shop.rows
+
+
+def test_a_table_has_the_same_types_whatever_comes_first(shop: Shop, tmp_path: Path) -> None:
+    """A Truncate, with which a snapshot begins, has no values; an empty table has nothing else."""
+    shop.database.execute(
+        "CREATE TYPE span AS RANGE (SUBTYPE = int)",
+        "CREATE TABLE spans (id int PRIMARY KEY, p pair, ps pair[], r span)",
+        "CREATE TABLE nothing (id int PRIMARY KEY, p pair, ps pair[], r span)",
+        "ALTER PUBLICATION p ADD TABLE spans, nothing",
+        "INSERT INTO spans VALUES (1, (1, 'a'), NULL, '[1,2]')",
+    )
+    shop.insert("(1, 'a')", "NULL", "'sad'")
+    pair = pa.struct({"x": pa.int32(), "y": pa.string()})
+
+    def check(out: Path, counts: dict[str, int]) -> None:
+        result = files.export(shop.directory, out, "arrow")
+        assert {one.name: one.rows for one in result.tables} == counts
+        assert len(result.tables) == len(counts)  # each has one version
+        for table in result.tables:
+            for path in table.files:
+                schema = pa.ipc.open_file(path).schema
+                assert schema.field("p").type == pair
+                assert schema.field("ps").type.value_type == pair
+                assert table.name == "t" or pa.types.is_struct(schema.field("r").type)
+
+    shop.capture(snapshot="initial", until_lsn=shop.now())
+    check(tmp_path / "snapshot", {"t": 2, "spans": 2, "nothing": 1})
+    shop.database.execute("TRUNCATE spans, nothing")
+    shop.capture(until_lsn=shop.now())
+    check(tmp_path / "truncated", {"t": 2, "spans": 3, "nothing": 2})
+    shop.database.execute("INSERT INTO nothing VALUES (1, (1, 'a'), NULL, '[1,2]')")
+    shop.capture(until_lsn=shop.now())
+    check(tmp_path / "filled", {"t": 2, "spans": 3, "nothing": 3})
+
+
 def test_types_are_altered_under_a_capture(shop: Shop, tmp_path: Path) -> None:
     shop.start()
     shop.insert("(1, 'a')", "ARRAY[(2, 'b')::pair]", "'sad'")
@@ -224,6 +330,8 @@ def test_values_behind_the_last_read(
     with pytest.raises(PgOutputError, match=r"nothing says yet whether type public\.pair"):
         shop.exported(tmp_path / "out")
     assert shop.exported(tmp_path / "newer", history="newer") == shop.rows
+    target = ["--target", str(shop.directory), "--publication", "p"]
+    assert main(["verify", "--dsn", shop.database.dsn, *target]) == 0
     shop.capture(until_lsn=shop.now())
     assert shop.exported(tmp_path / "later") == shop.rows
 
@@ -313,3 +421,51 @@ def test_a_type_is_altered_while_its_table_is_copied(
     expected = {1: json.loads(rows[0][0])}
     assert expected[1]["p"] == {"x": 1, "y": "a", "z": None}
     assert shop.exported(tmp_path / "out", ops=("read",)) == expected
+
+
+@pytest.mark.parametrize(
+    ("made", "value"),
+    [("AS (x int)", "ROW(1)"), ("AS ENUM ('sad')", "'sad'")],
+    ids=["composite", "enum"],
+)
+def test_a_table_and_its_type_are_dropped_while_the_catalogue_is_read(
+    database18: Any, monkeypatch: pytest.MonkeyPatch, made: str, value: str
+) -> None:
+    database18.execute(
+        f"CREATE TYPE kind {made}",
+        "CREATE TABLE kept (id int PRIMARY KEY)",
+        "CREATE TABLE gone (id int PRIMARY KEY)",
+        f"ALTER TABLE gone ADD k kind DEFAULT {value}",
+        "CREATE PUBLICATION p FOR ALL TABLES",
+    )
+    read = reading.catalog_of
+    seen: list[Any] = []
+
+    def dropped(connection: Any, publications: Any) -> Any:
+        if not seen:  # the snapshot has been taken
+            database18.execute("DROP TABLE gone", "DROP TYPE kind")
+        seen.append(None)
+        seen[-1] = read(connection, publications)
+        return seen[-1]
+
+    monkeypatch.setattr(reading, "catalog_of", dropped)
+    found = reading.read_state(ConnectionParameters(database18.dsn, {}), ["p"])
+    assert [one is None for one in seen] == [True, False]
+    assert [table["name"] for table in json.loads(found.tables)["tables"]] == ["kept"]
+
+
+def test_a_catalogue_that_is_broken_is_told(
+    database18: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database18.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    refused = psycopg.errors.InternalError_("cache lookup failed for type 5")
+    tries = []
+
+    def fail(_connection: Any, _publications: Any) -> Any:
+        tries.append(1)
+        raise refused
+
+    monkeypatch.setattr(reading, "catalog_of", fail)
+    with pytest.raises(PgOutputError, match=r"can't read the types.*cache lookup failed.*XX000"):
+        reading.read_state(ConnectionParameters(database18.dsn, {}), ["p"])
+    assert len(tries) == 3

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import shlex
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +20,9 @@ from pgoutput_fast.cli import main
 from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.directory.consumers import Consumer, consumers
 from pgoutput_fast.directory.copies import Tables
+from pgoutput_fast.directory.known import how_to_copy
 from pgoutput_fast.directory.requests import request_copy, requested
+from pgoutput_fast.directory.snapshots import snapshot_files
 from pgoutput_fast.replication import RetryableError, capture, copier, upkeep
 from pgoutput_fast.replication.membership import read_members
 
@@ -170,6 +175,7 @@ def test_tables_that_were_there_and_tables_that_join(
     assert late.reads[oid(shop, "late")] in range(90, 4000)
 
 
+@pytest.mark.slow
 def test_a_table_that_is_copied_again_on_request(
     shop: Any, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
@@ -206,8 +212,90 @@ def test_the_command_that_asks_for_a_copy(
     check(shop, folded, "small")
     assert main(["snapshot", "--dir", str(tmp_path), "--table", "public.none"]) == 1
     assert "has no table 'public.none'; it has public.small" in capsys.readouterr().err
+    assert main(["snapshot", "--dir", str(tmp_path), "--table", "small"]) == 1
+    assert "'small' is no name of the form schema.table" in capsys.readouterr().err
     assert main(["snapshot", "--dir", str(tmp_path / "x"), "--table", "public.none"]) == 1
     assert "no capture has begun" in capsys.readouterr().err
+
+
+def test_tables_are_asked_for_by_their_names_in_sql(
+    make_database: Any, pg18: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop = make_database(pg18)
+    shop.execute(
+        'CREATE SCHEMA "a.b"',
+        'CREATE TABLE "a.b".c (id int PRIMARY KEY)',
+        "CREATE SCHEMA a",
+        'CREATE TABLE a."b.c" (id int PRIMARY KEY)',
+        'CREATE TABLE "My ""Table" (id int PRIMARY KEY)',
+        "CREATE PUBLICATION p FOR ALL TABLES",
+    )
+    finish(shop, tmp_path)
+    names = {
+        '"a.b".C': '"a.b".c',
+        'a."b.c"': 'a."b.c"',
+        'Public."My ""Table"': '"My ""Table"',
+    }
+    given = [part for name in names for part in ("--table", name)]
+    assert main(["snapshot", "--dir", str(tmp_path), *given]) == 0
+    assert set(requested(tmp_path)) == {oid(shop, name) for name in names.values()}
+    capsys.readouterr()
+    assert main(["snapshot", "--dir", str(tmp_path), "--table", 'public.My "Table']) == 1
+    assert "is no name as SQL has it" in capsys.readouterr().err
+    assert main(["snapshot", "--dir", str(tmp_path), "--table", "a.b"]) == 1
+    told = """it has "a.b".c, a."b.c", public."My ""Table\""""
+    assert told in capsys.readouterr().err
+    # What an error says can be given to a shell.
+    said = how_to_copy(tmp_path, requested(tmp_path)).partition("--table ")[2]
+    assert main(["snapshot", "--dir", str(tmp_path), *shlex.split(f"--table {said}")]) == 0
+
+
+def confirmed(database: Any) -> str:
+    ((lsn,),) = database.execute(
+        f"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = "
+        f"'slot_{database.name}'"
+    )
+    return str(lsn)
+
+
+def test_a_directory_that_has_lost_the_mark_of_a_copy(shop: Any, tmp_path: Path) -> None:
+    finish(shop, tmp_path)
+    shop.execute("UPDATE big SET v = 'changed' WHERE id = 1")
+    (mark,) = (tmp_path / "tables").glob(f"{oid(shop, 'small'):08X}-*.json")
+    kept, before = mark.read_bytes(), confirmed(shop)
+    rows = snapshot_files(tmp_path)
+    mark.unlink()
+    for mode in ("initial", "never"):
+        with pytest.raises(pf.PgOutputError, match=r"json is missing; .* --table public\.small$"):
+            finish(shop, tmp_path, snapshot=mode)
+    assert (confirmed(shop), snapshot_files(tmp_path)) == (before, rows)
+    mark.write_bytes(kept)
+    finish(shop, tmp_path)
+    folded = Folded(tmp_path).take()
+    check(shop, folded, "big", "small", "empty")
+    mark.unlink()
+    assert main(["snapshot", "--dir", str(tmp_path), "--table", "public.small"]) == 0
+    finish(shop, tmp_path)
+    check(shop, Folded(tmp_path, "new").take(), "big", "small", "empty")
+    check(shop, folded.take(), "big", "small", "empty")
+
+
+def test_a_directory_that_has_lost_rows_of_a_copy(
+    shop: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    finish(shop, tmp_path)
+    assert not [one for one in caplog.messages if "will miss rows" in one]
+    snapshot_files(tmp_path)[oid(shop, "big"), 1][1].unlink()
+    with pytest.raises(pf.PgOutputError, match=r"00000001\.arrow is missing; .* public\.big$"):
+        Folded(tmp_path).take()
+    finish(shop, tmp_path)
+    (warned,) = [one for one in caplog.messages if "will miss rows" in one]
+    assert "00000001.arrow is missing; restore what was there, or have them copied" in warned
+    assert main(["snapshot", "--dir", str(tmp_path), "--table", "public.big"]) == 0
+    caplog.clear()
+    finish(shop, tmp_path)
+    assert not [one for one in caplog.messages if "will miss rows" in one]
+    check(shop, Folded(tmp_path, "new").take(), "big", "small", "empty")
 
 
 def test_only_the_tables_and_later_the_rest(shop: Any, tmp_path: Path) -> None:
@@ -224,6 +312,37 @@ def test_only_the_tables_and_later_the_rest(shop: Any, tmp_path: Path) -> None:
     check(shop, folded.take(), "big", "small", "empty")
 
 
+@pytest.mark.slow
+def test_each_call_says_whether_tables_are_copied(
+    shop: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A call without it does not copy a table that joins, and warns where others have copies."""
+
+    def call(directory: Path, **options: Any) -> list[str]:
+        caplog.clear()
+        finish(shop, directory, **options)
+        return [one for one in caplog.messages if "copies none" in one]
+
+    assert call(tmp_path) == []
+    shop.execute("ALTER PUBLICATION p ADD TABLE late", "UPDATE late SET v = 'new' WHERE id = 1")
+    (warning,) = call(tmp_path, snapshot="never")
+    assert warning == (
+        "the directory has copies of 3 tables, and this capture copies none that joins the "
+        "publications or returns to them: without snapshot='initial', which each call needs, such "
+        "a table lacks the rows that it has by then"
+    )
+    assert len(Tables(tmp_path).read()) == 3
+    # A later call makes up for it.
+    assert call(tmp_path) == []
+    check(shop, Folded(tmp_path).take(), "big", "small", "empty", "late")
+    # Where no table has a copy, none is missed.
+    shutil.rmtree(tmp_path)
+    shop.execute(f"SELECT pg_drop_replication_slot('slot_{shop.name}')")
+    assert call(tmp_path, snapshot="never") == []
+    assert call(tmp_path, snapshot="never") == []
+
+
+@pytest.mark.slow
 def test_a_capture_that_ends_while_it_copies(
     shop: Any, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
@@ -258,6 +377,7 @@ def test_a_table_that_may_not_be_read(shop: Any, tmp_path: Path) -> None:
     check(shop, Folded(tmp_path).take(), "big", "small", "empty")
 
 
+@pytest.mark.slow
 def test_a_refused_table_does_not_hold_up_others(
     shop: Any, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
@@ -289,6 +409,45 @@ def test_a_refused_table_does_not_hold_up_others(
         check(shop, Folded(tmp_path, "all").take(), "big", "small", "late", "hidden")
     finally:
         shop.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+@pytest.mark.slow
+def test_a_copy_that_the_server_breaks_off_does_not_hold_up_others(
+    shop: Any,
+    tmp_path: Path,
+    wait_until: WaitUntil,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shop.execute(
+        "CREATE TABLE bad (id int PRIMARY KEY, v text)",
+        "INSERT INTO bad SELECT g, 'bad ' || g FROM generate_series(0, 9) g",
+        "ALTER PUBLICATION p ADD TABLE bad WHERE (1 / id >= 0)",
+    )
+    match = r"can't copy table public\.bad: division by zero \(SQLSTATE 22012\)"
+    with pytest.raises(pf.PgOutputError, match=match):
+        capture(
+            shop.dsn, slot=f"slot_{shop.name}", publications=["p"], directory=tmp_path / "only",
+            create_slot=True, snapshot="only",
+        )  # fmt: skip
+    check(shop, Folded(tmp_path / "only").take(), "big", "small", "empty")
+    shop.execute(f"SELECT pg_drop_replication_slot('slot_{shop.name}')")
+
+    monkeypatch.setattr(copier, "_LONGEST_WAIT", 1.0)
+    lake, bad = tmp_path / "lake", oid(shop, "bad")
+    with caplog.at_level("WARNING", "pgoutput_fast"), running(shop, lake) as run:
+        wait_until(lambda: run.error or copied(lake, oid(shop, "big")))
+        shop.execute("INSERT INTO small VALUES (1000, 'later')")
+        small = oid(shop, "small")
+        wait_until(lambda: run.error or "1000" in Folded(lake).take().rows[small])
+        # It was one of the first tables, and its copy is tried again, as that of one that joins.
+        wait_until(lambda: run.error or caplog.text.count("trying again in 1 s") > 1)
+        assert not list((lake / "snapshots").glob(f"{bad:08X}-*"))
+        shop.execute("TRUNCATE bad", "INSERT INTO bad VALUES (1, 'good')")
+        wait_until(lambda: run.error or copied(lake, bad))
+    assert "a table waits for its copy: can't copy table public.bad: division" in caplog.text
+    finish(shop, lake)
+    check(shop, Folded(lake, "all").take(), "big", "small", "empty", "bad")
 
 
 def test_partitions_that_come_as_their_root(shop: Any, tmp_path: Path) -> None:
@@ -343,6 +502,7 @@ def test_what_is_published_is_seen_while_tables_are_locked(shop: Any) -> None:
     assert members.partitions == {leaf}
 
 
+@pytest.mark.slow
 def test_what_no_consumer_needs_is_deleted(
     shop: Any, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
@@ -367,6 +527,39 @@ def test_what_no_consumer_needs_is_deleted(
         Consumer(tmp_path, "too_late")
 
 
+def test_what_is_stored_of_a_copy_is_read_once(
+    shop: Any, tmp_path: Path, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not each time that it is looked what is published."""
+    finish(shop, tmp_path)
+    read: list[int] = []
+    looked: list[None] = []
+    fields, take = Tables.fields, upkeep.Upkeep._take_members
+
+    def reading(self: Tables, copy: Any) -> Any:
+        read.append(copy.relation_id)
+        return fields(self, copy)
+
+    def taking(self: upkeep.Upkeep, members: Any) -> None:
+        looked.append(None)
+        take(self, members)
+
+    monkeypatch.setattr(Tables, "fields", reading)
+    monkeypatch.setattr(upkeep.Upkeep, "_take_members", taking)
+    with running(shop, tmp_path) as run:
+        wait_until(lambda: run.error or len(looked) > 3)
+        shop.execute("ALTER PUBLICATION p DROP TABLE small", "ALTER PUBLICATION p ADD TABLE small")
+        wait_until(lambda: run.error or copied(tmp_path, oid(shop, "small")) == 2)
+        shop.execute("INSERT INTO small VALUES (1000, 'later')")  # behind the copy
+        seen = len(looked)
+        wait_until(lambda: run.error or len(looked) > seen + 3)
+    # At the start it is also checked whether the copies are whole.
+    assert {table: read.count(oid(shop, table)) for table in ("big", "empty")} == {
+        "big": 2, "empty": 2
+    }  # fmt: skip
+    assert read.count(oid(shop, "small")) in (3, 4)  # of each copy, and perhaps as it left
+
+
 def test_consumers_that_do_not_move(
     shop: Any, tmp_path: Path, wait_until: WaitUntil, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -380,11 +573,33 @@ def test_consumers_that_do_not_move(
     assert caplog.text.count("has not moved") == 2
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_almost_full(shop: Any, tmp_path: Path) -> None:
     with pytest.raises(pf.PgOutputError, match=r"bytes free, less than .* nothing is lost"):
         finish(shop, tmp_path, min_free=1 << 60)
     finish(shop, tmp_path)
     check(shop, Folded(tmp_path).take(), "big", "small", "empty")
+
+
+def test_a_disk_that_fails(shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a capture begins, and while it runs."""
+    finish(shop, tmp_path)
+    usage = shutil.disk_usage
+    for good in (0, 2):
+        looks = [usage] * good
+
+        def fail(path: Any, looks: list[Any] = looks) -> Any:
+            if looks:
+                return looks.pop()(path)
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(shutil, "disk_usage", fail)
+        with pytest.raises(pf.PgOutputError, match=rf"disk of {tmp_path}: Input/output error"):
+            capture(
+                shop.dsn, slot=f"slot_{shop.name}", publications=["p"], directory=tmp_path,
+                snapshot="initial",
+            )  # fmt: skip
+        assert looks == []
 
 
 def test_a_table_that_returns_is_seen_in_the_stream(
@@ -407,8 +622,56 @@ def test_a_table_that_returns_is_seen_in_the_stream(
     check(shop, Folded(tmp_path).take(), "big", "small", "empty")
 
 
+@pytest.mark.parametrize("noticed", ["asked", "in the stream"])
+@pytest.mark.parametrize("how", ["DROP TABLE small", "ALTER PUBLICATION p DROP TABLE small"])
+def test_changes_before_a_table_left_count(
+    shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, noticed: str
+) -> None:
+    """The capture is behind: the table has left before its last changes are captured."""
+    finish(shop, tmp_path)
+    small = oid(shop, "small")
+    old = Folded(tmp_path, "old").take()
+    shop.execute("UPDATE small SET v = 'seen' WHERE id < 50", "DELETE FROM small WHERE id = 60")
+    rows = truth(shop, "small")
+    shop.execute(how)
+    if noticed == "in the stream":
+        with monkeypatch.context() as patch:
+            patch.setattr(upkeep.Upkeep, "_take_members", lambda *_: None)
+            finish(shop, tmp_path)
+    shop.execute("UPDATE big SET v = 'more' WHERE id = 1")
+    finish(shop, tmp_path)
+    assert [one.state for one in Tables(tmp_path).read()[small].copies] == ["snapshot", "gone"]
+    # A consumer that was there before goes on, and one that is new has the same.
+    for folded in (old, Folded(tmp_path, "new")):
+        assert folded.take().rows[small] == rows
+        check(shop, folded, "big", "empty")
+
+
+def test_a_table_that_left_and_returns_keeps_what_was_before(shop: Any, tmp_path: Path) -> None:
+    finish(shop, tmp_path)
+    small = oid(shop, "small")
+    shop.execute("UPDATE small SET v = 'seen' WHERE id < 50")
+    shop.execute("ALTER PUBLICATION p DROP TABLE small")
+    finish(shop, tmp_path)
+    shop.execute("DELETE FROM small WHERE id = 60", "ALTER PUBLICATION p ADD TABLE small")
+    shop.execute("UPDATE small SET v = 'again' WHERE id = 70")
+    finish(shop, tmp_path)
+    states = [one.state for one in Tables(tmp_path).read()[small].copies]
+    assert states == ["snapshot", "gone", "snapshot"]
+    folded = Folded(tmp_path).take()
+    check(shop, folded, "big", "small", "empty")
+
+
+@pytest.mark.parametrize(
+    ("leave", "back"),
+    [
+        ("DROP TABLE small", "ADD TABLE small"),
+        ("SET (publish = 'insert')", "SET (publish = 'insert, update, delete, truncate')"),
+    ],
+    ids=["table", "actions"],
+)
 def test_a_table_that_leaves_while_it_is_copied(
-    shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: str, back: str
 ) -> None:
     monkeypatch.setattr(upkeep, "_WATCH_INTERVAL", 3600.0)
     take = copier._Round._take
@@ -418,9 +681,9 @@ def test_a_table_that_leaves_while_it_is_copied(
         if part.table.name == "small" and not left:
             left.append(part)
             shop.execute(
-                "ALTER PUBLICATION p DROP TABLE small",
+                f"ALTER PUBLICATION p {leave}",
                 "DELETE FROM small WHERE id = 1",
-                "ALTER PUBLICATION p ADD TABLE small",
+                f"ALTER PUBLICATION p {back}",
             )
         take(self, part, frames)
 
@@ -428,6 +691,151 @@ def test_a_table_that_leaves_while_it_is_copied(
     finish(shop, tmp_path)
     assert left
     check(shop, Folded(tmp_path).take(), "big", "small", "empty")
+
+
+def shelf(database: Any, publication: str = "FOR TABLE t") -> Any:
+    """A table of three rows, and a publication."""
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1, 3) g",
+        f"CREATE PUBLICATION p {publication}",
+    )
+    return database
+
+
+@pytest.mark.slow
+def test_actions_that_were_not_published_while_no_capture_ran(
+    database18: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    shelf(database18)
+    finish(database18, tmp_path)
+    folded = Folded(tmp_path).take()
+    database18.execute(
+        "ALTER PUBLICATION p SET (publish = 'insert')",
+        "DELETE FROM t WHERE id = 1",
+        "ALTER PUBLICATION p SET (publish = 'insert, update, delete, truncate')",
+    )
+    finish(database18, tmp_path)
+    assert folded.take().rows[oid(database18, "t")].keys() == {"2", "3"}
+    why = "its publications were altered, and may not have published all of it for some time"
+    assert f"table public.t is to be copied: {why}" in caplog.messages
+    finish(database18, tmp_path)
+    assert copied(tmp_path, oid(database18, "t")) == 2
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "delete",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("insert", "update", "truncate")),
+    ],
+)
+def test_an_action_that_is_not_published_for_a_time(
+    database18: Any,
+    tmp_path: Path,
+    wait_until: WaitUntil,
+    caplog: pytest.LogCaptureFixture,
+    action: str,
+) -> None:
+    caplog.set_level("INFO")
+    shelf(database18)
+    table = oid(database18, "t")
+    actions = {
+        "insert": "INSERT INTO t VALUES (4, 'four')",
+        "update": "UPDATE t SET v = 'other'",
+        "delete": "DELETE FROM t WHERE id = 1",
+        "truncate": "TRUNCATE t",
+    }
+    others = ", ".join(actions.keys() - {action})
+    with running(database18, tmp_path):
+        wait_until(lambda: copied(tmp_path, table) == 1)
+        folded = Folded(tmp_path).take()
+        database18.execute(f"ALTER PUBLICATION p SET (publish = '{others}')")
+        wait_until(lambda: copied(tmp_path, table) == 2)
+        database18.execute(actions[action])
+        database18.execute("ALTER PUBLICATION p SET (publish = 'insert, update, delete, truncate')")
+        wait_until(lambda: copied(tmp_path, table) == 3)
+        database18.execute("INSERT INTO t VALUES (5, 'five')")
+    finish(database18, tmp_path)
+    check(database18, folded.take(), "t")
+    why = f"its publications do not publish its {action}s any more"
+    assert f"table public.t is to be copied: {why}" in caplog.messages
+
+
+def test_what_a_change_of_publications_means_for_a_table(database18: Any) -> None:
+    shelf(database18)
+    database18.execute(
+        "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE part PARTITION OF parts FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE chosen (id int PRIMARY KEY)",
+        "ALTER PUBLICATION p ADD TABLE parts, chosen WHERE (id > 1)",
+        "CREATE PUBLICATION q FOR TABLE t, part, chosen",
+        "CREATE PUBLICATION own",
+    )
+    names = {oid(database18, name): name for name in ("t", "part", "parts", "chosen")}
+
+    def changed(*statements: str) -> set[str]:
+        """The tables of which changes may be missing after statements."""
+        parameters = ConnectionParameters(database18.dsn, {})
+        before = read_members(parameters, ["p", "q", "own"]).tables
+        database18.execute(*statements)
+        now = read_members(parameters, ["p", "q", "own"]).tables
+        assert {one.change(one.stored) for one in now.values()} == {None}
+        return {
+            names[key] for key in before.keys() | now.keys()
+            if key not in before or key not in now or now[key].change(before[key].stored)
+        }  # fmt: skip
+
+    everything = "SET (publish = 'insert, update, delete, truncate')"
+    assert changed() == set()
+    assert changed(f"ALTER PUBLICATION own {everything}") == set()
+    # The other publication has all of the table all the while; of the others this is not known.
+    back = ["ALTER PUBLICATION q SET (publish = 'insert')", f"ALTER PUBLICATION q {everything}"]
+    assert changed(*back) == {"part", "chosen"}
+    assert changed(*(one.replace(" q ", " p ") for one in back)) == {"part", "chosen"}
+    # Each of the two leaves out something at some time.
+    assert changed(*back, *(one.replace(" q ", " p ") for one in back)) == {"t", "part", "chosen"}
+    assert changed(back[0]) == {"part", "chosen"}
+    assert changed(back[0].replace(" q ", " p ")) == {"t", "part", "chosen"}
+    assert changed(back[1]) == {"t", "part", "chosen"}
+    root = "ALTER PUBLICATION p SET (publish_via_partition_root"
+    assert changed(f"{root} = true)") == {"part", "parts", "chosen"}
+    assert changed(f"{root} = false)", f"{root} = true)") == {"parts", "chosen"}
+
+
+@pytest.mark.slow
+def test_partitions_that_came_by_themselves_for_a_time(database18: Any, tmp_path: Path) -> None:
+    database18.execute(
+        "CREATE TABLE parts (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE part PARTITION OF parts FOR VALUES FROM (0) TO (10)",
+        "INSERT INTO parts VALUES (1, 'one')",
+        "CREATE PUBLICATION p FOR TABLE parts WITH (publish_via_partition_root)",
+    )
+    finish(database18, tmp_path)
+    database18.execute(
+        "ALTER PUBLICATION p SET (publish_via_partition_root = false)",
+        "INSERT INTO parts VALUES (2, 'two')",
+        "ALTER PUBLICATION p SET (publish_via_partition_root)",
+    )
+    finish(database18, tmp_path)
+    check(database18, Folded(tmp_path).take(), "parts")
+
+
+def test_a_table_that_is_unlogged_for_a_time(
+    database18: Any, tmp_path: Path, wait_until: WaitUntil, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    shelf(database18, "FOR ALL TABLES")
+    table = oid(database18, "t")
+    with running(database18, tmp_path):
+        wait_until(lambda: copied(tmp_path, table) == 1)
+        database18.execute("ALTER TABLE t SET UNLOGGED", "DELETE FROM t WHERE id = 1")
+        wait_until(lambda: "table public.t has left the publications" in caplog.messages)
+        database18.execute("ALTER TABLE t SET LOGGED", "INSERT INTO t VALUES (4, 'four')")
+        wait_until(lambda: copied(tmp_path, table) == 2)
+    finish(database18, tmp_path)
+    check(database18, Folded(tmp_path).take(), "t")
 
 
 def test_a_directory_that_holds_something_else(shop: Any, tmp_path: Path) -> None:

@@ -103,6 +103,36 @@ def test_words_without_a_code(text: str, passes: bool) -> None:
     assert isinstance(server_error("can't connect", text, None), RetryableError) is passes
 
 
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        (
+            'FATAL:  password authentication failed for user "u"',
+            "check the password and the user",
+        ),
+        (
+            'to server at "a", port 5432 failed: fe_sendauth: no password supplied',
+            "check the password and the user",
+        ),
+        ('FATAL:  database "does" does not exist', "check the database's name"),
+        ('FATAL:  role "u" does not exist', "check the user's name"),
+        (
+            'FATAL:  no pg_hba.conf entry for host "::1", user "u", database "d", no encryption',
+            (
+                "pg_hba.conf on the server needs a line that lets this user connect from here to "
+                "this database; check host, user and database, or ask who administers it"
+            ),
+        ),
+    ],
+)
+def test_advice_while_a_connection_is_made(text: str, advice: str) -> None:
+    """There is no SQLSTATE then."""
+    said = " ".join(text.split())
+    error = server_error("can't connect", text, None)
+    assert str(error) == f"can't connect: {said}; {advice}"
+    assert not isinstance(error, RetryableError)
+
+
 def test_what_may_not_pass_is_tried_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted from the first such error, and anew after one that is known to pass."""
     monkeypatch.setattr(link, "_LONGEST_WAIT", 0.5)

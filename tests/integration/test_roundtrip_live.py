@@ -27,6 +27,7 @@ from random_values import (
 )
 from render import Renderer
 from servers import found_servers
+from snapshot_values import USER_TYPES
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
@@ -49,19 +50,6 @@ EXTENSIONS = {
     "intarray": ["query_int"],
 }
 """Of each extension the types; not all servers have it."""
-TYPES = (
-    "CREATE TYPE mood AS ENUM ('sad', '', 'with space', 'q''y\"z', 'NULL', 'ünï', '{},')",
-    "CREATE DOMAIN price AS numeric(10,2)",
-    "CREATE DOMAIN ints AS int[]",
-    "CREATE TYPE addr AS (street text, num price, tags text[], r int4range, m mood)",
-    "CREATE TYPE nest AS (a addr, many addr[], at timestamptz)",
-    "CREATE TYPE textrange AS RANGE (subtype = text)",
-    "CREATE DOMAIN feeling AS mood",
-    "CREATE DOMAIN home AS addr",
-    "CREATE DOMAIN span AS int4range",
-    "CREATE DOMAIN cheap AS price",
-)
-
 CATALOG = """
 SELECT t.oid::int8, t.typname AS name, t.typtype::text, t.typelem::int8, t.typcategory::text,
     t.typdelim::text, t.typbasetype::int8, r.rngsubtype::int8 AS range_subtype,
@@ -80,7 +68,7 @@ class Live:
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self.connection = connection
         connection.execute("SET TimeZone = 'UTC'")
-        for statement in TYPES:
+        for statement in USER_TYPES:
             connection.execute(statement.encode())
         self.missing = set()
         for extension, names in EXTENSIONS.items():

@@ -223,10 +223,23 @@ def test_what_the_role_may_not_read(database: Any) -> None:
     dsn = psycopg.conninfo.make_conninfo(database.dsn, user=role)
     try:
         with made_slot(database) as slot:
-            with pytest.raises(
-                pf.PgOutputError, match=r"public\.secret.*needs the right to SELECT"
-            ):
+            with pytest.raises(pf.PgOutputError) as caught:
                 open_snapshot(dsn, ["p"], exported=slot)
+            # Without the statement, which libpq quotes.
+            assert str(caught.value) == (
+                "can't copy table public.secret: permission denied for table secret (SQLSTATE "
+                "42501); the role needs the right to SELECT from it; pgoutput-fast doctor lists "
+                "all that it lacks, with the statements that mend it"
+            )
+            database.execute('CREATE SCHEMA "Hr"', 'ALTER TABLE secret SET SCHEMA "Hr"')
+            with pytest.raises(pf.PgOutputError) as caught:
+                open_snapshot(dsn, ["p"], exported=slot)
+            assert str(caught.value) == (
+                "can't copy table Hr.secret: permission denied for schema Hr (SQLSTATE 42501); the "
+                'role needs USAGE on the schema: GRANT USAGE ON SCHEMA "Hr" TO …; pgoutput-fast '
+                "doctor lists all that it lacks, with the statements that mend it"
+            )
+            database.execute('ALTER TABLE "Hr".secret SET SCHEMA public')
             database.execute(
                 f"GRANT SELECT ON secret TO {role}", "ALTER TABLE secret ENABLE ROW LEVEL SECURITY"
             )
@@ -370,7 +383,7 @@ def test_the_callers_own_end(database18: Any, how: str) -> None:
             list(frames)
 
     expected: tuple[type[Exception], str] = {
-        "stop": (RetryableError, "`stop` was set"),
+        "stop": (RetryableError, "told to end before the snapshot was copied"),
         "error": (KeyError, "mine"),
     }.get(how, (pf.PgOutputError, r"has not taken all rows of public\.many, range 1"))
     with (
@@ -467,3 +480,51 @@ def test_snapshot_and_stream_are_the_table(database: Any) -> None:
             del found[message.old[0]]
     assert changes > 0
     assert sorted(found.values()) == database.execute("SELECT id, v FROM many ORDER BY id")
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+def test_a_table_that_the_server_refuses_in_the_middle(database: Any, connections: int) -> None:
+    """Its other ranges are left out, and the connection goes on with other tables."""
+    many(database)
+    many(database, "other")
+    many(database, "secret")
+    role = f"{database.name}_role"
+    database.execute(
+        "UPDATE many SET id = 0 WHERE id = 1500",
+        "CREATE PUBLICATION p FOR TABLE many WHERE (1 / id >= 0), other, secret",
+        f"CREATE ROLE {role} LOGIN",
+        f"GRANT SELECT ON many, other, secret TO {role}",
+    )
+    dsn = psycopg.conninfo.make_conninfo(database.dsn, user=role)
+    refused: dict[str, str] = {}
+    finished: list[str] = []
+    found: dict[str, int] = {}
+
+    def take(part: Any, frames: Any) -> None:
+        for one in frames:
+            found[part.table.name] = found.get(part.table.name, 0) + len(one.offsets) - 1
+
+    def refuse(table: Any, error: pf.PgOutputError) -> None:
+        assert table.name not in refused
+        refused[table.name] = str(error)
+
+    try:
+        with (
+            made_slot(database) as slot,
+            open_snapshot(
+                dsn, ["p"], exported=slot, range_bytes=PAGE, connections=connections
+            ) as snapshot,
+        ):
+            # A connection that has not locked it yet sees it when it locks, another one when it
+            # copies.
+            database.execute(f"REVOKE SELECT ON secret FROM {role}")
+            snapshot.copy(take, lambda table: finished.append(table.name), None, refuse)
+        assert finished == ["other"]
+        assert found["other"] == 3000
+        assert found.get("many", 0) < 2999
+        assert "secret" not in found
+        assert refused.keys() == {"many", "secret"}
+        assert "can't copy table public.many: division by zero (SQLSTATE 22012)" in refused["many"]
+        assert "can't copy table public.secret: permission denied" in refused["secret"]
+    finally:
+        database.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")

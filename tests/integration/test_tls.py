@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
-from pgoutput_fast.replication import ReplicationConnection, RetryableError, connect
+from pgoutput_fast.replication import ReplicationConnection, RetryableError, connect, snapshot
 
 pytestmark = [
     pytest.mark.integration,
@@ -119,6 +121,28 @@ def test_a_verified_stream_with_channel_binding(tls: Any) -> None:
             assert batch is not None
             found += [frame for *_, frame in batch.frames]
     assert sum(frame[:1] == b"I" for frame in found) == 5000
+
+
+def test_a_snapshot_over_tls(tls: Any) -> None:
+    with psycopg.connect(tls.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE many (id int, v text)")
+        connection.execute(
+            "INSERT INTO many SELECT g, repeat('v', 300) FROM generate_series(1, 3000) g"
+        )
+        connection.execute("CREATE PUBLICATION of_many FOR TABLE many")
+    found: list[int] = []
+    try:
+        with snapshot(
+            tls.dsn(tcp=True), ["of_many"], range_bytes=128 << 10, **keywords(tls)
+        ) as batches:
+            for batch in batches:
+                rows = pa.record_batch(batch).filter(pc.field("op") == "read")
+                found += rows.column("after").field("id").to_pylist()
+    finally:
+        with psycopg.connect(tls.dsn(), autocommit=True) as connection:
+            connection.execute("DROP TABLE many")
+            connection.execute("DROP PUBLICATION of_many")
+    assert sorted(found) == list(range(1, 3001))
 
 
 def test_a_client_certificate(tls: Any) -> None:

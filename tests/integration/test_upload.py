@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -23,10 +24,15 @@ from object_storage import KEY_ID, SECRET, Storage, new_storage, serving
 import pgoutput_fast as pf
 from pgoutput_fast.directory.consumers import consumers
 from pgoutput_fast.directory.uploading import download
-from pgoutput_fast.replication import CaptureProgress, capture
+from pgoutput_fast.replication import CaptureProgress, capture, upkeep, uploader
 from pgoutput_fast.segments import list_segments
 
 pytestmark = pytest.mark.integration
+
+SLOTS = (
+    "SELECT slot_name, confirmed_flush_lsn FROM pg_replication_slots"
+    " WHERE database = current_database()"
+)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +102,104 @@ def test_a_capture_that_ends_has_uploaded_all(shop: Any, storage: Storage, tmp_p
     assert [(one.name, one.position.lsn) for one in consumers(tmp_path / "lake")] == [
         ("_upload", end.durable_lsn)
     ]
+
+
+@pytest.mark.slow
+def test_an_upload_is_given_up_only_when_it_fails(
+    shop: Any, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when nothing is to be copied, or when no capture has run for a while."""
+    for module, names in ((upkeep, ("_TICK", "_TIDY_INTERVAL")), (uploader, ("_FIRST_WAIT",))):
+        for name in names:
+            monkeypatch.setattr(module, name, 0.02)
+    lake = tmp_path / "lake"
+    options = options_of(shop, storage) | {"silent_after": 0.3, "give_up": True}
+    capture(shop.dsn, directory=lake, until_lsn=now(shop), **options)
+    (consumer,) = consumers(lake)
+    stop = threading.Event()
+    end = threading.Timer(1.0, stop.set)
+    end.start()
+    capture(shop.dsn, directory=lake, stop=stop, **options)
+    end.join()
+    assert [one.name for one in consumers(lake)] == ["_upload"]
+    assert time.time() - consumer.seen > 1.0
+
+    def refuse(_: object = None) -> None:
+        storage.refuse = lambda method, key, query: "503 SlowDown"
+
+    for number, begins in enumerate((refuse, lambda: None)):
+        begins()
+        shop.execute(f"INSERT INTO t VALUES (-{number}, 'new')")
+        with pytest.raises(
+            pf.PgOutputError, match=rf"{storage.url} could not be written to for .* s"
+        ):
+            capture(shop.dsn, directory=lake, progress=refuse, **options)
+        assert consumers(lake) == []
+        storage.refuse = lambda method, key, query: None
+        capture(shop.dsn, directory=lake, until_lsn=now(shop), **options)
+    check(shop, storage, lake, tmp_path / "there")
+
+
+def test_a_download_goes_on_only_in_place_of_the_original(
+    shop: Any, storage: Storage, tmp_path: Path
+) -> None:
+    options = options_of(shop, storage)
+    local = {name: value for name, value in options.items() if not name.startswith("upload")}
+    lake, there = tmp_path / "lake", tmp_path / "there"
+    capture(shop.dsn, directory=lake, until_lsn=now(shop), **options)
+    check(shop, storage, lake, there)
+    before = shop.execute(SLOTS)
+    shop.execute("UPDATE t SET v = 'behind' WHERE id < 100")
+    with pytest.raises(pf.PgOutputError, match=rf"downloaded from {storage.url}, .* go on in that"):
+        capture(shop.dsn, directory=there, until_lsn=now(shop), **local)
+    assert shop.execute(SLOTS) == before
+    # The original goes on, and what it has acknowledged the download lacks.
+    capture(shop.dsn, directory=lake, until_lsn=now(shop), **local)
+    shop.execute("UPDATE t SET v = 'later' WHERE id < 50")
+    with pytest.raises(pf.PgOutputError, match="changes between them are not in it"):
+        capture(shop.dsn, directory=there, until_lsn=now(shop), adopt_slot=True, **local)
+    with pytest.raises(pf.PgOutputError, match="downloaded from"):
+        capture(shop.dsn, directory=there, until_lsn=now(shop), **local)
+    # With all that was acknowledged it takes the place of the original.
+    capture(shop.dsn, directory=lake, until_lsn=now(shop), **options)
+    new = tmp_path / "new"
+    check(shop, storage, lake, new)
+    partial = tmp_path / "partial"
+    shutil.copytree(new, partial)
+    (partial / "position.json").unlink()
+    with pytest.raises(pf.PgOutputError, match=r"was not downloaded .* to the end"):
+        capture(shop.dsn, directory=partial, until_lsn=now(shop), adopt_slot=True, **local)
+    shop.execute("UPDATE t SET v = 'last' WHERE id < 20")
+    for adopts in (True, False):
+        capture(shop.dsn, directory=new, until_lsn=now(shop), adopt_slot=adopts, **local)
+    truth = {row[0]: row for row in shop.execute("SELECT id::text, v FROM t")}
+    ((oid,),) = shop.execute("SELECT 't'::regclass::oid::bigint")
+    assert Folded(new, "last").take().rows[oid] == truth
+    with pytest.raises(pf.PgOutputError, match="changes between them are not in it"):
+        capture(shop.dsn, directory=lake, until_lsn=now(shop), **local)
+
+
+@pytest.mark.slow
+def test_a_prepared_transaction_that_a_download_lacks_is_no_gap(
+    shop: Any, storage: Storage, tmp_path: Path
+) -> None:
+    options = options_of(shop, storage) | {"two_phase": True}
+    lake, there = tmp_path / "lake", tmp_path / "there"
+    capture(shop.dsn, directory=lake, until_lsn=now(shop), **options)
+    with shop.connect() as connection:
+        connection.execute("BEGIN")
+        connection.execute("UPDATE t SET v = 'prepared' WHERE id = 1")
+        connection.execute("PREPARE TRANSACTION 'lost'")
+    shop.execute("UPDATE t SET v = 'behind' WHERE id = 2")
+    capture(shop.dsn, directory=lake, until_lsn=now(shop), **options)
+    assert [*(lake / "prepared").iterdir()]
+    download(storage.url, there, endpoint=storage.endpoint)
+    shop.execute("COMMIT PREPARED 'lost'")
+    local = {name: value for name, value in options.items() if not name.startswith("upload")}
+    before = shop.execute(SLOTS)
+    with pytest.raises(pf.PgOutputError, match="'lost'"):
+        capture(shop.dsn, directory=there, until_lsn=now(shop), adopt_slot=True, **local)
+    assert shop.execute(SLOTS) == before
 
 
 @pytest.mark.slow

@@ -1,10 +1,16 @@
-"""A server of S3-compatible object storage in this process, whose requests tests see and refuse."""
+"""A server of S3-compatible object storage in this process, whose requests tests see and refuse.
+
+    python object_storage.py
+
+serves one in a process of its own, prints its endpoint, and ends when standard input does.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -131,3 +137,9 @@ def new_storage(server: _Server, monkeypatch: pytest.MonkeyPatch) -> Storage:
     server.current = None
     server.current = Storage(server.endpoint, f"bucket-{next(_numbers)}")
     return server.current
+
+
+if __name__ == "__main__":
+    with serving() as alone:
+        print(alone.endpoint, flush=True)
+        sys.stdin.read()

@@ -19,10 +19,9 @@ from pgoutput_fast.replication import snapshot
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["check_values", "columns_of"]
+__all__ = ["USER_TYPES", "check_values", "columns_of"]
 
-TYPES = (
-    "CREATE TABLE t (id int)",
+USER_TYPES = (
     "CREATE TYPE mood AS ENUM ('sad', '', 'with space', 'q''y\"z', 'NULL', 'ünï', '{},')",
     "CREATE DOMAIN price AS numeric(10,2)",
     "CREATE DOMAIN ints AS int[]",
@@ -92,7 +91,7 @@ def check_values(database: Any) -> int:
                 psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedFile
             ):
                 connection.execute(f"CREATE EXTENSION {extension}".encode())
-        for statement in TYPES:
+        for statement in ("CREATE TABLE t (id int)", *USER_TYPES):
             connection.execute(statement.encode())
         for n, name in enumerate(VALUES):
             arrays = f", a {name}[]" if name not in NO_ARRAYS else ""
