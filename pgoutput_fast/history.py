@@ -14,11 +14,13 @@ import dataclasses
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+from ._fitting import Fitting, Types, columns_of
 from .catalog import Catalog
+from .directory.copies import Tables
 from .directory.history import (
     Change,
     Entry,
@@ -31,9 +33,9 @@ from .directory.history import (
     read_seen,
 )
 from .directory.snapshots import DIRECTORY_NAME as SNAPSHOTS_NAME
+from .directory.snapshots import number_of
 from .errors import PgOutputError
 from .lsn import check_lsn, format_lsn, parse_lsn
-from .protocol.messages import decode_rare
 from .segments.format import ANNOUNCED_LSN
 from .segments.listing import contents
 from .types import TypeRegistry
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .columnar.schema import Layout
+    from .directory.copies import Copy, TableState
     from .types.registry import CatalogType
 
 __all__ = ["POLICIES", "History", "HistoryPolicy", "TablesAt", "TypesAt"]
@@ -117,13 +120,6 @@ class Place(NamedTuple):
     state: int
 
 
-class Types(NamedTuple):
-    """The types of a place, and the names of those that are uncertain, by OID."""
-
-    registry: TypeRegistry
-    uncertain: dict[int, str]
-
-
 class _Boundary(NamedTuple):
     """Where one entry ends and the next one begins.
 
@@ -169,6 +165,8 @@ class History:
         self.is_empty = not self._entries
         self._read: dict[Entry, Stored] = {}
         self._types: dict[tuple[Place, HistoryPolicy], Types] = {}
+        self._copied: dict[tuple[int, int], TypeRegistry | None] = {}
+        self._tables: dict[int, TableState] = {}
         if self._entries:
             newest = self._entries[-1]
             marks = seen.marks if seen.entry == newest.name else (self._stored(newest).mark,)
@@ -183,7 +181,7 @@ class History:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what can be read again: executors read few of many entries."""
-        return {**self.__dict__, "_types": {}}
+        return {**self.__dict__, "_types": {}, "_copied": {}, "_tables": {}}
 
     @property
     def newest(self) -> TypeRegistry:
@@ -226,7 +224,7 @@ class History:
         if self.is_empty:
             raise PgOutputError(
                 f"{self._directory} has no history of types and tables: captures of earlier "
-                f"versions wrote none, and history=False keeps none; give a registry"
+                f"versions wrote none, and others were told to keep none; give a registry"
             )
         one = np.array([lsn], np.uint64)
         return Place(*self.places(one, one)[:, 0].tolist())
@@ -271,6 +269,15 @@ class History:
         found = self._types[place, policy] = Types(registry, uncertain)
         return found
 
+    def states(self, place: Place) -> tuple[Types, Types] | None:
+        """The types before and after the change at an uncertain place; None if more are possible.
+
+        Between reads that saw no change, what a type has become is not known.
+        """
+        if place.newer != place.older + 1 or self._entry(place.older) == self._entry(place.newer):
+            return None
+        return self.types(place, "older"), self.types(place, "newer")
+
     def _decided(self, place: Place, differing: Iterable[int]) -> tuple[set[int], set[int]]:
         """Those types of which messages tell that they had not been altered yet, or had been."""
         boundary = self._boundaries[place.older]
@@ -304,6 +311,29 @@ class History:
             for oid in before.keys() | after.keys()
             if _differs(before.get(oid), after.get(oid))
         }
+
+    def copied(self, path: Path) -> TypeRegistry | None:
+        """The types by which the rows of a snapshot's file were made.
+
+        None of another file, of a copy that is not whole, or if they were not stored with it.
+
+        Raises
+        ------
+        PgOutputError
+            What is stored with the copy can't be read.
+        """
+        number = number_of(path)
+        if number is None:
+            return None
+        key = number[:2]
+        if key not in self._copied:
+            tables = Tables(self._directory)
+            copy = _snapshot(self._tables, *key)
+            if copy is None:
+                self._tables = tables.read()
+                copy = _snapshot(self._tables, *key)
+            self._copied[key] = None if copy is None else tables.types(copy)
+        return self._copied[key]
 
     # --- where entries begin and end
 
@@ -400,6 +430,13 @@ class History:
         return concerned if boundary.upper == _END else concerned or found
 
 
+def _snapshot(states: Mapping[int, TableState], relation_id: int, generation: int) -> Copy | None:
+    """A copy that is whole; None if it is not."""
+    state = states.get(relation_id)
+    found = () if state is None else state.snapshots
+    return next((copy for copy in found if copy.generation == generation), None)
+
+
 def _named(entry: CatalogType | None) -> str:
     return "" if entry is None else f"{entry.namespace}.{entry.name}"
 
@@ -436,10 +473,13 @@ class Follower:
         self._policy = policy
         self.registry = TypeRegistry()
         self._types: dict[int, tuple[int, ...]] = {}  # of the columns of each relation
+        self._announced: dict[bytes, bytes] = {}  # the newest Relations and Types
         self._place = Place(0, 0, -1, -1, _OLD)
         self._found = Types(self.registry, {})
 
-    def parts(self, data: Any, lsns: Any, commit_lsns: Any) -> Iterator[tuple[int, int]]:
+    def parts(
+        self, data: Any, lsns: Any, commit_lsns: Any, path: Path, encoding: str
+    ) -> Iterator[tuple[int, int]]:
         """Parts that are decoded by one state of the types each; `registry` has it meanwhile.
 
         Parameters
@@ -450,6 +490,10 @@ class Follower:
             NumPy's array of what stands beside them.
         commit_lsns : pyarrow.Array or pyarrow.ChunkedArray
             The same; it has nulls.
+        path : pathlib.Path
+            The file from which they come.
+        encoding : str
+            The client_encoding of their text.
 
         Yields
         ------
@@ -459,38 +503,87 @@ class Follower:
         import numpy as np
 
         tags = _tags(data)
-        rows = np.flatnonzero(np.isin(tags, [ord(tag) for tag in "IUD"]))
-        if not len(rows):
+        copied = self._history.copied(path)
+        # The row of a Truncate has no values, but columns with types.
+        rows = np.flatnonzero(np.isin(tags, [ord(tag) for tag in "IUDT"]))
+        if copied is not None or not len(rows):
             self._learn(data, tags, 0, len(tags))
+            if copied is not None:
+                self._take(Types(copied, {}))
             yield 0, len(tags)
             return
         commits = commit_lsns.fill_null(0).to_numpy()[rows]
         row_lsns = lsns[rows]
         row_lsns = np.where(row_lsns == ANNOUNCED_LSN, commits, row_lsns)
+        if (row_lsns == row_lsns[0]).all() and (commits == commits[0]).all():
+            rows, row_lsns, commits = rows[:1], row_lsns[:1], commits[:1]  # as in a copy
         places = self._history.places(row_lsns, commits)
         cuts = (np.flatnonzero((places[:, 1:] != places[:, :-1]).any(axis=0)) + 1).tolist()
         starts = [0, *rows[cuts].tolist()]
         for begin, end, first in zip(starts, [*starts[1:], len(tags)], [0, *cuts], strict=True):
-            self._learn(data, tags, begin, end)
             self._place = Place(*places[:, first].tolist())
-            self._found = self._history.types(self._place, self._policy)
-            self.registry.replace_catalog(self._found.registry)
-            yield begin, end
+            found = self._history.types(self._place, self._policy)
+            states = self._history.states(self._place) if found.uncertain else None
+            if states is None or number_of(path) is not None:  # all files of a copy have one form
+                self._learn(data, tags, begin, end)
+                self._take(found)
+                yield begin, end
+            else:
+                yield from self._by_values(data, tags, (begin, end), found, states, encoding)
 
-    def split(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The parts of a segment's record batch, as `parts` gives them."""
+    def _take(self, found: Types) -> None:
+        """Have these types from here on."""
+        self._found = found
+        self.registry.replace_catalog(found.registry)
+
+    def _by_values(
+        self,
+        data: Any,
+        tags: Any,
+        within: tuple[int, int],
+        found: Types,
+        states: tuple[Types, Types],
+        encoding: str,
+    ) -> Iterator[tuple[int, int]]:
+        """Cut an uncertain part further, where a value fits one of the two states alone."""
+        import numpy as np
+
+        begin, end = within
+        wanted = np.flatnonzero(np.isin(tags[begin:end], [ord(tag) for tag in "RYIUD"])) + begin
+        fitting = Fitting(states, found, encoding, self._announced.values())
+        told = ((index, fitting.types(data[index].as_py())) for index in wanted.tolist())
+        # Rows that tell nothing, as they have no such value, go with those before them.
+        runs = [
+            (next(run)[0], types)
+            for types, run in itertools.groupby(
+                ((index, types) for index, types in told if types is not None),
+                lambda one: one[1],
+            )
+        ]
+        self._learn(data, tags, begin, end)
+        runs = [(begin, runs[0][1] if runs else found), *runs[1:]]
+        ends = [*(first for first, _ in runs[1:]), end]
+        for (first, types), last in zip(runs, ends, strict=True):
+            self._take(types)
+            yield first, last
+
+    def split(self, batch: pa.RecordBatch, path: Path, encoding: str) -> Iterator[pa.RecordBatch]:
+        """The parts of a record batch of a file, as `parts` gives them."""
         data, lsns, commit_lsns = (batch.column(name) for name in ("data", "lsn", "commit_lsn"))
-        for begin, end in self.parts(data, lsns.to_numpy(), commit_lsns):
+        for begin, end in self.parts(data, lsns.to_numpy(), commit_lsns, path, encoding):
             yield batch.slice(begin, end - begin)
 
     def _learn(self, data: Any, tags: Any, begin: int, end: int) -> None:
-        """Note the types of the columns of relations that are announced."""
+        """Note what is announced, and the types of the columns of relations."""
         import numpy as np
 
-        for index in (begin + np.flatnonzero(tags[begin:end] == ord("R"))).tolist():
+        announced = np.isin(tags[begin:end], [ord(tag) for tag in "RY"])
+        for index in (begin + np.flatnonzero(announced)).tolist():
             frame = data[index].as_py()
-            relation: Any = decode_rare(frame, in_stream=False, encoding="latin-1")
-            self._types[relation.relation_id] = tuple(one.type_id for one in relation.columns)
+            self._announced[frame[:5]] = frame
+            if frame[:1] == b"R":
+                relation_id, types = columns_of(frame)
+                self._types[relation_id] = types
 
     def check(self, relation_id: int, where: object, columns: Iterable[int] | None = None) -> None:
         """Refuse rows of the present part if they may have been decoded by wrong types.

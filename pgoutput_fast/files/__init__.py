@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from pgoutput_fast._disk import claim_directory
 from pgoutput_fast.columnar.decoder import ColumnarDecoder
 from pgoutput_fast.columnar.options import OnError
-from pgoutput_fast.errors import DecodeError, PgOutputError
+from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import Follower, HistoryPolicy, check_policy, history_of
 from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.policies import Policies
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pgoutput_fast.types import TypeRegistry
 
     from ._consuming import Registered
-    from ._units import Plan, Source
+    from ._units import Chunk, Plan, Source, Unit
 
 __all__ = ["FORMATS", "ExportProgress", "ExportResult", "ExportedTable", "export"]
 
@@ -134,7 +134,8 @@ def export(
     part_bytes : int
         After this many bytes of input a table gets a new part, at the next end of a segment. If the
         process is killed, at most so much work has to be done again. The export needs about as much
-        disk space for a temporary file in `directory`.
+        disk space for a temporary file in `directory`; but rows of copies need none, except with
+        the format "duckdb" or if `on_error` is "collect".
     progress : callable
         Called after each batch of frames, and each table that is written.
     consumer : str, optional
@@ -316,13 +317,15 @@ class _Export:
                 begun, now = ("with", "without") if before else ("without", "with")
                 raise PgOutputError(
                     f"{self._directory} was begun {begun} the types that the server has (a "
-                    f"history, --types FILE, registry=), and would go on {now} them{again}"
+                    f"history, or registry=), and would go on {now} them{again}"
                 )
             differ = {name: (before, value)}
             if name == "policies":
                 differ = {one: (before.get(one), now) for one, now in value.items()}
             shown = ", ".join(
-                f"{one}={then!r}, not {now!r}" for one, (then, now) in differ.items() if then != now
+                f"{one}={then!r}, not {one}={now!r}"
+                for one, (then, now) in differ.items()
+                if then != now
             )
             raise PgOutputError(f"{self._directory} was begun with {shown}{again}")
 
@@ -403,16 +406,14 @@ class _Export:
                 )
             ) as step,
         ):
-            for unit in plan.units:
-                done = self._bytes
-                for chunk in self._source.chunks(unit):
-                    try:
-                        self._rows_decoded += step.add(chunk)
-                    except DecodeError as error:
-                        raise _located(error, chunk) from error
-                    self._bytes = min(self._bytes + chunk.size, done + unit.size)
-                    self._tell()
-                self._bytes = done + unit.size
+            try:
+                for unit in plan.units:
+                    if not (self._store.raises and step.put_off(unit)):
+                        for chunk in self._chunks(unit, step):
+                            step.add(chunk)
+            except PgOutputError:
+                step.refuse_earlier(self._source.chunks)
+                raise
             self._write(step)
         if plan.after is None:
             self._manifest["position"] = "end"
@@ -424,6 +425,17 @@ class _Export:
         path.unlink(missing_ok=True)
         self._tell()
 
+    def _chunks(self, unit: Unit, step: Any) -> Iterator[Chunk]:
+        """The frames of a unit, which are told as read when the next ones are asked for."""
+        done = self._bytes
+        for chunk in self._source.chunks(unit):
+            decoded = step.decoded
+            yield chunk
+            self._rows_decoded += step.decoded - decoded
+            self._bytes = min(self._bytes + chunk.size, done + unit.size)
+            self._tell()
+        self._bytes = done + unit.size
+
     def _write(self, step: Any) -> None:
         """Write the contents of a step, table by table."""
         from ._events import ERRORS, EVENTS
@@ -431,7 +443,7 @@ class _Export:
 
         manifest, counts = self._manifest, self._counts
         tables = Tables(manifest)
-        for shape, batches in step.tables():
+        for shape, batches in step.tables(lambda unit: self._chunks(unit, step)):
             table, version = tables.version(shape, step.names[shape.relation_id])
             rows = self._store.table(table, version, shape.schema, batches)
             version["rows"] += rows
@@ -447,13 +459,3 @@ class _Export:
             found = getattr(step, name)
             counts[name] += found
             manifest[name] += found
-
-
-def _located(error: DecodeError, chunk: Any) -> PgOutputError:
-    """Make an error that also names the place in the source."""
-    lsn = ""
-    if chunk.lsns is not None and error.frame is not None:
-        lsn = f", LSN {format_lsn(int(chunk.lsns[error.frame]))}"
-    return PgOutputError(
-        f'{chunk.path}{lsn}: {error}; with on_error="collect" such frames are put aside'
-    )

@@ -127,9 +127,11 @@ class Shape:
                 )
         head = [batch.column(name) for name in CHANGE_COLUMNS[:-1]]
         columns = [*head, *new, *(old if self._before else ()), unchanged]
-        return pa.RecordBatch.from_arrays(
-            [stored(column) for column in columns], schema=self.schema
-        )
+        made = [
+            column if column.type == wanted.type else stored(column)
+            for column, wanted in zip(columns, self.columns, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(made, schema=self.schema)
 
 
 def schema_digest(schema: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +11,15 @@ import pyarrow as pa
 
 from pgoutput_fast.columnar.arrays import commit_of
 from pgoutput_fast.columnar.decoder import ColumnarDecoder
-from pgoutput_fast.errors import DecodeError
+from pgoutput_fast.errors import DecodeError, PgOutputError
+from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.names import shown_name
 from pgoutput_fast.protocol.wire import relation_id_of
+from pgoutput_fast.segments.format import RESTORE
 
 from ._events import errors_of, events_of
 from ._flatten import Shape
-from ._units import Chunk
+from ._units import Chunk, Unit
 from ._windows import counted, frame_counts, given_lsns
 from ._write import Spill
 
@@ -30,8 +32,13 @@ _EVENTS, _ERRORS = -1, -2
 class Step:
     """Decodes units from their start to their end, and keeps what they have in a file.
 
+    Files of a copy have rows of one table alone, so that they need not be kept: they are decoded
+    when their table is written.
+
     Attributes
     ----------
+    decoded : int
+        Rows that were decoded.
     names : dict of int to (str, str)
         Schema and name that each table had last, by relation id.
     rolled_back, undecided : int
@@ -59,6 +66,9 @@ class Step:
         self._known: dict[tuple[int, Any], tuple[Any, int]] = {}
         self._numbers: dict[str, int] = {}
         self._shapes: list[Shape] = []
+        # Of the copy that was read last, as (relation id, generation): the shape of its rows.
+        self._copied: tuple[tuple[int, int], int] | None = None
+        self.decoded = 0
         self.names: dict[int, tuple[str, str]] = {}
         self._commits: dict[int, tuple[int, int]] = {}
         self._aborted: set[tuple[int, int]] = set()
@@ -68,61 +78,90 @@ class Step:
         """Delete the temporary file."""
         self._spill.close()
 
-    def add(self, chunk: Chunk) -> int:
+    def add(self, chunk: Chunk) -> None:
         """Decode the next frames, and keep their rows, events and errors.
-
-        Returns
-        -------
-        int
-            The number of rows.
 
         Raises
         ------
-        DecodeError
-            A frame is refused, and ``on_error`` is "raise".
         PgOutputError
-            A value's type was altered at about the same time, and nothing says before or after.
+            A frame is refused, and ``on_error`` is "raise"; or a value's type was altered at about
+            the same time, and nothing says before or after.
         """
-        if self._follower is None:
-            return self._add(chunk)
-        rows = 0
-        commit_lsns = chunk.beside.column("commit_lsn")
-        for begin, end in self._follower.parts(chunk.frames, chunk.lsns, commit_lsns):
-            part = chunk._replace(
-                frames=chunk.frames.slice(begin, end - begin),
-                lsns=chunk.lsns[begin:end],
-                beside=chunk.beside.slice(begin, end - begin),
-            )
-            try:
-                rows += self._add(part)
-            except DecodeError as error:
-                if error.frame is not None:
-                    error.frame += begin
-                raise
-        return rows
+        copy = None if chunk.step is None else chunk.step.copy
+        for changes, number, rows in self._decode(chunk):
+            relation = changes.relation
+            named = shown_name(relation.namespace), shown_name(relation.name)
+            self.names[relation.relation_id] = named
+            self._spill.add(number, rows)
+            # The form of a column of an unknown type is known only when there is a value.
+            if copy is not None and not any(one.by_format for one in changes.layout.columns):
+                self._copied = (copy.relation_id, copy.generation), number
 
-    def _add(self, chunk: Chunk) -> int:
+    def put_off(self, unit: Unit) -> bool:
+        """Have a unit decoded when its table is written, if that is known to be the same.
+
+        It is if the unit is a file of a copy of which another file, the one before, was decoded.
+        """
+        copy = None if unit.step is None else unit.step.copy
+        if copy is None or self._copied is None or self._decoding["on_error"] != "raise":
+            return False
+        of, number = self._copied
+        if of != (copy.relation_id, copy.generation):
+            return False
+        self._spill.put_off(number, unit)
+        return True
+
+    def refuse_earlier(self, read: Callable[[Unit], Iterable[Chunk]]) -> None:
+        """Raise the error of a frame that was put off, as it comes before one that was refused."""
+        self._decoder = None  # it stopped anywhere
+        for unit in self._spill.waiting():
+            for chunk in read(unit):
+                for _ in self._decode(chunk):
+                    pass
+
+    def _decode(self, chunk: Chunk) -> Iterator[tuple[Any, int, Any]]:
+        """Decode frames: each batch of changes, the number of its shape, and its rows."""
+        try:
+            if self._follower is None:
+                yield from self._decode_part(chunk)
+                return
+            commit_lsns = chunk.beside.column("commit_lsn")
+            parts = self._follower.parts(
+                chunk.frames, chunk.lsns, commit_lsns, chunk.path, chunk.encoding
+            )
+            for begin, end in parts:
+                part = chunk._replace(
+                    frames=chunk.frames.slice(begin, end - begin),
+                    lsns=chunk.lsns[begin:end],
+                    beside=chunk.beside.slice(begin, end - begin),
+                )
+                try:
+                    yield from self._decode_part(part)
+                except DecodeError as error:
+                    if error.frame is not None:
+                        error.frame += begin
+                    raise
+        except DecodeError as error:
+            raise _located(error, chunk) from error
+
+    def _decode_part(self, chunk: Chunk) -> Iterator[tuple[Any, int, Any]]:
         """Do this for frames whose types do not change."""
         decoder = self._decoder_for(chunk)
-        rows = 0
         for changes in decoder.decode(chunk.frames, lsns=given_lsns(chunk)):
             batch = counted(changes, chunk)
             if not len(batch):
                 continue
-            relation = changes.relation
             if self._follower is not None:
                 self._follower.check_batch(changes.layout, batch, chunk.path)
-            named = shown_name(relation.namespace), shown_name(relation.name)
-            self.names[relation.relation_id] = named
             number = self._number(changes)
-            self._spill.add(number, self._shapes[number].rows(batch))
-            rows += len(batch)
-        events = events_of(decoder, chunk)
-        if len(events):
-            self._spill.add(_EVENTS, events)
-            self._note(decoder)
+            self.decoded += len(batch)
+            yield changes, number, self._shapes[number].rows(batch)
+        if chunk.step is None or chunk.step.copy is None:  # those of a copy do not count
+            events = events_of(decoder, chunk)
+            if len(events):
+                self._spill.add(_EVENTS, events)
+                self._note(decoder)
         self._take_errors(decoder, chunk)
-        return rows
 
     def _decoder_for(self, chunk: Chunk) -> ColumnarDecoder:
         """The decoder for the next frames. What it is made with may differ from unit to unit."""
@@ -172,12 +211,31 @@ class Step:
             else:
                 self._aborted.add((message.xid, message.xid))
 
-    def tables(self) -> Iterator[tuple[Shape, Iterable[Any]]]:
-        """Each version of a table with its rows, in the order in which they came first."""
+    def tables(
+        self, read: Callable[[Unit], Iterable[Chunk]]
+    ) -> Iterator[tuple[Shape, Iterable[Any]]]:
+        """Each version of a table with its rows, in the order in which they came first.
+
+        Parameters
+        ----------
+        read : callable
+            Gives the frames of a unit that was put off.
+        """
+
+        def decode(number: int, unit: Unit) -> Iterator[Any]:
+            for chunk in read(unit):
+                for _, found, rows in self._decode(chunk):
+                    if found != number:
+                        raise PgOutputError(
+                            f"{chunk.path} has rows of another form than the files of its copy "
+                            f"before it: {RESTORE}"
+                        )
+                    yield rows
+
         for number in self._spill:
             if number >= 0:
                 shape = self._shapes[number]
-                rows = self._decided(self._spill.batches(number))
+                rows = self._decided(self._spill.batches(number, decode))
                 first = next(rows, None)
                 if first is not None:
                     yield shape, _chained(first, rows)
@@ -223,3 +281,13 @@ class Step:
 def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
     yield first
     yield from rest
+
+
+def _located(error: DecodeError, chunk: Chunk) -> PgOutputError:
+    """Make an error that also names the place in the source."""
+    lsn = ""
+    if chunk.lsns is not None and error.frame is not None:
+        lsn = f", LSN {format_lsn(int(chunk.lsns[error.frame]))}"
+    return PgOutputError(
+        f'{chunk.path}{lsn}: {error}; with on_error="collect" such frames are put aside'
+    )

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.known import how_to_copy
-from pgoutput_fast.directory.looking import Look, check_file, look, readable
+from pgoutput_fast.directory.looking import Look, batches_of, check_file, look, readable
 from pgoutput_fast.directory.reading import (
     Position,
     Reading,
@@ -22,7 +22,7 @@ from pgoutput_fast.directory.reading import (
     next_reading,
     steps,
 )
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import PgOutputError, counted
 from pgoutput_fast.lsn import format_lsn, parse_lsn
 from pgoutput_fast.segments import Segment, SegmentMetadata, SegmentReader, list_segments
 from pgoutput_fast.segments.format import ANNOUNCED_LSN
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 # tables a smaller amount would make batches of few rows.
 _CHUNK_BYTES = 16 << 20
 _CHUNK_FRAMES = 131_072
+# The same for files of a snapshot, which have one table each: some record batch of them at once.
+_COPY_CHUNK_BYTES = 1 << 20
 _DIGESTED = 1 << 20  # bytes at each end of a recording that its digest covers
 
 
@@ -68,6 +70,8 @@ class Unit(NamedTuple):
     """Size in bytes."""
     step: Step | None = None
     """Which of the changes count; None: all."""
+    rows: int | None = None
+    """The rows that a file of a snapshot has, as of `CopyFile`."""
 
 
 class Plan(NamedTuple):
@@ -126,8 +130,8 @@ class SegmentSource:
         missing = lacking(position, found.states, begin)
         if missing:
             raise PgOutputError(
-                f"of {len(missing)} tables the changes since their snapshots are deleted from "
-                f"{self._where}: {self._how_to_copy(missing)}"
+                f"of {counted(len(missing), 'table')} the changes since their snapshots are "
+                f"deleted from {self._where}: {self._how_to_copy(missing)}"
             )
         return Progress(position)
 
@@ -161,19 +165,21 @@ class SegmentSource:
         size = total = 0
         for step in steps(reading, _needed(found, reading), found.files):
             copy = step.copy
-            groups, first = [step.paths], 0
+            groups: list[tuple[tuple[Path, ...], int | None]] = [(step.paths, None)]
+            first = 0
             if copy is not None:
                 # Each file is a unit, as a table may be very large.
                 first = progress.files_of(copy)
-                groups = [(path,) for path in step.paths[first:]] or [()]
+                left = found.of(copy)[first:]
+                groups = [((one.path,), one.rows) for one in left] or [((), None)]
             elif not _counts(step):
                 groups = []
-            for number, paths in enumerate(groups, first + 1):
+            for number, (paths, rows) in enumerate(groups, first + 1):
                 bytes_ = sum(path.stat().st_size for path in paths)
                 total += bytes_
                 if after is not None:
                     continue
-                units.append(Unit(paths, bytes_, step))
+                units.append(Unit(paths, bytes_, step, rows))
                 size += bytes_
                 is_last = copy is None or number >= len(step.paths)
                 if is_last:
@@ -209,8 +215,8 @@ class SegmentSource:
         missing = lacking(position, found.states, begin)
         if missing:
             raise PgOutputError(
-                f"of {len(missing)} tables changes that the directory lacks are deleted from "
-                f"{self._where}: {self._how_to_copy(missing)}. consumer= keeps what is needed"
+                f"of {counted(len(missing), 'table')} changes that the directory lacks are deleted "
+                f"from {self._where}: {self._how_to_copy(missing)}. consumer= keeps what is needed"
             )
 
     def _how_to_copy(self, relation_ids: Iterable[int]) -> str:
@@ -224,15 +230,17 @@ class SegmentSource:
             with SegmentReader(path) as reader:
                 check_file(reader, self._metadata, unit.step and unit.step.copy)
                 encoding = reader.metadata.encoding
+                is_copy = unit.step is not None and unit.step.copy is not None
+                enough = _COPY_CHUNK_BYTES if is_copy else _CHUNK_BYTES
                 repeated = number > 0
                 pending: list[Any] = []
                 size = 0
-                for batch in reader:
+                for batch in batches_of(reader, unit.rows):
                     if repeated:
                         batch, repeated = _without_begin(path, batch), False
                     pending.append(batch)
                     size += batch.column("data").nbytes
-                    if size >= _CHUNK_BYTES:
+                    if size >= enough:
                         yield _chunk(path, encoding, pending, size, unit.step)
                         pending, size = [], 0
                 if pending:

@@ -2,7 +2,8 @@
 
 The rows of a step come in batches that may be tiny, of thousands of tables in turn. The temporary
 file takes them as they come, so that neither memory nor open files grow with the number of tables.
-Then each table is written in one go, in row groups of a good size.
+Then each table is written in one go, in row groups of a good size. Of rows that lie in a file of
+one table already, those of its copy, only their place is kept until then.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
@@ -33,6 +34,9 @@ from ._manifest import (
     unique,
 )
 
+if TYPE_CHECKING:
+    from ._units import Unit
+
 DATABASE = "changes.duckdb"
 
 # Rows of a row group. While a table is written, one row group of it is in memory.
@@ -52,7 +56,7 @@ class Spill:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("x+b", buffering=1 << 20)
-        self._places: dict[int, list[int]] = {}
+        self._places: dict[int, list[int | Unit]] = {}
 
     def close(self) -> None:
         """Delete the file."""
@@ -65,38 +69,58 @@ class Spill:
         with pa.ipc.new_stream(self._file, batch.schema) as writer:
             writer.write_batch(batch)
 
+    def put_off(self, key: int, unit: Unit) -> None:
+        """Have batches of a unit follow those of a key, whose rows are not kept here."""
+        self._places.setdefault(key, []).append(unit)
+
+    def waiting(self) -> Iterator[Unit]:
+        """The units that were put off."""
+        for places in self._places.values():
+            yield from (place for place in places if not isinstance(place, int))
+
     def __iter__(self) -> Iterator[int]:
         """The keys, in the order in which they came first."""
         return iter(self._places)
 
-    def batches(self, key: int) -> Iterator[Any]:
-        """The batches of a key in their order; one is in memory at a time."""
+    def batches(
+        self, key: int, decode: Callable[[int, Unit], Iterator[Any]] | None = None
+    ) -> Iterator[Any]:
+        """The batches of a key in their order; one is in memory at a time.
+
+        `decode` gives those of a unit that was put off.
+        """
         self._file.flush()
         for place in self._places[key]:
-            self._file.seek(place)
-            yield pa.ipc.open_stream(self._file).read_next_batch()
+            if isinstance(place, int):
+                self._file.seek(place)
+                yield pa.ipc.open_stream(self._file).read_next_batch()
+            elif decode is not None:
+                yield from decode(key, place)
 
 
-def grouped(schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
-    """Join small batches, so that each result makes a row group."""
+def grouped(batches: Iterable[Any]) -> Iterator[list[Any]]:
+    """Batches that make a row group together."""
     pending: list[Any] = []
     rows = size = 0
     for batch in batches:
         if pending and (rows + len(batch) > _GROUP_ROWS or size + batch.nbytes > _GROUP_BYTES):
-            yield _one(schema, pending)
+            yield pending
             pending, rows, size = [], 0, 0
         pending.append(batch)
         rows += len(batch)
         size += batch.nbytes
     if pending:
-        yield _one(schema, pending)
+        yield pending
 
 
-def _one(schema: Any, batches: list[Any]) -> Any:
-    if len(batches) == 1:
-        return batches[0]
-    columns = [pa.concat_arrays([one.column(i) for one in batches]) for i in range(len(schema))]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+def joined(schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
+    """Join small batches, so that each result makes a row group."""
+    for group in grouped(batches):
+        if len(group) == 1:
+            yield group[0]
+            continue
+        columns = [pa.concat_arrays([one.column(i) for one in group]) for i in range(len(schema))]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 class Store(Protocol):
@@ -104,6 +128,8 @@ class Store(Protocol):
 
     fold: bool
     """Whether names of columns that differ in case alone are the same."""
+    raises: bool
+    """Whether an error of the batches that `table` takes is raised as it is."""
 
     def load(self) -> Entry | None:
         """Finish or drop what a killed process left, and return the manifest, None without one."""
@@ -155,6 +181,7 @@ class FileStore:
     """One file per table, version of its schema, and part."""
 
     fold = False
+    raises = True
 
     def __init__(self, directory: Path, format: str) -> None:
         self._directory = directory
@@ -199,7 +226,7 @@ class FileStore:
         path = self._directory / TEMPORARY / name
         counted = _Counted(batches)
         with refusals(str(self._directory / name)):
-            self._write(path, schema, grouped(schema, counted))
+            self._write(path, schema, counted)
         self._names.append(name)
         parts.append({"file": name, "rows": counted.rows, "bytes": path.stat().st_size})
         return counted.rows
@@ -230,32 +257,67 @@ class FileStore:
             (self._directory / name).unlink(missing_ok=True)
 
 
-def _write_parquet(path: Path, schema: Any, batches: Iterator[Any]) -> None:
+# Columns of a change whose values hardly ever repeat.
+_UNIQUE = ("lsn", "seq")
+
+
+def _write_parquet(path: Path, schema: Any, batches: Iterable[Any]) -> None:
     import pyarrow.parquet as pq
 
-    with pq.ParquetWriter(str(path), schema, compression="zstd") as writer:
-        for batch in batches:
-            writer.write_batch(batch, row_group_size=max(1, len(batch)))
+    # A dictionary of values that do not repeat costs much time, and more bytes than it saves.
+    dictionaries = [
+        leaf
+        for field in schema
+        if not (
+            field.name in _UNIQUE
+            or (pa.types.is_timestamp(field.type) and field.name != "commit_time")
+        )
+        for leaf in _leaves(field.name, field.type)
+    ]
+    with pq.ParquetWriter(
+        str(path), schema, compression="zstd", use_dictionary=dictionaries
+    ) as writer:
+        for group in grouped(batches):
+            table = pa.Table.from_batches(group, schema)
+            writer.write_table(table, row_group_size=max(1, len(table)))
+            # What compressing needed would stay with the process beside what decoding needs.
+            pa.default_memory_pool().release_unused()
 
 
-def _write_arrow(path: Path, schema: Any, batches: Iterator[Any]) -> None:
+def _leaves(path: str, type_: Any) -> Iterator[str]:
+    """The paths of the columns that Parquet makes of a column of an Arrow type."""
+    if isinstance(type_, pa.BaseExtensionType):
+        yield from _leaves(path, type_.storage_type)
+    elif pa.types.is_struct(type_):
+        for field in type_:
+            yield from _leaves(f"{path}.{field.name}", field.type)
+    elif pa.types.is_map(type_):
+        yield from _leaves(f"{path}.key_value.key", type_.key_type)
+        yield from _leaves(f"{path}.key_value.value", type_.item_type)
+    elif pa.types.is_nested(type_):
+        yield from _leaves(f"{path}.list.element", type_.value_type)
+    else:
+        yield path
+
+
+def _write_arrow(path: Path, schema: Any, batches: Iterable[Any]) -> None:
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-        for batch in batches:
+        for batch in joined(schema, batches):
             writer.write_batch(batch)
 
 
-def _write_csv(path: Path, schema: Any, batches: Iterator[Any]) -> None:
+def _write_csv(path: Path, schema: Any, batches: Iterable[Any]) -> None:
     from pyarrow import csv
 
     printed = pa.schema([pa.field(field.name, csv_type(field.type)) for field in schema])
     with csv.CSVWriter(str(path), printed) as writer:
-        for batch in batches:
+        for batch in joined(schema, batches):
             for start in range(0, len(batch), _CSV_ROWS):
                 columns = [csv_column(one) for one in batch.slice(start, _CSV_ROWS).columns]
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=printed))
 
 
-_WRITERS: dict[str, Callable[[Path, Any, Iterator[Any]], None]] = {
+_WRITERS: dict[str, Callable[[Path, Any, Iterable[Any]], None]] = {
     "parquet": _write_parquet,
     "arrow": _write_arrow,
     "csv": _write_csv,
@@ -274,6 +336,7 @@ class DuckdbStore:
     """One duckdb file, in which each step is a transaction."""
 
     fold = True
+    raises = False  # duckdb makes an error of its own of it
 
     def __init__(self, directory: Path) -> None:
         try:
@@ -382,7 +445,7 @@ class DuckdbStore:
         connection = self._open()
         counted = _Counted(batches)
         with refusals(f"table {_quoted(*name)} of {self._path}"), self._refusals():
-            reader = pa.RecordBatchReader.from_batches(schema, grouped(schema, counted))
+            reader = pa.RecordBatchReader.from_batches(schema, joined(schema, counted))
             connection.register("pgoutput_fast_rows", reader)
             self._made += 1
             if self._made % _DUCKDB_TABLES == 0 and self._is_new:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow.compute as pc
 
 from pgoutput_fast.directory.copies import Tables
-from pgoutput_fast.directory.looking import Look, check_file, look, readable
+from pgoutput_fast.directory.looking import Look, batches_of, check_file, look, readable
 from pgoutput_fast.directory.reading import first_position, lacking, next_reading
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import Follower
@@ -44,11 +44,14 @@ class Item(NamedTuple):
         one; None: all.
     copy : Copy or None
         The copy of which it has rows.
+    rows : int or None
+        So many, as of `CopyFile`.
     """
 
     path: str
     window: tuple[int, int] | None
     copy: Copy | None
+    rows: int | None = None
 
 
 class Planned:
@@ -175,9 +178,9 @@ class Planned:
         else:
             stretch = readable(reading, found, self._where).of(relation_id)
         items = [
-            Item(str(path), None, copy)
+            Item(str(one.path), None, copy, one.rows)
             for copy in stretch.snapshots
-            for path in found.files[copy.relation_id, copy.generation]
+            for one in found.of(copy)
         ]
         start, end = stretch.window
         for segment in found.contents.segments:
@@ -203,11 +206,13 @@ def item_batches(item: Item, metadata: SegmentMetadata, target: Target) -> Itera
             names += ["commit_lsn", "commit_time"]
 
         def parts(batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-            return [batch] if follower is None else follower.split(batch)
+            if follower is None:
+                return [batch]
+            return follower.split(batch, Path(item.path), target.settings.encoding)
 
         frames = (
             (f"segment {item.path}", part.select(names))
-            for batch in reader
+            for batch in batches_of(reader, item.rows)
             for part in parts(_within(batch, item.window))
         )
         yield from change_batches(frames, target, read=item.copy is not None, follower=follower)

@@ -37,6 +37,7 @@ import pgoutput_fast as pf
 from pgoutput_fast import files, testing
 from pgoutput_fast.cli import main
 from pgoutput_fast.files import _as_text
+from pgoutput_fast.files._write import _write_parquet
 from pgoutput_fast.segments import SegmentWriter
 
 csv.field_size_limit(1 << 30)
@@ -370,6 +371,37 @@ def test_values_of_any_arrow_type_as_text() -> None:
         assert _as_text.csv_column(array).to_pylist() == expected, array.type
 
 
+def test_which_columns_of_parquet_have_a_dictionary(tmp_path: Path) -> None:
+    """All but those whose values hardly ever repeat, also those within nested ones."""
+    made = [
+        (i % 7, ["a", "b"], {"x": [i % 3], "t": i}, [("k", 1)], [0.5, 1.5], i, i, i, i)
+        for i in range(2000)
+    ]
+    nested = pa.struct([("x", pa.list_(pa.int32())), ("t", pa.timestamp("us"))])
+    kinds = {
+        "a.b": pa.int32(), "texts": pa.list_(pa.utf8()), "pair": nested,
+        "map": pa.map_(pa.utf8(), pa.int32()), "fixed": pa.list_(pa.float32(), 2),
+        "at": pa.timestamp("us"), "seq": pa.int64(), "lsn": pa.uint64(),
+        "commit_time": pa.timestamp("us", "UTC"),
+    }  # fmt: skip
+    columns = [
+        pa.array(list(values), kind)
+        for values, kind in zip(zip(*made, strict=True), kinds.values(), strict=True)
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, names=list(kinds))
+    path = tmp_path / "made.parquet"
+    _write_parquet(path, batch.schema, [batch, batch.slice(0, 5)])
+    file = pyarrow.parquet.ParquetFile(path)
+    assert file.read().equals(pa.Table.from_batches([batch, batch.slice(0, 5)]))
+    group = file.metadata.row_group(0)
+    found = [group.column(i) for i in range(group.num_columns)]
+    assert {one.compression for one in found} == {"ZSTD"}
+    assert {one.path_in_schema for one in found if not one.has_dictionary_page} == {
+        "at", "seq", "lsn"
+    }  # fmt: skip
+    assert len(found) == 11
+
+
 def test_nested_intervals_and_labels_are_stored_as_text() -> None:
     interval = pa.array([(1, 0, 0), None, (0, 3, 0)], pa.month_day_nano_interval())
     label = pa.array(["a", "b", None]).dictionary_encode()
@@ -430,7 +462,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert [line.split()[0] for line in said.splitlines()[:-1]] == ["public.b"] * 2 + [
             "public.c"
         ]
-    assert "begun with before=False" in run("--to", "csv", out, "--before", code=1)
+    assert "begun with no --before, not --before;" in run("--to", "csv", out, "--before", code=1)
     for option, why in (
         (["--stats"], "--stats is not for --to"), (["--xid", "3"], "--xid is not for --to"),
         (["--policy", "infinity"], "is not NAME=VALUE"),

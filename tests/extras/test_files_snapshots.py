@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import datetime
 import json
@@ -25,6 +26,7 @@ from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.directory.snapshots import snapshot_files
 from pgoutput_fast.files import _consuming
 from pgoutput_fast.files._flatten import schema_digest
+from pgoutput_fast.files._write import Spill
 
 ACCOUNTS = testing.Table("accounts", {"id": "int4", "note": "text"}, 16390, key=["id"])
 
@@ -544,3 +546,94 @@ def test_refused_frames_count_where_their_table_does(made: Made) -> None:
         ("truncate", 1150, 0, None, None), ("read", 1150, FIRST, 1, "a"),
         ("read", 1150, FIRST + 2, 3, "c"), ("insert", 1200, 0, 2, "b"),
     ]  # fmt: skip
+
+
+# --- rows that go from a copy's files to the table's ---------------------------------------------
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operations of the rows that were put into the temporary file, as they come."""
+    found: list[str] = []
+    add = Spill.add
+
+    def noted(self: Spill, key: int, batch: Any) -> None:
+        if "op" in batch.schema.names:
+            found.extend(batch.column("op").to_pylist())
+        add(self, key, batch)
+
+    monkeypatch.setattr(Spill, "add", noted)
+    return found
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow", "csv", "duckdb"])
+def test_only_changes_are_kept_in_a_temporary_file(
+    format: str, made: Made, kept: list[str]
+) -> None:
+    """The rows come in the same order, though those of a copy are decoded last."""
+    wider = testing.Table("renamed", {"id": "int4", "note": "text", "n": "int4"}, 16390, key=["id"])
+    made.wait(EMPTY, 999)
+    made.wait(ACCOUNTS, 999)
+    made.copy(EMPTY, 1000, [[1]], [[2]])
+    made.copy(ACCOUNTS, 1000, [[1, "a"], [2, "b"]], [], [[3, "c"]])
+    made.writer.store_position()
+    assert made.export(format=format).rows == 7
+    made.wait(ACCOUNTS, 1000, first=False)
+    made.commit(1100, ACCOUNTS.relation(), EMPTY.relation(), testing.insert(ACCOUNTS, [4, "d"]),
+                testing.insert(EMPTY, [3]))  # fmt: skip
+    made.copy(ACCOUNTS, 1151, [[5, "e"]], [[6, "f"]])
+    made.commit(1200, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [7, "g"]))
+    made.commit(1300, wider.relation(), testing.insert(wider, [8, "h", 9]))
+    told_progress: list[files.ExportProgress] = []
+    result = made.export(format=format, progress=told_progress.append)
+    first, second, empty = sorted(result.tables, key=lambda one: (one.relation_id, one.version))
+    assert [(one.name, one.version, one.relation_id) for one in (first, second, empty)] == [
+        ("renamed", 1, 16390), ("renamed", 2, 16390), ("empty", 1, 16391),
+    ]  # fmt: skip
+    assert [len(one.files) for one in (first, second, empty)] == (
+        [1, 1, 1] if format == "duckdb" else [2, 1, 2]
+    )
+    assert [(row[0], row[-2] or None) for row in rows_of(made.out, first)] == [
+        ("truncate", None), ("read", "a"), ("read", "b"), ("read", "c"),
+        ("insert", "d"), ("truncate", None), ("read", "e"), ("read", "f"), ("insert", "g"),
+    ]  # fmt: skip
+    assert [row[0] for row in rows_of(made.out, second)] == ["insert"]
+    assert [row[0] for row in rows_of(made.out, empty)] == ["truncate", "read", "read", "insert"]
+    assert collections.Counter(kept) == {
+        "truncate": 3, "insert": 4, **({"read": 7} if format == "duckdb" else {}),
+    }  # fmt: skip
+    assert told_progress == sorted(told_progress)
+    last = told_progress[-1]
+    assert (last.bytes, last.rows, last.rows_written) == (last.total_bytes, 7, 7)
+
+
+def test_files_of_a_copy_whose_columns_differ(made: Made, kept: list[str]) -> None:
+    """The form of a column of an unknown type is that of its values, if a file has any."""
+    odd = testing.Table("odd", {"id": "int4", "x": 99_999}, 16393, key=["id"])
+    made.wait(odd, 999)
+    made.copy(odd, 1000, [[1, None]], [[2, ("b", b"\xff")]], [[3, None]])
+    made.writer.store_position()
+    result = made.export(format="parquet")
+    assert kept == ["truncate", "read", "read", "read"]
+    assert [[row[-3:-1] for row in rows_of(made.out, one)] for one in result.tables] == [
+        [(None, None), (1, None), (3, None)], [(2, b"\xff")],
+    ]  # fmt: skip
+
+
+def test_a_file_of_a_copy_with_other_columns_is_refused(made: Made, tmp_path: Path) -> None:
+    """It lies where it belongs, and has the form of a copy's file; no copy has such ones."""
+    other = testing.Table("accounts", {"id": "int8", "note": "text"}, 16390, key=["id"])
+    with contextlib.closing(MadeDirectory(tmp_path / "other")) as elsewhere:
+        elsewhere.wait(other, 999)
+        elsewhere.copy(other, 1000, [], [[1, "one"]])
+        wrong = snapshot_files(elsewhere.directory)[16390, 1][2].read_bytes()
+    made.wait(ACCOUNTS, 999)
+    made.copy(ACCOUNTS, 1000, [[1, "one"]], [[2, "two"]])
+    made.writer.store_position()
+    path = snapshot_files(made.directory)[16390, 1][2]
+    right = path.read_bytes()
+    path.write_bytes(wrong)
+    with pytest.raises(pf.PgOutputError, match=rf"{path.name} has rows of another form than"):
+        made.export(format="parquet")
+    path.write_bytes(right)
+    assert made.export(format="parquet").rows == 3

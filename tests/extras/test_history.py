@@ -21,6 +21,7 @@ from made_history import (
     PAIR,
     captured,
     composite,
+    copied,
     enum,
     read,
     registry,
@@ -30,7 +31,7 @@ from made_history import (
 
 import pgoutput_fast as pf
 from pgoutput_fast import files, testing
-from pgoutput_fast.directory import history as kept
+from pgoutput_fast.cli import main
 from pgoutput_fast.directory.history import (
     DDL_PREFIX,
     Entry,
@@ -45,11 +46,6 @@ from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import Follower, History, Place
 from pgoutput_fast.transactions.runs import runs_of
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "_STORE_INTERVAL", 0.0)
 
 
 def place(history: History, lsn: int, commit_lsn: int) -> Place:
@@ -274,6 +270,91 @@ def test_a_batch_is_decoded_in_parts(tmp_path: Path) -> None:
         files.export(tmp_path, tmp_path / "none", history="latest")  # type: ignore[arg-type]
 
 
+def test_rows_of_a_snapshot_have_the_types_of_their_copy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "segments"
+    captured(directory, 1000, (940, 950, "(2)"))
+    copied(directory, 60, json.loads(OLD.to_json()), "(1)")
+    written(directory, read(200, 210, NEW), read(960, 970, NEW))
+    for policy in ("error", "older", "newer"):
+        result = files.export(directory, tmp_path / policy, "arrow", history=policy)  # type: ignore[arg-type]
+        rows = [
+            [(row["op"], row["p"]) for row in pa.ipc.open_file(path).read_all().to_pylist()]
+            for table in result.tables
+            for path in table.files
+        ]
+        # The Truncate has no values, but the columns of the rows behind it.
+        assert rows == [[("truncate", None), ("read", {"x": 1})], [("insert", {"y": 2})]]
+    (one,) = directory.glob("snapshots/*-00000001.arrow")
+    for path, fields in ((directory, [{"x": 1}, {"y": 2}]), (one, [{"x": 1}])):
+        assert main(["inspect", str(path), "--json", "--values", "typed", "--tag", "I"]) == 0
+        shown = [json.loads(line)["new"]["p"] for line in capsys.readouterr().out.splitlines()]
+        assert shown == fields
+
+
+def test_a_snapshot_whose_types_were_not_stored(tmp_path: Path) -> None:
+    directory = tmp_path / "segments"
+    captured(directory, 1000)
+    copied(directory, 100, None, "(1)")
+    written(directory, read(60, 70), read(960, 970))
+    result = files.export(directory, tmp_path / "out", "arrow")
+    (path,) = result.tables[0].files
+    assert pa.ipc.open_file(path).read_all()["p"].to_pylist() == [None, {"x": 1}]
+
+
+@pytest.mark.parametrize("types", [7, {}, {"format_version": 1, "types": [{}]}])
+def test_a_snapshot_whose_types_are_damaged(tmp_path: Path, types: object) -> None:
+    directory = tmp_path / "segments"
+    captured(directory, 1000)
+    copied(directory, 100, types, "(1)")
+    written(directory, read(60, 70))
+    with pytest.raises(PgOutputError, match=r"-snapshot-0000000000000064\.json .*: restore it"):
+        files.export(directory, tmp_path / "out", "arrow")
+
+
+def rows_of(directory: Path, out: Path, policy: Any) -> list[Any]:
+    result = files.export(directory, out, "arrow", history=policy)
+    rows = [
+        row
+        for table in result.tables
+        for path in table.files
+        for row in pa.ipc.open_file(path).read_all().to_pylist()
+    ]
+    return [row["p"] for row in sorted(rows, key=lambda row: row["commit_lsn"])]
+
+
+def test_a_value_that_only_one_state_can_have(tmp_path: Path) -> None:
+    rows = ["(1)", "(2,3)", None, "(4)", "(5,6)"]
+    lsns = range(220, 300, 20)
+    given = [(lsn, lsn + 5, row) for lsn, row in zip([*lsns, 400], rows, strict=True)]
+    captured(tmp_path, 1000, *given)  # type: ignore[arg-type]
+    wider = registry(composite(PAIR, "x", "y"))
+    written(tmp_path, read(60, 70), read(200, 210), read(310, 320, wider), read(900, 910, wider))
+    expected = [{"x": 1}, {"x": 2, "y": 3}, None, {"x": 4}, {"x": 5, "y": 6}]
+    for policy in ("error", "older", "newer"):
+        assert rows_of(tmp_path, tmp_path / policy, policy) == expected
+    assert main(["inspect", str(tmp_path), "--json", "--values", "typed", "--tag", "I"]) == 0
+
+
+def test_of_two_types_one_may_have_been_altered_before_the_other(tmp_path: Path) -> None:
+    def pair(*fields: str) -> dict[str, Any]:
+        made = composite(PAIR, *fields)
+        return made | {"fields": [*made["fields"], ["o", OTHER, -1]]}
+
+    captured(tmp_path, 1000, (220, 225, '(1,"(7)")'), (230, 235, '(2,3,"(7)")'))
+    old = registry(pair("x"), composite(OTHER, "a"))
+    new = registry(pair("x", "y"), composite(OTHER, "b"))
+    written(tmp_path, read(60, 70, old), read(200, 210, old), read(310, 320, new))
+    with pytest.raises(PgOutputError, match=f"type public.type{PAIR}, .* 0/C8 and 0/140"):
+        rows_of(tmp_path, tmp_path / "error", "error")
+    # It can't be read otherwise.
+    for policy in ("older", "newer"):
+        assert rows_of(tmp_path, tmp_path / policy, policy) == [
+            {"x": 1, "o": {"a": 7}}, {"x": 2, "y": 3, "o": {"b": 7}},
+        ]  # fmt: skip
+
+
 def test_a_type_that_no_entry_has(tmp_path: Path) -> None:
     captured(tmp_path, 1000, (140, 150, "(1)"))
     written(tmp_path, read(60, 70, registry()), read(900, 910, registry()))
@@ -289,10 +370,10 @@ def test_a_frame_that_the_wrong_type_refuses(tmp_path: Path) -> None:
         files.export(tmp_path, tmp_path / "error", "arrow")
 
 
-def test_frames_of_any_length_have_tags() -> None:
-    history: Any = None
+def test_frames_of_any_length_have_tags(tmp_path: Path) -> None:
     data = pa.chunked_array([[b"", b"C"], [], [b"B", b""]], pa.binary())
-    assert list(Follower(history, "error").parts(data, np.zeros(4), None)) == [(0, 4)]
+    parts = Follower(History(tmp_path), "error").parts(data, np.zeros(4), None, tmp_path, "UTF8")
+    assert list(parts) == [(0, 4)]
 
 
 @pytest.mark.parametrize(

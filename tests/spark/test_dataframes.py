@@ -152,6 +152,7 @@ def test_types_are_sparks(spark, tmp_path):
     assert tuple(row)[13:15] == ("(1,2)", "anything")
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("type_", "text", "named"),
@@ -235,6 +236,7 @@ def test_frames_in_one_partition(spark):
     assert {row[3] for row in found} == {None}
 
 
+@pytest.mark.slow
 def test_frames_in_many_partitions_need_relations(spark, tmp_path):
     frames = landed(spark, tmp_path, STREAM)
     with pytest.raises(PySparkException, match="give relations="):
@@ -281,6 +283,7 @@ def test_frames_of_no_use(spark):
         decode_frames(frames, "public.t", schema="id int").collect()
 
 
+@pytest.mark.slow
 def test_an_lsn_past_what_a_long_holds_is_an_error(spark):
     frames = [relation(1, "t", {"id": INT4}), *transaction(2**63, 7, insert(1, "1"))]
     frame = spark.createDataFrame([(data,) for data in frames], "data binary").coalesce(1)
@@ -356,6 +359,7 @@ def test_a_partition_without_its_context_says_what_to_do(spark, frames, advice):
         decode_frames(partitions(spark, frames), "public.t", [relation(1, "t", OLD)]).collect()
 
 
+@pytest.mark.slow
 def test_a_streamed_transaction_in_two_partitions_needs_seq(spark):
     first = streamed(77, insert(1, "1", "one"), insert(1, "2", "two"))
     second = [

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_history import NEW, OLD, captured, read, written
+from made_history import NEW, OLD, captured, copied, read, written
 from pyspark.errors import PySparkException
 
 from pgoutput_fast.spark import read_segments
@@ -26,3 +27,19 @@ def test_changes_have_the_types_of_their_time(spark: Any, tmp_path: Path) -> Non
     captured(newest, 1000, (140, 150, "(1)"))
     written(newest, read(60, 70, OLD), read(200, 210, OLD))
     assert read_segments(spark, newest, "public.t").collect()[0].after.p.asDict() == {"x": 1}
+
+
+def test_the_rows_of_a_copy_have_its_types(spark: Any, tmp_path: Path) -> None:
+    captured(tmp_path, 1000, (940, 950, "(2)"))
+    copied(tmp_path, 60, json.loads(OLD.to_json()), "(1)")
+    written(tmp_path, read(200, 210, NEW), read(960, 970, NEW))
+    found = read_segments(spark, tmp_path, "public.t", "p string").orderBy("commit_lsn", "seq")
+    assert [(row.op, row.after and row.after.p) for row in found.collect()] == [
+        ("truncate", None), ("read", "(1)"), ("insert", "(2)"),
+    ]  # fmt: skip
+    snapshot = tmp_path / "snapshot"
+    captured(snapshot, 1000)
+    copied(snapshot, 60, json.loads(OLD.to_json()), "(1)")
+    written(snapshot, read(200, 210, OLD))
+    found = read_segments(spark, snapshot, "public.t").where("op = 'read'")
+    assert [row.after.p.asDict() for row in found.collect()] == [{"x": 1}]

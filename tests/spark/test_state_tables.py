@@ -221,6 +221,7 @@ def test_a_long_chain_of_moves_keeps_what_was_sent_once(spark):
     )
 
 
+@pytest.mark.slow
 def test_a_value_that_no_change_holds_is_an_error(spark):
     changes = numbered(
         ("insert", None, None, row(1, "here"), None),
@@ -268,6 +269,7 @@ def test_without_a_key_an_update_needs_the_whole_old_row(spark):
         state(spark, changes, key=[])
 
 
+@pytest.mark.slow
 def test_a_delete_of_a_row_that_was_never_seen_takes_no_later_one(spark):
     changes = numbered(
         ("delete", "O", row(1, "same"), None, None),
@@ -278,6 +280,7 @@ def test_a_delete_of_a_row_that_was_never_seen_takes_no_later_one(spark):
     assert state(spark, changes, key=[]) == Counter([shown(row(1, "same"))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [KEY, []], ids=["key", "multiset"])
 def test_a_snapshot_replaces_what_was_there_before(spark, key):
     """Its rows come after its TRUNCATE, and are there like inserted ones."""
@@ -344,6 +347,7 @@ def test_what_the_catalogue_knows_of_added_columns(spark):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_changes_of_another_table_are_refused(spark):
     def table(*names):
         columns = tuple(CatalogColumn(n, 23, "", -1, False, False, "", False, None) for n in names)

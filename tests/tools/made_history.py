@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pgoutput_fast import testing
+from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.history import CatalogRead, HistoryWriter
+from pgoutput_fast.directory.snapshots import CopyFiles
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
 from pgoutput_fast.types import TypeRegistry
 
@@ -19,6 +21,7 @@ __all__ = [
     "PAIR",
     "captured",
     "composite",
+    "copied",
     "enum",
     "read",
     "registry",
@@ -71,7 +74,6 @@ def written(directory: Path, *reads: CatalogRead, messages_from: int | None = No
     writer = HistoryWriter(directory, messages_from)
     for one in reads:
         writer.note(one)
-    writer.flush()
 
 
 def transaction(commit_lsn: int, *frames: bytes) -> list[bytes]:
@@ -89,3 +91,17 @@ def captured(directory: Path, end: int, *rows: tuple[int, int, str]) -> None:
                 writer.write(at, frame)
         writer.flush()
         writer.advance(end)
+
+
+def copied(directory: Path, lsn: int, types: object, *texts: str) -> None:
+    """Have a directory hold a snapshot of that table: its rows, and what is stored as its types."""
+    table = testing.Table("t", {"p": PAIR}, 30_000)
+    tables = Tables(directory)
+    fields: dict[str, object] = {"table": ["public", "t"]}
+    order = tables.wait(table.relation_id, lsn - 1, fields, first=True)
+    files = CopyFiles(directory, order, METADATA, lsn, 5, [table.relation()])
+    files.begin()
+    rows = [testing.insert(table, [text]) for text in texts]
+    files.write(1, [(row, [0, len(row)]) for row in rows])
+    files.finish()
+    tables.finish(order, lsn, {**fields, "types": types})
