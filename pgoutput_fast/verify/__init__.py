@@ -12,19 +12,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..connections import ConnectionParameters, check_publication_names
 from ..errors import PgOutputError
 from ..lsn import format_lsn
-from ..names import qualified
+from ..names import parse_name, qualified, sql_name
 from ..segments.format import require_pyarrow
 from ..types import TypeRegistry
 from .compare import compare_all, compare_named, differences
 from .moment import Changes, Moment, ServerRows, ServerTable, refusals
 from .result import Difference, Report, State, TableResult
-from .targets import Target, open_target
+from .targets import Target, Tell, open_target
 from .texts import NotComparable
 
 if TYPE_CHECKING:
@@ -41,17 +41,21 @@ class VerifyProgress(NamedTuple):
     Attributes
     ----------
     doing : str
-        "waiting for the target", "reading the target", "comparing", "looking again".
+        "making a snapshot", "waiting for the target", "reading the segments", "reading the
+        target", "reading what changed", "comparing", "looking again".
     table : str
         The table's name; "" while it is about none.
     done, total : int
-        Tables that are done, and all.
+        Tables that are done, and all; 0 while that is not known.
+    rows : int
+        Changes of rows that were read so far in this step, of the table if it is about one.
     """
 
     doing: str
     table: str
     done: int
     total: int
+    rows: int = 0
 
 
 def verify(
@@ -84,9 +88,10 @@ def verify(
         The directory of segments from which an export was made. An export alone does not tell that
         nothing was committed since its last transaction.
     tables : iterable of str, optional
-        Names with their schemas; by default all published tables.
+        Names with their schemas, as SQL has them: ``public.orders``, ``public."My Table"``; by
+        default all published tables.
     exclude : iterable of str
-        Columns that are not compared, as ``schema.table.column``.
+        Columns that are not compared, as ``schema.table.column``, as SQL has them too.
     timeout : float
         Seconds to wait until the target comes to the position where the server was read; and for
         the server's stream.
@@ -144,8 +149,10 @@ class _Chosen:
         for name, given in (("tables", tables), ("exclude", exclude)):
             if isinstance(given, str):
                 raise TypeError(f"{name} must be a list of names, not str")
-        self._tables = None if tables is None else set(tables)
-        self._exclude = set(exclude)
+        self._tables = (
+            None if tables is None else {parse_name(one, "schema.table") for one in tables}
+        )
+        self._exclude = {parse_name(one, "schema.table.column") for one in exclude}
 
     def take(self, found: list[ServerTable]) -> list[ServerTable]:
         """The wanted tables.
@@ -153,27 +160,35 @@ class _Chosen:
         Raises
         ------
         PgOutputError
-            A table or column does not exist, or a column of a key is excluded.
+            A table or column does not exist.
         """
-        names = {qualified(one.table) for one in found}
-        for name in sorted((self._tables or set()) - names):
-            raise PgOutputError(
-                f"table {name!r} is not published; there are {', '.join(sorted(names)) or 'none'}"
-            )
-        columns = {f"{qualified(one.table)}.{name}" for one in found for name in one.columns}
-        for name in sorted(self._exclude - columns):
-            raise PgOutputError(f"no published table has a column {name!r}")
+        columns = {(one.table.namespace, one.table.name): one.columns for one in found}
+        there = ", ".join(sql_name(*name) for name in columns) or "none"
+        for what, names in (("tables", self._tables or ()), ("exclude", self._exclude)):
+            for name in sorted(names):
+                if name[:2] not in columns:
+                    raise PgOutputError(
+                        f"{what}: table {sql_name(*name[:2])} is not published; there are {there}"
+                    )
+        for namespace, table, column in sorted(self._exclude):
+            published = columns[namespace, table]
+            if column not in published:
+                raise PgOutputError(
+                    f"exclude: table {sql_name(namespace, table)} has no published column "
+                    f"{sql_name(column)}; it has {', '.join(map(sql_name, published)) or 'none'}"
+                )
         return [
-            one for one in found if self._tables is None or qualified(one.table) in self._tables
+            one
+            for one in found
+            if self._tables is None or (one.table.namespace, one.table.name) in self._tables
         ]
 
     def excluded(self, table: ServerTable) -> tuple[str, ...]:
         """The columns of a table that are not compared."""
-        names = [f"{qualified(table.table)}.{name}" for name in table.columns]
         return tuple(
             column
-            for column, name in zip(table.columns, names, strict=True)
-            if name in self._exclude
+            for column in table.columns
+            if (table.table.namespace, table.table.name, column) in self._exclude
         )
 
 
@@ -234,7 +249,8 @@ class _Verification:
 
     def first_look(self) -> None:
         """Compare all rows of all tables."""
-        moment = Moment(self._parameters, self._publications, self._timeout)
+        self._target.identify()
+        moment = self._moment()
         with contextlib.closing(moment):
             tables = self._chosen.take(moment.tables)
             self._lsn = moment.lsn
@@ -257,7 +273,7 @@ class _Verification:
     def look_again(self) -> None:
         """Compare the rows that are pending, at a later moment."""
         self._pending = {key: names for key, names in self._pending.items() if names}
-        moment = Moment(self._parameters, self._publications, self._timeout, self._pending.keys())
+        moment = self._moment(self._pending.keys())
         with contextlib.closing(moment):
             position = self._wait(moment)
             wanted = moment.tables
@@ -277,10 +293,22 @@ class _Verification:
                 self._tell("looking again", side.table, number, len(sides))
                 self._again(relation_id, side, changes[relation_id])
 
-    def _tell(self, doing: str, table: ServerTable | None, done: int, total: int) -> None:
+    def _moment(self, relation_ids: Collection[int] | None = None) -> Moment:
+        self._tell("making a snapshot", None, 0, 0)
+        return Moment(
+            self._parameters,
+            self._publications,
+            self._timeout,
+            relation_ids,
+            lambda *server: _check_same(server, self._target),
+        )
+
+    def _tell(
+        self, doing: str, table: ServerTable | None, done: int, total: int, rows: int = 0
+    ) -> None:
         if self._progress is not None:
             name = qualified(table.table) if table is not None else ""
-            self._progress(VerifyProgress(doing, name, done, total))
+            self._progress(VerifyProgress(doing, name, done, total, rows))
 
     def _wait(self, moment: Moment) -> int:
         """Wait until the target is at P or beyond it; return its position.
@@ -290,14 +318,16 @@ class _Verification:
         PgOutputError
             It does not come so far in time, or it is not of this server.
         """
-        self._tell("waiting for the target", None, 0, len(moment.tables))
+        total = len(moment.tables)
+        self._tell("waiting for the target", None, 0, total)
         end = time.monotonic() + self._timeout
         target = self._target
         while True:
             confirmed = moment.confirmed(target.slot) if target.slot else 0
-            position = target.refresh(confirmed)
-            if position:
-                _check_same(moment, target)
+            position = target.refresh(
+                confirmed, lambda rows: self._tell("reading the segments", None, 0, total, rows)
+            )
+            _check_same((moment.system_identifier, moment.database), target)
             if position >= moment.lsn:
                 return position
             if time.monotonic() > end:
@@ -313,9 +343,13 @@ class _Verification:
         """Both sides of the tables that can be compared; of the others the result is stored."""
         found: dict[int, _Sides] = {}
         for number, table in enumerate(tables):
-            self._tell("reading the target", table, number, len(tables))
+
+            def tell(rows: int, table: ServerTable = table, number: int = number) -> None:
+                self._tell("reading the target", table, number, len(tables), rows)
+
+            tell(0)
             try:
-                side = self._side(moment, table)
+                side = self._side(moment, table, tell)
             except NotComparable as error:
                 state: State = "unsettled" if table.is_moving else "not compared"
                 self._results[table.table.relation_id] = TableResult(
@@ -325,7 +359,7 @@ class _Verification:
                 found[table.table.relation_id] = side
         return found
 
-    def _side(self, moment: Moment, table: ServerTable) -> _Sides:
+    def _side(self, moment: Moment, table: ServerTable, tell: Tell) -> _Sides:
         if table.refused:
             raise NotComparable(table.refused)
         compared = self._target.table(table)
@@ -340,16 +374,17 @@ class _Verification:
             name, why = next(iter(compared.left_out.items()))
             more = f" (and {len(compared.left_out) - 1} more)" if len(compared.left_out) > 1 else ""
             raise NotComparable(
-                f"column {name}{more}: {why}; exclude {qualified(table.table)}.{name} to compare "
-                "the others"
+                f"column {name}{more}: {why}; exclude "
+                f"{sql_name(table.table.namespace, table.table.name, name)} to compare the others"
             )
         server = ServerRows(moment.connection, table, compared.texts)
-        target = self._target.rows(table, compared, server.part_of)
+        target = self._target.rows(table, compared, server.part_of, tell)
         return _Sides(table, server, target, tuple(compared.texts))
 
     def _changes(
         self, moment: Moment, sides: dict[int, _Sides], position: int
     ) -> dict[int, Changes]:
+        self._tell("reading what changed", None, 0, len(sides))
         return moment.changes(
             {key: (side.table, side.server) for key, side in sides.items()},
             position,
@@ -411,12 +446,15 @@ class _Verification:
             self._results[relation_id] = dataclasses.replace(result, state="unsettled", why=why)
 
 
-def _check_same(moment: Moment, target: Target) -> None:
-    for what, here, there in (
-        ("system identifier", moment.system_identifier, target.system_identifier),
-        ("database", moment.database, target.database),
+def _check_same(server: tuple[str, str], target: Target) -> None:
+    """Refuse a target of another server or database; one that has nothing yet is of any."""
+    for what, here, there in zip(
+        ("system identifier", "database"),
+        server,
+        (target.system_identifier, target.database),
+        strict=True,
     ):
-        if here != there:
+        if there not in ("", here):
             raise PgOutputError(
                 f"the target is of another server: its {what} is {there!r}, the server's {here!r}"
             )

@@ -1,7 +1,8 @@
 """The rows that tables hold after their changes, from the files of an export.
 
-The changes of a table come in their order out of duckdb, which makes the parts of all values and
-sorts; SQLite keeps the rows. So memory does not grow with a table, nor with a transaction.
+The changes of a table come in their order out of duckdb, which makes the parts of all values, and
+sorts if need be; SQLite keeps the rows. So memory does not grow with a table, nor with a
+transaction.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _UNKNOWN_PART = f"{UNKNOWN},"
-_AT_ONCE = 10_000  # changes that are taken from duckdb at once
+_AT_ONCE = 10_000  # rows that are given to SQLite at once, if they are not longer than that
+_MOST_LETTERS = 16 << 20
 _MOST_NAMES = 500  # parameters of a statement
 
 
@@ -83,10 +85,12 @@ class FoldedRows:
             "SET parts = excluded.parts, unknown = excluded.unknown, times = times + excluded.times"
         )
         self._pending: list[tuple[str, str, int, bool]] = []
+        self._letters = 0  # of the parts that are pending
 
     def empty(self) -> None:
         """Take all rows out."""
         self._pending.clear()
+        self._letters = 0
         self._run(f"DELETE FROM {self._table}")  # noqa: S608
 
     # --- changes ---------------------------------------------------------------------------------
@@ -120,13 +124,16 @@ class FoldedRows:
         return md5("".join(parts))
 
     def _insert(self, row: Sequence[str]) -> None:
-        self._pending.append((self._name(row), "".join(row), 1, _UNKNOWN_PART in row))
-        if len(self._pending) >= _AT_ONCE:
+        parts = "".join(row)
+        self._pending.append((self._name(row), parts, 1, _UNKNOWN_PART in row))
+        self._letters += len(parts)
+        if len(self._pending) >= _AT_ONCE or self._letters >= _MOST_LETTERS:
             self._flush()
 
     def _flush(self) -> None:
         self._many(self._put, self._pending)
         self._pending.clear()
+        self._letters = 0
 
     def _apply_keyed(self, change: Change) -> None:
         self._flush()

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
@@ -18,6 +18,7 @@ from ..errors import PgOutputError
 from ..lsn import format_lsn, parse_lsn
 from ..names import qualified
 from ..objects import UNCHANGED
+from ..publications import Publications, read_attributes, row_filters
 from ..replication import ReplicationConnection
 from ..replication.receiver import Receiver, Taken
 from ..replication.snapshot import open_snapshot
@@ -42,21 +43,6 @@ _PLANNING = (
     "synchronize_seqscans",
 )
 _AT_ONCE = 1000  # rows whose names are asked for in one statement
-
-_PUBLISHED_15 = """
-SELECT p.schemaname, p.tablename, p.attnames::text[], p.rowfilter
-FROM pg_catalog.pg_publication_tables AS p WHERE p.pubname = ANY(%s)
-"""
-_PUBLISHED_14 = """
-SELECT p.schemaname, p.tablename, NULL, NULL
-FROM pg_catalog.pg_publication_tables AS p WHERE p.pubname = ANY(%s)
-"""
-_ACTIONS = """
-SELECT p.schemaname, p.tablename, bool_or(o.pubinsert), bool_or(o.pubupdate), bool_or(o.pubdelete),
-    bool_or(o.pubtruncate)
-FROM pg_catalog.pg_publication_tables AS p JOIN pg_catalog.pg_publication AS o USING (pubname)
-WHERE p.pubname = ANY(%s) GROUP BY 1, 2
-"""
 
 
 class ServerTable(NamedTuple):
@@ -119,6 +105,9 @@ class Moment:
         Seconds to wait until the server has made the slot.
     relation_ids : collection of int, optional
         Only these tables.
+    check : callable, optional
+        Is called with the system identifier and the database as soon as they are known, and may
+        raise.
 
     Attributes
     ----------
@@ -140,19 +129,22 @@ class Moment:
         publications: Sequence[str],
         timeout: float,
         relation_ids: Collection[int] | None = None,
+        check: Callable[[str, str], None] | None = None,
     ) -> None:
         self._publications = tuple(publications)
         self._slot = f"pgoutput_fast_verify_{os.getpid()}_{secrets.token_hex(4)}"
         self._receiver: Receiver | None = None
         with contextlib.ExitStack() as held:
             self._replication = held.enter_context(ReplicationConnection(parameters))
+            self.system_identifier = self._replication.system_identifier
+            self.database = self._replication.database
+            if check is not None:
+                check(self.system_identifier, self.database)
             self._replication.check_publications(publications)
             made = self._replication.make_slot(
                 self._slot, temporary=True, snapshot=True, timeout=timeout
             )
             self.lsn = made.lsn
-            self.system_identifier = self._replication.system_identifier
-            self.database = self._replication.database
             # A DSN may name several servers, of which only this one has the snapshot.
             used = self._replication.pgconn
             self._parameters = parameters.of_server(used.host, used.hostaddr, used.port)
@@ -186,44 +178,33 @@ class Moment:
 
     def _tables(self, locked: Collection[int], lost: Mapping[int, str]) -> list[ServerTable]:
         """The tables that are locked, and those that are lost."""
-        names = list(self._publications)
-        catalog = catalog_of(self.connection, names)
+        catalog = catalog_of(self.connection, self._publications).by_id()
         with refusals("can't read the catalogue"):
             registry = TypeRegistry.from_connection(self.connection)
-            version = self.connection.info.server_version
-            rows: list[Any] = self.connection.execute(
-                _PUBLISHED_15 if version >= 150000 else _PUBLISHED_14, [names]
-            ).fetchall()
-            published_by: list[Any] = self.connection.execute(_ACTIONS, [names]).fetchall()
-        actions: dict[tuple[str, str], tuple[bool, ...]] = {
-            (row[0], row[1]): tuple(row[2:]) for row in published_by
-        }
-        published: dict[tuple[str, str], list[tuple[list[str] | None, str | None]]] = {}
-        for namespace, name, columns, row_filter in rows:
-            published.setdefault((namespace, name), []).append((columns, row_filter))
+            publications = Publications(self.connection, self._publications)
+            attributes = read_attributes(self.connection, list(catalog))
         found = []
-        for table in catalog.tables:
-            if table.relation_id not in locked and table.relation_id not in lost:
-                continue  # its changes come under the name of the root, or it is not wanted
-            name = table.namespace, table.name
-            lists = [columns for columns, _ in published[name]]
-            filters = [one for _, one in published[name]]
-            listed = next((one for one in lists if one is not None), None)
+        for published in publications.published():
+            relation_id = published.table.oid
+            if relation_id not in locked and relation_id not in lost:
+                continue  # it is not wanted
+            table = catalog[relation_id]
             columns = tuple(
-                one.name
-                for one in table.columns
-                if (one.name in listed if listed is not None else not one.generated)
+                one.name for one in publications.columns(published, attributes[relation_id])
             )
             types = {
                 one.name: column_type(one.type_id, one.type_modifier, registry=registry)
                 for one in table.columns
             }
-            # Of several publications, each brings the rows that its filter lets pass.
-            row_filter = "" if None in filters else " OR ".join(f"({one})" for one in filters)
             key = table.key if set(table.key) <= set(columns) else ()
-            why, is_moving = _lacking(actions[name]), False
-            if table.relation_id in lost:
-                why, is_moving = lost[table.relation_id], True
+            why, is_moving, row_filter = _lacking(published.actions), False, ""
+            if relation_id in lost:
+                why, is_moving = lost[relation_id], True
+            elif filtered := publications.filters(published):
+                # Of several publications, each brings the rows that its filter lets pass.
+                with refusals("can't read a row filter"):
+                    filters = list(row_filters(self.connection, relation_id, filtered))
+                row_filter = " OR ".join(f"({one})" for one in filters)
             found.append(ServerTable(table, columns, types, key, row_filter, why, is_moving))
         return found
 
@@ -494,14 +475,12 @@ class ServerRows:
         return str(row[0])
 
 
-def _lacking(actions: Iterable[bool]) -> str:
+def _lacking(actions: Collection[str]) -> str:
     """Why no target can have the rows of a table; "" if all its changes are published."""
     which = " and ".join(
-        what
-        for what, is_published in zip(
-            ("inserts", "updates", "deletes", "truncates"), actions, strict=True
-        )
-        if not is_published
+        f"{action}s"
+        for action in ("insert", "update", "delete", "truncate")
+        if action not in actions
     )
     return which and f"its {which} are not published, so no target can have its rows"
 

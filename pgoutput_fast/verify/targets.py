@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -17,6 +18,7 @@ from ..errors import PgOutputError
 from ..files import export
 from ..files._manifest import NAME, checked
 from ..files._write import DATABASE
+from ..history import history_of
 from ..lsn import parse_lsn
 from ..policies import Policies
 from ..segments import SegmentReader
@@ -34,7 +36,7 @@ from .texts import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from ..segments import SegmentMetadata
     from ..types import TypeRegistry
@@ -42,9 +44,22 @@ if TYPE_CHECKING:
     from .sums import Rows
 
 _DUCKDB = "duckdb:"
+_FORMATS = ("parquet", "duckdb")  # of exports
 _MEMORY = "512MB"
 _BUSY = 10.0  # seconds for which a database is tried that an export holds open
-_AT_ONCE = 10_000  # rows that are taken from duckdb at once
+_AT_ONCE = 100  # rows that are taken from duckdb at once; they may be long
+_TELL = 10_000  # changes after which it is told how many were read
+
+
+Tell = Callable[[int], None]
+
+
+def ignored(_: int) -> None:
+    """Do nothing with a number."""
+
+
+class _UnorderedError(Exception):
+    """The rows of files are not in the order in which their changes were committed."""
 
 
 class TargetTable(NamedTuple):
@@ -68,7 +83,8 @@ class Target(Protocol):
     Attributes
     ----------
     system_identifier, database : str
-        Those of the server from which its changes came. They are known after `refresh`.
+        Those of the server from which its changes came. They are known after `identify`, or "" if
+        it has nothing yet.
     slot : str
         The slot that brought them; "" if it does not matter.
     tables : dict of (str, str) to int
@@ -80,13 +96,24 @@ class Target(Protocol):
     slot: str
     tables: dict[tuple[str, str], int]
 
-    def refresh(self, confirmed: int) -> int:
+    def identify(self) -> None:
+        """Find out from which server and slot it has its changes. Nothing long is read for that.
+
+        Raises
+        ------
+        PgOutputError
+            It can't be read, or the segments are not those of the export.
+        """
+
+    def refresh(self, confirmed: int, tell: Tell = ignored) -> int:
         """Look at the newest version of all tables, which are read at this version from now on.
 
         Parameters
         ----------
         confirmed : int
             The LSN up to which the slot's reader has stored everything. It was asked before.
+        tell : callable
+            Is called with the number of changes that were read so far.
 
         Returns
         -------
@@ -109,6 +136,7 @@ class Target(Protocol):
         table: ServerTable,
         compared: TargetTable,
         part_of: Callable[[str, str | None], str],
+        tell: Tell = ignored,
     ) -> Rows:
         """The rows of a table.
 
@@ -119,6 +147,8 @@ class Target(Protocol):
             What `table` gave for it.
         part_of : callable
             Makes the part of a value of a column, of which the catalogue has the text.
+        tell : callable
+            Is called with the number of changes that were read so far.
 
         Raises
         ------
@@ -240,7 +270,35 @@ class ExportTarget:
                 raise PgOutputError(f"{self._path} was made by something else") from error
         return checked(found[0] if found else "", f"the manifest in {self._path}")
 
-    def refresh(self, confirmed: int) -> int:
+    def identify(self) -> None:
+        """See `Target`."""
+        self._identify(self._manifest())
+
+    def _identify(self, manifest: dict[str, Any]) -> None:
+        if manifest["format"] not in _FORMATS:
+            raise PgOutputError(
+                f"{self._path} is an export in the format {manifest['format']!r}, which can't be "
+                f"compared: export to {' or '.join(_FORMATS)}, or compare the directory of segments"
+            )
+        source = manifest["source"]
+        if source["kind"] != "segments":
+            raise PgOutputError(
+                f"{self._path} is the export of a recorded stream, which has no position"
+            )
+        self.system_identifier, self.database = source["system_identifier"], source["database"]
+        if self._segments is None:
+            return
+        self.slot = source["slot"]
+        metadata = _metadata(self._segments)
+        for name in ("system_identifier", "database", "slot"):
+            if metadata is not None and getattr(metadata, name) != source[name]:
+                raise PgOutputError(
+                    f"{self._path} was not made of the segments in {self._segments}: its "
+                    f"{name.replace('_', ' ')} is {source[name]!r}, theirs "
+                    f"{getattr(metadata, name)!r}"
+                )
+
+    def refresh(self, confirmed: int, tell: Tell = ignored) -> int:  # noqa: ARG002
         """See `Target`."""
         begin = end = 0
         if self._segments is not None:
@@ -248,13 +306,7 @@ class ExportTarget:
             begin, end = (found.segments[-1].end_lsn if found.segments else 0), found.end
             end = max(end, confirmed)
         manifest = self._manifest()
-        if manifest["source"]["kind"] != "segments":
-            raise PgOutputError(
-                f"{self._path} is the export of a recorded stream, which has no position"
-            )
-        source = manifest["source"]
-        self.system_identifier, self.database = source["system_identifier"], source["database"]
-        self.slot = source["slot"] if self._segments is not None else ""
+        self._identify(manifest)
         options = manifest["options"]
         given: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
@@ -337,6 +389,7 @@ class ExportTarget:
         table: ServerTable,
         compared: TargetTable,
         part_of: Callable[[str, str | None], str],
+        tell: Tell = ignored,
     ) -> FoldedRows:
         """See `Target`."""
         relation_id = table.table.relation_id
@@ -355,8 +408,7 @@ class ExportTarget:
                 done = 0
         self._folded.pop(relation_id, None)
         try:
-            if versions:
-                rows.apply(self._changes(table, compared, versions, done, part_of))
+            self._fold(rows, table, compared, versions, done, part_of, tell)
         except HistoryError as error:
             rows.empty()
             raise NotComparable(str(error)) from error
@@ -371,6 +423,27 @@ class ExportTarget:
                 "added or renamed since"
             )
         return rows
+
+    def _fold(
+        self,
+        rows: FoldedRows,
+        table: ServerTable,
+        compared: TargetTable,
+        versions: list[Any],
+        done: int,
+        part_of: Callable[[str, str | None], str],
+        tell: Tell,
+    ) -> None:
+        if not versions:
+            return
+        # Files have their rows in order, unless a snapshot's came late. Sorting takes duckdb's
+        # memory, and of long rows all of it.
+        try:
+            rows.apply(_counting(self._changes(table, compared, versions, done, part_of, ""), tell))
+        except _UnorderedError:
+            rows.empty()
+            order = " ORDER BY commit_lsn, seq"
+            rows.apply(_counting(self._changes(table, compared, versions, 0, part_of, order), tell))
 
     def _range(self, version: Any, done: int) -> str:
         """The rows of a version from an LSN on; an export may have added more by now."""
@@ -393,6 +466,7 @@ class ExportTarget:
         versions: list[Any],
         done: int,
         part_of: Callable[[str, str | None], str],
+        order: str,
     ) -> Iterator[Change]:
         width = len(compared.texts)
         with self._open() as connection:
@@ -402,9 +476,13 @@ class ExportTarget:
                 )
                 for version in versions
             ]
-            found = connection.execute(" UNION ALL ".join(selects) + " ORDER BY commit_lsn, seq")
+            found = connection.execute(" UNION ALL ".join(selects) + order)
+            latest = (0, 0)
             while some := found.fetchmany(_AT_ONCE):
-                for op, old_kind, _, _, *parts in some:
+                for op, old_kind, commit_lsn, seq, *parts in some:
+                    if (commit_lsn, seq) < latest:
+                        raise _UnorderedError
+                    latest = commit_lsn, seq
                     before = tuple(parts[width:]) if self._has_before else None
                     yield Change(op, old_kind, tuple(parts[:width]), before)
 
@@ -455,6 +533,22 @@ class ExportTarget:
         return f"SELECT op, old_kind, commit_lsn, seq, {shown} {self._range(version, done)}"
 
 
+def _counting(changes: Iterator[Change], tell: Tell) -> Iterator[Change]:
+    for number, change in enumerate(changes):
+        if number % _TELL == 0:
+            tell(number)
+        yield change
+
+
+def _metadata(directory: Path) -> SegmentMetadata | None:
+    """Of which slot the segments of a directory are; None if it has nothing yet."""
+    found = contents(directory)
+    if not found.segments:
+        return stored_metadata(directory)
+    with SegmentReader(found.segments[0].path) as reader:
+        return reader.metadata
+
+
 def _names(version: Any, side: str) -> dict[str, str]:
     """Column of the table → column of the files that has its values, after or before a change."""
     return {one["column"]: one["name"] for one in version["columns"] if one["part"] == side}
@@ -491,34 +585,43 @@ class DirectoryTarget:
         self._export.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def refresh(self, confirmed: int) -> int:
+    def identify(self) -> None:
+        """See `Target`."""
+        self._identify(_metadata(self._path))
+
+    def _identify(self, metadata: SegmentMetadata | None) -> None:
+        if metadata is not None:
+            self.system_identifier, self.database = metadata.system_identifier, metadata.database
+            self.slot = metadata.slot
+
+    def refresh(self, confirmed: int, tell: Tell = ignored) -> int:
         """See `Target`."""
         found = contents(self._path)
         if self._options is None:
-            metadata = stored_metadata(self._path)
-            if found.segments:
-                with SegmentReader(found.segments[0].path) as reader:
-                    metadata = reader.metadata
+            metadata = _metadata(self._path)
             if metadata is None:
                 return 0
+            self._identify(metadata)
             self._options = self._chosen(metadata)
         path = self._directory / "export"
-        export(self._path, path, before=True, **self._options)
+        export(
+            self._path, path, before=True, progress=lambda done: tell(done.rows), **self._options
+        )
         position = self._export.refresh(0) if (path / NAME).exists() else 0
         self.tables = self._export.tables
         return max(position, found.end, confirmed)
 
     def _chosen(self, metadata: SegmentMetadata) -> dict[str, Any]:
-        self.system_identifier, self.database = metadata.system_identifier, metadata.database
-        self.slot = metadata.slot
-        # Users' types come as text without the catalogue; from binary only the catalogue has it.
+        # Users' types come as text without a catalogue; from binary only a catalogue has it.
         is_binary = metadata.options.get("binary") == "true"
         text: Any = "text"
         return {
             "policies": Policies(
                 infinity=text, out_of_range=text, special_values=text, arrays=text
             ),
-            "registry": self._types() if is_binary else None,
+            "registry": self._types() if is_binary and history_of([self._path]) is None else None,
+            # What may have been altered is compared with what the server has now.
+            "history": "newer",
         }
 
     def table(self, table: ServerTable) -> TargetTable:
@@ -530,9 +633,10 @@ class DirectoryTarget:
         table: ServerTable,
         compared: TargetTable,
         part_of: Callable[[str, str | None], str],
+        tell: Tell = ignored,
     ) -> FoldedRows:
         """See `Target`."""
-        return self._export.rows(table, compared, part_of)
+        return self._export.rows(table, compared, part_of, tell)
 
 
 __all__ = ["DirectoryTarget", "ExportTarget", "Target", "TargetTable", "open_target"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import threading
 import time
@@ -18,10 +19,11 @@ import pytest
 import pgoutput_fast as pf
 from pgoutput_fast import cli, files
 from pgoutput_fast.catalog import catalog_of
+from pgoutput_fast.cli import verify as command_module
 from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.replication import ReplicationConnection, capture, slots
-from pgoutput_fast.verify import Report, TableResult, VerifyProgress, moment, verify
+from pgoutput_fast.verify import Report, TableResult, VerifyProgress, moment, targets, verify
 from pgoutput_fast.verify.moment import Moment, ServerRows, ServerTable
 from pgoutput_fast.verify.targets import Target, open_target
 
@@ -246,9 +248,29 @@ def test_many_rows(broken: Callable[..., TableResult]) -> None:
     assert (found.differing, len(found.differences)) == (50, 10)
 
 
+def test_rows_of_a_file_in_another_order(made: Made, tmp_path: Path) -> None:
+    path = tmp_path / "changes.duckdb"
+    shutil.copy(made.duckdb / "changes.duckdb", path)
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(
+            "CREATE TEMP TABLE held AS FROM public.a; DELETE FROM public.a;"
+            "INSERT INTO public.a FROM held ORDER BY commit_lsn DESC, seq DESC"
+        )
+    (found,) = made.verify(f"duckdb:{path}", tables=["public.a"]).tables
+    assert (found.state, found.rows, found.target_rows) == ("equal", 299, 299)
+
+
 def test_an_export_alone_does_not_tell_its_end(made: Made) -> None:
     with pytest.raises(pf.PgOutputError, match="give the segments of an export"):
         verify(made.dsn, publications=["p"], target=str(made.parquet), timeout=0.1)
+
+
+@pytest.mark.parametrize("kind", ["arrow", "csv"])
+def test_an_export_in_another_format(made: Made, tmp_path: Path, kind: Any) -> None:
+    files.export(made.segments, tmp_path / "out", kind)
+    said = f"an export in the format '{kind}', which can't be compared: export to parquet or duckdb"
+    with pytest.raises(pf.PgOutputError, match=said):
+        made.verify(tmp_path / "out")
 
 
 @pytest.mark.slow
@@ -267,22 +289,48 @@ def test_chosen_tables_and_columns(made: Made) -> None:
     assert [(one.name, one.state, one.excluded) for one in report.tables] == [
         ("a", "equal", ("f",))
     ]
-    with pytest.raises(pf.PgOutputError, match=r"no published table has a column 'public\.a\.g'"):
-        made.verify(made.parquet, exclude=["public.a.g"])
-    with pytest.raises(pf.PgOutputError, match=r"table 'public\.b' is not published"):
-        made.verify(made.parquet, tables=["public.b"])
+    for options, said in (
+        ({"exclude": ["public.a.g"]}, "exclude: table public.a has no published column g; it has"),
+        ({"exclude": ["public.b.id"]}, "exclude: table public.b is not published; there are pub"),
+        ({"exclude": ["public.a"]}, "'public.a' is no name of the form schema.table.column"),
+        ({"tables": ["public.B"]}, "tables: table public.b is not published; there are public.a"),
+        ({"tables": ['public."A"']}, 'tables: table public."A" is not published'),
+        ({"tables": ["a"]}, "'a' is no name of the form schema.table"),
+    ):  # fmt: skip
+        with pytest.raises(pf.PgOutputError, match=re.escape(said)):
+            made.verify(made.parquet, **options)
+    report = made.verify(made.parquet, tables=['Public."a"'], exclude=['"public".a."f"'])
+    assert [(one.name, one.excluded) for one in report.tables] == [("a", ("f",))]
     report = made.verify(made.parquet, exclude=["public.a.id"])
     assert report.tables[0].why == "its key has id, which can't be compared"
 
 
-def test_another_database(made: Made, pg16: EmbeddedServer, pg18: EmbeddedServer) -> None:
+def test_another_database(
+    made: Made, pg16: EmbeddedServer, pg18: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said before a slot is made, and before the target is read."""
+    monkeypatch.setattr(ReplicationConnection, "make_slot", lambda *_, **__: pytest.fail("made"))
+    monkeypatch.setattr(targets, "export", lambda *_, **__: pytest.fail("read"))
     for dsn, what in ((pg16.dsn("other"), "database"), (pg18.dsn(), "system identifier")):
         run(dsn, "CREATE PUBLICATION p")
         try:
-            with pytest.raises(pf.PgOutputError, match=f"another server: its {what}"):
-                verify(dsn, publications=["p"], target=str(made.parquet), timeout=1)
+            for target in (made.parquet, made.segments):
+                with pytest.raises(pf.PgOutputError, match=f"another server: its {what}"):
+                    verify(dsn, publications=["p"], target=str(target), timeout=1)
         finally:
             run(dsn, "DROP PUBLICATION p")
+
+
+def test_segments_of_another_slot(made: Made, tmp_path: Path) -> None:
+    """Nothing is made on the server, and nothing is read from the target, before it is said."""
+    land(made.dsn, tmp_path / "segments", "another")
+    try:
+        said = "was not made of the segments in .*: its slot is 'verified', theirs 'another'"
+        for target in (made.parquet, made.duckdb):
+            with pytest.raises(pf.PgOutputError, match=said):
+                made.verify(target, segments=str(tmp_path / "segments"))
+    finally:
+        slots.drop(made.dsn, "another")
 
 
 def test_a_table_that_waits_for_its_snapshot(made: Made, tmp_path: Path) -> None:
@@ -438,6 +486,20 @@ def test_verify_as_a_command(
     found = json.loads(out)
     assert (code, found["exit_code"], found["tables"][0]["differing"]) == (1, 1, 1)
     assert found["tables"][0]["differences"][0]["columns"] == {"t": ["t7", "T7"]}
+
+
+def test_what_is_done_is_said_meanwhile(
+    made: Made, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_module, "_INTERVAL", 0.0)
+    code, out, err = command(made, capsys, "--target", str(made.segments), "--json")
+    assert (code, json.loads(out)["exit_code"]) == (0, 0)
+    said = err.splitlines()
+    assert said[0] == "making a snapshot"
+    assert "waiting for the target, 0 of 6 tables" in said
+    assert "reading the target public.m, 2 of 6 tables" in said
+    assert "comparing public.whole, 5 of 6 tables" in said
+    assert any(re.fullmatch(r"reading the segments, .*, [0-9]+ changes", one) for one in said)
 
 
 def test_errors_of_verify_as_a_command(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
