@@ -130,6 +130,11 @@ def printable(name: str) -> str:
     return name if name.isprintable() else repr(name)[1:-1]
 
 
+def counted(number: int, one: str) -> str:
+    """``1 table``, ``2,000 tables``."""
+    return f"{number:,} {one}" + ("" if number == 1 else "s")
+
+
 def frame_bytes(frame: object) -> bytes:
     """The frame as `bytes`: an object of exactly that class itself, any other buffer copied.
 

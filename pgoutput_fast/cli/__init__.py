@@ -133,7 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if instruction := os.environ.get(_COMPLETE):
             return _completed(group, instruction)
         with group.make_context("pgoutput-fast", given) as context:
-            code = group.invoke(context)
+            try:
+                code = group.invoke(context)
+            except PgOutputError as error:
+                _print_error(_in_options(str(error), group, context))
+                return 1
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as error:
@@ -165,6 +169,14 @@ def _completed(group: click.Group, instruction: str) -> int:
         return shell_complete(group, {}, "pgoutput-fast", _COMPLETE, instruction)
     except PgOutputError:
         return 1  # an extra is missing; a message would spoil the shell's prompt
+
+
+def _in_options(text: str, group: click.Group, context: click.Context) -> str:
+    """An error's text, with the options of the subcommand that has raised it."""
+    from ._named import in_options
+
+    command = group.get_command(context, context.invoked_subcommand or "")
+    return text if command is None else in_options(text, command)
 
 
 def _print_error(text: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from ..connections import ConnectionParameters
+from ..connections import ConnectionParameters, check_publication_names
 from ..errors import PgOutputError
 
 _SERVERS = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
@@ -40,6 +40,28 @@ def dsn_options(function: _Command) -> _Command:
         "(~/.pgpass).",
     )
     return string(file(function))
+
+
+def publications_option(**options: Any) -> Callable[[_Command], _Command]:
+    """Make the option --publication, which can be given several times.
+
+    Parameters
+    ----------
+    **options
+        Of click's option.
+    """
+
+    def checked(
+        context: click.Context, parameter: click.Parameter, names: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        try:
+            if names:
+                check_publication_names(names)
+        except PgOutputError as error:
+            raise click.BadParameter(str(error), context, parameter) from error
+        return names
+
+    return click.option("--publication", "publications", multiple=True, callback=checked, **options)
 
 
 def _warn(text: str) -> None:

@@ -23,7 +23,9 @@ def files_of(found: Look) -> list[Path]:
         key=lambda copy: copy.lsn,
     )
     copies = [
-        (copy.lsn, found.files.get((copy.relation_id, copy.generation), ())) for copy in waiting
+        (copy.lsn, [one.path for one in found.of(copy)])
+        for copy in waiting
+        if (copy.relation_id, copy.generation) in found.files
     ]
     files: list[Path] = []
     for segment in found.contents.segments:

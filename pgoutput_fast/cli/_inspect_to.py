@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from ..errors import DecodeError, PgOutputError, printable
+from ..errors import DecodeError, PgOutputError, counted, printable
 from ..files import ExportedTable, ExportProgress, ExportResult, Format, export
 from ..lsn import format_lsn
-from ..names import qualified
+from ..names import NamePart, name_parts, qualified
 from ..policies import CHOICES, Policies
 from ..types import TypeRegistry
 
@@ -120,9 +121,25 @@ def run_export(
 
 
 def table_patterns(tables: tuple[str, ...]) -> list[str]:
-    """Make patterns of ``namespace.name`` of patterns that may lack the schema."""
-    # A pattern with a dot may still lack the schema, as a table's name may have a dot.
-    return [f"*.{name}" for name in tables] + [name for name in tables if "." in name]
+    """Make patterns of ``namespace.name`` of patterns that may lack the schema.
+
+    What stands in SQL's double quotes is a name and no pattern.
+
+    Raises
+    ------
+    PgOutputError
+        Double quotes do not stand as in SQL.
+    """
+    found = []
+    for table in tables:
+        parts = name_parts(table) if '"' in table else [NamePart(table, is_quoted=False)]
+        pattern = ".".join(glob.escape(one.text) if one.is_quoted else one.text for one in parts)
+        # A pattern with a dot may still lack the schema, as a table's name may have a dot.
+        if len(parts) == 1:
+            found.append(f"*.{pattern}")
+        if len(parts) > 1 or (not parts[0].is_quoted and "." in pattern):
+            found.append(pattern)
+    return found
 
 
 @contextlib.contextmanager
@@ -166,7 +183,7 @@ def _lines(result: ExportResult, directory: Path) -> Iterator[str]:
             else ", ".join(path.name for path in one.files)
         )
         yield f"{name:<{width}}{one.rows:>12,}  {where}"
-    parts = [f"{result.rows:,} row{'s' * (result.rows != 1)} added to {directory}"]
+    parts = [f"{counted(result.rows, 'row')} added to {directory}"]
     if result.position is not None:
         parts.append(f"it has everything up to {format_lsn(result.position)}")
     if result.rolled_back:

@@ -13,18 +13,20 @@ from rich.filesize import decimal
 from rich.live import Live
 from rich.text import Text
 
+from ..errors import counted
 from ..lsn import format_lsn
 from ._figures import Meter
 from ._logs import Formatter, logged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ._figures import Figures, Rates
     from ._logs import LogFormat
 
 _REFRESH = 0.25  # seconds between two changes of the live line
 _MEASURE = 1.0  # seconds over which its rates are measured
+_SEPARATOR = " │ "
 
 _log = logging.getLogger(__name__)
 
@@ -72,10 +74,12 @@ def _copies(figures: Figures) -> str:
     """How far the copies of tables are; empty if no table waits for one."""
     progress, copying = figures.progress, figures.progress.copying
     if copying is None:
-        return f"{progress.waiting_tables} tables wait" if progress.waiting_tables else ""
+        waiting = progress.waiting_tables
+        return "" if not waiting else "1 table waits" if waiting == 1 else f"{waiting} tables wait"
     left = figures.copy_seconds_left
     return (
-        f"copying: {copying.tables_done} of {copying.tables} tables, {copying.rows:,} rows, "
+        f"copying: {copying.tables_done} of {counted(copying.tables, 'table')}, "
+        f"{counted(copying.rows, 'row')}, "
         f"{decimal(copying.bytes_done)} of {decimal(copying.bytes)}"
         + ("" if left is None else f", {left:.0f} s left")
     )
@@ -111,9 +115,10 @@ class LogView:
         rates = self._meter.rates(figures.progress)
         numbers = {name: round(rate, 1) for name, rate in rates._asdict().items()}
         _log.info(
-            "%s: %s; %s; %d segments%s%s",
-            status_text(figures), _rates(rates), _open(figures), figures.progress.segments,
-            _uploads(figures), f"; {copies}" if (copies := _copies(figures)) else "",
+            "%s: %s; %s; %s%s%s",
+            status_text(figures), _rates(rates), _open(figures),
+            counted(figures.progress.segments, "segment"), _uploads(figures),
+            f"; {copies}" if (copies := _copies(figures)) else "",
             extra={"event": "progress", "numbers": figures.as_dict() | numbers},
         )  # fmt: skip
 
@@ -122,7 +127,7 @@ class LogView:
 
 
 class LiveView:
-    """A line of a terminal that changes.
+    """A line of a terminal that changes, or several where it is narrow.
 
     Parameters
     ----------
@@ -154,14 +159,31 @@ class LiveView:
     def _show(self, figures: Figures, rates: Rates) -> None:
         progress = figures.progress
         lag = "no connection" if not progress.connected else f"lag {_lag(figures)}"
-        line = Text(no_wrap=True, overflow="ellipsis")
-        line.append(lag, "bold green" if figures.lag_bytes == 0 else "bold yellow")
-        if copies := _copies(figures):
-            line.append(f" │ {copies}", "bold")
-        line.append(f" │ {_rates(rates)} │ {_open(figures)} │ {progress.segments} segments")
-        line.append(_uploads(figures))
-        line.append(f" │ {format_lsn(progress.durable_lsn)}", "dim")
-        self._live.update(line, refresh=True)
+        parts = [
+            (lag, "bold green" if figures.lag_bytes == 0 else "bold yellow"),
+            (_copies(figures), "bold"),
+            (_rates(rates), ""),
+            (_open(figures), ""),
+            (counted(progress.segments, "segment") + _uploads(figures), ""),
+            (format_lsn(progress.durable_lsn), "dim"),
+        ]
+        self._live.update(folded(parts, self._live.console.width), refresh=True)
+
+
+def folded(parts: Iterable[tuple[str, str]], width: int) -> Text:
+    """Texts with their styles in a line, or in as many as a terminal of this width needs.
+
+    Only a text that is wider than the terminal is cut. Empty ones are left out.
+    """
+    lines: list[Text] = []
+    for part in (Text(*one) for one in parts if one[0]):
+        if lines and lines[-1].cell_len + len(_SEPARATOR) + part.cell_len <= width:
+            lines[-1].append(_SEPARATOR).append_text(part)
+        else:
+            lines.append(Text().append_text(part))
+    found = Text("\n").join(lines)
+    found.no_wrap, found.overflow = True, "ellipsis"
+    return found
 
 
 @contextlib.contextmanager

@@ -30,19 +30,19 @@ class Formatter(logging.Formatter):
     def __init__(self, kind: LogFormat) -> None:
         super().__init__()
         self._kind = kind
-        self.redact: Callable[[str], str] = str
-        """Replaces secrets in a text."""
+        self.change: Callable[[str], str] = str
+        """Replaces what a text may not show, or shows otherwise, such as secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Make the line, without its end."""
         moment = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc)
         when = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        message = self.redact(record.getMessage())
+        message = self.change(record.getMessage())
         failed = None if record.exc_info is None else self.formatException(record.exc_info)
         if self._kind == "text":
             lines = [f"{when} {record.levelname} {printable(message)}"]
             if failed is not None:
-                lines.append(self.redact(failed))
+                lines.append(self.change(failed))
             return "\n".join(lines)
         fields: dict[str, Any] = {
             "ts": when,
@@ -53,7 +53,7 @@ class Formatter(logging.Formatter):
             **getattr(record, "numbers", {}),
         }
         if failed is not None:
-            fields["traceback"] = self.redact(failed)
+            fields["traceback"] = self.change(failed)
         return json.dumps(fields, default=str)
 
 

@@ -125,6 +125,7 @@ class PositionWatch:
     def __init__(self, parameters: ConnectionParameters) -> None:
         self.latest: Position | None = None
         self._parameters = parameters
+        self._tells = False
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name="pgoutput_fast-position", daemon=True
@@ -133,6 +134,14 @@ class PositionWatch:
     def start(self) -> None:
         """Begin to ask."""
         self._thread.start()
+
+    def tell_refusals(self) -> None:
+        """Log from now on when the server refuses.
+
+        Before the stream has begun, its own connection is refused for the same reason, and that is
+        the error with which the command ends.
+        """
+        self._tells = True
 
     def close(self) -> None:
         """End it, once it was started. A question that is asked meanwhile is not waited for."""
@@ -149,7 +158,7 @@ class PositionWatch:
                         refused = False
                         self._stop.wait(_INTERVAL)
             except (PgOutputError, psycopg.Error) as error:
-                if not refused and not self._stop.is_set():
+                if self._tells and not refused and not self._stop.is_set():
                     _log.warning("%s; the lag is not known until it is answered", error)
-                refused = True
+                    refused = True
                 self._stop.wait(_INTERVAL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import signal
 import threading
 import time
@@ -15,15 +14,19 @@ import click
 
 from .. import PgOutputError, parse_lsn
 from ..connections import ConnectionParameters, RetryableError
+from ..errors import counted
 from ..lsn import format_lsn
 from ..replication import capture
 from ..replication.attempt import unless_stopped
+from ..replication.capture import check_combined
 from ..replication.link import first_connection
-from ._dsn import dsn_options, given_dsn
+from ._dsn import dsn_options, given_dsn, publications_option
 from ._figures import Lag
 from ._live import shown, status_text
 from ._logs import Formatter
+from ._named import in_options
 from ._position import PositionWatch, end_of_commits
+from ._quantities import ByteCount, Seconds
 from ._systemd import Notifier
 
 if TYPE_CHECKING:
@@ -40,21 +43,12 @@ EX_TEMPFAIL = 75
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STATUS_INTERVAL = 5.0  # seconds between two states for the service manager
 
+# What is checked before the log begins, as wrong usage.
+_COMBINED = (
+    "directory", "upload", "upload_endpoint", "upload_keep", "silent_after", "give_up",
+)  # fmt: skip
+
 _log = logging.getLogger(__name__)
-
-
-_BYTES = re.compile(r"(\d{1,15}) ?(B|kB|MB|GB|)", re.ASCII)
-_POWERS = {"": 0, "B": 0, "kB": 1, "MB": 2, "GB": 3}
-
-
-def _checked_bytes(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
-    """A number of bytes, with a unit of PostgreSQL's settings: kB, MB, GB, of 1024 each."""
-    if value is None:
-        return None
-    match = _BYTES.fullmatch(value)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is no number of bytes, such as 65536, 64kB or 16MB")
-    return int(match[1]) << 10 * _POWERS[match[2]]
 
 
 def _checked_until(_: click.Context, __: click.Parameter, value: str | None) -> int | str | None:
@@ -135,6 +129,7 @@ class _Watcher:
         before, self._progress = self._progress, progress
         if before is None:
             self._notifier.ready()
+            self._position.tell_refusals()
             _log.info("streaming, from %s on", format_lsn(progress.durable_lsn),
                       extra={"event": "streaming"})  # fmt: skip
         elif progress.reconnects > before.reconnects:
@@ -154,27 +149,23 @@ class _Watcher:
         figures = self._lag.figures(progress, self._position.latest)
         self._view.end(figures)
         _log.info(
-            "the capture ends: %s changes of %s transactions in %d segments, durable up to %s",
-            f"{progress.changes:,}", f"{progress.transactions:,}", progress.segments,
-            format_lsn(progress.durable_lsn),
+            "the capture ends: %s of %s in %s, durable up to %s",
+            counted(progress.changes, "change"), counted(progress.transactions, "transaction"),
+            counted(progress.segments, "segment"), format_lsn(progress.durable_lsn),
             extra={"event": "stop", "numbers": figures.as_dict()},
         )  # fmt: skip
-
-
-_seconds = click.FloatRange(min=0)
-_positive_seconds = click.FloatRange(min=0, min_open=True)
 
 
 @click.command(context_settings={"allow_extra_args": True})
 @dsn_options
 @click.option("--slot", required=True, help="The replication slot, of this directory alone.")
-@click.option("--publication", "publications", multiple=True, required=True, help="One or more.")
+@publications_option(required=True, help="One or more.")
 @click.option(
     "--out",
     "directory",
     metavar="DIR",
     required=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(),  # as text, since a Path makes the current directory of nothing
     help="The directory of segments. If it has some, they are continued.",
 )
 @click.option(
@@ -184,7 +175,10 @@ _positive_seconds = click.FloatRange(min=0, min_open=True)
     help="Whether to make the slot if it is not there and the directory is new.",
 )
 @click.option(
-    "--adopt-slot", is_flag=True, help="Begin a new directory with a slot that is there already."
+    "--adopt-slot",
+    is_flag=True,
+    help="Begin a new directory with a slot that is there already, or go on in a directory that "
+    "was downloaded, as the original is lost.",
 )
 @click.option(
     "--until",
@@ -216,7 +210,7 @@ _positive_seconds = click.FloatRange(min=0, min_open=True)
 )
 @click.option(
     "--max-delay",
-    type=_seconds,
+    type=Seconds(min_open=False),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
@@ -225,7 +219,7 @@ _positive_seconds = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--segment-bytes",
     metavar="BYTES",
-    callback=_checked_bytes,
+    type=ByteCount(1),
     default="16MB",
     show_default=True,
     help="A segment ends with the first commit after so much.",
@@ -239,7 +233,7 @@ _positive_seconds = click.FloatRange(min=0, min_open=True)
 )
 @click.option(
     "--grace",
-    type=_positive_seconds,
+    type=Seconds(),
     default=3600.0,
     show_default=True,
     metavar="SECONDS",
@@ -247,27 +241,31 @@ _positive_seconds = click.FloatRange(min=0, min_open=True)
 )
 @click.option(
     "--keep-seconds",
-    type=_positive_seconds,
+    type=Seconds(),
     metavar="SECONDS",
     help="Delete segments that are older, once all consumers have read them.",
 )
 @click.option(
     "--keep-bytes",
     metavar="BYTES",
-    callback=_checked_bytes,
+    type=ByteCount(),
     help="Delete the oldest segments beyond so much, once all consumers have read them.",
 )
 @click.option(
     "--silent-after",
-    type=_positive_seconds,
+    type=Seconds(),
     metavar="SECONDS",
     help="Report consumers that have not moved for so long.",
 )
-@click.option("--give-up", is_flag=True, help="Remove such consumers: nothing is kept for them.")
+@click.option(
+    "--give-up",
+    is_flag=True,
+    help="With --silent-after: remove such consumers, so that nothing is kept for them.",
+)
 @click.option(
     "--min-free",
     metavar="BYTES",
-    callback=_checked_bytes,
+    type=ByteCount(),
     default="256MB",
     show_default=True,
     help="End with an error when less is free on the disk.",
@@ -298,21 +296,21 @@ _positive_seconds = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--max-memory",
     metavar="BYTES",
-    callback=_checked_bytes,
+    type=ByteCount(),
     default="64MB",
     show_default=True,
     help="For transactions that have not ended. Beyond it they go to files without a name.",
 )
 @click.option(
     "--retry-for",
-    type=_positive_seconds,
+    type=Seconds(),
     metavar="SECONDS",
     help="How long connecting is tried again. Without, the first connection is tried once, and one "
     "that was lost is made again without end.",
 )
 @click.option(
     "--silence-timeout",
-    type=_positive_seconds,
+    type=Seconds(),
     metavar="SECONDS",
     help="A server that is silent for so long is given up; by default twice wal_sender_timeout.",
 )
@@ -336,7 +334,7 @@ _positive_seconds = click.FloatRange(min=0, min_open=True)
 )
 @click.option(
     "--log-interval",
-    type=_positive_seconds,
+    type=Seconds(),
     default=10.0,
     show_default=True,
     metavar="SECONDS",
@@ -362,6 +360,10 @@ def command(
     it was told to; 75 an error that may pass, so try again later; 1 an error that does not pass by
     itself; 2 wrong usage; 130 Ctrl-C.
     """
+    try:
+        check_combined(**{name: options[name] for name in _COMBINED})
+    except PgOutputError as error:
+        raise click.UsageError(in_options(str(error), context.command)) from None
     formatter = Formatter(log_format)
     with contextlib.ExitStack() as held:
         view = held.enter_context(shown(formatter, log_format, log_interval))
@@ -372,7 +374,9 @@ def command(
         try:
             given = given_dsn(context, dsn, dsn_file, _log.warning)
             parameters = ConnectionParameters(given)
-            formatter.redact = parameters.without_secrets
+            formatter.change = lambda text: in_options(
+                parameters.without_secrets(text), context.command
+            )
             return _run(given, parameters, view, notifier, stop, options)
         except (click.ClickException, KeyboardInterrupt):
             raise

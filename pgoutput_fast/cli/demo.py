@@ -17,7 +17,7 @@ import click
 
 from pgoutput_fast.demo.report import write_report
 from pgoutput_fast.demo.run import Progress, Result, run
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import PgOutputError, counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -206,8 +206,9 @@ def _demo(changes: int, out: Path | None, keep: bool, seed: int, report: Path) -
             + (f" ({result.fallback_reason})" if result.fallback_reason else "")
         )
         console.print(
-            f"capture: {result.frames:,} frames of {result.transactions:,} transactions, "
-            f"{result.frame_bytes / 1e6:.1f} MB in {result.segments} segments, "
+            f"capture: {counted(result.frames, 'frame')} of "
+            f"{counted(result.transactions, 'transaction')}, "
+            f"{result.frame_bytes / 1e6:.1f} MB in {counted(result.segments, 'segment')}, "
             f"{_rate(result.frames, result.capture_seconds)} frames/s"
         )
         if out is not None or keep:

@@ -10,7 +10,7 @@ import click
 from ..doctor import LEVELS, examine
 from ..errors import PgOutputError, printable
 from ..replication.walsender import check_slot_name
-from ._dsn import dsn_options, given_dsn
+from ._dsn import dsn_options, given_dsn, publications_option
 from ._style import paint_for
 
 if TYPE_CHECKING:
@@ -26,10 +26,7 @@ _COLOURS = {"error": "error", "warning": "warning", "info": "heading"}
 
 @click.command(context_settings={"allow_extra_args": True})
 @dsn_options
-@click.option(
-    "--publication",
-    "publications",
-    multiple=True,
+@publications_option(
     help="One that the stream is to read; several times for several. By default each of the "
     "database is examined.",
 )

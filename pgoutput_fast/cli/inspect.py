@@ -23,7 +23,7 @@ from .. import (
     format_lsn,
 )
 from ..columnar.arrays import OPERATIONS, READ
-from ..directory.looking import look
+from ..directory.looking import batches_of, look
 from ..errors import PgOutputError, printable
 from ..files import FORMATS, Format
 from ..history import POLICIES, Follower, HistoryPolicy, history_of
@@ -92,8 +92,10 @@ def _messages(
             messages = Messages(
                 metadata.encoding, policies, types, continues=True, read=metadata.snapshot
             )
-            for batch in reader:
-                for part in [batch] if follower is None else follower.split(batch):
+            for batch in batches_of(reader, None):
+                for part in (
+                    [batch] if follower is None else follower.split(batch, path, metadata.encoding)
+                ):
                     columns = (part.column(name).to_pylist() for name in ("lsn", "data", "seq"))
                     for lsn, frame, seq in zip(*columns, strict=True):
                         yield messages.decode(lsn, None, frame, seq)
@@ -265,7 +267,8 @@ class _Command(click.Command):
     "tables",
     multiple=True,
     metavar="PATTERN",
-    help="Only of these tables: name or schema.name, with *, ? and [...] in quotes.",
+    help="Only of these tables: name or schema.name, with *, ? and [...] in the shell's quotes; "
+    "what stands in double quotes, as in SQL, is no pattern.",
 )
 @click.option("--xid", "xids", multiple=True, type=int, help="Only of this transaction.")
 @click.option(

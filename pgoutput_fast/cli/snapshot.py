@@ -11,9 +11,11 @@ import click
 from ..directory.copies import Tables
 from ..directory.known import known_tables
 from ..directory.requests import request_copy, requested
-from ..errors import PgOutputError
+from ..errors import PgOutputError, printable
 from ..lsn import format_lsn
+from ..names import parse_name, sql_name
 from ..segments.listing import has_begun
+from ._quantities import Seconds
 
 if TYPE_CHECKING:
     from ..directory.copies import TableState
@@ -36,10 +38,10 @@ _POLL = 0.2  # seconds between two looks whether a copy is there
     multiple=True,
     required=True,
     metavar="SCHEMA.TABLE",
-    help="One or more, by name or by relation id.",
+    help='One or more, by name as SQL has it (public.orders, public."My Table") or by relation id.',
 )
 @click.option(
-    "--wait", metavar="SECONDS", type=click.FloatRange(min=0), help="Wait until they are copied."
+    "--wait", metavar="SECONDS", type=Seconds(min_open=False), help="Wait until they are copied."
 )
 def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int:
     """Ask the capture of a directory to copy tables again.
@@ -83,20 +85,22 @@ def _find(directory: Path, table: str) -> int:
         The directory has no such table, or several.
     """
     known = known_tables(directory)
+    wanted = None if table.isdecimal() else parse_name(table, "schema.table")
     found = [
         relation_id
         for relation_id, name in known.items()
-        if table in (".".join(name), str(relation_id))
+        if name == wanted or str(relation_id) == table
     ]
     if len(found) == 1:
         return found[0]
     if found:
         ids = ", ".join(map(str, sorted(found)))
+        name = "'" + sql_name(*known[found[0]]).replace("'", "''") + "'"
         raise PgOutputError(
             f"{directory} has several tables that were called {table!r}: give one of the relation "
-            f"ids {ids} instead; SELECT '{table}'::regclass::oid tells which one it is now"
+            f"ids {ids} instead; SELECT {name}::regclass::oid tells which one it is now"
         )
-    names = ", ".join(sorted(".".join(name) for name in known.values())) or "none"
+    names = ", ".join(sorted(printable(sql_name(*name)) for name in known.values())) or "none"
     raise PgOutputError(f"{directory} has no table {table!r}; it has {names}")
 
 

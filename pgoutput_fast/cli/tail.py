@@ -12,7 +12,7 @@ import click
 from .. import Begin, Commit, TypeRegistry
 from ..connections import ConnectionParameters, server_error
 from ..replication import connect
-from ._dsn import dsn_options, given_dsn
+from ._dsn import dsn_options, given_dsn, publications_option
 from ._show import Lines, Messages, Values, as_json, values_option
 from ._style import paint_for
 
@@ -30,7 +30,7 @@ def _types(dsn: str) -> TypeRegistry:
 
 @click.command(context_settings={"allow_extra_args": True})
 @dsn_options
-@click.option("--publication", "publications", multiple=True, required=True, help="One or more.")
+@publications_option(required=True, help="One or more.")
 @click.option("--json", "as_objects", is_flag=True, help="One JSON object per line.")
 @values_option
 @click.option("--binary", is_flag=True, help="Ask for values in binary form.")

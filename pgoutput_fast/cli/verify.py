@@ -7,24 +7,28 @@ import dataclasses
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..errors import PgOutputError, printable
+from ..errors import PgOutputError, counted, printable
 from ..lsn import format_lsn
 from ..verify import Difference, Report, TableResult, VerifyProgress, verify
-from ._dsn import dsn_options, given_dsn
+from ._dsn import dsn_options, given_dsn, publications_option
+from ._logs import write_line
+from ._named import in_options
 from ._style import Paint, paint_for
 
 _SHOWN = 200  # characters of a value
+_INTERVAL = 5.0  # seconds between two lines about what is being done
 
 
 @click.command(context_settings={"allow_extra_args": True})
 @dsn_options
-@click.option("--publication", "publications", multiple=True, required=True, help="One or more.")
+@publications_option(required=True, help="One or more.")
 @click.option(
     "--target",
     required=True,
@@ -37,9 +41,18 @@ _SHOWN = 200  # characters of a value
     help="The segments from which an export was made; without them it is not known that nothing "
     "was committed since its last transaction.",
 )
-@click.option("--table", "tables", multiple=True, help="Only this table, with its schema.")
 @click.option(
-    "--exclude", multiple=True, metavar="SCHEMA.TABLE.COLUMN", help="A column not to compare."
+    "--table",
+    "tables",
+    multiple=True,
+    metavar="SCHEMA.TABLE",
+    help='Only this table, by its name as SQL has it: public.orders, public."My Table".',
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="SCHEMA.TABLE.COLUMN",
+    help="A column not to compare, as SQL has it.",
 )
 @click.option(
     "--timeout",
@@ -94,7 +107,7 @@ def command(
             )
     except PgOutputError as error:
         painted = paint_for(sys.stderr)("pgoutput-fast:", "error")
-        print(f"{painted} {error}", file=sys.stderr)
+        print(f"{painted} {in_options(str(error), context.command)}", file=sys.stderr)
         return 2
     if as_object:
         print(json.dumps(_as_object(report)))
@@ -105,20 +118,31 @@ def command(
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[VerifyProgress], None] | None]:
-    """A line about what is being done on standard error, if that is a terminal."""
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield None
+def _progress() -> Iterator[Callable[[VerifyProgress], None]]:
+    """What is being done, on standard error: a line that changes on a terminal, lines elsewhere."""
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        from rich.console import Console
+        from rich.markup import escape
+
+        with Console(stderr=True).status("connecting") as status:
+            yield lambda progress: status.update(escape(_doing(progress)))
         return
-    from rich.console import Console
+    told = time.monotonic()
 
-    with Console(stderr=True).status("connecting") as status:
+    def log(progress: VerifyProgress) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _INTERVAL:
+            told = time.monotonic()
+            write_line(_doing(progress))
 
-        def show(progress: VerifyProgress) -> None:
-            which = f" {printable(progress.table)}" if progress.table else ""
-            status.update(f"{progress.doing}{which}, {progress.done} of {progress.total} tables")
+    yield log
 
-        yield show
+
+def _doing(progress: VerifyProgress) -> str:
+    which = f" {printable(progress.table)}" if progress.table else ""
+    done = f", {progress.done} of {counted(progress.total, 'table')}" if progress.total else ""
+    rows = f", {counted(progress.rows, 'change')}" if progress.rows else ""
+    return f"{progress.doing}{which}{done}{rows}"
 
 
 def _as_object(report: Report) -> dict[str, Any]:
@@ -151,7 +175,7 @@ def _lines(report: Report, paint: Paint) -> Iterator[str]:
 def _said(table: TableResult) -> str:
     if table.state == "not compared":
         return f": {printable(table.why)}"
-    said = f", {table.rows:,} rows"
+    said = f", {counted(table.rows, 'row')}"
     if table.differing:
         least = "at least " if table.differing_is_least else ""
         said += f", {table.target_rows:,} in the target; {least}{table.differing:,} differ"

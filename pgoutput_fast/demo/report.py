@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgoutput_fast.columnar.arrays import OPERATIONS
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import PgOutputError, counted
 
 if TYPE_CHECKING:
     from .run import Result, Span
@@ -178,7 +178,10 @@ def _figures(result: Result, checks: int) -> Iterable[str]:
         (f"{result.transactions:,}", "transactions"),
         (f"{sum(table.rows for table in result.tables):,}", "rows left in the tables"),
         (f"{checks:,}", "values compared"),
-        (f"{result.frame_bytes / 1e6:,.1f} MB", f"of frames, in {result.segments} segments"),
+        (
+            f"{result.frame_bytes / 1e6:,.1f} MB",
+            f"of frames, in {counted(result.segments, 'segment')}",
+        ),
         (f"{_per_second(result.frames, result.capture_seconds)}/s", "frames captured"),
     ):
         yield f"<div><b>{value}</b>{label}</div>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
@@ -10,9 +11,13 @@ from typing import Any
 import pytest
 
 pytest.importorskip("psycopg")
+pytest.importorskip("rich")
+
+from rich.console import Console, Group
 
 from pgoutput_fast.cli import _figures, _position
 from pgoutput_fast.cli._figures import Lag, Meter
+from pgoutput_fast.cli._live import folded
 from pgoutput_fast.cli._logs import Formatter
 from pgoutput_fast.cli._position import Position
 from pgoutput_fast.replication import CaptureProgress
@@ -110,7 +115,7 @@ def test_lines_of_the_log_are_lines() -> None:
     record = logging.LogRecord("x", logging.ERROR, "", 0, "a %s\nb\x1b[31m", ("s3cret",), failed)
     for kind in ("text", "json"):
         formatter = Formatter(kind)  # type: ignore[arg-type]
-        formatter.redact = lambda text: text.replace("s3cret", "***")
+        formatter.change = lambda text: text.replace("s3cret", "***")
         line = formatter.format(record)
         assert "s3cret" not in line
         if kind == "json":
@@ -122,3 +127,21 @@ def test_lines_of_the_log_are_lines() -> None:
             first, *rest = line.splitlines()
             assert first.endswith("ERROR a ***\\nb\\x1b[31m")
             assert rest[-2:] == ["ValueError: with ***", "and another line"]
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (24, ["lag 0 │ 12 changes/s", "3 segments │ 0/15"]),
+        (20, ["lag 0 │ 12 changes/s", "3 segments │ 0/15"]),
+        (19, ["lag 0", "12 changes/s", "3 segments │ 0/15"]),
+        (11, ["lag 0", "12 changes…", "3 segments", "0/15"]),
+        (200, ["lag 0 │ 12 changes/s │ 3 segments │ 0/15"]),
+    ],
+)
+def test_a_live_line_fits_the_terminal(width: int, lines: list[str]) -> None:
+    parts = [("lag 0", "bold"), ("", ""), ("12 changes/s", ""), ("3 segments", ""), ("0/15", "dim")]
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as shown:
+        console.print(Group(folded(parts, width)))
+    assert shown.get().splitlines() == lines

@@ -34,7 +34,7 @@ def test_the_unit_calls_the_command() -> None:
     program, name, *arguments = shlex.split(line)
     assert (Path(program).name, name) == ("pgoutput-fast", "capture")
     found = options(arguments)
-    assert found["directory"] == Path("/var/lib/pgoutput-fast/segments")
+    assert found["directory"] == "/var/lib/pgoutput-fast/segments"
     assert found["dsn_file"] == Path("${CREDENTIALS_DIRECTORY}/dsn")
     assert "LoadCredential=dsn:" in text
     assert "Type=notify" in text
@@ -61,5 +61,5 @@ def test_the_container_calls_the_command() -> None:
     commented = "\n".join(re.findall(r"^# ?(.*)$", text, re.MULTILINE)).replace("\\\n", " ")
     (run,) = re.findall(r"^ *podman run .* pgoutput-fast +(--.*)$", commented, re.MULTILINE)
     found = options([*first, *shlex.split(run)])
-    assert found["directory"] == Path("/data/segments")
+    assert found["directory"] == "/data/segments"
     assert "VOLUME /data\n" in text

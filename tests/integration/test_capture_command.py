@@ -15,14 +15,16 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import psycopg
 import pytest
 from builds import ROOT
 
 import pgoutput_fast as pf
+from pgoutput_fast.cli import _position, main
 from pgoutput_fast.cli import capture as capture_command
-from pgoutput_fast.cli import main
 from pgoutput_fast.cli._metrics import METRICS, PREFIX
+from pgoutput_fast.cli._quantities import ByteCount
 from pgoutput_fast.replication import connect, walsender
 from pgoutput_fast.segments import SegmentReader, list_segments
 
@@ -237,7 +239,7 @@ def test_refusals_and_their_exit_codes(
 
     new = [*arguments(published, tmp_path / "new"), *JSON, "--until", "now"]
     run(new, code=1)
-    assert "is there already" in run.event("error")["message"]  # type: ignore[index]
+    assert "there is none, --adopt-slot to begin" in run.event("error")["message"]  # type: ignore[index]
     run([*new, "--adopt-slot"])
     published.execute(f"SELECT pg_drop_replication_slot('slot_{published.name}')")
     none = [*arguments(published, tmp_path / "none"), *JSON, "--until", "now"]
@@ -256,6 +258,56 @@ def test_refusals_and_their_exit_codes(
         errors = capsys.readouterr().err
         assert text in errors
         assert "s3cret" not in errors
+
+
+def test_numbers_of_bytes_are_as_in_the_servers_settings(pg18: Any) -> None:
+    setting = "SELECT setting::bigint FROM pg_settings WHERE name = 'work_mem'"
+    with psycopg.connect(pg18.dsn(), autocommit=True) as connection:
+        for given in ("100kB", "1.5MB", " 1 GB ", "1TB", "1.0005MB", "70000B", "2.GB"):
+            connection.execute("SELECT set_config('work_mem', %s, false)", [given])
+            ((kilobytes,),) = connection.execute(setting).fetchall()
+            assert round(ByteCount().convert(given, None, None) / 1024) == kilobytes
+        for given in ("1mb", "1 KB", "1MiB", "", "x"):
+            with pytest.raises(psycopg.errors.InvalidParameterValue):
+                connection.execute("SELECT set_config('work_mem', %s, false)", [given])
+            with pytest.raises(click.BadParameter):
+                ByteCount().convert(given, None, None)
+
+
+def test_a_server_that_refuses_is_told_once(
+    published: Any,
+    run: Running,
+    tmp_path: Path,
+    wait_until: WaitUntil,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the stream is refused, by its error alone; with advice."""
+    directory = tmp_path / "out"
+    given = arguments(published, directory, *JSON, dsn=f"{published.dsn} dbname=nowhere")
+    run(given, code=1)
+    assert [one["event"] for one in run.events()] == ["start", "error"]
+    message = run.event("error")["message"]  # type: ignore[index]
+    assert message.endswith('FATAL: database "nowhere" does not exist; check the database\'s name')
+
+    # Where only the question is refused how far the log is, the capture goes on, and says so once.
+    asked = 0
+
+    def refuse(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+        raise pf.PgOutputError("refused")
+
+    monkeypatch.setattr(_position, "_INTERVAL", 0.02)
+    monkeypatch.setattr(_position, "_position", refuse)
+    said = "refused; the lag is not known until it is answered"
+
+    def look() -> None:
+        wait_until(lambda: said in run.text)
+        before = asked
+        wait_until(lambda: asked > before + 2)
+
+    run([*arguments(published, directory), *JSON], look)
+    assert [one["message"] for one in run.events() if one["level"] == "warning"] == [said]
 
 
 def test_no_secret_is_shown(
@@ -532,7 +584,7 @@ def test_a_terminal_has_a_live_line(published: Any, tmp_path: Path, wait_until: 
 
     read(b"lag ")
     published.execute("INSERT INTO t VALUES (1, 'x')")
-    read(b"1 segments")
+    read(b"1 segment")
     process.send_signal(signal.SIGTERM)
     while True:
         try:
@@ -545,4 +597,4 @@ def test_a_terminal_has_a_live_line(published: Any, tmp_path: Path, wait_until: 
     # The cursor is hidden and shown again; the line is left, and the next one begins.
     assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h") == 1
     assert shown.index(b"\x1b[?25l") < shown.index(b"\x1b[?25h")
-    assert b"the capture ends: 1 changes of 1 transactions in 1 segments" in shown
+    assert b"the capture ends: 1 change of 1 transaction in 1 segment," in shown

@@ -229,8 +229,10 @@ def test_two_minimal_consumers_with_one_file(source: EmbeddedServer, tmp_path: P
         first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         second: subprocess.Popen[str] | None = None
         try:
-            assert first.stderr is not None
-            until(first.stderr, "START_REPLICATION")
+            active = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'shop' AND active"
+            deadline = time.monotonic() + 30
+            while connection.execute(active).fetchone() != (1,) and time.monotonic() < deadline:
+                time.sleep(0.01)
             second = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
             assert second.stderr is not None
             until(second.stderr, "trying again in")

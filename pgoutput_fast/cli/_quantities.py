@@ -1,0 +1,62 @@
+"""Numbers that options have: of bytes, with PostgreSQL's units, and of seconds."""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from typing import Any
+
+_BYTES = re.compile(r"\s*(\d{1,19}(?:\.\d{0,19})?)\s*(|B|kB|MB|GB|TB)\s*", re.ASCII)
+_POWERS = {"": 0, "B": 0, "kB": 1, "MB": 2, "GB": 3, "TB": 4}
+_MOST = (1 << 63) - 1  # as of a file's size
+
+
+class ByteCount(click.IntRange):
+    """A number of bytes as PostgreSQL's settings have it: 65536, 64kB, 1.5GB; units are of 1024.
+
+    Parameters
+    ----------
+    least : int
+    """
+
+    def __init__(self, least: int = 0) -> None:
+        super().__init__(min=least)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number; click calls it."""
+        match = _BYTES.fullmatch(str(value))
+        if match is None:
+            shown = "65536, 64kB, 16MB, 1.5GB or 2TB"
+            self.fail(f"{value!r} is no number of bytes, such as {shown}", param, ctx)
+        found = round(Decimal(match[1]) * (1 << 10 * _POWERS[match[2]]))
+        if found > _MOST:
+            self.fail(f"{value!r} is more than {_MOST} bytes", param, ctx)
+        return int(super().convert(found, param, ctx))
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds, of which an infinite one is none.
+
+    Parameters
+    ----------
+    min_open : bool
+        Whether it is above 0; else it may be 0.
+    """
+
+    def __init__(self, *, min_open: bool = True) -> None:
+        super().__init__(min=0, min_open=min_open)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number; click calls it."""
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return found

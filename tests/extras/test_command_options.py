@@ -1,0 +1,96 @@
+"""The command's errors name its options, where those of the functions name their arguments."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("click")
+pytest.importorskip("psycopg")
+pytest.importorskip("pyarrow")
+
+from pgoutput_fast.cli import main
+from pgoutput_fast.cli._named import in_options
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "shown"),
+    [
+        ("capture", "give adopt_slot=True to begin", "give --adopt-slot to begin"),
+        ("capture", "capture with history=False", "capture with --no-history"),
+        ("capture", "it needs history=True, too", "it needs --history, too"),
+        ("capture", "only with adopt_slot=False", "only with no --adopt-slot"),
+        ("capture", "max_delay=-1.5: expected", "--max-delay -1.5: expected"),
+        ("capture", "upload='s3://a/b'", "--upload s3://a/b"),
+        (
+            "capture",
+            "upload_endpoint= and upload_keep= need upload=",
+            "--upload-endpoint and --upload-keep need --upload",
+        ),
+        ("capture", "until_lsn=5 in directory=", "--until 5 in --out"),
+        ("capture", "protocol=5 and consumer=", "protocol=5 and consumer="),
+        ("capture", "/a/slot=x x.slot=1 --slot=s slot=[", "/a/slot=x x.slot=1 --slot=s slot=["),
+        ("inspect", 'history="newer" (registry=)', "--history newer (--types)"),
+        ("inspect", 'with on_error="collect"; consumer= keeps',
+         "with --on-error collect; --consumer keeps"),
+        ("verify", "timeout=nan: expected", "--timeout nan: expected"),
+    ],
+)  # fmt: skip
+def test_options_stand_for_arguments(command: str, text: str, shown: str) -> None:
+    found = importlib.import_module(f"pgoutput_fast.cli.{command}").command
+    assert in_options(text, found) == shown
+
+
+def test_errors_of_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command that shows errors in a way of its own."""
+    made = ["--dsn", "host=/nonexistent", "--publication", "p"]
+    target = tmp_path / "target"
+    target.mkdir()
+    for given, code, text in [
+        (
+            ["verify", *made, "--target", str(target), "--timeout", "nan"],
+            2,
+            "--timeout nan: expected a number of seconds above 0",
+        ),
+        (
+            ["inspect", __file__, "--to", "csv", str(target), "--consumer", "c"],
+            1,
+            "--consumer needs one directory of segments",
+        ),
+    ]:
+        assert main(given) == code
+        assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (["--upload-keep", "local"], "--upload-endpoint and --upload-keep need --upload"),
+        (["--upload-endpoint", "http://x"], "--upload-endpoint and --upload-keep need --upload"),
+        (["--upload", "http://bucket/lake"], "http://bucket/lake is no place for copies: give s3:"),
+        (["--upload", "s3://bucket"], "s3://bucket needs a prefix behind the bucket"),
+        (["--upload", "s3://u:geheim@bucket/lake"], "the URL of the object storage has a user or "),
+        (["--upload", "s3://bucket/lake", "--upload-endpoint", "x"], "x is no endpoint: give http"),
+        (["--out", "s3://bucket/lake"], "and for a copy in object storage --upload s3://bucket/pr"),
+        (["--out", ""], "--out is empty"),
+        (["--give-up"], "--give-up needs --silent-after, the seconds after which a consumer"),
+    ],
+)
+def test_options_that_have_no_sense_are_wrong_usage(
+    given: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are refused before the log begins, and before anything is connected to or made."""
+    lake = tmp_path / "lake"
+    made = ["--dsn", "host=/nonexistent", "--publication", "p", "--slot", "s", "--out", str(lake)]
+    assert main(["capture", *made, "--log-format", "json", *given]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    *usage, error = said.err.splitlines()
+    assert error.startswith("Error: ")
+    assert text in error
+    assert usage[0].startswith("Usage: pgoutput-fast capture ")
+    assert not any(line.startswith("{") for line in usage)  # as those of the log
+    assert "geheim" not in said.err
+    assert not lake.exists()
