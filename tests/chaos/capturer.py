@@ -16,7 +16,8 @@ import threading
 
 from consumer import limit_files
 
-from pgoutput_fast.replication import capture, upkeep
+from pgoutput_fast.directory import uploading
+from pgoutput_fast.replication import capture, upkeep, uploader
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(message)s")
@@ -27,4 +28,6 @@ if __name__ == "__main__":
     if options.pop("quick", False):
         for name in ("_TICK", "_MERGE_INTERVAL", "_TIDY_INTERVAL", "_WATCH_INTERVAL"):
             setattr(upkeep, name, 0.1)
+        uploader._INTERVAL = 0.1
+        uploading._ROUND = 0.2
     capture(sys.argv[2], directory=sys.argv[1], stop=ended, **options)

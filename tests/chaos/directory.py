@@ -1,19 +1,24 @@
-"""A capture's directory under faults: copies, merging and retention, kill -9 all the while.
+"""A capture's directory under faults: copies, merging, retention and upload, kill -9 all the while.
 
     python tests/chaos/directory.py [--seed N] [--kills N]
 
 A writer changes tables and their place in the publication: rows, truncates, rewrites, tables that
 join, leave, are dropped and made again, renamed. A capture (`capturer.py`) copies and captures them
-into a directory, where it merges and deletes files; it is killed at moments by chance. Two
-consumers read beside it, one of them seldom, and copies are asked for again. At the end the tables
-of both, and of a new consumer, are compared with the server's.
+into a directory, where it merges and deletes files, and uploads it to object storage, from which by
+chance it deletes them too; it is killed at moments by chance. Two consumers read beside it, one of
+them seldom, and copies are asked for again. At the end the tables of both, of a new consumer, and
+of one of the upload are compared with the server's, and the upload's files with the directory's.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
+import itertools
+import os
 import random
+import subprocess
 import sys
 import tempfile
 import threading
@@ -26,9 +31,13 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 import psycopg
 from chaos import Consumer, execute, wait_for
 from folded import Folded
+from object_storage import ENVIRONMENT, Storage
 
+from pgoutput_fast.directory.consumers import consumers
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.requests import request_copy
+from pgoutput_fast.directory.snapshots import snapshot_files
+from pgoutput_fast.directory.uploading import download
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments.listing import contents
@@ -116,6 +125,93 @@ class Capturer(Consumer):
     script = "capturer.py"
 
 
+class Uploaded:
+    """The object storage, in a process of its own, and what the directory has had for it."""
+
+    def __init__(self, directory: Path, keep: str) -> None:
+        script = Path(__file__).parents[1] / "tools" / "object_storage.py"
+        self._process = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        self._directory = directory
+        self.keep = keep
+        self._storage = Storage(self._process.stdout.readline().strip(), "bucket")
+        self._digests: dict[str, bytes] = {}
+        self._downloads = 0
+        self.begin: int | None = None
+        self.behind = 0
+        self.options = {
+            "upload": self._storage.url, "upload_endpoint": self._storage.endpoint,
+            "upload_keep": keep,
+        }  # fmt: skip
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def note(self) -> None:
+        """Remember the files that are whole, and whether all are copied; no capture runs."""
+        self.behind += self.position() < contents(self._directory).end
+        paths = [*self._directory.glob("*.arrow"), *self._directory.glob("tables/*.json")]
+        files = snapshot_files(self._directory)
+        for relation_id, state in Tables(self._directory).read().items():
+            for copy in state.snapshots:  # of a copy that is not whole, files are written again
+                paths += files.get((relation_id, copy.generation), ())
+        for path in paths:
+            name = str(path.relative_to(self._directory))
+            if name not in self._digests:
+                self._digests[name] = hashlib.sha256(path.read_bytes()).digest()
+
+    def position(self) -> int:
+        """Everything before this LSN is uploaded."""
+        found = {one.name: one.position.lsn for one in consumers(self._directory)}
+        return found.get("_upload", 0)
+
+    def downloaded(self) -> Path:
+        """What a reader elsewhere has."""
+        self._downloads += 1
+        there = self._directory.with_name(f"there-{self._downloads}")
+        download(self._storage.url, there, endpoint=self._storage.endpoint)
+        return there
+
+    def look(self) -> None:
+        """Read the upload as it is; nothing is missing in it, and nothing comes twice."""
+        if self.keep == "all":  # else a new consumer may lack what is deleted
+            Folded(self.downloaded()).take()
+
+    def check(self) -> tuple[Path, int]:
+        """Compare the objects with the files, at the end: the download, and how many objects."""
+        self.note()
+        objects = self._storage.objects()
+        for name, content in objects.items():
+            if name in self._digests:
+                assert hashlib.sha256(content).digest() == self._digests[name], name
+        there = self.downloaded()
+        here, found = contents(self._directory), contents(there)
+        stretches = list(dict.fromkeys((one.start_lsn, one.end_lsn) for one in found.segments))
+        for before, after in itertools.pairwise(stretches):
+            assert before[1] == after[0], (before, after)
+        assert found.end == here.end
+        if self.keep == "all":  # what was deleted from the directory is there
+            assert found.begin <= self.begin
+        edges = {lsn for stretch in stretches for lsn in stretch}
+        for segment in here.segments:
+            # As a file, or as those from which it was merged.
+            assert segment.name in objects or {segment.start_lsn, segment.end_lsn} <= edges
+        files = snapshot_files(self._directory)
+        for state in Tables(self._directory).read().values():
+            for copy in state.copies:
+                assert f"tables/{copy.name}" in objects
+                if copy.state == "snapshot":
+                    names = {
+                        f"snapshots/{path.name}"
+                        for path in files.get((copy.relation_id, copy.generation), ())
+                    }
+                    assert names <= objects.keys()
+        return there, len(objects)
+
+
 def compare(server: EmbeddedServer, folded: Folded) -> int:
     """The number of tables that are published, all of which have the server's rows."""
     tables = execute(
@@ -134,6 +230,7 @@ def compare(server: EmbeddedServer, folded: Folded) -> int:
 
 def run(seed: int, kills: int) -> None:
     chance = random.Random(seed)
+    os.environ.update(ENVIRONMENT)
     begin = time.monotonic()
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "lake"
@@ -143,7 +240,10 @@ def run(seed: int, kills: int) -> None:
             execute(server, *make_table(f"t{number}"))
         writer = Writer(server, chance)
         stack.callback(writer.end)
+        uploaded = Uploaded(directory, chance.choice(("all", "local")))
+        stack.callback(uploaded.end)
         options = {
+            **uploaded.options,
             "slot": "s", "publications": ["p"], "snapshot": "initial", "create_slot": True,
             "retry_for": 60, "max_delay": 0.05, "segment_bytes": 100_000, "grace": 2.0,
             "keep_bytes": 300_000, "quick": True, "compression": chance.choice((None, "lz4")),
@@ -153,7 +253,7 @@ def run(seed: int, kills: int) -> None:
         stack.callback(capturer.log.close)
         stack.callback(capturer.kill)
         try:
-            often, seldom = take_part(capturer, directory, kills, chance)
+            often, seldom = take_part(capturer, directory, uploaded, kills, chance)
             writer.end()
             finish(server, capturer, directory)
             # What a new consumer needs is deleted, but for copies that are made for it.
@@ -162,7 +262,8 @@ def run(seed: int, kills: int) -> None:
                     request_copy(directory, relation_id, ["", ""])
             finish(server, capturer, directory)
             new = Folded(directory, "new")
-            for folded in (often, seldom, new):
+            there, objects = uploaded.check()
+            for folded in (often, seldom, new, Folded(there, "there")):
                 count = compare(server, folded.take())
             copies = [len(state.snapshots) for state in Tables(directory).read().values()]
         except AssertionError:
@@ -170,16 +271,19 @@ def run(seed: int, kills: int) -> None:
             raise
     print(
         f"a directory, kill -9 of its capture: {kills} faults, {sum(copies)} copies of "
-        f"{len(copies)} tables, {count} compared, {time.monotonic() - begin:.0f} s",
+        f"{len(copies)} tables, {count} compared, {objects} objects uploaded, and "
+        f"{uploaded.behind} faults before all was (keep {uploaded.keep}), "
+        f"{time.monotonic() - begin:.0f} s",
         flush=True,
     )
 
 
 def take_part(
-    capturer: Capturer, directory: Path, kills: int, chance: random.Random
+    capturer: Capturer, directory: Path, uploaded: Uploaded, kills: int, chance: random.Random
 ) -> tuple[Folded, Folded]:
     """Kill the capture again and again, read beside it, ask for copies; the two consumers."""
     wait_for("the directory", lambda: (directory / "position.json").exists())
+    uploaded.begin = contents(directory).begin
     often, seldom = Folded(directory, "often"), Folded(directory, "seldom")
     for number in range(kills):
         # A process needs some tenths of a second until it works.
@@ -189,6 +293,9 @@ def take_part(
             if states:
                 request_copy(directory, chance.choice(states), ["", ""])
         capturer.kill()
+        uploaded.note()
+        if number > 20 and number % 20 == 10:
+            uploaded.look()
         capturer.start()
         often.take()
         if number % 20 == 19:
@@ -197,6 +304,7 @@ def take_part(
             wait_for(
                 "progress", lambda end=end: not capturer.keep() and contents(directory).end > end
             )
+            wait_for("uploads", lambda end=end: not capturer.keep() and uploaded.position() > end)
     return often, seldom
 
 

@@ -61,6 +61,7 @@ def test_memory_stays_flat_under_pgbench() -> None:
 )
 def test_a_directory_holds(arguments: list[str]) -> None:
     """Under kills, and over weeks."""
+    pytest.importorskip("moto")
     script = Path(__file__).with_name(arguments[0])
     ended = subprocess.run(
         [sys.executable, str(script), *arguments[1:]], capture_output=True, text=True, check=False

@@ -294,8 +294,9 @@ def test_capture_and_spark(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("impl", ["cython", "python"])
-def test_the_test_kit_prints_what_its_page_says(impl: str, tmp_path: Path) -> None:
-    page = ROOT / "docs" / "testing.md"
+@pytest.mark.parametrize("name", ["testing.md", "fold.md"])
+def test_examples_print_what_their_page_says(impl: str, name: str, tmp_path: Path) -> None:
+    page = ROOT / "docs" / name
     example = "\n".join(python_blocks(page))
     ran = run_python("-W", "error", "-c", example, cwd=tmp_path, PGOUTPUT_FAST_IMPL=impl)
     assert (ran.returncode, ran.stderr) == (0, "")
