@@ -264,7 +264,7 @@ def run(seed: int, kills: int) -> None:
             new = Folded(directory, "new")
             there, objects = uploaded.check()
             for folded in (often, seldom, new, Folded(there, "there")):
-                count = compare(server, folded.take())
+                count = compare(server, folded.settle())
             copies = [len(state.snapshots) for state in Tables(directory).read().values()]
         except AssertionError:
             print(f"The capture's log ends with:\n{capturer.said()[-3000:]}")

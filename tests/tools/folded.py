@@ -51,6 +51,14 @@ class Folded:
         self.consumer.advance(reading.after)
         return self
 
+    def settle(self) -> Folded:
+        """Take all that is there. A reading ends before changes that a later copy voids."""
+        position = None
+        while position != self.consumer.position:
+            position = self.consumer.position
+            self.take()
+        return self
+
     def _apply(self, message: Any, commit_lsn: int, seq: int, step: Step, reading: Reading) -> None:
         if isinstance(message, pf.Truncate):
             for offset, oid in enumerate(message.relation_ids):
