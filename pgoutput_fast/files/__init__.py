@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pgoutput_fast.types import TypeRegistry
 
     from ._consuming import Registered
-    from ._units import Chunk, Plan, Source, Unit
+    from pgoutput_fast.captured.units import Chunk, Plan, Source, Unit
 
 __all__ = ["FORMATS", "ExportProgress", "ExportResult", "ExportedTable", "export"]
 
@@ -153,7 +153,7 @@ def export(
     """
     require_pyarrow()
     from ._consuming import Registered
-    from ._units import open_source
+    from pgoutput_fast.captured.units import open_source
     from ._write import refusals
 
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
@@ -339,7 +339,7 @@ class _Export:
 
     def result(self, part_bytes: int) -> ExportResult:
         """Write what the directory does not have yet, and return what was done."""
-        from ._progress import Progress
+        from pgoutput_fast.captured.progress import Progress
 
         manifest = self._manifest
         progress = None

@@ -14,10 +14,10 @@ from pgoutput_fast.columnar.fields import EPOCH_SHIFT
 from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.values import timestamp_form
 
-from ._windows import events_that_count
+from pgoutput_fast.captured.windows import events_that_count
 
 if TYPE_CHECKING:
-    from ._units import Chunk
+    from pgoutput_fast.captured.units import Chunk
 
 _NAMES = {
     "C": "commit",

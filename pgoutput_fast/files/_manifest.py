@@ -23,7 +23,7 @@ from pgoutput_fast._forms import of_form
 from pgoutput_fast.errors import PgOutputError
 
 from ._flatten import Shape
-from ._progress import Progress
+from pgoutput_fast.captured.progress import Progress
 
 FORMAT_VERSION = 2
 _READ_VERSIONS = (1, 2)

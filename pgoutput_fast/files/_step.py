@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from pgoutput_fast.captured.changes import ChangeReader
+from pgoutput_fast.captured.units import Chunk, Unit
 from pgoutput_fast.columnar.arrays import commit_of
 from pgoutput_fast.columnar.decoder import ColumnarDecoder
-from pgoutput_fast.errors import DecodeError, PgOutputError
-from pgoutput_fast.lsn import format_lsn
+from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.names import shown_name
-from pgoutput_fast.protocol.wire import relation_id_of
 from pgoutput_fast.segments.format import RESTORE
 
 from ._events import errors_of, events_of
 from ._flatten import Shape
-from ._units import Chunk, Unit
-from ._windows import counted, frame_counts, given_lsns
 from ._write import Spill
 
 if TYPE_CHECKING:
@@ -56,11 +54,9 @@ class Step:
         follower: Follower | None = None,
     ) -> None:
         self._spill = Spill(path)
-        self._follower = follower
-        self._decoding = decoding
+        self._reader = ChangeReader(decoding, follower, self._take_rest)
+        self._on_error = decoding["on_error"]
         self._before, self._fold = before, fold
-        self._decoder: ColumnarDecoder | None = None
-        self._encoding = ""
         # Id of a batch's layout and its format → the layout, and the number of its shape, which is
         # its key in the spill. The layout is kept here so that no other one gets its id.
         self._known: dict[tuple[int, Any], tuple[Any, int]] = {}
@@ -103,7 +99,7 @@ class Step:
         It is if the unit is a file of a copy of which another file, the one before, was decoded.
         """
         copy = None if unit.step is None else unit.step.copy
-        if copy is None or self._copied is None or self._decoding["on_error"] != "raise":
+        if copy is None or self._copied is None or self._on_error != "raise":
             return False
         of, number = self._copied
         if of != (copy.relation_id, copy.generation):
@@ -113,7 +109,7 @@ class Step:
 
     def refuse_earlier(self, read: Callable[[Unit], Iterable[Chunk]]) -> None:
         """Raise the error of a frame that was put off, as it comes before one that was refused."""
-        self._decoder = None  # it stopped anywhere
+        self._reader.restart()
         for unit in self._spill.waiting():
             for chunk in read(unit):
                 for _ in self._decode(chunk):
@@ -121,71 +117,20 @@ class Step:
 
     def _decode(self, chunk: Chunk) -> Iterator[tuple[Any, int, Any]]:
         """Decode frames: each batch of changes, the number of its shape, and its rows."""
-        try:
-            if self._follower is None:
-                yield from self._decode_part(chunk)
-                return
-            commit_lsns = chunk.beside.column("commit_lsn")
-            parts = self._follower.parts(
-                chunk.frames, chunk.lsns, commit_lsns, chunk.path, chunk.encoding
-            )
-            for begin, end in parts:
-                part = chunk._replace(
-                    frames=chunk.frames.slice(begin, end - begin),
-                    lsns=chunk.lsns[begin:end],
-                    beside=chunk.beside.slice(begin, end - begin),
-                )
-                try:
-                    yield from self._decode_part(part)
-                except DecodeError as error:
-                    if error.frame is not None:
-                        error.frame += begin
-                    raise
-        except DecodeError as error:
-            raise _located(error, chunk) from error
-
-    def _decode_part(self, chunk: Chunk) -> Iterator[tuple[Any, int, Any]]:
-        """Do this for frames whose types do not change."""
-        decoder = self._decoder_for(chunk)
-        for changes in decoder.decode(chunk.frames, lsns=given_lsns(chunk)):
-            batch = counted(changes, chunk)
-            if not len(batch):
-                continue
-            if self._follower is not None:
-                self._follower.check_batch(changes.layout, batch, chunk.path)
+        for changes, batch in self._reader.changes(chunk):
             number = self._number(changes)
             self.decoded += len(batch)
             yield changes, number, self._shapes[number].rows(batch)
+
+    def _take_rest(self, decoder: ColumnarDecoder, chunk: Chunk, errors: list[int]) -> None:
+        """Keep the events of frames, and the errors of those that count."""
         if chunk.step is None or chunk.step.copy is None:  # those of a copy do not count
             events = events_of(decoder, chunk)
             if len(events):
                 self._spill.add(_EVENTS, events)
                 self._note(decoder)
-        self._take_errors(decoder, chunk)
-
-    def _decoder_for(self, chunk: Chunk) -> ColumnarDecoder:
-        """The decoder for the next frames. What it is made with may differ from unit to unit."""
-        if self._decoder is None or self._encoding != chunk.encoding:
-            # Errors are collected, as a frame that does not count may be refused.
-            arguments = {**self._decoding, "on_error": "collect", "encoding": chunk.encoding}
-            self._decoder, self._encoding = ColumnarDecoder(**arguments), chunk.encoding
-        return self._decoder
-
-    def _take_errors(self, decoder: ColumnarDecoder, chunk: Chunk) -> None:
-        """Keep the errors of frames that count, or raise the first one."""
-        if not decoder.errors:
-            return
-        places = [i for i, bad in enumerate(decoder.errors) if frame_counts(chunk, bad)]
-        if places and self._decoding["on_error"] == "raise":
-            bad = decoder.errors[places[0]]
-            if self._follower is not None and bad.data[:1] in (b"I", b"U", b"D"):
-                found = relation_id_of(bad.data, in_stream=False)
-                if found is not None:
-                    self._follower.check(found, chunk.path)
-            bad.error.frame = bad.frame
-            raise bad.error
-        if places:
-            self._spill.add(_ERRORS, errors_of(decoder, chunk.path).take(pa.array(places)))
+        if errors:
+            self._spill.add(_ERRORS, errors_of(decoder, chunk.path).take(pa.array(errors)))
 
     def _number(self, changes: Any) -> int:
         """The number of the shape of a batch's rows; batches of one shape are kept together."""
@@ -282,12 +227,3 @@ def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
     yield first
     yield from rest
 
-
-def _located(error: DecodeError, chunk: Chunk) -> PgOutputError:
-    """Make an error that also names the place in the source."""
-    lsn = ""
-    if chunk.lsns is not None and error.frame is not None:
-        lsn = f", LSN {format_lsn(int(chunk.lsns[error.frame]))}"
-    return PgOutputError(
-        f'{chunk.path}{lsn}: {error}; with on_error="collect" such frames are put aside'
-    )

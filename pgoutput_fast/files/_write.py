@@ -35,7 +35,7 @@ from ._manifest import (
 )
 
 if TYPE_CHECKING:
-    from ._units import Unit
+    from pgoutput_fast.captured.units import Unit
 
 DATABASE = "changes.duckdb"
 

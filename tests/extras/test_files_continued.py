@@ -24,7 +24,8 @@ from exporting import (
 
 import pgoutput_fast as pf
 from pgoutput_fast import files
-from pgoutput_fast.files import _manifest, _units, _write
+from pgoutput_fast.captured import units as _units
+from pgoutput_fast.files import _manifest, _write
 
 csv.field_size_limit(1 << 30)
 
@@ -104,16 +105,20 @@ KILLED = """
 import os, signal, sys
 import duckdb, numpy, pyarrow.compute, pyarrow.csv, pyarrow.ipc, pyarrow.parquet
 from pgoutput_fast import files
-from pgoutput_fast.files import _manifest, _step, _units, _write
+from pgoutput_fast.captured import changes, units, windows
+from pgoutput_fast.files import _manifest, _step, _write
 
 source, format, part_bytes = sys.argv[1:]
+
+def where(path):
+    return "/files/" in path or "/captured/" in path
 
 def run(out, limit):
     count = 0
 
     def trace(frame, event, arg):
         nonlocal count
-        if "/files/" in frame.f_code.co_filename and event == "call":
+        if where(frame.f_code.co_filename) and event == "call":
             count += 1
             if count == limit:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.names import qualified
-from pgoutput_fast.protocol.wire import relation_id_of
-from pgoutput_fast.segments.format import ANNOUNCED_LSN
+from ..errors import PgOutputError
+from ..names import qualified
+from ..protocol.wire import relation_id_of
+from ..segments.format import ANNOUNCED_LSN
 
 if TYPE_CHECKING:
-    from pgoutput_fast.columnar._pure_batch import ChangeBatch
-    from pgoutput_fast.columnar.decoder import BadFrame
+    from ..columnar._pure_batch import ChangeBatch
+    from ..columnar.decoder import BadFrame
 
-    from ._units import Chunk
+    from .units import Chunk
 
 
 def counted(changes: ChangeBatch, chunk: Chunk) -> Any:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from pgoutput_fast.directory.copies import Tables
-from pgoutput_fast.directory.known import how_to_copy
-from pgoutput_fast.directory.looking import Look, batches_of, check_file, look, readable
-from pgoutput_fast.directory.reading import (
+from ..directory.copies import Tables
+from ..directory.known import how_to_copy
+from ..directory.looking import Look, batches_of, check_file, look, readable
+from ..directory.reading import (
     Position,
     Reading,
     Step,
@@ -22,15 +22,15 @@ from pgoutput_fast.directory.reading import (
     next_reading,
     steps,
 )
-from pgoutput_fast.errors import PgOutputError, counted
-from pgoutput_fast.lsn import format_lsn, parse_lsn
-from pgoutput_fast.segments import Segment, SegmentMetadata, SegmentReader, list_segments
-from pgoutput_fast.segments.format import ANNOUNCED_LSN
-from pgoutput_fast.segments.listing import Contents, stored_metadata
-from pgoutput_fast.segments.reader import is_segment
-from pgoutput_fast.segments.recordings import Frame, Recording
+from ..errors import PgOutputError, counted
+from ..lsn import format_lsn, parse_lsn
+from ..segments import Segment, SegmentMetadata, SegmentReader, list_segments
+from ..segments.format import ANNOUNCED_LSN
+from ..segments.listing import Contents, stored_metadata
+from ..segments.reader import is_segment
+from ..segments.recordings import Frame, Recording
 
-from ._progress import Progress, Walk, counts
+from .progress import Progress, Walk, counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pgoutput_fast.directory.reading import Position
-from pgoutput_fast.lsn import format_lsn, parse_lsn
+from ..directory.reading import Position
+from ..lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
-    from pgoutput_fast.directory.copies import Copy
-    from pgoutput_fast.directory.reading import Reading, Step
+    from ..directory.copies import Copy
+    from ..directory.reading import Reading, Step
 
 
 class Progress(NamedTuple):

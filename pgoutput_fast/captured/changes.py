@@ -1,0 +1,121 @@
+"""Decode the frames of units: the changes that count, by the types of their time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..columnar.decoder import ColumnarDecoder
+from ..errors import DecodeError, PgOutputError
+from ..lsn import format_lsn
+from ..protocol.wire import relation_id_of
+from .windows import counted, frame_counts, given_lsns
+
+if TYPE_CHECKING:
+    from ..columnar._pure_batch import ChangeBatch
+    from ..history import Follower
+    from .units import Chunk
+
+
+class ChangeReader:
+    """Decodes chunks in their order.
+
+    Parameters
+    ----------
+    decoding : dict
+        Arguments of :class:`ColumnarDecoder`.
+    follower : Follower, optional
+        It gives the registry the types of each part's time.
+    decoded : callable, optional
+        Called behind each part that was decoded, with the decoder, which has the part's events and
+        errors; the part; and the places of the errors that count. If ``on_error`` is "raise", such
+        an error is raised instead.
+    """
+
+    def __init__(
+        self,
+        decoding: dict[str, Any],
+        follower: Follower | None = None,
+        decoded: Callable[[ColumnarDecoder, Chunk, list[int]], None] | None = None,
+    ) -> None:
+        self._decoding = decoding
+        self._follower = follower
+        self._decoded = decoded
+        self._decoder: ColumnarDecoder | None = None
+        self._encoding = ""
+
+    def restart(self) -> None:
+        """Begin anew, as the last chunk was not decoded to its end."""
+        self._decoder = None
+
+    def changes(self, chunk: Chunk) -> Iterator[tuple[ChangeBatch, Any]]:
+        """Each batch of changes of a chunk, and the record batch of those that count.
+
+        Raises
+        ------
+        PgOutputError
+            A frame is refused, and ``on_error`` is "raise"; or a value's type was altered at about
+            the same time, and nothing says before or after.
+        """
+        try:
+            if self._follower is None:
+                yield from self._part(chunk)
+                return
+            commit_lsns = chunk.beside.column("commit_lsn")
+            parts = self._follower.parts(
+                chunk.frames, chunk.lsns, commit_lsns, chunk.path, chunk.encoding
+            )
+            for begin, end in parts:
+                part = chunk._replace(
+                    frames=chunk.frames.slice(begin, end - begin),
+                    lsns=chunk.lsns[begin:end],
+                    beside=chunk.beside.slice(begin, end - begin),
+                )
+                try:
+                    yield from self._part(part)
+                except DecodeError as error:
+                    if error.frame is not None:
+                        error.frame += begin
+                    raise
+        except DecodeError as error:
+            raise _located(error, chunk) from error
+
+    def _part(self, chunk: Chunk) -> Iterator[tuple[ChangeBatch, Any]]:
+        """Do this for frames whose types do not change."""
+        decoder = self._decoder_for(chunk)
+        for changes in decoder.decode(chunk.frames, lsns=given_lsns(chunk)):
+            batch = counted(changes, chunk)
+            if not len(batch):
+                continue
+            if self._follower is not None:
+                self._follower.check_batch(changes.layout, batch, chunk.path)
+            yield changes, batch
+        places = [i for i, bad in enumerate(decoder.errors) if frame_counts(chunk, bad)]
+        if places and self._decoding["on_error"] == "raise":
+            bad = decoder.errors[places[0]]
+            if self._follower is not None and bad.data[:1] in (b"I", b"U", b"D"):
+                found = relation_id_of(bad.data, in_stream=False)
+                if found is not None:
+                    self._follower.check(found, chunk.path)
+            bad.error.frame = bad.frame
+            raise bad.error
+        if self._decoded is not None:
+            self._decoded(decoder, chunk, places)
+
+    def _decoder_for(self, chunk: Chunk) -> ColumnarDecoder:
+        """The decoder for the next frames. What it is made with may differ from unit to unit."""
+        if self._decoder is None or self._encoding != chunk.encoding:
+            # Errors are collected, as a frame that does not count may be refused.
+            arguments = {**self._decoding, "on_error": "collect", "encoding": chunk.encoding}
+            self._decoder, self._encoding = ColumnarDecoder(**arguments), chunk.encoding
+        return self._decoder
+
+
+def _located(error: DecodeError, chunk: Chunk) -> PgOutputError:
+    """Make an error that also names the place in the source."""
+    lsn = ""
+    if chunk.lsns is not None and error.frame is not None:
+        lsn = f", LSN {format_lsn(int(chunk.lsns[error.frame]))}"
+    return PgOutputError(
+        f'{chunk.path}{lsn}: {error}; with on_error="collect" such frames are put aside'
+    )
