@@ -1,0 +1,233 @@
+"""What tables are kept up to date in: the interface, and what is stored of each table.
+
+A target has two tables for each of the server's: in `changes` all its changes, in `state` the rows
+that it has. With the rows it stores up to where they go. So whatever is cut short, the next call
+sees what is there, and leaves out what would come twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ..errors import PgOutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from .folding import NetChanges
+
+TARGET_FORMAT = 1
+"""Of what a target stores beside the tables."""
+
+
+class Origin(NamedTuple):
+    """The database from which the changes in a target come."""
+
+    system_identifier: str
+    database: str
+
+
+class Column(NamedTuple):
+    """A column of a state table.
+
+    Attributes
+    ----------
+    name : str
+        The server's name.
+    stored : str
+        The target's name for it, which differs from every other one also where case is folded.
+    type_id, type_modifier : int
+        Of its type on the server.
+    is_dropped : bool
+        Whether the server has it no more. The values that were there stay.
+    """
+
+    name: str
+    stored: str
+    type_id: int
+    type_modifier: int
+    is_dropped: bool = False
+
+
+class Held(NamedTuple):
+    """What a target has of a table.
+
+    Attributes
+    ----------
+    relation_id : int
+    namespace, name : str
+        The newest that the stream told.
+    stored : str
+        The name of its two tables in the target: ``public.accounts``.
+    version : int
+        Of its change table, from 1.
+    lsn : int
+        It has what was committed before this LSN.
+    copy_lsn : int
+        The LSN of the snapshot with which it began; 0: it began empty.
+    commit_time : int or None
+        When the last change was committed that it has, in microseconds since 1970; None: it has no
+        change yet.
+    stale : str or None
+        Why the state is no longer kept up to date, until the table is copied again.
+    columns : tuple of Column
+        Of the state table, in its order.
+    """
+
+    relation_id: int
+    namespace: str
+    name: str
+    stored: str
+    version: int = 1
+    lsn: int = 0
+    copy_lsn: int = 0
+    commit_time: int | None = None
+    stale: str | None = None
+    columns: tuple[Column, ...] = ()
+
+
+class Added(NamedTuple):
+    """A column comes to a state table.
+
+    Fields: column (its stored name), value (pyarrow.Array of length 1: what rows have that are
+    older than the column).
+    """
+
+    column: str
+    value: pa.Array
+
+
+class Retyped(NamedTuple):
+    """A column's type becomes one that has all of its values. Fields: column, type."""
+
+    column: str
+    type: pa.DataType
+
+
+class Removed(NamedTuple):
+    """A dropped column is removed, as a new one has its name. Field: column."""
+
+    column: str
+
+
+Alteration = Added | Retyped | Removed
+
+
+class Stored(NamedTuple):
+    """What a target has.
+
+    Attributes
+    ----------
+    lsn : int
+        Everything before was looked at; 0 in a new target.
+    tables : dict of int to Held
+        By relation id.
+    """
+
+    lsn: int
+    tables: dict[int, Held]
+
+
+class IncompleteError(PgOutputError):
+    """Changes do not fit what a state table has."""
+
+
+class ChangeWriter(Protocol):
+    """Writes a change table."""
+
+    lsn: int
+    """What was committed before this is there."""
+    copy_lsn: int
+    """The LSN of the newest snapshot that is there."""
+
+    def append(self, changes: pa.RecordBatch) -> None:
+        """Write changes behind those that are there.
+
+        Parameters
+        ----------
+        changes : pyarrow.RecordBatch
+            The columns of a ChangeBatch, those of `before` and `after` by their stored names. They
+            may differ from call to call in columns that are added or left out.
+        """
+
+    def commit(self, held: Held) -> None:
+        """Have what was written stand, up to ``held.lsn`` and with the snapshot of `copy_lsn`."""
+
+
+class StateWriter(Protocol):
+    """Writes a state table."""
+
+    lsn: int
+    copy_lsn: int
+
+    def load(self, schema: pa.Schema) -> None:
+        """Begin to replace all rows by those of a snapshot, of these columns."""
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        """Write rows of the snapshot."""
+
+    def loaded(self, held: Held) -> None:
+        """Have the rows of the snapshot stand."""
+
+    def create(self, schema: pa.Schema) -> None:
+        """Make the table, without rows."""
+
+    def apply(self, alterations: Sequence[Alteration], net: NetChanges, held: Held) -> None:
+        """Alter the table, then do to it what changes come to, and store how far it is: one step.
+
+        Raises
+        ------
+        IncompleteError
+            The changes do not fit what is there. Nothing was done.
+        """
+
+
+class Target(Protocol):
+    """Where tables are kept up to date."""
+
+    threads: int
+    """So many tables are written at a time."""
+
+    def open(self, origin: Origin) -> Stored:
+        """Find out what is there; a new target is made.
+
+        Raises
+        ------
+        PgOutputError
+            It is something else's, or has tables of another database; or another process writes it.
+        """
+
+    def begin(self) -> None:
+        """Begin a window: changes that are written together."""
+
+    def changes(self, held: Held) -> ChangeWriter:
+        """What writes the change table of a table in this window."""
+
+    def state(self, held: Held) -> StateWriter:
+        """What writes its state table."""
+
+    def rename(self, held: Held, stored: str) -> None:
+        """Have both tables by another name, which is free."""
+
+    def commit(self, stored: Stored) -> None:
+        """End the window: all of it stands, and readers see how far each table is."""
+
+    def abort(self) -> None:
+        """Give up what can be given up of the window."""
+
+    def close(self) -> None:
+        """Let go of the target."""
+
+
+@contextlib.contextmanager
+def window(target: Target) -> Iterator[None]:
+    """A window of a target, which is given up on errors."""
+    target.begin()
+    try:
+        yield
+    except BaseException:
+        target.abort()
+        raise
