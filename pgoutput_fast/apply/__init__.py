@@ -1,13 +1,16 @@
 """From changes to tables.
 
 :func:`fold` finds out what a stretch of the stream does to a table: one row for each key.
+:func:`sync` keeps tables up to date with a server's, each change exactly once.
 """
 
 from __future__ import annotations
 
 from .folding import NetChanges, fold
+from .synchronize import sync
+from .syncing import SyncProgress
 
-__all__ = ["NetChanges", "fold"]
+__all__ = ["NetChanges", "SyncProgress", "fold", "sync"]
 
 
 def __dir__() -> list[str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from .targets import Column
-    from .versions import Version
+    from .targets import Column, Held
 
 _ESCAPED = frozenset('%./\\:*?"<>|\x7f') | frozenset(map(chr, range(32)))
 _LONGEST = 200
@@ -52,7 +51,54 @@ def free_column(name: str, columns: Sequence[Column]) -> str:
     return name
 
 
-def stored_names(version: Version, columns: Sequence[Column]) -> list[str]:
-    """The names that the columns of changes have in the target, as its columns say."""
-    known = {column.name: column.stored for column in columns if not column.is_dropped}
-    return [known[column.name] for column in version.columns]
+def renames(held: Mapping[int, Held], seen: Sequence[int]) -> list[tuple[int, str]]:
+    """How tables come to the names that they have now, one after the other.
+
+    A name belongs to the table that had it last: one that had it before was dropped or renamed, and
+    stays under another name. Tables whose names differ in case alone keep what they have.
+
+    Parameters
+    ----------
+    held : mapping of int to Held
+    seen : sequence of int
+        Relation ids of the tables that had changes, in the order in which they came first.
+
+    Returns
+    -------
+    list of (int, str)
+        Relation id and stored name; each name is free when its turn comes.
+    """
+    owners: dict[str, int] = {}
+    for relation_id, one in held.items():
+        if one.stored == _wanted(one):
+            owners[one.stored.casefold()] = relation_id
+    for relation_id in seen:
+        folded = _wanted(held[relation_id]).casefold()
+        owner = owners.get(folded)
+        if owner is None or _wanted(held[owner]) == _wanted(held[relation_id]):
+            owners[folded] = relation_id
+    final = {}
+    for relation_id, one in held.items():
+        wanted = _wanted(one)
+        is_owner = owners.get(wanted.casefold()) == relation_id
+        final[relation_id] = free_name(wanted, relation_id, () if is_owner else {wanted.casefold()})
+    steps: list[tuple[int, str]] = []
+    now = {relation_id: one.stored for relation_id, one in held.items()}
+    waiting = [relation_id for relation_id in held if now[relation_id] != final[relation_id]]
+    while waiting:
+        taken = {name.casefold(): relation_id for relation_id, name in now.items()}
+        relation_id = next(
+            (one for one in waiting if taken.get(final[one].casefold(), one) == one), waiting[0]
+        )
+        new = final[relation_id]
+        if taken.get(new.casefold(), relation_id) != relation_id:
+            new = f"{now[relation_id]}~{relation_id}"  # two tables have changed places
+        steps.append((relation_id, new))
+        now[relation_id] = new
+        if new == final[relation_id]:
+            waiting.remove(relation_id)
+    return steps
+
+
+def _wanted(one: Held) -> str:
+    return stored_table(one.namespace, one.name)

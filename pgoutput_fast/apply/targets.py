@@ -41,6 +41,8 @@ class Column(NamedTuple):
         The target's name for it, which differs from every other one also where case is folded.
     type_id, type_modifier : int
         Of its type on the server.
+    form : str
+        The type of its values in Arrow, as the target takes them.
     is_dropped : bool
         Whether the server has it no more. The values that were there stay.
     """
@@ -49,6 +51,7 @@ class Column(NamedTuple):
     stored: str
     type_id: int
     type_modifier: int
+    form: str
     is_dropped: bool = False
 
 
@@ -142,6 +145,9 @@ class ChangeWriter(Protocol):
     """What was committed before this is there."""
     copy_lsn: int
     """The LSN of the newest snapshot that is there."""
+
+    def fits(self, schema: pa.Schema) -> bool:
+        """Whether the table can have these changes: no column that it has is of another type."""
 
     def append(self, changes: pa.RecordBatch) -> None:
         """Write changes behind those that are there.

@@ -29,7 +29,6 @@ from ..segments.format import ANNOUNCED_LSN
 from ..segments.listing import Contents, stored_metadata
 from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
-
 from .progress import Progress, Walk, counts
 
 if TYPE_CHECKING:
@@ -136,16 +135,23 @@ class SegmentSource:
         return Progress(position)
 
     def plan(
-        self, manifest: dict[str, Any], progress: Progress | None, part_bytes: int
+        self,
+        manifest: dict[str, Any],
+        progress: Progress | None,
+        part_bytes: int,
+        *,
+        whole_copies: bool = False,
     ) -> Plan | None:
         """What to read next: at least `part_bytes` if there is so much; None if nothing is left.
 
         Parameters
         ----------
         manifest : dict
-            It says where the export began.
+            Its `start` says where the reader began; None: what comes before that does not matter.
         progress : Progress
         part_bytes : int
+        whole_copies : bool
+            Whether each snapshot of a table is read to its end.
 
         Raises
         ------
@@ -186,7 +192,7 @@ class SegmentSource:
                     _pass(walk, step)
                 if size >= part_bytes and (copy is None or is_last):
                     after = Progress(walk.position)
-                elif size >= part_bytes and copy is not None:
+                elif size >= part_bytes and copy is not None and not whole_copies:
                     copying = copy.relation_id, copy.generation, number
                     after = Progress(walk.position, copying)
             if not groups and after is None:

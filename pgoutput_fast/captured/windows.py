@@ -16,7 +16,6 @@ from ..segments.format import ANNOUNCED_LSN
 if TYPE_CHECKING:
     from ..columnar._pure_batch import ChangeBatch
     from ..columnar.decoder import BadFrame
-
     from .units import Chunk
 
 

@@ -10,7 +10,7 @@ from ..values import EPOCH_UTC
 
 if TYPE_CHECKING:
     from ..replication import CaptureProgress
-    from ._position import Position
+    from ..replication.server_position import Position
 
 _EPOCH = EPOCH_UTC.timestamp()
 

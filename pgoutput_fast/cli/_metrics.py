@@ -24,8 +24,8 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ..replication.server_position import Position
     from ._figures import Figures
-    from ._position import Position
 
 
 class MetricKind(NamedTuple):

@@ -20,12 +20,13 @@ from ..replication import capture
 from ..replication.attempt import unless_stopped
 from ..replication.capture import check_combined
 from ..replication.link import first_connection
+from ..replication.server_position import end_of_commits
 from ._dsn import dsn_options, given_dsn, publications_option
 from ._figures import Lag
 from ._live import shown, status_text
 from ._logs import Formatter
 from ._named import in_options
-from ._position import PositionWatch, end_of_commits
+from ._position import PositionWatch
 from ._quantities import ByteCount, Seconds
 from ._systemd import Notifier
 

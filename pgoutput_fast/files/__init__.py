@@ -26,10 +26,10 @@ from pgoutput_fast.policies import Policies
 from pgoutput_fast.segments.format import require_pyarrow
 
 if TYPE_CHECKING:
+    from pgoutput_fast.captured.units import Chunk, Plan, Source, Unit
     from pgoutput_fast.types import TypeRegistry
 
     from ._consuming import Registered
-    from pgoutput_fast.captured.units import Chunk, Plan, Source, Unit
 
 __all__ = ["FORMATS", "ExportProgress", "ExportResult", "ExportedTable", "export"]
 
@@ -152,8 +152,9 @@ def export(
         An argument is of another type.
     """
     require_pyarrow()
-    from ._consuming import Registered
     from pgoutput_fast.captured.units import open_source
+
+    from ._consuming import Registered
     from ._write import refusals
 
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)

@@ -1,8 +1,4 @@
-"""Convert values of any Arrow type to text for CSV, where nested values are JSON.
-
-It also converts values of types that other files cannot have: intervals become ISO 8601, and the
-labels of enums become plain text.
-"""
+"""Convert values of any Arrow type to text for CSV, where nested values are JSON."""
 
 from __future__ import annotations
 
@@ -15,9 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.objects import Interval
-from pgoutput_fast.values.temporal import interval_iso
+from pgoutput_fast.captured.stored import interval_texts, parts
 
 
 def is_nested(type_: Any) -> bool:
@@ -27,97 +21,6 @@ def is_nested(type_: Any) -> bool:
 
 def _storage_type(type_: Any) -> Any:
     return type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
-
-
-def _parts(type_: Any) -> list[Any]:
-    """The fields of a nested type."""
-    return [type_.field(i) for i in range(type_.num_fields)]
-
-
-_EMPTY = "()"
-"""The server's text of a composite without fields, for which Parquet has no type."""
-
-
-def _is_empty_struct(type_: Any) -> bool:
-    return bool(pa.types.is_struct(type_)) and type_.num_fields == 0
-
-
-def stored_type(type_: Any) -> Any:
-    """The type that a column of an Arrow type has in files.
-
-    It is utf8 for intervals and structs without fields, and the type of the values for
-    dictionaries. The same holds for the parts of nested types.
-
-    Raises
-    ------
-    PgOutputError
-        No file can have columns of the type.
-    """
-    if pa.types.is_dictionary(type_):
-        return stored_type(type_.value_type)
-    if pa.types.is_interval(type_) or _is_empty_struct(type_):
-        return pa.utf8()
-    if not pa.types.is_nested(type_):
-        return type_
-    before = _parts(type_)
-    after = [field.with_type(stored_type(field.type)) for field in before]
-    if before == after:
-        return type_
-    if pa.types.is_struct(type_):
-        return pa.struct(after)
-    if pa.types.is_map(type_):
-        entries = after[0].type
-        return pa.map_(entries.field(0), entries.field(1), keys_sorted=type_.keys_sorted)
-    if pa.types.is_fixed_size_list(type_):
-        return pa.list_(after[0], type_.list_size)
-    if pa.types.is_large_list(type_):
-        return pa.large_list(after[0])
-    if pa.types.is_list(type_):
-        return pa.list_(after[0])
-    raise PgOutputError(f"no file can have columns of the Arrow type {type_}")
-
-
-def stored(array: Any) -> Any:
-    """Convert an array to the type that files have, that of :func:`stored_type`."""
-    type_ = array.type
-    wanted = stored_type(type_)
-    if wanted == type_:
-        return array
-    if pa.types.is_dictionary(type_):
-        return stored(array.dictionary_decode())
-    if pa.types.is_interval(type_):
-        return pa.array(_interval_texts(array), pa.utf8())
-    if _is_empty_struct(type_):
-        return pc.if_else(array.is_valid(), _EMPTY, pa.scalar(None, pa.utf8()))
-    if array.offset:
-        array = pa.concat_arrays([array.slice(0, 0), array])
-    if pa.types.is_struct(type_):
-        children = [array.field(i) for i in range(type_.num_fields)]
-        own = 1
-    elif pa.types.is_map(type_):
-        children = [pa.StructArray.from_arrays([array.keys, array.items], fields=_entries(type_))]
-        own = 2
-    else:
-        children = [array.values]
-        own = 1 if pa.types.is_fixed_size_list(type_) else 2
-    return pa.Array.from_buffers(
-        wanted, len(array), array.buffers()[:own], array.null_count,
-        children=[stored(child) for child in children],
-    )  # fmt: skip
-
-
-def _entries(type_: Any) -> list[Any]:
-    return [type_.key_field, type_.item_field]
-
-
-def _interval_texts(array: Any) -> list[str | None]:
-    # Arrow has nanoseconds where PostgreSQL has microseconds.
-    return [
-        None
-        if value is None
-        else interval_iso(Interval(value.months, value.days, value.nanoseconds // 1000))
-        for value in array.to_pylist()
-    ]
 
 
 def printed(array: Any) -> Any:
@@ -177,7 +80,7 @@ def _one_by_one(array: Any) -> Any:
         places = pc.subtract(pc.cumulative_sum(valid.cast(pa.int64())), 1)
         return _one_by_one(array.filter(valid)).take(pc.if_else(valid, places, None))
     if pa.types.is_interval(array.type):
-        found: list[Any] = _interval_texts(array)
+        found: list[Any] = interval_texts(array)
     elif is_nested(array.type):
         found = json_texts(array)
     else:
@@ -212,7 +115,7 @@ def json_texts(array: Any) -> list[str]:
         return ["null" if text is None else show(text) for text in printed(array).to_pylist()]
     valid = array.is_valid().to_pylist()
     if pa.types.is_struct(type_):
-        names = [json.dumps(field.name) for field in _parts(type_)]
+        names = [json.dumps(field.name) for field in parts(type_)]
         columns = [json_texts(array.field(i)) for i in range(len(names))]
         shown = [
             "{" + ", ".join(f"{n}: {v}" for n, v in zip(names, row, strict=True)) + "}"
@@ -279,15 +182,3 @@ def csv_type(type_: Any) -> Any:
 def csv_column(array: Any) -> Any:
     """Convert a column for Arrow's CSV writer, to the type of :func:`csv_type`."""
     return array if csv_type(array.type) == array.type else printed(array)
-
-
-def renamed(lists: Any, names: dict[str, str]) -> Any:
-    """Replace some names in a column of lists of names."""
-    values = lists.values
-    encoded = pc.dictionary_encode(values)
-    labels = [names.get(label, label) for label in encoded.dictionary.to_pylist()]
-    plain = pa.DictionaryArray.from_arrays(encoded.indices, pa.array(labels, pa.utf8()))
-    return pa.Array.from_buffers(
-        lists.type, len(lists), lists.buffers()[:2], lists.null_count, lists.offset,
-        children=[plain.dictionary_decode()],
-    )  # fmt: skip

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from pgoutput_fast.captured.windows import events_that_count
 from pgoutput_fast.columnar.decoder import ColumnarDecoder
 from pgoutput_fast.columnar.fields import EPOCH_SHIFT
 from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.values import timestamp_form
-
-from pgoutput_fast.captured.windows import events_that_count
 
 if TYPE_CHECKING:
     from pgoutput_fast.captured.units import Chunk

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ._as_text import renamed, stored, stored_type
+from pgoutput_fast.captured.stored import renamed, stored, stored_type
 
 CHANGE_COLUMNS = (
     *("op", "xid", "subxid", "lsn", "commit_lsn", "commit_time", "seq", "old_kind"),

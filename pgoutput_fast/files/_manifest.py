@@ -20,10 +20,10 @@ from typing import Any, TypedDict
 
 from pgoutput_fast._disk import fsync_path
 from pgoutput_fast._forms import of_form
+from pgoutput_fast.captured.progress import Progress
 from pgoutput_fast.errors import PgOutputError
 
 from ._flatten import Shape
-from pgoutput_fast.captured.progress import Progress
 
 FORMAT_VERSION = 2
 _READ_VERSIONS = (1, 2)

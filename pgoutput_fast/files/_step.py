@@ -226,4 +226,3 @@ class Step:
 def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
     yield first
     yield from rest
-

@@ -35,6 +35,7 @@ from exporting import (
 
 import pgoutput_fast as pf
 from pgoutput_fast import files, testing
+from pgoutput_fast.captured import stored as stored_form
 from pgoutput_fast.cli import main
 from pgoutput_fast.files import _as_text
 from pgoutput_fast.files._write import _write_parquet
@@ -407,20 +408,20 @@ def test_nested_intervals_and_labels_are_stored_as_text() -> None:
     label = pa.array(["a", "b", None]).dictionary_encode()
     struct_ = pa.StructArray.from_arrays([interval, label], ["i", "l"])
     wanted = [{"i": "P1M", "l": "a"}, {"i": None, "l": "b"}, {"i": "P3D", "l": None}]
-    assert _as_text.stored(struct_).to_pylist() == wanted
-    assert _as_text.stored(struct_.slice(1)).to_pylist() == wanted[1:]
+    assert stored_form.stored(struct_).to_pylist() == wanted
+    assert stored_form.stored(struct_.slice(1)).to_pylist() == wanted[1:]
     lists = pa.ListArray.from_arrays(pa.array([0, 2, None, 3], pa.int32()), struct_)
-    assert _as_text.stored(lists).to_pylist() == [wanted[:2], wanted[2:], None]
-    assert _as_text.stored(lists.slice(1)).to_pylist() == [wanted[2:], None]
+    assert stored_form.stored(lists).to_pylist() == [wanted[:2], wanted[2:], None]
+    assert stored_form.stored(lists.slice(1)).to_pylist() == [wanted[2:], None]
     keys = pa.array(["x", "y", "z"])
     maps = pa.MapArray.from_arrays(pa.array([0, 1, 3], pa.int32()), keys, interval)
-    assert _as_text.stored(maps).to_pylist() == [[("x", "P1M")], [("y", None), ("z", "P3D")]]
+    assert stored_form.stored(maps).to_pylist() == [[("x", "P1M")], [("y", None), ("z", "P3D")]]
     fixed = pa.FixedSizeListArray.from_arrays(interval, 1)
-    assert _as_text.stored(fixed.slice(1)).to_pylist() == [[None], ["P3D"]]
+    assert stored_form.stored(fixed.slice(1)).to_pylist() == [[None], ["P3D"]]
     for array in (struct_, lists, maps, fixed):
-        stored = _as_text.stored(array)
+        stored = stored_form.stored(array)
         stored.validate(full=True)
-        assert stored.type == _as_text.stored_type(array.type)
+        assert stored.type == stored_form.stored_type(array.type)
 
 
 # --- the command ---------------------------------------------------------------------------------

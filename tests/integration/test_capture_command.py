@@ -171,8 +171,8 @@ def test_until_now_has_what_the_server_has(published: Any, run: Running, tmp_pat
 
 def test_a_commit_that_waits_for_its_flush_is_waited_for(published: Any) -> None:
     """Where its end is on disk later than all that `synchronous_commit` has waited for."""
-    from pgoutput_fast.cli._position import end_of_commits
     from pgoutput_fast.connections import ConnectionParameters
+    from pgoutput_fast.replication.server_position import end_of_commits
 
     with published.connect() as connection:
         connection.execute("SET synchronous_commit = off")
@@ -298,7 +298,7 @@ def test_a_server_that_refuses_is_told_once(
         raise pf.PgOutputError("refused")
 
     monkeypatch.setattr(_position, "_INTERVAL", 0.02)
-    monkeypatch.setattr(_position, "_position", refuse)
+    monkeypatch.setattr(_position, "ask_position", refuse)
     said = "refused; the lag is not known until it is answered"
 
     def look() -> None:

@@ -1,0 +1,555 @@
+"""Tables in a DuckDB file: all that a window writes stands in one transaction.
+
+The file is open only while a window is written, as no other process can read it meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .._disk import claim_directory, fsync_path
+from ..errors import PgOutputError
+from .targets import (
+    TARGET_FORMAT,
+    Added,
+    Column,
+    Held,
+    IncompleteError,
+    Origin,
+    Removed,
+    Retyped,
+    Stored,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from .folding import NetChanges
+    from .targets import Alteration
+
+DECODED_FOR = "portable"
+"""Of the decoder's targets the one whose columns duckdb takes."""
+
+_MEGABYTES = 512
+_BUSY = 30.0
+"""Seconds to wait until a reader has closed the file."""
+_FLUSHED = 8 << 20
+"""Bytes of changes of a table that are written at once."""
+_SHOWN = 3
+"""Rows that an error names."""
+
+_PROGRESS = """
+CREATE TABLE _progress (
+    "schema" VARCHAR, "table" VARCHAR, relation_id UINTEGER, stored VARCHAR, version INTEGER,
+    lsn UBIGINT, copy_lsn UBIGINT, commit_time TIMESTAMPTZ, stale VARCHAR, columns VARCHAR
+)
+"""
+_SOURCE = """
+CREATE TABLE _source (
+    format INTEGER, system_identifier VARCHAR, database VARCHAR, lsn UBIGINT
+)
+"""
+
+
+def quoted(*names: str) -> str:
+    """A name as SQL has it."""
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+class DuckdbTarget:
+    """See `Target`.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        The file, which is made if it is not there.
+    """
+
+    threads = 1
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import duckdb
+        except ImportError as error:
+            raise PgOutputError(
+                f"duckdb is not installed ({error}); install the extra pgoutput-fast[duckdb]"
+            ) from error
+        self._duckdb = duckdb
+        self.path = path
+        self._connection: Any = None
+        self._lock: int | None = None
+        self._writers: list[_Changes] = []
+        # Table of the database → names and types of its columns.
+        self._known: dict[tuple[str, str], dict[str, str]] = {}
+
+    # --- the file --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Raise duckdb's errors as this package's."""
+        try:
+            yield
+        except self._duckdb.Error as error:
+            raise PgOutputError(f"can't write {self.path}: {error}") from error
+
+    def _connect(self) -> Any:
+        end = time.monotonic() + _BUSY
+        while True:
+            try:
+                return self._duckdb.connect(
+                    str(self.path),
+                    config={
+                        "memory_limit": f"{_MEGABYTES}MB",
+                        "temp_directory": f"{self.path}.tmp",
+                        "autoinstall_known_extensions": False,
+                        "preserve_insertion_order": False,
+                    },
+                )
+            except self._duckdb.IOException as error:
+                if "lock" not in str(error) or time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+
+    def open(self, origin: Origin) -> Stored:
+        """See `Target`."""
+        if self._lock is None:
+            # Beside the file, as duckdb holds that only while it is open.
+            self._lock = claim_directory(
+                self.path.with_name(f"{self.path.name}.lock"), "sync", "tables"
+            )
+        is_new = not self.path.exists()
+        with self.refusals(), contextlib.closing(self._connect()) as connection:
+            names = {name for (name,) in connection.execute(
+                "SELECT schema_name || '.' || table_name FROM duckdb_tables()"
+            ).fetchall()}  # fmt: skip
+            if not names:
+                connection.execute("BEGIN")
+                for statement in (_PROGRESS, _SOURCE, "CREATE SCHEMA changes",
+                                  "CREATE SCHEMA state"):  # fmt: skip
+                    connection.execute(statement)
+                connection.execute(
+                    "INSERT INTO _source VALUES (?, ?, ?, 0)", [TARGET_FORMAT, *origin]
+                )
+                connection.execute("COMMIT")
+            elif "main._source" not in names:
+                raise PgOutputError(
+                    f"{self.path} has tables that no sync has made; give another file"
+                )
+            return self._read(connection, origin, is_new)
+
+    def _read(self, connection: Any, origin: Origin, is_new: bool) -> Stored:
+        (found,) = connection.execute("FROM _source").fetchall()
+        if found[0] != TARGET_FORMAT:
+            raise PgOutputError(
+                f"{self.path} has format {found[0]}, and this version knows {TARGET_FORMAT}: use a "
+                "newer one"
+            )
+        if found[1:3] != tuple(origin):
+            raise PgOutputError(
+                f"{self.path} has tables of database {found[2]!r} of system {found[1]}, and the "
+                f"changes are of {origin.database!r} of {origin.system_identifier}: give another "
+                "file"
+            )
+        if is_new:
+            fsync_path(self.path.parent)
+        tables = {}
+        for row in connection.execute(
+            "SELECT * REPLACE (epoch_us(commit_time) AS commit_time) FROM _progress"
+        ).fetchall():
+            columns = tuple(Column(*one) for one in json.loads(row[9]))
+            tables[row[2]] = Held(
+                row[2], row[0], row[1], row[3], row[4], row[5], row[6], row[7], row[8], columns
+            )
+        return Stored(found[3], tables)
+
+    def close(self) -> None:
+        """See `Target`."""
+        self.abort()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # --- windows ---------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """See `Target`."""
+        with self.refusals():
+            self._connection = self._connect()
+            self._connection.execute("BEGIN")
+        self._known.clear()
+
+    def abort(self) -> None:
+        """See `Target`."""
+        self._writers = []
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def commit(self, stored: Stored) -> None:
+        """See `Target`."""
+        for writer in self._writers:
+            writer.flush()
+        rows = pa.table(
+            {
+                "schema": pa.array([one.namespace for one in stored.tables.values()], pa.utf8()),
+                "table": pa.array([one.name for one in stored.tables.values()], pa.utf8()),
+                "relation_id": pa.array(list(stored.tables), pa.uint32()),
+                "stored": pa.array([one.stored for one in stored.tables.values()], pa.utf8()),
+                "version": pa.array([one.version for one in stored.tables.values()], pa.int32()),
+                "lsn": pa.array([one.lsn for one in stored.tables.values()], pa.uint64()),
+                "copy_lsn": pa.array([one.copy_lsn for one in stored.tables.values()], pa.uint64()),
+                "commit_time": pa.array(
+                    [one.commit_time for one in stored.tables.values()], pa.timestamp("us", "UTC")
+                ),
+                "stale": pa.array([one.stale for one in stored.tables.values()], pa.utf8()),
+                "columns": pa.array(
+                    [json.dumps(one.columns) for one in stored.tables.values()], pa.utf8()
+                ),
+            }
+        )
+        self.run("DELETE FROM _progress")
+        self.run("INSERT INTO _progress FROM rows", rows=rows)
+        self.run(f"UPDATE _source SET lsn = {stored.lsn}")
+        self.run("COMMIT")
+        self.abort()
+
+    def run(self, statement: str, **tables: Any) -> Any:
+        """Execute a statement in which Arrow tables have names."""
+        with self.refusals():
+            for name, table in tables.items():
+                self._connection.register(name, table)
+            found = self._connection.execute(statement)
+            if tables:
+                found = found.fetchall()
+                for name in tables:
+                    self._connection.unregister(name)
+            return found
+
+    def run_table(self, statement: str, **tables: Any) -> pa.Table:
+        """Do the same, and return what is selected."""
+        with self.refusals():
+            for name, table in tables.items():
+                self._connection.register(name, table)
+            found = self._connection.sql(statement).to_arrow_table()
+            for name in tables:
+                self._connection.unregister(name)
+            return found
+
+    def types_of(self, schema: pa.Schema) -> dict[str, str]:
+        """The types of duckdb for columns of Arrow."""
+        found = self.run("DESCRIBE FROM columns_of", columns_of=schema.empty_table())
+        return {row[0]: row[1] for row in found}
+
+    def columns(self, schema: str, name: str) -> dict[str, str]:
+        """The columns of a table and their types; empty if there is none of the name."""
+        key = schema, name
+        if key not in self._known:
+            rows = self.run(
+                "SELECT column_name, data_type FROM duckdb_columns() WHERE schema_name = "
+                f"{literal(schema)} AND table_name = {literal(name)} ORDER BY column_index"
+            ).fetchall()
+            self._known[key] = dict(rows)
+        return self._known[key]
+
+    def forget(self, schema: str, name: str) -> None:
+        """A table was altered."""
+        self._known.pop((schema, name), None)
+
+    def changes(self, held: Held) -> _Changes:
+        """See `Target`."""
+        writer = _Changes(self, held)
+        self._writers.append(writer)
+        return writer
+
+    def state(self, held: Held) -> _State:
+        """See `Target`."""
+        return _State(self, held)
+
+    def rename(self, held: Held, stored: str) -> None:
+        """See `Target`."""
+        for version in range(1, held.version + 1):
+            old, new = (versioned(name, version) for name in (held.stored, stored))
+            if self.columns("changes", old):
+                self.run(f"ALTER TABLE {quoted('changes', old)} RENAME TO {quoted(new)}")
+        if self.columns("state", held.stored):
+            self.run(f"ALTER TABLE {quoted('state', held.stored)} RENAME TO {quoted(stored)}")
+        self._known.clear()
+
+
+def literal(text: str) -> str:
+    """A text as SQL has it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def versioned(stored: str, version: int) -> str:
+    """The name of a version of a change table."""
+    return stored if version == 1 else f"{stored}.v{version}"
+
+
+class _Changes:
+    """See `ChangeWriter`."""
+
+    def __init__(self, target: DuckdbTarget, held: Held) -> None:
+        self._target = target
+        self._name = versioned(held.stored, held.version)
+        self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
+        self._pending: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._schema: pa.Schema | None = None  # the last one for which the table has all columns
+
+    def fits(self, schema: pa.Schema) -> bool:
+        """See `ChangeWriter`."""
+        if not self._target.columns("changes", self._name):
+            return True
+        there = self._fields()
+        return all(there.get(name, type_) == type_ for name, type_ in self._wanted(schema).items())
+
+    def _fields(self) -> dict[str, str]:
+        """The fields of the rows in the table, and their types."""
+        rows = self._target.run(
+            f"DESCRIBE SELECT unnest(after) FROM {quoted('changes', self._name)}"
+        ).fetchall()
+        return {row[0]: row[1] for row in rows}
+
+    def _wanted(self, schema: pa.Schema) -> dict[str, str]:
+        return self._target.types_of(pa.schema(list(schema.field("after").type)))
+
+    def append(self, changes: pa.RecordBatch) -> None:
+        """See `ChangeWriter`."""
+        if self._pending and self._pending[-1].schema != changes.schema:
+            self.flush()
+        self._pending.append(changes)
+        self._bytes += changes.nbytes
+        if self._bytes > _FLUSHED:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is kept in memory."""
+        if not self._pending:
+            return
+        rows = pa.Table.from_batches(self._pending)
+        self._pending, self._bytes = [], 0
+        name = quoted("changes", self._name)
+        if not self._target.columns("changes", self._name):
+            self._target.run(f"CREATE TABLE {name} AS FROM rows", rows=rows)
+            self._target.forget("changes", self._name)
+            return
+        if rows.schema != self._schema:
+            there = self._fields()
+            for field, type_ in self._wanted(rows.schema).items():
+                for side in ("before", "after") if field not in there else ():
+                    self._target.run(f"ALTER TABLE {name} ADD COLUMN {quoted(side, field)} {type_}")
+            self._schema = rows.schema
+        # duckdb takes the fields of structs by their names, and null for those that lack.
+        self._target.run(f"INSERT INTO {name} BY NAME FROM rows", rows=rows)
+
+    def commit(self, held: Held) -> None:
+        """See `ChangeWriter`."""
+        del held  # it is stored with everything else
+        self.flush()
+
+
+class _State:
+    """See `StateWriter`."""
+
+    def __init__(self, target: DuckdbTarget, held: Held) -> None:
+        self._target = target
+        self._held = held
+        self._table = quoted("state", held.stored)
+        self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
+
+    def create(self, schema: pa.Schema) -> None:
+        """See `StateWriter`."""
+        self._target.run(
+            f"CREATE OR REPLACE TABLE {self._table} AS FROM rows", rows=schema.empty_table()
+        )
+        self._target.forget("state", self._held.stored)
+
+    load = create
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        """See `StateWriter`."""
+        self._target.run(f"INSERT INTO {self._table} FROM rows", rows=pa.Table.from_batches([rows]))
+
+    def loaded(self, held: Held) -> None:
+        """See `StateWriter`."""
+        self.copy_lsn = held.copy_lsn
+
+    def apply(self, alterations: Sequence[Alteration], net: NetChanges, held: Held) -> None:
+        """See `StateWriter`."""
+        del held  # it is stored with everything else
+        for alteration in alterations:
+            self._alter(alteration)
+        if net.truncated:
+            self._target.run(f"DELETE FROM {self._table}")
+        if not net.rows.num_rows:
+            return
+        if net.key:
+            self._merge(net)
+        else:
+            self._count(net)
+
+    def _alter(self, alteration: Alteration) -> None:
+        run, column = self._target.run, quoted(alteration.column)
+        if isinstance(alteration, Removed):
+            run(f"ALTER TABLE {self._table} DROP COLUMN {column}")
+        elif isinstance(alteration, Retyped):
+            type_ = self._type(alteration.type)
+            run(f"ALTER TABLE {self._table} ALTER COLUMN {column} TYPE {type_}")
+        elif isinstance(alteration, Added):
+            value = alteration.value
+            run(f"ALTER TABLE {self._table} ADD COLUMN {column} {self._type(value.type)}")
+            if value.is_valid()[0].as_py():
+                one = pa.table({"value": value})
+                run(f"UPDATE {self._table} SET {column} = (SELECT value FROM one)", one=one)
+        self._target.forget("state", self._held.stored)
+
+    def _type(self, type_: pa.DataType) -> str:
+        return self._target.types_of(pa.schema([pa.field("value", type_)]))["value"]
+
+    # --- rows with a key -------------------------------------------------------------------------
+
+    def _merge(self, net: NetChanges) -> None:
+        """Check what the rows expect, then delete, then insert."""
+        rows = net.rows
+        row = rows.column("row").combine_chunks()
+        names = [field.name for field in row.type]
+        # One chunk: flatten() gives the row's columns, in its order.
+        values = dict(zip(names, row.flatten() if rows.num_rows else [], strict=True))
+        keys = {name: values[name] for name in net.key}
+        present = pc.equal(rows.column("expects"), "present")
+        upsert = pc.equal(rows.column("op"), "upsert")
+        self._check(net, pa.table(keys), present)
+        gone = pa.table(keys).filter(present)
+        come = pa.table(values).filter(upsert)
+        partial = pc.and_(upsert, rows.column("unchanged").is_valid())
+        joined = " AND ".join(f"s.{quoted(name)} = n.{quoted(name)}" for name in net.key)
+        if pc.any(partial).as_py():
+            filled = self._filled(net, values, partial)
+            come = pa.table(values).filter(pc.and_not(upsert, partial))
+        else:
+            filled = None
+        if gone.num_rows:
+            self._target.run(f"DELETE FROM {self._table} s USING gone n WHERE {joined}", gone=gone)
+        insert = f"INSERT INTO {self._table} BY NAME FROM come"
+        for rows_ in (come, filled):
+            if rows_ is not None and rows_.num_rows:
+                self._target.run(insert, come=rows_)
+
+    def _check(self, net: NetChanges, keys: pa.Table, present: Any) -> None:
+        """Refuse rows that the table should have and has not, or the other way round."""
+        names = ", ".join(map(quoted, net.key))
+        absent = pc.equal(net.rows.column("expects"), "absent")
+        for expected, join, what in (
+            (present, "ANTI", "it has no row with"),
+            (absent, "SEMI", "it has a row already with"),
+        ):
+            wanted = keys.filter(expected)
+            if not wanted.num_rows:
+                continue
+            found = self._target.run(
+                f"SELECT {names} FROM wanted {join} JOIN {self._table} s USING ({names}) "
+                f"LIMIT {_SHOWN + 1}",
+                wanted=wanted,
+            )
+            if found:
+                raise self._incomplete(net, what, found)
+
+    def _incomplete(self, net: NetChanges, what: str, found: list[Any]) -> IncompleteError:
+        shown = "; ".join("(" + ", ".join(map(repr, row)) + ")" for row in found[:_SHOWN])
+        more = " and more" if len(found) > _SHOWN else ""
+        return IncompleteError(
+            f"the changes of {net.table} do not fit its table {self._held.stored!r} in "
+            f"{self._target.path}: {what} ({', '.join(net.key)}) = {shown}{more}. Changes are "
+            "missing, or the table began without the rows that were there: copy it again"
+        )
+
+    def _filled(self, net: NetChanges, values: dict[str, Any], partial: Any) -> pa.Table:
+        """Rows of which something was not sent, completed by what the table has."""
+        rows = net.rows.filter(partial)
+        unchanged = rows.column("unchanged").combine_chunks()
+        moved = rows.column("from_").combine_chunks()
+        given = pa.table(values).filter(partial)
+        names = pc.list_flatten(unchanged)
+        parents = pc.list_parent_indices(unchanged).to_numpy()
+        columns: dict[str, Any] = {}
+        chosen = []
+        for i, name in enumerate(values):
+            columns[f"v{i}"] = given.column(name)
+            unsent = np.zeros(len(given), bool)
+            unsent[parents[pc.equal(names, name).to_numpy(zero_copy_only=False)]] = True
+            if unsent.any():
+                columns[f"u{i}"] = pa.array(unsent)
+                chosen.append(f"CASE WHEN n.u{i} THEN s.{quoted(name)} ELSE n.v{i} END")
+            else:
+                chosen.append(f"n.v{i}")
+            chosen[-1] += f" AS {quoted(name)}"
+        was = dict(zip((field.name for field in moved.type), moved.flatten(), strict=True))
+        for i, name in enumerate(net.key):
+            here = given.column(name).combine_chunks()
+            columns[f"k{i}"] = pc.if_else(moved.is_valid(), was[name], here)
+        joined = " AND ".join(f"s.{quoted(name)} = n.k{i}" for i, name in enumerate(net.key))
+        # A row that was born in the window has what the catalogue gives to older rows: the table
+        # has these columns, and a row that lacks them has nothing else to fill them with.
+        return self._target.run_table(
+            f"SELECT {', '.join(chosen)} FROM parts n LEFT JOIN {self._table} s ON {joined}",
+            parts=pa.table(columns),
+        )
+
+    # --- rows without a key ----------------------------------------------------------------------
+
+    def _count(self, net: NetChanges) -> None:
+        """Take away and add so many of each row."""
+        rows = net.rows
+        row = rows.column("row").combine_chunks()
+        names = [field.name for field in row.type]
+        values = pa.table(dict(zip(names, row.flatten(), strict=True)))
+        counts = pc.cast(rows.column("count"), pa.int64())
+        gone = pc.equal(rows.column("op"), "delete")
+        if pc.any(gone).as_py():
+            there = values.filter(gone).append_column("#count", counts.filter(gone))
+            self._take_away(net, names, there)
+        come = pc.invert(gone)
+        if pc.any(come).as_py():
+            wanted = values.filter(come).append_column("#count", counts.filter(come))
+            listed = ", ".join(f"n.{quoted(name)}" for name in names)
+            self._target.run(
+                f"INSERT INTO {self._table} BY NAME SELECT {listed} FROM wanted n, "
+                'LATERAL (SELECT unnest(range(n."#count")))',
+                wanted=wanted,
+            )
+
+    def _take_away(self, net: NetChanges, names: list[str], there: pa.Table) -> None:
+        equal = " AND ".join(
+            f"s.{quoted(name)} IS NOT DISTINCT FROM n.{quoted(name)}" for name in names
+        )
+        there = there.append_column("#row", pa.array(range(len(there)), pa.int64()))
+        self._target.run(
+            "CREATE OR REPLACE TEMP TABLE gone_rows AS SELECT s.rowid AS id, "
+            'n."#row" AS number, n."#count" AS count, '
+            'row_number() OVER (PARTITION BY n."#row" ORDER BY s.rowid) AS place '
+            f"FROM {self._table} s JOIN there n ON {equal}",
+            there=there,
+        )
+        found = self._target.run(
+            'SELECT n.* EXCLUDE ("#row", "#count") FROM there n WHERE n."#count" > '
+            '(SELECT count(*) FROM gone_rows g WHERE g.number = n."#row") '
+            f"LIMIT {_SHOWN + 1}",
+            there=there,
+        )
+        if found:
+            raise self._incomplete(net._replace(key=tuple(names)), "it has fewer rows like", found)
+        self._target.run(
+            f"DELETE FROM {self._table} WHERE rowid IN "
+            "(SELECT id FROM gone_rows WHERE place <= count)"
+        )
+        self._target.run("DROP TABLE gone_rows")

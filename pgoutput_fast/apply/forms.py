@@ -1,0 +1,133 @@
+"""Change batches as a target has them: by its names of columns, and in types that it can have."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..captured.stored import renamed, stored, stored_type
+from .folding import NetChanges
+from .targets import Added, Column
+from .versions import Version, version_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .targets import Alteration
+
+
+class Form(NamedTuple):
+    """How the batches of one schema become those of a target.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        That of the target's batches.
+    names : dict of str to str
+        Names of columns that differ there.
+    """
+
+    schema: pa.Schema
+    names: dict[str, str]
+
+    @classmethod
+    def of(cls, changes: pa.Schema, columns: Sequence[Column]) -> Form:
+        """The form of batches, by the columns that the target has for their table."""
+        known = {column.name: column.stored for column in columns if not column.is_dropped}
+        names = {name: known[name] for name in known if known[name] != name}
+        metadata = dict(changes.metadata)
+        if names:
+            described = json.loads(metadata[b"pgoutput.columns"])
+            for one in described:
+                one["name"] = names.get(one["name"], one["name"])
+            metadata[b"pgoutput.columns"] = json.dumps(described).encode()
+            key = json.loads(metadata[b"pgoutput.key_columns"])
+            metadata[b"pgoutput.key_columns"] = json.dumps(
+                [names.get(name, name) for name in key]
+            ).encode()
+        row = pa.struct(stored_fields(changes.field("after").type, names))
+        fields = [
+            field.with_type(row) if field.name in ("before", "after") else field
+            for field in changes
+        ]
+        return cls(pa.schema(fields, metadata=metadata), names)
+
+    def batch(self, changes: pa.RecordBatch) -> pa.RecordBatch:
+        """Changes as the target has them."""
+        if changes.schema.equals(self.schema):
+            return changes
+        columns = []
+        for field, column in zip(self.schema, changes.columns, strict=True):
+            made = column
+            if field.name in ("before", "after"):
+                made = _row(column, field.type)
+            elif field.name == "unchanged" and self.names:
+                made = renamed(column, self.names)
+            columns.append(made)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def stored_fields(row: pa.StructType, names: Mapping[str, str]) -> list[pa.Field]:
+    """The fields of a row as a target has them."""
+    return [pa.field(names.get(field.name, field.name), stored_type(field.type)) for field in row]
+
+
+def _row(column: pa.StructArray, type_: pa.StructType) -> pa.StructArray:
+    parts = [
+        part if part.type == field.type else stored(part)
+        for part, field in zip(column.flatten(), type_, strict=True)
+    ]
+    mask = None if not column.null_count else column.is_null()
+    return pa.StructArray.from_arrays(parts, fields=list(type_), mask=mask)
+
+
+def stored_version(schema: pa.Schema) -> Version:
+    """The columns of a change batch, with the types that a target has."""
+    version = version_of(schema)
+    return version._replace(
+        columns=tuple(one._replace(type=stored_type(one.type)) for one in version.columns)
+    )
+
+
+def with_added(net: NetChanges, alterations: Sequence[Alteration]) -> NetChanges:
+    """Fill in what rows have in columns that came after them.
+
+    Rows that were made in the window before a column was have in it what the catalogue says, as
+    older rows do; those that the target has already get it with the column.
+    """
+    added = {one.column: one.value for one in alterations if isinstance(one, Added)}
+    rows = net.rows
+    unchanged = rows.column("unchanged")
+    if not added or unchanged.null_count == len(unchanged):
+        return net
+    born = pc.and_(pc.not_equal(rows.column("expects"), "present"), rows.column("from_").is_null())
+    row = rows.column("row").combine_chunks()
+    values = {field.name: row.field(i) for i, field in enumerate(row.type)}
+    lists: list[Any] = unchanged.to_pylist() if pc.any(born).as_py() else []
+    is_born = born.to_pylist() if lists else []
+    for name, value in added.items():
+        if name not in values:
+            continue
+        lacks = [
+            born_here and names is not None and name in names
+            for names, born_here in zip(lists, is_born, strict=True)
+        ]
+        if any(lacks):
+            filled = value.cast(values[name].type)[0]
+            values[name] = pc.if_else(pa.array(lacks), filled, values[name])
+    left = [
+        names
+        if names is None or not here
+        else [name for name in names if name not in added] or None
+        for names, here in zip(lists, is_born, strict=True)
+    ]
+    if lists:
+        at = rows.schema.get_field_index("unchanged")
+        rows = rows.set_column(at, rows.schema.field(at), pa.array(left, unchanged.type))
+        at = rows.schema.get_field_index("row")
+        made = pa.StructArray.from_arrays(list(values.values()), fields=list(row.type))
+        rows = rows.set_column(at, rows.schema.field(at), made)
+    return net._replace(rows=rows)

@@ -1,0 +1,293 @@
+"""`sync`: from a slot, or from a capture's directory, to tables that are kept up to date."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from .._disk import claim_directory
+from ..columnar.decoder import ColumnarDecoder
+from ..errors import PgOutputError
+from ..history import check_policy
+from ..lsn import check_lsn
+from ..policies import Policies
+from ..segments.listing import contents, has_begun
+from .syncing import Syncing, SyncOptions, SyncProgress, Uncopied, Unknown, consumer_name
+
+if TYPE_CHECKING:
+    from ..history import HistoryPolicy
+    from .targets import Target
+
+_log = logging.getLogger(__name__)
+
+_DUCKDB = "duckdb:"
+_POLL = 0.05  # seconds between two looks whether the capture has begun
+_KEPT = 600.0
+"""Seconds for which segments stay that the tables have, where the directory is the sync's own."""
+
+
+def sync(
+    dsn: str | None = None,
+    *,
+    target: str | os.PathLike[str],
+    slot: str | None = None,
+    publications: Sequence[str] | None = None,
+    segments: str | os.PathLike[str] | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    snapshot: Literal["initial", "never"] = "initial",
+    until: int | Literal["now"] | None = None,
+    interval: float = 1.0,
+    tables: str | Sequence[str] | None = None,
+    policies: Policies | None = None,
+    history: HistoryPolicy = "newer",
+    schema_changes: Literal["evolve", "fail"] = "evolve",
+    unknown: Unknown = "copy",
+    uncopied: Uncopied = "error",
+    window_bytes: int = 64 << 20,
+    consumer: str | None = None,
+    progress: Callable[[SyncProgress], None] | None = None,
+    stop: threading.Event | None = None,
+    **capture_options: Any,
+) -> SyncProgress:
+    """Keep tables up to date with a server's, each change exactly once.
+
+    Either a slot is captured, into a directory beside the target; or the directory of another
+    capture is followed. However a call ends, even by a kill, the next one goes on.
+
+    Parameters
+    ----------
+    dsn : str, optional
+        Connection string of libpq, or URL; by default as libpq's variables say.
+    target : str or path
+        ``duckdb:FILE``; or a directory, or ``s3://bucket/prefix``, for Delta tables.
+    slot : str
+        It is made if it does not exist.
+    publications : list or tuple of str
+    segments : path
+        The directory of another capture, in place of `slot` and `publications`.
+    directory : path
+        Where the slot's changes are captured; by default beside the target, whose name with
+        ``.segments`` behind it it has.
+    snapshot : {"initial", "never"}
+        As of :func:`pgoutput_fast.replication.capture`.
+    until : int or "now", optional
+        End when the tables have what was committed before this LSN, or by now.
+    interval : float
+        Seconds from one window to the next.
+    tables : str or sequence of str
+        ``namespace.name`` of those that are wanted; by default all.
+    policies : Policies
+    history : {"newer", "older", "error"}
+        What to do with values of types that were altered at about that time: see docs/types.md.
+    schema_changes : {"evolve", "fail"}
+        Whether state tables follow when columns are added, dropped and altered.
+    unknown : {"copy", "error"}
+        What to do when the rows of a table are not known any more, as the table was altered in a
+        way that no change tells, or as changes are missing: ask the capture for a new copy, and
+        leave its state table as it is until then; or end.
+    uncopied : {"error", "empty", "changes"}
+        What to do with a table of which the directory has no snapshot: end; take it that it was
+        empty when the capture began; or write its change table alone.
+    window_bytes : int
+        About so many bytes of frames are decoded and written together at most. A transaction, and
+        a snapshot of a table, is not cut.
+    consumer : str
+        The name by which the directory keeps what was not read; by default made of the target's.
+    progress : callable
+        Called with a :class:`SyncProgress` after each window.
+    stop : threading.Event
+        Ends it after the window that is being written.
+    **capture_options
+        Options of :func:`pgoutput_fast.replication.capture`, or parameters of libpq.
+
+    Returns
+    -------
+    SyncProgress
+
+    Raises
+    ------
+    PgOutputError
+        An option is wrong; the target is something else's, or has tables of another database;
+        changes that it lacks are deleted; the rows of a table are not known; another sync writes
+        it; or as of :func:`pgoutput_fast.replication.capture`.
+    TypeError
+        An argument has a wrong type.
+    """
+    options = _options(
+        tables=tables, policies=policies, history=history, schema_changes=schema_changes,
+        unknown=unknown, uncopied=uncopied, interval=interval, window_bytes=window_bytes,
+    )  # fmt: skip
+    if until is not None and until != "now":
+        check_lsn("until", until)
+    opened, decode_for, path = open_target(target)
+    stop = threading.Event() if stop is None else stop
+    with contextlib.ExitStack() as held:
+        held.callback(opened.close)
+        if segments is not None:
+            refused = {"dsn": dsn, "slot": slot, "publications": publications,
+                       "directory": directory, **capture_options}  # fmt: skip
+            wrong = [name for name, value in refused.items() if value is not None]
+            if wrong:
+                raise PgOutputError(f"{wrong[0]} does not go together with segments")
+            where = Path(segments)
+            if not has_begun(where):
+                raise PgOutputError(f"no capture has begun in {where}")
+            is_over = stop.is_set if until is None else lambda: True
+            until_lsn = contents(where).end if until == "now" else until
+        else:
+            if slot is None or publications is None:
+                raise PgOutputError("give slot and publications, or segments")
+            where = Path(directory) if directory else path.with_name(f"{path.name}.segments")
+            run = _Capture(
+                dsn, where, stop, until, slot=slot, publications=publications, snapshot=snapshot,
+                **capture_options,
+            )  # fmt: skip
+            held.callback(run.end)
+            run.start()
+            is_over, until_lsn = run.is_over, None
+        name = consumer or consumer_name(str(path))
+        held.enter_context(_claimed(where, name))
+        syncing = Syncing(where, opened, str(target), decode_for, options, name, progress)
+        found = syncing.run(until_lsn, is_over)
+        if segments is None:
+            run.result()
+        return found
+
+
+def _options(
+    *, tables: str | Sequence[str] | None, policies: Policies | None, history: HistoryPolicy,
+    schema_changes: Any, unknown: Any, uncopied: Any, interval: float, window_bytes: int,
+) -> SyncOptions:  # fmt: skip
+    wanted = (tables,) if isinstance(tables, str) else None if tables is None else tuple(tables)
+    check_policy(history)
+    for name, value, allowed in (
+        ("schema_changes", schema_changes, ("evolve", "fail")),
+        ("unknown", unknown, ("copy", "error")),
+        ("uncopied", uncopied, ("error", "empty", "changes")),
+    ):
+        if value not in allowed:
+            raise PgOutputError(
+                f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}"
+            )
+    if not interval >= 0:
+        raise PgOutputError(f"interval={interval}: expected a number of seconds")
+    if type(window_bytes) is not int:
+        raise TypeError(f"window_bytes must be an int, not {type(window_bytes).__name__}")
+    if window_bytes < 1:
+        raise PgOutputError(f"window_bytes must be 1 at least, not {window_bytes}")
+    made = policies or Policies()
+    ColumnarDecoder(tables=wanted, policies=made)  # refuses wrong ones
+    return SyncOptions(
+        wanted, made, history, schema_changes, unknown, uncopied, interval, window_bytes
+    )
+
+
+def open_target(target: str | os.PathLike[str]) -> tuple[Target, Any, Path]:
+    """The target of a name, the decoder's target for its columns, and where it lies.
+
+    Parameters
+    ----------
+    target : str or path
+        ``duckdb:FILE``, or a directory for Delta tables.
+    """
+    text = os.fspath(target)
+    if not text or "\0" in text:
+        raise PgOutputError("target: give duckdb:FILE, or a directory for Delta tables")
+    if text.startswith(_DUCKDB):
+        from .duckdb_target import DECODED_FOR, DuckdbTarget
+
+        path = Path(text.removeprefix(_DUCKDB)).absolute()
+        if not path.name or path.is_dir():
+            raise PgOutputError(f"target {text!r} names no file: give duckdb:FILE")
+        if not path.parent.is_dir():
+            raise PgOutputError(f"target {text!r}: there is no directory {path.parent}")
+        return DuckdbTarget(path), DECODED_FOR, path
+    raise PgOutputError(f"target {text!r}: give duckdb:FILE")
+
+
+@contextlib.contextmanager
+def _claimed(directory: Path, name: str) -> Iterator[None]:
+    """Keep other syncs from reading as the same consumer."""
+    lock = claim_directory(directory / "consumers" / f".{name}.lock", "sync", "a consumer")
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+class _Capture:
+    """A capture in a thread of its own."""
+
+    def __init__(
+        self,
+        dsn: str | None,
+        directory: Path,
+        stop: threading.Event,
+        until: int | Literal["now"] | None,
+        **options: Any,
+    ) -> None:
+        self._directory = directory
+        self._dsn = dsn
+        self._until = until
+        self._stop = stop
+        self._own = threading.Event()
+        options.setdefault("create_slot", True)
+        options.setdefault("keep_seconds", _KEPT)
+        self._options = options
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="pgoutput_fast-capture")
+        self._watch = threading.Thread(target=self._pass_on, daemon=True)
+
+    def start(self) -> None:
+        """Begin, and wait until there is a directory that can be read."""
+        self._thread.start()
+        self._watch.start()
+        while not has_begun(self._directory):
+            if not self._thread.is_alive():
+                self.result()
+                raise PgOutputError(f"the capture into {self._directory} ended before it began")
+            time.sleep(_POLL)
+
+    def _pass_on(self) -> None:
+        self._stop.wait()
+        self._own.set()
+
+    def _run(self) -> None:
+        from ..connections import ConnectionParameters
+        from ..replication import capture
+        from ..replication.server_position import end_of_commits
+
+        try:
+            until = self._until
+            if until == "now":
+                own = inspect.signature(capture).parameters
+                keywords = {key: one for key, one in self._options.items() if key not in own}
+                until = end_of_commits(ConnectionParameters(self._dsn, keywords))
+            capture(
+                self._dsn, directory=self._directory, until_lsn=until, stop=self._own,
+                **self._options,
+            )  # fmt: skip
+        except BaseException as error:  # noqa: BLE001 - it is raised by the thread that waits
+            self._error = error
+
+    def is_over(self) -> bool:
+        """Whether nothing more comes."""
+        return not self._thread.is_alive()
+
+    def result(self) -> None:
+        """Raise the error with which it ended."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def end(self) -> None:
+        """Have it end."""
+        self._own.set()
+        self._thread.join()

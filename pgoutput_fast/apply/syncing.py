@@ -1,0 +1,424 @@
+"""Keep a target's tables up to date from a directory of segments, window by window."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import pyarrow as pa
+
+from ..captured.changes import ChangeReader
+from ..captured.progress import Progress
+from ..captured.stored import stored
+from ..captured.units import SegmentSource, open_source
+from ..columnar.decoder import ColumnarDecoder
+from ..directory.consumers import Consumer, consumers, remove_consumer
+from ..directory.known import how_to_copy
+from ..directory.looking import look
+from ..directory.requests import request_copy
+from ..errors import PgOutputError
+from ..history import Follower, HistoryPolicy, history_of
+from ..lsn import format_lsn
+from ..names import qualified
+from ..protocol.encode import encode, encode_fields
+from .naming import free_name, renames, stored_table
+from .tables import Known, TableWindow
+from .targets import Held, IncompleteError, Origin, Stored, Target, window
+
+if TYPE_CHECKING:
+    from ..captured.units import Chunk, Plan, Unit
+    from ..catalog import Catalog
+    from ..directory.copies import Copy
+    from ..directory.reading import Position
+    from ..policies import Policies
+
+_log = logging.getLogger(__name__)
+
+Unknown = Literal["copy", "error"]
+Uncopied = Literal["error", "empty", "changes"]
+
+
+class SyncOptions(NamedTuple):
+    """How tables are kept up to date.
+
+    Fields: see :func:`sync`.
+    """
+
+    tables: tuple[str, ...] | None
+    policies: Policies
+    history: HistoryPolicy
+    schema_changes: Literal["evolve", "fail"]
+    unknown: Unknown
+    uncopied: Uncopied
+    interval: float
+    window_bytes: int
+
+
+class SyncProgress(NamedTuple):
+    """How far a sync has come.
+
+    Attributes
+    ----------
+    lsn : int
+        The tables have what was committed before this LSN, but for those that wait for a snapshot.
+    commit_time : int or None
+        When the newest change was committed that is in the tables, in microseconds since 1970;
+        None before the first one.
+    changes, windows : int
+        Changes that this call has written, and windows.
+    write_seconds : float
+        How long the last window took to be written.
+    tables : dict of str to int
+        Changes by table.
+    stale : dict of str to str
+        Tables whose rows are not kept up to date, and why.
+    """
+
+    lsn: int
+    commit_time: int | None
+    changes: int
+    windows: int
+    write_seconds: float
+    tables: dict[str, int]
+    stale: dict[str, str]
+
+
+def consumer_name(target: str) -> str:
+    """The name under which a sync into a target reads a directory."""
+    return f"sync_{hashlib.sha256(target.encode()).hexdigest()[:12]}"
+
+
+class Syncing:
+    """A sync that goes on.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+        The segments.
+    target : Target
+    name : str
+        What errors call the target.
+    decode_for : {"portable", "spark", "arrow"}
+        The decoder's target whose columns the target takes.
+    options : SyncOptions
+    consumer : str
+        The name under which it reads the directory.
+    progress : callable, optional
+        Called with a `SyncProgress` after each window.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        target: Target,
+        name: str,
+        decode_for: str,
+        options: SyncOptions,
+        consumer: str,
+        progress: Callable[[SyncProgress], None] | None = None,
+    ) -> None:
+        self._directory = directory
+        self._target = target
+        self._name = name
+        self._options = options
+        self._progress = progress
+        self._decoding: dict[str, Any] = {
+            "policies": options.policies, "target": decode_for, "tables": options.tables,
+            "on_error": "raise", "max_bytes": 16 << 20,
+        }  # fmt: skip
+        source = self._source()
+        self._stored = target.open(Origin(source.identity["system_identifier"],
+                                          source.identity["database"]))  # fmt: skip
+        if not self._stored.lsn and consumer in {one.name for one in consumers(directory)}:
+            # The target was deleted, or nothing came yet: it begins with the newest snapshots.
+            remove_consumer(directory, consumer)
+        self._consumer = Consumer(directory, consumer)
+        self._check_position()
+        self._said: set[tuple[int, str]] = set()
+        self._counts: dict[str, int] = {}
+        self._seconds = 0.0
+        self._windows = 0
+        self._commit_time: int | None = None
+
+    def _source(self) -> SegmentSource:
+        source = open_source([self._directory])
+        if not isinstance(source, SegmentSource):
+            raise PgOutputError(f"no capture has begun in {self._directory}")
+        return source
+
+    def _check_position(self) -> None:
+        """Refuse a directory that lacks changes which the target has not."""
+        position, tables = self._consumer.position, self._stored.tables
+        states = look(self._directory).states
+        behind = []
+        for relation_id, held in tables.items():
+            at = position.of(relation_id)
+            state = states.get(relation_id)
+            comes = state is not None and any(
+                copy.lsn > held.copy_lsn and copy.lsn - 1 >= at for copy in state.snapshots
+            )
+            if held.lsn < at and not comes and held.stale is None:
+                behind.append(relation_id)
+        if behind:
+            one = tables[behind[0]]
+            raise PgOutputError(
+                f"{self._name} has the changes of {one.namespace}.{one.name} before "
+                f"{format_lsn(one.lsn)}, and {self._directory} goes on for it at "
+                f"{format_lsn(position.of(behind[0]))}: what lies between is not there. "
+                f"{how_to_copy(self._directory, behind)}"
+            )
+
+    # --- windows ---------------------------------------------------------------------------------
+
+    @property
+    def lsn(self) -> int:
+        """What was committed before this LSN is in the tables, or waits for a snapshot."""
+        return self._consumer.position.lsn
+
+    def run(self, until_lsn: int | None, is_over: Callable[[], bool]) -> SyncProgress:
+        """Write window after window.
+
+        Parameters
+        ----------
+        until_lsn : int or None
+            It ends when it has what was committed before.
+        is_over : callable
+            Whether nothing more comes; asked before it is looked at what is there.
+        """
+        while True:
+            begin = time.monotonic()
+            ends = is_over()
+            while self._step():
+                if until_lsn is not None and self.lsn >= until_lsn:
+                    break
+            if ends or (until_lsn is not None and self.lsn >= until_lsn):
+                return self._told()
+            # The next window begins an interval after the last one did.
+            end = begin + self._options.interval
+            while time.monotonic() < end and not is_over():
+                time.sleep(min(0.05, max(0.0, end - time.monotonic())))
+
+    def _step(self) -> bool:
+        """Write what is there, up to a size; False if there is nothing."""
+        source = self._source()
+        before = self._consumer.position
+        plan = source.plan(
+            {"start": None}, Progress(before), self._options.window_bytes, whole_copies=True
+        )
+        if plan is None:
+            return False
+        begin = time.perf_counter()
+        one = _Window(self._directory, self._target, self._stored, self._decoding, self._options)
+        with window(self._target):
+            self._stored = one.write(source, plan)
+        self._consumer.advance(_after(plan))
+        self._seconds = time.perf_counter() - begin
+        self._note(one)
+        if self._progress is not None:
+            self._progress(self._told())
+        return True
+
+    def _note(self, one: _Window) -> None:
+        self._windows += 1
+        for name, count in one.counts.items():
+            self._counts[name] = self._counts.get(name, 0) + count
+        times = [held.commit_time for held in self._stored.tables.values()
+                 if held.commit_time is not None]  # fmt: skip
+        self._commit_time = max(times, default=None)
+        for relation_id, held in self._stored.tables.items():
+            if held.stale is None or (relation_id, held.stale) in self._said:
+                continue
+            self._said.add((relation_id, held.stale))
+            _log.warning("%s.%s is not kept up to date: %s", held.namespace, held.name, held.stale)
+            if self._options.unknown == "copy":
+                request_copy(self._directory, relation_id, [held.namespace, held.name])
+
+    def _told(self) -> SyncProgress:
+        stale = {qualified(held): held.stale for held in self._stored.tables.values()
+                 if held.stale is not None}  # fmt: skip
+        return SyncProgress(
+            self.lsn, self._commit_time, sum(self._counts.values()), self._windows, self._seconds,
+            dict(self._counts), stale,
+        )  # fmt: skip
+
+
+class _Window:
+    """What is written together."""
+
+    def __init__(
+        self,
+        directory: Path,
+        target: Target,
+        stored: Stored,
+        decoding: dict[str, Any],
+        options: SyncOptions,
+    ) -> None:
+        self._directory = directory
+        self._target = target
+        self._options = options
+        self._held = dict(stored.tables)
+        self._open: dict[int, TableWindow] = {}
+        self._states = look(directory).states
+        self._history = history_of([directory])
+        self._follower: Follower | None = None
+        if self._history is not None:
+            self._follower = Follower(self._history, options.history)
+            decoding = {**decoding, "registry": self._follower.registry}
+        self._decoding = decoding
+        self._schemas: dict[int, tuple[Any, pa.Schema]] = {}
+        self._catalogs: dict[int, Catalog] = {}
+        self.counts: dict[str, int] = {}
+
+    def write(self, source: SegmentSource, plan: Plan) -> Stored:
+        """Write everything; what the target has then."""
+        reader = ChangeReader(self._decoding, self._follower)
+        for copy, units in itertools.groupby(plan.units, _copy_of):
+            for unit in units:
+                for chunk in source.chunks(unit):
+                    self._take(reader, chunk, copy)
+            if copy is not None and copy.relation_id in self._open:
+                self._open[copy.relation_id].end_copy(copy)
+        after = _after(plan)
+        ends = {relation_id: after.of(relation_id) for relation_id in self._open}
+        for relation_id, one in self._open.items():
+            one.commit_changes(ends[relation_id])
+            self.counts[qualified(one.held)] = one.changes
+        if self._target.threads > 1:
+            with ThreadPoolExecutor(self._target.threads) as pool:
+                list(pool.map(self._finish, self._open, ends.values()))
+        else:
+            for relation_id, end in ends.items():
+                self._finish(relation_id, end)
+        for relation_id, one in self._open.items():
+            self._held[relation_id] = one.held
+        self._settle_names()
+        tables = {
+            relation_id: held._replace(lsn=after.of(relation_id))
+            for relation_id, held in self._held.items()
+        }
+        stored = Stored(after.lsn, tables)
+        self._target.commit(stored)
+        return stored
+
+    def _finish(self, relation_id: int, end: int) -> None:
+        one = self._open[relation_id]
+        with self._incomplete(one):
+            one.commit_state(end)
+
+    def _incomplete(self, one: TableWindow) -> _Incomplete:
+        return _Incomplete(one, self._options.unknown)
+
+    def _take(self, reader: ChangeReader, chunk: Chunk, copy: Copy | None) -> None:
+        for changes, batch in reader.changes(chunk):
+            schema = self._schema(changes.layout, batch.schema)
+            one = self._table(changes.relation)
+            if copy is not None:
+                one.add_copied(schema, batch, copy)
+                continue
+            with self._incomplete(one):
+                one.add(schema, batch, functools.partial(self._known, changes))
+
+    def _schema(self, layout: Any, schema: pa.Schema) -> pa.Schema:
+        """The schema of a layout's batches, always the same object."""
+        known = self._schemas.get(id(layout))
+        if known is None or not known[1].equals(schema, check_metadata=True):
+            known = self._schemas[id(layout)] = layout, schema
+        return known[1]
+
+    # --- tables ----------------------------------------------------------------------------------
+
+    def _table(self, relation: Any) -> TableWindow:
+        """The table of a relation; its name is what the relation now says."""
+        relation_id = relation.relation_id
+        one = self._open.get(relation_id)
+        if one is None:
+            held = self._held.get(relation_id)
+            one = TableWindow(self._target, held or self._new(relation), is_new=held is None)
+            self._open[relation_id] = one
+        if (one.held.namespace, one.held.name) != (relation.namespace, relation.name):
+            one.held = one.held._replace(namespace=relation.namespace, name=relation.name)
+        return one
+
+    def _new(self, relation: Any) -> Held:
+        relation_id = relation.relation_id
+        taken = {held.stored.casefold() for held in self._held.values()}
+        taken.update(one.held.stored.casefold() for one in self._open.values())
+        name = free_name(stored_table(relation.namespace, relation.name), relation_id, taken)
+        held = Held(relation_id, relation.namespace, relation.name, name)
+        state = self._states.get(relation_id)
+        if state is not None and state.snapshots:
+            return held
+        if self._options.uncopied == "error":
+            raise PgOutputError(
+                f"{qualified(relation)} has no snapshot in {self._directory}, so nobody knows the "
+                "rows that it had before its first change there. Capture with snapshot='initial', "
+                f"or {how_to_copy(self._directory, [relation_id])}; uncopied='empty' says that "
+                "there were none, uncopied='changes' keeps its changes alone"
+            )
+        if self._options.uncopied == "changes":
+            return held._replace(stale="its rows before the capture are not known")
+        return held
+
+    def _settle_names(self) -> None:
+        """Have each table under the name that it has now."""
+        for relation_id, name in renames(self._held, list(self._open)):
+            held = self._held[relation_id]
+            self._target.rename(held, name)
+            self._held[relation_id] = held._replace(stored=name)
+
+    def _known(self, changes: Any, lsn: int) -> Known:
+        """What is known of a table when a transaction was committed."""
+        relation = changes.relation
+        table = None
+        if self._history is not None and not self._history.is_empty:
+            found = self._history.tables_at(lsn).catalog
+            table = found.by_id().get(relation.relation_id)
+
+        def value(name: str, text: str | None) -> pa.Array:
+            decoder = ColumnarDecoder(**{**self._decoding, "tables": None})
+            sent = [
+                text if text is not None and column.name == name else None
+                for column in relation.columns
+            ]
+            frames = [
+                encode(relation),
+                encode_fields("I", relation_id=relation.relation_id, new=sent),
+            ]
+            (batch,) = decoder.decode(frames)
+            row = pa.record_batch(batch).column("after")
+            return stored(row.flatten()[row.type.get_field_index(name)])
+
+        return Known(table, value)
+
+
+def _after(plan: Plan) -> Position:
+    """Where a reader of segments is behind a plan."""
+    if plan.after is None:
+        raise PgOutputError("the plan is that of a recording")
+    return plan.after.position
+
+
+def _copy_of(unit: Unit) -> Copy | None:
+    return None if unit.step is None else unit.step.copy
+
+
+class _Incomplete(contextlib.AbstractContextManager["_Incomplete"]):
+    """What happens where changes do not fit the rows of a table."""
+
+    def __init__(self, one: TableWindow, unknown: Unknown) -> None:
+        self._one = one
+        self._unknown = unknown
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, IncompleteError) or self._unknown == "error":
+            return False
+        self._one.stop(str(error))
+        return True

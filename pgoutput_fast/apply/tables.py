@@ -1,0 +1,275 @@
+"""One table in one window: its changes go to its change table, and what they come to, to its rows.
+
+A window is a stretch of the stream. What of it the target has already, as a call before was cut
+short, is left out here, by what the target says of each of the two tables.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import PgOutputError
+from .evolution import evolve, new_columns
+from .folding import Folding
+from .forms import Form, stored_version, with_added
+from .targets import Held, IncompleteError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..catalog import CatalogTable
+    from ..directory.copies import Copy
+    from .targets import Alteration, ChangeWriter, Column, StateWriter, Target
+    from .versions import Version
+
+
+class Known(NamedTuple):
+    """What is known of a table beside its changes.
+
+    Fields: table (CatalogTable as the catalogue has it at the LSN of the changes, or None), value
+    (gives the value of a column, by its name and the catalogue's text, in an array of length 1).
+    """
+
+    table: CatalogTable | None
+    value: Callable[[str, str | None], pa.Array]
+
+
+class _Part(NamedTuple):
+    """Changes that are folded together, and what is altered before."""
+
+    alterations: list[Alteration]
+    folding: Folding
+    key: tuple[str, ...] | None
+    begins: int
+
+
+_Layout = tuple["pa.Schema", Form, "Version"]
+"""A schema of batches, and what it is for the target."""
+
+
+class TableWindow:
+    """A table in a window.
+
+    Parameters
+    ----------
+    target : Target
+    held : Held
+        What the target has of it.
+    is_new : bool
+        Whether the target has nothing of it yet.
+
+    Attributes
+    ----------
+    held : Held
+        As it will be.
+    changes : int
+        Changes that were written.
+    """
+
+    def __init__(self, target: Target, held: Held, *, is_new: bool) -> None:
+        self._target = target
+        self.held = held
+        self._writers: list[ChangeWriter] = [target.changes(held)]
+        self._state: StateWriter | None = target.state(held) if held.stale is None else None
+        self._must_create = is_new
+        self._parts: list[_Part] = []
+        # The batches of one layout have one form.
+        self._last: _Layout | None = None
+        self._copying: tuple[bool, bool] | None = None
+        self._folded = 0  # the commit LSN of the last change that was folded
+        self.changes = 0
+
+    def stop(self, reason: str) -> None:
+        """Do not keep the state up to date any more."""
+        self.held = self.held._replace(stale=reason)
+        self._state, self._parts, self._last = None, [], None
+
+    # --- changes ---------------------------------------------------------------------------------
+
+    def add(self, schema: pa.Schema, batch: pa.RecordBatch, known: Callable[[int], Known]) -> None:
+        """Take changes of the stream.
+
+        Parameters
+        ----------
+        schema : pyarrow.Schema
+            That of the batch; the same object for batches of one layout.
+        batch : pyarrow.RecordBatch
+        known : callable
+            Gives what is known of the table at a commit LSN.
+        """
+        last = self._last
+        if last is None or last[0] is not schema:
+            last = self._meet(schema, batch, known)
+        rows = last[1].batch(batch)
+        writer = self._writers[-1]
+        self._append(_since(rows, writer.lsn))
+        if self._state is not None and self._parts:
+            part = _since(rows, self._state.lsn)
+            if part.num_rows:
+                try:
+                    self._parts[-1].folding.add(part)
+                    self._folded = part.column("commit_lsn")[-1].as_py()
+                except PgOutputError as error:
+                    raise IncompleteError(str(error)) from error
+
+    def _append(self, rows: pa.RecordBatch) -> None:
+        if rows.num_rows:
+            self._writers[-1].append(rows)
+            self.changes += rows.num_rows
+            time = rows.column("commit_time")[-1].cast(pa.int64()).as_py()
+            self.held = self.held._replace(commit_time=time)
+
+    def _meet(
+        self, schema: pa.Schema, batch: pa.RecordBatch, known: Callable[[int], Known]
+    ) -> _Layout:
+        """Go on with other columns."""
+        version = stored_version(schema)
+        lsn = batch.column("commit_lsn")[0].as_py()
+        found = known(lsn)
+        alterations: list[Alteration] = []
+        if not self.held.columns:
+            self.held = self.held._replace(columns=new_columns(version))
+        else:
+            evolved = evolve(self.held.columns, version, found.table, found.value)
+            if evolved.unknown is not None:
+                self.stop(evolved.unknown)
+                # Change tables go on with the columns that there are.
+                self.held = self.held._replace(columns=new_columns(version))
+            else:
+                self.held = self.held._replace(columns=evolved.columns)
+                alterations = evolved.alterations
+        form = Form.of(schema, self.held.columns)
+        if not self._writers[-1].fits(form.schema):
+            self._next_version()
+        self._last = schema, form, version
+        if self._state is not None:
+            self._fold_on(form, version, alterations, found.table, lsn)
+        return schema, form, version
+
+    def _fold_on(
+        self,
+        form: Form,
+        version: Version,
+        alterations: list[Alteration],
+        table: CatalogTable | None,
+        lsn: int,
+    ) -> None:
+        """Have the changes that come folded with those before, if that can be."""
+        key = None if table is None else tuple(
+            one.stored for name in table.key for one in self.held.columns
+            if one.name == name and not one.is_dropped
+        )  # fmt: skip
+        nothing = _empty(form.schema)
+        if self._parts and self._parts[-1].key == key and self._goes_on(nothing):
+            self._parts[-1].alterations.extend(alterations)
+            return
+        if self._parts and lsn <= self._folded:
+            self.stop(f"the key of {version.table} was altered among changes of a transaction")
+            return
+        self._parts.append(_Part(alterations, Folding(key), key, lsn))
+        self._parts[-1].folding.add(nothing)
+
+    def _goes_on(self, nothing: pa.RecordBatch) -> bool:
+        """Whether the changes that come can be folded together with those before."""
+        try:
+            self._parts[-1].folding.add(nothing)
+        except PgOutputError:
+            return False
+        return True
+
+    # --- snapshots -------------------------------------------------------------------------------
+
+    def add_copied(self, schema: pa.Schema, batch: pa.RecordBatch, copy: Copy) -> None:
+        """Take rows of a snapshot; the first batch begins with a Truncate."""
+        if self._copying is None:
+            self._copying = self._begin_copy(schema, copy)
+        wants_changes, wants_rows = self._copying
+        last = self._last
+        if last is None or last[0] is not schema:
+            last = self._last = self._layout(schema, self.held.columns)
+        rows = last[1].batch(batch)
+        if wants_changes:
+            self._append(rows)
+        if wants_rows and self._state is not None:
+            read = rows.filter(pc.equal(rows.column("op"), "read"))
+            if read.num_rows:
+                after = read.column("after")
+                self._state.append(
+                    pa.RecordBatch.from_arrays(after.flatten(), schema=pa.schema(list(after.type)))
+                )
+
+    def _begin_copy(self, schema: pa.Schema, copy: Copy) -> tuple[bool, bool]:
+        """Whether the change table, and the state table, still want the rows of a snapshot."""
+        state = self._state or self._target.state(self.held)
+        wants_changes = copy.lsn > self._writers[-1].copy_lsn
+        wants_rows = copy.lsn > state.copy_lsn or self.held.stale is not None
+        columns = new_columns(stored_version(schema)) if wants_rows else self.held.columns
+        self._last = self._layout(schema, columns)
+        form = self._last[1]
+        if wants_changes and not self._writers[-1].fits(form.schema):
+            self._next_version()
+        if wants_rows:
+            self.held = self.held._replace(columns=columns, stale=None)
+            self._state, self._parts, self._must_create = state, [], False
+            state.load(pa.schema(list(form.schema.field("after").type)))
+        return wants_changes, wants_rows
+
+    @staticmethod
+    def _layout(schema: pa.Schema, columns: Sequence[Column]) -> _Layout:
+        return schema, Form.of(schema, columns), stored_version(schema)
+
+    def _next_version(self) -> None:
+        """Go on in a new version of the change table."""
+        self.held = self.held._replace(version=self.held.version + 1)
+        self._writers.append(self._target.changes(self.held))
+
+    def end_copy(self, copy: Copy) -> None:
+        """The rows of a snapshot came."""
+        wants_rows = self._copying is not None and self._copying[1]
+        self._copying = self._last = None
+        if wants_rows and self._state is not None:
+            self.held = self.held._replace(copy_lsn=copy.lsn, lsn=max(self.held.lsn, copy.lsn))
+            self._state.loaded(self.held)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def commit_changes(self, lsn: int) -> None:
+        """Have the change table stand."""
+        for writer in self._writers:
+            writer.commit(self.held._replace(lsn=lsn))
+
+    def commit_state(self, lsn: int) -> None:
+        """Do what the changes come to to the rows.
+
+        Raises
+        ------
+        IncompleteError
+            They do not fit what is there.
+        """
+        state = self._state
+        if state is None:
+            return
+        if self._must_create and self._last is not None:
+            state.create(pa.schema(list(self._last[1].schema.field("after").type)))
+        for number, part in enumerate(self._parts, 1):
+            net = with_added(part.folding.finish(), part.alterations)
+            is_last = number == len(self._parts)
+            end = lsn if is_last else self._parts[number].begins
+            if net.rows.num_rows or net.truncated or part.alterations:
+                state.apply(part.alterations, net, self.held._replace(lsn=end))
+
+
+def _since(rows: pa.RecordBatch, lsn: int) -> pa.RecordBatch:
+    """Those of the changes that were committed from an LSN on."""
+    lsns = rows.column("commit_lsn")
+    if not lsn or rows.num_rows == 0 or lsns[0].as_py() >= lsn:
+        return rows
+    return rows.filter(pc.greater_equal(lsns, pa.scalar(lsn, lsns.type)))
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    """A batch without rows."""
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)

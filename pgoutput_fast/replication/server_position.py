@@ -1,0 +1,103 @@
+"""Where the server's log ends, and where what is committed by now does."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import psycopg
+
+from ..connections import ConnectionParameters, RetryableError, answered, server_error
+from ..lsn import parse_lsn
+
+if TYPE_CHECKING:
+    _Connection = psycopg.Connection[tuple[object, ...]]
+
+FRESH = 6.0  # seconds for which an answer holds
+_FLUSH_POLL = 0.02  # seconds between two looks whether commits are on the server's disk
+
+_POSITION = """
+SELECT (CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+        ELSE pg_catalog.pg_current_wal_flush_lsn() END)::pg_catalog.text,
+    pg_catalog.current_database()::pg_catalog.text,
+    pg_catalog.date_part('epoch', pg_catalog.clock_timestamp())
+"""
+_ENDS = """
+SELECT (CASE WHEN in_recovery THEN pg_catalog.pg_last_wal_replay_lsn()
+        ELSE pg_catalog.pg_current_wal_insert_lsn() END)::pg_catalog.text,
+    (CASE WHEN in_recovery THEN pg_catalog.pg_last_wal_replay_lsn()
+        ELSE pg_catalog.pg_current_wal_flush_lsn() END)::pg_catalog.text,
+    (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_writer_delay')
+FROM pg_catalog.pg_is_in_recovery() in_recovery
+"""
+
+
+class Position(NamedTuple):
+    """Where the server's log ended at some moment."""
+
+    lsn: int
+    database: str
+    server_time: float
+    """The server's clock then, in seconds since 1970."""
+    asked: float
+    """When it was asked, by `time.monotonic`."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it still holds."""
+        return time.monotonic() - self.asked < FRESH
+
+    @property
+    def now(self) -> float:
+        """The server's clock now, in seconds since 1970."""
+        return self.server_time + time.monotonic() - self.asked
+
+
+def _ask(connection: _Connection, query: str) -> tuple[object, ...]:
+    try:
+        with answered(connection.pgconn):
+            (row,) = connection.execute(query.encode()).fetchall()
+    except psycopg.Error as error:
+        raise server_error("can't ask how far the log is", str(error), error.sqlstate) from error
+    return row
+
+
+def _lsn(found: object) -> int:
+    if found is None:
+        raise RetryableError("the server is in recovery, and has read nothing of its log yet")
+    return parse_lsn(str(found))
+
+
+def ask_position(connection: _Connection) -> Position:
+    """Ask where the server is.
+
+    Raises
+    ------
+    PgOutputError
+        It refuses.
+    """
+    asked = time.monotonic()
+    lsn, database, server_time = _ask(connection, _POSITION)
+    return Position(_lsn(lsn), str(database), float(str(server_time)), asked)
+
+
+def end_of_commits(parameters: ConnectionParameters) -> int:
+    """An LSN before which all is that is committed by now, and up to which the server sends.
+
+    A commit with ``synchronous_commit=off`` is on the server's disk some time later, and is sent
+    then. After three times ``wal_writer_delay`` it is there. More of the log than that may never
+    be: what a transaction has written that has not ended waits for nobody.
+
+    Raises
+    ------
+    PgOutputError
+        The server can't be reached, or refuses.
+    """
+    with parameters.open(replication=False) as connection:
+        inserted, flushed, delay = _ask(connection, _ENDS)
+        wanted, end = _lsn(inserted), _lsn(flushed)
+        deadline = time.monotonic() + 3 * int(str(delay)) / 1000
+        while end < wanted and time.monotonic() < deadline:
+            time.sleep(_FLUSH_POLL)
+            end = _lsn(_ask(connection, _ENDS)[1])
+        return min(end, wanted)
