@@ -53,6 +53,9 @@ class CatalogColumn:
         (``pg_attribute.atthasmissing``).
     missing : str or None
         The value that they hold, as text under the session settings of the stream; None for NULL.
+    number : int or None
+        ``pg_attribute.attnum``, which stays when the column is renamed; None in catalogues that
+        were stored without it.
     """
 
     name: str
@@ -64,6 +67,7 @@ class CatalogColumn:
     generated: str
     has_missing: bool
     missing: str | None
+    number: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +94,9 @@ class CatalogTable:
     columns : tuple of CatalogColumn
         Its columns, in the table's order. `missing` of a partitioned table's is what rows in its
         partitions hold.
+    file_nodes : tuple of int
+        ``pg_class.relfilenode`` of the table and of its leaf partitions: another one is there when
+        the table was rewritten or truncated. Empty in catalogues that were stored without it.
     """
 
     relation_id: int
@@ -102,6 +109,7 @@ class CatalogTable:
     primary_key: tuple[str, ...]
     identity_index: tuple[str, ...]
     columns: tuple[CatalogColumn, ...]
+    file_nodes: tuple[int, ...] = ()
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -239,7 +247,7 @@ _COLUMNS = """
 SELECT a.attrelid::bigint, a.attname, a.atttypid::bigint,
     pg_catalog.format_type(a.atttypid, a.atttypmod), a.atttypmod, a.attnotnull,
     a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL, a.attgenerated::text,
-    a.atthasmissing, (a.attmissingval::text::text[])[1]
+    a.atthasmissing, (a.attmissingval::text::text[])[1], a.attnum::int
 FROM pg_catalog.pg_attribute AS a
 JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
 WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
@@ -306,7 +314,8 @@ def catalog_of(
         tables = [one.table for one in found.published()]
         ids = [table.oid for table in tables]
         below = found.partitions()
-        partitions = {oid: sorted(leaf.oid for leaf in below.get(oid, ())) for oid in ids}
+        leaves_of = {oid: sorted(below.get(oid, ()), key=lambda one: one.oid) for oid in ids}
+        partitions = {oid: [leaf.oid for leaf in leaves] for oid, leaves in leaves_of.items()}
         every = [*ids, *(leaf for leaves in partitions.values() for leaf in leaves)]
         indexes: list[Any] = connection.execute(_INDEXES, [ids]).fetchall()
         columns: list[Any] = connection.execute(_COLUMNS, [every]).fetchall()
@@ -335,6 +344,10 @@ def catalog_of(
                 identity_index=_index(indexes, table.oid, 2),
                 columns=_with_missing(
                     columns_of[table.oid], [columns_of[leaf] for leaf in partitions[table.oid]]
+                ),
+                file_nodes=(
+                    table.filenode,
+                    *(leaf.filenode for leaf in leaves_of[table.oid]),
                 ),
             )
             for table in tables

@@ -216,6 +216,14 @@ class History:
         catalog = Catalog.from_json(json.dumps(stored.tables))
         return TablesAt(catalog, is_certain=place.older == place.newer)
 
+    def tables_before(self, lsn: int) -> Catalog:
+        """The published tables of the entry before that which `tables_at` takes.
+
+        It is the same one if that is the first.
+        """
+        stored = self._stored(self._entry(self._place_of(lsn).newer - 1))
+        return Catalog.from_json(json.dumps(stored.tables))
+
     def _place_of(self, lsn: int) -> Place:
         """The place of a transaction, at its end."""
         import numpy as np

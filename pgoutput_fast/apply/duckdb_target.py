@@ -25,6 +25,7 @@ from .targets import (
     IncompleteError,
     Origin,
     Removed,
+    Renamed,
     Retyped,
     Stored,
 )
@@ -405,6 +406,8 @@ class _State:
         elif isinstance(alteration, Retyped):
             type_ = self._type(alteration.type)
             run(f"ALTER TABLE {self._table} ALTER COLUMN {column} TYPE {type_}")
+        elif isinstance(alteration, Renamed):
+            run(f"ALTER TABLE {self._table} RENAME COLUMN {column} TO {quoted(alteration.name)}")
         elif isinstance(alteration, Added):
             value = alteration.value
             run(f"ALTER TABLE {self._table} ADD COLUMN {column} {self._type(value.type)}")

@@ -1,8 +1,9 @@
 """How a state table follows its table's columns: what is added, altered, and what nobody can know.
 
 A stream tells the columns that a table has, not what ALTER TABLE did to the rows that were there.
-What it left as it was follows from the types; what a new column holds in older rows is in the
-catalogue, which the capture has read. Where neither says it, the table has to be copied again.
+What it left as it was follows from the types; what a new column holds in older rows, and which one
+was renamed, is in the catalogue, which the capture has read. Where neither says it, the table has
+to be copied again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from .naming import free_column
-from .targets import Added, Alteration, Column, Removed, Retyped
+from .targets import Added, Alteration, Column, Removed, Renamed, Retyped
 from .versions import ColumnVersion, Version, keeps_values
 
 if TYPE_CHECKING:
@@ -21,6 +22,39 @@ if TYPE_CHECKING:
     from ..catalog import CatalogTable
 
 
+class Known(NamedTuple):
+    """What the catalogue knows of a table.
+
+    Attributes
+    ----------
+    table : CatalogTable or None
+        As it is when its columns have changed; None if that is not known.
+    before : CatalogTable or None
+        As it was when the catalogue was read before.
+    value : callable
+        Gives the value of a column, by its name and the text that the catalogue has; in an array of
+        length 1.
+    """
+
+    table: CatalogTable | None
+    before: CatalogTable | None
+    value: Callable[[str, str | None], pa.Array]
+
+    def numbers(self, version: Version) -> dict[str, int | None]:
+        """The numbers of columns by name; none if the catalogue is of another time."""
+        if self.table is None:
+            return {}
+        found = {column.name: column.number for column in self.table.columns}
+        return found if all(column.name in found for column in version.columns) else {}
+
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether the rows may have been written anew since the catalogue was read before."""
+        if self.table is None or self.before is None or not self.table.file_nodes:
+            return True
+        return self.table.file_nodes != self.before.file_nodes
+
+
 class Evolved(NamedTuple):
     """What becomes of a state table when its table has other columns.
 
@@ -28,7 +62,7 @@ class Evolved(NamedTuple):
     ----------
     columns : tuple of Column
         Those that it then has.
-    alterations : list of Added, Retyped or Removed
+    alterations : list of Added, Retyped, Removed or Renamed
     unknown : str or None
         Why its rows are not known any more; None: they are.
     """
@@ -38,29 +72,25 @@ class Evolved(NamedTuple):
     unknown: str | None
 
 
-def new_columns(version: Version) -> tuple[Column, ...]:
+def new_columns(version: Version, known: Known | None = None) -> tuple[Column, ...]:
     """The columns of a new state table."""
+    numbers = {} if known is None else known.numbers(version)
     columns: list[Column] = []
     for column in version.columns:
-        columns.append(_column(column, free_column(column.name, columns)))
+        columns.append(_column(column, free_column(column.name, columns), numbers))
     return tuple(columns)
 
 
-def _column(column: ColumnVersion, stored: str) -> Column:
-    form = str(column.type)
-    return Column(column.name, stored, column.type_id or 0, _modifier(column), form)
+def _column(column: ColumnVersion, stored: str, numbers: dict[str, int | None]) -> Column:
+    form, number = str(column.type), numbers.get(column.name)
+    return Column(column.name, stored, column.type_id or 0, _modifier(column), form, number=number)
 
 
 def _modifier(column: ColumnVersion) -> int:
     return -1 if column.type_modifier is None else column.type_modifier
 
 
-def evolve(
-    held: Sequence[Column],
-    version: Version,
-    table: CatalogTable | None,
-    value: Callable[[str, str | None], pa.Array],
-) -> Evolved:
+def evolve(held: Sequence[Column], version: Version, known: Known) -> Evolved:
     """Find out what to do to a state table.
 
     Parameters
@@ -69,58 +99,113 @@ def evolve(
         The columns that it has.
     version : Version
         Those that the table has now.
-    table : CatalogTable or None
-        The table as the catalogue has it now; None if that is not known.
-    value : callable
-        Gives the value of a column, by its name and the text that the catalogue has; in an array of
-        length 1.
+    known : Known
     """
-    columns = list(held)
-    alterations: list[Alteration] = []
-    at = {column.name: i for i, column in enumerate(columns) if not column.is_dropped}
-    names = {column.name for column in version.columns}
-    for name, i in at.items():
-        if name not in names:
-            columns[i] = columns[i]._replace(is_dropped=True)
-    for column in version.columns:
-        if column.name in at:
-            i = at[column.name]
-            old = columns[i]
-            before, after = (old.type_id, old.type_modifier), (column.type_id, _modifier(column))
-            if before != after and not keeps_values(before, (after[0] or 0, after[1])):
-                return Evolved(tuple(held), [], _retyped(version, old, column))
-            columns[i] = _column(column, old.stored)
-            if columns[i].form != old.form:
-                alterations.append(Retyped(old.stored, column.type))
-            continue
-        dropped = next((one for one in columns if one.is_dropped and one.name == column.name), None)
-        if dropped is not None:
-            # It was dropped and made again: what was there is another column's.
-            columns.remove(dropped)
-            alterations.append(Removed(dropped.stored))
-            at = {one.name: i for i, one in enumerate(columns) if not one.is_dropped}
-        values = None if table is None else table.added_values
-        if values is None or column.name not in values:
-            return Evolved(tuple(held), [], _added(version, column, known=table is not None))
-        stored = free_column(column.name, columns)
-        columns.append(_column(column, stored))
-        alterations.append(Added(stored, value(column.name, values[column.name])))
-    return Evolved(tuple(columns), alterations, None)
+    evolution = _Evolution(held, version, known)
+    unknown = evolution.run()
+    if unknown is not None:
+        return Evolved(tuple(held), [], f"{unknown}; no change tells them")
+    return Evolved(tuple(evolution.columns), evolution.alterations, None)
 
 
-def _retyped(version: Version, old: Column, new: ColumnVersion) -> str:
-    return (
-        f"the type of column {new.name} was altered (from {old.type_id}, modifier "
-        f"{old.type_modifier}, to {new.type_id}, modifier {_modifier(new)}), by which the server "
-        f"may have made other values of those that {version.table} had; no change tells them"
-    )
+class _Evolution:
+    """Goes through the columns, and notes what to do."""
 
+    def __init__(self, held: Sequence[Column], version: Version, known: Known) -> None:
+        self.columns = list(held)
+        self.alterations: list[Alteration] = []
+        self._version = version
+        self._known = known
+        self._numbers = known.numbers(version)
 
-def _added(version: Version, column: ColumnVersion, *, known: bool) -> str:
-    why = (
-        "the catalogue does not say what they hold, as a default was computed for each row, or the "
-        "table was rewritten since"
-        if known
-        else "no catalogue that was read says what they hold"
-    )
-    return f"{version.table} has a new column {column.name}, and for rows that are older {why}"
+    def run(self) -> str | None:
+        """Do it; why the rows are not known any more, or None."""
+        follows = self._followed()
+        live = set(follows.values())
+        for i, held in enumerate(self.columns):
+            if not held.is_dropped and i not in live:
+                self.columns[i] = held._replace(is_dropped=True)
+        self._rename({i: name for name, i in follows.items() if self.columns[i].name != name})
+        for column in self._version.columns:
+            at = next((i for i, one in enumerate(self.columns)
+                       if one.name == column.name and not one.is_dropped), None)  # fmt: skip
+            unknown = self._add(column) if at is None else self._keep(at, column)
+            if unknown is not None:
+                return unknown
+        return None
+
+    def _followed(self) -> dict[str, int]:
+        """For the columns that were there before: where they are."""
+        found = {}
+        by_number = {one.number: i for i, one in enumerate(self.columns)
+                     if not one.is_dropped and one.number is not None}  # fmt: skip
+        by_name = {one.name: i for i, one in enumerate(self.columns) if not one.is_dropped}
+        for column in self._version.columns:
+            number = self._numbers.get(column.name)
+            if number is not None and number in by_number:
+                found[column.name] = by_number[number]
+            elif column.name in by_name:
+                at = by_name[column.name]
+                # One of another number is another column, under the name of one that was dropped.
+                if number is None or self.columns[at].number is None:
+                    found[column.name] = at
+        return found
+
+    def _rename(self, names: dict[int, str]) -> None:
+        """Have columns by their new names."""
+        moved = []
+        for i, name in names.items():  # all of them first, so that columns can change places
+            self._store(i, free_column(f"{self.columns[i].stored}~", self.columns))
+            moved.append((self.columns[i].stored, name))
+        for stored, name in moved:
+            self._remove(name)
+            at = next(i for i, one in enumerate(self.columns) if one.stored == stored)
+            self.columns[at] = self.columns[at]._replace(name=name)
+            self._store(at, free_column(name, self.columns))
+
+    def _store(self, at: int, name: str) -> None:
+        self.alterations.append(Renamed(self.columns[at].stored, name))
+        self.columns[at] = self.columns[at]._replace(stored=name)
+
+    def _remove(self, name: str) -> None:
+        """Remove a dropped column, as another one has its name."""
+        for one in [one for one in self.columns if one.is_dropped and one.name == name]:
+            self.columns.remove(one)
+            self.alterations.append(Removed(one.stored))
+
+    def _keep(self, at: int, column: ColumnVersion) -> str | None:
+        """Go on with a column."""
+        old = self.columns[at]
+        before, after = (old.type_id, old.type_modifier), (column.type_id or 0, _modifier(column))
+        if before != after and not keeps_values(before, after):
+            return (
+                f"the type of column {column.name} was altered (from {before[0]}, modifier "
+                f"{before[1]}, to {after[0]}, modifier {after[1]}), by which the server may have "
+                "made other values of those that there were"
+            )
+        made = _column(column, old.stored, self._numbers)
+        self.columns[at] = made if made.number is not None else made._replace(number=old.number)
+        if made.form != old.form:
+            self.alterations.append(Retyped(old.stored, column.type))
+        return None
+
+    def _add(self, column: ColumnVersion) -> str | None:
+        """Add a column, with what rows have in it that are older."""
+        table = self._known.table
+        if table is None or not self._numbers:
+            return (
+                f"column {column.name} is new, and no catalogue that was read says what older rows "
+                "have in it"
+            )
+        values = table.added_values
+        if column.name not in values or (values[column.name] is None and self._known.is_rewritten):
+            return (
+                f"column {column.name} is new, and the catalogue does not say what older rows have "
+                "in it, as a default was computed for each, or the table was rewritten since"
+            )
+        self._remove(column.name)
+        stored = free_column(column.name, self.columns)
+        self.columns.append(_column(column, stored, self._numbers))
+        value = self._known.value(column.name, values[column.name])
+        self.alterations.append(Added(stored, value))
+        return None

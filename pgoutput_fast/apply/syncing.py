@@ -29,8 +29,9 @@ from ..history import Follower, HistoryPolicy, history_of
 from ..lsn import format_lsn
 from ..names import qualified
 from ..protocol.encode import encode, encode_fields
+from .evolution import Known
 from .naming import free_name, renames, stored_table
-from .tables import Known, TableWindow
+from .tables import TableWindow
 from .targets import Held, IncompleteError, Origin, Stored, Target, window
 
 if TYPE_CHECKING:
@@ -320,11 +321,12 @@ class _Window:
         for changes, batch in reader.changes(chunk):
             schema = self._schema(changes.layout, batch.schema)
             one = self._table(changes.relation)
+            known = functools.partial(self._known, changes)
             if copy is not None:
-                one.add_copied(schema, batch, copy)
+                one.add_copied(schema, batch, known, copy)
                 continue
             with self._incomplete(one):
-                one.add(schema, batch, functools.partial(self._known, changes))
+                one.add(schema, batch, known)
 
     def _schema(self, layout: Any, schema: pa.Schema) -> pa.Schema:
         """The schema of a layout's batches, always the same object."""
@@ -377,10 +379,10 @@ class _Window:
     def _known(self, changes: Any, lsn: int) -> Known:
         """What is known of a table when a transaction was committed."""
         relation = changes.relation
-        table = None
-        if self._history is not None and not self._history.is_empty:
-            found = self._history.tables_at(lsn).catalog
-            table = found.by_id().get(relation.relation_id)
+        table = before = None
+        if self._history is not None:
+            table = self._history.tables_at(lsn).catalog.by_id().get(relation.relation_id)
+            before = self._history.tables_before(lsn).by_id().get(relation.relation_id)
 
         def value(name: str, text: str | None) -> pa.Array:
             decoder = ColumnarDecoder(**{**self._decoding, "tables": None})
@@ -396,7 +398,7 @@ class _Window:
             row = pa.record_batch(batch).column("after")
             return stored(row.flatten()[row.type.get_field_index(name)])
 
-        return Known(table, value)
+        return Known(table, before, value)
 
 
 def _after(plan: Plan) -> Position:

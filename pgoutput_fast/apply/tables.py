@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import PgOutputError
-from .evolution import evolve, new_columns
+from .evolution import Known, evolve, new_columns
 from .folding import Folding
 from .forms import Form, stored_version, with_added
 from .targets import Held, IncompleteError
@@ -24,17 +24,6 @@ if TYPE_CHECKING:
     from ..directory.copies import Copy
     from .targets import Alteration, ChangeWriter, Column, StateWriter, Target
     from .versions import Version
-
-
-class Known(NamedTuple):
-    """What is known of a table beside its changes.
-
-    Fields: table (CatalogTable as the catalogue has it at the LSN of the changes, or None), value
-    (gives the value of a column, by its name and the catalogue's text, in an array of length 1).
-    """
-
-    table: CatalogTable | None
-    value: Callable[[str, str | None], pa.Array]
 
 
 class _Part(NamedTuple):
@@ -131,13 +120,13 @@ class TableWindow:
         found = known(lsn)
         alterations: list[Alteration] = []
         if not self.held.columns:
-            self.held = self.held._replace(columns=new_columns(version))
+            self.held = self.held._replace(columns=new_columns(version, found))
         else:
-            evolved = evolve(self.held.columns, version, found.table, found.value)
+            evolved = evolve(self.held.columns, version, found)
             if evolved.unknown is not None:
                 self.stop(evolved.unknown)
                 # Change tables go on with the columns that there are.
-                self.held = self.held._replace(columns=new_columns(version))
+                self.held = self.held._replace(columns=new_columns(version, found))
             else:
                 self.held = self.held._replace(columns=evolved.columns)
                 alterations = evolved.alterations
@@ -182,10 +171,16 @@ class TableWindow:
 
     # --- snapshots -------------------------------------------------------------------------------
 
-    def add_copied(self, schema: pa.Schema, batch: pa.RecordBatch, copy: Copy) -> None:
+    def add_copied(
+        self,
+        schema: pa.Schema,
+        batch: pa.RecordBatch,
+        known: Callable[[int], Known],
+        copy: Copy,
+    ) -> None:
         """Take rows of a snapshot; the first batch begins with a Truncate."""
         if self._copying is None:
-            self._copying = self._begin_copy(schema, copy)
+            self._copying = self._begin_copy(schema, known(copy.lsn), copy)
         wants_changes, wants_rows = self._copying
         last = self._last
         if last is None or last[0] is not schema:
@@ -201,12 +196,12 @@ class TableWindow:
                     pa.RecordBatch.from_arrays(after.flatten(), schema=pa.schema(list(after.type)))
                 )
 
-    def _begin_copy(self, schema: pa.Schema, copy: Copy) -> tuple[bool, bool]:
+    def _begin_copy(self, schema: pa.Schema, known: Known, copy: Copy) -> tuple[bool, bool]:
         """Whether the change table, and the state table, still want the rows of a snapshot."""
         state = self._state or self._target.state(self.held)
         wants_changes = copy.lsn > self._writers[-1].copy_lsn
         wants_rows = copy.lsn > state.copy_lsn or self.held.stale is not None
-        columns = new_columns(stored_version(schema)) if wants_rows else self.held.columns
+        columns = new_columns(stored_version(schema), known) if wants_rows else self.held.columns
         self._last = self._layout(schema, columns)
         form = self._last[1]
         if wants_changes and not self._writers[-1].fits(form.schema):

@@ -45,6 +45,8 @@ class Column(NamedTuple):
         The type of its values in Arrow, as the target takes them.
     is_dropped : bool
         Whether the server has it no more. The values that were there stay.
+    number : int or None
+        Its number on the server, which stays when it is renamed; None: it was not known.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Column(NamedTuple):
     type_modifier: int
     form: str
     is_dropped: bool = False
+    number: int | None = None
 
 
 class Held(NamedTuple):
@@ -116,7 +119,14 @@ class Removed(NamedTuple):
     column: str
 
 
-Alteration = Added | Retyped | Removed
+class Renamed(NamedTuple):
+    """A column has another name. Fields: column, name (which is free when its turn comes)."""
+
+    column: str
+    name: str
+
+
+Alteration = Added | Retyped | Removed | Renamed
 
 
 class Stored(NamedTuple):

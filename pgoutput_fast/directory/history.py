@@ -350,7 +350,7 @@ class HistoryWriter:
             return False  # of a server that lags behind the one that was asked before
         types, tables = json.loads(read.types.to_json()), json.loads(read.tables)
         stored = self._stored
-        if stored is not None and (stored.types, stored.tables) == (types, tables):
+        if stored is not None and (stored.types, _told(stored.tables)) == (types, _told(tables)):
             self._take(mark)
             return False
         lower, exact, start = 0, False, read.after
@@ -480,3 +480,11 @@ def forget_before(directory: Path, lsn: int) -> int:
     if gone:
         fsync_path(path)
     return len(gone)
+
+
+def _told(tables: dict[str, Any]) -> dict[str, Any]:
+    """What makes another state of tables. A table that is truncated or rewritten is the same."""
+    return {
+        **tables,
+        "tables": [{**one, "file_nodes": None} for one in tables["tables"]],
+    }
