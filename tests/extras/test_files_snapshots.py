@@ -6,7 +6,6 @@ import collections
 import contextlib
 import datetime
 import json
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 import pytest
 from exported import manifest_of
 from exporting import read, rows_of
-from made_directory import OIDS, Capture, Change, MadeDirectory, Rows, World, apply
+from made_directory import MadeDirectory, Rows, apply
+from simulated_directory import Simulation
 
 import pgoutput_fast as pf
 from pgoutput_fast import files, testing
@@ -48,77 +48,18 @@ def change_rows(out: Path, result: files.ExportResult) -> dict[int, list[dict[st
 # --- what is read, at random ---------------------------------------------------------------------
 
 
-class Exporting:
+class Exporting(Simulation):
     """Exports of a directory that a simulated capture writes, each time some more."""
 
-    def __init__(self, root: Path, seed: int) -> None:
-        self.chance = random.Random(seed)
-        self.root, self.directory = root, root / "segments"
-        self.world = World()
-        self.world.published = set(OIDS[: self.chance.randrange(1, 4)])
-        self.world.commit([Change(oid, "insert", 0, "before") for oid in OIDS])
-        confirmed = self.world.advance()
-        self.capture = Capture(self.directory, self.world, confirmed)
-        if self.chance.random() < 0.7:
-            self.capture.begin_with_snapshot(self.world.published)
-        self.number = 0
-        self.counts = dict.fromkeys(("exports", "copies", "elsewhere", "refused", "copying"), 0)
+    number = 0
 
-    def transaction(self) -> None:
-        made = []
-        now = {oid: self.world.rows(oid, self.world.lsn + 1) for oid in OIDS}
-        for _ in range(self.chance.randrange(1, 5)):
-            oid, key = self.chance.choice(OIDS), self.chance.randrange(4)
-            op = self.chance.choice(["put", "put", "put", "delete", "truncate"])
-            if op == "delete" and key not in now[oid]:
-                continue
-            if op == "put":
-                op = "update" if key in now[oid] else "insert"
-            change = Change(oid, op, key, f"v{self.world.xid}")
-            apply(now[oid], *change[1:])
-            made.append(change)
-        self.world.commit(made)
-
-    def copy(self, oid: int) -> None:
-        running = self.capture.copying.get(oid)
-        if running is None:
-            state = self.capture.tables.read().get(oid)
-            if state is None or state.held_from is None:
-                return
-            running = self.capture.copying[oid] = self.capture.copy(oid)
-        if next(running, "ended") == "ended":
-            del self.capture.copying[oid]
-            self.counts["copies"] += 1
-
-    def step(self) -> None:
-        oid = self.chance.choice(OIDS)
-        what = self.chance.choice(
-            ["transaction"] * 4 + ["receive"] * 4 + ["flush", "flush", "idle"] + ["copy"] * 5
-            + ["again", "merge", "delete", "retain", "publish", "export", "export"]
-        )  # fmt: skip
-        if what == "transaction":
-            self.transaction()
-        elif what == "copy":
-            self.copy(oid)
-        elif what == "again":
-            self.capture.again(oid)
-        elif what == "merge":
-            merge(self.directory, 1 << 20)
-        elif what == "delete":
-            delete_covered(self.directory, 0)
-        elif what == "retain":
-            retain(self.directory, Keep(bytes=2000), self.capture.writer.store_position)
-        elif what == "publish":
-            self.world.published.add(oid)
-        elif what == "export":
-            self.export("kept", consumer="kept")
-            self.export("other", consumer=None)
-        else:
-            getattr(self.capture, what)()
+    def read(self) -> None:
+        self.export("kept", consumer="kept")
+        self.export("other", consumer=None)
 
     def export(self, name: str, consumer: str | None) -> None:
         """Add what is new, and compare it with the server's tables."""
-        self.counts["exports"] += 1
+        self.counts["reads"] += 1
         out = self.root / (name if consumer else f"{name}{self.number}")
         part_bytes = self.chance.choice([1, 5000, 1 << 30])
         with contextlib.ExitStack() as stack:
@@ -166,19 +107,7 @@ class Exporting:
 
     def settle(self) -> None:
         """In the end each table is there, as it is on the server."""
-        while self.capture.next < len(self.world.events):
-            self.capture.receive()
-        self.capture.flush()
-        for oid in OIDS:
-            self.capture.again(oid) if self.chance.random() < 0.3 else None
-            for _ in range(6):
-                self.copy(oid)
-        self.world.advance()
-        self.capture.idle()
-        self.transaction()
-        while self.capture.next < len(self.world.events):
-            self.capture.receive()
-        self.capture.flush()
+        super().settle()
         result = files.export(self.directory, self.root / "kept", "arrow", consumer="kept")
         self.compare(self.root / "kept", result)
         states = Tables(self.directory).read()
@@ -203,8 +132,7 @@ def test_whatever_comes_an_export_has_the_servers_tables(
     monkeypatch.setattr(merging, "FAN", 2)
     monkeypatch.setattr(merging, "_SMALLEST", 1 << 30)
     exporting = Exporting(tmp_path, seed)
-    for _ in range(60):
-        exporting.step()
+    exporting.run(60)
     exporting.settle()
 
 
