@@ -40,12 +40,20 @@ class Known(NamedTuple):
     before: CatalogTable | None
     value: Callable[[str, str | None], pa.Array]
 
+    def now(self, version: Version) -> CatalogTable | None:
+        """The table in the catalogue that has these columns; None if neither has."""
+        wanted = {(one.name, one.type_id, one.type_modifier) for one in version.columns}
+        for table in (self.table, self.before):
+            if table is not None and wanted <= {
+                (one.name, one.type_id, one.type_modifier) for one in table.columns
+            }:
+                return table
+        return None
+
     def numbers(self, version: Version) -> dict[str, int | None]:
         """The numbers of columns by name; none if the catalogue is of another time."""
-        if self.table is None:
-            return {}
-        found = {column.name: column.number for column in self.table.columns}
-        return found if all(column.name in found for column in version.columns) else {}
+        table = self.now(version)
+        return {} if table is None else {one.name: one.number for one in table.columns}
 
     @property
     def is_rewritten(self) -> bool:
@@ -120,6 +128,7 @@ class _Evolution:
 
     def run(self) -> str | None:
         """Do it; why the rows are not known any more, or None."""
+        self._number()
         follows = self._followed()
         live = set(follows.values())
         for i, held in enumerate(self.columns):
@@ -133,6 +142,21 @@ class _Evolution:
             if unknown is not None:
                 return unknown
         return None
+
+    def _number(self) -> None:
+        """Find the numbers of the columns that there were, if they were not known yet."""
+        before = self._known.before
+        if before is None:
+            return
+        numbers = {(one.name, one.type_id): one.number for one in before.columns}
+        live = [one for one in self.columns if not one.is_dropped]
+        if all((one.name, one.type_id) in numbers for one in live):
+            self.columns = [
+                one
+                if one.is_dropped or one.number is not None
+                else one._replace(number=numbers[one.name, one.type_id])
+                for one in self.columns
+            ]
 
     def _followed(self) -> dict[str, int]:
         """For the columns that were there before: where they are."""
@@ -191,11 +215,16 @@ class _Evolution:
 
     def _add(self, column: ColumnVersion) -> str | None:
         """Add a column, with what rows have in it that are older."""
-        table = self._known.table
-        if table is None or not self._numbers:
+        table = self._known.now(self._version)
+        if table is None:
             return (
                 f"column {column.name} is new, and no catalogue that was read says what older rows "
                 "have in it"
+            )
+        if any(one.is_dropped and one.number is None for one in self.columns):
+            return (
+                f"column {column.name} is new, and may be one that was renamed: the catalogue was "
+                "not read before"
             )
         values = table.added_values
         if column.name not in values or (values[column.name] is None and self._known.is_rewritten):

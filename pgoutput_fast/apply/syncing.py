@@ -163,8 +163,9 @@ class Syncing:
         for relation_id, held in tables.items():
             at = position.of(relation_id)
             state = states.get(relation_id)
-            comes = state is not None and any(
-                copy.lsn > held.copy_lsn and copy.lsn - 1 >= at for copy in state.snapshots
+            comes = state is not None and (
+                state.held_from is not None
+                or any(copy.lsn > held.copy_lsn and copy.lsn - 1 >= at for copy in state.snapshots)
             )
             if held.lsn < at and not comes and held.stale is None:
                 behind.append(relation_id)

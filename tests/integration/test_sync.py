@@ -1,0 +1,265 @@
+"""Tables that `apply.sync` keeps up to date with a server's; the truth is what SELECT says."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pgoutput_fast as pf
+from pgoutput_fast import apply
+from pgoutput_fast.replication import upkeep
+
+duckdb = pytest.importorskip("duckdb")
+
+pytestmark = [pytest.mark.integration, pytest.mark.sample(1)]
+
+WaitUntil = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_TICK", "_MERGE_INTERVAL", "_TIDY_INTERVAL", "_WATCH_INTERVAL"):
+        monkeypatch.setattr(upkeep, name, 0.05)
+
+
+class Synced:
+    """A database, and the file that has its tables."""
+
+    def __init__(self, database: Any, directory: Path) -> None:
+        self.database = database
+        self.path = directory / "tables.duckdb"
+        self.options: dict[str, Any] = {
+            "slot": f"slot_{database.name}", "publications": ["p"],
+            "target": f"duckdb:{self.path}", "max_delay": 0.05, "interval": 0.05,
+        }  # fmt: skip
+
+    def sync(self, **options: Any) -> apply.SyncProgress:
+        return apply.sync(self.database.dsn, **{"until": "now", **self.options, **options})
+
+    def settle(self) -> list[str]:
+        """Sync until nothing waits for a copy; why tables were copied again."""
+        reasons: list[str] = []
+        for _ in range(3):
+            stale = self.sync().stale
+            if not stale:
+                return reasons
+            reasons += stale.values()
+        raise AssertionError(reasons)
+
+    def ask(self, statement: str) -> list[Any]:
+        with contextlib.closing(duckdb.connect(str(self.path), read_only=True)) as connection:
+            found: list[Any] = connection.execute(statement).fetchall()
+            return found
+
+    def compare(self, table: str, columns: str, stored: str | None = None) -> int:
+        """The rows of a table, which are the server's; how many they are."""
+        stored = stored or f"public.{table}"
+        quoted = ", ".join(f'"{name}"' for name in columns.split(", "))
+        found = self.ask(f'SELECT {quoted} FROM state."{stored}"')
+        truth = self.database.execute(f'SELECT {quoted} FROM "{table}"')
+        assert sorted(found, key=repr) == sorted(truth, key=repr)
+        once = f'SELECT count(*), count(DISTINCT (commit_lsn, seq)) FROM changes."{stored}"'
+        ((count, distinct),) = self.ask(once)
+        assert count == distinct > 0
+        return len(truth)
+
+
+@pytest.fixture
+def synced(make_database: Any, server: Any, tmp_path: Path) -> Synced:
+    database = make_database(server)
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(6, 2), d varchar(5))",
+        "ALTER TABLE t ALTER v SET STORAGE EXTERNAL",
+        "INSERT INTO t SELECT g, repeat(g::text, 3000), g, g FROM generate_series(1, 50) g",
+        "CREATE TABLE bag (a int, b text)",
+        "ALTER TABLE bag REPLICA IDENTITY FULL",
+        "INSERT INTO bag SELECT g % 3, NULLIF(g % 2, 0)::text FROM generate_series(1, 20) g",
+        "CREATE PUBLICATION p FOR ALL TABLES",
+    )
+    return Synced(database, tmp_path)
+
+
+def test_what_rows_go_through(synced: Synced) -> None:
+    synced.sync()
+    assert synced.compare("t", "id, v, n, d") == 50
+    assert synced.compare("bag", "a, b") == 20
+    synced.database.execute(
+        "UPDATE t SET n = 0 WHERE id < 10",  # v is stored out of line, and is not sent
+        "UPDATE t SET id = id + 1000 WHERE id BETWEEN 5 AND 15",
+        "BEGIN; UPDATE t SET id = -1 WHERE id = 1; UPDATE t SET id = 1 WHERE id = 2;"
+        " UPDATE t SET id = 2 WHERE id = -1; COMMIT",
+        "DELETE FROM t WHERE id > 40 AND id < 45",
+        "DELETE FROM t WHERE id = 30; INSERT INTO t VALUES (30, 'again', 1, 'x')",
+        "UPDATE bag SET b = 'u' WHERE a = 1",
+        "DELETE FROM bag WHERE ctid IN (SELECT ctid FROM bag WHERE a = 2 LIMIT 1)",
+        "INSERT INTO bag VALUES (7, NULL), (7, NULL)",
+    )
+    assert synced.sync().stale == {}
+    synced.compare("t", "id, v, n, d")
+    synced.compare("bag", "a, b")
+    synced.database.execute("TRUNCATE t, bag", "INSERT INTO t VALUES (1, 'new', 2, 'y')")
+    synced.sync()
+    assert synced.compare("t", "id, v, n, d") == 1
+    assert synced.ask('SELECT count(*) FROM state."public.bag"') == [(0,)]
+    position = dict(synced.ask('SELECT "table", lsn FROM _progress'))
+    assert len(set(position.values())) == 1
+    times = synced.ask("SELECT commit_time > now() - INTERVAL 1 MINUTE FROM _progress")
+    assert times == [(True,), (True,)]
+
+
+EVOLVED = [
+    # Statements before further changes, and the columns that are there then.
+    ("ALTER TABLE t ADD c int DEFAULT 5", "id, v, n, d, c"),
+    ("ALTER TABLE t ADD c int", "id, v, n, d, c"),
+    ("ALTER TABLE t DROP COLUMN n", "id, v, d"),
+    ("ALTER TABLE t RENAME v TO w", "id, w, n, d"),
+    ("ALTER TABLE t RENAME v TO x; ALTER TABLE t RENAME d TO v; ALTER TABLE t RENAME x TO d",
+     "id, v, n, d"),
+    ("ALTER TABLE t ALTER d TYPE varchar(9)", "id, v, n, d"),
+    ("ALTER TABLE t ALTER n TYPE numeric(9, 2)", "id, v, n, d"),
+    ("ALTER TABLE t DROP COLUMN n; ALTER TABLE t ADD n int DEFAULT 3", "id, v, n, d"),
+    ('ALTER TABLE t ADD "ID" text DEFAULT \'q"\'', 'id, v, n, d'),
+    ("ALTER TABLE t RENAME TO t2", "id, v, n, d"),
+    ("ALTER TABLE t ADD c int GENERATED ALWAYS AS IDENTITY", None),
+    ("ALTER TABLE t ADD c float8 DEFAULT random()", None),
+    ("ALTER TABLE t ALTER n TYPE text USING n::int::text || '!'", None),
+    ("ALTER TABLE t ALTER id TYPE bigint USING id * 10", None),
+    ("ALTER TABLE t ADD c int DEFAULT 5; VACUUM FULL t; ALTER TABLE t ALTER c DROP DEFAULT", None),
+]  # fmt: skip
+QUICK = (0, 3, 12)
+
+
+@pytest.mark.parametrize(
+    ("statement", "columns"),
+    [
+        pytest.param(*case, id=case[0], marks=() if i in QUICK else pytest.mark.slow)
+        for i, case in enumerate(EVOLVED)
+    ],
+)
+@pytest.mark.parametrize("again", [False, True])
+def test_tables_that_are_altered(
+    synced: Synced, statement: str, columns: str | None, again: bool
+) -> None:
+    """What can be followed is followed; else the table is copied again, and never is it wrong."""
+    synced.sync()
+    synced.database.execute(
+        "UPDATE t SET n = n + 1 WHERE id < 5", *statement.split("; "),
+    )  # fmt: skip
+    table = "t2" if statement.endswith("t2") else "t"
+    if again:
+        synced.sync()
+    synced.database.execute(
+        f"UPDATE {table} SET id = -id WHERE id = 20",
+        f"DELETE FROM {table} WHERE id = 21",
+        f"INSERT INTO {table} (id, d) VALUES (999999, 'born')"
+        if "RENAME d" not in statement
+        else f"INSERT INTO {table} (id, v) VALUES (999999, 'born')",
+    )
+    reasons = synced.settle()
+    names = synced.database.execute(
+        f"SELECT attname FROM pg_attribute WHERE attrelid = '{table}'::regclass AND attnum > 0"
+        " AND NOT attisdropped"
+    )
+    if columns is not None:
+        assert reasons == []
+        synced.compare(table, columns)
+    else:
+        assert len(reasons) == 1
+        synced.compare(table, ", ".join(name for (name,) in names))
+    if '"ID"' in statement:
+        found = synced.ask('SELECT id, "ID_" FROM state."public.t"')
+        truth = synced.database.execute('SELECT id, "ID" FROM t')
+        assert sorted(found) == sorted(truth)
+
+
+def test_a_table_that_is_dropped_and_made_again(synced: Synced) -> None:
+    synced.sync()
+    ((old,),) = synced.database.execute("SELECT 't'::regclass::oid::bigint")
+    synced.database.execute(
+        "DROP TABLE t", "CREATE TABLE t (id text PRIMARY KEY)", "INSERT INTO t VALUES ('a')"
+    )
+    synced.settle()
+    assert synced.compare("t", "id") == 1
+    # What the former one had stays aside.
+    assert synced.ask(f'SELECT count(*) FROM state."public.t~{old}"') == [(50,)]
+
+
+def test_a_replica_identity_that_changes(synced: Synced) -> None:
+    synced.sync()
+    synced.database.execute(
+        "UPDATE t SET n = 1 WHERE id < 4",
+        "ALTER TABLE t ALTER n SET NOT NULL, ADD CONSTRAINT k UNIQUE (n, id)",
+        "ALTER TABLE t REPLICA IDENTITY USING INDEX k",
+        "UPDATE t SET n = 2, id = id + 500 WHERE id < 4",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+        "UPDATE t SET d = 'full' WHERE id < 9",
+        "DELETE FROM t WHERE id > 45 AND id < 400",
+    )
+    synced.settle()
+    synced.compare("t", "id, v, n, d")
+
+
+def test_tables_that_join_and_a_restart(synced: Synced, wait_until: WaitUntil) -> None:
+    """A sync that goes on while tables join."""
+    stop = threading.Event()
+    seen: list[apply.SyncProgress] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            synced.sync(until=None, stop=stop, progress=seen.append)
+        except BaseException as error:  # noqa: BLE001 - it is told below
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        wait_until(
+            lambda: failed or (seen and {"public.t", "public.bag"} <= seen[-1].tables.keys())
+        )
+        synced.database.execute(
+            "CREATE TABLE later (id int PRIMARY KEY)",
+            "INSERT INTO later SELECT generate_series(1, 9)",
+        )
+        wait_until(lambda: failed or seen[-1].tables.get("public.later"))
+        synced.database.execute(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+            f" WHERE slot_name = '{synced.options['slot']}'",
+            "UPDATE t SET n = 7",
+        )
+        wait_until(lambda: failed or seen[-1].tables["public.t"] >= 101)
+        with pytest.raises(pf.PgOutputError, match="another sync writes into"):
+            synced.sync()
+    finally:
+        stop.set()
+        thread.join(30)
+    assert failed == []
+    synced.sync()
+    synced.compare("t", "id, v, n, d")
+    assert synced.compare("later", "id") == 9
+
+
+def test_targets_and_directories_of_others(
+    synced: Synced, make_database: Any, server: Any, tmp_path: Path
+) -> None:
+    synced.sync()
+    other = make_database(server)
+    other.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE t")
+    with pytest.raises(pf.PgOutputError, match=f"has tables of database '{synced.database.name}'"):
+        apply.sync(other.dsn, **{**synced.options, "slot": f"slot_{other.name}", "until": "now",
+                                 "directory": tmp_path / "other"})  # fmt: skip
+    # A new slot, whose changes begin later than those that the target has: copied anew.
+    synced.database.execute("UPDATE t SET n = 9 WHERE id = 3")
+    synced.sync(slot=f"slot_{synced.database.name}_2", directory=tmp_path / "second")
+    synced.compare("t", "id, v, n, d")
+    synced.database.execute("UPDATE t SET n = 10 WHERE id = 3")
+    with pytest.raises(pf.PgOutputError, match=r"goes on for it|lacks"):
+        # The first directory's slot is behind what the target has by now, and its changes are
+        # not those that the target's position is about.
+        synced.sync(directory=tmp_path / "third", snapshot="never", slot="slot_none",
+                    create_slot=True)  # fmt: skip
