@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from proxy import Proxy
-from servers import execute
+from servers import NewServer, execute
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
@@ -30,13 +30,13 @@ GIVEN: dict[str, Any] = {"slot": "s", "publications": ["p"], "retry_for": 30}
 @pytest.fixture(params=[16, 18], ids="pg{}".format)
 def own(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
     """A server that no other test uses, with a table and a slot."""
-    with EmbeddedServer(request.param, {"log_min_messages": "fatal"}) as server:
+    with NewServer(request.param, {"log_min_messages": "fatal"}) as server:
         yield prepared(server)
 
 
 @pytest.fixture
 def own18() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(18, {"log_min_messages": "fatal"}) as server:
+    with NewServer(18, {"log_min_messages": "fatal"}) as server:
         yield prepared(server)
 
 
