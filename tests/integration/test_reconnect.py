@@ -112,6 +112,7 @@ def check(server: EmbeddedServer, found: list[list[tuple[int, int]]]) -> None:
     assert len(found) > 10
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("mode", ["fast", "immediate", "kill"])
 def test_restarts_lose_and_double_nothing(own: EmbeddedServer, mode: Any) -> None:
     writer = Writer(own)
@@ -213,6 +214,7 @@ def outage(stream: Any, proxy: Proxy, server: EmbeddedServer) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("meanwhile", "match"),
     [
@@ -352,6 +354,7 @@ def test_a_prepared_transaction_that_was_committed_meanwhile(
         assert rows_of(next(stream.transactions())) == [(2, None)]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("queries", [0, 7, 13, 17, 18])
 def test_a_server_that_hangs_before_the_stream_begins(
     own18: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, queries: int
