@@ -101,7 +101,9 @@ demo: $(VENV)/.dependencies
 
 # The tests of a file run in one process, as they share servers, Spark and builds. The files keep the
 # order of the directories, in which the longest tests come early and the shortest last.
-pytest := $(python) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+# Bytecode is kept even where the environment says otherwise: processes and programs that tests start
+# would each compile the package and the tests again.
+pytest := PYTHONDONTWRITEBYTECODE= $(python) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.extension
 	@$(pytest) -m 'not slow' $(PYTEST_ARGS)
 

@@ -63,9 +63,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as slow what `sample(n)` leaves out: all cases of a test but each n-th."""
+    """Marks as slow what `sample(n)` leaves out: of a test's other cases all but each n-th."""
     seen: collections.Counter[str] = collections.Counter()
     for item in items:
+        if item.get_closest_marker("slow") is not None:
+            continue
         if (sample := item.get_closest_marker("sample")) is not None:
             test = item.nodeid.partition("[")[0]
             if seen[test] % sample.args[0]:

@@ -7,6 +7,7 @@ variable NOTIFY_SOCKET names. Without that variable nothing happens.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import time
@@ -21,7 +22,8 @@ class Notifier:
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
         self._is_ready = False
-        self._last_beat = 0.0
+        # Not 0.0: the monotonic clock may begin when the machine does.
+        self._last_beat = -math.inf
         self._interval = _watchdog_interval()
         address = os.environ.get("NOTIFY_SOCKET", "")
         if address[:1] not in ("/", "@"):

@@ -89,6 +89,7 @@ class Stream:
             yield lsn, top, message
 
 
+@pytest.mark.sample(3)
 def test_every_frame_decodes(impl: ModuleType, capture: Capture) -> None:
     counts: collections.Counter[str] = collections.Counter()
     with_xid: collections.Counter[str] = collections.Counter()
@@ -114,6 +115,7 @@ def test_every_frame_decodes(impl: ModuleType, capture: Capture) -> None:
     assert aborts <= {capture.options.get("streaming") == "parallel"}
 
 
+@pytest.mark.sample(3)
 def test_every_frame_is_what_its_fields_make(impl: ModuleType, capture: Capture) -> None:
     decoder = impl.Decoder(encoding=capture.encoding)
     for number, (_, frame) in enumerate(capture.rows()):
@@ -121,6 +123,7 @@ def test_every_frame_is_what_its_fields_make(impl: ModuleType, capture: Capture)
         assert encode(message) == frame, (capture.name, number, message)
 
 
+@pytest.mark.sample(3)
 def test_the_implementations_agree(both: tuple[ModuleType, ModuleType], capture: Capture) -> None:
     for (_, _, one), (_, _, other) in zip(*(Stream(impl, capture) for impl in both), strict=True):
         assert type(one).__name__ == type(other).__name__
@@ -143,6 +146,7 @@ def result(call: Callable[[], Any]) -> str:
         return f"{error.offset} {error}"
 
 
+@pytest.mark.sample(3)
 def test_changes_are_those_of_test_decoding(impl: ModuleType, told: Capture) -> None:
     capture = told
     assert capture.truth is not None

@@ -151,7 +151,7 @@ MOST_FRAMES = 20_000
 """Of a capture that was made to measure by: rows of four integers and a text."""
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_columns_are_the_messages(

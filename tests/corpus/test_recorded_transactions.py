@@ -181,6 +181,7 @@ def without_surplus(found: list[bytes], expected: list[bytes]) -> tuple[list[byt
     return kept, len(found) - len(kept)
 
 
+@pytest.mark.sample(3)
 def test_every_protocol_gives_the_transactions_of_protocol_1(
     implementation: str, compared: Capture, say: Callable[[str], None]
 ) -> None:
@@ -299,6 +300,7 @@ def comparable_rows(rows: list[Row], messages: bool) -> list[tuple[int, list[Row
 CONTENT = (b"I", b"U", b"D", b"T", b"M")
 
 
+@pytest.mark.sample(3)
 def test_segments_of_every_protocol_are_those_of_protocol_1(
     implementation: str, compared: Capture, say: Callable[[str], None]
 ) -> None:
@@ -367,6 +369,7 @@ def text_of_message(message: Any, capture: Capture) -> str:
     )
 
 
+@pytest.mark.sample(3)
 def test_transactions_are_those_of_test_decoding(
     implementation: str, told: Capture, say: Callable[[str], None]
 ) -> None:

@@ -355,6 +355,7 @@ def plain(word: Any) -> bool:
     return word is None or isinstance(word, str)
 
 
+@pytest.mark.sample(3)
 def test_final_values_are_what_the_server_copied(
     impl: ModuleType, group: tuple[Path, str, str], say: Callable[[str], None]
 ) -> None:
@@ -464,6 +465,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.sample(3)
 def test_text_is_binary(
     impl: ModuleType, group: tuple[Path, str, str], say: Callable[[str], None]
 ) -> None:

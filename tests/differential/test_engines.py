@@ -81,7 +81,7 @@ def frames_of(capture: Capture) -> list[bytes]:
 # --- the engines against each other --------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @each_capture
 def test_captures(capture: Capture) -> None:
     """Each with some of the options; all of them with PGOUTPUT_FAST_DIFFERENTIAL."""
@@ -94,7 +94,7 @@ def test_captures(capture: Capture) -> None:
         assert not found, (options, found)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("capture", [pytest.param(c, id=c.name) for c in CATALOGUED])
 def test_captures_with_a_catalogue(capture: Capture) -> None:
     assert capture.truth is not None
@@ -106,6 +106,7 @@ def test_captures_with_a_catalogue(capture: Capture) -> None:
         assert not found, (options, found)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("first", range(4))
 def test_vectors(first: int) -> None:
     """Each after the frames that it follows, good and bad ones; the batches are cut before it."""
@@ -116,7 +117,7 @@ def test_vectors(first: int) -> None:
             assert not found, (vector["id"], options, found)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("seed", range(8 * TIMES))
 def test_batches_with_mutated_frames(seed: int) -> None:
     """Bad frames at any place of a batch, whose other frames are as before."""
@@ -171,7 +172,7 @@ def test_batches_of_streams_in_any_order(seed: int) -> None:
     assert rows > 20
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @each_capture
 def test_any_cutting(capture: Capture) -> None:
     """The same rows, events and state, whatever the frames are cut into, by both engines."""
@@ -213,7 +214,7 @@ def flat(column: Any) -> list[Any]:
 # --- columns against messages --------------------------------------------------------------------
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(
     ("capture", "catalogued"),
     [pytest.param(c, False, id=c.name) for c in CAPTURES]
@@ -253,7 +254,7 @@ def frame_differences(*arguments: Any) -> list[Any]:
     return [] if seen[0] == seen[1] else seen
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @each_capture
 def test_frames_of_captures(capture: Capture) -> None:
     frames = frames_of(capture)

@@ -77,7 +77,7 @@ def context(frame: bytes, vector: dict[str, Any], found: list[str]) -> str:
     return f"{frame.hex()} (from {vector['id']}, in_stream={vector['in_stream']}): {found}"
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_mutated_frames(both: tuple[ModuleType, ModuleType], seed: int) -> None:
     chance = random.Random(seed)

@@ -257,7 +257,7 @@ def recorded(request: pytest.FixtureRequest) -> Recorded:
     return Recorded(request.param)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(
     ("impl", "format"), [*(("cython", one) for one in files.FORMATS), ("python", "parquet")]
 )
@@ -379,6 +379,7 @@ def final_rows(version: dict[str, Any], rows: list[tuple[Any, ...]]) -> list[dic
     return found
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("format", ["parquet", "duckdb"])
 @pytest.mark.parametrize(
     "capture",

@@ -650,6 +650,7 @@ def test_a_terminal_gets_colours(directory: Path, run: Run) -> None:
     assert failed.startswith("\x1b[31m\x1b[1mpgoutput-fast:\x1b[0m no message matches")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("options", "settings"),
     [
@@ -703,6 +704,7 @@ def test_shells_complete_commands_and_options() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_get_the_script_that_completes(shell: str) -> None:
     process = subprocess.run(

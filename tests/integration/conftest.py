@@ -44,7 +44,7 @@ def pg18() -> Iterator[EmbeddedServer]:
         yield server
 
 
-@pytest.fixture(params=[16, 18], ids="pg{}".format)
+@pytest.fixture(params=[pytest.param(16, marks=pytest.mark.slow), 18], ids="pg{}".format)
 def server(request: pytest.FixtureRequest) -> EmbeddedServer:
     """Each server in turn."""
     found: EmbeddedServer = request.getfixturevalue(f"pg{request.param}")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from servers import NewServer
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
@@ -588,7 +589,7 @@ def test_slot_is_made_on_request(database: Any, tmp_path: Path) -> None:
 
 def test_invalidated_slot(tmp_path: Path) -> None:
     settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "wal_keep_size": 0}
-    with EmbeddedServer(18, settings) as server:
+    with NewServer(18, settings) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             for statement in SETUP:
                 connection.execute(statement.encode())
@@ -602,7 +603,7 @@ def test_invalidated_slot(tmp_path: Path) -> None:
 
 
 def test_end_of_the_server_is_an_error_and_harms_nothing(tmp_path: Path) -> None:
-    with EmbeddedServer(18) as server:
+    with NewServer(18) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             for statement in SETUP:
                 connection.execute(statement.encode())
@@ -628,7 +629,7 @@ def server_is_read(server: EmbeddedServer) -> bool:
 
 
 def test_a_restart_of_the_server_is_survived(tmp_path: Path, wait_until: WaitUntil) -> None:
-    with EmbeddedServer(18) as server:
+    with NewServer(18) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             for statement in SETUP:
                 connection.execute(statement.encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -13,7 +14,9 @@ import sys
 import threading
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import click
 import psycopg
@@ -545,29 +548,37 @@ def test_a_service_manager_is_told(
 
 def test_the_watchdog_is_not_told_while_the_loop_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing but `beat` sends it, and no more often than twice in its time."""
+    from pgoutput_fast.cli import _systemd
     from pgoutput_fast.cli._systemd import Notifier
 
+    clock = Mock(return_value=10.0)  # the machine has just been started
+    monkeypatch.setattr(_systemd, "time", SimpleNamespace(monotonic=clock))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(f"\0pgoutput-fast-beat-{os.getpid()}")
         manager.setblocking(False)
         monkeypatch.setenv("NOTIFY_SOCKET", f"@pgoutput-fast-beat-{os.getpid()}")
         monkeypatch.setenv("WATCHDOG_USEC", "3600000000")
         monkeypatch.delenv("WATCHDOG_PID", raising=False)
-        notifier = Notifier()
-        for _ in range(3):
-            notifier.beat()
-            notifier.ready()
-        assert [manager.recv(100), manager.recv(100)] == [b"WATCHDOG=1", b"READY=1"]
-        with pytest.raises(BlockingIOError):
-            manager.recv(100)
-        notifier.close()
+        with contextlib.closing(Notifier()) as notifier:
+            for _ in range(3):
+                notifier.beat()
+                notifier.ready()
+            assert [manager.recv(100), manager.recv(100)] == [b"WATCHDOG=1", b"READY=1"]
+            with pytest.raises(BlockingIOError):
+                manager.recv(100)
+            for now, told in ((1809.0, False), (1810.0, True), (1811.0, False)):
+                clock.return_value = now
+                notifier.beat()
+                if told:
+                    assert manager.recv(100) == b"WATCHDOG=1"
+                with pytest.raises(BlockingIOError):
+                    manager.recv(100)
         # Another process's, and none.
         monkeypatch.setenv("WATCHDOG_PID", "1")
-        other = Notifier()
-        other.beat()
-        with pytest.raises(BlockingIOError):
-            manager.recv(100)
-        other.close()
+        with contextlib.closing(Notifier()) as other:
+            other.beat()
+            with pytest.raises(BlockingIOError):
+                manager.recv(100)
 
 
 def test_a_terminal_has_a_live_line(published: Any, tmp_path: Path, wait_until: WaitUntil) -> None:

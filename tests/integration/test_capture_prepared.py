@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+from servers import NewServer
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
@@ -23,7 +24,7 @@ SETTINGS = {"max_prepared_transactions": 10, "logical_decoding_work_mem": "64kB"
 
 @pytest.fixture(scope="module")
 def server() -> Any:
-    with EmbeddedServer(18, SETTINGS) as server:
+    with NewServer(18, SETTINGS) as server:
         yield server
 
 

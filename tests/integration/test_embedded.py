@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from servers import NewServer
 
 import pgoutput_fast.embedded
 from pgoutput_fast.embedded import EmbeddedServer, find_server_bindir
@@ -93,7 +94,7 @@ def test_server_decodes_logically(version: int) -> None:
 
 def test_settings_are_given_and_can_be_altered(wait_until: WaitUntil) -> None:
     with (
-        EmbeddedServer(18, {"wal_sender_timeout": "7s", "work_mem": 65, "jit": False}) as server,
+        NewServer(18, {"wal_sender_timeout": "7s", "work_mem": 65, "jit": False}) as server,
         psycopg.connect(server.dsn(), autocommit=True) as connection,
     ):
         assert connection.execute("SHOW wal_sender_timeout").fetchone() == ("7s",)
@@ -105,7 +106,7 @@ def test_settings_are_given_and_can_be_altered(wait_until: WaitUntil) -> None:
 
 
 def test_quoted_setting_and_dsn_arrive_as_they_are() -> None:
-    with EmbeddedServer(18, {"cluster_name": "it's \\ odd"}) as server:
+    with NewServer(18, {"cluster_name": "it's \\ odd"}) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             assert connection.execute("SHOW cluster_name").fetchone() == ("it's \\ odd",)
             connection.execute('CREATE DATABASE "it\'s \\ odd"')
@@ -231,7 +232,12 @@ if sys.argv[3] == "start":
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name
+    "number",
+    [
+        signal.SIGKILL,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGINT)),
+    ],
+    ids=lambda number: number.name,
 )
 def test_nothing_outlives_the_owner(number: signal.Signals, wait_until: WaitUntil) -> None:
     owner, directory, _ = own_server()
@@ -275,7 +281,7 @@ def test_server_does_not_outlive_its_keeper(wait_until: WaitUntil) -> None:
 
 
 def test_several_threads_may_stop_it_at_once() -> None:
-    server = EmbeddedServer(18)
+    server = NewServer(18)
     server.start()
     with ThreadPoolExecutor(8) as threads:
         for ended in [threads.submit(server.stop) for _ in range(8)]:
@@ -286,7 +292,7 @@ def test_several_threads_may_stop_it_at_once() -> None:
 
 @pytest.mark.parametrize("mode", ["fast", "immediate", "kill"])
 def test_it_is_restarted_with_its_data(mode: Any) -> None:
-    with EmbeddedServer(18) as server:
+    with NewServer(18) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute("CREATE TABLE t AS SELECT 1 AS id")
             server.restart(mode)
@@ -302,7 +308,7 @@ def test_it_is_restarted_with_its_data(mode: Any) -> None:
 
 
 def test_what_can_not_be_restarted() -> None:
-    server = EmbeddedServer(18)
+    server = NewServer(18)
     with pytest.raises(PgOutputError, match="does not run"):
         server.restart()
     with server, pytest.raises(PgOutputError, match="mode='slow': expected"):

@@ -18,6 +18,7 @@ from typing import IO, Any
 import duckdb
 import psycopg
 import pytest
+from servers import NewServer
 from typing_extensions import Self
 
 from pgoutput_fast.embedded import EmbeddedServer
@@ -45,7 +46,7 @@ ROWS = {"docs": "SELECT * FROM docs ORDER BY 1", "pairs": "SELECT * FROM other.p
 
 @pytest.fixture
 def source() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(18) as server:
+    with NewServer(18) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute(TABLES)
             connection.execute("CREATE PUBLICATION shop FOR TABLE docs, other.pairs")

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from proxy import Proxy
-from servers import execute
+from servers import NewServer, execute
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
@@ -30,13 +30,13 @@ GIVEN: dict[str, Any] = {"slot": "s", "publications": ["p"], "retry_for": 30}
 @pytest.fixture(params=[16, 18], ids="pg{}".format)
 def own(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
     """A server that no other test uses, with a table and a slot."""
-    with EmbeddedServer(request.param, {"log_min_messages": "fatal"}) as server:
+    with NewServer(request.param, {"log_min_messages": "fatal"}) as server:
         yield prepared(server)
 
 
 @pytest.fixture
 def own18() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(18, {"log_min_messages": "fatal"}) as server:
+    with NewServer(18, {"log_min_messages": "fatal"}) as server:
         yield prepared(server)
 
 
@@ -112,6 +112,7 @@ def check(server: EmbeddedServer, found: list[list[tuple[int, int]]]) -> None:
     assert len(found) > 10
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("mode", ["fast", "immediate", "kill"])
 def test_restarts_lose_and_double_nothing(own: EmbeddedServer, mode: Any) -> None:
     writer = Writer(own)
@@ -213,6 +214,7 @@ def outage(stream: Any, proxy: Proxy, server: EmbeddedServer) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("meanwhile", "match"),
     [
@@ -352,6 +354,7 @@ def test_a_prepared_transaction_that_was_committed_meanwhile(
         assert rows_of(next(stream.transactions())) == [(2, None)]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("queries", [0, 7, 13, 17, 18])
 def test_a_server_that_hangs_before_the_stream_begins(
     own18: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, queries: int

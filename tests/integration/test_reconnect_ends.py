@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from proxy import Proxy
-from servers import execute
+from servers import NewServer, execute
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
@@ -26,7 +26,7 @@ WaitUntil = Callable[..., None]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(18, {"log_min_messages": "fatal"}) as running:
+    with NewServer(18, {"log_min_messages": "fatal"}) as running:
         execute(running, "CREATE TABLE t (id int)", "CREATE PUBLICATION p FOR TABLE t")
         yield running
 

@@ -145,7 +145,7 @@ def servers(pg18: EmbeddedServer) -> Iterator[Servers]:
 POLICIES = pf.Policies(infinity="text", out_of_range="text")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", VALUES)
 def test_random_values_there_and_back(
     servers: Servers, both: tuple[ModuleType, ModuleType], name: str

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from builds import ROOT, run_python
+from servers import NewServer
 
 from pgoutput_fast.embedded import EmbeddedServer
 
@@ -49,7 +50,7 @@ def test_decoding_prints_what_its_comments_say(impl: str, number: int, tmp_path:
 def fresh_server() -> Iterator[EmbeddedServer]:
     """A server on which only the README's SQL was run."""
     (setup,) = blocks("sql")
-    with EmbeddedServer(18) as server:
+    with NewServer(18) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute(setup)
         yield server
@@ -184,7 +185,11 @@ def test_a_snapshot_and_the_stream_behind_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)],
+    ids=lambda number: number.name,
+)
 def test_a_capture_that_signals_end(number: signal.Signals, tmp_path: Path) -> None:
     example = python_blocks(ROOT / "docs" / "replication.md")[-1]
     example = example.replace("stop=stop", "stop=stop, create_slot=True")
@@ -293,6 +298,7 @@ def test_capture_and_spark(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("impl", ["cython", "python"])
 @pytest.mark.parametrize("name", ["testing.md", "fold.md"])
 def test_examples_print_what_their_page_says(impl: str, name: str, tmp_path: Path) -> None:

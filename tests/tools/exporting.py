@@ -58,7 +58,7 @@ class Landing:
         """A segment of the transactions; several parts of it, if one is of so many frames."""
         with pytest.MonkeyPatch.context() as patched, SegmentWriter(
             self.directory, self.metadata, confirmed_flush_lsn=0,
-            segment_bytes=1 if part_frames < 16_384 else 16 << 20,
+            segment_bytes=50 * part_frames if part_frames < 16_384 else 16 << 20,
         ) as writer:  # fmt: skip
             patched.setattr("pgoutput_fast.segments.writer.BATCH_FRAMES", part_frames)
             for frames in transactions:

@@ -1,15 +1,17 @@
-"""Servers besides the embedded ones: those that are found, copies of others, and standbys."""
+"""Servers besides the embedded ones: found ones, new ones made cheaply, copies, and standbys."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 
@@ -20,6 +22,7 @@ from pgoutput_fast.replication import ReplicationStream, connect
 
 __all__ = [
     "CopiedServer",
+    "NewServer",
     "backup",
     "execute",
     "find_server",
@@ -100,6 +103,37 @@ def backup(server: EmbeddedServer, *, slots: bool = False) -> Path:
         for slot in (target / "pg_replslot").iterdir():
             shutil.rmtree(slot)
     return target
+
+
+class NewServer(EmbeddedServer):
+    """A new server, but of one and the same cluster for each version.
+
+    `initdb` takes most of the processor time of a server that a test has for itself. Here it runs
+    once in a process, and its result is copied. So all these servers of a version have the same
+    system identifier, and the same password: they don't suit tests of either.
+    """
+
+    _clusters: ClassVar[dict[Path, Path]] = {}
+
+    def _data_command(self, bindir: Path) -> list[str]:
+        made = self._clusters.get(bindir)
+        if made is None:
+            # Beside the server's own directory, as its user can reach that.
+            parent = tempfile.mkdtemp(prefix="pgoutput-fast-clusters-", dir=self.directory.parent)
+            atexit.register(shutil.rmtree, parent, ignore_errors=True)
+            owner = self.directory.stat()
+            os.chown(parent, owner.st_uid, owner.st_gid)
+            made = self._clusters[bindir] = Path(parent) / "data"
+        # It has its name when it is whole: a start that fails leaves it to the next one.
+        script = (
+            'kept=$1; new=$2; shift 2; if [ ! -d "$kept" ]; then'
+            ' rm -rf "$kept.part" && "$@" && cp -a "$new" "$kept.part" && mv "$kept.part" "$kept";'
+            # Most of the log is zeros, which GNU's cp need not write.
+            ' else cp -a --sparse=always "$kept" "$new" 2>/dev/null || cp -a "$kept/." "$new"; fi'
+        )
+        target = str(self.directory / "data")
+        command = super()._data_command(bindir)
+        return ["/bin/sh", "-c", script, "sh", str(made), target, *command]
 
 
 class CopiedServer(EmbeddedServer):

@@ -134,7 +134,7 @@ def types_of_columns(policies: pf.Policies, target: str) -> list[list[pa.Field]]
     return [list(pa.record_batch(one).schema.field("after").type) for one in (in_text, in_binary)]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("policies", POLICIES, ids=str)
 def test_every_type(policies: pf.Policies, target: str) -> None:

@@ -548,6 +548,7 @@ def test_mutated_values(seed: int, implementation: str) -> None:
     assert outcomes >= {"sound", "bad_value", "bad_encoding"}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(4))
 def test_mutated_rows(seed: int, implementation: str) -> None:
     """Of many columns, by both engines."""

@@ -183,6 +183,7 @@ def quotes(level: Level, value: Any) -> int:
     return max(below, default=0) + (level.kind != "multirange")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("depth", [1, 2, 3, 5, 7, 8, 12, 20, MOST_NESTED])
 def test_values(depth: int, target: str) -> None:
@@ -338,6 +339,7 @@ def error_of(message: Any) -> pf.DecodeError | None:
     return None
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 6, 7, MOST_NESTED])
 def test_endless_texts(depth: int) -> None:
     level, registry = chain(depth)
@@ -346,6 +348,7 @@ def test_endless_texts(depth: int) -> None:
     assert refused_alike(level, registry, [binary(one) for one in ENDLESS], target) > 20
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("depth", [1, 2, 3, 5, 8, 12, 20, MOST_NESTED])
 def test_hostile_values(depth: int, target: str) -> None:
@@ -360,7 +363,7 @@ def test_hostile_values(depth: int, target: str) -> None:
     assert refused_alike(level, registry, forms, target) > 100
 
 
-@pytest.mark.parametrize("depth", [3, 8, MOST_NESTED])
+@pytest.mark.parametrize("depth", [3, 8, pytest.param(MOST_NESTED, marks=pytest.mark.slow)])
 def test_hostile_values_at_every_level(depth: int) -> None:
     """What is wrong stands in the innermost value, or anywhere above it."""
     level, registry = chain(depth)

@@ -23,6 +23,11 @@ TAGS = b"BCORYIUDTMSEcAbPKrp\0?"
 ROWS = b"IUDT"
 TABLE = testing.Table("t", {"id": "int4"}, 16400)
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(SETTINGS, max_examples=20)
+some_or_many = pytest.mark.parametrize(
+    "examples",
+    [pytest.param(FEW, id="few"), pytest.param(SETTINGS, id="many", marks=pytest.mark.slow)],
+)
 
 
 def twins(module: str, function: str) -> list[Any]:
@@ -262,11 +267,14 @@ def truth(server: Server) -> list[Beside]:
     return found
 
 
+@some_or_many
 @pytest.mark.parametrize("implementation", ["cython", "python"])
-def test_beside_each_frame_stands_what_the_server_meant(implementation: str) -> None:
+def test_beside_each_frame_stands_what_the_server_meant(
+    implementation: str, examples: settings
+) -> None:
     annotate = _impl.twin("segments._annotate", implementation).annotate
 
-    @SETTINGS
+    @examples
     @given(plain_servers, st.lists(st.integers(0, 60), max_size=6))
     def run(server: Server, cuts: list[int]) -> None:
         frames, beside = server.frames, truth(server)
@@ -325,11 +333,14 @@ def plain_whole(server: Server, start: int) -> tuple[list[tuple[int, ...]], int]
     return found, start
 
 
+@some_or_many
 @pytest.mark.parametrize("implementation", ["cython", "python"])
-def test_whole_transactions_are_those_that_were_committed(implementation: str) -> None:
+def test_whole_transactions_are_those_that_were_committed(
+    implementation: str, examples: settings
+) -> None:
     whole = _impl.twin("transactions._scan", implementation).whole
 
-    @SETTINGS
+    @examples
     @given(plain_servers)
     @example(many_small())
     def run(server: Server) -> None:
@@ -390,11 +401,14 @@ def plain_scan(
     return marks, len(frames)
 
 
+@some_or_many
 @pytest.mark.parametrize("implementation", ["cython", "python"])
-def test_scans_end_behind_what_ends_a_transaction_or_a_chunk(implementation: str) -> None:
+def test_scans_end_behind_what_ends_a_transaction_or_a_chunk(
+    implementation: str, examples: settings
+) -> None:
     scan = _impl.twin("transactions._scan", implementation).scan
 
-    @SETTINGS
+    @examples
     @given(strategies.servers())
     def run(server: Server) -> None:
         frames = server.frames

@@ -602,6 +602,7 @@ def told_of(found):
     ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_groups_are_the_transactions_whatever_is_lost(begin, seed):
     """None comes twice and none is lost, wherever an iteration or a connection ends."""

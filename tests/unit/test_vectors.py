@@ -244,6 +244,7 @@ def check_refusal(
     check_error(caught.value, told, vector["frame"])
 
 
+@pytest.mark.sample(3)
 @each_message
 def test_decode(impl: ModuleType, vector: dict[str, Any]) -> None:
     """The stateless decoder, which knows neither relations nor order."""
@@ -266,6 +267,7 @@ def test_decode(impl: ModuleType, vector: dict[str, Any]) -> None:
             assert caught.value.offset == (5 if in_stream else 1)
 
 
+@pytest.mark.sample(5)
 @each_message
 def test_decoder(impl: ModuleType, vector: dict[str, Any]) -> None:
     """A decoder, which knows relations and order."""
@@ -299,6 +301,7 @@ def test_refused(impl: ModuleType, family: str) -> None:
         assert pickle.dumps(decoder) == before, vector["id"]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "vector", [v for v in MESSAGES if "decoder_error" not in v], ids=lambda vector: vector["id"]
 )
@@ -443,6 +446,7 @@ def test_no_buffer_is_the_callers_mistake(impl: ModuleType, frame: Any) -> None:
         impl.Decoder().decode(frame)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("tag", range(256))
 def test_every_tag_alone(impl: ModuleType, tag: int) -> None:
     """A tag and nothing behind it: unknown, cut short, or the one message without fields."""
@@ -458,7 +462,7 @@ def test_every_tag_alone(impl: ModuleType, tag: int) -> None:
     assert caught.value.tag == chr(tag)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("tag", [b"B", b"I", b"R"])
 def test_a_frame_of_a_gigabyte_is_refused(impl: ModuleType, tag: bytes) -> None:
     frame = tag + bytes(2**30 - 1)
