@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 DECODED_FOR = "portable"
 """Of the decoder's targets the one whose columns duckdb takes."""
 
-_MEGABYTES = 512
+_MEGABYTES = 384
 _BUSY = 30.0
 """Seconds to wait until a reader has closed the file."""
 _FLUSHED = 8 << 20

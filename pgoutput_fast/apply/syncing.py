@@ -29,6 +29,7 @@ from ..history import Follower, HistoryPolicy, history_of
 from ..lsn import format_lsn
 from ..names import qualified
 from ..protocol.encode import encode, encode_fields
+from ..segments.format import BEGIN_NAME
 from .evolution import Known
 from .naming import free_name, renames, stored_table
 from .tables import TableWindow
@@ -157,6 +158,12 @@ class Syncing:
 
     def _check_position(self) -> None:
         """Refuse a directory that lacks changes which the target has not."""
+        is_cut = (self._directory / BEGIN_NAME).exists()
+        if not self._stored.lsn and self._options.uncopied == "empty" and is_cut:
+            raise PgOutputError(
+                f"the first segments of {self._directory} are deleted, so tables without a "
+                "snapshot do not begin empty there: have them copied, or give uncopied='changes'"
+            )
         position, tables = self._consumer.position, self._stored.tables
         states = look(self._directory).states
         behind = []
@@ -344,7 +351,12 @@ class _Window:
         one = self._open.get(relation_id)
         if one is None:
             held = self._held.get(relation_id)
-            one = TableWindow(self._target, held or self._new(relation), is_new=held is None)
+            one = TableWindow(
+                self._target,
+                held or self._new(relation),
+                is_new=held is None,
+                evolves=self._options.schema_changes == "evolve",
+            )
             self._open[relation_id] = one
         if (one.held.namespace, one.held.name) != (relation.namespace, relation.name):
             one.held = one.held._replace(namespace=relation.namespace, name=relation.name)

@@ -6,7 +6,7 @@ short, is left out here, by what the target says of each of the two tables.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -49,6 +49,8 @@ class TableWindow:
         What the target has of it.
     is_new : bool
         Whether the target has nothing of it yet.
+    evolves : bool
+        Whether its state table follows when it is altered; else that is an error.
 
     Attributes
     ----------
@@ -58,12 +60,13 @@ class TableWindow:
         Changes that were written.
     """
 
-    def __init__(self, target: Target, held: Held, *, is_new: bool) -> None:
+    def __init__(self, target: Target, held: Held, *, is_new: bool, evolves: bool) -> None:
         self._target = target
         self.held = held
         self._writers: list[ChangeWriter] = [target.changes(held)]
         self._state: StateWriter | None = target.state(held) if held.stale is None else None
         self._must_create = is_new
+        self._evolves = evolves
         self._parts: list[_Part] = []
         # The batches of one layout have one form.
         self._last: _Layout | None = None
@@ -122,6 +125,7 @@ class TableWindow:
         if not self.held.columns:
             self.held = self.held._replace(columns=new_columns(version, found))
         else:
+            self._check_same(version)
             evolved = evolve(self.held.columns, version, found)
             if evolved.unknown is not None:
                 self.stop(evolved.unknown)
@@ -137,6 +141,18 @@ class TableWindow:
         if self._state is not None:
             self._fold_on(form, version, alterations, found.table, lsn)
         return schema, form, version
+
+    def _check_same(self, version: Version) -> None:
+        """Refuse a table that was altered, if its state table shall not follow."""
+        had = {(one.name, one.type_id, one.type_modifier)
+               for one in self.held.columns if not one.is_dropped}  # fmt: skip
+        has = {(one.name, one.type_id, one.type_modifier) for one in version.columns}
+        if not self._evolves and had != has:
+            raise PgOutputError(
+                f"{version.table} was altered, and schema_changes='fail' is given: its columns "
+                f"were {_listed(had)}, and are {_listed(has)}. With schema_changes='evolve' its "
+                "state table follows"
+            )
 
     def _fold_on(
         self,
@@ -268,3 +284,9 @@ def _since(rows: pa.RecordBatch, lsn: int) -> pa.RecordBatch:
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
     """A batch without rows."""
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
+def _listed(columns: set[tuple[str, Any, Any]]) -> str:
+    return ", ".join(
+        sorted(f"{name} ({type_id}, {modifier})" for name, type_id, modifier in columns)
+    )

@@ -18,6 +18,7 @@ from pgoutput_fast.apply import duckdb_target, syncing
 from pgoutput_fast.apply.naming import free_name, renames, stored_table
 from pgoutput_fast.apply.targets import Held
 from pgoutput_fast.directory import merging
+from pgoutput_fast.directory.retention import Keep, retain
 
 duckdb = pytest.importorskip("duckdb")
 
@@ -221,6 +222,37 @@ def test_a_target_that_lacks_changes(made: MadeDirectory, tmp_path: Path) -> Non
     path.unlink()  # a new one begins where the directory does
     sync(made, tmp_path, uncopied="empty")
     assert [row["id"] for row in state(path, "public.accounts")] == [1, 2, 3]
+
+
+def test_a_directory_whose_beginning_is_deleted(made: MadeDirectory, tmp_path: Path) -> None:
+    made.commit(2000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
+    made.commit(3000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [2, "b"]))
+    retain(made.directory, Keep(bytes=0), made.writer.store_position)
+    with pytest.raises(pf.PgOutputError, match=r"first segments of .* are deleted, so tables"):
+        sync(made, tmp_path, uncopied="empty")
+
+
+def test_a_table_that_is_not_to_follow(made: MadeDirectory, tmp_path: Path) -> None:
+    wider = testing.Table(
+        "accounts", {"id": "int4", "note": "text", "n": "int4"}, 16390, key=["id"]
+    )
+    made.commit(2000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
+    sync(made, tmp_path, uncopied="empty", schema_changes="fail")
+    made.commit(3000, wider.relation(), testing.insert(wider, [2, "b", 3]))
+    with pytest.raises(
+        pf.PgOutputError,
+        match=r"public\.accounts was altered, .*were id \(23, -1\), note.*and are id",
+    ):
+        sync(made, tmp_path, uncopied="empty", schema_changes="fail")
+    assert state(tmp_path / "t.duckdb", "public.accounts") == [{"id": 1, "note": "a"}]
+    # Without a catalogue nobody knows what the first row has in the new column.
+    found = sync(made, tmp_path)
+    assert list(found.stale.values()) == [
+        (
+            "column n is new, and no catalogue that was read says what older rows have in it; no "
+            "change tells them"
+        )
+    ]
 
 
 def test_what_is_not_a_targets(made: MadeDirectory, tmp_path: Path) -> None:
