@@ -103,6 +103,12 @@ GOALS = [
          at_most=True, metric="median"),
     Goal("pace: from COMMIT to transactions, p99", "transactions", "",
          {"pace: 5,000 a second": 50e-3}, at_most=True, metric="p99"),
+    Goal("fold", "fold", "",
+         {"fold: int key": 0.5e-6, "fold: text key": 1e-6}, at_most=True),
+    Goal("fold, beside decoding", "fold", "decoding",
+         {f"fold: {name}": 2 for name in ("int key", "text key", "two columns")}, at_most=True),
+    Goal("segments to tables, by the clock", "DuckDB", "",
+         {"sync: 4 tables": 1 / 300e3}, at_most=True, metric="wall"),
 ]  # fmt: skip
 
 

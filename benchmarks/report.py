@@ -124,6 +124,17 @@ def ways_table(results: Results) -> str:
     return table(lines) if len(lines) > 1 else ""
 
 
+def apply_table(results: Results) -> str:
+    """A table of folds and of tables that are kept up to date."""
+    lines = [["", "CPU ns/change", "changes/s by the clock"]]
+    for name in results.names():
+        if name.startswith(("fold: ", "sync: ")):
+            cpu, wall = results.median(name), results.median(name, "wall")
+            assert cpu is not None
+            lines.append([name, nanoseconds(cpu), "" if wall is None else f"{1 / wall:,.0f}"])
+    return table(lines) if len(lines) > 1 else ""
+
+
 def sections(results: Results) -> Iterator[tuple[str, str]]:
     """Title and text of each section of the report."""
     yield "Goals", goal_table(results)
@@ -143,6 +154,8 @@ def sections(results: Results) -> Iterator[tuple[str, str]]:
         yield "Live, by transport and size of transactions: CPU as ratio to receiving", text
     if text := pace_table(results):
         yield "Live, at a pace", text
+    if text := apply_table(results):
+        yield "Net changes and tables", f"{results.described.get('apply', '')}\n\n{text}"
     if text := spark_table(results):
         yield "Spark", f"{results.described.get('spark', '')}\n\n{text}"
 

@@ -105,6 +105,12 @@ def pace(options: argparse.Namespace, results: Results) -> None:
     measuring.run(options, results)
 
 
+def apply(options: argparse.Namespace, results: Results) -> None:
+    from . import applying
+
+    applying.run(options, results)
+
+
 def spark(options: argparse.Namespace, results: Results) -> None:
     harness.optional_module("pyspark")
     from . import spark as measuring
@@ -117,6 +123,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Results], None]] = {
     "live": live,
     "ways": ways,
     "pace": pace,
+    "apply": apply,
     "spark": spark,
 }
 
