@@ -89,8 +89,7 @@ class DuckdbTarget:
         self._connection: Any = None
         self._lock: int | None = None
         self._writers: list[_Changes] = []
-        # Table of the database → names and types of its columns.
-        self._known: dict[tuple[str, str], dict[str, str]] = {}
+        self._tables: set[tuple[str, str]] = set()  # by schema and name, in a window
 
     # --- the file --------------------------------------------------------------------------------
 
@@ -186,7 +185,11 @@ class DuckdbTarget:
         with self.refusals():
             self._connection = self._connect()
             self._connection.execute("BEGIN")
-        self._known.clear()
+            self._tables = set(
+                self._connection.execute(
+                    "SELECT schema_name, table_name FROM duckdb_tables()"
+                ).fetchall()
+            )
 
     def abort(self) -> None:
         """See `Target`."""
@@ -250,20 +253,13 @@ class DuckdbTarget:
         found = self.run("DESCRIBE FROM columns_of", columns_of=schema.empty_table())
         return {row[0]: row[1] for row in found}
 
-    def columns(self, schema: str, name: str) -> dict[str, str]:
-        """The columns of a table and their types; empty if there is none of the name."""
-        key = schema, name
-        if key not in self._known:
-            rows = self.run(
-                "SELECT column_name, data_type FROM duckdb_columns() WHERE schema_name = "
-                f"{literal(schema)} AND table_name = {literal(name)} ORDER BY column_index"
-            ).fetchall()
-            self._known[key] = dict(rows)
-        return self._known[key]
+    def has(self, schema: str, name: str) -> bool:
+        """Whether there is a table of a name."""
+        return (schema, name) in self._tables
 
-    def forget(self, schema: str, name: str) -> None:
-        """A table was altered."""
-        self._known.pop((schema, name), None)
+    def made(self, schema: str, name: str) -> None:
+        """A table was made."""
+        self._tables.add((schema, name))
 
     def changes(self, held: Held) -> _Changes:
         """See `Target`."""
@@ -278,17 +274,14 @@ class DuckdbTarget:
     def rename(self, held: Held, stored: str) -> None:
         """See `Target`."""
         for version in range(1, held.version + 1):
-            old, new = (versioned(name, version) for name in (held.stored, stored))
-            if self.columns("changes", old):
-                self.run(f"ALTER TABLE {quoted('changes', old)} RENAME TO {quoted(new)}")
-        if self.columns("state", held.stored):
-            self.run(f"ALTER TABLE {quoted('state', held.stored)} RENAME TO {quoted(stored)}")
-        self._known.clear()
+            self._move("changes", versioned(held.stored, version), versioned(stored, version))
+        self._move("state", held.stored, stored)
 
-
-def literal(text: str) -> str:
-    """A text as SQL has it."""
-    return "'" + text.replace("'", "''") + "'"
+    def _move(self, schema: str, old: str, new: str) -> None:
+        if self.has(schema, old):
+            self.run(f"ALTER TABLE {quoted(schema, old)} RENAME TO {quoted(new)}")
+            self._tables.remove((schema, old))
+            self._tables.add((schema, new))
 
 
 def versioned(stored: str, version: int) -> str:
@@ -309,7 +302,7 @@ class _Changes:
 
     def fits(self, schema: pa.Schema) -> bool:
         """See `ChangeWriter`."""
-        if not self._target.columns("changes", self._name):
+        if not self._target.has("changes", self._name):
             return True
         there = self._fields()
         return all(there.get(name, type_) == type_ for name, type_ in self._wanted(schema).items())
@@ -340,9 +333,9 @@ class _Changes:
         rows = pa.Table.from_batches(self._pending)
         self._pending, self._bytes = [], 0
         name = quoted("changes", self._name)
-        if not self._target.columns("changes", self._name):
+        if not self._target.has("changes", self._name):
             self._target.run(f"CREATE TABLE {name} AS FROM rows", rows=rows)
-            self._target.forget("changes", self._name)
+            self._target.made("changes", self._name)
             return
         if rows.schema != self._schema:
             there = self._fields()
@@ -373,7 +366,7 @@ class _State:
         self._target.run(
             f"CREATE OR REPLACE TABLE {self._table} AS FROM rows", rows=schema.empty_table()
         )
-        self._target.forget("state", self._held.stored)
+        self._target.made("state", self._held.stored)
 
     load = create
 
@@ -414,7 +407,6 @@ class _State:
             if value.is_valid()[0].as_py():
                 one = pa.table({"value": value})
                 run(f"UPDATE {self._table} SET {column} = (SELECT value FROM one)", one=one)
-        self._target.forget("state", self._held.stored)
 
     def _type(self, type_: pa.DataType) -> str:
         return self._target.types_of(pa.schema([pa.field("value", type_)]))["value"]
