@@ -1,0 +1,454 @@
+"""What net changes do to the files of a Delta table.
+
+Files that have a row which goes or gets other values are written anew without it, and the rows that
+come are written behind. It is done in two passes: the first reads the keys alone, and refuses what
+does not fit; the second copies. Of both only a group of rows is in memory.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .delta_types import conformed, stored_array, stored_type
+from .keys import rows_as_bytes
+from .targets import Added, IncompleteError, Removed, Renamed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from .delta_table import File, Table, Writer
+    from .folding import NetChanges
+    from .targets import Alteration
+
+_T = TypeVar("_T")
+_SHOWN = 3
+"""Rows that an error names."""
+_ROWS_AT_ONCE = 1 << 16
+"""Of those that come several times."""
+_AHEAD = 2
+"""Groups of rows that are read while one is written."""
+_FEW = 64
+"""If fewer than each so many rows goes, the others are not copied in memory."""
+
+
+class Shape(NamedTuple):
+    """The columns that a table gets, and where the rows that it has take them from.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+    sources : dict of str to str, or to pyarrow.Array
+        The column of the files, or the one value, by the column's name.
+    defaults : dict of str to pyarrow.Array
+        What rows have in columns that were added after them.
+    rewrites : bool
+        Whether all files are written anew.
+    """
+
+    schema: pa.Schema
+    sources: dict[str, str | pa.Array]
+    defaults: dict[str, pa.Array]
+    rewrites: bool
+
+    def adapted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows of the files, with the columns of the schema."""
+        if not self.rewrites:
+            return conformed(rows, self.schema)
+        columns = []
+        for field in self.schema:
+            source = self.sources[field.name]
+            if isinstance(source, str):
+                columns.append(stored_array(rows.column(source), field.type))
+            else:
+                columns.append(pa.repeat(source[0], rows.num_rows))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def shape_of(schema: pa.Schema, alterations: Sequence[Alteration]) -> Shape:
+    """What the columns of a table become. An alteration that it has already does nothing."""
+    types = {field.name: field.type for field in schema}
+    sources: dict[str, str | pa.Array] = {name: name for name in types}
+    defaults = {}
+    rewrites = False
+    for one in alterations:
+        if isinstance(one, Added):
+            type_ = stored_type(one.value.type)
+            value = defaults[one.column] = stored_array(one.value, type_)
+            if types.get(one.column) == type_:
+                continue
+            types[one.column], sources[one.column] = type_, value
+            rewrites |= not value.null_count
+        elif isinstance(one, Removed):
+            rewrites |= types.pop(one.column, None) is not None
+            sources.pop(one.column, None)
+        elif isinstance(one, Renamed):
+            if one.column in types:
+                rewrites = True
+                types = {one.name if name == one.column else name: of for name, of in types.items()}
+                sources[one.name] = sources.pop(one.column)
+                if one.column in defaults:
+                    defaults[one.name] = defaults.pop(one.column)
+        elif one.column in types:
+            type_ = stored_type(one.type)
+            rewrites |= types[one.column] != type_
+            types[one.column] = type_
+    fields = [pa.field(name, type_) for name, type_ in types.items()]
+    return Shape(pa.schema(fields), sources, defaults, rewrites)
+
+
+class Keys:
+    """Rows of some columns, each found by its values.
+
+    Parameters
+    ----------
+    columns : list of pyarrow.Array
+    are_rows : bool
+        Whether these are whole rows, in which values may be null.
+    """
+
+    def __init__(self, columns: list[pa.Array], *, are_rows: bool = False) -> None:
+        self._types = [column.type for column in columns]
+        self._are_rows = are_rows
+        self._set = self._packed(columns)
+        self.count = len(self._set)
+        self._sorted: list[Any] | None = None
+        self._first = columns[0]
+
+    def _packed(self, columns: list[pa.Array]) -> pa.Array:
+        type_ = self._types[0]
+        plain = pa.types.is_integer(type_) or pa.types.is_temporal(type_)
+        if (
+            not self._are_rows
+            and len(columns) == 1
+            and (plain or type_ in (pa.string(), pa.binary()))
+        ):
+            return columns[0]
+        # Not pyarrow's own comparison: 0.0 and -0.0 are two keys to the fold.
+        return rows_as_bytes(columns, len(columns[0]))
+
+    def places(self, columns: list[pa.Array]) -> Any:
+        """For each row the number of the one that is equal, or -1."""
+        given = [stored_array(one, type_) for one, type_ in zip(columns, self._types, strict=True)]
+        found = pc.index_in(self._packed(given), value_set=self._set)
+        return found.fill_null(-1).to_numpy(zero_copy_only=False)
+
+    def may_be_in(self, least: Any, greatest: Any) -> bool:
+        """Whether the first column of a row may lie between two values."""
+        if least is None or greatest is None:
+            return True
+        if self._sorted is None:
+            values = self._first.unique()
+            self._sorted = values.take(pc.sort_indices(values)).drop_null().to_pylist()
+        at = bisect.bisect_left(self._sorted, least)
+        return at < len(self._sorted) and bool(self._sorted[at] <= greatest)
+
+
+class Hits(NamedTuple):
+    """Rows that are there: in which file and group, at which places there, and of which key."""
+
+    file: int
+    group: int
+    rows: Any
+    keys: Any
+
+
+class Merge:
+    """A merge of net changes into a table.
+
+    Parameters
+    ----------
+    table : Table
+    shape : Shape
+    net : NetChanges
+    name : str
+        What errors call the table.
+
+    Attributes
+    ----------
+    files : list of File
+        Those that are written anew.
+    """
+
+    def __init__(self, table: Table, shape: Shape, net: NetChanges, name: str) -> None:
+        self._table = table
+        self._shape = shape
+        self._net = net
+        self._name = name
+        self._there = [] if net.truncated else table.files()
+        self._hits: dict[tuple[int, int], Hits] = {}
+        self._old: list[pa.RecordBatch] = []
+        self._batches = net.rows.to_batches()
+        names = [field.name for field in net.rows.schema.field("row").type]
+        if lacking := [one for one in names if one not in shape.schema.names]:
+            raise IncompleteError(
+                f"the table {name!r} in {table.place.uri} has no column {lacking[0]!r}, and nobody "
+                "says what its rows have there: copy it again"
+            )
+        if self._batches:
+            if net.key:
+                self._find_by_key()
+            else:
+                self._find_alike()
+        touched = {file for file, _ in self._hits}
+        self.files = [file for i, file in enumerate(self._there) if shape.rewrites or i in touched]
+
+    # --- what is there ---------------------------------------------------------------------------
+
+    def _values(self, batch: pa.RecordBatch, name: str, of: str = "row") -> pa.Array:
+        """A column of the net rows, as the table has it."""
+        struct = batch.column(of)
+        at = struct.type.get_field_index(name)
+        return stored_array(struct.flatten()[at], self._shape.schema.field(name).type)
+
+    def _all(self, names: Sequence[str], of: str = "row") -> list[pa.Array]:
+        """Columns of all net rows."""
+        parts = [[self._values(batch, name, of) for batch in self._batches] for name in names]
+        return [pa.concat_arrays(part) for part in parts]
+
+    def _find_by_key(self) -> None:
+        """Find the rows with the keys of the net rows, and refuse what does not fit."""
+        net = self._net
+        keys = Keys(self._all(net.key))
+        present = np.zeros(keys.count, bool)
+        for hits in self._find(keys, net.key, self._is_possible(keys, net.key[0])):
+            self._hits[hits.file, hits.group] = hits
+            present[hits.keys] = True
+        if not net.truncated:
+            expects = net.rows.column("expects")
+            for expected, wrong, what in (
+                ("present", ~present, "it has no row with"),
+                ("absent", present, "it has a row already with"),
+            ):
+                flags = pc.equal(expects, expected).to_numpy()
+                if (flags & wrong).any():
+                    self._refuse(np.flatnonzero(flags & wrong), net.key, what)
+        self._sources = self._find_sources(keys, present)
+
+    def _is_possible(self, keys: Keys, name: str) -> Callable[[File], bool]:
+        source = self._shape.sources.get(name)
+
+        def possible(file: File) -> bool:
+            if not isinstance(source, str) or self._shape.rewrites:
+                return True
+            if source in file.partition:
+                value = file.partition[source]
+                return keys.may_be_in(value, value)
+            return keys.may_be_in(file.least.get(source), file.greatest.get(source))
+
+        return possible
+
+    def _find(
+        self, keys: Keys, names: Sequence[str], possible: Callable[[File], bool]
+    ) -> Iterator[Hits]:
+        for number, file in enumerate(self._there):
+            if not possible(file):
+                continue
+            with self._table.open_file(file) as opened:
+                for group in range(opened.num_row_groups):
+                    rows = self._read(file, opened, group, names)
+                    places = keys.places([rows.column(name) for name in names])
+                    found = np.flatnonzero(places >= 0)
+                    if len(found):
+                        yield Hits(number, group, found, places[found])
+
+    def _read(
+        self, file: File, opened: Any, group: int, names: Sequence[str] | None = None
+    ) -> pa.RecordBatch:
+        """Rows of a file, with the columns that the table gets, or some of them."""
+        shape = self._shape
+        if names is not None:
+            fields = [shape.schema.field(name) for name in names]
+            shape = shape._replace(schema=pa.schema(fields))
+        if not shape.rewrites:
+            return self._table.group(file, opened, group, shape.schema)
+        there = self._table.schema
+        sources = [one for field in shape.schema
+                   if isinstance(one := shape.sources[field.name], str)]  # fmt: skip
+        wanted = pa.schema([there.field(one) for one in sources])
+        rows = self._table.group(file, opened, group, wanted)
+        return shape.adapted(rows)
+
+    def _find_sources(self, keys: Keys, present: Any) -> Any:
+        """For each net row that lacks values the key under which the table has them; or -1."""
+        sources = np.full(keys.count, -1, np.int64)
+        unchanged = self._net.rows.column("unchanged")
+        self._unsent = set(pc.list_flatten(unchanged.drop_null()).unique().to_pylist())
+        if not self._unsent:
+            return sources
+        lacks = unchanged.is_valid().to_numpy()
+        sources[lacks] = np.flatnonzero(lacks)
+        moved = lacks & self._net.rows.column("from_").is_valid().to_numpy()
+        if moved.any():
+            old = keys.places(self._all(self._net.key, "from_"))
+            sources[moved] = old[moved]
+        # A row that is new has none.
+        sources[sources >= 0] = np.where(present[sources[sources >= 0]], sources[sources >= 0], -1)
+        expects = pc.equal(self._net.rows.column("expects"), "present").to_numpy()
+        sources[lacks & ~moved & ~expects] = -1
+        if (missing := np.flatnonzero(moved & (sources < 0))).size:
+            self._refuse(missing, self._net.key, "it has no row with", "from_")
+        return sources
+
+    def _find_alike(self) -> None:
+        """Find as many rows of each kind as go, and refuse if there are fewer."""
+        names = [field.name for field in self._net.rows.schema.field("row").type]
+        gone = pc.equal(self._net.rows.column("op"), "delete").to_numpy()
+        if not gone.any():
+            return
+        numbers = np.flatnonzero(gone)
+        taken = [column.take(pa.array(numbers)) for column in self._all(names)]
+        keys = Keys(taken, are_rows=True)
+        left = self._net.rows.column("count").to_numpy()[numbers].copy()
+        for hits in self._find(keys, names, lambda file: True):
+            order = np.argsort(hits.keys, kind="stable")
+            rows, kinds = hits.rows[order], hits.keys[order]
+            # Of each kind the first ones, as many as are left to go.
+            first = np.searchsorted(kinds, kinds)
+            goes = np.arange(len(kinds)) - first < left[kinds]
+            rows, kinds = rows[goes], kinds[goes]
+            np.subtract.at(left, kinds, 1)
+            if len(rows):
+                place = np.argsort(rows)
+                self._hits[hits.file, hits.group] = hits._replace(
+                    rows=rows[place], keys=kinds[place]
+                )
+            if not left.any():
+                return
+        self._refuse(numbers[left > 0], names, "it has fewer rows like")
+
+    def _refuse(self, rows: Any, names: Sequence[str], what: str, of: str = "row") -> None:
+        shown = [
+            column.take(pa.array(rows[:_SHOWN])).to_pylist() for column in self._all(names, of)
+        ]
+        texts = ["(" + ", ".join(map(repr, values)) + ")" for values in zip(*shown, strict=True)]
+        more = " and more" if len(rows) > _SHOWN else ""
+        raise IncompleteError(
+            f"the changes of {self._net.table} do not fit its table {self._name!r} in "
+            f"{self._table.place.uri}: {what} ({', '.join(names)}) = {'; '.join(texts)}{more}. "
+            "Changes are missing, or the table began without the rows that were there: copy it "
+            "again"
+        )
+
+    # --- what comes of it ------------------------------------------------------------------------
+
+    def write(self, writer: Writer) -> None:
+        """Write the files anew, and the rows that come."""
+        wanted = set(map(id, self.files))
+        for number, file in enumerate(self._there):
+            if id(file) in wanted:
+                self._copy(number, file, writer)
+                writer.end_of_file()
+        if self._net.key:
+            self._write_rows(writer)
+        else:
+            self._write_counted(writer)
+
+    def _copy(self, number: int, file: File, writer: Writer) -> None:
+        """Write the rows of a file that stay, and keep what others need of those that go."""
+        for group, rows in _ahead(self._groups(file)):
+            hits = self._hits.get((number, group))
+            if hits is None:
+                writer.write(rows)
+                continue
+            if self._net.key and self._unsent:
+                self._keep(rows, hits)
+            writer.write(*_without(rows, hits.rows), size=rows.nbytes)
+
+    def _groups(self, file: File) -> Iterator[tuple[int, pa.RecordBatch]]:
+        with self._table.open_file(file) as opened:
+            for group in range(opened.num_row_groups):
+                yield group, self._read(file, opened, group)
+
+    def _keep(self, rows: pa.RecordBatch, hits: Hits) -> None:
+        needed = np.isin(hits.keys, self._sources)
+        names = sorted(self._unsent)
+        kept = rows.select(names).take(pa.array(hits.rows[needed]))
+        numbers = pa.array(hits.keys[needed], pa.int64())
+        self._old.append(pa.RecordBatch.from_arrays([*kept.columns, numbers], [*names, "#"]))
+
+    def _write_rows(self, writer: Writer) -> None:
+        """Write the rows that are there afterwards."""
+        places = None
+        if self._old:
+            old = pa.Table.from_batches(self._old).combine_chunks()
+            places = np.full(self._net.rows.num_rows, -1, np.int64)
+            places[old.column("#").to_numpy()] = np.arange(len(old))
+        first = 0
+        for batch in self._batches:
+            rows = self._row(batch)
+            if batch.column("unchanged").null_count < batch.num_rows:
+                sources = self._sources[first : first + batch.num_rows]
+                at = np.full(batch.num_rows, -1, np.int64)
+                if places is not None:
+                    at[sources >= 0] = places[sources[sources >= 0]]
+                rows = self._completed(batch, rows, at)
+            first += batch.num_rows
+            writer.write(rows.filter(pc.equal(batch.column("op"), "upsert")))
+
+    def _row(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        row = batch.column("row")
+        names = [field.name for field in row.type]
+        return conformed(pa.RecordBatch.from_arrays(row.flatten(), names=names), self._shape.schema)
+
+    def _completed(self, batch: pa.RecordBatch, rows: pa.RecordBatch, at: Any) -> pa.RecordBatch:
+        """Rows with the values that were not sent, from the kept row that `at` says, or -1."""
+        unchanged = batch.column("unchanged")
+        names = unchanged.flatten()
+        parents = pc.list_parent_indices(unchanged).to_numpy()
+        columns = list(rows.columns)
+        for name in names.unique().to_pylist():
+            lacking = parents[pc.equal(names, name).to_numpy(zero_copy_only=False)]
+            i = rows.schema.get_field_index(name)
+            default = self._shape.defaults.get(name, pa.nulls(1, columns[i].type))
+            old = self._kept(name)
+            parts = [columns[i], *([] if old is None else [old]), default]
+            numbers = np.arange(len(rows))
+            after = len(rows) + (0 if old is None else len(old))
+            numbers[lacking] = np.where(at[lacking] >= 0, len(rows) + at[lacking], after)
+            columns[i] = pa.concat_arrays(parts).take(pa.array(numbers))
+        return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+
+    def _kept(self, name: str) -> pa.Array | None:
+        if not self._old:
+            return None
+        return pa.concat_arrays([batch.column(name) for batch in self._old])
+
+    def _write_counted(self, writer: Writer) -> None:
+        for batch in self._batches:
+            comes = pc.equal(batch.column("op"), "upsert")
+            rows = self._row(batch).filter(comes)
+            counts = batch.column("count").filter(comes).to_numpy()
+            numbers = np.repeat(np.arange(len(counts)), counts)
+            for first in range(0, len(numbers), _ROWS_AT_ONCE):
+                writer.write(rows.take(pa.array(numbers[first : first + _ROWS_AT_ONCE])))
+
+
+def _without(rows: pa.RecordBatch, places: Any) -> Iterator[pa.RecordBatch]:
+    """Rows without those at some places, in rising order."""
+    if len(places) * _FEW > rows.num_rows:
+        stays = np.ones(rows.num_rows, bool)
+        stays[places] = False
+        yield rows.filter(pa.array(stays))
+        return
+    # What lies between a few of them needs no copy.
+    first = 0
+    for place in [*places.tolist(), rows.num_rows]:
+        if place > first:
+            yield rows.slice(first, place - first)
+        first = place + 1
+
+
+def _ahead(rows: Iterator[_T]) -> Iterator[_T]:
+    """What an iterator gives, of which the next ones are made while one is used."""
+    with ThreadPoolExecutor(1, "pgoutput_fast-read") as pool:
+        coming = deque(pool.submit(next, rows, None) for _ in range(_AHEAD))
+        while (found := coming.popleft().result()) is not None:
+            coming.append(pool.submit(next, rows, None))
+            yield found

@@ -1,0 +1,150 @@
+"""Where Delta tables are: a directory or object storage, and what either can't do."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+from pyarrow import fs
+
+from .._disk import fsync_path
+from ..errors import PgOutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_COPIED_BYTES = 1 << 20
+_SECRET = re.compile(r"secret|token|password|key|credential|sas|signature", re.IGNORECASE)
+
+
+def require_deltalake() -> Any:
+    """The module deltalake.
+
+    Raises
+    ------
+    PgOutputError
+        It is not installed.
+    """
+    try:
+        import deltalake
+    except ImportError as error:
+        raise PgOutputError(
+            f"deltalake is not installed ({error}); install the extra pgoutput-fast[delta]"
+        ) from error
+    return deltalake
+
+
+class Place:
+    """Where tables are.
+
+    Parameters
+    ----------
+    uri : str
+        A path, or a URL such as ``s3://bucket/lake``.
+    options : mapping of str to str, optional
+        What delta-rs has to know of the storage. No error shows secrets among them.
+
+    Attributes
+    ----------
+    path : pathlib.Path or None
+        None: it is not in this file system.
+    """
+
+    def __init__(self, uri: str, options: Mapping[str, str] | None = None) -> None:
+        self.options = dict(options or {})
+        self.path: Path | None = None
+        if "://" not in uri:
+            self.path = Path(uri).absolute()
+            uri = str(self.path)
+        elif uri.startswith("file://"):
+            self.path = Path(unquote(uri.removeprefix("file://")))
+            uri = str(self.path)
+        self.uri = uri.rstrip("/")
+        if bad := re.search(r"[%\[\]{}`^|<>\\?*]", self.uri):
+            raise PgOutputError(
+                f"delta-rs can't keep tables in {self.uri}, as its name has {bad.group()!r}: give "
+                "a directory of another name"
+            )
+
+    def __repr__(self) -> str:
+        return f"Place({self.uri!r})"
+
+    def filesystem(self, directory: str = "") -> Any:
+        """The files of a directory in it."""
+        if self.path is not None:
+            return fs.SubTreeFileSystem(str(self.path / directory), fs.LocalFileSystem())
+        from deltalake.fs import DeltaStorageHandler
+
+        uri = f"{self.uri}/{directory}" if directory else self.uri
+        return fs.PyFileSystem(DeltaStorageHandler(uri, self.options))
+
+    def move(self, before: str, after: str) -> None:
+        """Move a table's directory, or what is left of it in a place that can only copy."""
+        with self.refusals(before):
+            if self.path is not None:
+                (self.path / before).rename(self.path / after)
+                fsync_path((self.path / after).parent)
+                return
+            files = self.filesystem()
+            found = files.get_file_info(fs.FileSelector(before, recursive=True))
+            paths = sorted(one.path for one in found if one.is_file)
+            # The log comes last, and goes first: a table with a log is whole.
+            paths.sort(key=lambda path: "/_delta_log/" in path)
+            for path in paths:
+                # Not copy_file(), which delta-rs 1.6 calls with a wrong name.
+                new = after + path.removeprefix(before)
+                with (
+                    files.open_input_file(path) as old,
+                    # Its stream takes nothing but bytes, which is what comes out of a buffer.
+                    files.open_output_stream(new, buffer_size=8 * _COPIED_BYTES) as copy,
+                ):
+                    shutil.copyfileobj(old, copy, _COPIED_BYTES)
+            for path in reversed(paths):
+                files.delete_file(path)
+
+    @contextlib.contextmanager
+    def refusals(self, what: str) -> Iterator[None]:
+        """Raise errors of delta-rs and of the storage as this package's, without secrets."""
+        from deltalake.exceptions import CommitFailedError, DeltaError
+
+        try:
+            yield
+        except CommitFailedError as error:
+            raise PgOutputError(
+                f"another program has written {what} in {self.uri} at the same time "
+                f"({self.shown(error)}). One sync at a time can write a target"
+            ) from None
+        except Exception as error:
+            # delta-rs raises plain exceptions too.
+            known = isinstance(error, (DeltaError, OSError, pa.ArrowException))
+            if not known and type(error) is not Exception:
+                raise
+            raise PgOutputError(
+                f"can't read or write {what} in {self.uri}: {self.shown(error)}"
+            ) from None
+
+    def shown(self, error: BaseException) -> str:
+        """The text of an error, without the secrets that are known."""
+        text = str(error)
+        for name, value in self.options.items():
+            if value and _SECRET.search(name):
+                text = text.replace(value, "…")
+        return text
+
+
+def directory_of(name: str) -> str:
+    """The directory of a table of this name.
+
+    delta-rs 1.6 takes ``%XX`` in a path for the character, and fails on some others. So they are
+    ``@XX``, and ``@`` itself too.
+    """
+    return re.sub(
+        r"[^\w .~%-]",
+        lambda match: "".join(f"%{byte:02X}" for byte in match.group().encode()),
+        name,
+    ).replace("%", "@")

@@ -1,0 +1,509 @@
+"""Tables as Delta tables, in a directory or in object storage.
+
+Each table has its position in its own log, and is written by commits of its own. The table
+`_progress` follows at the end of a window. So a crash between two commits leaves tables that are
+further than `_progress` says: what they have already is left out when the changes come again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import zlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+from pyarrow import fs
+
+from .._disk import claim_directory
+from ..errors import PgOutputError
+from ..lsn import format_lsn
+from .delta_merge import Merge, shape_of
+from .delta_place import Place, directory_of, require_deltalake
+from .delta_table import Table, Writer
+from .delta_types import DECODED_FOR, conformed, merged_schema, stored_schema
+from .targets import TARGET_FORMAT, Column, Held, IncompleteError, Origin, Removed, Renamed, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from .folding import NetChanges
+    from .targets import Alteration
+
+__all__ = ["DECODED_FOR", "DeltaTarget"]
+
+_PROGRESS = "_progress"
+_BUFFERED = 256 << 20
+"""Bytes of changes in memory, of all tables together."""
+_RETENTION = 6
+_SOME_BITS = (1 << 63) - 1
+
+_PROGRESS_SCHEMA = pa.schema(
+    {
+        "schema": pa.string(),
+        "table": pa.string(),
+        "relation_id": pa.int64(),
+        "stored": pa.string(),
+        "version": pa.int32(),
+        "lsn": pa.int64(),
+        "copy_lsn": pa.int64(),
+        "commit_time": pa.timestamp("us", "UTC"),
+        "stale": pa.string(),
+        "columns": pa.string(),
+        "moves": pa.string(),
+    }
+)
+
+
+class DeltaTarget:
+    """See `Target`.
+
+    Parameters
+    ----------
+    uri : str or pathlib.Path
+        A directory, or a URL such as ``s3://bucket/lake``. On object storage nothing keeps a second
+        sync from beginning; the commit of one of the two is refused then, as both have to move the
+        same position.
+    storage_options : mapping of str to str, optional
+        Of delta-rs, for object storage.
+    partition_by : mapping of str to sequence of str, optional
+        The columns by which state tables are partitioned when they are made, by ``schema.table``.
+    retention_hours : int, optional
+        For so long the files of older versions stay, for readers that have begun with one. Where
+        rows of a large table change all the time, each commit leaves many.
+    threads : int, optional
+        So many tables are written at a time.
+    """
+
+    def __init__(
+        self,
+        uri: str | Path,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        partition_by: Mapping[str, Sequence[str]] | None = None,
+        retention_hours: int = _RETENTION,
+        threads: int | None = None,
+    ) -> None:
+        require_deltalake()
+        self.threads = threads or min(4, os.cpu_count() or 1)
+        self.place = Place(str(uri), storage_options)
+        self._partition_by = {name: list(of) for name, of in (partition_by or {}).items()}
+        self._retention = retention_hours
+        self._lock: int | None = None
+        self._origin: Origin | None = None
+        self._tables: dict[str, Table] = {}
+        self._writers: list[_Changes | _State] = []
+        self._moves: list[Move] = []
+        self._guard = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"DeltaTarget({self.place.uri!r})"
+
+    # --- the target ------------------------------------------------------------------------------
+
+    def open(self, origin: Origin) -> Stored:
+        """See `Target`."""
+        if self._lock is None and self.place.path is not None:
+            self._lock = claim_directory(self.place.path, "sync", "tables")
+        self._origin = origin
+        self._tables.clear()
+        progress = Table(self.place, _PROGRESS, "pgoutput_fast", self._retention)
+        progress.load()
+        if not progress.exists:
+            self._refuse_other_things()
+            progress.create(
+                _PROGRESS_SCHEMA,
+                (0, 0),
+                description=json.dumps({"format": TARGET_FORMAT, **origin._asdict()}),
+            )
+        self._check(progress, origin)
+        self._tables[_PROGRESS] = progress
+        stored = self._read(progress)
+        self._do_moves()
+        return stored
+
+    def _refuse_other_things(self) -> None:
+        with self.place.refusals("the target"):
+            found = self.place.filesystem().get_file_info(fs.FileSelector("", allow_not_found=True))
+        if other := [one.base_name for one in found if one.base_name != _PROGRESS]:
+            raise PgOutputError(
+                f"{self.place.uri} has other things, such as {other[0]!r}, and no tables of a "
+                "sync: give another place"
+            )
+
+    def _check(self, progress: Table, origin: Origin) -> None:
+        found = json.loads(progress.delta.metadata().description)
+        if found["format"] != TARGET_FORMAT:
+            raise PgOutputError(
+                f"{self.place.uri} has format {found['format']}, and this version knows "
+                f"{TARGET_FORMAT}: use a newer one"
+            )
+        if (found["system_identifier"], found["database"]) != tuple(origin):
+            raise PgOutputError(
+                f"{self.place.uri} has tables of database {found['database']!r} of system "
+                f"{found['system_identifier']}, and the changes are of {origin.database!r} of "
+                f"{origin.system_identifier}: give another place"
+            )
+
+    def _read(self, progress: Table) -> Stored:
+        """What a sync before has stored last."""
+        tables = {}
+        moves = []
+        with progress.refusals():
+            for file in progress.files():
+                for rows in progress.rows(file, _PROGRESS_SCHEMA):
+                    times = rows.column("commit_time").cast(pa.int64()).to_pylist()
+                    for row, time in zip(rows.to_pylist(), times, strict=True):
+                        columns = tuple(Column(*one) for one in json.loads(row["columns"]))
+                        moves += [(at, Move(*one)) for at, *one in json.loads(row["moves"])]
+                        tables[row["relation_id"]] = Held(
+                            row["relation_id"], row["schema"], row["table"], row["stored"],
+                            row["version"], row["lsn"], row["copy_lsn"], time, row["stale"],
+                            columns,
+                        )  # fmt: skip
+        self._moves = [move for _, move in sorted(moves)]
+        return Stored(progress.position[0], tables)
+
+    def close(self) -> None:
+        """See `Target`."""
+        self.abort()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # --- windows ---------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """See `Target`."""
+        self._writers = []
+
+    def changes(self, held: Held) -> _Changes:
+        """See `Target`."""
+        name = held.stored + version_suffix(held.version)
+        writer = _Changes(self, self._table("changes", name, held.relation_id), held)
+        with self._guard:
+            self._writers.append(writer)
+        return writer
+
+    def state(self, held: Held) -> _State:
+        """See `Target`."""
+        partition_by = self._partition_by.get(f"{held.namespace}.{held.name}", [])
+        table = self._table("state", held.stored, held.relation_id)
+        writer = _State(table, held, partition_by)
+        with self._guard:
+            self._writers.append(writer)
+        return writer
+
+    def _table(self, kind: str, name: str, relation_id: int) -> Table:
+        directory = f"{kind}/{directory_of(name)}"
+        with self._guard:
+            table = self._tables.get(directory)
+            if table is None:
+                table = Table(self.place, directory, self._app(relation_id), self._retention)
+                self._tables[directory] = table
+        table.load()
+        return table
+
+    def _app(self, relation_id: int) -> str:
+        """By which tables know whose changes they have."""
+        if self._origin is None:
+            raise PgOutputError("open() was not called")
+        return "/".join(["pgoutput_fast", *self._origin, str(relation_id)])
+
+    def make_room(self) -> None:
+        """Write the most of what is kept in memory, if that is much."""
+        with self._guard:
+            writers = [one for one in self._writers if isinstance(one, _Changes)]
+            while sum(one.pending_bytes for one in writers) > _BUFFERED:
+                max(writers, key=lambda one: one.pending_bytes).flush()
+
+    def commit(self, stored: Stored) -> None:
+        """See `Target`."""
+        progress = self._tables[_PROGRESS]
+        held = list(stored.tables.values())
+        moves: dict[int, list[Any]] = {}
+        for at, move in enumerate(self._moves):
+            moves.setdefault(move.relation_id, []).append((at, *move))
+        rows = pa.record_batch(
+            [
+                pa.array([one.namespace for one in held]),
+                pa.array([one.name for one in held]),
+                pa.array([one.relation_id for one in held]),
+                pa.array([one.stored for one in held]),
+                pa.array([one.version for one in held], pa.int32()),
+                pa.array([one.lsn for one in held]),
+                pa.array([one.copy_lsn for one in held]),
+                pa.array([one.commit_time for one in held], pa.timestamp("us", "UTC")),
+                pa.array([one.stale for one in held], pa.string()),
+                pa.array([json.dumps(one.columns) for one in held]),
+                pa.array([json.dumps(moves.get(one.relation_id, [])) for one in held]),
+            ],
+            names=_PROGRESS_SCHEMA.names,
+        )
+        with progress.refusals(), Writer(progress, _PROGRESS_SCHEMA, (), "progress") as writer:
+            writer.write(conformed(rows, _PROGRESS_SCHEMA))
+            progress.commit(writer.finish(), [], (stored.lsn, 0), schema=_PROGRESS_SCHEMA)
+        written = [one.table for one in self._writers]
+        self._writers = []
+        self._do_moves()
+        tables = {id(table): table for table in self._tables.values()}
+        for table in [*dict.fromkeys(written), progress]:
+            if id(table) in tables:  # not one that was moved
+                table.maintain()
+
+    def abort(self) -> None:
+        """See `Target`."""
+        writers, self._writers, self._moves = self._writers, [], []
+        for writer in writers:
+            writer.discard()
+        progress = self._tables.get(_PROGRESS)
+        self._tables.clear()
+        if progress is not None:
+            self._tables[_PROGRESS] = progress
+
+    def rename(self, held: Held, stored: str) -> None:
+        """See `Target`."""
+        self._moves.append(Move(held.relation_id, held.stored, stored, held.version))
+
+    def _do_moves(self) -> None:
+        """Move the directories of tables that have other names.
+
+        `_progress` has the moves first. So they are done again if not all of them were done; a
+        directory that has another table already, or none, is left alone.
+        """
+        for move in self._moves:
+            names = [("state", "")]
+            names += [("changes", version_suffix(i)) for i in range(1, move.version + 1)]
+            for kind, suffix in names:
+                before, after = (
+                    f"{kind}/{directory_of(name + suffix)}" for name in (move.old, move.new)
+                )
+                self._tables.pop(after, None)
+                self._tables.pop(before, None)
+                app = self._app(move.relation_id)
+                if Table(self.place, before, app, self._retention).is_its_own():
+                    self.place.move(before, after)
+        self._moves = []
+
+
+class Move(NamedTuple):
+    """A table gets another name: what it had, what it gets, and how many change tables it has."""
+
+    relation_id: int
+    old: str
+    new: str
+    version: int
+
+
+def version_suffix(version: int) -> str:
+    """What is behind the name of a change table."""
+    return "" if version == 1 else f".v{version}"
+
+
+class _Changes:
+    """See `ChangeWriter`."""
+
+    def __init__(self, target: DeltaTarget, table: Table, held: Held) -> None:
+        self._target = target
+        self.table = table
+        self._held = held
+        self.lsn, self.copy_lsn = table.position
+        self._schema: pa.Schema | None = table.schema if table.exists else None
+        self._writers: list[Writer] = []
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that are kept in memory."""
+        return self._writers[-1].pending_bytes if self._writers else 0
+
+    def fits(self, schema: pa.Schema) -> bool:
+        """See `ChangeWriter`."""
+        there = self._schema
+        return there is None or merged_schema(there, stored_schema(schema)) is not None
+
+    def append(self, changes: pa.RecordBatch) -> None:
+        """See `ChangeWriter`."""
+        schema = stored_schema(changes.schema)
+        if self._schema is not None:
+            merged = merged_schema(self._schema, schema)
+            if merged is None:
+                raise PgOutputError(
+                    f"the changes of {self._held.namespace}.{self._held.name} have columns of "
+                    f"other types than its change table {self.table.directory}"
+                )
+            schema = merged
+        if not self._writers or schema != self._schema:
+            self._begin_file(schema, changes)
+        with self.table.refusals():
+            self._writers[-1].write(conformed(changes, schema))
+        self._target.make_room()
+
+    def _begin_file(self, schema: pa.Schema, changes: pa.RecordBatch) -> None:
+        self.flush()
+        first = changes.column("commit_lsn")[0].as_py() if changes.num_rows else 0
+        prefix = f"{self._held.relation_id}-{first or 0:016X}"
+        self._writers.append(Writer(self.table, schema, (), prefix))
+        self._schema = schema
+
+    def flush(self) -> None:
+        """Write what is kept in memory into its file."""
+        if self._writers:
+            with self.table.refusals():
+                self._writers[-1].flush()
+
+    def commit(self, held: Held) -> None:
+        """See `ChangeWriter`."""
+        table = self.table
+        with table.refusals():
+            files = [file for writer in self._writers for file in writer.finish()]
+        # They are not deleted from here on: nobody knows whether a commit that fails stands.
+        self._writers = []
+        if not files and (self._schema is None or held.copy_lsn <= self.copy_lsn):
+            return
+        if held.lsn <= self.lsn and held.copy_lsn <= self.copy_lsn:
+            raise PgOutputError(
+                f"{table.directory} has the changes before {format_lsn(self.lsn)} already, and is "
+                f"given others up to {format_lsn(held.lsn)}"
+            )
+        if not table.exists:
+            table.create(self._schema, (0, 0))
+        table.add_columns(self._schema)
+        position = max(held.lsn, self.lsn), max(held.copy_lsn, self.copy_lsn)
+        table.commit(files, [], position)
+        self.lsn, self.copy_lsn = position
+
+    def discard(self) -> None:
+        """Delete what was written and does not stand."""
+        for writer in self._writers:
+            writer.discard()
+        self._writers = []
+
+
+class _State:
+    """See `StateWriter`."""
+
+    def __init__(self, table: Table, held: Held, partition_by: Sequence[str]) -> None:
+        self.table = table
+        self._held = held
+        self.lsn, self.copy_lsn = table.position
+        # Of a call before that was cut short: alterations may come that it has.
+        self._is_ahead = self.lsn > held.lsn
+        self._partition_by = table.partition_by if table.exists else list(partition_by)
+        self._writer: Writer | None = None
+
+    def create(self, schema: pa.Schema) -> None:
+        """See `StateWriter`."""
+        # One that is there already was made before a crash, and may have rows since.
+        if not self.table.exists:
+            self._create(stored_schema(schema), self._held.columns)
+
+    def _create(self, schema: pa.Schema, columns: Sequence[Column]) -> None:
+        stored = {column.name: column.stored for column in columns if not column.is_dropped}
+        self._partition_by = [stored.get(name, name) for name in self._partition_by]
+        for name in self._partition_by:
+            at = schema.get_field_index(name)
+            if at < 0 or not _can_partition(schema.field(at).type):
+                raise PgOutputError(
+                    f"{self._held.namespace}.{self._held.name} can't be partitioned by {name!r}: "
+                    "it has no such column of integers, text, booleans, dates or timestamps"
+                )
+        self.table.create(schema, (0, 0), self._partition_by)
+
+    def load(self, schema: pa.Schema) -> None:
+        """See `StateWriter`."""
+        schema = stored_schema(schema)
+        if not self.table.exists:
+            self._create(schema, self._held.columns)
+        self._writer = self._new_writer(schema)
+
+    def _new_writer(self, schema: pa.Schema) -> Writer:
+        return Writer(self.table, schema, self._partition_by, f"{self._held.relation_id}")
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        """See `StateWriter`."""
+        if self._writer is None:
+            raise PgOutputError("load() was not called")
+        with self.table.refusals():
+            self._writer.write(conformed(rows, self._writer.schema))
+
+    def loaded(self, held: Held) -> None:
+        """See `StateWriter`."""
+        if self._writer is None:
+            raise PgOutputError("load() was not called")
+        with self.table.refusals():
+            files = self._writer.finish()
+        schema, self._writer = self._writer.schema, None
+        self.table.commit(files, [], (held.lsn, held.copy_lsn), schema=schema, altered=0)
+        self._is_ahead = False
+        self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
+
+    def apply(self, alterations: Sequence[Alteration], net: NetChanges, held: Held) -> None:
+        """See `StateWriter`."""
+        table = self.table
+        if held.lsn <= self.lsn:
+            if net.truncated or net.rows.num_rows:
+                raise PgOutputError(
+                    f"{table.directory} has the changes before {format_lsn(self.lsn)} already, and "
+                    f"is given others up to {format_lsn(held.lsn)}"
+                )
+            return
+        if not table.exists:
+            raise PgOutputError(f"there is no table {table.directory} to apply changes to")
+        altered = _number(alterations)
+        if self._is_ahead and table.transaction("altered") == altered:
+            alterations = []
+        elif self._is_ahead and any(isinstance(one, (Removed, Renamed)) for one in alterations):
+            raise IncompleteError(
+                f"{table.directory} has changes before {format_lsn(self.lsn)} of a sync that was "
+                "cut short, and nobody knows whether its columns have their names from before or "
+                "after a column was renamed, or dropped and made again: copy the table again"
+            )
+        if not (alterations or net.truncated or net.rows.num_rows):
+            return
+        shape = shape_of(table.schema, alterations)
+        if gone := [name for name in self._partition_by if name not in shape.schema.names]:
+            raise PgOutputError(
+                f"{table.directory} is partitioned by {gone[0]!r}, and the server has no column of "
+                "this name any more: delete the table's directory, and copy it again"
+            )
+        position = held.lsn, max(held.copy_lsn, self.copy_lsn)
+        with table.refusals(), self._new_writer(shape.schema) as writer:
+            merge = Merge(table, shape, net, self._held.stored)
+            merge.write(writer)
+            files = writer.finish()
+            whole = net.truncated or shape.rewrites
+            if not whole:
+                table.add_columns(shape.schema)
+            table.commit(
+                files,
+                [] if whole else merge.files,
+                position,
+                schema=shape.schema if whole else None,
+                altered=altered,
+            )
+        self.lsn, self.copy_lsn = position
+
+    def discard(self) -> None:
+        """Delete what was written and does not stand."""
+        if self._writer is not None:
+            self._writer.discard()
+            self._writer = None
+
+
+def _can_partition(type_: pa.DataType) -> bool:
+    """Whether partitions can have such values; delta-rs 1.6 can't read negative decimals there."""
+    types = pa.types
+    plain = types.is_integer(type_) or types.is_string(type_) or types.is_boolean(type_)
+    return bool(plain or types.is_date(type_) or types.is_timestamp(type_))
+
+
+def _number(alterations: Sequence[Alteration]) -> int:
+    """A number for the log by which alterations are known again; 0 if there is none."""
+    if not alterations:
+        return 0
+    text = repr(
+        [(type(one).__name__, *(str(part) for part in one)) for one in alterations]
+    ).encode()
+    return (zlib.crc32(text) << 32 | zlib.adler32(text)) & _SOME_BITS

@@ -1,0 +1,217 @@
+"""The columns of Delta tables: which of Arrow's types Delta has, and what the others become.
+
+The decoder's target "spark" gives columns of which almost all are Delta's too. Delta has no time:
+it is the server's text there. What functions that users registered give may be of any other type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import PgOutputError
+
+DECODED_FOR = "spark"
+"""Of the decoder's targets the one whose columns fit."""
+
+_MICROSECONDS = pa.timestamp("us")
+_DIGITS = 38
+"""Of the longest decimal."""
+_PLAIN = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+    pa.date64(): pa.date32(),
+    pa.time32("s"): pa.string(),
+    pa.time32("ms"): pa.string(),
+    pa.time64("us"): pa.string(),
+    pa.time64("ns"): pa.string(),
+    pa.null(): pa.string(),
+}
+_SAME = {
+    pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(),
+    pa.string(), pa.binary(), pa.date32(),
+}  # fmt: skip
+
+
+def stored_type(type_: pa.DataType) -> pa.DataType:
+    """The type that a column has in a Delta table.
+
+    Raises
+    ------
+    PgOutputError
+        Delta has none that holds the values.
+    """
+    types = pa.types
+    if isinstance(type_, pa.BaseExtensionType):
+        return stored_type(type_.storage_type)
+    if type_ in _SAME:
+        return type_
+    if type_ in _PLAIN:
+        return _PLAIN[type_]
+    if types.is_dictionary(type_):
+        return stored_type(type_.value_type)
+    if types.is_fixed_size_binary(type_):
+        return pa.binary()
+    if types.is_timestamp(type_):
+        return _MICROSECONDS if type_.tz is None else pa.timestamp("us", "UTC")
+    if types.is_decimal(type_):
+        fits = type_.precision <= _DIGITS and 0 <= type_.scale <= type_.precision
+        return pa.decimal128(type_.precision, type_.scale) if fits else pa.string()
+    if types.is_struct(type_):
+        return pa.struct([stored_field(type_.field(i)) for i in range(type_.num_fields)])
+    if types.is_map(type_):
+        return pa.map_(stored_type(type_.key_type), stored_type(type_.item_type))
+    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+        return pa.list_(stored_type(type_.value_type))
+    raise PgOutputError(f"a Delta table can't have values of Arrow's type {type_}")
+
+
+def stored_field(field: pa.Field) -> pa.Field:
+    """A column of a Delta table; any may be null."""
+    return pa.field(field.name, stored_type(field.type))
+
+
+def stored_schema(schema: pa.Schema) -> pa.Schema:
+    """The columns of a Delta table for such rows."""
+    return pa.schema([stored_field(field) for field in schema])
+
+
+def stored_array(column: pa.Array, type_: pa.DataType) -> pa.Array:
+    """A column as a Delta table has it.
+
+    Parameters
+    ----------
+    column : pyarrow.Array
+    type_ : pyarrow.DataType
+        That of the table's column. Fields of structs that the column lacks are null.
+
+    Raises
+    ------
+    PgOutputError
+        It has values that the type has not.
+    """
+    if column.type == type_:
+        return column
+    try:
+        return _converted(column, type_)
+    except pa.ArrowInvalid as error:
+        raise PgOutputError(
+            f"{column.type} does not fit a Delta table's {type_}: {error}"
+        ) from None
+
+
+def _converted(column: pa.Array, type_: pa.DataType) -> pa.Array:
+    types = pa.types
+    if column.type == type_:
+        return column
+    if isinstance(column.type, pa.BaseExtensionType):
+        return _converted(column.storage, type_)
+    if types.is_dictionary(column.type):
+        return _converted(column.dictionary_decode(), type_)
+    if types.is_time(column.type) and types.is_string(type_):
+        return _times(column)
+    if types.is_struct(column.type) and types.is_struct(type_):
+        return _struct(column, type_)
+    if types.is_map(column.type) and types.is_map(type_):
+        made = pa.MapArray.from_arrays(
+            column.offsets,
+            _converted(column.keys, type_.key_type),
+            _converted(column.items, type_.item_type),
+        )
+        return _nulls_of(column, made)
+    if types.is_fixed_size_list(column.type):
+        column = column.cast(pa.list_(column.type.value_type))
+    if types.is_large_list(column.type):
+        column = column.cast(pa.list_(column.type.value_type))
+    if types.is_list(column.type) and types.is_list(type_):
+        made = pa.ListArray.from_arrays(column.offsets, _converted(column.values, type_.value_type))
+        return _nulls_of(column, made)
+    return column.cast(type_)
+
+
+def _struct(column: pa.StructArray, type_: pa.StructType) -> pa.StructArray:
+    given = {column.type.field(i).name: part for i, part in enumerate(column.flatten())}
+    fields = [type_.field(i) for i in range(type_.num_fields)]
+    parts = [
+        _converted(given[field.name], field.type)
+        if field.name in given
+        else pa.nulls(len(column), field.type)
+        for field in fields
+    ]
+    return pa.StructArray.from_arrays(parts, fields=fields, mask=column.is_null())
+
+
+def _nulls_of(column: pa.Array, made: pa.Array) -> pa.Array:
+    """Lists or maps that are null where the column is."""
+    if not column.null_count:
+        return made
+    return pc.if_else(column.is_valid(), made, pa.scalar(None, made.type))
+
+
+def _times(column: pa.Array) -> pa.Array:
+    """Times as the server prints them, without zeros behind the last digit of a second."""
+    text = column.cast(pa.time64("us")).cast(pa.string())
+    return pc.replace_substring_regex(text, r"\.?0{0,6}$", "")
+
+
+def conformed(rows: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows with all columns of a table, null where they have none of the name."""
+    if isinstance(rows, pa.Table):
+        rows = rows.combine_chunks()
+        (rows,) = rows.to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
+    columns = []
+    for field in schema:
+        at = rows.schema.get_field_index(field.name)
+        columns.append(
+            pa.nulls(rows.num_rows, field.type)
+            if at < 0
+            else stored_array(rows.column(at), field.type)
+        )
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def merged_schema(there: pa.Schema, more: pa.Schema) -> pa.Schema | None:
+    """The columns of both, where those of one name have one type; None: a type differs.
+
+    Fields that are added to structs are taken, at any depth of structs.
+    """
+    fields = _merged(list(there), list(more))
+    return None if fields is None else pa.schema(fields)
+
+
+def _merged(there: list[pa.Field], more: list[pa.Field]) -> list[pa.Field] | None:
+    fields = {field.name: field for field in there}
+    for field in more:
+        old = fields.setdefault(field.name, field)
+        type_ = old.type
+        if type_ == field.type:
+            continue
+        if not (pa.types.is_struct(type_) and pa.types.is_struct(field.type)):
+            return None
+        parts = _merged(list(type_), list(field.type))
+        if parts is None:
+            return None
+        fields[field.name] = pa.field(field.name, pa.struct(parts))
+    return list(fields.values())
+
+
+def has_type(schema: pa.Schema, is_so: Callable[[pa.DataType], bool]) -> bool:
+    """Whether any column, or a part of one, is of such a type."""
+    return any(_has(field.type, is_so) for field in schema)
+
+
+def _has(type_: pa.DataType, is_so: Callable[[pa.DataType], bool]) -> bool:
+    if is_so(type_):
+        return True
+    if pa.types.is_map(type_):
+        return _has(type_.key_type, is_so) or _has(type_.item_type, is_so)
+    return any(_has(type_.field(i).type, is_so) for i in range(type_.num_fields))
