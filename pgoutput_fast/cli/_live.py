@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -19,7 +19,7 @@ from ._figures import Meter
 from ._logs import Formatter, logged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ._figures import Figures, Rates
     from ._logs import LogFormat
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _REFRESH = 0.25  # seconds between two changes of the live line
 _MEASURE = 1.0  # seconds over which its rates are measured
 _SEPARATOR = " │ "
+
+_View = TypeVar("_View")
 
 _log = logging.getLogger(__name__)
 
@@ -187,7 +189,13 @@ def folded(parts: Iterable[tuple[str, str]], width: int) -> Text:
 
 
 @contextlib.contextmanager
-def shown(formatter: Formatter, kind: LogFormat, interval: float) -> Iterator[View]:
+def shown(
+    formatter: Formatter,
+    kind: LogFormat,
+    interval: float,
+    live_view: Callable[[Live], _View],
+    log_view: Callable[[float], _View],
+) -> Iterator[_View]:
     """Show a command's log and numbers on standard error: with a live line if it is a terminal.
 
     Parameters
@@ -198,11 +206,13 @@ def shown(formatter: Formatter, kind: LogFormat, interval: float) -> Iterator[Vi
         JSON is never beside a live line.
     interval : float
         Seconds between two records with numbers, where there is no live line.
+    live_view, log_view : callable
+        Make what shows the numbers, of the live line or of that interval.
     """
     console = Console(stderr=True, highlight=False)
     if kind == "json" or not sys.stderr.isatty() or console.is_dumb_terminal:
         with logged(formatter):
-            yield LogView(interval)
+            yield log_view(interval)
         return
 
     def write(text: str) -> None:
@@ -211,4 +221,4 @@ def shown(formatter: Formatter, kind: LogFormat, interval: float) -> Iterator[Vi
     # The line changes when the loop of the capture turns, and stands still when that hangs.
     live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
     with logged(formatter, write), live:
-        yield LiveView(live)
+        yield live_view(live)

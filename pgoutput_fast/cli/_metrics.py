@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .. import __version__
 from ..errors import PgOutputError
@@ -22,7 +22,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ..replication.server_position import Position
     from ._figures import Figures
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 class MetricKind(NamedTuple):
     """A metric: its name behind the prefix, its type, what it says, and its value.
 
-    The value is None where it is not known; then the metric is left out.
+    The value is None where it is not known; then the metric is left out. A dict has the values of
+    tables by their names.
     """
 
     name: str
     type: Literal["gauge", "counter"]
     help: str
-    value: Callable[[Figures], float | None]
+    value: Callable[[Any], float | dict[str, float] | None]
 
 
 PREFIX = "pgoutput_fast_capture_"
@@ -77,8 +78,61 @@ METRICS = (
 )  # fmt: skip
 
 
-class _Collector:
-    """Makes the metrics when they are asked for.
+class Collector:
+    """Makes metrics when they are asked for.
+
+    Parameters
+    ----------
+    prefix : str
+        Of their names.
+    kinds : sequence of MetricKind
+    figures : callable
+        The present numbers; None before there are any.
+    info : callable
+        The labels of the metric ``info``, and its help before them; None while they are not known.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        kinds: Sequence[MetricKind],
+        figures: Callable[[], Any],
+        info: Callable[[], tuple[str, dict[str, str]] | None],
+    ) -> None:
+        self._prefix, self._kinds, self._figures, self._info = prefix, kinds, figures, info
+        self._begun = time.time()
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics that are known."""
+        found, info = self._figures(), self._info()
+        if info is not None:
+            text, labels = info
+            labels = {**labels, "version": __version__}
+            yield InfoMetricFamily(self._prefix.rstrip("_"), text, labels)
+        for kind in self._kinds:
+            value = kind.value(found) if found is not None else 0 if kind.name == "up" else None
+            if value is not None:
+                yield self._metric(kind, value)
+
+    def _metric(self, kind: MetricKind, value: float | dict[str, float]) -> Metric:
+        name = self._prefix + kind.name
+        values = value if isinstance(value, dict) else {None: value}
+        names = ["table"] if isinstance(value, dict) else []
+        if kind.type == "gauge":
+            gauge = GaugeMetricFamily(name, kind.help, labels=names)
+            for table, one in values.items():
+                gauge.add_metric([] if table is None else [table], float(one))
+            return gauge
+        counter = CounterMetricFamily(name, kind.help, labels=names)
+        for table, one in values.items():
+            counter.add_metric([] if table is None else [table], float(one), created=self._begun)
+        return counter
+
+
+def capture_collector(
+    figures: Callable[[], Figures | None], position: Callable[[], Position | None], slot: str
+) -> Collector:
+    """The metrics of a capture.
 
     Parameters
     ----------
@@ -89,31 +143,13 @@ class _Collector:
     slot : str
     """
 
-    def __init__(
-        self,
-        figures: Callable[[], Figures | None],
-        position: Callable[[], Position | None],
-        slot: str,
-    ) -> None:
-        self._figures, self._position, self._slot = figures, position, slot
-        self._begun = time.time()
+    def info() -> tuple[str, dict[str, str]] | None:
+        found = position()
+        if found is None:
+            return None
+        return "What is captured", {"slot": slot, "database": found.database}
 
-    def collect(self) -> Iterator[Metric]:
-        """All metrics that are known."""
-        found, position = self._figures(), self._position()
-        if position is not None:
-            labels = {"slot": self._slot, "database": position.database, "version": __version__}
-            yield InfoMetricFamily(PREFIX.rstrip("_"), "What is captured", labels)
-        for kind in METRICS:
-            value = kind.value(found) if found is not None else 0 if kind.name == "up" else None
-            if value is None:
-                continue
-            if kind.type == "gauge":
-                yield GaugeMetricFamily(PREFIX + kind.name, kind.help, float(value))
-            else:
-                yield CounterMetricFamily(
-                    PREFIX + kind.name, kind.help, float(value), created=self._begun
-                )
+    return Collector(PREFIX, METRICS, figures, info)
 
 
 class MetricsServer:
@@ -124,8 +160,7 @@ class MetricsServer:
     host : str
     port : int
         0 takes one that is free.
-    figures, position, slot
-        As of `_Collector`.
+    collectors : sequence of Collector
 
     Attributes
     ----------
@@ -141,12 +176,11 @@ class MetricsServer:
         self,
         host: str,
         port: int,
-        figures: Callable[[], Figures | None],
-        position: Callable[[], Position | None],
-        slot: str,
+        collectors: Sequence[Collector],
     ) -> None:
         registry = CollectorRegistry()
-        registry.register(_Collector(figures, position, slot))
+        for collector in collectors:
+            registry.register(collector)
         try:
             self._server, self._thread = start_http_server(port, host, registry)
         except (OSError, UnicodeError) as error:
