@@ -122,7 +122,7 @@ def sync(
     TypeError
         An argument has a wrong type.
     """
-    options = _options(
+    options = checked_options(
         tables=tables, policies=policies, history=history, schema_changes=schema_changes,
         unknown=unknown, uncopied=uncopied, interval=interval, window_bytes=window_bytes,
     )  # fmt: skip
@@ -147,7 +147,7 @@ def sync(
         else:
             if slot is None or publications is None:
                 raise PgOutputError("give slot and publications, or segments")
-            where = Path(directory) if directory else path.with_name(f"{path.name}.segments")
+            where = directory_of(directory, path)
             run = _Capture(
                 dsn, where, stop, until, slot=slot, publications=publications, snapshot=snapshot,
                 **capture_options,
@@ -164,10 +164,19 @@ def sync(
         return found
 
 
-def _options(
+def checked_options(
     *, tables: str | Sequence[str] | None, policies: Policies | None, history: HistoryPolicy,
     schema_changes: Any, unknown: Any, uncopied: Any, interval: float, window_bytes: int,
 ) -> SyncOptions:  # fmt: skip
+    """The options of a sync.
+
+    Raises
+    ------
+    PgOutputError
+        One is wrong.
+    TypeError
+        One has a wrong type.
+    """
     wanted = (tables,) if isinstance(tables, str) else None if tables is None else tuple(tables)
     check_policy(history)
     for name, value, allowed in (
@@ -215,10 +224,18 @@ def open_target(target: str | os.PathLike[str]) -> tuple[Target, Any, Path]:
     raise PgOutputError(f"target {text!r}: give duckdb:FILE")
 
 
+def directory_of(directory: str | os.PathLike[str] | None, path: Path) -> Path:
+    """Where a slot is captured: as it is given, or beside the target."""
+    return Path(directory) if directory else path.with_name(f"{path.name}.segments")
+
+
 @contextlib.contextmanager
 def _claimed(directory: Path, name: str) -> Iterator[None]:
     """Keep other syncs from reading as the same consumer."""
-    lock = claim_directory(directory / "consumers" / f".{name}.lock", "sync", "a consumer")
+    lock = claim_directory(
+        directory / "consumers" / f".{name}.lock", "sync", "a consumer",
+        f"the tables of consumer {name!r} of {directory}",
+    )  # fmt: skip
     try:
         yield
     finally:

@@ -167,12 +167,15 @@ class Syncing:
             # The target was deleted, or nothing came yet: it begins with the newest snapshots.
             remove_consumer(directory, consumer)
         self._consumer = Consumer(directory, consumer)
-        self._check_position()
+        check_position(
+            directory, name, self._stored, self._consumer.position, options.uncopied
+        )
         self._said: set[tuple[int, str]] = set()
         self._counts: dict[str, int] = {}
         self._seconds = 0.0
         self._windows = 0
-        self._commit_time: int | None = None
+        self._commit_time = self._newest()
+        self._looked = 0  # up to where there was nothing to write
         self._waiting: tuple[str, ...] = ()
         self._table_seconds: dict[str, float] = {}
         self._end_lsn = 0
@@ -183,41 +186,12 @@ class Syncing:
             raise PgOutputError(f"no capture has begun in {self._directory}")
         return source
 
-    def _check_position(self) -> None:
-        """Refuse a directory that lacks changes which the target has not."""
-        is_cut = (self._directory / BEGIN_NAME).exists()
-        if not self._stored.lsn and self._options.uncopied == "empty" and is_cut:
-            raise PgOutputError(
-                f"the first segments of {self._directory} are deleted, so tables without a "
-                "snapshot do not begin empty there: have them copied, or give uncopied='changes'"
-            )
-        position, tables = self._consumer.position, self._stored.tables
-        states = look(self._directory).states
-        behind = []
-        for relation_id, held in tables.items():
-            at = position.of(relation_id)
-            state = states.get(relation_id)
-            comes = state is not None and (
-                state.held_from is not None
-                or any(copy.lsn > held.copy_lsn and copy.lsn - 1 >= at for copy in state.snapshots)
-            )
-            if held.lsn < at and not comes and held.stale is None:
-                behind.append(relation_id)
-        if behind:
-            one = tables[behind[0]]
-            raise PgOutputError(
-                f"{self._name} has the changes of {one.namespace}.{one.name} before "
-                f"{format_lsn(one.lsn)}, and {self._directory} goes on for it at "
-                f"{format_lsn(position.of(behind[0]))}: what lies between is not there. "
-                f"{how_to_copy(self._directory, behind)}"
-            )
-
     # --- windows ---------------------------------------------------------------------------------
 
     @property
     def lsn(self) -> int:
         """What was committed before this LSN is in the tables, or waits for a snapshot."""
-        return self._consumer.position.lsn
+        return max(self._consumer.position.lsn, self._looked)
 
     def run(
         self,
@@ -265,6 +239,8 @@ class Syncing:
             {"start": None}, Progress(before), self._options.window_bytes, whole_copies=True
         )
         if plan is None:
+            # Nothing in it counts; the position is stored with what comes next.
+            self._looked = self._end_lsn
             return False
         begin = time.perf_counter()
         one = _Window(
@@ -306,9 +282,7 @@ class Syncing:
             self._counts[name] = self._counts.get(name, 0) + count
         for name, seconds in one.seconds.items():
             self._table_seconds[name] = self._table_seconds.get(name, 0.0) + seconds
-        times = [held.commit_time for held in self._stored.tables.values()
-                 if held.commit_time is not None]  # fmt: skip
-        self._commit_time = max(times, default=None)
+        self._commit_time = self._newest()
         for relation_id, held in self._stored.tables.items():
             if held.stale is None or (relation_id, held.stale) in self._said:
                 continue
@@ -316,6 +290,12 @@ class Syncing:
             _log.warning("%s.%s is not kept up to date: %s", held.namespace, held.name, held.stale)
             if self._options.unknown == "copy":
                 request_copy(self._directory, relation_id, [held.namespace, held.name])
+
+    def _newest(self) -> int | None:
+        """When the newest change was committed that the target has."""
+        times = [held.commit_time for held in self._stored.tables.values()
+                 if held.commit_time is not None]  # fmt: skip
+        return max(times, default=None)
 
     def _told(self) -> SyncProgress:
         stale = {qualified(held): held.stale for held in self._stored.tables.values()
@@ -489,6 +469,47 @@ class _Window:
             return stored(row.flatten()[row.type.get_field_index(name)])
 
         return Known(table, before, value)
+
+
+def check_position(
+    directory: Path, name: str, stored: Stored, position: Position, uncopied: Uncopied
+) -> None:
+    """Refuse a directory that lacks changes which the target has not.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+    name : str
+        What errors call the target.
+    stored : Stored
+        What the target has.
+    position : Position
+        Where the directory goes on for it.
+    uncopied : {"error", "empty", "changes"}
+    """
+    if not stored.lsn and uncopied == "empty" and (directory / BEGIN_NAME).exists():
+        raise PgOutputError(
+            f"the first segments of {directory} are deleted, so tables without a snapshot do not "
+            "begin empty there: have them copied, or give uncopied='changes'"
+        )
+    states = look(directory).states
+    behind = []
+    for relation_id, held in stored.tables.items():
+        at = position.of(relation_id)
+        state = states.get(relation_id)
+        comes = state is not None and (
+            state.held_from is not None
+            or any(copy.lsn > held.copy_lsn and copy.lsn - 1 >= at for copy in state.snapshots)
+        )
+        if held.lsn < at and not comes and held.stale is None:
+            behind.append(relation_id)
+    if behind:
+        one = stored.tables[behind[0]]
+        raise PgOutputError(
+            f"{name} has the changes of {one.namespace}.{one.name} before {format_lsn(one.lsn)}, "
+            f"and {directory} goes on for it at {format_lsn(position.of(behind[0]))}: what lies "
+            f"between is not there. {how_to_copy(directory, behind)}"
+        )
 
 
 def _after(plan: Plan) -> Position:
