@@ -117,6 +117,14 @@ _OPTIONS = (
 )
 
 
+CAPTURE_OPTIONS = (
+    "create_slot", "adopt_slot", "connections", "binary", "messages", "two_phase", "max_delay",
+    "segment_bytes", "compression", "merge", "grace", "keep_seconds", "keep_bytes", "min_free",
+    "max_memory", "retry_for", "silence_timeout",
+)  # fmt: skip
+"""Their names, which are those of the arguments of `capture`."""
+
+
 def capture_options(function: _Command) -> _Command:
     """Give a command these options."""
     for option in reversed(_OPTIONS):

@@ -50,12 +50,17 @@ def status_text(figures: Figures) -> str:
     return f"lag {_lag(figures)}, durable up to {format_lsn(figures.progress.durable_lsn)}"
 
 
-def _lag(figures: Figures) -> str:
-    if figures.lag_bytes is None and figures.lag_seconds is None:
+def lag_text(lag_bytes: int | None, lag_seconds: float | None) -> str:
+    """How far something is behind; None: that is not known."""
+    if lag_bytes is None and lag_seconds is None:
         return "unknown"
-    size = "unknown" if figures.lag_bytes is None else decimal(figures.lag_bytes)
-    seconds = "unknown" if figures.lag_seconds is None else f"{figures.lag_seconds:.1f} s"
+    size = "unknown" if lag_bytes is None else decimal(lag_bytes)
+    seconds = "unknown" if lag_seconds is None else f"{lag_seconds:.1f} s"
     return f"{size}, {seconds}"
+
+
+def _lag(figures: Figures) -> str:
+    return lag_text(figures.lag_bytes, figures.lag_seconds)
 
 
 def _rates(rates: Rates) -> str:
@@ -72,7 +77,7 @@ def _open(figures: Figures) -> str:
     return f"{progress.open_transactions} open{spilled}"
 
 
-def _copies(figures: Figures) -> str:
+def copies_text(figures: Figures) -> str:
     """How far the copies of tables are; empty if no table waits for one."""
     progress, copying = figures.progress, figures.progress.copying
     if copying is None:
@@ -120,7 +125,7 @@ class LogView:
             "%s: %s; %s; %s%s%s",
             status_text(figures), _rates(rates), _open(figures),
             counted(figures.progress.segments, "segment"), _uploads(figures),
-            f"; {copies}" if (copies := _copies(figures)) else "",
+            f"; {copies}" if (copies := copies_text(figures)) else "",
             extra={"event": "progress", "numbers": figures.as_dict() | numbers},
         )  # fmt: skip
 
@@ -163,7 +168,7 @@ class LiveView:
         lag = "no connection" if not progress.connected else f"lag {_lag(figures)}"
         parts = [
             (lag, "bold green" if figures.lag_bytes == 0 else "bold yellow"),
-            (_copies(figures), "bold"),
+            (copies_text(figures), "bold"),
             (_rates(rates), ""),
             (_open(figures), ""),
             (counted(progress.segments, "segment") + _uploads(figures), ""),

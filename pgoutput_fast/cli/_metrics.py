@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .. import __version__
-from ..errors import PgOutputError
+from ..errors import PgOutputError, printable
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ..replication.server_position import Position
     from ._figures import Figures
+    from ._sync_figures import SyncFigures
 
 
 class MetricKind(NamedTuple):
@@ -78,6 +79,38 @@ METRICS = (
 )  # fmt: skip
 
 
+SYNC_PREFIX = "pgoutput_fast_sync_"
+
+SYNC_METRICS = (
+    MetricKind("up", "gauge", "1 while tables are kept up to date, else 0", lambda _: 1),
+    MetricKind("lag_bytes", "gauge", "Bytes of the log behind what the tables have",
+               lambda found: found.lag_bytes),
+    MetricKind("lag_seconds", "gauge",
+               "The tables have all that was committed so long ago; 0: all there is",
+               lambda found: found.lag_seconds),
+    MetricKind("lsn", "gauge", "LSN up to which the tables have everything, in bytes",
+               lambda found: found.progress.lsn),
+    MetricKind("last_commit_timestamp_seconds", "gauge",
+               "When the newest change in the tables was committed, since 1970",
+               lambda found: found.commit_timestamp),
+    MetricKind("windows_total", "counter", "Windows of changes written",
+               lambda found: found.progress.windows),
+    MetricKind("window_seconds", "gauge", "How long the last window took to be written",
+               lambda found: found.progress.write_seconds),
+    MetricKind("changes_total", "counter", "Changes written, of all tables",
+               lambda found: found.progress.changes),
+    MetricKind("table_changes_total", "counter", "Changes written, by table",
+               lambda found: found.progress.tables),
+    MetricKind("table_write_seconds_total", "counter",
+               "Seconds for which the rows of a table were written",
+               lambda found: found.progress.seconds),
+    MetricKind("waiting_tables", "gauge", "Tables whose changes are held back until their copy",
+               lambda found: len(found.progress.waiting)),
+    MetricKind("stale_tables", "gauge", "Tables whose rows are not kept up to date",
+               lambda found: len(found.progress.stale)),
+)  # fmt: skip
+
+
 class Collector:
     """Makes metrics when they are asked for.
 
@@ -121,11 +154,13 @@ class Collector:
         if kind.type == "gauge":
             gauge = GaugeMetricFamily(name, kind.help, labels=names)
             for table, one in values.items():
-                gauge.add_metric([] if table is None else [table], float(one))
+                gauge.add_metric([] if table is None else [printable(table)], float(one))
             return gauge
         counter = CounterMetricFamily(name, kind.help, labels=names)
         for table, one in values.items():
-            counter.add_metric([] if table is None else [table], float(one), created=self._begun)
+            counter.add_metric(
+                [] if table is None else [printable(table)], float(one), created=self._begun
+            )
         return counter
 
 
@@ -150,6 +185,20 @@ def capture_collector(
         return "What is captured", {"slot": slot, "database": found.database}
 
     return Collector(PREFIX, METRICS, figures, info)
+
+
+def sync_collector(figures: Callable[[], SyncFigures | None], target: str) -> Collector:
+    """The metrics of a sync.
+
+    Parameters
+    ----------
+    figures : callable
+        The present numbers; None before there are any.
+    target : str
+    """
+    return Collector(
+        SYNC_PREFIX, SYNC_METRICS, figures, lambda: ("What is kept up to date", {"target": target})
+    )
 
 
 class MetricsServer:
