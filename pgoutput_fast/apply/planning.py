@@ -9,12 +9,11 @@ from ..captured.changes import ChangeReader
 from ..captured.progress import Progress
 from ..captured.units import SegmentSource, open_source
 from ..directory.consumers import consumers
-from ..directory.copies import Tables
 from ..errors import PgOutputError
 from ..history import Follower, history_of
 from ..names import qualified
 from ..segments.listing import has_begun
-from .syncing import SyncOptions, check_position, consumer_name
+from .syncing import SyncOptions, check_position, consumer_name, copied_name
 from .targets import Held, Origin, Stored, Target
 
 if TYPE_CHECKING:
@@ -226,12 +225,11 @@ def _sorted(tables: dict[int, TablePlan], options: SyncOptions) -> list[TablePla
 
 def _copied_names(directory: Path, seen: Look) -> dict[int, str]:
     """The names of tables that have a snapshot or wait for one."""
-    tables, found = Tables(directory), {}
-    for relation_id, state in seen.states.items():
-        if state.copies[-1].state != "gone":
-            known: Any = tables.fields(state.copies[-1]).get("table")
-            found[relation_id] = ".".join(known) if known else str(relation_id)
-    return found
+    return {
+        relation_id: copied_name(directory, state.copies[-1])
+        for relation_id, state in seen.states.items()
+        if state.copies[-1].state != "gone"
+    }
 
 
 def _count(

@@ -167,9 +167,7 @@ class Syncing:
             # The target was deleted, or nothing came yet: it begins with the newest snapshots.
             remove_consumer(directory, consumer)
         self._consumer = Consumer(directory, consumer)
-        check_position(
-            directory, name, self._stored, self._consumer.position, options.uncopied
-        )
+        check_position(directory, name, self._stored, self._consumer.position, options.uncopied)
         self._said: set[tuple[int, str]] = set()
         self._counts: dict[str, int] = {}
         self._seconds = 0.0
@@ -179,6 +177,7 @@ class Syncing:
         self._waiting: tuple[str, ...] = ()
         self._table_seconds: dict[str, float] = {}
         self._end_lsn = 0
+        self._see(source)
 
     def _source(self) -> SegmentSource:
         source = open_source([self._directory])
@@ -257,16 +256,15 @@ class Syncing:
     def _see(self, source: SegmentSource) -> None:
         """Note where the directory ends, and which tables wait in it."""
         self._end_lsn = source.seen.contents.end
-        waiting = [state.copies[-1] for state in source.seen.states.values()
-                   if state.held_from is not None]  # fmt: skip
         names = []
-        for copy in waiting:
-            held = self._stored.tables.get(copy.relation_id)
-            known: Any = Tables(self._directory).fields(copy).get("table")
-            names.append(
-                qualified(held) if held is not None
-                else ".".join(known) if known else str(copy.relation_id)
-            )  # fmt: skip
+        for relation_id, state in source.seen.states.items():
+            if state.held_from is not None:
+                held = self._stored.tables.get(relation_id)
+                names.append(
+                    copied_name(self._directory, state.copies[-1])
+                    if held is None
+                    else qualified(held)
+                )
         self._waiting = tuple(names)
 
     def _tell(self, *, at_once: bool = False) -> None:
@@ -510,6 +508,15 @@ def check_position(
             f"and {directory} goes on for it at {format_lsn(position.of(behind[0]))}: what lies "
             f"between is not there. {how_to_copy(directory, behind)}"
         )
+
+
+def copied_name(directory: Path, copy: Copy) -> str:
+    """The name of a table that is copied; its relation id, if that is all that is known."""
+    try:
+        known: Any = Tables(directory).fields(copy).get("table")
+    except PgOutputError:  # the copy was finished meanwhile, and has another file
+        known = None
+    return ".".join(known) if known else str(copy.relation_id)
 
 
 def _after(plan: Plan) -> Position:
