@@ -64,7 +64,7 @@ def write_whole(path: Path, parts: Iterable[str], temporary: Path | None = None)
     fsync_path(path.parent)
 
 
-def claim_directory(directory: Path, writer: str, contents: str) -> int:
+def claim_directory(directory: Path, writer: str, contents: str, name: str | None = None) -> int:
     """Make a directory if it is not there, and keep other writers out of it.
 
     Parameters
@@ -73,6 +73,8 @@ def claim_directory(directory: Path, writer: str, contents: str) -> int:
     writer, contents : str
         Words for errors: what writes into the directory, such as "capture", and what it holds, such
         as "segments".
+    name : str, optional
+        What errors call what is written, if the directory is only there to be claimed.
 
     Returns
     -------
@@ -95,6 +97,10 @@ def claim_directory(directory: Path, writer: str, contents: str) -> int:
     except OSError as error:
         os.close(descriptor)
         if error.errno in (errno.EAGAIN, errno.EACCES):
+            if name is not None:
+                raise PgOutputError(
+                    f"another {writer} writes {name}: wait for its end or stop it"
+                ) from None
             raise PgOutputError(
                 f"another {writer} writes into {directory}; wait for its end or stop it, or give "
                 f"another directory"

@@ -101,12 +101,13 @@ class DuckdbTarget:
         except self._duckdb.Error as error:
             raise PgOutputError(f"can't write {self.path}: {error}") from error
 
-    def _connect(self) -> Any:
+    def _connect(self, *, read_only: bool = False) -> Any:
         end = time.monotonic() + _BUSY
         while True:
             try:
                 return self._duckdb.connect(
                     str(self.path),
+                    read_only=read_only,
                     config={
                         "memory_limit": f"{_MEGABYTES}MB",
                         "temp_directory": f"{self.path}.tmp",
@@ -124,7 +125,7 @@ class DuckdbTarget:
         if self._lock is None:
             # Beside the file, as duckdb holds that only while it is open.
             self._lock = claim_directory(
-                self.path.with_name(f"{self.path.name}.lock"), "sync", "tables"
+                self.path.with_name(f"{self.path.name}.lock"), "sync", "tables", str(self.path)
             )
         is_new = not self.path.exists()
         with self.refusals(), contextlib.closing(self._connect()) as connection:
@@ -140,13 +141,31 @@ class DuckdbTarget:
                     "INSERT INTO _source VALUES (?, ?, ?, 0)", [TARGET_FORMAT, *origin]
                 )
                 connection.execute("COMMIT")
-            elif "main._source" not in names:
-                raise PgOutputError(
-                    f"{self.path} has tables that no sync has made; give another file"
-                )
-            return self._read(connection, origin, is_new)
+            else:
+                self._check_own(names)
+            if is_new:
+                fsync_path(self.path.parent)
+            return self._read(connection, origin)
 
-    def _read(self, connection: Any, origin: Origin, is_new: bool) -> Stored:
+    def peek(self, origin: Origin) -> Stored:
+        """See `Target`."""
+        if not self.path.exists():
+            return Stored(0, {})
+        with self.refusals(), contextlib.closing(self._connect(read_only=True)) as connection:
+            found = connection.execute(
+                "SELECT schema_name || '.' || table_name FROM duckdb_tables()"
+            ).fetchall()
+            if not found:
+                return Stored(0, {})
+            self._check_own({name for (name,) in found})
+            return self._read(connection, origin)
+
+    def _check_own(self, names: set[str]) -> None:
+        """Refuse a file that something else has made."""
+        if "main._source" not in names:
+            raise PgOutputError(f"{self.path} has tables that no sync has made; give another file")
+
+    def _read(self, connection: Any, origin: Origin) -> Stored:
         (found,) = connection.execute("FROM _source").fetchall()
         if found[0] != TARGET_FORMAT:
             raise PgOutputError(
@@ -159,8 +178,6 @@ class DuckdbTarget:
                 f"changes are of {origin.database!r} of {origin.system_identifier}: give another "
                 "file"
             )
-        if is_new:
-            fsync_path(self.path.parent)
         tables = {}
         for row in connection.execute(
             "SELECT * REPLACE (epoch_us(commit_time) AS commit_time) FROM _progress"

@@ -23,6 +23,7 @@ from .syncing import Syncing, SyncOptions, SyncProgress, Uncopied, Unknown, cons
 
 if TYPE_CHECKING:
     from ..history import HistoryPolicy
+    from ..replication import CaptureProgress
     from .targets import Target
 
 _log = logging.getLogger(__name__)
@@ -101,7 +102,8 @@ def sync(
     consumer : str
         The name by which the directory keeps what was not read; by default made of the target's.
     progress : callable
-        Called with a :class:`SyncProgress` after each window.
+        Called with a :class:`SyncProgress` before the first window, after each, and each second
+        meanwhile.
     stop : threading.Event
         Ends it after the window that is being written.
     **capture_options
@@ -120,7 +122,7 @@ def sync(
     TypeError
         An argument has a wrong type.
     """
-    options = _options(
+    options = checked_options(
         tables=tables, policies=policies, history=history, schema_changes=schema_changes,
         unknown=unknown, uncopied=uncopied, interval=interval, window_bytes=window_bytes,
     )  # fmt: skip
@@ -139,32 +141,42 @@ def sync(
             where = Path(segments)
             if not has_begun(where):
                 raise PgOutputError(f"no capture has begun in {where}")
-            is_over = stop.is_set if until is None else lambda: True
+            is_over = stop.is_set if until != "now" else lambda: True
             until_lsn = contents(where).end if until == "now" else until
+            captured = None
         else:
             if slot is None or publications is None:
                 raise PgOutputError("give slot and publications, or segments")
-            where = Path(directory) if directory else path.with_name(f"{path.name}.segments")
+            where = directory_of(directory, path)
             run = _Capture(
                 dsn, where, stop, until, slot=slot, publications=publications, snapshot=snapshot,
                 **capture_options,
             )  # fmt: skip
             held.callback(run.end)
             run.start()
-            is_over, until_lsn = run.is_over, None
+            is_over, until_lsn, captured = run.is_over, None, run.latest
         name = consumer or consumer_name(str(path))
         held.enter_context(_claimed(where, name))
-        syncing = Syncing(where, opened, str(target), decode_for, options, name, progress)
-        found = syncing.run(until_lsn, is_over)
+        syncing = Syncing(where, opened, str(target), decode_for, options, name, progress, captured)
+        found = syncing.run(until_lsn, is_over, stop.is_set)
         if segments is None:
             run.result()
         return found
 
 
-def _options(
+def checked_options(
     *, tables: str | Sequence[str] | None, policies: Policies | None, history: HistoryPolicy,
     schema_changes: Any, unknown: Any, uncopied: Any, interval: float, window_bytes: int,
 ) -> SyncOptions:  # fmt: skip
+    """The options of a sync.
+
+    Raises
+    ------
+    PgOutputError
+        One is wrong.
+    TypeError
+        One has a wrong type.
+    """
     wanted = (tables,) if isinstance(tables, str) else None if tables is None else tuple(tables)
     check_policy(history)
     for name, value, allowed in (
@@ -212,10 +224,18 @@ def open_target(target: str | os.PathLike[str]) -> tuple[Target, Any, Path]:
     raise PgOutputError(f"target {text!r}: give duckdb:FILE")
 
 
+def directory_of(directory: str | os.PathLike[str] | None, path: Path) -> Path:
+    """Where a slot is captured: as it is given, or beside the target."""
+    return Path(directory) if directory else path.with_name(f"{path.name}.segments")
+
+
 @contextlib.contextmanager
 def _claimed(directory: Path, name: str) -> Iterator[None]:
     """Keep other syncs from reading as the same consumer."""
-    lock = claim_directory(directory / "consumers" / f".{name}.lock", "sync", "a consumer")
+    lock = claim_directory(
+        directory / "consumers" / f".{name}.lock", "sync", "a consumer",
+        f"the tables of consumer {name!r} of {directory}",
+    )  # fmt: skip
     try:
         yield
     finally:
@@ -241,6 +261,7 @@ class _Capture:
         options.setdefault("create_slot", True)
         options.setdefault("keep_seconds", _KEPT)
         self._options = options
+        self._progress: CaptureProgress | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="pgoutput_fast-capture")
         self._watch = threading.Thread(target=self._pass_on, daemon=True)
@@ -272,10 +293,17 @@ class _Capture:
                 until = end_of_commits(ConnectionParameters(self._dsn, keywords))
             capture(
                 self._dsn, directory=self._directory, until_lsn=until, stop=self._own,
-                **self._options,
+                progress=self._note, **self._options,
             )  # fmt: skip
         except BaseException as error:  # noqa: BLE001 - it is raised by the thread that waits
             self._error = error
+
+    def _note(self, progress: CaptureProgress) -> None:
+        self._progress = progress
+
+    def latest(self) -> CaptureProgress | None:
+        """How far it is; None before the stream has begun."""
+        return self._progress
 
     def is_over(self) -> bool:
         """Whether nothing more comes."""

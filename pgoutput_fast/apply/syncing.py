@@ -21,6 +21,7 @@ from ..captured.stored import stored
 from ..captured.units import SegmentSource, open_source
 from ..columnar.decoder import ColumnarDecoder
 from ..directory.consumers import Consumer, consumers, remove_consumer
+from ..directory.copies import Tables
 from ..directory.known import how_to_copy
 from ..directory.looking import look
 from ..directory.requests import request_copy
@@ -41,8 +42,11 @@ if TYPE_CHECKING:
     from ..directory.copies import Copy
     from ..directory.reading import Position
     from ..policies import Policies
+    from ..replication import CaptureProgress
 
 _log = logging.getLogger(__name__)
+
+_TOLD = 1.0  # seconds between two calls of `progress`, at most
 
 Unknown = Literal["copy", "error"]
 Uncopied = Literal["error", "empty", "changes"]
@@ -82,6 +86,16 @@ class SyncProgress(NamedTuple):
         Changes by table.
     stale : dict of str to str
         Tables whose rows are not kept up to date, and why.
+    waiting : tuple of str
+        Tables whose changes are held back until the capture has copied them.
+    seconds : dict of str to float
+        How long each table took to be written, in all windows of this call.
+    held : tuple of Held
+        What the target has of each table.
+    end_lsn : int
+        Where the directory ended when it was last looked at.
+    capture : CaptureProgress or None
+        How far the capture is, if the slot is captured by this call, and once it streams.
     """
 
     lsn: int
@@ -91,6 +105,11 @@ class SyncProgress(NamedTuple):
     write_seconds: float
     tables: dict[str, int]
     stale: dict[str, str]
+    waiting: tuple[str, ...] = ()
+    seconds: dict[str, float] = {}  # noqa: RUF012 - never changed
+    held: tuple[Held, ...] = ()
+    end_lsn: int = 0
+    capture: CaptureProgress | None = None
 
 
 def consumer_name(target: str) -> str:
@@ -114,7 +133,9 @@ class Syncing:
     consumer : str
         The name under which it reads the directory.
     progress : callable, optional
-        Called with a `SyncProgress` after each window.
+        Called with a `SyncProgress` before the first window, after each, and each second meanwhile.
+    captured : callable, optional
+        How far the capture is whose directory it is.
     """
 
     def __init__(
@@ -126,12 +147,15 @@ class Syncing:
         options: SyncOptions,
         consumer: str,
         progress: Callable[[SyncProgress], None] | None = None,
+        captured: Callable[[], CaptureProgress | None] | None = None,
     ) -> None:
         self._directory = directory
         self._target = target
         self._name = name
         self._options = options
         self._progress = progress
+        self._captured = captured
+        self._next_told = 0.0
         self._decoding: dict[str, Any] = {
             "policies": options.policies, "target": decode_for, "tables": options.tables,
             "on_error": "raise", "max_bytes": 16 << 20,
@@ -143,12 +167,17 @@ class Syncing:
             # The target was deleted, or nothing came yet: it begins with the newest snapshots.
             remove_consumer(directory, consumer)
         self._consumer = Consumer(directory, consumer)
-        self._check_position()
+        check_position(directory, name, self._stored, self._consumer.position, options.uncopied)
         self._said: set[tuple[int, str]] = set()
         self._counts: dict[str, int] = {}
         self._seconds = 0.0
         self._windows = 0
-        self._commit_time: int | None = None
+        self._commit_time = self._newest()
+        self._looked = 0  # up to where there was nothing to write
+        self._waiting: tuple[str, ...] = ()
+        self._table_seconds: dict[str, float] = {}
+        self._end_lsn = 0
+        self._see(source)
 
     def _source(self) -> SegmentSource:
         source = open_source([self._directory])
@@ -156,43 +185,19 @@ class Syncing:
             raise PgOutputError(f"no capture has begun in {self._directory}")
         return source
 
-    def _check_position(self) -> None:
-        """Refuse a directory that lacks changes which the target has not."""
-        is_cut = (self._directory / BEGIN_NAME).exists()
-        if not self._stored.lsn and self._options.uncopied == "empty" and is_cut:
-            raise PgOutputError(
-                f"the first segments of {self._directory} are deleted, so tables without a "
-                "snapshot do not begin empty there: have them copied, or give uncopied='changes'"
-            )
-        position, tables = self._consumer.position, self._stored.tables
-        states = look(self._directory).states
-        behind = []
-        for relation_id, held in tables.items():
-            at = position.of(relation_id)
-            state = states.get(relation_id)
-            comes = state is not None and (
-                state.held_from is not None
-                or any(copy.lsn > held.copy_lsn and copy.lsn - 1 >= at for copy in state.snapshots)
-            )
-            if held.lsn < at and not comes and held.stale is None:
-                behind.append(relation_id)
-        if behind:
-            one = tables[behind[0]]
-            raise PgOutputError(
-                f"{self._name} has the changes of {one.namespace}.{one.name} before "
-                f"{format_lsn(one.lsn)}, and {self._directory} goes on for it at "
-                f"{format_lsn(position.of(behind[0]))}: what lies between is not there. "
-                f"{how_to_copy(self._directory, behind)}"
-            )
-
     # --- windows ---------------------------------------------------------------------------------
 
     @property
     def lsn(self) -> int:
         """What was committed before this LSN is in the tables, or waits for a snapshot."""
-        return self._consumer.position.lsn
+        return max(self._consumer.position.lsn, self._looked)
 
-    def run(self, until_lsn: int | None, is_over: Callable[[], bool]) -> SyncProgress:
+    def run(
+        self,
+        until_lsn: int | None,
+        is_over: Callable[[], bool],
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> SyncProgress:
         """Write window after window.
 
         Parameters
@@ -201,47 +206,81 @@ class Syncing:
             It ends when it has what was committed before.
         is_over : callable
             Whether nothing more comes; asked before it is looked at what is there.
+        is_stopped : callable
+            Whether to end though there may be more.
         """
+
+        def is_enough() -> bool:
+            return is_stopped() or (until_lsn is not None and self.lsn >= until_lsn)
+
+        self._tell()
         while True:
             begin = time.monotonic()
             ends = is_over()
-            while self._step():
-                if until_lsn is not None and self.lsn >= until_lsn:
+            while not is_stopped() and self._step():
+                if is_enough():
                     break
-            if ends or (until_lsn is not None and self.lsn >= until_lsn):
+            if ends or is_enough():
                 return self._told()
+            self._tell()
             # The next window begins an interval after the last one did.
             end = begin + self._options.interval
-            while time.monotonic() < end and not is_over():
+            while time.monotonic() < end and not (is_over() or is_stopped()):
                 time.sleep(min(0.05, max(0.0, end - time.monotonic())))
+                self._tell()
 
     def _step(self) -> bool:
         """Write what is there, up to a size; False if there is nothing."""
         source = self._source()
+        self._see(source)
         before = self._consumer.position
         plan = source.plan(
             {"start": None}, Progress(before), self._options.window_bytes, whole_copies=True
         )
         if plan is None:
+            # Nothing in it counts; the position is stored with what comes next.
+            self._looked = self._end_lsn
             return False
         begin = time.perf_counter()
-        one = _Window(self._directory, self._target, self._stored, self._decoding, self._options)
+        one = _Window(
+            self._directory, self._target, self._stored, self._decoding, self._options, self._tell
+        )
         with window(self._target):
             self._stored = one.write(source, plan)
         self._consumer.advance(_after(plan))
         self._seconds = time.perf_counter() - begin
         self._note(one)
-        if self._progress is not None:
-            self._progress(self._told())
+        self._tell(at_once=True)
         return True
+
+    def _see(self, source: SegmentSource) -> None:
+        """Note where the directory ends, and which tables wait in it."""
+        self._end_lsn = source.seen.contents.end
+        names = []
+        for relation_id, state in source.seen.states.items():
+            if state.held_from is not None:
+                held = self._stored.tables.get(relation_id)
+                names.append(
+                    copied_name(self._directory, state.copies[-1])
+                    if held is None
+                    else qualified(held)
+                )
+        self._waiting = tuple(names)
+
+    def _tell(self, *, at_once: bool = False) -> None:
+        """Tell how far it is, if it is time."""
+        now = time.monotonic()
+        if self._progress is not None and (at_once or now >= self._next_told):
+            self._next_told = now + _TOLD
+            self._progress(self._told())
 
     def _note(self, one: _Window) -> None:
         self._windows += 1
         for name, count in one.counts.items():
             self._counts[name] = self._counts.get(name, 0) + count
-        times = [held.commit_time for held in self._stored.tables.values()
-                 if held.commit_time is not None]  # fmt: skip
-        self._commit_time = max(times, default=None)
+        for name, seconds in one.seconds.items():
+            self._table_seconds[name] = self._table_seconds.get(name, 0.0) + seconds
+        self._commit_time = self._newest()
         for relation_id, held in self._stored.tables.items():
             if held.stale is None or (relation_id, held.stale) in self._said:
                 continue
@@ -250,12 +289,20 @@ class Syncing:
             if self._options.unknown == "copy":
                 request_copy(self._directory, relation_id, [held.namespace, held.name])
 
+    def _newest(self) -> int | None:
+        """When the newest change was committed that the target has."""
+        times = [held.commit_time for held in self._stored.tables.values()
+                 if held.commit_time is not None]  # fmt: skip
+        return max(times, default=None)
+
     def _told(self) -> SyncProgress:
         stale = {qualified(held): held.stale for held in self._stored.tables.values()
                  if held.stale is not None}  # fmt: skip
         return SyncProgress(
             self.lsn, self._commit_time, sum(self._counts.values()), self._windows, self._seconds,
-            dict(self._counts), stale,
+            dict(self._counts), stale, self._waiting, dict(self._table_seconds),
+            tuple(self._stored.tables.values()), self._end_lsn,
+            None if self._captured is None else self._captured(),
         )  # fmt: skip
 
 
@@ -269,10 +316,12 @@ class _Window:
         stored: Stored,
         decoding: dict[str, Any],
         options: SyncOptions,
+        tell: Callable[[], None],
     ) -> None:
         self._directory = directory
         self._target = target
         self._options = options
+        self._tell = tell
         self._held = dict(stored.tables)
         self._open: dict[int, TableWindow] = {}
         self._states = look(directory).states
@@ -285,6 +334,7 @@ class _Window:
         self._schemas: dict[int, tuple[Any, pa.Schema]] = {}
         self._catalogs: dict[int, Catalog] = {}
         self.counts: dict[str, int] = {}
+        self.seconds: dict[str, float] = {}
 
     def write(self, source: SegmentSource, plan: Plan) -> Stored:
         """Write everything; what the target has then."""
@@ -293,6 +343,7 @@ class _Window:
             for unit in units:
                 for chunk in source.chunks(unit):
                     self._take(reader, chunk, copy)
+                    self._tell()
             if copy is not None and copy.relation_id in self._open:
                 self._open[copy.relation_id].end_copy(copy)
         after = _after(plan)
@@ -302,10 +353,12 @@ class _Window:
             self.counts[qualified(one.held)] = one.changes
         if self._target.threads > 1:
             with ThreadPoolExecutor(self._target.threads) as pool:
-                list(pool.map(self._finish, self._open, ends.values()))
+                for _ in pool.map(self._finish, self._open, ends.values()):
+                    self._tell()
         else:
             for relation_id, end in ends.items():
                 self._finish(relation_id, end)
+                self._tell()
         for relation_id, one in self._open.items():
             self._held[relation_id] = one.held
         self._settle_names()
@@ -319,8 +372,10 @@ class _Window:
 
     def _finish(self, relation_id: int, end: int) -> None:
         one = self._open[relation_id]
+        begin = time.perf_counter()
         with self._incomplete(one):
             one.commit_state(end)
+        self.seconds[qualified(one.held)] = time.perf_counter() - begin
 
     def _incomplete(self, one: TableWindow) -> _Incomplete:
         return _Incomplete(one, self._options.unknown)
@@ -412,6 +467,56 @@ class _Window:
             return stored(row.flatten()[row.type.get_field_index(name)])
 
         return Known(table, before, value)
+
+
+def check_position(
+    directory: Path, name: str, stored: Stored, position: Position, uncopied: Uncopied
+) -> None:
+    """Refuse a directory that lacks changes which the target has not.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+    name : str
+        What errors call the target.
+    stored : Stored
+        What the target has.
+    position : Position
+        Where the directory goes on for it.
+    uncopied : {"error", "empty", "changes"}
+    """
+    if not stored.lsn and uncopied == "empty" and (directory / BEGIN_NAME).exists():
+        raise PgOutputError(
+            f"the first segments of {directory} are deleted, so tables without a snapshot do not "
+            "begin empty there: have them copied, or give uncopied='changes'"
+        )
+    states = look(directory).states
+    behind = []
+    for relation_id, held in stored.tables.items():
+        at = position.of(relation_id)
+        state = states.get(relation_id)
+        comes = state is not None and (
+            state.held_from is not None
+            or any(copy.lsn > held.copy_lsn and copy.lsn - 1 >= at for copy in state.snapshots)
+        )
+        if held.lsn < at and not comes and held.stale is None:
+            behind.append(relation_id)
+    if behind:
+        one = stored.tables[behind[0]]
+        raise PgOutputError(
+            f"{name} has the changes of {one.namespace}.{one.name} before {format_lsn(one.lsn)}, "
+            f"and {directory} goes on for it at {format_lsn(position.of(behind[0]))}: what lies "
+            f"between is not there. {how_to_copy(directory, behind)}"
+        )
+
+
+def copied_name(directory: Path, copy: Copy) -> str:
+    """The name of a table that is copied; its relation id, if that is all that is known."""
+    try:
+        known: Any = Tables(directory).fields(copy).get("table")
+    except PgOutputError:  # the copy was finished meanwhile, and has another file
+        known = None
+    return ".".join(known) if known else str(copy.relation_id)
 
 
 def _after(plan: Plan) -> Position:

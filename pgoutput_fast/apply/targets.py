@@ -216,6 +216,15 @@ class Target(Protocol):
             It is something else's, or has tables of another database; or another process writes it.
         """
 
+    def peek(self, origin: Origin) -> Stored:
+        """Find out what is there, without making or claiming anything.
+
+        Raises
+        ------
+        PgOutputError
+            As of `open`, but for another process that writes it.
+        """
+
     def begin(self) -> None:
         """Begin a window: changes that are written together."""
 

@@ -100,14 +100,16 @@ class SegmentSource:
     identity : dict
         Values that identify the source. They are stored in the manifest, and must be the same when
         an export goes on.
+    seen : Look
+        What there was when the source was opened.
     """
 
     def __init__(self, look: Callable[[], Look], metadata: SegmentMetadata, where: str) -> None:
         self._look = look
         self._metadata = metadata
         self._where = where
-        # Up to here this source reads, though more may come meanwhile.
-        self._end = look().contents.end
+        # It reads up to the end that it sees now, though more may come meanwhile.
+        self.seen = look()
         self.identity: dict[str, Any] = {
             "kind": "segments",
             "system_identifier": metadata.system_identifier,
@@ -163,7 +165,7 @@ class SegmentSource:
         found = self._look()
         position = progress.position
         self._check(found, manifest["start"], position)
-        reading = next_reading(position, found.states, self._end)
+        reading = next_reading(position, found.states, self.seen.contents.end)
         reading = readable(reading, found, self._where)
         walk = Walk(position, reading)
         units: list[Unit] = []

@@ -3,9 +3,9 @@
 Exit codes: 0 success; 1 an error, or nothing of what was asked for was found, which one line on
 standard error says, or `doctor` has found an error; 2 wrong usage; 130 Ctrl-C (but 0 for `tail`,
 which usually ends with it); 141 standard output is a pipe that nobody reads any more; 129 and 143
-SIGHUP and SIGTERM ended `demo`. `capture` ends with 0 also where SIGTERM or SIGHUP has ended it, as
-all that came whole is on disk then; and with 75 (EX_TEMPFAIL) at an error that may pass, where 1 is
-one that does not by itself.
+SIGHUP and SIGTERM ended `demo`. `capture` and `sync` end with 0 also where SIGTERM or SIGHUP has
+ended them, as what they have done is on disk then; and with 75 (EX_TEMPFAIL) at an error that may
+pass, where 1 is one that does not by itself.
 Those of `verify` are its result: 1 says that a table differs, 2 that it can't be told.
 """
 
@@ -33,6 +33,7 @@ _COMMANDS = {
     "doctor": "Say whether a server is ready for capture, and what mends it if it is not.",
     "inspect": "Print the messages of segments or captures.",
     "snapshot": "Ask the capture of a directory to copy tables again.",
+    "sync": "Keep tables up to date with a server's, each change exactly once.",
     "tail": "Print the changes of a server as they are committed.",
     "verify": "Compare a target with the tables of a server.",
 }

@@ -85,17 +85,33 @@ class Lag:
         is missing from before that.
         """
         committed = Figures(progress, None, None).commit_timestamp
+        return Figures(progress, *self.behind(progress.captured_lsn, committed, position))
+
+    def behind(
+        self, lsn: int, committed: float | None, position: Position | None
+    ) -> tuple[int | None, float | None]:
+        """Bytes of the server's log behind an LSN, and seconds; None where they are not known.
+
+        Parameters
+        ----------
+        lsn : int
+            What was committed before is there.
+        committed : float or None
+            When the last transaction was committed that is there, in seconds since 1970.
+        position : Position or None
+            Where the server was last.
+        """
         if committed is not None:
             self._note(committed)
         if position is None:
-            return Figures(progress, None, None)
-        behind = max(0, position.lsn - progress.captured_lsn)
+            return None, None
+        behind = max(0, position.lsn - lsn)
         if not behind:
             self._note(position.server_time)
             if position.is_fresh:
-                return Figures(progress, 0, 0.0)
+                return 0, 0.0
         seconds = None if self._since is None else max(0.0, position.now - self._since)
-        return Figures(progress, behind if position.is_fresh else None, seconds)
+        return behind if position.is_fresh else None, seconds
 
     def _note(self, moment: float) -> None:
         self._since = moment if self._since is None else max(self._since, moment)

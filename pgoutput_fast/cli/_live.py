@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -19,7 +19,7 @@ from ._figures import Meter
 from ._logs import Formatter, logged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ._figures import Figures, Rates
     from ._logs import LogFormat
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _REFRESH = 0.25  # seconds between two changes of the live line
 _MEASURE = 1.0  # seconds over which its rates are measured
 _SEPARATOR = " │ "
+
+_View = TypeVar("_View")
 
 _log = logging.getLogger(__name__)
 
@@ -48,12 +50,17 @@ def status_text(figures: Figures) -> str:
     return f"lag {_lag(figures)}, durable up to {format_lsn(figures.progress.durable_lsn)}"
 
 
-def _lag(figures: Figures) -> str:
-    if figures.lag_bytes is None and figures.lag_seconds is None:
+def lag_text(lag_bytes: int | None, lag_seconds: float | None) -> str:
+    """How far something is behind; None: that is not known."""
+    if lag_bytes is None and lag_seconds is None:
         return "unknown"
-    size = "unknown" if figures.lag_bytes is None else decimal(figures.lag_bytes)
-    seconds = "unknown" if figures.lag_seconds is None else f"{figures.lag_seconds:.1f} s"
+    size = "unknown" if lag_bytes is None else decimal(lag_bytes)
+    seconds = "unknown" if lag_seconds is None else f"{lag_seconds:.1f} s"
     return f"{size}, {seconds}"
+
+
+def _lag(figures: Figures) -> str:
+    return lag_text(figures.lag_bytes, figures.lag_seconds)
 
 
 def _rates(rates: Rates) -> str:
@@ -70,7 +77,7 @@ def _open(figures: Figures) -> str:
     return f"{progress.open_transactions} open{spilled}"
 
 
-def _copies(figures: Figures) -> str:
+def copies_text(figures: Figures) -> str:
     """How far the copies of tables are; empty if no table waits for one."""
     progress, copying = figures.progress, figures.progress.copying
     if copying is None:
@@ -118,7 +125,7 @@ class LogView:
             "%s: %s; %s; %s%s%s",
             status_text(figures), _rates(rates), _open(figures),
             counted(figures.progress.segments, "segment"), _uploads(figures),
-            f"; {copies}" if (copies := _copies(figures)) else "",
+            f"; {copies}" if (copies := copies_text(figures)) else "",
             extra={"event": "progress", "numbers": figures.as_dict() | numbers},
         )  # fmt: skip
 
@@ -161,7 +168,7 @@ class LiveView:
         lag = "no connection" if not progress.connected else f"lag {_lag(figures)}"
         parts = [
             (lag, "bold green" if figures.lag_bytes == 0 else "bold yellow"),
-            (_copies(figures), "bold"),
+            (copies_text(figures), "bold"),
             (_rates(rates), ""),
             (_open(figures), ""),
             (counted(progress.segments, "segment") + _uploads(figures), ""),
@@ -187,7 +194,13 @@ def folded(parts: Iterable[tuple[str, str]], width: int) -> Text:
 
 
 @contextlib.contextmanager
-def shown(formatter: Formatter, kind: LogFormat, interval: float) -> Iterator[View]:
+def shown(
+    formatter: Formatter,
+    kind: LogFormat,
+    interval: float,
+    live_view: Callable[[Live], _View],
+    log_view: Callable[[float], _View],
+) -> Iterator[_View]:
     """Show a command's log and numbers on standard error: with a live line if it is a terminal.
 
     Parameters
@@ -198,11 +211,13 @@ def shown(formatter: Formatter, kind: LogFormat, interval: float) -> Iterator[Vi
         JSON is never beside a live line.
     interval : float
         Seconds between two records with numbers, where there is no live line.
+    live_view, log_view : callable
+        Make what shows the numbers, of the live line or of that interval.
     """
     console = Console(stderr=True, highlight=False)
     if kind == "json" or not sys.stderr.isatty() or console.is_dumb_terminal:
         with logged(formatter):
-            yield LogView(interval)
+            yield log_view(interval)
         return
 
     def write(text: str) -> None:
@@ -211,4 +226,4 @@ def shown(formatter: Formatter, kind: LogFormat, interval: float) -> Iterator[Vi
     # The line changes when the loop of the capture turns, and stands still when that hangs.
     live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
     with logged(formatter, write), live:
-        yield LiveView(live)
+        yield live_view(live)

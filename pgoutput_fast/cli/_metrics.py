@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .. import __version__
-from ..errors import PgOutputError
+from ..errors import PgOutputError, printable
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -22,22 +22,24 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ..replication.server_position import Position
     from ._figures import Figures
+    from ._sync_figures import SyncFigures
 
 
 class MetricKind(NamedTuple):
     """A metric: its name behind the prefix, its type, what it says, and its value.
 
-    The value is None where it is not known; then the metric is left out.
+    The value is None where it is not known; then the metric is left out. A dict has the values of
+    tables by their names.
     """
 
     name: str
     type: Literal["gauge", "counter"]
     help: str
-    value: Callable[[Figures], float | None]
+    value: Callable[[Any], float | dict[str, float] | None]
 
 
 PREFIX = "pgoutput_fast_capture_"
@@ -77,8 +79,95 @@ METRICS = (
 )  # fmt: skip
 
 
-class _Collector:
-    """Makes the metrics when they are asked for.
+SYNC_PREFIX = "pgoutput_fast_sync_"
+
+SYNC_METRICS = (
+    MetricKind("up", "gauge", "1 while tables are kept up to date, else 0", lambda _: 1),
+    MetricKind("lag_bytes", "gauge", "Bytes of the log behind what the tables have",
+               lambda found: found.lag_bytes),
+    MetricKind("lag_seconds", "gauge",
+               "The tables have all that was committed so long ago; 0: all there is",
+               lambda found: found.lag_seconds),
+    MetricKind("lsn", "gauge", "LSN up to which the tables have everything, in bytes",
+               lambda found: found.progress.lsn),
+    MetricKind("last_commit_timestamp_seconds", "gauge",
+               "When the newest change in the tables was committed, since 1970",
+               lambda found: found.commit_timestamp),
+    MetricKind("windows_total", "counter", "Windows of changes written",
+               lambda found: found.progress.windows),
+    MetricKind("window_seconds", "gauge", "How long the last window took to be written",
+               lambda found: found.progress.write_seconds),
+    MetricKind("changes_total", "counter", "Changes written, of all tables",
+               lambda found: found.progress.changes),
+    MetricKind("table_changes_total", "counter", "Changes written, by table",
+               lambda found: found.progress.tables),
+    MetricKind("table_write_seconds_total", "counter",
+               "Seconds for which the rows of a table were written",
+               lambda found: found.progress.seconds),
+    MetricKind("waiting_tables", "gauge", "Tables whose changes are held back until their copy",
+               lambda found: len(found.progress.waiting)),
+    MetricKind("stale_tables", "gauge", "Tables whose rows are not kept up to date",
+               lambda found: len(found.progress.stale)),
+)  # fmt: skip
+
+
+class Collector:
+    """Makes metrics when they are asked for.
+
+    Parameters
+    ----------
+    prefix : str
+        Of their names.
+    kinds : sequence of MetricKind
+    figures : callable
+        The present numbers; None before there are any.
+    info : callable
+        The labels of the metric ``info``, and its help before them; None while they are not known.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        kinds: Sequence[MetricKind],
+        figures: Callable[[], Any],
+        info: Callable[[], tuple[str, dict[str, str]] | None],
+    ) -> None:
+        self._prefix, self._kinds, self._figures, self._info = prefix, kinds, figures, info
+        self._begun = time.time()
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics that are known."""
+        found, info = self._figures(), self._info()
+        if info is not None:
+            text, labels = info
+            labels = {**labels, "version": __version__}
+            yield InfoMetricFamily(self._prefix.rstrip("_"), text, labels)
+        for kind in self._kinds:
+            value = kind.value(found) if found is not None else 0 if kind.name == "up" else None
+            if value is not None:
+                yield self._metric(kind, value)
+
+    def _metric(self, kind: MetricKind, value: float | dict[str, float]) -> Metric:
+        name = self._prefix + kind.name
+        values = value if isinstance(value, dict) else {None: value}
+        names = ["table"] if isinstance(value, dict) else []
+        if kind.type == "gauge":
+            gauge = GaugeMetricFamily(name, kind.help, labels=names)
+            for table, one in values.items():
+                gauge.add_metric([] if table is None else [printable(table)], float(one))
+            return gauge
+        counter = CounterMetricFamily(name, kind.help, labels=names)
+        for table, one in values.items():
+            counter.add_metric(
+                [] if table is None else [printable(table)], float(one), created=self._begun
+            )
+        return counter
+
+
+def capture_collector(
+    figures: Callable[[], Figures | None], position: Callable[[], Position | None], slot: str
+) -> Collector:
+    """The metrics of a capture.
 
     Parameters
     ----------
@@ -89,31 +178,27 @@ class _Collector:
     slot : str
     """
 
-    def __init__(
-        self,
-        figures: Callable[[], Figures | None],
-        position: Callable[[], Position | None],
-        slot: str,
-    ) -> None:
-        self._figures, self._position, self._slot = figures, position, slot
-        self._begun = time.time()
+    def info() -> tuple[str, dict[str, str]] | None:
+        found = position()
+        if found is None:
+            return None
+        return "What is captured", {"slot": slot, "database": found.database}
 
-    def collect(self) -> Iterator[Metric]:
-        """All metrics that are known."""
-        found, position = self._figures(), self._position()
-        if position is not None:
-            labels = {"slot": self._slot, "database": position.database, "version": __version__}
-            yield InfoMetricFamily(PREFIX.rstrip("_"), "What is captured", labels)
-        for kind in METRICS:
-            value = kind.value(found) if found is not None else 0 if kind.name == "up" else None
-            if value is None:
-                continue
-            if kind.type == "gauge":
-                yield GaugeMetricFamily(PREFIX + kind.name, kind.help, float(value))
-            else:
-                yield CounterMetricFamily(
-                    PREFIX + kind.name, kind.help, float(value), created=self._begun
-                )
+    return Collector(PREFIX, METRICS, figures, info)
+
+
+def sync_collector(figures: Callable[[], SyncFigures | None], target: str) -> Collector:
+    """The metrics of a sync.
+
+    Parameters
+    ----------
+    figures : callable
+        The present numbers; None before there are any.
+    target : str
+    """
+    return Collector(
+        SYNC_PREFIX, SYNC_METRICS, figures, lambda: ("What is kept up to date", {"target": target})
+    )
 
 
 class MetricsServer:
@@ -124,8 +209,7 @@ class MetricsServer:
     host : str
     port : int
         0 takes one that is free.
-    figures, position, slot
-        As of `_Collector`.
+    collectors : sequence of Collector
 
     Attributes
     ----------
@@ -141,12 +225,11 @@ class MetricsServer:
         self,
         host: str,
         port: int,
-        figures: Callable[[], Figures | None],
-        position: Callable[[], Position | None],
-        slot: str,
+        collectors: Sequence[Collector],
     ) -> None:
         registry = CollectorRegistry()
-        registry.register(_Collector(figures, position, slot))
+        for collector in collectors:
+            registry.register(collector)
         try:
             self._server, self._thread = start_http_server(port, host, registry)
         except (OSError, UnicodeError) as error:

@@ -1,4 +1,4 @@
-"""Numbers that options have: of bytes, with PostgreSQL's units, and of seconds."""
+"""Numbers that options have: of bytes and of seconds, with PostgreSQL's units."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _BYTES = re.compile(r"\s*(\d{1,19}(?:\.\d{0,19})?)\s*(|B|kB|MB|GB|TB)\s*", re.ASCII)
+_TIME = re.compile(r"\s*(\d{1,19}(?:\.\d{0,19})?)\s*(ms|s|min|h|d)\s*", re.ASCII)
+_SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _POWERS = {"": 0, "B": 0, "kB": 1, "MB": 2, "GB": 3, "TB": 4}
 _MOST = (1 << 63) - 1  # as of a file's size
 
@@ -41,7 +43,9 @@ class ByteCount(click.IntRange):
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds, of which an infinite one is none.
+    """A number of seconds, of which an infinite one is none; or a time with PostgreSQL's units.
+
+    Such as 0.5, 500ms, 1s, 10min, 12h or 7d.
 
     Parameters
     ----------
@@ -56,6 +60,9 @@ class Seconds(click.FloatRange):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """The number; click calls it."""
+        match = _TIME.fullmatch(str(value))
+        if match is not None:
+            value = float(match[1]) * _SECONDS[match[2]]
         found = float(super().convert(value, param, ctx))
         if not math.isfinite(found):
             self.fail(f"{value!r} is no number of seconds", param, ctx)

@@ -143,7 +143,7 @@ def begin_directory(
         intention = _Intention(directory, connection, slot)
         is_own = state is not None and not has_begun(directory) and intention.is_there()
         if not is_own:
-            _check_beginning(state, slot, directory, adopt_slot=adopt_slot)
+            check_beginning(state, slot, directory, adopt_slot=adopt_slot)
             state = _once_unused(connection, state, directory)
         lock = made = opened = None
         if state is not None:
@@ -151,7 +151,7 @@ def begin_directory(
         elif create_slot:
             lock = claim_directory(directory, "capture", "segments")
             held.callback(os.close, lock)
-            _check_beginning(None, slot, directory, adopt_slot=adopt_slot)
+            check_beginning(None, slot, directory, adopt_slot=adopt_slot)
             two_phase = options.makes_two_phase
             made = _make_slot(
                 connection, slot, intention, stop, two_phase=two_phase,
@@ -331,7 +331,7 @@ def _check_snapshots(directory: Path) -> None:
                 _log.warning("readers will miss rows: %s", error)
 
 
-def _check_beginning(
+def check_beginning(
     state: SlotState | None, slot: str, directory: str | os.PathLike[str], *, adopt_slot: bool
 ) -> None:
     """Refuse an existing slot for a new directory, and a directory whose slot is gone.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pty
 import re
@@ -22,6 +21,7 @@ import click
 import psycopg
 import pytest
 from builds import ROOT
+from running_command import Running
 
 import pgoutput_fast as pf
 from pgoutput_fast.cli import _position, main
@@ -80,63 +80,9 @@ def held(database: Any) -> dict[int, str | None]:
         return dict(copy.rows())
 
 
-class Running:
-    """The command in this process, while a test looks at it from another thread."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self.text = ""
-        self.failure: BaseException | None = None
-
-    def __call__(
-        self, given: list[str], look: Callable[[], None] | None = None, code: int = 0
-    ) -> list[str]:
-        """Run it, and end it by SIGTERM after `look`; the lines of standard error."""
-        self.text = ""
-        before = signal.signal(signal.SIGTERM, lambda *_: None)  # if it has ended before
-        thread = threading.Thread(target=self._look, args=[look])
-        if look is not None:
-            thread.start()
-        try:
-            ended = main(["capture", *given])
-        finally:
-            if look is not None:
-                thread.join()
-            signal.signal(signal.SIGTERM, before)
-        assert "".join(self._capsys.readouterr().out) == ""
-        if self.failure is not None:
-            raise self.failure
-        assert ended == code, self.text
-        return self.text.splitlines()
-
-    def _look(self, look: Callable[[], None]) -> None:
-        try:
-            look()
-        except BaseException as error:  # noqa: BLE001 - raised in the test's thread
-            self.failure = error
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def write(self, text: str) -> None:
-        self.text += text + "\n"
-
-    def events(self) -> list[dict[str, Any]]:
-        """The lines of JSON; each is an object."""
-        return [json.loads(line) for line in self.text.splitlines()]
-
-    def event(self, name: str) -> dict[str, Any] | None:
-        """The last one of a name."""
-        return next((one for one in self.events()[::-1] if one["event"] == name), None)
-
-
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Running:
-    from pgoutput_fast.cli import _live
-
-    running = Running(capsys)
-    logged = _live.logged
-    monkeypatch.setattr(_live, "logged", lambda formatter: logged(formatter, running.write))
-    return running
+    return Running("capture", capsys, monkeypatch)
 
 
 JSON = ["--log-format", "json"]

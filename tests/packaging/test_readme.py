@@ -299,6 +299,31 @@ def test_capture_and_spark(tmp_path: Path) -> None:
 
 
 @pytest.mark.sample(3)
+@pytest.mark.integration
+def test_tables_that_are_kept_up_to_date(tmp_path: Path) -> None:
+    """The page's examples, then its first command, which goes on with the same file."""
+    page = ROOT / "docs" / "sync.md"
+    example = "\n".join(python_blocks(page))
+    (printed,) = blocks("", page)
+    command = blocks("sh", page)[0].split()
+    with fresh_server() as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("INSERT INTO accounts VALUES (1, 99.50, NULL), (2, 1, 'x')")
+        ran = run_python("-W", "error", "-c", on(server, example), cwd=tmp_path)
+        assert (ran.returncode, ran.stderr, ran.stdout) == (0, "", printed)
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("DELETE FROM accounts WHERE id = 1")
+        given = [server.dsn() if one == "postgresql:///shop" else one for one in command[1:]]
+        ran = run_python("-m", "pgoutput_fast", *given, "--until", "now", cwd=tmp_path)
+        assert ran.returncode == 0, ran.stderr
+        reading = example[example.index("import duckdb") :]
+        ran = run_python("-W", "error", "-c", reading, cwd=tmp_path)
+    assert ran.stdout.splitlines()[:2] == [
+        "[(2, Decimal('1.00'))]",
+        "[('truncate', None), ('read', 1), ('read', 2), ('delete', None)]",
+    ]
+
+
 @pytest.mark.parametrize("impl", ["cython", "python"])
 @pytest.mark.parametrize("name", ["testing.md", "fold.md"])
 def test_examples_print_what_their_page_says(impl: str, name: str, tmp_path: Path) -> None:

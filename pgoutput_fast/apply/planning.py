@@ -1,0 +1,274 @@
+"""What a sync would do: found out without writing anything, neither a slot nor a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..captured.changes import ChangeReader
+from ..captured.progress import Progress
+from ..captured.units import SegmentSource, open_source
+from ..directory.consumers import consumers
+from ..errors import PgOutputError
+from ..history import Follower, history_of
+from ..names import qualified
+from ..segments.listing import has_begun
+from .syncing import SyncOptions, check_position, consumer_name, copied_name
+from .targets import Held, Origin, Stored, Target
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from ..connections import ConnectionParameters
+    from ..directory.looking import Look
+
+_EVERYTHING = 1 << 62  # more bytes than any directory has
+
+
+class TablePlan(NamedTuple):
+    """What would be done with a table.
+
+    Attributes
+    ----------
+    relation_id : int
+    name : str
+    held : Held or None
+        What the target has of it; None if it is new there.
+    lsn : int
+        It is read from here on; 0 if the directory has nothing of it yet.
+    copy_lsn : int or None
+        The LSN of the newest snapshot that would be written; None: none would.
+    rows, changes : int
+        Rows of snapshots, and changes, that are there for it.
+    waits : bool
+        Whether it waits for a copy.
+    has_snapshot : bool
+        Whether the directory has one of it, so that its rows are known.
+    is_published : bool or None
+        Whether a publication has it; None: no server was asked.
+    """
+
+    relation_id: int
+    name: str
+    held: Held | None = None
+    lsn: int = 0
+    copy_lsn: int | None = None
+    rows: int = 0
+    changes: int = 0
+    waits: bool = False
+    has_snapshot: bool = False
+    is_published: bool | None = None
+
+
+class SlotPlan(NamedTuple):
+    """A slot that would be captured.
+
+    Attributes
+    ----------
+    name : str
+    exists : bool
+    confirmed_lsn : int or None
+        It goes on here, if it exists.
+    server_lsn : int
+        Where the server's log ends.
+    """
+
+    name: str
+    exists: bool
+    confirmed_lsn: int | None
+    server_lsn: int
+
+
+class SyncPlan(NamedTuple):
+    """What a sync would do.
+
+    Attributes
+    ----------
+    directory : pathlib.Path
+        The segments.
+    has_begun : bool
+        Whether a capture has begun there.
+    slot : SlotPlan or None
+        None: the directory is another capture's.
+    lsn, end_lsn : int
+        Where the directory would be read from, and where it ends; 0 if there is none.
+    tables : list of TablePlan
+        By name.
+    """
+
+    directory: Path
+    has_begun: bool
+    slot: SlotPlan | None
+    lsn: int
+    end_lsn: int
+    tables: list[TablePlan]
+
+
+class Asked(NamedTuple):
+    """What a server says. Fields: origin, slot, published (names by relation id)."""
+
+    origin: Origin
+    slot: SlotPlan
+    published: dict[int, str]
+
+
+def ask_server(
+    parameters: ConnectionParameters, slot: str, publications: Sequence[str], directory: Path,
+    *, adopt_slot: bool,
+) -> Asked:  # fmt: skip
+    """Ask what a slot is, and which tables are published.
+
+    Raises
+    ------
+    PgOutputError
+        The server can't be reached or refuses, a publication is not there, or slot and directory
+        do not go together.
+    """
+    from ..replication.beginning import check_beginning
+    from ..replication.membership import read_members
+    from ..replication.walsender import ReplicationConnection
+
+    with ReplicationConnection(parameters) as connection:
+        connection.check_publications(publications)
+        state = connection.slot(slot)
+        check_beginning(state, slot, directory, adopt_slot=adopt_slot)
+        origin = Origin(connection.system_identifier, connection.database)
+        server_lsn = connection.current_lsn()
+    members = read_members(parameters, publications).tables
+    confirmed = None if state is None else state.confirmed_flush_lsn
+    published = {relation_id: qualified(one) for relation_id, one in members.items()}
+    return Asked(origin, SlotPlan(slot, state is not None, confirmed, server_lsn), published)
+
+
+def plan_sync(
+    target: Target,
+    name: str | os.PathLike[str],
+    decode_for: str,
+    directory: Path,
+    options: SyncOptions,
+    consumer: str,
+    asked: Asked | None,
+) -> SyncPlan:
+    """Find out what a sync would do now.
+
+    Parameters
+    ----------
+    target, name, decode_for, directory, options, consumer
+        As of `Syncing`.
+    asked : Asked or None
+        What the server says, if its slot is to be captured.
+
+    Raises
+    ------
+    PgOutputError
+        It could not begin, for the reason that the sync would give.
+    """
+    slot = None if asked is None else asked.slot
+    published = {} if asked is None else asked.published
+    source = open_source([directory]) if has_begun(directory) else None
+    if not isinstance(source, SegmentSource):
+        if asked is None:
+            raise PgOutputError(f"no capture has begun in {directory}")
+        stored = target.peek(asked.origin)
+        tables = {one: TablePlan(one, published[one], is_published=True) for one in published}
+        tables |= _of_target(stored, tables)
+        return SyncPlan(directory, False, slot, 0, 0, _sorted(tables, options))
+    identity = source.identity
+    stored = target.peek(Origin(identity["system_identifier"], identity["database"]))
+    known = {one.name: one.position for one in consumers(directory)} if stored.lsn else {}
+    position = known[consumer] if consumer in known else source.begin().position
+    check_position(directory, str(name), stored, position, options.uncopied)
+    counted = _count(source, directory, position, decode_for, options, stored)
+    states = source.seen.states
+    names = {**_copied_names(directory, source.seen), **published}
+    tables = {}
+    for relation_id in names.keys() | counted.keys() | stored.tables.keys():
+        held, state = stored.tables.get(relation_id), states.get(relation_id)
+        found = counted.get(relation_id)
+        shown = found.name if found else qualified(held) if held else names[relation_id]
+        tables[relation_id] = (found or TablePlan(relation_id, shown))._replace(
+            held=held,
+            lsn=position.of(relation_id),
+            waits=state is not None and state.held_from is not None,
+            has_snapshot=state is not None and bool(state.snapshots),
+            is_published=None if asked is None else relation_id in published,
+        )
+    end = source.seen.contents.end
+    return SyncPlan(directory, True, slot, position.lsn, end, _sorted(tables, options))
+
+
+def default_consumer(path: Path) -> str:
+    """The name under which a sync into a target reads, if none is given."""
+    return consumer_name(str(path))
+
+
+def _of_target(stored: Stored, tables: dict[int, TablePlan]) -> dict[int, TablePlan]:
+    return {
+        relation_id: tables.get(relation_id, TablePlan(relation_id, qualified(held)))._replace(
+            held=held
+        )
+        for relation_id, held in stored.tables.items()
+    }
+
+
+def _sorted(tables: dict[int, TablePlan], options: SyncOptions) -> list[TablePlan]:
+    from fnmatch import fnmatchcase
+
+    found = [
+        one
+        for one in tables.values()
+        if options.tables is None or any(fnmatchcase(one.name, each) for each in options.tables)
+    ]
+    return sorted(found, key=lambda one: (one.name, one.relation_id))
+
+
+def _copied_names(directory: Path, seen: Look) -> dict[int, str]:
+    """The names of tables that have a snapshot or wait for one."""
+    return {
+        relation_id: copied_name(directory, state.copies[-1])
+        for relation_id, state in seen.states.items()
+        if state.copies[-1].state != "gone"
+    }
+
+
+def _count(
+    source: SegmentSource,
+    directory: Path,
+    position: Any,
+    decode_for: str,
+    options: SyncOptions,
+    stored: Stored,
+) -> dict[int, TablePlan]:
+    """What is there for each table: everything is decoded, as a sync would decode it."""
+    plan = source.plan({"start": None}, Progress(position), _EVERYTHING, whole_copies=True)
+    found: dict[int, TablePlan] = {}
+    if plan is None:
+        return found
+    decoding: dict[str, Any] = {
+        "policies": options.policies, "target": decode_for, "tables": options.tables,
+        "on_error": "raise", "max_bytes": 16 << 20,
+    }  # fmt: skip
+    history = history_of([directory])
+    follower = None if history is None else Follower(history, options.history)
+    if follower is not None:
+        decoding["registry"] = follower.registry
+    reader = ChangeReader(decoding, follower)
+    for unit in plan.units:
+        copy = None if unit.step is None else unit.step.copy
+        for chunk in source.chunks(unit):
+            for changes, batch in reader.changes(chunk):
+                relation = changes.relation
+                relation_id = relation.relation_id
+                held = stored.tables.get(relation_id)
+                one = found.get(relation_id) or TablePlan(relation_id, "")
+                one = one._replace(name=qualified(relation))
+                if copy is None:
+                    lsn = 0 if held is None else held.lsn
+                    come = sum(at >= lsn for at in batch.column("commit_lsn").to_pylist())
+                    one = one._replace(changes=one.changes + come)
+                elif held is None or copy.lsn > held.copy_lsn or held.stale is not None:
+                    rows = batch.column("op").to_pylist().count("read")
+                    one = one._replace(rows=one.rows + rows, copy_lsn=copy.lsn)
+                found[relation_id] = one
+    return found

@@ -1,0 +1,72 @@
+"""What happens to the tables of a sync besides changes: found from what the target has of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..lsn import format_lsn
+from ..names import qualified
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..apply.targets import Column, Held
+
+
+class TableEvent(NamedTuple):
+    """Fields: table (its name), text (what happened, behind the name)."""
+
+    table: str
+    text: str
+
+
+def table_events(before: Sequence[Held], after: Sequence[Held]) -> Iterator[TableEvent]:
+    """What has happened to tables from one state of a target to the next.
+
+    That a table became stale is left out: the sync itself warns of it.
+    """
+    known = {one.relation_id: one for one in before}
+    for new in after:
+        old = known.get(new.relation_id)
+        texts = [_new(new)] if old is None else _texts(old, new)
+        for text in texts:
+            yield TableEvent(qualified(new), text)
+
+
+def _new(held: Held) -> str:
+    same = held.stored == qualified(held)
+    return "is new" if same else f"is new, and is {held.stored} in the target"
+
+
+def _texts(old: Held, new: Held) -> Iterator[str]:
+    if qualified(old) != qualified(new):
+        yield f"was {qualified(old)} before"
+    if old.stored != new.stored:
+        yield f"is {new.stored} in the target now, and was {old.stored}"
+    if new.copy_lsn > old.copy_lsn:
+        again = " again" if old.copy_lsn else ""
+        yield f"was copied{again}, as of {format_lsn(new.copy_lsn)}"
+    elif old.columns and new.stale is None:
+        yield from _columns(old.columns, new.columns)
+    if new.version > old.version:
+        yield (
+            f"has columns that do not go together with those before: its changes go on in version "
+            f"{new.version} of its change table"
+        )
+
+
+def _columns(old: Sequence[Column], new: Sequence[Column]) -> Iterator[str]:
+    before = {one.name: one for one in old}
+    names = {one.name for one in new}
+    # By the number of a column on the server: what is gone under its old name is renamed.
+    renamed = {one.number: one for one in old if one.number and one.name not in names}
+    for one in new:
+        name, was = one.name, before.get(one.name)
+        if was is None and one.number in renamed:
+            yield f"has column {name}, which was {renamed[one.number].name} before"
+        elif was is None or (was.is_dropped and not one.is_dropped):
+            yield f"has a new column {name}"
+        elif one.is_dropped and not was.is_dropped:
+            yield f"has no column {name} any more; the values that were there stay"
+        elif one.form != was.form:
+            yield f"has column {name} as {one.form} now, and had it as {was.form}"

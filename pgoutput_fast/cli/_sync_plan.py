@@ -1,0 +1,111 @@
+"""`pgoutput-fast sync --dry-run`: what a sync would do, as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.filesize import decimal
+
+from ..apply.planning import ask_server, default_consumer, plan_sync
+from ..apply.synchronize import checked_options, directory_of, open_target
+from ..connections import ConnectionParameters
+from ..errors import counted, printable
+from ..lsn import format_lsn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..apply.planning import SyncPlan, TablePlan
+
+_OPTIONS = (
+    "tables", "policies", "history", "schema_changes", "unknown", "uncopied", "interval",
+    "window_bytes",
+)  # fmt: skip
+
+
+def print_plan(dsn: str | None, arguments: dict[str, Any]) -> int:
+    """Print what a sync with these arguments would do, and return the exit code.
+
+    Raises
+    ------
+    PgOutputError
+        It could not begin.
+    """
+    options = checked_options(**{name: arguments[name] for name in _OPTIONS})
+    target, decode_for, path = open_target(arguments["target"])
+    asked = None
+    if arguments["segments"] is None:
+        directory = directory_of(arguments["directory"], path)
+        asked = ask_server(
+            ConnectionParameters(dsn), arguments["slot"], arguments["publications"], directory,
+            adopt_slot=arguments.get("adopt_slot", False),
+        )  # fmt: skip
+    else:
+        directory = Path(arguments["segments"])
+    consumer = arguments["consumer"] or default_consumer(path)
+    plan = plan_sync(target, arguments["target"], decode_for, directory, options, consumer, asked)
+    for line in _lines(plan, arguments):
+        click.echo(line)
+    return 0
+
+
+def _lines(plan: SyncPlan, arguments: dict[str, Any]) -> Iterator[str]:
+    if plan.slot is not None:
+        confirmed = plan.slot.confirmed_lsn or 0
+        behind = decimal(max(0, plan.slot.server_lsn - confirmed))
+        yield (
+            f"slot {plan.slot.name} is there, and goes on at {format_lsn(confirmed)}; the server's "
+            f"log is {behind} beyond that"
+            if plan.slot.exists
+            else f"slot {plan.slot.name} would be made"
+        )
+    if plan.has_begun:
+        yield (
+            f"{plan.directory} is read from {format_lsn(plan.lsn)} on, and ends at "
+            f"{format_lsn(plan.end_lsn)}"
+        )
+    else:
+        yield f"{plan.directory} would be made, and the slot captured there"
+    has = any(one.held is not None for one in plan.tables)
+    yield f"{arguments['target']} {'is continued' if has else 'would begin anew'}"
+    if not plan.tables:
+        yield "no table is there yet"
+    names = [printable(one.name) for one in plan.tables]
+    width = max(map(len, names), default=0)
+    for name, one in zip(names, plan.tables, strict=True):
+        said = "; ".join((_target(one), *_comes(plan, one, arguments)))
+        yield f"  {name:<{width}}  {said}"
+    yield "nothing was written"
+
+
+def _target(one: TablePlan) -> str:
+    held = one.held
+    if held is None:
+        return "not in the target"
+    stored = "" if held.stored == one.name else f"as {printable(held.stored)}, "
+    at = f"{stored}up to {format_lsn(held.lsn)} in the target"
+    return at if held.stale is None else f"{at}, not kept up to date: {printable(held.stale)}"
+
+
+def _comes(plan: SyncPlan, one: TablePlan, arguments: dict[str, Any]) -> Iterator[str]:
+    if one.copy_lsn is not None:
+        yield f"its snapshot of {counted(one.rows, 'row')} as of {format_lsn(one.copy_lsn)}"
+    if plan.has_begun and (one.held is not None or one.has_snapshot or one.changes):
+        yield f"{counted(one.changes, 'change')} from {format_lsn(one.lsn)} on"
+    if one.waits:
+        yield "waits until it is copied"
+    elif one.has_snapshot or one.held is not None:
+        pass
+    elif plan.slot is not None and not one.changes and arguments["snapshot"] == "initial":
+        yield "would be copied"
+    else:
+        uncopied = arguments["uncopied"]
+        yield {
+            "error": "no snapshot: an error at its first change (--uncopied)",
+            "empty": "no snapshot: it is taken as empty when the capture began (--uncopied)",
+            "changes": "no snapshot: its changes alone are kept (--uncopied)",
+        }[uncopied]
+    if one.is_published is False:
+        yield "not published any more"

@@ -1,0 +1,185 @@
+"""What a running sync shows: lines of a terminal that change, and lines of a log elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from rich.console import Group
+from rich.text import Text
+
+from ..errors import counted, printable
+from ..lsn import format_lsn
+from ._live import copies_text, folded, lag_text
+from ._sync_figures import SyncMeter
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from ._sync_figures import SyncFigures, SyncRates
+
+_REFRESH = 0.25  # seconds between two changes of the lines
+_MEASURE = 1.0  # seconds over which rates are measured
+_BUSIEST = 5  # tables that have lines of their own
+_REASONS = 5  # tables whose reasons are shown why they are not up to date
+
+_log = logging.getLogger(__name__)
+
+
+class SyncView(Protocol):
+    """Shows the numbers of a sync. It is given them often, and decides when to show them."""
+
+    def show(self, figures: SyncFigures) -> None:
+        """Show them, if it is time."""
+
+    def end(self, figures: SyncFigures) -> None:
+        """Show those of the end."""
+
+
+def sync_status(figures: SyncFigures) -> str:
+    """The lag, as `systemctl status` shows it."""
+    capture = figures.capture
+    lost = "" if capture is None or capture.progress.connected else "no connection, "
+    lag = lag_text(figures.lag_bytes, figures.lag_seconds)
+    return f"{lost}lag {lag}, tables up to {format_lsn(figures.progress.lsn)}"
+
+
+def _capture_text(figures: SyncFigures) -> str:
+    """How far the capture is; empty if it is another program's."""
+    capture = figures.capture
+    if capture is None:
+        return ""
+    if not capture.progress.connected:
+        return "capture: no connection"
+    copies = copies_text(capture)
+    return f"capture lag {lag_text(capture.lag_bytes, capture.lag_seconds)}" + (
+        f", {copies}" if copies else ""
+    )
+
+
+def _states_text(figures: SyncFigures) -> str:
+    """How many tables are not up to date; empty if all are."""
+    progress = figures.progress
+    found = []
+    if progress.waiting:
+        found.append(f"{counted(len(progress.waiting), 'table')} to be copied")
+    if progress.stale:
+        found.append(f"{counted(len(progress.stale), 'table')} stale")
+    return ", ".join(found)
+
+
+class SyncLogView:
+    """A record of the log every so many seconds.
+
+    Parameters
+    ----------
+    interval : float
+        Seconds.
+    """
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._meter = SyncMeter()
+        self._next = time.monotonic() + interval
+
+    def show(self, figures: SyncFigures) -> None:
+        """Log the numbers, if the interval is over."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + self._interval
+        rates = self._meter.rates(figures.progress)
+        parts = [
+            sync_status(figures),
+            f"{rates.all:,.0f} changes/s",
+            f"last window {figures.progress.write_seconds:.2f} s",
+            _capture_text(figures),
+            _states_text(figures),
+        ]
+        _log.info(
+            "%s", "; ".join(part for part in parts if part),
+            extra={"event": "progress", "numbers": {
+                **figures.as_dict(), "changes_per_second": round(rates.all, 1),
+            }},
+        )  # fmt: skip
+
+    def end(self, figures: SyncFigures) -> None:
+        """Nothing: the end is logged by itself."""
+
+
+class SyncLiveView:
+    """Lines of a terminal that change: the whole, the busiest tables, those not up to date.
+
+    Parameters
+    ----------
+    live : rich.live.Live
+    """
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._meter = SyncMeter()
+        self._rates: SyncRates | None = None
+        self._measured = self._next = time.monotonic()
+
+    def show(self, figures: SyncFigures) -> None:
+        """Change the lines, unless that was done a moment ago."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _REFRESH
+        if self._rates is None or now - self._measured >= _MEASURE:
+            self._measured = now
+            self._rates = self._meter.rates(figures.progress)
+        self._show(figures, self._rates)
+
+    def end(self, figures: SyncFigures) -> None:
+        """Leave the numbers of the end."""
+        self._show(figures, self._rates or self._meter.rates(figures.progress))
+
+    def _show(self, figures: SyncFigures, rates: SyncRates) -> None:
+        progress = figures.progress
+        lag = f"lag {lag_text(figures.lag_bytes, figures.lag_seconds)}"
+        parts = [
+            (lag, "bold green" if figures.lag_bytes == 0 else "bold yellow"),
+            (f"{rates.all:,.0f} changes/s", ""),
+            (f"{counted(progress.changes, 'change')} in {counted(progress.windows, 'window')}", ""),
+            (f"last window {progress.write_seconds:.2f} s", ""),
+            (_capture_text(figures), ""),
+            (format_lsn(progress.lsn), "dim"),
+        ]
+        width = self._live.console.width
+        lines = [folded(parts, width), *_busiest(figures, rates), *_not_kept(figures)]
+        for line in lines:
+            line.no_wrap, line.overflow = True, "ellipsis"
+        self._live.update(Group(*lines), refresh=True)
+
+
+def _busiest(figures: SyncFigures, rates: SyncRates) -> list[Text]:
+    progress = figures.progress
+    names = sorted(
+        progress.tables, key=lambda name: (-rates.tables.get(name, 0.0), -progress.tables[name])
+    )
+    shown = names[:_BUSIEST]
+    width = max((len(printable(name)) for name in shown), default=0)
+    lines = [
+        Text(
+            f"  {printable(name):<{width}}  {progress.tables[name]:>12,} "
+            f"{'change' if progress.tables[name] == 1 else 'changes'}  "
+            f"{rates.tables.get(name, 0.0):>9,.0f}/s  {progress.seconds.get(name, 0.0):>8.2f} s"
+        )
+        for name in shown
+    ]
+    if len(names) > _BUSIEST:
+        lines.append(Text(f"  and {counted(len(names) - _BUSIEST, 'table')} more", "dim"))
+    return lines
+
+
+def _not_kept(figures: SyncFigures) -> list[Text]:
+    progress = figures.progress
+    waits = [f"  {printable(name)} waits until it is copied" for name in progress.waiting]
+    stale = [f"  {printable(name)}: {printable(why)}" for name, why in progress.stale.items()]
+    found = [Text(text, "yellow") for text in [*stale, *waits][:_REASONS]]
+    left = len(waits) + len(stale) - _REASONS
+    if left > 0:
+        found.append(Text(f"  and {counted(left, 'table')} more that are not up to date", "yellow"))
+    return found

@@ -1,0 +1,415 @@
+"""`pgoutput-fast sync`: tables that are kept up to date, as a service does it or by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from ..apply import sync
+from ..connections import ConnectionParameters
+from ..errors import counted
+from ..history import POLICIES
+from ..lsn import format_lsn
+from ._capturing import CAPTURE_OPTIONS, capture_options
+from ._dsn import dsn_options, given_dsn, publications_option
+from ._inspect_to import completed_policy, policies_option, table_patterns
+from ._position import PositionWatch
+from ._quantities import ByteCount, Seconds
+from ._service import STATUS_INTERVAL, checked_until, serve, service_options
+from ._sync_events import table_events
+from ._sync_figures import SyncLag
+from ._sync_report import Moment, Report, Written, write_report
+from ._sync_views import SyncLiveView, SyncLogView, sync_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..apply import SyncProgress
+    from ..replication.server_position import Position
+    from ._logs import LogFormat
+    from ._metrics import Collector
+    from ._service import Service
+    from ._sync_figures import SyncFigures
+    from ._sync_views import SyncView
+    from ._systemd import Notifier
+
+_REPORT_INTERVAL = 60.0  # seconds between two reports
+_EVENTS = 1000  # the newest that a report has
+_WINDOWS = 2000
+
+# What belongs to a slot that the command captures itself.
+_OF_THE_SLOT = ("dsn", "dsn_file", "slot", "publications", "directory", "snapshot")
+
+_log = logging.getLogger(__name__)
+
+
+class _Watcher:
+    """Takes the progress of a sync to everything that shows it.
+
+    Parameters
+    ----------
+    view : SyncView
+    notifier : Notifier
+    position : callable, optional
+        Where the server is; without, the source is a directory that another capture writes.
+    """
+
+    def __init__(
+        self, view: SyncView, notifier: Notifier, position: Callable[[], Position | None] | None
+    ) -> None:
+        self._view = view
+        self._notifier = notifier
+        self._position = position
+        self._lag = SyncLag(asks_server=position is not None)
+        self._progress: SyncProgress | None = None
+        self._next_status = 0.0
+        self.begun = time.time()
+        self.events: deque[Moment] = deque(maxlen=_EVENTS)
+        self.windows: deque[Written] = deque(maxlen=_WINDOWS)
+        self.on_progress: Callable[[SyncFigures], None] = lambda _: None
+
+    def figures(self) -> SyncFigures | None:
+        """The present numbers; None before the first look. Any thread may call it."""
+        progress = self._progress
+        return None if progress is None else self._figures(progress)
+
+    def _figures(self, progress: SyncProgress) -> SyncFigures:
+        return self._lag.figures(progress, None if self._position is None else self._position())
+
+    def __call__(self, progress: SyncProgress) -> None:
+        """Take a new progress."""
+        self._note(progress)
+        self._notifier.beat()
+        figures = self._figures(progress)
+        self._view.show(figures)
+        if time.monotonic() >= self._next_status:
+            self._next_status = time.monotonic() + STATUS_INTERVAL
+            self._notifier.status(sync_status(figures))
+        self.on_progress(figures)
+
+    def _note(self, progress: SyncProgress) -> None:
+        before, self._progress = self._progress, progress
+        if before is None:
+            self._notifier.ready()
+            has = counted(len(progress.held), "table") if progress.held else "no table yet"
+            _log.info("the target has %s; the changes are read from %s on", has,
+                      format_lsn(progress.lsn), extra={"event": "syncing"})  # fmt: skip
+            return
+        if progress.windows > before.windows:
+            changes = progress.changes - before.changes
+            self.windows.append(Written(time.time(), changes, progress.write_seconds))
+        for table, text in table_events(before.held, progress.held):
+            _log.info("%s %s", table, text, extra={"event": "table", "numbers": {"table": table}})
+            self.events.append(Moment(time.time(), table, text))
+        for table, why in progress.stale.items():
+            if before.stale.get(table) != why:
+                self.events.append(Moment(time.time(), table, f"is not kept up to date: {why}"))
+
+    def end(self, progress: SyncProgress) -> SyncFigures:
+        """Show the numbers of the end."""
+        self._note(progress)
+        self._notifier.stopping()
+        figures = self._figures(progress)
+        self._view.end(figures)
+        stale = f", {counted(len(progress.stale), 'table')} not" if progress.stale else ""
+        _log.info(
+            "the sync ends: %s in %s, tables up to %s%s", counted(progress.changes, "change"),
+            counted(progress.windows, "window"), format_lsn(progress.lsn), stale,
+            extra={"event": "stop", "numbers": figures.as_dict()},
+        )  # fmt: skip
+        return figures
+
+
+@click.command(context_settings={"allow_extra_args": True})
+@dsn_options
+@click.option("--slot", help="The replication slot to capture, for this target alone.")
+@publications_option(help="One or more.")
+@click.option(
+    "--segments",
+    metavar="DIR",
+    type=click.Path(),
+    help="The directory of another capture, in place of a slot.",
+)
+@click.option(
+    "--to",
+    "target",
+    metavar="duckdb:FILE",
+    required=True,
+    help="Where the tables are. What is there is continued.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local"]),
+    default="local",
+    show_default=True,
+    help="What writes the tables: this process.",
+)
+@click.option(
+    "--dir",
+    "directory",
+    metavar="DIR",
+    type=click.Path(),
+    help="Where the slot is captured; by default beside the target, with .segments behind its "
+    "name.",
+)
+@click.option(
+    "--snapshot",
+    type=click.Choice(["initial", "never"]),
+    default="initial",
+    show_default=True,
+    help="Whether the rows come too that the tables had before.",
+)
+@click.option(
+    "--until",
+    metavar="now|LSN",
+    callback=checked_until,
+    help="End once the tables have what is committed by now, or was committed before an LSN.",
+)
+@click.option(
+    "--interval",
+    type=Seconds(min_open=False),
+    default=1.0,
+    show_default=True,
+    metavar="TIME",
+    help="From the begin of one window of changes that are written together to the next one's.",
+)
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only these tables: name or schema.name, with *, ? and [...] in the shell's quotes; a "
+    "name in SQL's double quotes is no pattern.",
+)
+@click.option(
+    "--schema-changes",
+    type=click.Choice(["evolve", "fail"]),
+    default="evolve",
+    show_default=True,
+    help="Whether tables follow when columns are added, dropped, renamed and altered.",
+)
+@click.option(
+    "--unknown",
+    type=click.Choice(["copy", "error"]),
+    default="copy",
+    show_default=True,
+    help="What to do with a table whose rows no change tells any more: have it copied again, or "
+    "end.",
+)
+@click.option(
+    "--uncopied",
+    type=click.Choice(["error", "empty", "changes"]),
+    default="error",
+    show_default=True,
+    help="What to do with a table without a snapshot: end, take it that it was empty, or keep its "
+    "changes alone.",
+)
+@click.option(
+    "--history",
+    type=click.Choice(POLICIES),
+    default="newer",
+    show_default=True,
+    help="By which form values are decoded whose type was altered at about the same time.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME=VALUE",
+    shell_complete=completed_policy,
+    callback=policies_option,
+    help="What to do with values that a column can't hold, e.g. infinity=null.",
+)
+@click.option(
+    "--window-bytes",
+    type=ByteCount(1),
+    default="64MB",
+    show_default=True,
+    metavar="BYTES",
+    help="About so much is written together at most.",
+)
+@click.option(
+    "--consumer",
+    metavar="NAME",
+    help="The name by which the directory keeps what the tables lack; by default made of --to.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
+@click.option(
+    "--report",
+    metavar="FILE.html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a report there at the end, and each minute.",
+)
+@capture_options
+@service_options
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    dsn: str | None,
+    dsn_file: Path | None,
+    engine: str,
+    tables: tuple[str, ...],
+    dry_run: bool,
+    log_format: LogFormat,
+    log_interval: float,
+    **options: Any,
+) -> int:
+    """Keep tables up to date with a server's, each change exactly once, until a signal or --until.
+
+    Each table of the server becomes two in the target: all its changes, and the rows that it has.
+    A slot is captured, or the directory of another capture is read. However it ends, even by a
+    kill, the next call goes on.
+
+    SIGTERM, SIGHUP and Ctrl-C end it after the window that is being written. Exit codes: 0 it ended
+    as it was told to; 75 an error that may pass, so try again later; 1 an error that does not pass
+    by itself; 2 wrong usage; 130 Ctrl-C.
+    """
+    del engine  # there is one
+    if "://" in options["target"] and "@" in options["target"]:
+        raise click.UsageError("--to: a URL has no user or password; it is not shown here")
+    arguments = _arguments(context, options)
+    arguments["tables"] = table_patterns(tables) if tables else None
+    captures = arguments["segments"] is None
+    report = options["report"]
+    if report is not None and not report.absolute().parent.is_dir():
+        raise click.UsageError(f"--report: there is no directory {report.absolute().parent}")
+    if dry_run:
+        from ._sync_plan import print_plan
+
+        given = given_dsn(context, dsn, dsn_file) if captures else None
+        return print_plan(given, arguments)
+
+    def run(view: SyncView, service: Service) -> int:
+        parameters = None
+        if captures:
+            given = given_dsn(context, dsn, dsn_file, _log.warning)
+            parameters = ConnectionParameters(given)
+            service.hide_secrets(parameters)
+            arguments["dsn"] = given
+        return _run(parameters, view, service, arguments, options)
+
+    return serve(context, "sync", log_format, log_interval, (SyncLiveView, SyncLogView), run)
+
+
+def _arguments(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `sync` that options stand for, but for the DSN.
+
+    Raises
+    ------
+    click.UsageError
+        Options do not go together.
+    """
+    named = {
+        one.name: one.opts[0]
+        for one in context.command.params
+        if one.name and context.get_parameter_source(one.name) == ParameterSource.COMMANDLINE
+    }
+    capturing = [name for name in CAPTURE_OPTIONS if name in named]
+    if options["segments"] is not None:
+        if context.args:
+            raise click.UsageError("unexpected extra argument; a DSN follows --dsn, in quotes")
+        wrong = [name for name in (*_OF_THE_SLOT, *capturing) if name in named]
+        if wrong:
+            raise click.UsageError(f"{named[wrong[0]]} does not go together with --segments")
+    elif options["slot"] is None or not options["publications"]:
+        raise click.UsageError("give --slot and --publication, or --segments")
+    found = {
+        name: options[name]
+        for name in (
+            "target", "segments", "until", "interval", "history", "policies", "schema_changes",
+            "unknown", "uncopied", "window_bytes", "consumer",
+        )
+    }  # fmt: skip
+    if options["segments"] is None:
+        found |= {name: options[name] for name in ("slot", "publications", "directory", "snapshot")}
+        # Of the rest sync and capture have defaults of their own.
+        found |= {name: options[name] for name in capturing}
+    return found
+
+
+def _run(
+    parameters: ConnectionParameters | None,
+    view: SyncView,
+    service: Service,
+    arguments: dict[str, Any],
+    options: dict[str, Any],
+) -> int:
+    """Sync, and return the exit code."""
+    stop, notifier = service.stop, service.notifier
+    target = arguments["target"]
+    with contextlib.ExitStack() as held:
+        position = None if parameters is None else PositionWatch(parameters)
+        watcher = _Watcher(view, notifier, None if position is None else lambda: position.latest)
+
+        def collectors() -> list[Collector]:
+            from ._metrics import capture_collector, sync_collector
+
+            made = [sync_collector(watcher.figures, target)]
+            if position is not None:
+                made.append(
+                    capture_collector(
+                        lambda: (found := watcher.figures()) and found.capture,
+                        lambda: position.latest,
+                        arguments["slot"],
+                    )
+                )
+            return made
+
+        held.enter_context(
+            service.metrics(options["metrics_host"], options["metrics_port"], collectors)
+        )
+        source = _source(arguments)
+        _log.info("sync of %s to %s", source, target, extra={"event": "start", "numbers": {
+            name: arguments[name] for name in ("slot", "publications", "segments", "target")
+            if arguments.get(name) is not None
+        }})  # fmt: skip
+        notifier.status("connecting")
+        if position is not None:
+            position.start()
+            held.callback(position.close)
+        report = _Reporting(options["report"], source, target, watcher)
+        watcher.on_progress = report.renew
+        ended = sync(**arguments, stop=stop.event, progress=watcher)
+        report.write(watcher.end(ended), is_over=True)
+    return stop.exit_code
+
+
+def _source(arguments: dict[str, Any]) -> str:
+    if arguments["segments"] is not None:
+        return f"directory {arguments['segments']}"
+    return f"slot {arguments['slot']}, publications {', '.join(arguments['publications'])}"
+
+
+class _Reporting:
+    """Writes the report, from time to time and at the end."""
+
+    def __init__(self, path: Path | None, source: str, target: str, watcher: _Watcher) -> None:
+        self._path = path
+        self._names = source, target
+        self._watcher = watcher
+        self._next = time.monotonic() + _REPORT_INTERVAL
+
+    def renew(self, figures: SyncFigures) -> None:
+        """Write it, if that was not done a moment ago."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _REPORT_INTERVAL
+            self.write(figures, is_over=False)
+
+    def write(self, figures: SyncFigures, *, is_over: bool) -> None:
+        """Write it, if there is a place for it."""
+        if self._path is None:
+            return
+        watcher = self._watcher
+        report = Report(
+            *self._names, watcher.begun, time.time(), figures, list(watcher.events),
+            list(watcher.windows), is_over,
+        )  # fmt: skip
+        write_report(report, self._path)

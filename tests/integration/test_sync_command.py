@@ -1,0 +1,628 @@
+"""`pgoutput-fast sync` beside a real server: what is in the tables, how it ends, what it shows."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from builds import ROOT
+from running_command import Running
+
+import pgoutput_fast as pf
+from pgoutput_fast import apply
+from pgoutput_fast.apply.syncing import copied_name
+from pgoutput_fast.apply.targets import Column, Held
+from pgoutput_fast.cli import _position, main
+from pgoutput_fast.cli._metrics import SYNC_METRICS, SYNC_PREFIX
+from pgoutput_fast.cli._sync_events import table_events
+from pgoutput_fast.directory.consumers import consumers
+from pgoutput_fast.directory.copies import Copy
+from pgoutput_fast.replication import capture, upkeep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    WaitUntil = Callable[[Callable[[], object]], None]
+
+duckdb = pytest.importorskip("duckdb")
+
+pytestmark = pytest.mark.integration
+
+COMMAND = [sys.executable, "-m", "pgoutput_fast", "sync"]
+PAGE = (ROOT / "docs" / "sync.md").read_text()
+JSON = ["--log-format", "json"]
+# A name that is neither HTML nor SQL.
+NAME = '<b onclick="x">&'
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_TICK", "_WATCH_INTERVAL"):
+        monkeypatch.setattr(upkeep, name, 0.05)
+    monkeypatch.setattr(_position, "_INTERVAL", 0.05)
+
+
+@pytest.fixture
+def published(database18: Any) -> Any:
+    database18.execute(
+        "CREATE TABLE t (id bigint PRIMARY KEY, body text)",
+        "INSERT INTO t SELECT g, 'before' FROM generate_series(1, 20) g",
+        "CREATE PUBLICATION p FOR ALL TABLES",
+    )
+    return database18
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Running:
+    return Running("sync", capsys, monkeypatch)
+
+
+def arguments(database: Any, file: Path, *more: object, dsn: str | None = None) -> list[str]:
+    given = ["--dsn", dsn or database.dsn, "--slot", f"slot_{database.name}", "--publication", "p"]
+    quick = ["--max-delay", "0.05", "--interval", "50ms"]
+    return [*given, "--to", f"duckdb:{file}", *quick, *map(str, more)]
+
+
+def ask(file: Path, statement: str) -> list[Any]:
+    with contextlib.closing(duckdb.connect(str(file), read_only=True)) as connection:
+        found: list[Any] = connection.execute(statement).fetchall()
+        return found
+
+
+def rows(file: Path, table: str = "public.t") -> list[Any]:
+    return ask(file, f'SELECT * FROM state."{table}" ORDER BY 1')
+
+
+def held(database: Any) -> list[Any]:
+    """What the server has."""
+    found: list[Any] = database.execute("SELECT * FROM t ORDER BY 1")
+    return found
+
+
+def there(path: Path) -> dict[str, str]:
+    """All files of a directory, and what is in them."""
+    return {
+        str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest()
+        if file.is_file()
+        else "a directory"
+        for file in path.rglob("*")
+    }
+
+
+class Page(HTMLParser):
+    """What a page shows, and what it would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.shown = ""
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.shown += data
+
+
+def test_until_now_has_what_the_server_has(published: Any, run: Running, tmp_path: Path) -> None:
+    """Twice, with columns, tables and rows that come between; each change once."""
+    file, report = tmp_path / "shop.duckdb", tmp_path / "report.html"
+    given = arguments(published, file, "--until", "now", "--report", report)
+    run(given)
+    assert rows(file) == held(published) != []
+    assert "made slot" in run.text
+    assert "the target has no table yet" in run.text
+    published.execute(
+        "INSERT INTO t SELECT g, 'x' || g FROM generate_series(21, 500) g",
+        "UPDATE t SET body = NULL WHERE id % 7 = 0; DELETE FROM t WHERE id % 5 = 0",
+        "ALTER TABLE t ADD extra text DEFAULT 'more'",
+        "INSERT INTO t VALUES (1000, 'late', 'other')",
+        f'CREATE TABLE "{NAME.replace(chr(34), chr(34) * 2)}" (id int PRIMARY KEY)',
+    )
+    run([*given, *JSON])
+    assert rows(file) == held(published)
+    told = run.event("stop")
+    assert told is not None
+    inserted, updated, deleted = 480, 500 // 7, 100
+    assert told["tables"]["public.t"] == inserted + updated + deleted + 1
+    assert (told["stale"], told["waiting"], told["lag_bytes"]) == ({}, [], 0)
+    assert told["capture"]["transactions"] == 3
+    once = 'SELECT count(*), count(DISTINCT (commit_lsn, seq)) FROM changes."public.t"'
+    # The snapshot is a Truncate and the rows.
+    copied = 1 + 20
+    assert ask(file, once) == [(copied + told["tables"]["public.t"],) * 2]
+    events = {(one["table"], one["message"]) for one in run.events() if one["event"] == "table"}
+    assert ("public.t", "public.t has a new column extra") in events
+    assert (f"public.{NAME}", f"public.{NAME} is new") in {
+        (table, text.partition(",")[0]) for table, text in events
+    }
+
+    page = Page(report.read_text())
+    assert "All tables are kept up to date." in page.shown
+    assert "has a new column extra" in page.shown
+    assert f"public.{NAME}" in page.shown
+    assert "onclick" not in page.attributes
+    # Nothing is loaded from elsewhere.
+    assert not page.tags & {"script", "link", "img", "iframe", "b-onclick"}
+    assert not page.attributes & {"src", "href"}
+    assert "@import" not in report.read_text()
+    assert "http-equiv" not in page.attributes  # it has ended
+
+
+def test_dry_run_leaves_nothing_behind(
+    published: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "shop.duckdb"
+    given = arguments(published, file)
+    assert main(["sync", *given, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert f"slot slot_{published.name} would be made" in said
+    assert "public.t  not in the target; would be copied" in said
+    assert there(tmp_path) == {}
+    assert published.slots() == {}
+
+    assert main(["sync", *given, "--until", "now"]) == 0
+    published.execute("INSERT INTO t VALUES (100, 'x'), (101, 'y')")
+    end = pf.parse_lsn(published.execute("SELECT pg_current_wal_lsn()::text")[0][0])
+    directory = tmp_path / "shop.duckdb.segments"
+    capture(published.dsn, slot=f"slot_{published.name}", publications=["p"], directory=directory,
+            until_lsn=end)  # fmt: skip
+    published.execute("CREATE TABLE u (id int PRIMARY KEY)")
+    before, kept = there(tmp_path), consumers(directory)
+    capsys.readouterr()
+    assert main(["sync", *given, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    (lsn,) = {one["lsn"] for one in _progress(file)}
+    assert re.search(rf"public\.t  up to {pf.format_lsn(lsn)} in the target; 2 changes from", said)
+    assert re.search(r"public\.u  not in the target; would be copied", said)
+    assert there(tmp_path) == before
+
+    # Another target of the directory, which has no consumer yet.
+    other = ["--segments", str(directory), "--to", f"duckdb:{tmp_path / 'other.duckdb'}"]
+    assert main(["sync", *other, "--dry-run"]) == 0
+    assert "its snapshot of 20 rows" in capsys.readouterr().out
+    assert there(tmp_path) == before
+    assert consumers(directory) == kept
+    # What the sync would refuse.
+    assert main(["sync", *other[:2], "--to", "duckdb:nowhere/x.duckdb", "--dry-run"]) == 1
+    assert "there is no directory" in capsys.readouterr().err
+
+
+def _progress(file: Path) -> list[dict[str, Any]]:
+    found = ask(file, 'SELECT "table", lsn FROM _progress')
+    return [{"table": table, "lsn": lsn} for table, lsn in found]
+
+
+def test_two_syncs_of_one_target(
+    published: Any, run: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second is refused by the target's name, whichever directory it reads."""
+    file = tmp_path / "shop.duckdb"
+    given = arguments(published, file, "--until", "now")
+    run(given)
+    directory = tmp_path / "shop.duckdb.segments"
+    stop, began = threading.Event(), threading.Event()
+    thread = threading.Thread(
+        target=apply.sync,
+        kwargs={"target": f"duckdb:{file}", "segments": directory, "stop": stop,
+                "progress": lambda _: began.set()},
+    )  # fmt: skip
+    thread.start()
+    try:
+        assert began.wait(30)
+        run(given, code=1)
+        assert "another sync writes" in run.text
+        second = ["--segments", str(directory), "--to", f"duckdb:{file}", "--until", "now"]
+        run([*second, "--consumer", "other"], code=1)
+        assert f"another sync writes {file}: wait for its end or stop it" in run.text
+    finally:
+        stop.set()
+        thread.join()
+    # Two targets of one directory are no matter.
+    other = tmp_path / "other.duckdb"
+    run(["--segments", str(directory), "--to", f"duckdb:{other}", "--until", "now"])
+    assert rows(other) == rows(file) == held(published)
+    capsys.readouterr()
+
+
+def test_a_target_of_another_database(
+    published: Any, make_database: Any, pg18: Any, run: Running, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    file = tmp_path / "shop.duckdb"
+    run(arguments(published, file, "--until", "now"))
+    other = make_database(pg18)
+    other.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR ALL TABLES")
+    given = arguments(other, file, "--dir", tmp_path / "other.segments", "--until", "now")
+    text = f"has tables of database '{published.name}'"
+    run(given, code=1)
+    assert text in run.text
+    assert main(["sync", *given, "--dry-run"]) == 1
+    assert text in capsys.readouterr().err
+    assert rows(file) == held(published)
+
+
+def test_what_waits_and_what_is_stale(
+    published: Any, run: Running, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    """A table that is altered as no change tells: it is named with the reason, and copied again."""
+    file, report = tmp_path / "shop.duckdb", tmp_path / "report.html"
+    given = arguments(published, file, "--until", "now", "--report", report)
+    run(given)
+    published.execute("ALTER TABLE t ALTER id TYPE int", "INSERT INTO t VALUES (21, 'x')")
+    run([*given, *JSON])
+    told = run.event("stop")
+    assert told is not None
+    assert list(told["stale"]) == ["public.t"]
+    assert "the type of column id was altered" in told["stale"]["public.t"]
+    page = Page(report.read_text())
+    assert "1 table not kept up to date" in page.shown
+    assert told["stale"]["public.t"] in page.shown
+    assert rows(file) == [row for row in held(published) if row[0] != 21]  # as it was
+
+    def look() -> None:
+        wait_until(lambda: "public.t was copied again" in run.text)
+
+    run([*arguments(published, file), *JSON], look)
+    assert run.event("stop")["stale"] == {}  # type: ignore[index]
+    assert rows(file) == held(published)
+
+
+def test_signals_end_it_after_a_window(
+    published: Any, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    """A process, while the server writes; the next call goes on."""
+    file = tmp_path / "shop.duckdb"
+    given = arguments(published, file)
+    process = subprocess.Popen([*COMMAND, *given], stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: file.exists() and (tmp_path / "shop.duckdb.segments").exists())
+        wait_until(lambda: True in published.slots().values())
+        for number in range(100, 150):
+            published.execute(f"INSERT INTO t VALUES ({number}, 'x')")
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    assert "the sync ends: " in errors
+    assert "Traceback" not in errors
+    assert main(["sync", *given, "--until", "now"]) == 0
+    assert rows(file) == held(published)
+    assert len(held(published)) == 70
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_other_signals(
+    published: Any, tmp_path: Path, wait_until: WaitUntil, number: signal.Signals
+) -> None:
+    file = tmp_path / "shop.duckdb"
+    given = arguments(published, file)
+    process = subprocess.Popen([*COMMAND, *given], stderr=subprocess.PIPE, text=True)
+    stop = threading.Event()
+
+    def write() -> None:
+        with published.connect() as connection:
+            at = 100
+            while not stop.wait(0.01):
+                connection.execute("INSERT INTO t VALUES (%s, 'x')", [at])
+                at += 1
+
+    writer = threading.Thread(target=write)
+    try:
+        wait_until(lambda: True in published.slots().values())
+        writer.start()
+        wait_until(lambda: published.execute("SELECT 1 FROM t OFFSET 200"))
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        stop.set()
+        writer.join()
+        process.kill()
+    codes = {signal.SIGINT: 130, signal.SIGHUP: 0, signal.SIGKILL: -9}
+    assert process.returncode == codes[number], errors
+    wait_until(lambda: True not in published.slots().values())
+    assert main(["sync", *given, "--until", "now"]) == 0
+    assert rows(file) == held(published)
+
+
+def test_a_terminal_has_live_lines(published: Any, tmp_path: Path) -> None:
+    primary, secondary = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "30"}
+    process = subprocess.Popen(
+        [*COMMAND, *arguments(published, tmp_path / "shop.duckdb")],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=secondary, env=environment,
+    )  # fmt: skip
+    os.close(secondary)
+    shown = bytearray()
+
+    def read(until: bytes) -> None:
+        while until not in shown:
+            shown.extend(os.read(primary, 4096))
+
+    read(b"21 changes")  # the Truncate and the rows of its snapshot
+    published.execute("INSERT INTO t VALUES (100, 'x')")
+    read(b"22 changes")
+    published.execute("ALTER TABLE t ALTER id TYPE int", "INSERT INTO t VALUES (101, 'x')")
+    read(b"public.t was copied again")
+    process.send_signal(signal.SIGTERM)
+    while True:
+        try:
+            shown.extend(os.read(primary, 4096))
+        except OSError:  # the terminal's other end is closed
+            break
+    os.close(primary)
+    assert process.wait(timeout=30) == 0
+    text = shown.decode()
+    assert "lag 0 bytes, 0.0 s" in text
+    assert re.search(r"  public\.t +\d+ changes +\d+/s +\d\.\d\d s", text)
+    assert re.search(r"  public\.t: the type of column id was altered", text)
+    assert "changes/s" in text
+    assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h") == 1
+    assert "the sync ends: " in text
+
+
+def test_the_log_has_lines_with_numbers(
+    published: Any, run: Running, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    file = tmp_path / "shop.duckdb"
+
+    def look() -> None:
+        wait_until(lambda: run.event("progress"))
+        published.execute("INSERT INTO t VALUES (100, 'x')")
+        wait_until(lambda: (run.event("progress") or {})["changes"] == 22)
+
+    run([*arguments(published, file, "--log-interval", "0.05"), *JSON], look)
+    names = [one["event"] for one in run.events()]
+    assert names[0] == "start"
+    assert names[-1] == "stop"
+    progress = run.event("progress")
+    assert progress is not None
+    described = _table_of("key")
+    assert described >= {key for one in run.events() for key in one}
+    assert {one["event"] for one in run.events()} <= _table_of("event")
+    assert pf.parse_lsn(progress["lsn"]) > 0
+    assert progress["capture"]["connected"]
+
+
+def _table_of(head: str) -> set[str]:
+    """The names in the first column of the page's table."""
+    (table,) = re.findall(rf"^\| {head} \| \|\n\|---\|---\|\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
+    first = [line[: line.index("|", 1)] for line in table.splitlines()]
+    return {name for cell in first for name in re.findall(r"`(\w+)`", cell)}
+
+
+def test_metrics(published: Any, run: Running, tmp_path: Path, wait_until: WaitUntil) -> None:
+    """Of the tables, and of the capture beside them."""
+    found: dict[str, float] = {}
+
+    def scrape() -> dict[str, float]:
+        url = run.event("metrics")["url"]  # type: ignore[index]
+        with urllib.request.urlopen(url) as answer:
+            lines = answer.read().decode().splitlines()
+        found.clear()
+        for line in lines:
+            if not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                found[name] = float(value)
+        return found
+
+    def look() -> None:
+        wait_until(lambda: run.event("metrics"))
+        wait_until(lambda: scrape().get(f"{SYNC_PREFIX}changes_total") == 21)
+        published.execute("INSERT INTO t SELECT g, 'x' FROM generate_series(100, 399) g")
+        wait_until(lambda: scrape()[f"{SYNC_PREFIX}changes_total"] == 321)
+        wait_until(lambda: scrape().get(f"{SYNC_PREFIX}lag_bytes") == 0)
+        scrape()
+
+    file = tmp_path / "shop.duckdb"
+    run([*arguments(published, file, "--metrics-port", 0), *JSON], look)
+    assert found[f'{SYNC_PREFIX}table_changes_total{{table="public.t"}}'] == 321
+    assert found[f'{SYNC_PREFIX}table_write_seconds_total{{table="public.t"}}'] > 0
+    assert found[f"{SYNC_PREFIX}up"] == 1
+    assert found[f"{SYNC_PREFIX}stale_tables"] == found[f"{SYNC_PREFIX}waiting_tables"] == 0
+    (lsn,) = {one["lsn"] for one in _progress(file)}
+    assert found[f"{SYNC_PREFIX}lsn"] >= lsn
+    assert found["pgoutput_fast_capture_up"] == 1
+    info = f'{SYNC_PREFIX}info{{target="duckdb:{file}",version="{pf.__version__}"}}'
+    assert found[info] == 1
+
+
+def test_the_page_lists_every_metric() -> None:
+    described = set(re.findall(rf"`{SYNC_PREFIX}(\w+)`", PAGE))
+    assert described == {kind.name for kind in SYNC_METRICS} | {"info"}
+
+
+def test_the_page_lists_every_option() -> None:
+    from pgoutput_fast.cli.sync import command
+
+    names = {one.opts[0] for one in command.params}
+    assert {name for name in names if f"`{name}" not in PAGE} == set()
+
+
+def test_a_service_manager_is_told(
+    published: Any,
+    run: Running,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(30)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "200000")
+        monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+        told: list[str] = []
+
+        def hear(expected: str) -> None:
+            while not told or not told[-1].startswith(expected):
+                told.append(manager.recv(4096).decode())
+
+        def look() -> None:
+            hear("READY=1")
+            assert (tmp_path / "shop.duckdb").exists()
+            for _ in range(2):
+                hear("WATCHDOG=1")
+                told.append("")
+            hear("STATUS=lag ")
+
+        run([*arguments(published, tmp_path / "shop.duckdb"), *JSON], look)
+        told.append("")
+        hear("STOPPING=1")
+        assert told[0] == "STATUS=connecting"
+
+
+def test_errors_and_their_exit_codes(
+    published: Any, run: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "shop.duckdb"
+    # 75: it may pass.
+    gone = arguments(published, file, dsn="host=/nonexistent password=s3cret")
+    run([*gone, *JSON], code=75)
+    assert run.event("error")["retryable"] is True  # type: ignore[index]
+    assert "other users of this machine" in run.text
+    assert "s3cret" not in run.text
+    # 1: it does not, and the advice names options.
+    published.execute(f"SELECT pg_create_logical_replication_slot('slot_{published.name}', "
+                      "'pgoutput')")  # fmt: skip
+    run([*arguments(published, file, "--until", "now"), *JSON], code=1)
+    assert "--adopt-slot to begin" in run.event("error")["message"]  # type: ignore[index]
+    run([*arguments(published, file, "--until", "now", "--snapshot", "never", "--adopt-slot")])
+    published.execute("INSERT INTO t VALUES (100, 'x')")
+    run(arguments(published, file, "--until", "now", "--snapshot", "never"), code=1)
+    assert "--uncopied empty says" in run.text
+    assert "with --snapshot initial" in run.text
+    run(arguments(published, file, "--until", "now", "--snapshot", "never", "--uncopied", "empty"))
+    assert rows(file) == [(100, "x")]
+
+    def fail(**_: object) -> None:
+        raise ValueError("a fault of password=s3cret")
+
+    from pgoutput_fast.cli import sync as sync_command
+
+    monkeypatch.setattr(sync_command, "sync", fail)
+    run([*arguments(published, file, dsn=f"{published.dsn} password=s3cret"), *JSON], code=1)
+    error = run.event("error")
+    assert error is not None
+    assert "by a fault of this program" in error["message"]
+    assert "s3cret" not in run.text
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ([], "give --slot and --publication, or --segments"),
+        (["--slot", "s"], "give --slot and --publication, or --segments"),
+        (["--segments", "d", "--slot", "s"], "--slot does not go together with --segments"),
+        (["--segments", "d", "--dir", "s"], "--dir does not go together with --segments"),
+        (["--segments", "d", "--dsn", "x"], "--dsn does not go together with --segments"),
+        (["--segments", "d", "--binary"], "--binary does not go together with --segments"),
+        (["--segments", "d", "--snapshot", "never"], "--snapshot does not go together with --seg"),
+        (["--segments", "d", "password=s3cret"], "unexpected extra argument"),
+        (["--segments", "d", "--until", "soon"], "'soon' is no LSN; expected a form"),
+        (["--segments", "d", "--interval", "1x"], "'1x' is not a valid float"),
+        (["--segments", "d", "--engine", "spark"], "'spark' is not 'local'"),
+        (["--segments", "d", "--report", "/nonexistent/r.html"], "--report: there is no directory"),
+        (["--segments", "d", "--policy", "x=y"], "is not NAME=VALUE"),
+        (["--segments", "d", "--to", "s3://u:s3cret@b/x"], "--to: a URL has no user or password"),
+    ],
+)
+def test_wrong_usage(given: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sync", "--to", "duckdb:x.duckdb", *given]) == 2
+    errors = capsys.readouterr().err
+    assert text in errors
+    assert "s3cret" not in errors
+
+
+def test_a_stop_ends_it_though_more_is_there(published: Any, tmp_path: Path) -> None:
+    """Window for window, of a directory that has several; then until an LSN that is to come."""
+    directory, file = tmp_path / "lake", tmp_path / "shop.duckdb"
+    slot: dict[str, Any] = {"slot": "s", "publications": ["p"], "directory": directory}
+
+    def captured() -> int:
+        ((end,),) = published.execute("SELECT pg_current_wal_lsn()::text")
+        capture(published.dsn, **slot, create_slot=True, until_lsn=pf.parse_lsn(end), merge=False)
+        return pf.parse_lsn(end)
+
+    captured()
+    for number in range(100, 105):
+        published.execute(f"INSERT INTO t VALUES ({number}, 'x')")
+        captured()
+    stop = threading.Event()
+    told: list[apply.SyncProgress] = []
+
+    def note(progress: apply.SyncProgress) -> None:
+        told.append(progress)
+        if progress.windows == 2:
+            stop.set()
+
+    options: dict[str, Any] = {
+        "segments": directory, "target": f"duckdb:{file}", "window_bytes": 1, "interval": 0.05,
+        "uncopied": "empty",
+    }  # fmt: skip
+    ended = apply.sync(**options, stop=stop, progress=note)
+    assert (told[0].windows, ended.windows, ended.changes) == (0, 2, 2)
+    assert ended.end_lsn > ended.lsn
+    assert [row[0] for row in rows(file)] == [100, 101]
+
+    # An LSN that the directory reaches later, without a change.
+    ended = apply.sync(**options, until="now")
+    assert ended.lsn == ended.end_lsn
+    end = ended.end_lsn + 1
+    found: list[apply.SyncProgress] = []
+    thread = threading.Thread(target=lambda: found.append(apply.sync(**options, until=end)))
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    published.execute("CREATE TABLE unpublished (a int)")
+    published.execute("SELECT pg_switch_wal()")
+    assert captured() >= end
+    thread.join(30)
+    assert found[0].lsn >= end
+
+
+def test_what_happens_to_tables() -> None:
+    column = Column("a", "a", 23, -1, "int32", number=1)
+    old = Held(1, "public", "t", "public.t", lsn=5, columns=(column,))
+    for new, texts in [
+        (old, []),
+        (old._replace(lsn=6), []),
+        (old._replace(name="u", stored="public.u"), [
+            "was public.t before", "is public.u in the target now, and was public.t",
+        ]),
+        (old._replace(columns=(column, column._replace(name="b", number=2))),
+         ["has a new column b"]),
+        (old._replace(columns=(column._replace(name="b"),)),
+         ["has column b, which was a before"]),
+        (old._replace(columns=(column._replace(is_dropped=True),)),
+         ["has no column a any more; the values that were there stay"]),
+        (old._replace(columns=(column._replace(form="int64"),)),
+         ["has column a as int64 now, and had it as int32"]),
+        (old._replace(copy_lsn=0x10, columns=()), ["was copied, as of 0/10"]),
+        (old._replace(stale="why", columns=()), []),
+    ]:  # fmt: skip
+        assert [one.text for one in table_events([old], [new])] == texts
+    made = list(table_events([], [old, old._replace(relation_id=2, stored="public.t~2")]))
+    assert [one.text for one in made] == ["is new", "is new, and is public.t~2 in the target"]
+
+
+def test_a_copy_that_is_finished_meanwhile(tmp_path: Path) -> None:
+    """The file that says a table waits is gone once it is copied."""
+    assert copied_name(tmp_path, Copy(5, 1, True, "waiting", 1)) == "5"
