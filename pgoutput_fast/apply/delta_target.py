@@ -124,6 +124,16 @@ class DeltaTarget:
         self._do_moves()
         return stored
 
+    def peek(self, origin: Origin) -> Stored:
+        """See `Target`."""
+        progress = Table(self.place, _PROGRESS, "pgoutput_fast", self._retention)
+        progress.load()
+        if not progress.exists:
+            self._refuse_other_things()
+            return Stored(0, {})
+        self._check(progress, origin)
+        return self._read(progress)
+
     def _refuse_other_things(self) -> None:
         with self.place.refusals("the target"):
             found = self.place.filesystem().get_file_info(fs.FileSelector("", allow_not_found=True))

@@ -13,7 +13,7 @@ from ..errors import PgOutputError
 from ..history import Follower, history_of
 from ..names import qualified
 from ..segments.listing import has_begun
-from .syncing import SyncOptions, check_position, consumer_name, copied_name
+from .syncing import SyncOptions, check_position, copied_name
 from .targets import Held, Origin, Stored, Target
 
 if TYPE_CHECKING:
@@ -196,11 +196,6 @@ def plan_sync(
         )
     end = source.seen.contents.end
     return SyncPlan(directory, True, slot, position.lsn, end, _sorted(tables, options))
-
-
-def default_consumer(path: Path) -> str:
-    """The name under which a sync into a target reads, if none is given."""
-    return consumer_name(str(path))
 
 
 def _of_target(stored: Stored, tables: dict[int, TablePlan]) -> dict[int, TablePlan]:

@@ -8,9 +8,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .._disk import claim_directory
 from ..columnar.decoder import ColumnarDecoder
@@ -53,6 +53,9 @@ def sync(
     uncopied: Uncopied = "error",
     window_bytes: int = 64 << 20,
     consumer: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    partition_by: Mapping[str, Sequence[str]] | None = None,
+    retention_hours: int | None = None,
     progress: Callable[[SyncProgress], None] | None = None,
     stop: threading.Event | None = None,
     **capture_options: Any,
@@ -101,6 +104,14 @@ def sync(
         a snapshot of a table, is not cut.
     consumer : str
         The name by which the directory keeps what was not read; by default made of the target's.
+    storage_options : mapping of str to str
+        What delta-rs has to know of the object storage of Delta tables, such as
+        ``{"AWS_ENDPOINT_URL": …}``; otherwise it looks where the AWS SDK does.
+    partition_by : mapping of str to sequence of str
+        Columns by which the Delta state table of a table, ``namespace.name``, is partitioned.
+    retention_hours : int
+        Files that Delta tables need no more are deleted after so many hours, by default 6: a
+        reader may take so long.
     progress : callable
         Called with a :class:`SyncProgress` before the first window, after each, and each second
         meanwhile.
@@ -128,10 +139,15 @@ def sync(
     )  # fmt: skip
     if until is not None and until != "now":
         check_lsn("until", until)
-    opened, decode_for, path = open_target(target)
+    opened = open_target(
+        target,
+        storage_options=storage_options,
+        partition_by=partition_by,
+        retention_hours=retention_hours,
+    )
     stop = threading.Event() if stop is None else stop
     with contextlib.ExitStack() as held:
-        held.callback(opened.close)
+        held.callback(opened.target.close)
         if segments is not None:
             refused = {"dsn": dsn, "slot": slot, "publications": publications,
                        "directory": directory, **capture_options}  # fmt: skip
@@ -147,7 +163,7 @@ def sync(
         else:
             if slot is None or publications is None:
                 raise PgOutputError("give slot and publications, or segments")
-            where = directory_of(directory, path)
+            where = opened.directory(directory)
             run = _Capture(
                 dsn, where, stop, until, slot=slot, publications=publications, snapshot=snapshot,
                 **capture_options,
@@ -155,9 +171,11 @@ def sync(
             held.callback(run.end)
             run.start()
             is_over, until_lsn, captured = run.is_over, None, run.latest
-        name = consumer or consumer_name(str(path))
+        name = consumer or opened.consumer
         held.enter_context(_claimed(where, name))
-        syncing = Syncing(where, opened, str(target), decode_for, options, name, progress, captured)
+        syncing = Syncing(
+            where, opened.target, str(target), opened.decode_for, options, name, progress, captured
+        )
         found = syncing.run(until_lsn, is_over, stop.is_set)
         if segments is None:
             run.result()
@@ -201,32 +219,95 @@ def checked_options(
     )
 
 
-def open_target(target: str | os.PathLike[str]) -> tuple[Target, Any, Path]:
-    """The target of a name, the decoder's target for its columns, and where it lies.
+class OpenedTarget(NamedTuple):
+    """A target, and what goes with it.
+
+    Attributes
+    ----------
+    target : Target
+    decode_for : {"portable", "spark"}
+        The decoder's target whose columns it takes.
+    name : str
+        Where it is: a whole path, or a URL.
+    path : pathlib.Path or None
+        None: it is not in this file system.
+    """
+
+    target: Target
+    decode_for: Any
+    name: str
+    path: Path | None
+
+    @property
+    def consumer(self) -> str:
+        """The name under which a sync into it reads a directory, if none is given."""
+        return consumer_name(self.name)
+
+    def directory(self, given: str | os.PathLike[str] | None) -> Path:
+        """Where a slot is captured: as it is given, or beside the target.
+
+        Raises
+        ------
+        PgOutputError
+            The target is elsewhere, and nothing is given.
+        """
+        if given:
+            return Path(given)
+        if self.path is None:
+            raise PgOutputError(
+                f"give directory, where the slot is captured: {self.name} is not in this file "
+                "system"
+            )
+        return self.path.with_name(f"{self.path.name}.segments")
+
+
+def open_target(
+    target: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    partition_by: Mapping[str, Sequence[str]] | None = None,
+    retention_hours: int | None = None,
+) -> OpenedTarget:
+    """The target of a name. Nothing is read or made yet.
 
     Parameters
     ----------
     target : str or path
-        ``duckdb:FILE``, or a directory for Delta tables.
+        ``duckdb:FILE``, or a directory or URL for Delta tables.
+    storage_options, partition_by, retention_hours
+        As of :func:`sync`.
+
+    Raises
+    ------
+    PgOutputError
+        It can't be one; or a library is not installed.
     """
     text = os.fspath(target)
     if not text or "\0" in text:
         raise PgOutputError("target: give duckdb:FILE, or a directory for Delta tables")
+    delta = {"storage_options": storage_options, "partition_by": partition_by,
+             "retention_hours": retention_hours}  # fmt: skip
+    given: dict[str, Any] = {name: value for name, value in delta.items() if value is not None}
     if text.startswith(_DUCKDB):
         from .duckdb_target import DECODED_FOR, DuckdbTarget
 
+        if given:
+            raise PgOutputError(f"{next(iter(given))} is for Delta tables, not for {text!r}")
         path = Path(text.removeprefix(_DUCKDB)).absolute()
         if not path.name or path.is_dir():
             raise PgOutputError(f"target {text!r} names no file: give duckdb:FILE")
         if not path.parent.is_dir():
             raise PgOutputError(f"target {text!r}: there is no directory {path.parent}")
-        return DuckdbTarget(path), DECODED_FOR, path
-    raise PgOutputError(f"target {text!r}: give duckdb:FILE")
+        return OpenedTarget(DuckdbTarget(path), DECODED_FOR, str(path), path)
+    from . import delta_target
 
-
-def directory_of(directory: str | os.PathLike[str] | None, path: Path) -> Path:
-    """Where a slot is captured: as it is given, or beside the target."""
-    return Path(directory) if directory else path.with_name(f"{path.name}.segments")
+    made = delta_target.DeltaTarget(text, **given)
+    where = made.place.path
+    if where is not None and where.is_file():
+        raise PgOutputError(f"target {text!r} is a file: give a directory, or duckdb:{text}")
+    if where is not None and not where.parent.is_dir():
+        raise PgOutputError(f"target {text!r}: there is no directory {where.parent}")
+    return OpenedTarget(made, delta_target.DECODED_FOR, made.place.uri, where)
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ from ..protocol.encode import encode, encode_fields
 from ..segments.format import BEGIN_NAME
 from .evolution import Known
 from .naming import free_name, renames, stored_table
-from .tables import TableWindow
+from .table_window import TableWindow
 from .targets import Held, IncompleteError, Origin, Stored, Target, window
 
 if TYPE_CHECKING:

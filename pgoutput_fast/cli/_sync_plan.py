@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.filesize import decimal
 
-from ..apply.planning import ask_server, default_consumer, plan_sync
-from ..apply.synchronize import checked_options, directory_of, open_target
+from ..apply.planning import ask_server, plan_sync
+from ..apply.synchronize import checked_options, open_target
 from ..connections import ConnectionParameters
 from ..errors import counted, printable
 from ..lsn import format_lsn
@@ -34,18 +34,20 @@ def print_plan(dsn: str | None, arguments: dict[str, Any]) -> int:
         It could not begin.
     """
     options = checked_options(**{name: arguments[name] for name in _OPTIONS})
-    target, decode_for, path = open_target(arguments["target"])
+    opened = open_target(arguments["target"])
     asked = None
     if arguments["segments"] is None:
-        directory = directory_of(arguments["directory"], path)
+        directory = opened.directory(arguments["directory"])
         asked = ask_server(
             ConnectionParameters(dsn), arguments["slot"], arguments["publications"], directory,
             adopt_slot=arguments.get("adopt_slot", False),
         )  # fmt: skip
     else:
         directory = Path(arguments["segments"])
-    consumer = arguments["consumer"] or default_consumer(path)
-    plan = plan_sync(target, arguments["target"], decode_for, directory, options, consumer, asked)
+    consumer = arguments["consumer"] or opened.consumer
+    plan = plan_sync(
+        opened.target, arguments["target"], opened.decode_for, directory, options, consumer, asked
+    )
     for line in _lines(plan, arguments):
         click.echo(line)
     return 0

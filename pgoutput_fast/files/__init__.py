@@ -158,12 +158,7 @@ def export(
     from ._write import refusals
 
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    if type(part_bytes) is not int:
-        raise TypeError(f"part_bytes must be an int, not {type(part_bytes).__name__}")
-    if part_bytes < 1:
-        raise PgOutputError(f"part_bytes must be 1 at least, not {part_bytes}")
-    if format not in FORMATS:
-        raise PgOutputError(f"format={format!r}: expected one of {', '.join(map(repr, FORMATS))}")
+    _check_arguments(part_bytes, format)
     decoding: dict[str, Any] = {
         "policies": policies or Policies(),
         "target": "arrow" if format == "arrow" else "portable",
@@ -216,6 +211,15 @@ def export(
         if registered is not None:
             registered.keep()
         return result
+
+
+def _check_arguments(part_bytes: object, format: str) -> None:
+    if not isinstance(part_bytes, int) or isinstance(part_bytes, bool):
+        raise TypeError(f"part_bytes must be an int, not {type(part_bytes).__name__}")
+    if part_bytes < 1:
+        raise PgOutputError(f"part_bytes must be 1 at least, not {part_bytes}")
+    if format not in FORMATS:
+        raise PgOutputError(f"format={format!r}: expected one of {', '.join(map(repr, FORMATS))}")
 
 
 def _listed(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,75 +12,56 @@ from typing import Any
 import pytest
 from made_directory import OIDS, MadeDirectory
 from simulated_directory import Simulation
+from synced_tables import TABLES, DuckdbTables, Tables
 
 import pgoutput_fast as pf
 from pgoutput_fast import apply, testing
-from pgoutput_fast.apply import duckdb_target, syncing
+from pgoutput_fast.apply import syncing
 from pgoutput_fast.apply.naming import free_name, renames, stored_table
 from pgoutput_fast.apply.targets import Held
 from pgoutput_fast.directory import merging
 from pgoutput_fast.directory.retention import Keep, retain
 
 duckdb = pytest.importorskip("duckdb")
-
-PROGRESS = "SELECT * EXCLUDE (columns) FROM _progress ORDER BY relation_id"
+pytest.importorskip("deltalake")
 
 
 class KilledError(BaseException):
     """The process was killed."""
 
 
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[Any]:
-    with contextlib.closing(duckdb.connect(str(path), read_only=True)) as connection:
-        yield connection
-
-
-def progress(path: Path) -> dict[int, dict[str, Any]]:
-    with reading(path) as connection:
-        return {row["relation_id"]: row for row in connection.sql(PROGRESS).to_arrow_table()
-                .to_pylist()}  # fmt: skip
-
-
-def state(path: Path, stored: str) -> list[dict[str, Any]]:
-    with reading(path) as connection:
-        found = connection.sql(f'FROM state."{stored}"').to_arrow_table().to_pylist()
-        return sorted(found, key=str)
+def rows(tables: Tables, stored: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = tables.state(stored).to_pylist()
+    return sorted(found, key=str)
 
 
 # --- at random -----------------------------------------------------------------------------------
 
 
 class Syncing(Simulation):
-    """Syncs of a directory into a file, some of which are killed."""
+    """Syncs of a directory into tables, some of which are killed."""
 
-    killed = 0
+    def __init__(self, root: Path, seed: int, tables: Tables) -> None:
+        super().__init__(root, seed)
+        self.tables = tables
+        self.killed = 0
 
     def read(self) -> None:
-        path = self.root / "tables.duckdb"
         with contextlib.ExitStack() as stack:
-            if self.chance.random() < 0.4:
+            if self.chance.random() < 0.5:
                 patch = stack.enter_context(pytest.MonkeyPatch.context())
                 stack.enter_context(contextlib.suppress(KilledError))
                 self.kill(patch)
             apply.sync(
-                segments=self.directory, target=f"duckdb:{path}", until="now", uncopied="error",
+                segments=self.directory, target=self.tables.target, until="now",
                 unknown="error", window_bytes=self.chance.choice((1, 3000, 1 << 20)),
             )  # fmt: skip
-            self.compare(path)
+            self.compare()
 
     def kill(self, patch: pytest.MonkeyPatch) -> None:
         """Have a call end at some moment, as if the process were killed."""
-        owner, name = self.chance.choice(
-            [
-                (syncing.Consumer, "advance"),
-                (duckdb_target.DuckdbTarget, "commit"),
-                (duckdb_target._State, "apply"),
-                (duckdb_target._State, "append"),
-                (duckdb_target._Changes, "flush"),
-            ]
-        )
-        original, left = getattr(owner, name), [self.chance.randrange(3)]
+        owner, name = self.chance.choice([(syncing.Consumer, "advance"), *self.tables.steps])
+        original, left = getattr(owner, name), [self.chance.randrange(2)]
 
         def called(*args: Any, **keywords: Any) -> Any:
             if not left[0]:
@@ -90,58 +72,65 @@ class Syncing(Simulation):
 
         patch.setattr(owner, name, called)
 
-    def compare(self, path: Path) -> None:
+    def compare(self) -> None:
         self.counts["reads"] += 1
-        found = progress(path)
-        for relation_id, held in found.items():
-            rows = {row["id"]: row["v"] for row in state(path, held["stored"])}
-            assert rows == self.world.rows(relation_id, held["lsn"])
+        for relation_id, held in self.tables.progress().items():
+            found = rows(self.tables, held["stored"])
+            truth = self.world.rows(relation_id, held["lsn"])
+            assert len(found) == len(truth)
+            assert {row["id"]: row["v"] for row in found} == truth
             assert held["stale"] is None
-            self.compare_changes(path, held)
+            self.compare_changes(held)
 
-    def compare_changes(self, path: Path, held: dict[str, Any]) -> None:
+    def compare_changes(self, held: dict[str, Any]) -> None:
         """Each change is there once, and all from the newest snapshot on."""
-        with reading(path) as connection:
-            rows = connection.execute(
-                "SELECT commit_lsn, seq, op, coalesce(after.id, before.id), after.v"
-                f' FROM changes."{held["stored"]}" ORDER BY 1, 2'
-            ).fetchall()
-        assert len({row[:2] for row in rows}) == len(rows)
+        changes = sorted(
+            self.tables.changes(held["stored"]).to_pylist(),
+            key=lambda row: (row["commit_lsn"], row["seq"]),
+        )
+        assert len({(row["commit_lsn"], row["seq"]) for row in changes}) == len(changes)
         made: dict[int, str] = {}
-        for lsn, _, op, key, value in rows:
-            assert lsn < held["lsn"]
-            if op == "truncate":
+        for row in changes:
+            assert row["commit_lsn"] < held["lsn"]
+            if row["op"] == "truncate":
                 made.clear()
-            elif op == "delete":
-                made.pop(key)
+            elif row["op"] == "delete":
+                made.pop(row["before"]["id"])
             else:
-                assert (key in made) == (op == "update")
-                made[key] = value
+                assert (row["after"]["id"] in made) == (row["op"] == "update")
+                made[row["after"]["id"]] = row["after"]["v"]
         assert made == self.world.rows(held["relation_id"], held["lsn"])
 
 
-SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 80))]
+SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))]
 
 
+@pytest.mark.parametrize("kind", TABLES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_comes_the_tables_are_the_servers(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(merging, "FAN", 2)
     monkeypatch.setattr(merging, "_SMALLEST", 1 << 30)
-    syncs = Syncing(tmp_path, seed)
+    tables = TABLES[kind](tmp_path)
+    syncs = Syncing(tmp_path, seed, tables)
     syncs.run(60)
     syncs.settle()
     syncs.capture.close()
-    path = tmp_path / "tables.duckdb"
-    apply.sync(segments=syncs.directory, target=f"duckdb:{path}", until="now")
-    syncs.compare(path)
-    assert set(progress(path)) <= set(OIDS)
+    apply.sync(segments=syncs.directory, target=tables.target, until="now")
+    syncs.compare()
+    assert set(tables.progress()) <= set(OIDS)
+    assert syncs.killed or seed
 
 
 # --- known values --------------------------------------------------------------------------------
 
 ACCOUNTS = testing.Table("accounts", {"id": "int4", "note": "text"}, 16390, key=["id"])
+
+
+@pytest.fixture(params=TABLES)
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
+    return TABLES[request.param](tmp_path)
 
 
 @pytest.fixture
@@ -150,103 +139,113 @@ def made(tmp_path: Path) -> Iterator[MadeDirectory]:
         yield found
 
 
-def sync(made: MadeDirectory, tmp_path: Path, **options: Any) -> apply.SyncProgress:
-    options = {"until": "now", "target": f"duckdb:{tmp_path / 't.duckdb'}", **options}
+def sync(made: MadeDirectory, tables: Tables, **options: Any) -> apply.SyncProgress:
+    options = {"until": "now", "target": tables.target, **options}
     return apply.sync(segments=made.directory, **options)
 
 
-def test_a_table_without_a_snapshot(made: MadeDirectory, tmp_path: Path) -> None:
+def copy_of(path: Path, place: Path) -> None:
+    """Have at a place what is at another one."""
+    remove(place)
+    if path.is_dir():
+        shutil.copytree(path, place)
+    else:
+        shutil.copy(path, place)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def test_a_table_without_a_snapshot(made: MadeDirectory, tables: Tables) -> None:
     made.commit(2000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
-    path = tmp_path / "t.duckdb"
     with pytest.raises(pf.PgOutputError, match=r"public\.accounts has no snapshot in .*: .*empty"):
-        sync(made, tmp_path)
-    assert progress(path) == {}
-    found = sync(made, tmp_path, uncopied="empty")
+        sync(made, tables)
+    assert tables.progress() == {}
+    found = sync(made, tables, uncopied="empty")
     assert (found.changes, found.stale) == (1, {})
-    assert state(path, "public.accounts") == [{"id": 1, "note": "a"}]
+    assert rows(tables, "public.accounts") == [{"id": 1, "note": "a"}]
 
 
-def test_changes_alone(made: MadeDirectory, tmp_path: Path) -> None:
+def test_changes_alone(made: MadeDirectory, tables: Tables) -> None:
     made.commit(2000, ACCOUNTS.relation(), testing.update(ACCOUNTS, [1, "b"]))
-    found = sync(made, tmp_path, uncopied="changes")
+    found = sync(made, tables, uncopied="changes")
     assert found.stale == {"public.accounts": "its rows before the capture are not known"}
-    with reading(tmp_path / "t.duckdb") as connection:
-        rows = connection.execute('SELECT op, after FROM changes."public.accounts"').fetchall()
-        assert rows == [("update", {"id": 1, "note": "b"})]
-        tables = connection.execute(
-            "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'state'"
-        ).fetchall()
-        assert tables == []
+    ((row),) = tables.changes("public.accounts").to_pylist()
+    assert (row["op"], row["after"]) == ("update", {"id": 1, "note": "b"})
+    assert not tables.has("state", "public.accounts")
 
 
-def test_changes_that_do_not_fit(made: MadeDirectory, tmp_path: Path) -> None:
-    path = tmp_path / "t.duckdb"
+def test_changes_that_do_not_fit(made: MadeDirectory, tables: Tables) -> None:
     made.wait(ACCOUNTS, 1500)
     made.copy(ACCOUNTS, 1600, [[1, "a"], [2, "b"]])
     made.commit(2000, ACCOUNTS.relation(), testing.update(ACCOUNTS, [2, "c"]))
-    sync(made, tmp_path)
+    sync(made, tables)
     made.commit(3000, ACCOUNTS.relation(), testing.update(ACCOUNTS, [3, "lost"]))
     with pytest.raises(
         pf.PgOutputError, match=r"public\.accounts .* no row with \(id\) = \(3\).*copy it again"
     ):
-        sync(made, tmp_path, unknown="error")
-    assert progress(path)[16390]["lsn"] < 3000  # nothing of the window was written
-    found = sync(made, tmp_path)
+        sync(made, tables, unknown="error")
+    assert tables.progress()[16390]["lsn"] < 3000  # nothing of the window was written
+    found = sync(made, tables)
     assert list(found.stale) == ["public.accounts"]
-    assert state(path, "public.accounts") == [{"id": 1, "note": "a"}, {"id": 2, "note": "c"}]
+    assert rows(tables, "public.accounts") == [{"id": 1, "note": "a"}, {"id": 2, "note": "c"}]
     requests = [*(made.directory / "requests").iterdir()]
     assert [json.loads(one.read_text()) for one in requests] == [{"table": ["public", "accounts"]}]
     # The capture answers with a copy, which has what came before it.
     made.wait(ACCOUNTS, 3100, first=False)
     made.copy(ACCOUNTS, 3200, [[1, "x"], [3, "y"]])
     made.commit(4000, ACCOUNTS.relation(), testing.delete(ACCOUNTS, [1, None], "K"))
-    found = sync(made, tmp_path)
+    found = sync(made, tables)
     assert found.stale == {}
-    assert state(path, "public.accounts") == [{"id": 3, "note": "y"}]
-    assert progress(path)[16390]["copy_lsn"] == 3200
+    assert rows(tables, "public.accounts") == [{"id": 3, "note": "y"}]
+    assert tables.progress()[16390]["copy_lsn"] == 3200
 
 
-def test_a_target_that_lacks_changes(made: MadeDirectory, tmp_path: Path) -> None:
-    path = tmp_path / "t.duckdb"
+def test_a_target_that_lacks_changes(made: MadeDirectory, tables: Tables) -> None:
     made.commit(2000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
-    sync(made, tmp_path, uncopied="empty")
-    old = path.read_bytes()
+    sync(made, tables, uncopied="empty")
+    backup = tables.path.with_name("backup")
+    copy_of(tables.path, backup)
     made.commit(3000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [2, "b"]))
-    sync(made, tmp_path)
-    path.write_bytes(old)  # restored from a backup
+    sync(made, tables)
+    copy_of(backup, tables.path)  # restored from a backup
     made.commit(4000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [3, "c"]))
     with pytest.raises(
         pf.PgOutputError, match=r"public\.accounts before .* goes on for it .* copied again"
     ):
-        sync(made, tmp_path)
-    path.unlink()  # a new one begins where the directory does
-    sync(made, tmp_path, uncopied="empty")
-    assert [row["id"] for row in state(path, "public.accounts")] == [1, 2, 3]
+        sync(made, tables)
+    remove(tables.path)  # a new one begins where the directory does
+    sync(made, tables, uncopied="empty")
+    assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2, 3]
 
 
-def test_a_directory_whose_beginning_is_deleted(made: MadeDirectory, tmp_path: Path) -> None:
+def test_a_directory_whose_beginning_is_deleted(made: MadeDirectory, tables: Tables) -> None:
     made.commit(2000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
     made.commit(3000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [2, "b"]))
     retain(made.directory, Keep(bytes=0), made.writer.store_position)
     with pytest.raises(pf.PgOutputError, match=r"first segments of .* are deleted, so tables"):
-        sync(made, tmp_path, uncopied="empty")
+        sync(made, tables, uncopied="empty")
 
 
-def test_a_table_that_is_not_to_follow(made: MadeDirectory, tmp_path: Path) -> None:
+def test_a_table_that_is_not_to_follow(made: MadeDirectory, tables: Tables) -> None:
     wider = testing.Table(
         "accounts", {"id": "int4", "note": "text", "n": "int4"}, 16390, key=["id"]
     )
     made.commit(2000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
-    sync(made, tmp_path, uncopied="empty", schema_changes="fail")
+    sync(made, tables, uncopied="empty", schema_changes="fail")
     made.commit(3000, wider.relation(), testing.insert(wider, [2, "b", 3]))
     with pytest.raises(
         pf.PgOutputError,
         match=r"public\.accounts was altered, .*were id \(23, -1\), note.*and are id",
     ):
-        sync(made, tmp_path, uncopied="empty", schema_changes="fail")
-    assert state(tmp_path / "t.duckdb", "public.accounts") == [{"id": 1, "note": "a"}]
+        sync(made, tables, uncopied="empty", schema_changes="fail")
+    assert rows(tables, "public.accounts") == [{"id": 1, "note": "a"}]
     # Without a catalogue nobody knows what the first row has in the new column.
-    found = sync(made, tmp_path)
+    found = sync(made, tables)
     assert list(found.stale.values()) == [
         (
             "column n is new, and no catalogue that was read says what older rows have in it; no "
@@ -256,22 +255,23 @@ def test_a_table_that_is_not_to_follow(made: MadeDirectory, tmp_path: Path) -> N
 
 
 def test_what_is_not_a_targets(made: MadeDirectory, tmp_path: Path) -> None:
-    path = tmp_path / "t.duckdb"
+    tables = DuckdbTables(tmp_path)
+    path = tables.path
     with contextlib.closing(duckdb.connect(str(path))) as connection:
         connection.execute("CREATE TABLE mine AS SELECT 1 AS x")
     with pytest.raises(pf.PgOutputError, match=r"has tables that no sync has made"):
-        sync(made, tmp_path)
+        sync(made, tables)
     with contextlib.closing(duckdb.connect(str(path))) as connection:
         connection.execute("DROP TABLE mine")
-    sync(made, tmp_path)
+    sync(made, tables)
     with contextlib.closing(duckdb.connect(str(path))) as connection:
         connection.execute("UPDATE _source SET database = 'other'")
     with pytest.raises(pf.PgOutputError, match=r"tables of database 'other'"):
-        sync(made, tmp_path)
+        sync(made, tables)
     with contextlib.closing(duckdb.connect(str(path))) as connection:
         connection.execute("UPDATE _source SET format = 9")
     with pytest.raises(pf.PgOutputError, match=r"has format 9, and this version knows 1"):
-        sync(made, tmp_path)
+        sync(made, tables)
 
 
 @pytest.mark.parametrize(
@@ -286,11 +286,11 @@ def test_what_is_not_a_targets(made: MadeDirectory, tmp_path: Path) -> None:
         ({"window_bytes": 0}, "window_bytes must be 1 at least"),
     ],
 )
-def test_options_are_checked(
+def test_options_of_sync_are_checked(
     made: MadeDirectory, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(pf.PgOutputError, match=message):
-        sync(made, tmp_path, **options)
+        sync(made, DuckdbTables(tmp_path), **options)
     assert not (made.directory / "consumers").exists()
 
 

@@ -195,6 +195,7 @@ SAME_NAMES = {
     "reader": "the compiled loop over frames, and the one who reads a segment beside its writer",
     "snapshot": "tables read at one point, and the command that asks a capture for that",
     "state": "what a decoder knows, and the current-state tables of Spark",
+    "targets": "what tables are kept up to date in, and what is compared with the server",
     "verify": "the command around the package of its name, and what the demonstration shows",
     "wire": "the C constants of the one table of the wire",
 }

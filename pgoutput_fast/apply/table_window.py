@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from ..errors import PgOutputError
 from .evolution import Known, evolve, new_columns
 from .folding import Folding
-from .forms import Form, stored_version, with_added
+from .stored_changes import Form, stored_version, with_added
 from .targets import Held, IncompleteError
 
 if TYPE_CHECKING:
@@ -241,8 +241,10 @@ class TableWindow:
         """The rows of a snapshot came."""
         wants_rows = self._copying is not None and self._copying[1]
         self._copying = self._last = None
+        self.held = self.held._replace(
+            copy_lsn=max(self.held.copy_lsn, copy.lsn), lsn=max(self.held.lsn, copy.lsn)
+        )
         if wants_rows and self._state is not None:
-            self.held = self.held._replace(copy_lsn=copy.lsn, lsn=max(self.held.lsn, copy.lsn))
             self._state.loaded(self.held)
 
     # --- the end ---------------------------------------------------------------------------------

@@ -1,0 +1,104 @@
+"""What a sync has written, read by the libraries of its formats."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pgoutput_fast.apply import delta_target, duckdb_target
+
+PROGRESS = ("schema", "table", "relation_id", "stored", "version", "lsn", "copy_lsn", "stale")
+KINDS = ("duckdb", "delta")
+
+
+class DuckdbTables:
+    """The tables in a DuckDB file."""
+
+    steps = (
+        (duckdb_target.DuckdbTarget, "commit"),
+        (duckdb_target._State, "apply"),
+        (duckdb_target._State, "append"),
+        (duckdb_target._Changes, "flush"),
+    )
+    """Where a process may be killed."""
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / "tables.duckdb"
+        self.target = f"duckdb:{self.path}"
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Any]:
+        import duckdb
+
+        with contextlib.closing(duckdb.connect(str(self.path), read_only=True)) as connection:
+            yield connection
+
+    def _table(self, query: str) -> pa.Table:
+        with self.open() as connection:
+            return connection.sql(query).to_arrow_table()
+
+    def progress(self) -> dict[int, dict[str, Any]]:
+        if not self.path.exists():
+            return {}
+        columns = ", ".join(f'"{name}"' for name in PROGRESS)
+        rows = self._table(f"SELECT {columns} FROM _progress").to_pylist()
+        return {row["relation_id"]: row for row in rows}
+
+    def state(self, stored: str) -> pa.Table:
+        return self._table(f'FROM state."{stored}"')
+
+    def changes(self, stored: str) -> pa.Table:
+        return self._table(f'FROM changes."{stored}"')
+
+    def has(self, kind: str, stored: str) -> bool:
+        with self.open() as connection:
+            query = "SELECT count(*) FROM duckdb_tables() WHERE schema_name = ? AND table_name = ?"
+            ((count,),) = connection.execute(query, [kind, stored]).fetchall()
+            return bool(count)
+
+
+class DeltaTables:
+    """Delta tables in a directory."""
+
+    steps = (
+        (delta_target.DeltaTarget, "commit"),
+        (delta_target._State, "apply"),
+        (delta_target._State, "append"),
+        (delta_target._State, "loaded"),
+        (delta_target._Changes, "commit"),
+        (delta_target.Table, "commit"),
+    )
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / "lake"
+        self.target = str(self.path)
+
+    def _table(self, place: str) -> pa.Table:
+        """The rows of a table, as its log says which files it has."""
+        import deltalake
+
+        path = self.path / place
+        return deltalake.DeltaTable(str(path)).to_pyarrow_table()
+
+    def progress(self) -> dict[int, dict[str, Any]]:
+        if not (self.path / "_progress").exists():
+            return {}
+        rows = self._table("_progress").select(PROGRESS).to_pylist()
+        return {row["relation_id"]: row for row in rows}
+
+    def state(self, stored: str) -> pa.Table:
+        return self._table(f"state/{stored}")
+
+    def changes(self, stored: str) -> pa.Table:
+        return self._table(f"changes/{stored}")
+
+    def has(self, kind: str, stored: str) -> bool:
+        return (self.path / kind / stored).exists()
+
+
+TABLES = {"duckdb": DuckdbTables, "delta": DeltaTables}
+Tables = DuckdbTables | DeltaTables
