@@ -324,6 +324,24 @@ def test_tables_that_are_kept_up_to_date(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.integration
+def test_delta_tables_and_their_readers(tmp_path: Path) -> None:
+    for module in ("deltalake", "polars", "duckdb"):
+        pytest.importorskip(module)
+    page = ROOT / "docs" / "delta.md"
+    example = "\n".join(python_blocks(page))
+    (printed,) = blocks("", page)
+    with fresh_server() as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("INSERT INTO accounts VALUES (1, 99.50, NULL), (2, 1, 'x')")
+        ran = run_python("-W", "error", "-c", on(server, example), cwd=tmp_path)
+        assert (ran.returncode, ran.stderr, ran.stdout) == (0, "", printed)
+        command = blocks("sh", page)[0].split()
+        given = [server.dsn() if one == "postgresql:///shop" else one for one in command[1:]]
+        ran = run_python("-m", "pgoutput_fast", *given, "--until", "now", cwd=tmp_path)
+        assert ran.returncode == 0, ran.stderr
+
+
 @pytest.mark.parametrize("impl", ["cython", "python"])
 @pytest.mark.parametrize("name", ["testing.md", "fold.md"])
 def test_examples_print_what_their_page_says(impl: str, name: str, tmp_path: Path) -> None:
