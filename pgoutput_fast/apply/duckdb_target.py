@@ -115,8 +115,10 @@ class DuckdbTarget:
                         "preserve_insertion_order": False,
                     },
                 )
-            except self._duckdb.IOException as error:
-                if "lock" not in str(error) or time.monotonic() > end:
+            except (self._duckdb.IOException, self._duckdb.ConnectionException) as error:
+                # Another process has the file open; or this one has, with other settings.
+                is_busy = "lock" in str(error) or "different configuration" in str(error)
+                if not is_busy or time.monotonic() > end:
                     raise
                 time.sleep(0.05)
 
