@@ -13,7 +13,7 @@ from ..errors import PgOutputError
 from ..history import Follower, history_of
 from ..names import qualified
 from ..segments.listing import has_begun
-from .syncing import SyncOptions, check_position, copied_name
+from .syncing import SyncOptions, check_position, copied_name, origin_of
 from .targets import Held, Origin, Stored, Target
 
 if TYPE_CHECKING:
@@ -174,8 +174,7 @@ def plan_sync(
         tables = {one: TablePlan(one, published[one], is_published=True) for one in published}
         tables |= _of_target(stored, tables)
         return SyncPlan(directory, False, slot, 0, 0, _sorted(tables, options))
-    identity = source.identity
-    stored = target.peek(Origin(identity["system_identifier"], identity["database"]))
+    stored = target.peek(origin_of(source))
     known = {one.name: one.position for one in consumers(directory)} if stored.lsn else {}
     position = known[consumer] if consumer in known else source.begin().position
     check_position(directory, str(name), stored, position, options.uncopied)

@@ -13,13 +13,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .._disk import claim_directory
+from ..captured.units import SegmentSource, open_source
 from ..columnar.decoder import ColumnarDecoder
+from ..directory.known import known_tables
+from ..directory.requests import request_copy
 from ..errors import PgOutputError
 from ..history import check_policy
 from ..lsn import check_lsn
 from ..policies import Policies
 from ..segments.listing import contents, has_begun
-from .syncing import Syncing, SyncOptions, SyncProgress, Uncopied, Unknown, consumer_name
+from .syncing import (
+    Syncing,
+    SyncOptions,
+    SyncProgress,
+    Uncopied,
+    Unknown,
+    consumer_name,
+    lost_tables,
+    origin_of,
+)
 
 if TYPE_CHECKING:
     from ..history import HistoryPolicy
@@ -164,12 +176,18 @@ def sync(
             if slot is None or publications is None:
                 raise PgOutputError("give slot and publications, or segments")
             where = opened.directory(directory)
+            name = consumer or opened.consumer
+            lost = _Lost(where, opened.target, name) if unknown == "copy" else None
+            if lost is not None and has_begun(where):
+                lost.ask()  # which the capture sees when it begins
             run = _Capture(
                 dsn, where, stop, until, slot=slot, publications=publications, snapshot=snapshot,
                 **capture_options,
             )  # fmt: skip
             held.callback(run.end)
             run.start()
+            if lost is not None:
+                lost.wait(run.is_over)
             is_over, until_lsn, captured = run.is_over, None, run.latest
         name = consumer or opened.consumer
         held.enter_context(_claimed(where, name))
@@ -321,6 +339,42 @@ def _claimed(directory: Path, name: str) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+class _Lost:
+    """Tables of which the directory lacks changes that the target has not.
+
+    The capture has to know that they are to be copied before the target can go on.
+    """
+
+    def __init__(self, directory: Path, target: Target, consumer: str) -> None:
+        self._directory = directory
+        self._target = target
+        self._consumer = consumer
+        self._asked: set[int] = set()
+
+    def ask(self) -> bool:
+        """Ask for copies; whether there are such tables."""
+        source = open_source([self._directory])
+        if not isinstance(source, SegmentSource):
+            return False
+        stored = self._target.peek(origin_of(source))
+        lost = lost_tables(self._directory, stored, self._consumer)
+        names = known_tables(self._directory) if lost else {}
+        for relation_id in {*lost} - self._asked:
+            self._asked.add(relation_id)
+            name = names.get(relation_id, ("", str(relation_id)))
+            _log.warning(
+                "the changes of %s that %s lacks are deleted: it is copied again",
+                ".".join(name), "a new target" if not stored.lsn else "the target",
+            )  # fmt: skip
+            request_copy(self._directory, relation_id, name)
+        return bool(lost)
+
+    def wait(self, is_over: Callable[[], bool]) -> None:
+        """Wait until the capture has them wait for their copies."""
+        while self.ask() and not is_over():
+            time.sleep(_POLL)
 
 
 class _Capture:

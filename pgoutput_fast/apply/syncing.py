@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -24,6 +24,7 @@ from ..directory.consumers import Consumer, consumers, remove_consumer
 from ..directory.copies import Tables
 from ..directory.known import how_to_copy
 from ..directory.looking import look
+from ..directory.reading import first_position, lacking
 from ..directory.requests import request_copy
 from ..errors import PgOutputError
 from ..history import Follower, HistoryPolicy, history_of
@@ -39,7 +40,7 @@ from .targets import Held, IncompleteError, Origin, Stored, Target, window
 if TYPE_CHECKING:
     from ..captured.units import Chunk, Plan, Unit
     from ..catalog import Catalog
-    from ..directory.copies import Copy
+    from ..directory.copies import Copy, TableState
     from ..directory.reading import Position
     from ..policies import Policies
     from ..replication import CaptureProgress
@@ -161,8 +162,7 @@ class Syncing:
             "on_error": "raise", "max_bytes": 16 << 20,
         }  # fmt: skip
         source = self._source()
-        self._stored = target.open(Origin(source.identity["system_identifier"],
-                                          source.identity["database"]))  # fmt: skip
+        self._stored = target.open(origin_of(source))
         if not self._stored.lsn and consumer in {one.name for one in consumers(directory)}:
             # The target was deleted, or nothing came yet: it begins with the newest snapshots.
             remove_consumer(directory, consumer)
@@ -490,8 +490,19 @@ def check_position(
             f"the first segments of {directory} are deleted, so tables without a snapshot do not "
             "begin empty there: have them copied, or give uncopied='changes'"
         )
-    states = look(directory).states
-    behind = []
+    behind = _behind(look(directory).states, stored, position)
+    if behind:
+        one = stored.tables[behind[0]]
+        raise PgOutputError(
+            f"{name} has the changes of {one.namespace}.{one.name} before {format_lsn(one.lsn)}, "
+            f"and {directory} goes on for it at {format_lsn(position.of(behind[0]))}: what lies "
+            f"between is not there. {how_to_copy(directory, behind)}"
+        )
+
+
+def _behind(states: Mapping[int, TableState], stored: Stored, position: Position) -> list[int]:
+    """Tables that the directory goes on with beyond what the target has, by relation id."""
+    found = []
     for relation_id, held in stored.tables.items():
         at = position.of(relation_id)
         state = states.get(relation_id)
@@ -500,14 +511,29 @@ def check_position(
             or any(copy.lsn > held.copy_lsn and copy.lsn - 1 >= at for copy in state.snapshots)
         )
         if held.lsn < at and not comes and held.stale is None:
-            behind.append(relation_id)
-    if behind:
-        one = stored.tables[behind[0]]
-        raise PgOutputError(
-            f"{name} has the changes of {one.namespace}.{one.name} before {format_lsn(one.lsn)}, "
-            f"and {directory} goes on for it at {format_lsn(position.of(behind[0]))}: what lies "
-            f"between is not there. {how_to_copy(directory, behind)}"
-        )
+            found.append(relation_id)
+    return found
+
+
+def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
+    """Tables of which the directory lacks changes that the target has not, by relation id.
+
+    They have to be copied again before a sync can begin.
+    """
+    found = look(directory)
+    known = {one.name: one.position for one in consumers(directory)} if stored.lsn else {}
+    position = known.get(consumer)
+    lost: set[int] = set()
+    if position is None:
+        begin = found.contents.begin
+        position = first_position(found.states, begin)
+        lost.update(lacking(position, found.states, begin))
+    return sorted(lost.union(_behind(found.states, stored, position)))
+
+
+def origin_of(source: SegmentSource) -> Origin:
+    """The database from which a directory's changes come."""
+    return Origin(source.identity["system_identifier"], source.identity["database"])
 
 
 def copied_name(directory: Path, copy: Copy) -> str:
