@@ -50,7 +50,7 @@ NAME = '<b onclick="x">&'
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_TICK", "_WATCH_INTERVAL"):
+    for name in ("_TICK", "_MERGE_INTERVAL", "_TIDY_INTERVAL", "_WATCH_INTERVAL"):
         monkeypatch.setattr(upkeep, name, 0.05)
     monkeypatch.setattr(_position, "_INTERVAL", 0.05)
 
@@ -596,6 +596,69 @@ def test_a_stop_ends_it_though_more_is_there(published: Any, tmp_path: Path) -> 
     assert captured() >= end
     thread.join(30)
     assert found[0].lsn >= end
+
+
+@pytest.mark.parametrize("kind", ["deleted", "restored"])
+def test_a_target_that_lacks_what_is_deleted(
+    published: Any, tmp_path: Path, wait_until: WaitUntil, kind: str
+) -> None:
+    """The directory keeps nothing for it: its tables are copied again, without further ado."""
+    file = tmp_path / "shop.duckdb"
+    options: dict[str, Any] = {
+        "slot": f"slot_{published.name}", "publications": ["p"], "target": f"duckdb:{file}",
+        "keep_seconds": 0.05, "max_delay": 0.05, "interval": 0.05,
+    }  # fmt: skip
+    apply.sync(published.dsn, **options, until="now")
+    backup = file.read_bytes()
+    stop = threading.Event()
+    thread = threading.Thread(target=apply.sync, args=[published.dsn],
+                              kwargs={**options, "stop": stop})  # fmt: skip
+    thread.start()
+    try:
+        published.execute("INSERT INTO t VALUES (100, 'x')")
+        segments = tmp_path / "shop.duckdb.segments"
+        wait_until(lambda: "100" in str(_rows_or_none(file)))
+        wait_until(lambda: not list(segments.glob("*.arrow")))
+    finally:
+        stop.set()
+        thread.join()
+    file.unlink()
+    if kind == "restored":
+        file.write_bytes(backup)
+    with pytest.raises(pf.PgOutputError, match="have them copied again: pgoutput-fast snapshot"):
+        apply.sync(published.dsn, **options, until="now", unknown="error")
+    apply.sync(published.dsn, **options, until="now")
+    assert rows(file) == held(published)
+    once = 'SELECT count(*), count(DISTINCT (commit_lsn, seq)) FROM changes."public.t"'
+    ((count, distinct),) = ask(file, once)
+    assert count == distinct > 21
+
+
+def _rows_or_none(file: Path) -> list[Any] | None:
+    try:
+        return rows(file)
+    except duckdb.Error:  # it is being written
+        return None
+
+
+def test_a_reader_in_the_same_process_is_waited_for(published: Any, tmp_path: Path) -> None:
+    """DuckDB refuses it another way than one of another process."""
+    file = tmp_path / "shop.duckdb"
+    options: dict[str, Any] = {
+        "slot": f"slot_{published.name}", "publications": ["p"], "target": f"duckdb:{file}",
+        "until": "now",
+    }  # fmt: skip
+    apply.sync(published.dsn, **options)
+    published.execute("INSERT INTO t VALUES (100, 'x')")
+    found: list[apply.SyncProgress] = []
+    thread = threading.Thread(target=lambda: found.append(apply.sync(published.dsn, **options)))
+    with contextlib.closing(duckdb.connect(str(file), read_only=True)):
+        thread.start()
+        thread.join(1)
+        assert thread.is_alive()
+    thread.join(30)
+    assert found[0].changes == 1
+    assert rows(file) == held(published)
 
 
 def test_what_happens_to_tables() -> None:
