@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from ..apply import sync
 from ..connections import ConnectionParameters
-from ..errors import counted
+from ..errors import PgOutputError, counted
 from ..history import POLICIES
 from ..lsn import format_lsn
 from ._capturing import CAPTURE_OPTIONS, capture_options
@@ -401,7 +401,10 @@ class _Reporting:
         """Write it, if that was not done a moment ago."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _REPORT_INTERVAL
-            self.write(figures, is_over=False)
+            try:
+                self.write(figures, is_over=False)
+            except PgOutputError as error:  # the tables go on without it
+                _log.warning("%s", error)
 
     def write(self, figures: SyncFigures, *, is_over: bool) -> None:
         """Write it, if there is a place for it."""
