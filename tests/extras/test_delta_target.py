@@ -719,6 +719,19 @@ def test_another_database_and_other_things_are_refused(tmp_path: Path) -> None:
             DeltaTarget(tmp_path / name)
 
 
+def test_what_is_there_is_found_out_without_writing(synced: Synced, tmp_path: Path) -> None:
+    """Also while another one has the target."""
+    new = tmp_path / "new"
+    assert DeltaTarget(new).peek(ORIGIN) == Stored(0, {})
+    assert not new.exists()
+    begun(synced, [1, "a", "x"])
+    before = {path: path.stat().st_mtime_ns for path in synced.path.rglob("*")}
+    assert DeltaTarget(synced.path).peek(ORIGIN) == synced.stored
+    assert {path: path.stat().st_mtime_ns for path in synced.path.rglob("*")} == before
+    with pytest.raises(pf.PgOutputError, match="tables of database"):
+        DeltaTarget(synced.path).peek(ORIGIN._replace(database="other"))
+
+
 def test_a_table_of_something_else_is_not_touched(synced: Synced) -> None:
     for kind in ("state", "changes"):
         path = synced.path / kind / "public.things"
