@@ -115,8 +115,8 @@ class DuckdbTarget:
                         "preserve_insertion_order": False,
                     },
                 )
-            except self._duckdb.IOException as error:
-                if "lock" not in str(error) or time.monotonic() > end:
+            except self._duckdb.Error as error:
+                if not _is_busy(error) or time.monotonic() > end:
                     raise
                 time.sleep(0.05)
 
@@ -299,6 +299,11 @@ class DuckdbTarget:
             self.run(f"ALTER TABLE {quoted(schema, old)} RENAME TO {quoted(new)}")
             self._tables.remove((schema, old))
             self._tables.add((schema, new))
+
+
+def _is_busy(error: Exception) -> bool:
+    """Whether the file is open elsewhere: in another process, or in this one."""
+    return "Conflicting lock" in str(error) or "already attached by" in str(error)
 
 
 def versioned(stored: str, version: int) -> str:
