@@ -16,10 +16,10 @@ from ..directory.copies import Tables
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..policies import Policies
-from ..segments.listing import contents
+from ..segments.listing import contents, metadata_of
 from .databases import ATTACHED, Database, types_of
 from .sums import Sum
-from .targets import TargetTable, Tell, ignored, metadata_of
+from .targets import TargetTable, Tell, ignored
 from .texts import Held, NotComparable, Texts, TextsOf, literal, part, quoted
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from ..files._manifest import NAME, checked
 from ..history import history_of
 from ..lsn import parse_lsn
 from ..policies import Policies
-from ..segments import SegmentReader
-from ..segments.listing import contents, stored_metadata
+from ..segments.listing import contents, metadata_of
 from .databases import ATTACHED, Database, types_of
 from .fold import Change, FoldedRows, HistoryError, Store
 from .texts import UNKNOWN, Held, NotComparable, Texts, TextsOf, literal, part, quoted
@@ -448,15 +447,6 @@ def _counting(changes: Iterator[Change], tell: Tell) -> Iterator[Change]:
         if number % _TELL == 0:
             tell(number)
         yield change
-
-
-def metadata_of(directory: Path) -> SegmentMetadata | None:
-    """Of which slot the segments of a directory are; None if it has nothing yet."""
-    found = contents(directory)
-    if not found.segments:
-        return stored_metadata(directory)
-    with SegmentReader(found.segments[0].path) as reader:
-        return reader.metadata
 
 
 def _names(version: Any, side: str) -> dict[str, str]:
