@@ -115,10 +115,8 @@ class DuckdbTarget:
                         "preserve_insertion_order": False,
                     },
                 )
-            except (self._duckdb.IOException, self._duckdb.ConnectionException) as error:
-                # Another process has the file open; or this one has, with other settings.
-                is_busy = "lock" in str(error) or "different configuration" in str(error)
-                if not is_busy or time.monotonic() > end:
+            except self._duckdb.Error as error:
+                if not _is_busy(error) or time.monotonic() > end:
                     raise
                 time.sleep(0.05)
 
@@ -301,6 +299,12 @@ class DuckdbTarget:
             self.run(f"ALTER TABLE {quoted(schema, old)} RENAME TO {quoted(new)}")
             self._tables.remove((schema, old))
             self._tables.add((schema, new))
+
+
+def _is_busy(error: Exception) -> bool:
+    """Whether the file is open elsewhere: in another process, or in this one."""
+    signs = ("Conflicting lock", "already attached by", "different configuration")
+    return any(sign in str(error) for sign in signs)
 
 
 def versioned(stored: str, version: int) -> str:

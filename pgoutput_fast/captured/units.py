@@ -26,7 +26,7 @@ from ..errors import PgOutputError, counted
 from ..lsn import format_lsn, parse_lsn
 from ..segments import Segment, SegmentMetadata, SegmentReader, list_segments
 from ..segments.format import ANNOUNCED_LSN
-from ..segments.listing import Contents, stored_metadata
+from ..segments.listing import Contents, metadata_of
 from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
 from .progress import Progress, Walk, counts
@@ -363,7 +363,7 @@ def open_source(paths: Iterable[str | os.PathLike[str]]) -> Source | None:
         raise PgOutputError("no file and no directory was given to read")
     if len(given) == 1 and given[0].is_dir():
         directory = given[0]
-        metadata = _metadata_of(directory)
+        metadata = metadata_of(directory)
         if metadata is None:
             return None
         return SegmentSource(lambda: look(directory), metadata, str(directory))
@@ -390,12 +390,3 @@ def open_source(paths: Iterable[str | os.PathLike[str]]) -> Source | None:
         metadata = reader.metadata
     found = Contents(segments, metadata.start_lsn, segments[-1].end_lsn)
     return SegmentSource(lambda: Look(found, {}, {}), metadata, "the segments")
-
-
-def _metadata_of(directory: Path) -> SegmentMetadata | None:
-    """The description of what was captured into a directory; None if nothing was yet."""
-    segments = list_segments(directory)
-    if segments:
-        with SegmentReader(segments[0].path) as reader:
-            return reader.metadata
-    return stored_metadata(directory)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.filesize import decimal
 
-from ..apply.planning import ask_server, plan_sync
+from ..apply.dry_run import ask_server, plan_sync
 from ..apply.synchronize import checked_options, open_target
 from ..connections import ConnectionParameters
 from ..errors import counted, printable
@@ -17,7 +17,7 @@ from ..lsn import format_lsn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..apply.planning import SyncPlan, TablePlan
+    from ..apply.dry_run import SyncPlan, TablePlan
 
 _OPTIONS = (
     "tables", "policies", "history", "schema_changes", "unknown", "uncopied", "interval",

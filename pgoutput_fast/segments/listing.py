@@ -283,6 +283,27 @@ def stored_metadata(directory: Path) -> SegmentMetadata | None:
         raise PgOutputError(f"can't read {path} ({printable(str(error))}): restore it") from error
 
 
+def metadata_of(directory: Path) -> SegmentMetadata | None:
+    """The description of what was captured into a directory; None if nothing was yet.
+
+    Raises
+    ------
+    PgOutputError
+        As of :func:`contents`, or a file can't be read.
+    """
+    while True:
+        segments = contents(directory).segments
+        if not segments:
+            return stored_metadata(directory)
+        try:
+            with SegmentReader(segments[0].path) as reader:
+                return reader.metadata
+        except PgOutputError:
+            # The capture may have deleted it since, or merged it into another one.
+            if os.path.lexists(segments[0].path):
+                raise
+
+
 def present(directory: Path) -> tuple[list[SegmentGroup], SegmentGroup | None]:
     """The chain of a directory, as `chain` gives it, without what is being deleted."""
     segments = listed(directory)

@@ -23,8 +23,9 @@ from ..segments.format import require_pyarrow
 from ..types import TypeRegistry
 from .compare import compare_all, compare_named, differences
 from .moment import Changes, Moment, ServerRows, ServerTable, refusals
+from .opening import open_target
 from .result import Difference, Report, State, TableResult
-from .targets import Target, Tell, open_target
+from .targets import Target, Tell
 from .texts import NotComparable
 
 if TYPE_CHECKING:
@@ -83,10 +84,11 @@ def verify(
         Those of the target's slot.
     target : str
         A directory of segments, the directory of an export to Parquet or duckdb, or ``duckdb:`` and
-        the database of an export.
+        the database of an export, or of a sync.
     segments : str, optional
-        The directory of segments from which an export was made. An export alone does not tell that
-        nothing was committed since its last transaction.
+        The directory of segments from which the target was made. An export alone does not tell that
+        nothing was committed since its last transaction, nor does what a sync writes; that of a
+        sync is found if it is beside the target, as it is by default.
     tables : iterable of str, optional
         Names with their schemas, as SQL has them: ``public.orders``, ``public."My Table"``; by
         default all published tables.
@@ -335,7 +337,7 @@ class _Verification:
                     f"the target has {'nothing yet' if not position else 'everything up to '}"
                     f"{format_lsn(position) if position else ''}, and did not come to "
                     f"{format_lsn(moment.lsn)}, where the server was read, in {self._timeout:g} s; "
-                    "let its capture go on, or export again, and give the segments of an export"
+                    "let its capture or sync go on, or export again, and give the segments"
                 )
             time.sleep(_PAUSE)
 
@@ -387,7 +389,8 @@ class _Verification:
         self._tell("reading what changed", None, 0, len(sides))
         return moment.changes(
             {key: (side.table, side.server) for key, side in sides.items()},
-            position,
+            # What has changed since P is in a target that was read at a later position.
+            max(position, self._target.furthest),
             self._timeout,
         )
 

@@ -1,4 +1,4 @@
-"""What is compared with the server: the interface of a target, and the targets that there are.
+"""What is compared with the server: the interface of a target, and targets that hold changes.
 
 A target tells up to which position it has everything, and gives the rows that each table has there.
 """
@@ -9,7 +9,6 @@ import contextlib
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -17,23 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ..errors import PgOutputError
 from ..files import export
 from ..files._manifest import NAME, checked
-from ..files._write import DATABASE
 from ..history import history_of
 from ..lsn import parse_lsn
 from ..policies import Policies
-from ..segments import SegmentReader
-from ..segments.listing import contents, has_begun, stored_metadata
+from ..segments.listing import contents, metadata_of
+from .databases import ATTACHED, Database, types_of
 from .fold import Change, FoldedRows, HistoryError, Store
-from .texts import (
-    UNKNOWN,
-    Held,
-    NotComparable,
-    Texts,
-    TextsOf,
-    literal,
-    part,
-    quoted,
-)
+from .texts import UNKNOWN, Held, NotComparable, Texts, TextsOf, literal, part, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,10 +32,7 @@ if TYPE_CHECKING:
     from .moment import ServerTable
     from .sums import Rows
 
-_DUCKDB = "duckdb:"
 _FORMATS = ("parquet", "duckdb")  # of exports
-_MEMORY = "512MB"
-_BUSY = 10.0  # seconds for which a database is tried that an export holds open
 _AT_ONCE = 100  # rows that are taken from duckdb at once; they may be long
 _TELL = 10_000  # changes after which it is told how many were read
 
@@ -89,12 +75,15 @@ class Target(Protocol):
         The slot that brought them; "" if it does not matter.
     tables : dict of (str, str) to int
         Namespace and name → relation id, of the tables in it. Known after `refresh`.
+    furthest : int
+        What `table` has given so far has no transaction whose commit lies at this LSN or beyond.
     """
 
     system_identifier: str
     database: str
     slot: str
     tables: dict[tuple[str, str], int]
+    furthest: int
 
     def identify(self) -> None:
         """Find out from which server and slot it has its changes. Nothing long is read for that.
@@ -106,7 +95,7 @@ class Target(Protocol):
         """
 
     def refresh(self, confirmed: int, tell: Tell = ignored) -> int:
-        """Look at the newest version of all tables, which are read at this version from now on.
+        """Look at the newest version. Tables are read at this one from now on, or at later ones.
 
         Parameters
         ----------
@@ -118,8 +107,8 @@ class Target(Protocol):
         Returns
         -------
         int
-            The position: it has the transactions whose commit lies before it, and no others. 0
-            while it has nothing.
+            The position: it has the transactions whose commit lies before it, and none beyond
+            `furthest`. 0 while it has nothing.
         """
 
     def table(self, table: ServerTable) -> TargetTable:
@@ -160,56 +149,10 @@ class Target(Protocol):
         """Delete what was made for the comparison."""
 
 
-def open_target(given: str, segments: str | None, types: Callable[[], TypeRegistry]) -> Target:
-    """Open the target that a text names.
-
-    Parameters
-    ----------
-    given : str
-        A directory of segments or of an export, or ``duckdb:`` and the database of an export.
-    segments : str, optional
-        The directory of segments from which the export was made.
-    types : callable
-        Reads the server's catalogue of types.
-
-    Raises
-    ------
-    PgOutputError
-        There is nothing of this name, or nothing that can be verified.
-    """
-    if given.startswith(_DUCKDB):
-        path = Path(given.removeprefix(_DUCKDB))
-        if not path.is_file():
-            raise PgOutputError(f"there is no database {path}")
-        return ExportTarget(path, segments)
-    path = Path(given)
-    if not path.is_dir():
-        raise PgOutputError(f"there is no directory {path}")
-    if (path / NAME).exists():
-        return ExportTarget(path, segments)
-    if (path / DATABASE).exists():
-        return ExportTarget(path / DATABASE, segments)
-    if segments is not None:
-        raise PgOutputError(f"segments were given, and {path} is no export that was made of them")
-    if has_begun(path):
-        return DirectoryTarget(path, types)
-    raise PgOutputError(
-        f"{path} has no segments and no export in it; the targets are a directory of segments, "
-        "one of an export, and duckdb:FILE"
-    )
-
-
 class ExportTarget:
     """The files or the database of an export, whose changes are folded; see `Target`."""
 
     def __init__(self, path: Path, segments: str | None = None) -> None:
-        try:
-            import duckdb
-        except ImportError as error:
-            raise PgOutputError(
-                f"duckdb is not installed ({error}); install the extra pgoutput-fast[duckdb]"
-            ) from error
-        self._duckdb = duckdb
         self._path = path
         self._segments = None if segments is None else Path(segments)
         self.system_identifier = self.database = self.slot = ""
@@ -220,41 +163,17 @@ class ExportTarget:
         self._chosen: tuple[bool, bool] = (False, False)
         self._has_before = False
         self._held = contextlib.ExitStack()
-        self._directory = Path(tempfile.mkdtemp(prefix="pgoutput_fast_verify_"))
-        self._held.callback(shutil.rmtree, self._directory, ignore_errors=True)
-        self._store = self._held.enter_context(contextlib.closing(Store(self._directory / "rows")))
-        config: dict[str, Any] = {
-            "memory_limit": _MEMORY,
-            "temp_directory": str(self._directory / "duckdb"),
-            "autoinstall_known_extensions": False,
-        }
-        self._connection = self._held.enter_context(duckdb.connect(config=config))
+        self._database = self._held.enter_context(contextlib.closing(Database(path)))
+        self._store = self._held.enter_context(
+            contextlib.closing(Store(self._database.directory / "rows"))
+        )
         # Relation id → what was compared and folded, up to which LSN, and of how many changes.
         self._folded: dict[int, tuple[TargetTable, int, int]] = {}
-        self._position = 0
+        self._position = self.furthest = 0
 
     def close(self) -> None:
         """See `Target`."""
         self._held.close()
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[Any]:
-        """The connection of duckdb, with the database if it is one; nobody can write to it then."""
-        connection = self._connection
-        with self._refusals():
-            end = time.monotonic() + _BUSY
-            while self._path.is_file():
-                try:
-                    connection.execute(f"ATTACH {literal(str(self._path))} AS exported (READ_ONLY)")
-                    break
-                except self._duckdb.IOException:
-                    if time.monotonic() > end:
-                        raise
-                    time.sleep(0.2)
-            try:
-                yield connection
-            finally:
-                connection.execute("DETACH DATABASE IF EXISTS exported")
 
     def _manifest(self) -> dict[str, Any]:
         if not self._path.is_file():
@@ -263,11 +182,8 @@ class ExportTarget:
                 return checked(path.read_text(encoding="utf-8"), str(path))
             except OSError as error:
                 raise PgOutputError(f"can't read {path}: {error.strerror}") from error
-        with self._open() as connection:
-            try:
-                found = connection.execute("FROM exported.pgoutput_fast.manifest").fetchone()
-            except self._duckdb.CatalogException as error:
-                raise PgOutputError(f"{self._path} was made by something else") from error
+        with self._database.attached() as connection:
+            found = connection.execute(f"FROM {ATTACHED}.pgoutput_fast.manifest").fetchone()
         return checked(found[0] if found else "", f"the manifest in {self._path}")
 
     def identify(self) -> None:
@@ -289,7 +205,7 @@ class ExportTarget:
         if self._segments is None:
             return
         self.slot = source["slot"]
-        metadata = _metadata(self._segments)
+        metadata = metadata_of(self._segments)
         for name in ("system_identifier", "database", "slot"):
             if metadata is not None and getattr(metadata, name) != source[name]:
                 raise PgOutputError(
@@ -331,27 +247,20 @@ class ExportTarget:
         if self._segments is not None and self._position >= begin:
             # It has all segments, and nothing came between the last one and their end.
             self._position = max(self._position, end)
+        self.furthest = self._position
         return self._position
-
-    @contextlib.contextmanager
-    def _refusals(self) -> Iterator[None]:
-        try:
-            yield
-        except self._duckdb.Error as error:
-            raise PgOutputError(f"can't read {self._path}: {error}") from error
 
     def _source(self, version: Any) -> str:
         """The rows of a version of a table, in a FROM."""
         if "table" in version:
-            return "exported." + ".".join(map(quoted, version["table"]))
+            return f"{ATTACHED}." + ".".join(map(quoted, version["table"]))
         # duckdb takes a path for a pattern.
         path = re.sub(r"([\[*?])", r"[\1]", str(self._path))
         files = ", ".join(literal(f"{path}/{one['file']}") for one in version["parts"])
         return f"read_parquet([{files}])"
 
     def _types(self, connection: Any, version: Any) -> dict[str, Held]:
-        found = connection.sql(f"FROM {self._source(version)}")
-        return {name: _held(type_) for name, type_ in zip(found.columns, found.types, strict=True)}
+        return types_of(connection.sql(f"FROM {self._source(version)}"))
 
     def table(self, table: ServerTable) -> TargetTable:
         """See `Target`."""
@@ -364,7 +273,7 @@ class ExportTarget:
         newest = versions[-1] if versions else None
         held: dict[str, Held] = {}
         if newest:
-            with self._open() as connection:
+            with self._database.attached() as connection:
                 held = self._types(connection, newest)
         names = _names(newest, "after") if newest else {}
         texts: dict[str, Texts] = {}
@@ -453,7 +362,7 @@ class ExportTarget:
         )
 
     def _count(self, versions: list[Any], done: int) -> int:
-        with self._open() as connection:
+        with self._database.attached() as connection:
             return sum(
                 connection.execute(f"SELECT count(*) {self._range(version, done)}").fetchone()[0]
                 for version in versions
@@ -469,7 +378,7 @@ class ExportTarget:
         order: str,
     ) -> Iterator[Change]:
         width = len(compared.texts)
-        with self._open() as connection:
+        with self._database.attached() as connection:
             selects = [
                 self._select(
                     table, compared, version, self._types(connection, version), done, part_of
@@ -540,29 +449,9 @@ def _counting(changes: Iterator[Change], tell: Tell) -> Iterator[Change]:
         yield change
 
 
-def _metadata(directory: Path) -> SegmentMetadata | None:
-    """Of which slot the segments of a directory are; None if it has nothing yet."""
-    found = contents(directory)
-    if not found.segments:
-        return stored_metadata(directory)
-    with SegmentReader(found.segments[0].path) as reader:
-        return reader.metadata
-
-
 def _names(version: Any, side: str) -> dict[str, str]:
     """Column of the table → column of the files that has its values, after or before a change."""
     return {one["column"]: one["name"] for one in version["columns"] if one["part"] == side}
-
-
-def _held(type_: Any) -> Held:
-    """A type of duckdb's."""
-    nested = type_.id in ("list", "array", "struct", "map")
-    parts = (
-        [(name, one) for name, one in type_.children if isinstance(one, type(type_))]
-        if (nested)
-        else []
-    )
-    return Held(type_.id, tuple((name, _held(one)) for name, one in parts))
 
 
 class DirectoryTarget:
@@ -579,6 +468,7 @@ class DirectoryTarget:
         self._directory = Path(tempfile.mkdtemp(prefix="pgoutput_fast_verify_"))
         self._export = ExportTarget(self._directory / "export")
         self._options: dict[str, Any] | None = None
+        self.furthest = 0
 
     def close(self) -> None:
         """See `Target`."""
@@ -587,7 +477,7 @@ class DirectoryTarget:
 
     def identify(self) -> None:
         """See `Target`."""
-        self._identify(_metadata(self._path))
+        self._identify(metadata_of(self._path))
 
     def _identify(self, metadata: SegmentMetadata | None) -> None:
         if metadata is not None:
@@ -598,7 +488,7 @@ class DirectoryTarget:
         """See `Target`."""
         found = contents(self._path)
         if self._options is None:
-            metadata = _metadata(self._path)
+            metadata = metadata_of(self._path)
             if metadata is None:
                 return 0
             self._identify(metadata)
@@ -609,7 +499,8 @@ class DirectoryTarget:
         )
         position = self._export.refresh(0) if (path / NAME).exists() else 0
         self.tables = self._export.tables
-        return max(position, found.end, confirmed)
+        self.furthest = max(position, found.end, confirmed)
+        return self.furthest
 
     def _chosen(self, metadata: SegmentMetadata) -> dict[str, Any]:
         # Users' types come as text without a catalogue; from binary only a catalogue has it.
@@ -639,4 +530,4 @@ class DirectoryTarget:
         return self._export.rows(table, compared, part_of, tell)
 
 
-__all__ = ["DirectoryTarget", "ExportTarget", "Target", "TargetTable", "open_target"]
+__all__ = ["DirectoryTarget", "ExportTarget", "Target", "TargetTable"]

@@ -38,6 +38,7 @@ from pgoutput_fast.segments import (
     SegmentReader,
     SegmentWriter,
     list_segments,
+    listing,
 )
 from pgoutput_fast.segments import writer as writing
 
@@ -291,6 +292,30 @@ def test_resume_goes_on_at_the_end(tmp_path: Path) -> None:
         PgOutputError, match=r"at 0/D3, beyond the end 0/D2 .* another directory may have"
     ):
         writer(tmp_path, confirmed=211)
+
+
+def test_a_first_segment_that_is_deleted_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with writer(tmp_path) as out:
+        for lsn in (100, 200):
+            write(out, transaction(lsn, insert()))
+            out.flush()
+    contents = listing.contents
+    deleted = []
+
+    def seen(directory: Path) -> listing.Contents:
+        found = contents(directory)
+        if not deleted:
+            deleted.append(found.segments[0].path)
+            found.segments[0].path.unlink()
+        return found
+
+    monkeypatch.setattr(listing, "contents", seen)
+    assert listing.metadata_of(tmp_path) == dataclasses.replace(METADATA, start_lsn=110)
+    list_segments(tmp_path)[0].path.write_bytes(b"damaged")
+    with pytest.raises(PgOutputError, match=r"0000000000000?"):
+        listing.metadata_of(tmp_path)
 
 
 def test_slot_that_moves_before_the_first_segment_is_noticed(tmp_path: Path) -> None:

@@ -125,7 +125,9 @@ class Page(HTMLParser):
         self.shown += data
 
 
-def test_until_now_has_what_the_server_has(published: Any, run: Running, tmp_path: Path) -> None:
+def test_sync_until_now_has_what_the_server_has(
+    published: Any, run: Running, tmp_path: Path
+) -> None:
     """Twice, with columns, tables and rows that come between; each change once."""
     file, report = tmp_path / "shop.duckdb", tmp_path / "report.html"
     given = arguments(published, file, "--until", "now", "--report", report)
@@ -451,7 +453,7 @@ def test_metrics(published: Any, run: Running, tmp_path: Path, wait_until: WaitU
     assert found[info] == 1
 
 
-def test_the_page_lists_every_metric() -> None:
+def test_the_page_of_sync_lists_every_metric() -> None:
     described = set(re.findall(rf"`{SYNC_PREFIX}(\w+)`", PAGE))
     assert described == {kind.name for kind in SYNC_METRICS} | {"info"}
 
@@ -463,7 +465,7 @@ def test_the_page_lists_every_option() -> None:
     assert {name for name in names if f"`{name}" not in PAGE} == set()
 
 
-def test_a_service_manager_is_told(
+def test_a_service_manager_is_told_of_syncs(
     published: Any,
     run: Running,
     tmp_path: Path,
@@ -550,7 +552,9 @@ def test_errors_and_their_exit_codes(
         (["--segments", "d", "--to", "s3://u:s3cret@b/x"], "--to: a URL has no user or password"),
     ],
 )
-def test_wrong_usage(given: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_of_sync(
+    given: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["sync", "--to", "duckdb:x.duckdb", *given]) == 2
     errors = capsys.readouterr().err
     assert text in errors

@@ -25,7 +25,8 @@ from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.replication import ReplicationConnection, capture, slots
 from pgoutput_fast.verify import Report, TableResult, VerifyProgress, moment, targets, verify
 from pgoutput_fast.verify.moment import Moment, ServerRows, ServerTable
-from pgoutput_fast.verify.targets import Target, open_target
+from pgoutput_fast.verify.opening import open_target
+from pgoutput_fast.verify.targets import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -261,7 +262,7 @@ def test_rows_of_a_file_in_another_order(made: Made, tmp_path: Path) -> None:
 
 
 def test_an_export_alone_does_not_tell_its_end(made: Made) -> None:
-    with pytest.raises(pf.PgOutputError, match="give the segments of an export"):
+    with pytest.raises(pf.PgOutputError, match="or export again, and give the segments"):
         verify(made.dsn, publications=["p"], target=str(made.parquet), timeout=0.1)
 
 

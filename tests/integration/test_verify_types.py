@@ -25,7 +25,7 @@ from pgoutput_fast.replication import capture
 from pgoutput_fast.types import BUILTIN_TYPES, TypeRegistry
 from pgoutput_fast.verify import Report, verify
 from pgoutput_fast.verify.moment import Moment
-from pgoutput_fast.verify.targets import open_target
+from pgoutput_fast.verify.opening import open_target
 from pgoutput_fast.verify.texts import NOT_COMPARED
 
 if TYPE_CHECKING:

@@ -1,0 +1,123 @@
+"""The duckdb with which a target is read: its memory and disk, and files that others write."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import PgOutputError
+from .texts import Held, literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ATTACHED = "target"
+"""The name that a target's database has while it is read."""
+
+_MEMORY = "512MB"
+_BUSY = 30.0
+"""Seconds for which a database is tried that another process holds open."""
+_PAUSE = 0.005
+"""Seconds between two tries. Who writes without a pause closes the file for some milliseconds."""
+
+
+class Database:
+    """A connection of duckdb that reads a target, and a directory for what is made meanwhile.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        What is read: a file of duckdb, or a directory.
+
+    Attributes
+    ----------
+    directory : pathlib.Path
+        It is deleted at the end.
+    connection : duckdb.DuckDBPyConnection
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import duckdb
+        except ImportError as error:
+            raise PgOutputError(
+                f"duckdb is not installed ({error}); install the extra pgoutput-fast[duckdb]"
+            ) from error
+        self._duckdb = duckdb
+        self.path = path
+        self._held = contextlib.ExitStack()
+        self.directory = Path(tempfile.mkdtemp(prefix="pgoutput_fast_verify_"))
+        self._held.callback(shutil.rmtree, self.directory, ignore_errors=True)
+        config: dict[str, Any] = {
+            "memory_limit": _MEMORY,
+            "temp_directory": str(self.directory / "duckdb"),
+            "autoinstall_known_extensions": False,
+        }
+        self.connection = self._held.enter_context(duckdb.connect(config=config))
+
+    def close(self) -> None:
+        """Delete what was made."""
+        self._held.close()
+
+    @contextlib.contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Raise duckdb's errors as this package's."""
+        try:
+            yield
+        except self._duckdb.Error as error:
+            raise PgOutputError(f"can't read {self.path}: {error}") from error
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[Any]:
+        """The connection, with the file as `ATTACHED` if it is one; nobody can write to it then."""
+        connection = self.connection
+        with self.refusals():
+            end = time.monotonic() + _BUSY
+            while self.path.is_file():
+                try:
+                    connection.execute(
+                        f"ATTACH {literal(str(self.path))} AS {ATTACHED} (READ_ONLY)"
+                    )
+                    break
+                except self._duckdb.Error as error:
+                    if not is_busy(error) or time.monotonic() > end:
+                        raise
+                    time.sleep(_PAUSE)
+            try:
+                yield connection
+            finally:
+                connection.execute(f"DETACH DATABASE IF EXISTS {ATTACHED}")
+
+    def has(self, schema: str, table: str) -> bool:
+        """Whether the file has a table."""
+        with self.attached() as connection:
+            found = connection.execute(
+                "SELECT count(*) FROM duckdb_tables() WHERE database_name = ? AND schema_name = ? "
+                "AND table_name = ?",
+                [ATTACHED, schema, table],
+            ).fetchone()
+        return bool(found != (0,))
+
+
+def is_busy(error: Exception) -> bool:
+    """Whether duckdb says that a file is open elsewhere: in another process, or in this one."""
+    return "Conflicting lock" in str(error) or "already attached by" in str(error)
+
+
+def types_of(rows: Any) -> dict[str, Held]:
+    """How the columns of a relation of duckdb hold their values."""
+    return {name: _held(type_) for name, type_ in zip(rows.columns, rows.types, strict=True)}
+
+
+def _held(type_: Any) -> Held:
+    nested = type_.id in ("list", "array", "struct", "map")
+    parts = (
+        [(name, one) for name, one in type_.children if isinstance(one, type(type_))]
+        if (nested)
+        else []
+    )
+    return Held(type_.id, tuple((name, _held(one)) for name, one in parts))

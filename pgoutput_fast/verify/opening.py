@@ -1,0 +1,83 @@
+"""Which target a text names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import PgOutputError
+from ..files._manifest import NAME
+from ..files._write import DATABASE
+from ..segments.listing import has_begun
+from .databases import Database
+from .states import DuckdbStates
+from .targets import DirectoryTarget, ExportTarget
+
+if TYPE_CHECKING:
+    from ..types import TypeRegistry
+    from .targets import Target
+
+_DUCKDB = "duckdb:"
+
+
+def open_target(given: str, segments: str | None, types: Callable[[], TypeRegistry]) -> Target:
+    """Open the target that a text names.
+
+    Parameters
+    ----------
+    given : str
+        A directory of segments or of an export, or ``duckdb:`` and the database of an export or of
+        a sync.
+    segments : str, optional
+        The directory of segments from which the target was made. That of a sync is found by itself
+        if it is beside the target.
+    types : callable
+        Reads the server's catalogue of types.
+
+    Raises
+    ------
+    PgOutputError
+        There is nothing of this name, or nothing that can be verified.
+    """
+    if given.startswith(_DUCKDB):
+        return _database(Path(given.removeprefix(_DUCKDB)), segments)
+    path = Path(given)
+    if not path.is_dir():
+        raise PgOutputError(f"there is no directory {path}")
+    if (path / NAME).exists():
+        return ExportTarget(path, segments)
+    if (path / DATABASE).exists():
+        return ExportTarget(path / DATABASE, segments)
+    if segments is not None:
+        raise PgOutputError(f"segments were given, and {path} is no export that was made of them")
+    if has_begun(path):
+        return DirectoryTarget(path, types)
+    raise PgOutputError(
+        f"{path} has no segments and no export in it; the targets are a directory of segments, "
+        "one of an export, and duckdb:FILE"
+    )
+
+
+def _database(path: Path, segments: str | None) -> Target:
+    if not path.is_file():
+        raise PgOutputError(f"there is no database {path}")
+    with closing(Database(path)) as database:
+        is_sync = database.has("main", "_source")
+        is_export = database.has("pgoutput_fast", "manifest")
+    if is_sync:
+        return DuckdbStates(path, _segments_of(path, segments))
+    if is_export:
+        return ExportTarget(path, segments)
+    raise PgOutputError(f"{path} was made by something else")
+
+
+def _segments_of(path: Path, segments: str | None) -> Path | None:
+    """The directory from which a sync keeps a target up to date, if it is known."""
+    if segments is not None:
+        if not has_begun(Path(segments)):
+            raise PgOutputError(f"no capture has begun in {segments}")
+        return Path(segments)
+    beside = path.with_name(f"{path.name}.segments")
+    return beside if has_begun(beside) else None

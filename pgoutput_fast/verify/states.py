@@ -1,0 +1,356 @@
+"""State tables that :func:`pgoutput_fast.apply.sync` keeps up to date, as targets.
+
+Their rows are compared as they are; nothing is folded. What says how far they are is stored with
+them, so rows and position are read together, table by table: as each table is at a position of its
+own, none has to wait for another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..apply.targets import TARGET_FORMAT, Column
+from ..directory.copies import Tables
+from ..errors import PgOutputError
+from ..lsn import format_lsn
+from ..policies import Policies
+from ..segments.listing import contents, metadata_of
+from .databases import ATTACHED, Database, types_of
+from .sums import Sum
+from .targets import TargetTable, Tell, ignored
+from .texts import Held, NotComparable, Texts, TextsOf, literal, part, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from ..directory.copies import TableState
+    from .moment import ServerTable
+
+_COPIED = "copied"
+_AT_ONCE = 1000  # rows that are taken from duckdb at once
+
+
+class Kept(NamedTuple):
+    """What a target says of one of its tables.
+
+    Fields: relation_id, namespace, name, stored, lsn, copy_lsn, stale, columns; see `Held` in
+    :mod:`pgoutput_fast.apply.targets`.
+    """
+
+    relation_id: int
+    namespace: str
+    name: str
+    stored: str
+    lsn: int
+    copy_lsn: int
+    stale: str | None
+    columns: tuple[Column, ...]
+
+
+class Source(NamedTuple):
+    """Where a target's tables come from, how far it is, and its tables by relation id."""
+
+    system_identifier: str
+    database: str
+    lsn: int
+    tables: dict[int, Kept]
+
+
+class DuckdbStates:
+    """The state tables in a file of duckdb; see `Target`.
+
+    A sync has the file open while it writes a window, and can't while it is read. So each table is
+    copied out, together with its position, and the file is open no longer than that takes.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+    segments : pathlib.Path, optional
+        The directory from which it is kept up to date.
+    """
+
+    def __init__(self, path: Path, segments: Path | None) -> None:
+        self._path, self._segments = path, segments
+        self.system_identifier = self.database = self.slot = ""
+        self.tables: dict[tuple[str, str], int] = {}
+        self.furthest = 0
+        self._lsn = self._position = 0
+        self._states: Mapping[int, TableState] = {}
+        # Relation id → the names that the compared columns have in its copy; None: it lacks it.
+        self._names: dict[int, dict[str, str | None]] = {}
+        self._database = Database(path)
+        try:
+            self._connection = self._database.connection
+            with self._database.refusals():
+                rows = str(self._database.directory / "rows")
+                self._connection.execute(f"ATTACH {literal(rows)} AS {_COPIED}")
+                self._connection.execute("SET preserve_insertion_order = false")
+        except BaseException:
+            self._database.close()
+            raise
+
+    def close(self) -> None:
+        """See `Target`."""
+        self._database.close()
+
+    # --- what a target has -----------------------------------------------------------------------
+
+    def _reading(self) -> contextlib.AbstractContextManager[Any]:
+        """While the target's tables are read."""
+        return self._database.attached()
+
+    def _source(self) -> Source:
+        """What the target says of its tables now."""
+        run = self._connection.execute
+        (found,) = run(f"FROM {ATTACHED}._source").fetchall()
+        self._check_format(found[0])
+        rows = run(
+            'SELECT relation_id, "schema", "table", stored, lsn, copy_lsn, stale, columns '  # noqa: S608
+            f"FROM {ATTACHED}._progress"
+        ).fetchall()
+        tables = {
+            row[0]: Kept._make([*row[:7], tuple(Column(*one) for one in json.loads(row[7]))])
+            for row in rows
+        }
+        return Source._make([*found[1:4], tables])
+
+    def _check_format(self, found: int) -> None:
+        if found != TARGET_FORMAT:
+            raise PgOutputError(
+                f"{self._path} has format {found}, and this version knows {TARGET_FORMAT}: use a "
+                "newer one"
+            )
+
+    def _state(self, kept: Kept) -> tuple[Kept, str]:
+        """How far a state table itself is, and its rows in a FROM."""
+        return kept, f"{ATTACHED}.{quoted('state')}.{quoted(kept.stored)}"
+
+    # --- the target ------------------------------------------------------------------------------
+
+    def identify(self) -> None:
+        """See `Target`."""
+        with self._reading():
+            source = self._source()
+        self.system_identifier, self.database = source.system_identifier, source.database
+        metadata = None if self._segments is None else metadata_of(self._segments)
+        if metadata is None:
+            return
+        if (metadata.system_identifier, metadata.database) != source[:2]:
+            raise PgOutputError(
+                f"{self._path} is not kept up to date from the segments in {self._segments}, which "
+                f"are of database {metadata.database!r} of system {metadata.system_identifier}"
+            )
+        self.slot = metadata.slot
+
+    def refresh(self, confirmed: int, tell: Tell = ignored) -> int:  # noqa: ARG002
+        """See `Target`."""
+        begin = end = 0
+        if self._segments is not None:
+            # Before the target, which may then have more of them, and not less.
+            self._states = Tables(self._segments).read()
+            found = contents(self._segments)
+            begin = found.segments[-1].end_lsn if found.segments else found.begin
+            end = max(found.end, confirmed)
+        with self._reading():
+            source = self._source()
+        self._lsn = self._position = source.lsn
+        if source.lsn and source.lsn >= begin:
+            # It has all segments, and nothing came between the last one and their end.
+            self._position = max(source.lsn, end)
+        self.tables = _by_name(source.tables.values())
+        self.furthest = max(self._position, *(kept.lsn for kept in source.tables.values()), 0)
+        return self._position
+
+    def table(self, table: ServerTable) -> TargetTable:
+        """See `Target`."""
+        relation_id = table.table.relation_id
+        with self._reading():
+            source = self._source()
+            kept = source.tables.get(relation_id)
+            rows = None
+            if kept is not None and kept.stale is None:
+                kept, rows = self._state(kept)
+            self._check(relation_id, kept, source)
+            held = {} if rows is None else types_of(self._connection.sql(f"FROM {rows}"))
+            names = self._columns(table, kept)
+            texts, left_out = _texts(table, kept, names, held)
+            self._names[relation_id] = names = {name: names[name] for name in texts}
+            copied = ", ".join(quoted(name) for name in names.values() if name is not None)
+            wanted = f"{copied or 'NULL AS nothing'} FROM {rows}" if rows else "NULL WHERE false"
+            copy = _copy_of(relation_id)
+            self._connection.execute(f"CREATE OR REPLACE TABLE {copy} AS SELECT {wanted}")
+        return TargetTable(texts, left_out)
+
+    def _check(self, relation_id: int, kept: Kept | None, source: Source) -> None:
+        """Whether the rows can be compared; note how far they are."""
+        if kept is not None and kept.stale is not None:
+            raise NotComparable(f"its rows are not kept up to date: {kept.stale}")
+        state = self._states.get(relation_id)
+        copied = state.snapshots[-1].lsn if state is not None and state.snapshots else 0
+        if copied > (0 if kept is None else kept.copy_lsn):
+            raise NotComparable(
+                f"its snapshot of {format_lsn(copied)} has not come into the target yet"
+            )
+        waits = None if state is None else state.held_from
+        if kept is None:
+            if waits is not None:
+                raise NotComparable(f"it waits for its snapshot since {format_lsn(waits)}")
+            return
+        # Where nothing came after what the tables have, that they are further is not stored.
+        lsn = max(kept.lsn, self._position) if kept.lsn >= self._lsn else kept.lsn
+        if lsn < self._position:
+            raise NotComparable(f"it waits for its snapshot since {format_lsn(lsn)}")
+        self.furthest = max(self.furthest, lsn, source.lsn)
+
+    @staticmethod
+    def _columns(table: ServerTable, kept: Kept | None) -> dict[str, str | None]:
+        """The names in the target of the server's columns; None for those that it lacks."""
+        live = [] if kept is None else [one for one in kept.columns if not one.is_dropped]
+        by_number = {one.number: one.stored for one in live if one.number is not None}
+        by_name = {one.name: one.stored for one in live if one.number is None}
+        found: dict[str, str | None] = {}
+        for column in table.table.columns:
+            found[column.name] = by_number.get(column.number or 0) or by_name.get(column.name)
+        return {name: found[name] for name in table.columns}
+
+    def rows(
+        self,
+        table: ServerTable,
+        compared: TargetTable,
+        part_of: Callable[[str, str | None], str],
+        tell: Tell = ignored,  # noqa: ARG002
+    ) -> StateRows:
+        """See `Target`."""
+        relation_id = table.table.relation_id
+        names, added = self._names[relation_id], table.table.added_values
+        parts = {
+            column: part(texts.target)
+            if names[column] is not None
+            # The rows are older than the column, or the next change would have brought it.
+            else literal(part_of(column, added.get(column)))
+            for column, texts in compared.texts.items()
+        }
+        return StateRows(self._database, _copy_of(relation_id), parts, table.key)
+
+
+def _copy_of(relation_id: int) -> str:
+    return f"{_COPIED}.t{relation_id}"
+
+
+def _by_name(tables: Iterable[Kept]) -> dict[tuple[str, str], int]:
+    """Tables by their names; what a table that was made anew has replaced, by its stored name."""
+    found: dict[tuple[str, str], int] = {}
+    for kept in tables:
+        is_replaced = kept.stored.endswith(f"~{kept.relation_id}")
+        name = (kept.namespace, kept.name)
+        if is_replaced:
+            name = (kept.namespace, f"{kept.name}~{kept.relation_id}")
+        found[name] = kept.relation_id
+    return found
+
+
+def _texts(
+    table: ServerTable, kept: Kept | None, names: Mapping[str, str | None], held: Mapping[str, Held]
+) -> tuple[dict[str, Texts], dict[str, str]]:
+    """The canonical texts of columns, and why others have none."""
+    texts: dict[str, Texts] = {}
+    left_out: dict[str, str] = {}
+    followed = set(names.values())
+    is_renamed = kept is not None and any(
+        one.number is None and not one.is_dropped and one.stored not in followed
+        for one in kept.columns
+    )
+    for column, name in names.items():
+        is_known = column in table.table.added_values and not is_renamed
+        if kept is not None and name is None and not is_known:
+            left_out[column] = (
+                "it was added or renamed since the last change that the target has of the table, "
+                "and nothing says which values the rows in the target have"
+            )
+            continue
+        try:
+            # Without a value in the target any form will do.
+            kind = Held("varchar") if name is None else held[name]
+            texts[column] = TextsOf(Policies()).column(
+                table.types[column], kind, quoted(column), quoted(name or column)
+            )
+        except NotComparable as error:
+            left_out[column] = str(error)
+    return texts, left_out
+
+
+class StateRows:
+    """The rows of a table that was copied into a database; see `sums.Rows`.
+
+    Parameters
+    ----------
+    database : Database
+    source : str
+        The table in a FROM.
+    parts : dict of str to str
+        For each column that is compared, in their order, the expression of its part.
+    key : sequence of str
+        Empty for a multiset.
+    """
+
+    def __init__(
+        self, database: Database, source: str, parts: Mapping[str, str], key: Sequence[str]
+    ) -> None:
+        self._database = database
+        every = " || ".join(parts.values()) or "''"
+        name = " || ".join(parts[one] for one in key) or every
+        self._digested = f"(SELECT md5({name}) AS n, md5({every}) AS d FROM {source})"  # noqa: S608
+        self._with_parts = f"(SELECT md5({name}) AS n, {every} AS d FROM {source})"  # noqa: S608
+
+    def sums(self, digits: int, within: Sequence[str] | None) -> dict[str, Sum]:
+        """See `Rows`."""
+        halves = ", ".join(
+            # As a signed integer of 64 bits; the sum has as many as it needs.
+            f"sum(CASE WHEN {half} >= {1 << 63} THEN {half} - {1 << 64} ELSE {half} END)"
+            for half in (f"('0x' || substr(d, {at}, 16))::UBIGINT::HUGEINT" for at in (1, 17))
+        )
+        query = f"SELECT substr(n, 1, {digits}), count(*), {halves} FROM {self._digested}"  # noqa: S608
+        found = self._run(f"{query}{_beginning(within)} GROUP BY 1", within)
+        return {row[0]: Sum(row[1], row[2], row[3]) for row in found}
+
+    def digests(self, within: Sequence[str]) -> Iterator[tuple[str, str, int]]:
+        """See `Rows`."""
+        return self._one_by_one(self._digested, _beginning(within), within)
+
+    def named(self, names: Iterable[str]) -> Iterator[tuple[str, str, int]]:
+        """See `Rows`."""
+        return self._one_by_one(self._digested, _NAMED, list(names))
+
+    def parts(self, names: Iterable[str]) -> Iterator[tuple[str, str, int]]:
+        """See `Rows`."""
+        return self._one_by_one(self._with_parts, _NAMED, list(names))
+
+    def _one_by_one(
+        self, rows: str, condition: str, names: Sequence[str]
+    ) -> Iterator[tuple[str, str, int]]:
+        query = f"SELECT n, d, count(*) FROM {rows}{condition} GROUP BY ALL"  # noqa: S608
+        return self._run(query, names)
+
+    def _run(self, query: str, names: Sequence[str] | None) -> Iterator[Any]:
+        given = [] if names is None else [list(names)]
+        # Of its own, as another result may not have been taken wholly.
+        with self._database.refusals(), self._database.connection.cursor() as cursor:
+            found = cursor.execute(query, given)
+            while some := found.fetchmany(_AT_ONCE):
+                yield from some
+
+
+_NAMED = " WHERE n IN (SELECT unnest(?::VARCHAR[]))"
+
+
+def _beginning(within: Sequence[str] | None) -> str:
+    if within is None:
+        return ""
+    length = len(within[0]) if within else 0
+    return f" WHERE substr(n, 1, {length}) IN (SELECT unnest(?::VARCHAR[]))"
+
+
+__all__ = ["DuckdbStates", "Kept", "Source", "StateRows"]

@@ -1,0 +1,444 @@
+"""verify of the tables that `apply.sync` keeps up to date."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import duckdb
+import psycopg
+import pytest
+from snapshots import peek
+from type_values import TYPES, VALUES
+
+import pgoutput_fast as pf
+from pgoutput_fast import cli
+from pgoutput_fast.apply import sync
+from pgoutput_fast.replication import slots
+from pgoutput_fast.types import TypeRegistry
+from pgoutput_fast.verify import Report, TableResult, VerifyProgress, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pgoutput_fast.embedded import EmbeddedServer
+
+pytestmark = pytest.mark.integration
+
+SCHEMA = (
+    "CREATE TABLE a (id int PRIMARY KEY, t text, f float8, big text)",
+    "ALTER TABLE a ALTER big SET STORAGE EXTERNAL",
+    'CREATE TABLE "M.x" (x int, y text, "Y" text)',
+    'ALTER TABLE "M.x" REPLICA IDENTITY FULL',
+    "CREATE TABLE altered (id int PRIMARY KEY, t text, gone text, n int)",
+    "CREATE TABLE later (id int PRIMARY KEY, t text)",
+    "CREATE TABLE nothing (id int PRIMARY KEY)",
+    "CREATE TABLE leaves (id int PRIMARY KEY)",
+    "CREATE TABLE chosen (id int PRIMARY KEY, v int, hidden text)",
+    """INSERT INTO a SELECT i, 't' || i, i / 3.0, repeat('x', 3000) || i
+        FROM generate_series(1, 200) AS i""",
+    "INSERT INTO altered SELECT i, 't', 'g', i FROM generate_series(1, 20) AS i",
+    "INSERT INTO later SELECT i, 't' FROM generate_series(1, 20) AS i",
+    """CREATE PUBLICATION p FOR TABLE a, "M.x", altered, later, nothing, leaves,
+        chosen (id, v) WHERE (id % 2 = 0)""",
+)
+CHANGES = (
+    """INSERT INTO a SELECT i, 't' || i, i / 3.0, repeat('x', 3000) || i
+        FROM generate_series(201, 300) AS i""",
+    "UPDATE a SET t = NULL WHERE id = 3",
+    "UPDATE a SET id = id + 1000 WHERE id BETWEEN 10 AND 19",
+    "DELETE FROM a WHERE id = 20",
+    """INSERT INTO "M.x" SELECT i % 5, CASE WHEN i % 5 > 0 THEN 'a,\\b' END, 'Y'
+        FROM generate_series(1, 50) AS i""",
+    "DELETE FROM \"M.x\" WHERE ctid = '(0,7)'",
+    "ALTER TABLE altered DROP gone, ADD added int DEFAULT 7",
+    "ALTER TABLE altered RENAME t TO renamed",
+    "UPDATE altered SET n = -1 WHERE id = 1",
+    "INSERT INTO chosen SELECT i, i, 'h' FROM generate_series(1, 20) AS i",
+    "INSERT INTO leaves VALUES (1)",
+    # No change follows that would bring the columns to the target.
+    "ALTER TABLE later ADD added int DEFAULT 7",
+    "ALTER TABLE later ALTER t TYPE varchar",
+    "ALTER TABLE later RENAME t TO renamed",
+    "ALTER PUBLICATION p DROP TABLE leaves",
+)
+ROWS = {"M.x": 49, "a": 299, "altered": 20, "chosen": 10, "later": 20, "nothing": 0}
+
+
+class Synced(NamedTuple):
+    """A database, and the file that a sync keeps."""
+
+    dsn: str
+    path: Path
+
+    def verify(self, path: Path | None = None, **options: Any) -> Report:
+        options.setdefault("timeout", 10)
+        # A copy of the file has no segments beside it.
+        options.setdefault("segments", None if path is None else f"{self.path}.segments")
+        return verify(self.dsn, publications=["p"], target=f"duckdb:{path or self.path}", **options)
+
+
+def run(dsn: str, *statements: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for one in statements:
+            connection.execute(one.encode())
+
+
+@pytest.fixture(scope="module")
+def synced(pg16: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Synced]:
+    path = tmp_path_factory.mktemp("states") / "tables.duckdb"
+    run(pg16.dsn(), "CREATE DATABASE synced")
+    dsn = pg16.dsn("synced")
+    run(dsn, *SCHEMA)
+    options: dict[str, Any] = {"target": f"duckdb:{path}", "slot": "synced", "publications": ["p"]}
+    sync(dsn, until="now", **options)
+    run(dsn, *CHANGES)
+    sync(dsn, until="now", **options)
+    yield Synced(dsn, path)
+    slots.drop(dsn, "synced")
+
+
+@pytest.fixture
+def broken(synced: Synced, tmp_path: Path) -> Callable[..., TableResult]:
+    """Change the file, and verify it: the result of the table that differs."""
+
+    def result(statement: str, name: str = "a") -> TableResult:
+        path = tmp_path / "tables.duckdb"
+        shutil.copy(synced.path, path)
+        with duckdb.connect(str(path)) as connection:
+            connection.execute(statement)
+        report = synced.verify(path)
+        assert report.exit_code == 1
+        assert [one.name for one in report.tables if one.state != "equal"] == [name]
+        (found,) = (one for one in report.tables if one.name == name)
+        return found
+
+    return result
+
+
+def test_what_is_equal_in_states(synced: Synced) -> None:
+    report = synced.verify()
+    assert {one.name: (one.state, one.why) for one in report.tables} == dict.fromkeys(
+        ROWS, ("equal", "")
+    )
+    assert {one.name: one.rows for one in report.tables} == ROWS
+    assert {one.name: one.target_rows for one in report.tables} == ROWS
+    assert report.exit_code == 0
+    assert report.only_in_target == ("public.leaves",)
+
+
+def test_one_value_in_states(broken: Callable[..., TableResult]) -> None:
+    found = broken("UPDATE state.\"public.a\" SET t = 'T7' WHERE id = 7")
+    (one,) = found.differences
+    assert (found.differing, one.kind, one.key) == (1, "different", {"id": "7"})
+    assert one.columns == {"t": ("t7", "T7")}
+
+
+def test_null_is_not_an_empty_text_in_states(broken: Callable[..., TableResult]) -> None:
+    (one,) = broken("UPDATE state.\"public.a\" SET t = '' WHERE id = 3").differences
+    assert (one.key, one.columns) == ({"id": "3"}, {"t": (None, "")})
+
+
+def test_a_column_that_was_renamed(broken: Callable[..., TableResult]) -> None:
+    statement = "UPDATE state.\"public.altered\" SET renamed = 'T' WHERE id = 7"
+    (one,) = broken(statement, "altered").differences
+    assert one.columns == {"renamed": ("t", "T")}
+
+
+def test_a_row_that_is_missing_in_states(broken: Callable[..., TableResult]) -> None:
+    found = broken('DELETE FROM state."public.a" WHERE id = 7')
+    (one,) = found.differences
+    assert (one.kind, one.key, one.times) == ("missing", {"id": "7"}, (1, 0))
+    assert (found.rows, found.target_rows) == (299, 298)
+
+
+def test_a_row_too_many_in_states(broken: Callable[..., TableResult]) -> None:
+    found = broken("INSERT INTO state.\"public.a\" VALUES (20, 't', 1, '')")
+    (one,) = found.differences
+    assert (one.kind, one.key, one.times) == ("extra", {"id": "20"}, (0, 1))
+
+
+def test_a_row_twice_in_states(broken: Callable[..., TableResult]) -> None:
+    statement = 'INSERT INTO state."public.a" FROM state."public.a" WHERE id = 7'
+    (one,) = broken(statement).differences
+    assert (one.kind, one.key, one.times) == ("doubled", {"id": "7"}, (1, 2))
+
+
+def test_rows_of_a_multiset_in_states(broken: Callable[..., TableResult]) -> None:
+    rows = 'FROM state."public.M%2Ex" WHERE x = 2'
+    statement = f"DELETE {rows} AND rowid = (SELECT min(rowid) {rows})"
+    (one,) = broken(statement, "M.x").differences
+    assert (one.kind, one.key) == ("too few", {"x": "2", "y": "a,\\b", "Y": "Y"})
+    assert one.times == (9, 8)
+
+
+def test_many_rows_in_states(broken: Callable[..., TableResult]) -> None:
+    found = broken("UPDATE state.\"public.a\" SET t = t || '!' WHERE id > 250")
+    assert (found.differing, len(found.differences), found.differing_is_least) == (60, 10, False)
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("SET stale = 'a column is new'", "its rows are not kept up to date: a column is new"),
+        ("SET lsn = 16", "it waits for its snapshot since 0/10"),
+        ("SET copy_lsn = 0", "its snapshot of .* has not come into the target yet"),
+    ],
+)
+def test_a_table_that_can_not_be_compared(
+    synced: Synced, tmp_path: Path, statement: str, why: str
+) -> None:
+    path = tmp_path / "tables.duckdb"
+    shutil.copy(synced.path, path)
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(f"UPDATE _progress {statement} WHERE \"table\" = 'a'")
+        connection.execute("DELETE FROM _progress WHERE \"table\" = 'chosen'")
+    report = synced.verify(path)
+    found = {one.name: one for one in report.tables if one.state != "equal"}
+    assert (set(found), report.exit_code) == ({"a", "chosen"}, 2)
+    assert {one.state for one in found.values()} == {"not compared"}
+    assert re.fullmatch(why, found["a"].why)
+    assert found["chosen"].why.endswith("has not come into the target yet")
+
+
+def test_a_file_alone(synced: Synced, tmp_path: Path) -> None:
+    """Without its segments it does not tell that nothing was committed since its last window."""
+    path = tmp_path / "alone.duckdb"
+    shutil.copy(synced.path, path)
+    with pytest.raises(pf.PgOutputError, match="let its capture or sync go on, or export again"):
+        synced.verify(path, segments=None, timeout=0.1)
+    with psycopg.connect(synced.dsn) as server, duckdb.connect(str(path)) as connection:
+        (lsn,) = server.execute("SELECT pg_current_wal_lsn() - '0/0'").fetchone() or (0,)
+        for name in ("_source", "_progress"):
+            connection.execute(f"UPDATE {name} SET lsn = {lsn + 100_000}")
+        connection.execute("DELETE FROM _progress WHERE \"table\" IN ('chosen', 'nothing')")
+
+    def progress(told: VerifyProgress) -> None:
+        if told.doing == "reading what changed":  # the server comes to where the file is
+            run(synced.dsn, "SELECT pg_switch_wal()", "CHECKPOINT")
+
+    report = synced.verify(path, segments=None, progress=progress)
+    found = {one.name: one for one in report.tables}
+    # A table that has no rows on the server is not missed.
+    assert {name: one.state for name, one in found.items()} == {
+        **dict.fromkeys(ROWS, "equal"), "chosen": "different",
+    }  # fmt: skip
+    assert (found["chosen"].differing, report.only_in_target) == (10, ("public.leaves",))
+    assert {one.kind for one in found["chosen"].differences} == {"missing"}
+
+
+def test_another_database_in_states(synced: Synced, pg16: EmbeddedServer, tmp_path: Path) -> None:
+    run(pg16.dsn(), "CREATE PUBLICATION p")
+    try:
+        with pytest.raises(pf.PgOutputError, match="another server: its database is 'synced'"):
+            synced._replace(dsn=pg16.dsn()).verify()
+    finally:
+        run(pg16.dsn(), "DROP PUBLICATION p")
+    shutil.copy(synced.path, tmp_path / "other.duckdb")
+    with duckdb.connect(str(tmp_path / "other.duckdb")) as connection:
+        connection.execute("UPDATE _source SET database = 'other'")
+    with pytest.raises(pf.PgOutputError, match="is not kept up to date from the segments in"):
+        synced.verify(tmp_path / "other.duckdb")
+    with duckdb.connect(str(tmp_path / "other.duckdb")) as connection:
+        connection.execute("UPDATE _source SET format = 9")
+    with pytest.raises(pf.PgOutputError, match="has format 9, and this version knows 1"):
+        synced.verify(tmp_path / "other.duckdb")
+    with duckdb.connect(str(tmp_path / "other.duckdb")) as connection:
+        connection.execute("DROP TABLE _source")
+    with pytest.raises(pf.PgOutputError, match=r"other\.duckdb was made by something else"):
+        synced.verify(tmp_path / "other.duckdb")
+
+
+def test_as_a_command(synced: Synced, capsys: pytest.CaptureFixture[str]) -> None:
+    code = cli.main(
+        ["verify", "--dsn", synced.dsn, "--publication", "p", "--target", f"duckdb:{synced.path}"]
+    )
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    assert out.splitlines()[1] == "public.a        equal, 299 rows"
+
+
+# --- values of every type ------------------------------------------------------------------------
+
+TEXT = pf.Policies(infinity="text", out_of_range="text", special_values="text", arrays="text")
+
+
+class Typed(NamedTuple):
+    """A database with a table for each type."""
+
+    dsn: str
+    names: list[str]
+
+    def verify(self, target: str) -> dict[str, str]:
+        """The types whose table is not equal, and what was said of it."""
+        report = verify(self.dsn, publications=["p"], target=target, timeout=10)
+        assert len(report.tables) == len(self.names)
+        return {
+            self.names[int(one.name[1:])]: f"{one.state} {one.why} {one.differences}"
+            for one in report.tables
+            if one.state != "equal"
+        }
+
+
+def typed(database: Any) -> Typed:
+    database.execute(*TYPES)
+    names = list(VALUES)
+    for number, name in enumerate(names):
+        database.execute(f"CREATE TABLE t{number} (id int PRIMARY KEY, v {name})")
+    database.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    return Typed(database.dsn, names)
+
+
+def insert(database: Any, first: int) -> None:
+    with psycopg.connect(database.dsn) as connection:
+        for number, (name, values) in enumerate(VALUES.items()):
+            for i, value in enumerate([*values, None]):
+                connection.execute(
+                    f"INSERT INTO t{number} VALUES (%s, %s::{name})".encode(), [first + i, value]
+                )
+
+
+def delete_refused(database: Any) -> int:
+    """Delete what columns can't hold without a policy; how many rows that is."""
+    frames = peek(database, "tried", "p", binary=False)
+    with psycopg.connect(database.dsn, autocommit=True) as connection:
+        registry = TypeRegistry.from_connection(connection)
+        relation, refused = b"", 0
+        table, key = "", 0
+        for frame in frames:
+            if frame[:1] == b"R":
+                relation, table, key = frame, pf.decode(frame).name, 0
+            elif frame[:1] == b"I":
+                decoder = pf.ColumnarDecoder(registry=registry, target="portable")
+                try:
+                    list(decoder.decode([relation, frame]))
+                except pf.PgOutputError:
+                    connection.execute(f"DELETE FROM {table} WHERE id = {key}".encode())
+                    refused += 1
+                key += 1
+    return refused
+
+
+@pytest.mark.parametrize("policies", [None, pytest.param(TEXT, marks=pytest.mark.slow)])
+def test_every_type_is_equal(
+    pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path, policies: Any
+) -> None:
+    """As a snapshot brings the values, and as a stream does."""
+    database = make_database(pg16)
+    made = typed(database)
+    database.execute("SELECT pg_create_logical_replication_slot('tried', 'pgoutput')")
+    insert(database, 0)
+    if policies is None:
+        assert delete_refused(database) > 10
+    target = f"duckdb:{tmp_path / 'tables.duckdb'}"
+    options: dict[str, Any] = {
+        "target": target, "slot": "typed", "publications": ["p"], "until": "now",
+        "policies": policies,
+    }  # fmt: skip
+    sync(database.dsn, **options)
+    assert made.verify(target) == {}
+    for number in range(len(made.names)):
+        database.execute(f"INSERT INTO t{number} SELECT id + 1000, v FROM t{number}")
+    sync(database.dsn, **options)
+    assert made.verify(target) == {}
+
+
+# --- while both move -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def moving(
+    pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path,
+    wait_until: Callable[..., None],
+) -> Iterator[Synced]:  # fmt: skip
+    """A database with a sync that runs."""
+    database = make_database(pg16)
+    database.execute(*SCHEMA)
+    stop = threading.Event()
+    found = Synced(database.dsn, tmp_path / "tables.duckdb")
+    failed: list[BaseException] = []
+
+    def run_sync() -> None:
+        try:
+            sync(
+                found.dsn, target=f"duckdb:{found.path}", slot="moving", publications=["p"],
+                stop=stop, interval=0.1, max_delay=0.1,
+            )  # fmt: skip
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    thread = threading.Thread(target=run_sync)
+    thread.start()
+    wait_until(lambda: found.path.exists() or failed)
+    yield found
+    stop.set()
+    thread.join()
+    assert not failed
+
+
+@contextlib.contextmanager
+def writing(dsn: str, step: Callable[[Any, int], None]) -> Iterator[None]:
+    """Run a step over and over, in another thread."""
+    stop = threading.Event()
+
+    def write() -> None:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            number = 0
+            while not stop.is_set():
+                step(connection, number)
+                number += 1
+                time.sleep(0.01)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_equal_while_both_move_in_states(moving: Synced, wait_until: Callable[..., None]) -> None:
+    def step(connection: Any, number: int) -> None:
+        key = number * 7919 % 3000
+        with connection.transaction():
+            connection.execute("DELETE FROM a WHERE id = %s", [key + 1])
+            connection.execute(
+                "INSERT INTO a VALUES (%s, %s, 1, repeat('z', 3000)) ON CONFLICT (id) DO UPDATE "
+                "SET t = excluded.t", [key, str(number)],
+            )  # fmt: skip
+            connection.execute('INSERT INTO "M.x" VALUES (%s)', [number % 50])
+        if number % 10 == 0:
+            connection.execute("UPDATE a SET id = -id WHERE id = %s", [key])
+
+    def has_begun() -> bool:
+        with psycopg.connect(moving.dsn) as connection:
+            (rows,) = connection.execute("SELECT count(*) FROM a").fetchone() or (0,)
+        return bool(rows > 220)
+
+    with writing(moving.dsn, step):
+        wait_until(has_begun)
+        report = moving.verify(rounds=30)
+    found = {one.name: one for one in report.tables}
+    assert {one.state for one in report.tables} <= {"equal", "unsettled"}
+    assert found["a"].state == "equal"
+    assert found["a"].rows > 220
+    assert found["a"].looked_again > 0
+
+
+def test_a_key_that_never_stands_still_in_states(moving: Synced) -> None:
+    def step(connection: Any, number: int) -> None:
+        connection.execute("UPDATE a SET t = %s WHERE id = 30", [str(number)])
+
+    with writing(moving.dsn, step):
+        report = moving.verify(rounds=2)
+    found = {one.name: one for one in report.tables}
+    assert (found["a"].state, found["a"].unsettled) == ("unsettled", 1)
+    assert found["later"].state == "equal"
+    assert report.exit_code == 2
