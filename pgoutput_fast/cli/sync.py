@@ -140,9 +140,10 @@ class _Watcher:
 @click.option(
     "--to",
     "target",
-    metavar="duckdb:FILE",
+    metavar="DIR|duckdb:FILE",
     required=True,
-    help="Where the tables are. What is there is continued.",
+    help="Where the tables are: a directory or s3://bucket/prefix has Delta tables. What is there "
+    "is continued.",
 )
 @click.option(
     "--engine",
