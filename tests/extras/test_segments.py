@@ -38,8 +38,8 @@ from pgoutput_fast.segments import (
     SegmentReader,
     SegmentWriter,
     list_segments,
+    listing,
 )
-from pgoutput_fast.segments import listing
 from pgoutput_fast.segments import writer as writing
 
 
@@ -314,7 +314,7 @@ def test_a_first_segment_that_is_deleted_meanwhile(
     monkeypatch.setattr(listing, "contents", seen)
     assert listing.metadata_of(tmp_path) == dataclasses.replace(METADATA, start_lsn=110)
     list_segments(tmp_path)[0].path.write_bytes(b"damaged")
-    with pytest.raises(PgOutputError, match="0000000000000?"):
+    with pytest.raises(PgOutputError, match="can.t read|damaged|segment"):
         listing.metadata_of(tmp_path)
 
 
