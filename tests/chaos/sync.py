@@ -29,7 +29,9 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 import duckdb
 import psycopg
 from chaos import Consumer, execute, wait_for
+from deltalake import DeltaTable
 
+from pgoutput_fast.apply.delta_place import directory_of
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import PgOutputError
@@ -46,11 +48,11 @@ TYPES = ("int", "int DEFAULT 7", "text", "text DEFAULT 'd'", "int DEFAULT (rando
 
 
 def make_table(table: str) -> list[str]:
+    rows = f"generate_series(1, {KEYS}) AS g"
     return [
         f"CREATE TABLE {table} (id int PRIMARY KEY, v text, k int NOT NULL DEFAULT 0, big text)",
         f"ALTER TABLE {table} ALTER big SET STORAGE EXTERNAL",
-        f"INSERT INTO {table} SELECT g, 'old', 0, repeat('x', g % 40 * 100) "
-        f"FROM generate_series(1, {KEYS}) AS g",
+        f"INSERT INTO {table} SELECT g, 'old', 0, repeat('x', g % 40 * 100) FROM {rows}",
         f"ALTER PUBLICATION p ADD TABLE {table}",
     ]
 
@@ -113,9 +115,10 @@ class Writer:
 
     def _of(self, table: str) -> list[str]:
         number, key = self._number, self._chance.randrange(KEYS)
+        big = "repeat('y', g % 40 * 100)"
+        some = f"FROM generate_series({key}, {key + 20}) AS g ON CONFLICT DO NOTHING"
         statements = [
-            f"INSERT INTO {table} (id, v, big) SELECT g, '{number}', repeat('y', g % 40 * 100) "
-            f"FROM generate_series({key}, {key + 20}) AS g ON CONFLICT DO NOTHING",
+            f"INSERT INTO {table} (id, v, big) SELECT g, '{number}', {big} {some}",
             f"UPDATE {table} SET v = '{number}' WHERE id BETWEEN {key} AND {key + 10}",
             f"DELETE FROM {table} WHERE id BETWEEN {key} AND {key + 5}",
             f"UPDATE {table} SET id = -{number} WHERE id = {key}",
@@ -133,7 +136,7 @@ class Writer:
         is_published = connection.execute(
             "SELECT count(*) FROM pg_publication_tables WHERE tablename = %s", [table]
         ).fetchone() == (1,)
-        type_ = chance.choice(TYPES)
+        type_, key = chance.choice(TYPES), chance.choice(("(id)", "(id, k)", "(k, id)"))
         alter = f"ALTER TABLE {table}"
         kinds: dict[str, list[str]] = {
             "leave": [f"ALTER PUBLICATION p DROP TABLE {table}"] if is_published else [],
@@ -142,8 +145,7 @@ class Writer:
             "rewrite": [f"VACUUM FULL {table}"],
             "rename": [f"{alter} RENAME TO r", f"ALTER TABLE r RENAME TO {table}"],
             "again": [f"DROP TABLE {table}", *make_table(table)],
-            "key": [f"{alter} DROP CONSTRAINT {table}_pkey, ADD PRIMARY KEY "
-                    f"{chance.choice(('(id)', '(id, k)', '(k, id)'))}"],
+            "key": [f"{alter} DROP CONSTRAINT {table}_pkey, ADD PRIMARY KEY {key}"],
             "full": [f"{alter} REPLICA IDENTITY FULL"],
             "default": [f"{alter} REPLICA IDENTITY DEFAULT"],
             "add": [f"{alter} ADD c{number} {type_}"] if len(added) < COLUMNS else [],
@@ -164,7 +166,7 @@ class Writer:
             )
         if kind != "rewrite" and chance.random() < 0.5:
             with connection.transaction():
-                for statement in (*kinds[kind], ):
+                for statement in kinds[kind]:
                     connection.execute(statement.encode())
         else:
             for statement in kinds[kind]:
@@ -249,16 +251,47 @@ class DuckdbTables:
         return found
 
 
+class DeltaTables:
+    """Delta tables in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "lake"
+        self.given = str(self.path)
+        self.segments = directory / "lake.segments"
+
+    def _table(self, *names: str) -> Any:
+        return DeltaTable(str(self.path.joinpath(*names))).to_pyarrow_dataset()
+
+    def held(self) -> dict[int, Held]:
+        wanted = ["relation_id", "stored", "version", "stale", "columns"]
+        rows = self._table("_progress").to_table(wanted).to_pylist()
+        return {row["relation_id"]: held_of(tuple(row.values())) for row in rows}
+
+    def rows(self, held: Held, columns: list[str]) -> list[tuple[Any, ...]]:
+        stored = [held.columns[name] for name in columns]
+        found = self._table("state", directory_of(held.stored)).to_table(stored)
+        return list(zip(*(found.column(name).to_pylist() for name in stored), strict=True))
+
+    def changes(self, held: Held) -> list[tuple[int, int]]:
+        found = []
+        for version in range(1, held.version + 1):
+            name = held.stored + ("" if version == 1 else f".v{version}")
+            rows = self._table("changes", directory_of(name)).to_table(["commit_lsn", "seq"])
+            found += [tuple(row.values()) for row in rows.to_pylist()]
+        return found
+
+
 def held_of(row: Any) -> Held:
     # name, stored, type_id, type_modifier, form, is_dropped, number
     columns = {one[0]: one[1] for one in json.loads(row[4]) if not one[5]}
     return Held(*row[:4], columns)
 
 
-TARGETS = {"duckdb": DuckdbTables}
+AnyTables = DuckdbTables | DeltaTables
+TARGETS: dict[str, type[AnyTables]] = {"duckdb": DuckdbTables, "delta": DeltaTables}
 
 
-def compare(server: EmbeddedServer, tables: DuckdbTables) -> int:
+def compare(server: EmbeddedServer, tables: AnyTables) -> int:
     """The number of tables that are published, all of which have the server's rows."""
     published = execute(
         server,
@@ -280,7 +313,7 @@ def compare(server: EmbeddedServer, tables: DuckdbTables) -> int:
     return len(published)
 
 
-def count_changes(tables: DuckdbTables) -> int:
+def count_changes(tables: AnyTables) -> int:
     """How many changes there are, each of which is there once."""
     total = 0
     for held in tables.held().values():
@@ -291,7 +324,7 @@ def count_changes(tables: DuckdbTables) -> int:
     return total
 
 
-def verified(server: EmbeddedServer, tables: DuckdbTables, **options: Any) -> Report:
+def verified(server: EmbeddedServer, tables: AnyTables, **options: Any) -> Report:
     """What verify says; that nothing differs."""
     report = verify(server.dsn(), publications=["p"], target=tables.given, **options)
     differing = [one for one in report.tables if one.state == "different"]
@@ -341,7 +374,7 @@ def run(target: str, seed: int, kills: int, directory: Path | None) -> None:
 
 
 def take_part(
-    server: EmbeddedServer, syncer: Syncer, tables: DuckdbTables, kills: int, chance: random.Random
+    server: EmbeddedServer, syncer: Syncer, tables: AnyTables, kills: int, chance: random.Random
 ) -> int:
     """Kill the sync again and again, and verify beside it: how many tables were found equal."""
     wait_for("the first window", lambda: tables.path.exists())
@@ -359,14 +392,15 @@ def take_part(
     return looks
 
 
-def finish(server: EmbeddedServer, syncer: Syncer, tables: DuckdbTables) -> Report:
+def finish(server: EmbeddedServer, syncer: Syncer, tables: AnyTables) -> Report:
     """Sync what is left, with all copies that are asked for."""
     syncer.check()
     syncer.end()
     syncer.options["until"] = "now"
     for _ in range(ATTEMPTS):
         syncer.start()
-        wait_for("the end", lambda: syncer.process.poll() is not None)  # type: ignore[union-attr]
+        ended = syncer.process.poll
+        wait_for("the end", lambda ended=ended: ended() is not None, 300.0)
         syncer.ended_well()
         report = verified(server, tables)
         if report.exit_code == 0:
