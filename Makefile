@@ -135,6 +135,8 @@ test-matrix: $(VENV)/.extension $(servers)/.installed
 chaos: $(VENV)/.extension
 	@$(python) tests/chaos/chaos.py $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(CHAOS_ARGS)
 	@$(python) tests/chaos/directory.py $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
+	@$(python) tests/chaos/sync.py --target duckdb $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
+	@$(python) tests/chaos/sync.py --target delta $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
 
 live: $(VENV)/.extension
 	@$(python) tests/chaos/live.py $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(LIVE_ARGS)

@@ -83,8 +83,8 @@ def verify(
     publications : list or tuple of str
         Those of the target's slot.
     target : str
-        A directory of segments, the directory of an export to Parquet or duckdb, or ``duckdb:`` and
-        the database of an export, or of a sync.
+        A directory of segments, of an export to Parquet or duckdb, or of a sync's Delta tables; or
+        ``duckdb:`` and the database of an export or of a sync.
     segments : str, optional
         The directory of segments from which the target was made. An export alone does not tell that
         nothing was committed since its last transaction, nor does what a sync writes; that of a

@@ -12,7 +12,7 @@ from ..files._manifest import NAME
 from ..files._write import DATABASE
 from ..segments.listing import has_begun
 from .databases import Database
-from .states import DuckdbStates
+from .states import DeltaStates, DuckdbStates
 from .targets import DirectoryTarget, ExportTarget
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def open_target(given: str, segments: str | None, types: Callable[[], TypeRegist
     Parameters
     ----------
     given : str
-        A directory of segments or of an export, or ``duckdb:`` and the database of an export or of
-        a sync.
+        A directory of segments, of an export, or of a sync's Delta tables; or ``duckdb:`` and the
+        database of an export or of a sync.
     segments : str, optional
         The directory of segments from which the target was made. That of a sync is found by itself
         if it is beside the target.
@@ -50,13 +50,15 @@ def open_target(given: str, segments: str | None, types: Callable[[], TypeRegist
         return ExportTarget(path, segments)
     if (path / DATABASE).exists():
         return ExportTarget(path / DATABASE, segments)
+    if (path / "_progress" / "_delta_log").is_dir():
+        return DeltaStates(path, _segments_of(path.absolute(), segments))
     if segments is not None:
         raise PgOutputError(f"segments were given, and {path} is no export that was made of them")
     if has_begun(path):
         return DirectoryTarget(path, types)
     raise PgOutputError(
         f"{path} has no segments and no export in it; the targets are a directory of segments, "
-        "one of an export, and duckdb:FILE"
+        "one of an export or of Delta tables, and duckdb:FILE"
     )
 
 

@@ -11,6 +11,7 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..apply.delta_place import Place, directory_of, require_deltalake
 from ..apply.targets import TARGET_FORMAT, Column
 from ..directory.copies import Tables
 from ..errors import PgOutputError
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
     from .moment import ServerTable
 
 _COPIED = "copied"
+_APP = "pgoutput_fast"
+"""How commits of a sync are named in the log of a Delta table."""
+_PROGRESS = (
+    "relation_id", "schema", "table", "stored", "lsn", "copy_lsn", "stale", "columns",
+)  # fmt: skip
 _AT_ONCE = 1000  # rows that are taken from duckdb at once
 
 
@@ -59,17 +65,15 @@ class Source(NamedTuple):
     tables: dict[int, Kept]
 
 
-class DuckdbStates:
-    """The state tables in a file of duckdb; see `Target`.
-
-    A sync has the file open while it writes a window, and can't while it is read. So each table is
-    copied out, together with its position, and the file is open no longer than that takes.
+class States:
+    """State tables, of which each is copied out at one version; see `Target`.
 
     Parameters
     ----------
     path : pathlib.Path
+        Where they are.
     segments : pathlib.Path, optional
-        The directory from which it is kept up to date.
+        The directory from which they are kept up to date.
     """
 
     def __init__(self, path: Path, segments: Path | None) -> None:
@@ -100,22 +104,15 @@ class DuckdbStates:
 
     def _reading(self) -> contextlib.AbstractContextManager[Any]:
         """While the target's tables are read."""
-        return self._database.attached()
+        raise NotImplementedError
 
     def _source(self) -> Source:
         """What the target says of its tables now."""
-        run = self._connection.execute
-        (found,) = run(f"FROM {ATTACHED}._source").fetchall()
-        self._check_format(found[0])
-        rows = run(
-            'SELECT relation_id, "schema", "table", stored, lsn, copy_lsn, stale, columns '  # noqa: S608
-            f"FROM {ATTACHED}._progress"
-        ).fetchall()
-        tables = {
-            row[0]: Kept._make([*row[:7], tuple(Column(*one) for one in json.loads(row[7]))])
-            for row in rows
-        }
-        return Source._make([*found[1:4], tables])
+        raise NotImplementedError
+
+    def _state(self, kept: Kept, source: Source) -> str:
+        """The rows of a state table in a FROM, at the position that the target says."""
+        raise NotImplementedError
 
     def _check_format(self, found: int) -> None:
         if found != TARGET_FORMAT:
@@ -123,10 +120,6 @@ class DuckdbStates:
                 f"{self._path} has format {found}, and this version knows {TARGET_FORMAT}: use a "
                 "newer one"
             )
-
-    def _state(self, kept: Kept) -> tuple[Kept, str]:
-        """How far a state table itself is, and its rows in a FROM."""
-        return kept, f"{ATTACHED}.{quoted('state')}.{quoted(kept.stored)}"
 
     # --- the target ------------------------------------------------------------------------------
 
@@ -170,10 +163,8 @@ class DuckdbStates:
         with self._reading():
             source = self._source()
             kept = source.tables.get(relation_id)
-            rows = None
-            if kept is not None and kept.stale is None:
-                kept, rows = self._state(kept)
             self._check(relation_id, kept, source)
+            rows = None if kept is None else self._state(kept, source)
             held = {} if rows is None else types_of(self._connection.sql(f"FROM {rows}"))
             names = self._columns(table, kept)
             texts, left_out = _texts(table, kept, names, held)
@@ -234,6 +225,88 @@ class DuckdbStates:
             for column, texts in compared.texts.items()
         }
         return StateRows(self._database, _copy_of(relation_id), parts, table.key)
+
+
+class DuckdbStates(States):
+    """The state tables in a file of duckdb.
+
+    A sync has the file open while it writes a window, and can't while it is read. So the file is
+    open no longer than it takes to copy out one table, together with its position.
+    """
+
+    def _reading(self) -> contextlib.AbstractContextManager[Any]:
+        return self._database.attached()
+
+    def _source(self) -> Source:
+        run = self._connection.execute
+        (found,) = run(f"FROM {ATTACHED}._source").fetchall()
+        self._check_format(found[0])
+        rows = run(
+            f"SELECT {', '.join(map(quoted, _PROGRESS))} FROM {ATTACHED}._progress"  # noqa: S608
+        ).fetchall()
+        return Source._make([*found[1:4], {row[0]: _kept(row) for row in rows}])
+
+    def _state(self, kept: Kept, source: Source) -> str:  # noqa: ARG002
+        return f"{ATTACHED}.{quoted('state')}.{quoted(kept.stored)}"
+
+
+class DeltaStates(States):
+    """The state tables among a directory's Delta tables.
+
+    Each is read at the version that `_progress` means, as columns are named there: where a sync
+    has written a table further, and `_progress` not yet, at an older version.
+    """
+
+    def __init__(self, path: Path, segments: Path | None) -> None:
+        self._deltalake = require_deltalake()
+        self._place = Place(str(path))
+        super().__init__(path, segments)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._database.refusals(), self._place.refusals("the tables"):
+            yield
+
+    def _open(self, directory: str) -> Any:
+        return self._deltalake.DeltaTable(f"{self._place.uri}/{directory}")
+
+    def _source(self) -> Source:
+        progress = self._open("_progress")
+        described = json.loads(progress.metadata().description)
+        self._check_format(described["format"])
+        rows = progress.to_pyarrow_dataset().to_table([*_PROGRESS, "moves"]).to_pylist()
+        self._moved = {row["relation_id"]: json.loads(row["moves"]) for row in rows}
+        tables = {row["relation_id"]: _kept([row[name] for name in _PROGRESS]) for row in rows}
+        return Source(
+            described["system_identifier"],
+            described["database"],
+            progress.transaction_version(_APP) or 0,
+            tables,
+        )
+
+    def _state(self, kept: Kept, source: Source) -> str:
+        app = "/".join((_APP, source.system_identifier, source.database, str(kept.relation_id)))
+        table = self._table(kept, app)
+        while (table.transaction_version(app) or 0) > kept.lsn:
+            table.load_as_version(table.version() - 1)
+        self._connection.register("state_rows", table.to_pyarrow_dataset())
+        return "state_rows"
+
+    def _table(self, kept: Kept, app: str) -> Any:
+        """A table, which may not have been moved to its new name yet."""
+        names = [kept.stored, *(move[2] for move in self._moved[kept.relation_id])]
+        for name in names:
+            directory = f"state/{directory_of(name)}"
+            if (self._path / directory / "_delta_log").is_dir():
+                table = self._open(directory)
+                if table.transaction_version(app) is not None:
+                    return table
+        raise NotComparable(f"the target has no table state/{directory_of(kept.stored)}")
+
+
+def _kept(row: Sequence[Any]) -> Kept:
+    """A row of `_progress`, in the order of `_PROGRESS`."""
+    return Kept._make([*row[:7], tuple(Column(*one) for one in json.loads(row[7]))])
 
 
 def _copy_of(relation_id: int) -> str:
@@ -353,4 +426,4 @@ def _beginning(within: Sequence[str] | None) -> str:
     return f" WHERE substr(n, 1, {length}) IN (SELECT unnest(?::VARCHAR[]))"
 
 
-__all__ = ["DuckdbStates", "Kept", "Source", "StateRows"]
+__all__ = ["DeltaStates", "DuckdbStates", "Kept", "Source", "StateRows"]

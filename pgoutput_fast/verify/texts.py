@@ -88,7 +88,7 @@ _SERVERS_TEXT = "CASE WHEN num_nulls({c}) = 0 THEN format('%s', {c}) END"
 _AS_VARCHAR = "({c})::VARCHAR"
 _AS_STRING = "cast({c} AS string)"
 
-_INTEGERS = ("smallint", "integer", "bigint", "uinteger", "ubigint")
+_INTEGERS = ("smallint", "integer", "bigint", "uinteger", "ubigint", "decimal")
 
 
 def _bits(send: str, size: int, integer: str) -> str:

@@ -687,7 +687,17 @@ def completed(*words: str) -> list[str]:
 
 def test_shells_complete_commands_and_options() -> None:
     assert completed("") == [
-        *("capture", "consumers", "demo", "doctor", "inspect", "snapshot", "tail", "verify"),
+        *(
+            "capture",
+            "consumers",
+            "demo",
+            "doctor",
+            "inspect",
+            "snapshot",
+            "sync",
+            "tail",
+            "verify",
+        ),
     ]
     assert completed("in") == ["inspect"]
     assert completed("inspect", "--va") == ["--values"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 import threading
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
 import psycopg
+import pyarrow as pa
 import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from snapshots import peek
 from type_values import TYPES, VALUES
 
@@ -182,6 +185,97 @@ def test_many_rows_in_states(broken: Callable[..., TableResult]) -> None:
     assert (found.differing, len(found.differences), found.differing_is_least) == (60, 10, False)
 
 
+# --- Delta tables --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lake(pg16: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Synced]:
+    path = tmp_path_factory.mktemp("states") / "lake"
+    run(pg16.dsn(), "CREATE DATABASE lake")
+    dsn = pg16.dsn("lake")
+    run(dsn, *SCHEMA)
+    options: dict[str, Any] = {"target": path, "slot": "lake", "publications": ["p"]}
+    sync(dsn, until="now", **options)
+    run(dsn, *CHANGES)
+    sync(dsn, until="now", **options)
+    yield Synced(dsn, path)
+    slots.drop(dsn, "lake")
+
+
+def verify_lake(lake: Synced, path: Path | None = None) -> Report:
+    segments = f"{lake.path}.segments"
+    target = str(path or lake.path)
+    return verify(lake.dsn, publications=["p"], target=target, segments=segments, timeout=10)
+
+
+def test_delta_tables_that_are_equal(lake: Synced) -> None:
+    report = verify_lake(lake)
+    assert {one.name: (one.state, one.why) for one in report.tables} == dict.fromkeys(
+        ROWS, ("equal", "")
+    )
+    assert {one.name: one.target_rows for one in report.tables} == ROWS
+    assert report.only_in_target == ("public.leaves",)
+
+
+def one_value(table: DeltaTable) -> None:
+    table.update({"t": "'T7'"}, predicate="id = 7")
+
+
+def missing(table: DeltaTable) -> None:
+    table.delete("id = 7")
+
+
+def doubled(table: DeltaTable) -> None:
+    rows = table.to_pyarrow_table(filters=[("id", "=", 7)])
+    write_deltalake(table, rows, mode="append")
+
+
+def extra(table: DeltaTable) -> None:
+    rows = table.to_pyarrow_table(filters=[("id", "=", 7)])
+    column = pa.array([20], rows.schema.field("id").type)
+    write_deltalake(table, rows.set_column(0, rows.schema.field(0), column), mode="append")
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind", "key", "times"),
+    [
+        (one_value, "different", "7", (1, 1)),
+        (missing, "missing", "7", (1, 0)),
+        (doubled, "doubled", "7", (1, 2)),
+        (extra, "extra", "20", (0, 1)),
+    ],
+)
+def test_delta_tables_that_differ(
+    lake: Synced, tmp_path: Path, damage: Any, kind: str, key: str, times: tuple[int, int]
+) -> None:
+    shutil.copytree(lake.path, tmp_path / "lake")
+    damage(DeltaTable(str(tmp_path / "lake" / "state" / "public.a")))
+    report = verify_lake(lake, tmp_path / "lake")
+    (found,) = (one for one in report.tables if one.state != "equal")
+    (one,) = found.differences
+    assert (found.name, found.state, one.kind) == ("a", "different", kind)
+    assert (one.key, one.times) == ({"id": key}, times)
+    assert one.columns == ({"t": ("t7", "T7")} if kind == "different" else {})
+
+
+def test_a_delta_table_that_is_further_than_its_progress(lake: Synced, tmp_path: Path) -> None:
+    """As between two commits of a window: the older version is read, which the columns fit."""
+    shutil.copytree(lake.path, tmp_path / "lake")
+    directory = tmp_path / "lake" / "state" / "public.a"
+    table = DeltaTable(str(directory))
+    described = json.loads(DeltaTable(str(tmp_path / "lake" / "_progress")).metadata().description)
+    with psycopg.connect(lake.dsn) as connection:
+        (oid,) = connection.execute("SELECT 'a'::regclass::oid::int8").fetchone() or (0,)
+    app = f"pgoutput_fast/{described['system_identifier']}/lake/{oid}"
+    assert table.transaction_version(app) is not None
+    properties = CommitProperties(app_transactions=[Transaction(app, 1 << 60)])
+    table.delete("id < 100", commit_properties=properties)
+    assert {one.state for one in verify_lake(lake, tmp_path / "lake").tables} == {"equal"}
+
+
+# --- what can't be compared ----------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("statement", "why"),
     [
@@ -324,10 +418,13 @@ def delete_refused(database: Any) -> int:
     return refused
 
 
-@pytest.mark.parametrize("policies", [None, pytest.param(TEXT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["duckdb", "delta"])
+@pytest.mark.parametrize("policies", [None, TEXT], ids=["default", "text"])
 def test_every_type_is_equal(
-    pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path, policies: Any
-) -> None:
+    pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path, policies: Any,
+    kind: str,
+) -> None:  # fmt: skip
     """As a snapshot brings the values, and as a stream does."""
     database = make_database(pg16)
     made = typed(database)
@@ -335,7 +432,7 @@ def test_every_type_is_equal(
     insert(database, 0)
     if policies is None:
         assert delete_refused(database) > 10
-    target = f"duckdb:{tmp_path / 'tables.duckdb'}"
+    target = f"duckdb:{tmp_path / 'tables.duckdb'}" if kind == "duckdb" else str(tmp_path / "lake")
     options: dict[str, Any] = {
         "target": target, "slot": "typed", "publications": ["p"], "until": "now",
         "policies": policies,

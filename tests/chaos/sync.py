@@ -1,0 +1,429 @@
+"""State tables under faults: a sync with its capture, kill -9 all the while, DDL included.
+
+    python tests/chaos/sync.py [--target duckdb|delta] [--seed N] [--kills N]
+
+A writer changes rows and keys, adds, alters, renames and drops columns, truncates, rewrites, drops
+and makes tables, alters primary keys and replica identities, and has tables join and leave the
+publication. A sync (`syncer.py`) captures a slot and keeps tables up to date from it; it is killed
+at moments by chance. Now and then, while all that goes on, `verify` must find nothing that differs.
+At the end `verify` and a comparison with SELECT find each state table equal to the server's, and
+each change table has each change once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+
+import duckdb
+import psycopg
+from chaos import Consumer, execute, wait_for
+from deltalake import DeltaTable
+
+from pgoutput_fast.apply.delta_place import directory_of
+from pgoutput_fast.directory.copies import Tables
+from pgoutput_fast.embedded import EmbeddedServer
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.verify import Report, verify
+
+SETTINGS = {"log_min_messages": "panic", "wal_sender_timeout": "3s", "fsync": False}
+TABLES = 5
+KEYS = 1000
+COLUMNS = 4
+"""The most columns of a table that are added."""
+ATTEMPTS = 10
+"""How often copies are waited for, at the end."""
+TYPES = ("int", "int DEFAULT 7", "text", "text DEFAULT 'd'", "int DEFAULT (random() * 9)::int")
+
+
+def make_table(table: str) -> list[str]:
+    rows = f"generate_series(1, {KEYS}) AS g"
+    return [
+        f"CREATE TABLE {table} (id int PRIMARY KEY, v text, k int NOT NULL DEFAULT 0, big text)",
+        f"ALTER TABLE {table} ALTER big SET STORAGE EXTERNAL",
+        f"INSERT INTO {table} SELECT g, 'old', 0, repeat('x', g % 40 * 100) FROM {rows}",
+        f"ALTER PUBLICATION p ADD TABLE {table}",
+    ]
+
+
+def make_multiset(table: str) -> list[str]:
+    return [
+        f"CREATE TABLE {table} (id int, v text)",
+        f"ALTER TABLE {table} REPLICA IDENTITY FULL",
+        f"INSERT INTO {table} SELECT g % 30, 'old' FROM generate_series(1, 200) AS g",
+        f"ALTER PUBLICATION p ADD TABLE {table}",
+    ]
+
+
+class Writer:
+    """Changes tables without a pause."""
+
+    def __init__(self, server: EmbeddedServer, chance: random.Random) -> None:
+        self._server = server
+        self._chance = random.Random(chance.random())
+        self._stop = threading.Event()
+        self._number = 0
+        self._added: dict[str, dict[str, str]] = {f"t{n}": {} for n in range(TABLES)}
+        self.defined: Counter[str] = Counter()
+        self.failed: psycopg.Error | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with psycopg.connect(self._server.dsn(), autocommit=True) as connection:
+                while not self._stop.wait(0.003):
+                    # A key that is there already: the transaction is rolled back.
+                    with contextlib.suppress(psycopg.errors.UniqueViolation):
+                        self._write(connection)
+        except psycopg.Error as error:
+            self.failed = error
+
+    def _write(self, connection: psycopg.Connection[Any]) -> None:
+        chance = self._chance
+        self._number += 1
+        table = f"t{chance.randrange(TABLES)}"
+        if chance.random() < 0.01:
+            self._define(connection, table)
+        elif chance.random() < 0.1:
+            connection.execute(chance.choice(self._of_multiset()).encode())
+        elif chance.random() < 0.1:
+            with connection.transaction():
+                for _ in range(chance.randrange(2, 6)):
+                    connection.execute(chance.choice(self._of(table)).encode())
+        else:
+            connection.execute(chance.choice(self._of(table)).encode())
+
+    def _of_multiset(self) -> tuple[str, ...]:
+        some = f"ctid IN (SELECT ctid FROM m ORDER BY ctid LIMIT {self._chance.randrange(1, 9)})"
+        return (
+            f"INSERT INTO m SELECT g % 7, '{self._number % 5}' FROM generate_series(1, 9) AS g",
+            f"UPDATE m SET v = '{self._number % 5}' WHERE {some}",
+            f"DELETE FROM m WHERE {some}",
+        )
+
+    def _of(self, table: str) -> list[str]:
+        number, key = self._number, self._chance.randrange(KEYS)
+        big = "repeat('y', g % 40 * 100)"
+        some = f"FROM generate_series({key}, {key + 20}) AS g ON CONFLICT DO NOTHING"
+        statements = [
+            f"INSERT INTO {table} (id, v, big) SELECT g, '{number}', {big} {some}",
+            f"UPDATE {table} SET v = '{number}' WHERE id BETWEEN {key} AND {key + 10}",
+            f"DELETE FROM {table} WHERE id BETWEEN {key} AND {key + 5}",
+            f"UPDATE {table} SET id = -{number} WHERE id = {key}",
+            f"UPDATE {table} SET k = {number} WHERE id BETWEEN {key} AND {key + 3}",
+            f"UPDATE {table} SET big = NULL WHERE id = {key}",
+        ]
+        return statements + [
+            f"UPDATE {table} SET {column} = '{number}' WHERE id BETWEEN {key} AND {key + 10}"
+            for column in self._added[table]
+        ]
+
+    def _define(self, connection: psycopg.Connection[Any], table: str) -> None:
+        chance, number, added = self._chance, self._number, self._added[table]
+        column = chance.choice(sorted(added)) if added else ""
+        is_published = connection.execute(
+            "SELECT count(*) FROM pg_publication_tables WHERE tablename = %s", [table]
+        ).fetchone() == (1,)
+        type_, key = chance.choice(TYPES), chance.choice(("(id)", "(id, k)", "(k, id)"))
+        alter = f"ALTER TABLE {table}"
+        kinds: dict[str, list[str]] = {
+            "leave": [f"ALTER PUBLICATION p DROP TABLE {table}"] if is_published else [],
+            "join": [] if is_published else [f"ALTER PUBLICATION p ADD TABLE {table}"],
+            "truncate": [f"TRUNCATE {table}"],
+            "rewrite": [f"VACUUM FULL {table}"],
+            "rename": [f"{alter} RENAME TO r", f"ALTER TABLE r RENAME TO {table}"],
+            "again": [f"DROP TABLE {table}", *make_table(table)],
+            "key": [f"{alter} DROP CONSTRAINT {table}_pkey, ADD PRIMARY KEY {key}"],
+            "full": [f"{alter} REPLICA IDENTITY FULL"],
+            "default": [f"{alter} REPLICA IDENTITY DEFAULT"],
+            "add": [f"{alter} ADD c{number} {type_}"] if len(added) < COLUMNS else [],
+            "drop column": [f"{alter} DROP {column}"] if column else [],
+            "rename column": [f"{alter} RENAME {column} TO c{number}"] if column else [],
+            "alter column": [f"{alter} ALTER {column} DROP DEFAULT, ALTER {column} TYPE text"]
+            if column else [],
+        }  # fmt: skip
+        weights = {"join": 3, "add": 3}
+        kind = chance.choices(list(kinds), [weights.get(one, 1) for one in kinds])[0]
+        if not kinds[kind]:
+            return
+        if kind == "key":
+            # Rows that only the other key tells apart.
+            connection.execute(
+                f"DELETE FROM {table} WHERE ctid NOT IN (SELECT min(ctid) FROM {table} "
+                "GROUP BY id)".encode()
+            )
+        if kind != "rewrite" and chance.random() < 0.5:
+            with connection.transaction():
+                for statement in kinds[kind]:
+                    connection.execute(statement.encode())
+        else:
+            for statement in kinds[kind]:
+                connection.execute(statement.encode())
+        self.defined[kind] += 1
+        if kind == "again":
+            added.clear()
+        elif kind == "add":
+            added[f"c{number}"] = type_
+        elif kind in ("drop column", "rename column"):
+            was = added.pop(column)
+            if kind == "rename column":
+                added[f"c{number}"] = was
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self.failed is not None:
+            raise self.failed
+
+
+class Syncer(Consumer):
+    """The sync's process."""
+
+    script = "syncer.py"
+
+    def check(self) -> None:
+        """It does not end by itself."""
+        assert self.process is not None
+        assert self.process.poll() is None, f"it has ended: {self.process.returncode}"
+
+    def ended_well(self) -> None:
+        """It has ended without an error."""
+        assert self.process is not None
+        assert self.process.returncode == 0, f"it has ended: {self.process.returncode}"
+
+
+class Held(NamedTuple):
+    """What a target has of a table."""
+
+    relation_id: int
+    stored: str
+    version: int
+    stale: str | None
+    columns: dict[str, str]
+    """The server's names of columns that are not dropped, and the target's."""
+
+
+class DuckdbTables:
+    """The tables in a file of duckdb."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "tables.duckdb"
+        self.given = f"duckdb:{self.path}"
+        self.segments = directory / "tables.duckdb.segments"
+
+    @contextlib.contextmanager
+    def _open(self) -> Any:
+        with duckdb.connect(str(self.path), read_only=True) as connection:
+            yield connection
+
+    def held(self) -> dict[int, Held]:
+        with self._open() as connection:
+            rows = connection.execute(
+                "SELECT relation_id, stored, version, stale, columns FROM _progress"
+            ).fetchall()
+        return {row[0]: held_of(row) for row in rows}
+
+    def rows(self, held: Held, columns: list[str]) -> list[tuple[Any, ...]]:
+        with self._open() as connection:
+            named = ", ".join(f'"{held.columns[name]}"' for name in columns)
+            return connection.execute(f'SELECT {named} FROM state."{held.stored}"').fetchall()
+
+    def changes(self, held: Held) -> list[tuple[int, int]]:
+        found = []
+        with self._open() as connection:
+            for version in range(1, held.version + 1):
+                name = held.stored + ("" if version == 1 else f".v{version}")
+                found += connection.execute(
+                    f'SELECT commit_lsn, seq FROM changes."{name}"'
+                ).fetchall()
+        return found
+
+
+class DeltaTables:
+    """Delta tables in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "lake"
+        self.given = str(self.path)
+        self.segments = directory / "lake.segments"
+
+    def _table(self, *names: str) -> Any:
+        return DeltaTable(str(self.path.joinpath(*names))).to_pyarrow_dataset()
+
+    def held(self) -> dict[int, Held]:
+        wanted = ["relation_id", "stored", "version", "stale", "columns"]
+        rows = self._table("_progress").to_table(wanted).to_pylist()
+        return {row["relation_id"]: held_of(tuple(row.values())) for row in rows}
+
+    def rows(self, held: Held, columns: list[str]) -> list[tuple[Any, ...]]:
+        stored = [held.columns[name] for name in columns]
+        found = self._table("state", directory_of(held.stored)).to_table(stored)
+        return list(zip(*(found.column(name).to_pylist() for name in stored), strict=True))
+
+    def changes(self, held: Held) -> list[tuple[int, int]]:
+        found = []
+        for version in range(1, held.version + 1):
+            name = held.stored + ("" if version == 1 else f".v{version}")
+            rows = self._table("changes", directory_of(name)).to_table(["commit_lsn", "seq"])
+            found += [tuple(row.values()) for row in rows.to_pylist()]
+        return found
+
+
+def held_of(row: Any) -> Held:
+    # name, stored, type_id, type_modifier, form, is_dropped, number
+    columns = {one[0]: one[1] for one in json.loads(row[4]) if not one[5]}
+    return Held(*row[:4], columns)
+
+
+AnyTables = DuckdbTables | DeltaTables
+TARGETS: dict[str, type[AnyTables]] = {"duckdb": DuckdbTables, "delta": DeltaTables}
+
+
+def compare(server: EmbeddedServer, tables: AnyTables) -> int:
+    """The number of tables that are published, all of which have the server's rows."""
+    published = execute(
+        server,
+        "SELECT tablename::regclass::oid::bigint, tablename, attnames::text[] "
+        "FROM pg_publication_tables WHERE pubname = 'p'",
+    )
+    all_held = tables.held()
+    for relation_id, table, columns in published:
+        held = all_held[relation_id]
+        assert held.stale is None, (table, held.stale)
+        # A column that came since the last change has no column there.
+        there = [name for name in columns if name in held.columns]
+        truth = Counter(execute(server, f"SELECT {', '.join(there)} FROM {table}"))
+        found = Counter(tables.rows(held, there))
+        assert found == truth, (
+            f"{table} ({relation_id}) has {found.total()} rows, the server {truth.total()}; too "
+            f"many: {list(found - truth)[:3]}, too few: {list(truth - found)[:3]}"
+        )
+    return len(published)
+
+
+def count_changes(tables: AnyTables) -> int:
+    """How many changes there are, each of which is there once."""
+    total = 0
+    for held in tables.held().values():
+        found = Counter(tables.changes(held))
+        twice = {place: times for place, times in found.items() if times > 1}
+        assert not twice, f"{held.stored}: {len(twice)} changes twice, such as {list(twice)[:3]}"
+        total += found.total()
+    return total
+
+
+def verified(server: EmbeddedServer, tables: AnyTables, **options: Any) -> Report:
+    """What verify says; that nothing differs."""
+    report = verify(server.dsn(), publications=["p"], target=tables.given, **options)
+    differing = [one for one in report.tables if one.state == "different"]
+    assert not differing, differing
+    return report
+
+
+def run(target: str, seed: int, kills: int, directory: Path | None) -> None:
+    chance = random.Random(f"{target} {seed}")
+    begin = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        if directory is None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        tables = TARGETS[target](directory)
+        server = stack.enter_context(EmbeddedServer(chance.choice((16, 18)), SETTINGS))
+        execute(server, "CREATE PUBLICATION p", *make_multiset("m"))
+        for number in range(TABLES):
+            execute(server, *make_table(f"t{number}"))
+        writer = Writer(server, chance)
+        stack.callback(writer.end)
+        options = {
+            "slot": "s", "publications": ["p"], "retry_for": 60, "max_delay": 0.05,
+            "segment_bytes": 100_000, "grace": 2.0, "keep_bytes": 300_000, "keep_seconds": 5.0,
+            "quick": True, "interval": 0.1, "window_bytes": 100_000,
+        }  # fmt: skip
+        syncer = Syncer(tables.given, server.dsn(), **options)  # type: ignore[arg-type]
+        syncer.start()
+        stack.callback(syncer.log.close)
+        stack.callback(syncer.kill)
+        try:
+            looks = take_part(server, syncer, tables, kills, chance)
+            writer.end()
+            report = finish(server, syncer, tables)
+            count = compare(server, tables)
+            changes = count_changes(tables)
+        except (AssertionError, PgOutputError):
+            print(f"The sync's log ends with:\n{syncer.said()[-3000:]}")
+            raise
+    assert len(report.tables) == count
+    print(
+        f"tables in {target}, kill -9 of their sync: {kills} faults, {count} tables compared, "
+        f"{looks} meanwhile, {changes:,} changes, {writer.defined.total()} DDL "
+        f"({', '.join(f'{name} {n}' for name, n in sorted(writer.defined.items()))}), "
+        f"{time.monotonic() - begin:.0f} s",
+        flush=True,
+    )
+
+
+def take_part(
+    server: EmbeddedServer, syncer: Syncer, tables: AnyTables, kills: int, chance: random.Random
+) -> int:
+    """Kill the sync again and again, and verify beside it: how many tables were found equal."""
+    wait_for("the first window", lambda: tables.path.exists())
+    looks = 0
+    for number in range(kills):
+        # A process needs about a second until it works.
+        time.sleep(chance.choice((0.0, 1.0)) + chance.uniform(0.2, chance.choice((1.0, 2.5))))
+        syncer.check()
+        syncer.kill()
+        syncer.start()
+        if number % 20 == 4:
+            report = verified(server, tables, rounds=3, timeout=60)
+            looks += sum(one.state == "equal" for one in report.tables)
+            syncer.check()
+    return looks
+
+
+def finish(server: EmbeddedServer, syncer: Syncer, tables: AnyTables) -> Report:
+    """Sync what is left, with all copies that are asked for."""
+    syncer.check()
+    syncer.end()
+    syncer.options["until"] = "now"
+    for _ in range(ATTEMPTS):
+        syncer.start()
+        ended = syncer.process.poll
+        wait_for("the end", lambda ended=ended: ended() is not None, 300.0)
+        syncer.ended_well()
+        report = verified(server, tables)
+        if report.exit_code == 0:
+            break
+    assert report.exit_code == 0, [
+        (one.name, one.state, one.why) for one in report.tables if one.state != "equal"
+    ]
+    waiting = [one for one in Tables(tables.segments).read().values() if one.held_from is not None]
+    assert not waiting
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", choices=TARGETS, default="duckdb")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--directory", type=Path, default=None, help="a new one, which is kept")
+    given = parser.parse_args()
+    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**6)
+    print(f"CHAOS_SEED={seed}", flush=True)
+    run(given.target, seed, given.kills, given.directory)
+
+
+if __name__ == "__main__":
+    main()

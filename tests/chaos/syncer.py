@@ -1,0 +1,28 @@
+"""A sync, with the capture in it, that is killed at any moment.
+
+    python syncer.py TARGET DSN OPTIONS
+
+OPTIONS is JSON: what `sync` is given, and `quick` (whether what a capture does from time to time is
+done all the time).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+
+from pgoutput_fast.apply import sync
+from pgoutput_fast.replication import upkeep
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(message)s")
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    options = json.loads(sys.argv[3])
+    if options.pop("quick", False):
+        for name in ("_TICK", "_MERGE_INTERVAL", "_TIDY_INTERVAL", "_WATCH_INTERVAL"):
+            setattr(upkeep, name, 0.1)
+    print(sync(sys.argv[2], target=sys.argv[1], stop=ended, **options), file=sys.stderr)
