@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from .delta_types import conformed, stored_array, stored_type
 from .keys import rows_as_bytes
-from .targets import Added, IncompleteError, Removed, Renamed
+from .targets import DELETED_AT, Added, IncompleteError, Removed, Renamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -151,12 +151,16 @@ class Keys:
 
 
 class Hits(NamedTuple):
-    """Rows that are there: in which file and group, at which places there, and of which key."""
+    """Rows that are there: in which file and group, at which places there, and of which key.
+
+    `live` says which of them are not marked as deleted.
+    """
 
     file: int
     group: int
     rows: Any
     keys: Any
+    live: Any
 
 
 class Merge:
@@ -169,6 +173,8 @@ class Merge:
     net : NetChanges
     name : str
         What errors call the table.
+    marker : str, optional
+        The column in which deleted rows are marked, which stay then.
 
     Attributes
     ----------
@@ -176,12 +182,18 @@ class Merge:
         Those that are written anew.
     """
 
-    def __init__(self, table: Table, shape: Shape, net: NetChanges, name: str) -> None:
+    def __init__(
+        self, table: Table, shape: Shape, net: NetChanges, name: str, marker: str | None = None
+    ) -> None:
         self._table = table
         self._shape = shape
         self._net = net
         self._name = name
-        self._there = [] if net.truncated else table.files()
+        self._marker = marker
+        # Rows that a truncate has marked stay.
+        self._empties = net.truncated and marker is None
+        self._marks_all = net.truncated and marker is not None
+        self._there = [] if self._empties else table.files()
         self._hits: dict[tuple[int, int], Hits] = {}
         self._old: list[pa.RecordBatch] = []
         self._batches = net.rows.to_batches()
@@ -197,7 +209,8 @@ class Merge:
             else:
                 self._find_alike()
         touched = {file for file, _ in self._hits}
-        self.files = [file for i, file in enumerate(self._there) if shape.rewrites or i in touched]
+        rewrites = shape.rewrites or self._marks_all
+        self.files = [file for i, file in enumerate(self._there) if rewrites or i in touched]
 
     # --- what is there ---------------------------------------------------------------------------
 
@@ -219,7 +232,8 @@ class Merge:
         present = np.zeros(keys.count, bool)
         for hits in self._find(keys, net.key, self._is_possible(keys, net.key[0])):
             self._hits[hits.file, hits.group] = hits
-            present[hits.keys] = True
+            if not self._marks_all:
+                present[hits.keys[hits.live]] = True
         if not net.truncated:
             expects = net.rows.column("expects")
             for expected, wrong, what in (
@@ -252,11 +266,22 @@ class Merge:
                 continue
             with self._table.open_file(file) as opened:
                 for group in range(opened.num_row_groups):
-                    rows = self._read(file, opened, group, names)
+                    rows = self._read(file, opened, group, [*names, *self._marked_in])
                     places = keys.places([rows.column(name) for name in names])
                     found = np.flatnonzero(places >= 0)
                     if len(found):
-                        yield Hits(number, group, found, places[found])
+                        yield Hits(number, group, found, places[found], self._live(rows)[found])
+
+    @property
+    def _marked_in(self) -> list[str]:
+        """The column in which deleted rows are marked, if there is one."""
+        return [] if self._marker is None else [self._marker]
+
+    def _live(self, rows: pa.RecordBatch) -> Any:
+        """Which rows are not marked as deleted."""
+        if self._marker is None:
+            return np.ones(rows.num_rows, bool)
+        return rows.column(self._marker).is_null().to_numpy(zero_copy_only=False)
 
     def _read(
         self, file: File, opened: Any, group: int, names: Sequence[str] | None = None
@@ -306,8 +331,10 @@ class Merge:
         taken = [column.take(pa.array(numbers)) for column in self._all(names)]
         keys = Keys(taken, are_rows=True)
         left = self._net.rows.column("count").to_numpy()[numbers].copy()
+        self._kinds = numbers
         for hits in self._find(keys, names, lambda file: True):
             order = np.argsort(hits.keys, kind="stable")
+            order = order[hits.live[order]]
             rows, kinds = hits.rows[order], hits.keys[order]
             # Of each kind the first ones, as many as are left to go.
             first = np.searchsorted(kinds, kinds)
@@ -317,7 +344,7 @@ class Merge:
             if len(rows):
                 place = np.argsort(rows)
                 self._hits[hits.file, hits.group] = hits._replace(
-                    rows=rows[place], keys=kinds[place]
+                    rows=rows[place], keys=kinds[place], live=np.ones(len(place), bool)
                 )
             if not left.any():
                 return
@@ -354,12 +381,40 @@ class Merge:
         """Write the rows of a file that stay, and keep what others need of those that go."""
         for group, rows in _ahead(self._groups(file)):
             hits = self._hits.get((number, group))
+            if self._marks_all:
+                rows = self._with_marks(rows, self._live(rows), self._net.truncated_at)
             if hits is None:
                 writer.write(rows)
                 continue
             if self._net.key and self._unsent:
                 self._keep(rows, hits)
+            if self._marker is not None:
+                hits = self._write_marked(rows, hits, writer)
             writer.write(*_without(rows, hits.rows), size=rows.nbytes)
+
+    def _write_marked(self, rows: pa.RecordBatch, hits: Hits, writer: Writer) -> Hits:
+        """Write those that are deleted, with a mark; what goes from the rows."""
+        # Of a multiset those that were found are deleted; with a key some get other values.
+        numbers = hits.keys if self._net.key else self._kinds[hits.keys]
+        changes = self._net.rows
+        deleted = pc.equal(changes.column("op"), "delete").to_numpy()[numbers]
+        marked = deleted & hits.live
+        if not self._marks_all and marked.any():
+            times = changes.column("commit_time").combine_chunks().cast(pa.int64())
+            at = times.take(pa.array(numbers[marked])).to_numpy()
+            gone = rows.take(pa.array(hits.rows[marked]))
+            writer.write(self._with_marks(gone, np.ones(len(at), bool), at))
+        # Rows that are deleted already stay as they are.
+        goes = ~deleted if self._marks_all else ~deleted | hits.live
+        return hits._replace(rows=hits.rows[goes], keys=hits.keys[goes], live=hits.live[goes])
+
+    def _with_marks(self, rows: pa.RecordBatch, which: Any, times: Any) -> pa.RecordBatch:
+        """Rows of which some are marked as deleted at a time, in microseconds."""
+        at = rows.schema.get_field_index(self._marker)
+        given = pa.array(np.array(np.broadcast_to(times, rows.num_rows))).cast(DELETED_AT)
+        columns = list(rows.columns)
+        columns[at] = pc.if_else(pa.array(which), given, columns[at])
+        return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
     def _groups(self, file: File) -> Iterator[tuple[int, pa.RecordBatch]]:
         with self._table.open_file(file) as opened:

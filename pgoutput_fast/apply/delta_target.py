@@ -23,7 +23,18 @@ from .delta_merge import Merge, shape_of
 from .delta_place import Place, directory_of, require_deltalake
 from .delta_table import Table, Writer
 from .delta_types import DECODED_FOR, conformed, merged_schema, stored_schema
-from .targets import TARGET_FORMAT, Column, Held, IncompleteError, Origin, Removed, Renamed, Stored
+from .targets import (
+    DELETED_AT,
+    TARGET_FORMAT,
+    Column,
+    Held,
+    IncompleteError,
+    Origin,
+    Removed,
+    Renamed,
+    Stored,
+    check_deletes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,6 +86,9 @@ class DeltaTarget:
         rows of a large table change all the time, each commit leaves many.
     threads : int, optional
         So many tables are written at a time.
+    soft_deletes : str, optional
+    maintenance : bool
+        As of `sync`.
     """
 
     def __init__(
@@ -85,12 +99,16 @@ class DeltaTarget:
         partition_by: Mapping[str, Sequence[str]] | None = None,
         retention_hours: int = _RETENTION,
         threads: int | None = None,
+        soft_deletes: str | None = None,
+        maintenance: bool = True,
     ) -> None:
         require_deltalake()
         self.threads = threads or min(4, os.cpu_count() or 1)
         self.place = Place(str(uri), storage_options)
         self._partition_by = {name: list(of) for name, of in (partition_by or {}).items()}
         self._retention = retention_hours
+        self.soft_deletes = soft_deletes
+        self._maintains = maintenance
         self._lock: int | None = None
         self._origin: Origin | None = None
         self._tables: dict[str, Table] = {}
@@ -116,7 +134,13 @@ class DeltaTarget:
             progress.create(
                 _PROGRESS_SCHEMA,
                 (0, 0),
-                description=json.dumps({"format": TARGET_FORMAT, **origin._asdict()}),
+                description=json.dumps(
+                    {
+                        "format": TARGET_FORMAT,
+                        **origin._asdict(),
+                        "soft_deletes": self.soft_deletes,
+                    }
+                ),
             )
         self._check(progress, origin)
         self._tables[_PROGRESS] = progress
@@ -156,6 +180,7 @@ class DeltaTarget:
                 f"{found['system_identifier']}, and the changes are of {origin.database!r} of "
                 f"{origin.system_identifier}: give another place"
             )
+        check_deletes(self.place.uri, found["soft_deletes"], self.soft_deletes)
 
     def _read(self, progress: Table) -> Stored:
         """What a sync before has stored last."""
@@ -201,7 +226,7 @@ class DeltaTarget:
         """See `Target`."""
         partition_by = self._partition_by.get(f"{held.namespace}.{held.name}", [])
         table = self._table("state", held.stored, held.relation_id)
-        writer = _State(table, held, partition_by)
+        writer = _State(table, held, partition_by, self.soft_deletes)
         with self._guard:
             self._writers.append(writer)
         return writer
@@ -259,7 +284,7 @@ class DeltaTarget:
         self._writers = []
         self._do_moves()
         tables = {id(table): table for table in self._tables.values()}
-        for table in [*dict.fromkeys(written), progress]:
+        for table in [*dict.fromkeys(written), progress] if self._maintains else []:
             if id(table) in tables:  # not one that was moved
                 table.maintain()
 
@@ -394,9 +419,12 @@ class _Changes:
 class _State:
     """See `StateWriter`."""
 
-    def __init__(self, table: Table, held: Held, partition_by: Sequence[str]) -> None:
+    def __init__(
+        self, table: Table, held: Held, partition_by: Sequence[str], marker: str | None
+    ) -> None:
         self.table = table
         self._held = held
+        self._marker = marker
         self.lsn, self.copy_lsn = table.position
         # Of a call before that was cut short: alterations may come that it has.
         self._is_ahead = self.lsn > held.lsn
@@ -407,7 +435,13 @@ class _State:
         """See `StateWriter`."""
         # One that is there already was made before a crash, and may have rows since.
         if not self.table.exists:
-            self._create(stored_schema(schema), self._held.columns)
+            self._create(self._stored(schema), self._held.columns)
+
+    def _stored(self, schema: pa.Schema) -> pa.Schema:
+        """The columns of the table for rows of the server's."""
+        if self._marker is not None:
+            schema = schema.append(pa.field(self._marker, DELETED_AT))
+        return stored_schema(schema)
 
     def _create(self, schema: pa.Schema, columns: Sequence[Column]) -> None:
         stored = {column.name: column.stored for column in columns if not column.is_dropped}
@@ -423,7 +457,7 @@ class _State:
 
     def load(self, schema: pa.Schema) -> None:
         """See `StateWriter`."""
-        schema = stored_schema(schema)
+        schema = self._stored(schema)
         if not self.table.exists:
             self._create(schema, self._held.columns)
         self._writer = self._new_writer(schema)
@@ -480,7 +514,7 @@ class _State:
             )
         position = held.lsn, max(held.copy_lsn, self.copy_lsn)
         with table.refusals(), self._new_writer(shape.schema) as writer:
-            merge = Merge(table, shape, net, self._held.stored)
+            merge = Merge(table, shape, net, self._held.stored, self._marker)
             merge.write(writer)
             files = writer.finish()
             whole = net.truncated or shape.rewrites

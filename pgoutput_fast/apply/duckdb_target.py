@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from .._disk import claim_directory, fsync_path
 from ..errors import PgOutputError
 from .targets import (
+    DELETED_AT,
     TARGET_FORMAT,
     Added,
     Column,
@@ -28,6 +29,7 @@ from .targets import (
     Renamed,
     Retyped,
     Stored,
+    check_deletes,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ CREATE TABLE _progress (
 """
 _SOURCE = """
 CREATE TABLE _source (
-    format INTEGER, system_identifier VARCHAR, database VARCHAR, lsn UBIGINT
+    format INTEGER, system_identifier VARCHAR, database VARCHAR, lsn UBIGINT, soft_deletes VARCHAR
 )
 """
 
@@ -73,11 +75,13 @@ class DuckdbTarget:
     ----------
     path : pathlib.Path
         The file, which is made if it is not there.
+    soft_deletes : str, optional
+        As of `sync`.
     """
 
     threads = 1
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, soft_deletes: str | None = None) -> None:
         try:
             import duckdb
         except ImportError as error:
@@ -86,6 +90,7 @@ class DuckdbTarget:
             ) from error
         self._duckdb = duckdb
         self.path = path
+        self.soft_deletes = soft_deletes
         self._connection: Any = None
         self._lock: int | None = None
         self._writers: list[_Changes] = []
@@ -138,7 +143,8 @@ class DuckdbTarget:
                                   "CREATE SCHEMA state"):  # fmt: skip
                     connection.execute(statement)
                 connection.execute(
-                    "INSERT INTO _source VALUES (?, ?, ?, 0)", [TARGET_FORMAT, *origin]
+                    "INSERT INTO _source VALUES (?, ?, ?, 0, ?)",
+                    [TARGET_FORMAT, *origin, self.soft_deletes],
                 )
                 connection.execute("COMMIT")
             else:
@@ -178,6 +184,7 @@ class DuckdbTarget:
                 f"changes are of {origin.database!r} of {origin.system_identifier}: give another "
                 "file"
             )
+        check_deletes(str(self.path), found[4], self.soft_deletes)
         tables = {}
         for row in connection.execute(
             "SELECT * REPLACE (epoch_us(commit_time) AS commit_time) FROM _progress"
@@ -381,11 +388,17 @@ class _State:
     def __init__(self, target: DuckdbTarget, held: Held) -> None:
         self._target = target
         self._held = held
-        self._table = quoted("state", held.stored)
+        self._table = self._live = quoted("state", held.stored)
+        self._marker = None
+        if target.soft_deletes is not None:
+            self._marker = quoted(target.soft_deletes)
+            self._live = f"(FROM {self._table} WHERE {self._marker} IS NULL)"
         self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
 
     def create(self, schema: pa.Schema) -> None:
         """See `StateWriter`."""
+        if self._target.soft_deletes is not None:
+            schema = schema.append(pa.field(self._target.soft_deletes, DELETED_AT))
         self._target.run(
             f"CREATE OR REPLACE TABLE {self._table} AS FROM rows", rows=schema.empty_table()
         )
@@ -395,7 +408,9 @@ class _State:
 
     def append(self, rows: pa.RecordBatch) -> None:
         """See `StateWriter`."""
-        self._target.run(f"INSERT INTO {self._table} FROM rows", rows=pa.Table.from_batches([rows]))
+        self._target.run(
+            f"INSERT INTO {self._table} BY NAME FROM rows", rows=pa.Table.from_batches([rows])
+        )
 
     def loaded(self, held: Held) -> None:
         """See `StateWriter`."""
@@ -406,8 +421,13 @@ class _State:
         del held  # it is stored with everything else
         for alteration in alterations:
             self._alter(alteration)
-        if net.truncated:
+        if net.truncated and self._marker is None:
             self._target.run(f"DELETE FROM {self._table}")
+        elif net.truncated:
+            self._target.run(
+                f"UPDATE {self._table} SET {self._marker} = make_timestamptz({net.truncated_at}) "
+                f"WHERE {self._marker} IS NULL"
+            )
         if not net.rows.num_rows:
             return
         if net.key:
@@ -456,12 +476,28 @@ class _State:
             come = pa.table(values).filter(pc.and_not(upsert, partial))
         else:
             filled = None
+        if self._marker is not None:
+            self._mark(net, keys, present, joined)
+            # Marked rows make room for those that come under their keys.
+            gone = pa.table(keys).filter(upsert)
         if gone.num_rows:
             self._target.run(f"DELETE FROM {self._table} s USING gone n WHERE {joined}", gone=gone)
         insert = f"INSERT INTO {self._table} BY NAME FROM come"
         for rows_ in (come, filled):
             if rows_ is not None and rows_.num_rows:
                 self._target.run(insert, come=rows_)
+
+    def _mark(self, net: NetChanges, keys: dict[str, Any], present: Any, joined: str) -> None:
+        """Mark the rows that are deleted."""
+        deleted = pc.and_(present, pc.equal(net.rows.column("op"), "delete"))
+        times = net.rows.column("commit_time")
+        gone = pa.table(keys).append_column("#time", times).filter(deleted)
+        if gone.num_rows:
+            self._target.run(
+                f'UPDATE {self._table} s SET {self._marker} = n."#time" FROM gone n '
+                f"WHERE {joined} AND s.{self._marker} IS NULL",
+                gone=gone,
+            )
 
     def _check(self, net: NetChanges, keys: pa.Table, present: Any) -> None:
         """Refuse rows that the table should have and has not, or the other way round."""
@@ -475,7 +511,7 @@ class _State:
             if not wanted.num_rows:
                 continue
             found = self._target.run(
-                f"SELECT {names} FROM wanted {join} JOIN {self._table} s USING ({names}) "
+                f"SELECT {names} FROM wanted {join} JOIN {self._live} s USING ({names}) "
                 f"LIMIT {_SHOWN + 1}",
                 wanted=wanted,
             )
@@ -519,7 +555,7 @@ class _State:
         # A row that was born in the window has what the catalogue gives to older rows: the table
         # has these columns, and a row that lacks them has nothing else to fill them with.
         return self._target.run_table(
-            f"SELECT {', '.join(chosen)} FROM parts n LEFT JOIN {self._table} s ON {joined}",
+            f"SELECT {', '.join(chosen)} FROM parts n LEFT JOIN {self._live} s ON {joined}",
             parts=pa.table(columns),
         )
 
@@ -535,6 +571,7 @@ class _State:
         gone = pc.equal(rows.column("op"), "delete")
         if pc.any(gone).as_py():
             there = values.filter(gone).append_column("#count", counts.filter(gone))
+            there = there.append_column("#time", rows.column("commit_time").filter(gone))
             self._take_away(net, names, there)
         come = pc.invert(gone)
         if pc.any(come).as_py():
@@ -550,24 +587,31 @@ class _State:
         equal = " AND ".join(
             f"s.{quoted(name)} IS NOT DISTINCT FROM n.{quoted(name)}" for name in names
         )
+        still = "" if self._marker is None else f" AND s.{self._marker} IS NULL"
         there = there.append_column("#row", pa.array(range(len(there)), pa.int64()))
         self._target.run(
             "CREATE OR REPLACE TEMP TABLE gone_rows AS SELECT s.rowid AS id, "
-            'n."#row" AS number, n."#count" AS count, '
+            'n."#row" AS number, n."#count" AS count, n."#time" AS time, '
             'row_number() OVER (PARTITION BY n."#row" ORDER BY s.rowid) AS place '
-            f"FROM {self._table} s JOIN there n ON {equal}",
+            f"FROM {self._table} s JOIN there n ON {equal}{still}",
             there=there,
         )
         found = self._target.run(
-            'SELECT n.* EXCLUDE ("#row", "#count") FROM there n WHERE n."#count" > '
+            'SELECT n.* EXCLUDE ("#row", "#count", "#time") FROM there n WHERE n."#count" > '
             '(SELECT count(*) FROM gone_rows g WHERE g.number = n."#row") '
             f"LIMIT {_SHOWN + 1}",
             there=there,
         )
         if found:
             raise self._incomplete(net._replace(key=tuple(names)), "it has fewer rows like", found)
-        self._target.run(
-            f"DELETE FROM {self._table} WHERE rowid IN "
-            "(SELECT id FROM gone_rows WHERE place <= count)"
-        )
+        if self._marker is None:
+            self._target.run(
+                f"DELETE FROM {self._table} WHERE rowid IN "
+                "(SELECT id FROM gone_rows WHERE place <= count)"
+            )
+        else:
+            self._target.run(
+                f"UPDATE {self._table} s SET {self._marker} = g.time FROM gone_rows g "
+                "WHERE s.rowid = g.id AND g.place <= g.count"
+            )
         self._target.run("DROP TABLE gone_rows")

@@ -68,6 +68,8 @@ class NetChanges(NamedTuple):
             Of the last of the key's changes.
         ``count``
             Of a multiset alone: how many rows like this come ("upsert"), or go ("delete").
+    truncated_at : int or None
+        When the last truncate was committed, in microseconds since 1970.
     """
 
     table: str
@@ -75,6 +77,7 @@ class NetChanges(NamedTuple):
     key: tuple[str, ...]
     truncated: bool
     rows: pa.Table
+    truncated_at: int | None = None
 
 
 def fold(changes: Iterable[Any], key: Sequence[str] | None = None) -> NetChanges:
@@ -129,6 +132,7 @@ class Folding:
         self._last = (-1, -1)
         self._schema: pa.Schema | None = None
         self._going: tuple[Version, _Keyed | _Multiset] | None = None
+        self._truncated_at: int | None = None
 
     def add(self, batch: Any) -> None:
         """Take the changes of a batch, which follow those before."""
@@ -147,7 +151,9 @@ class Folding:
         if truncates.any():
             # Whatever was before the last of them is gone.
             rows.truncate()
-            batch = batch.slice(int(np.flatnonzero(truncates)[-1]) + 1)
+            last = int(np.flatnonzero(truncates)[-1])
+            self._truncated_at = batch.column("commit_time").cast(pa.int64())[last].as_py()
+            batch = batch.slice(last + 1)
         if batch.num_rows:
             rows.add(_Changes(batch, version))
 
@@ -196,7 +202,9 @@ class Folding:
             raise PgOutputError("there are no batches to fold, not even one without rows")
         version, rows = self._going
         truncated, table = rows.result()
-        return NetChanges(version.table, version.relation_id, rows.key, truncated, table)
+        return NetChanges(
+            version.table, version.relation_id, rows.key, truncated, table, self._truncated_at
+        )
 
 
 class _Changes:

@@ -68,6 +68,8 @@ def sync(
     storage_options: Mapping[str, str] | None = None,
     partition_by: Mapping[str, Sequence[str]] | None = None,
     retention_hours: int | None = None,
+    maintenance: bool | None = None,
+    soft_deletes: str | None = None,
     progress: Callable[[SyncProgress], None] | None = None,
     stop: threading.Event | None = None,
     **capture_options: Any,
@@ -124,6 +126,13 @@ def sync(
     retention_hours : int
         Files that Delta tables need no more are deleted after so many hours, by default 6: a
         reader may take so long.
+    maintenance : bool
+        Whether the small files of Delta tables are joined and old ones deleted, by default True;
+        else that is left to another job, such as Spark's OPTIMIZE and VACUUM.
+    soft_deletes : str
+        A column that state tables get, of timestamps: a row that is deleted, or goes by a truncate
+        or as its key changes, stays, and has there when that was committed. It goes when a row
+        comes under its key, and when the table is copied again. By default deleted rows go.
     progress : callable
         Called with a :class:`SyncProgress` before the first window, after each, and each second
         meanwhile.
@@ -152,11 +161,9 @@ def sync(
     if until is not None and until != "now":
         check_lsn("until", until)
     opened = open_target(
-        target,
-        storage_options=storage_options,
-        partition_by=partition_by,
-        retention_hours=retention_hours,
-    )
+        target, storage_options=storage_options, partition_by=partition_by,
+        retention_hours=retention_hours, maintenance=maintenance, soft_deletes=soft_deletes,
+    )  # fmt: skip
     stop = threading.Event() if stop is None else stop
     with contextlib.ExitStack() as held:
         held.callback(opened.target.close)
@@ -285,6 +292,8 @@ def open_target(
     storage_options: Mapping[str, str] | None = None,
     partition_by: Mapping[str, Sequence[str]] | None = None,
     retention_hours: int | None = None,
+    maintenance: bool | None = None,
+    soft_deletes: str | None = None,
 ) -> OpenedTarget:
     """The target of a name. Nothing is read or made yet.
 
@@ -292,7 +301,7 @@ def open_target(
     ----------
     target : str or path
         ``duckdb:FILE``, or a directory or URL for Delta tables.
-    storage_options, partition_by, retention_hours
+    storage_options, partition_by, retention_hours, maintenance, soft_deletes
         As of :func:`sync`.
 
     Raises
@@ -303,8 +312,10 @@ def open_target(
     text = os.fspath(target)
     if not text or "\0" in text:
         raise PgOutputError("target: give duckdb:FILE, or a directory for Delta tables")
+    if soft_deletes is not None and not soft_deletes.isprintable() or soft_deletes == "":
+        raise PgOutputError(f"soft_deletes={soft_deletes!r}: expected the name of a column")
     delta = {"storage_options": storage_options, "partition_by": partition_by,
-             "retention_hours": retention_hours}  # fmt: skip
+             "retention_hours": retention_hours, "maintenance": maintenance}  # fmt: skip
     given: dict[str, Any] = {name: value for name, value in delta.items() if value is not None}
     if text.startswith(_DUCKDB):
         from .duckdb_target import DECODED_FOR, DuckdbTarget
@@ -316,10 +327,10 @@ def open_target(
             raise PgOutputError(f"target {text!r} names no file: give duckdb:FILE")
         if not path.parent.is_dir():
             raise PgOutputError(f"target {text!r}: there is no directory {path.parent}")
-        return OpenedTarget(DuckdbTarget(path), DECODED_FOR, str(path), path)
+        return OpenedTarget(DuckdbTarget(path, soft_deletes), DECODED_FOR, str(path), path)
     from . import delta_target
 
-    made = delta_target.DeltaTarget(text, **given)
+    made = delta_target.DeltaTarget(text, soft_deletes=soft_deletes, **given)
     where = made.place.path
     if where is not None and where.is_file():
         raise PgOutputError(f"target {text!r} is a file: give a directory, or duckdb:{text}")

@@ -134,6 +134,7 @@ class TableWindow:
             else:
                 self.held = self.held._replace(columns=evolved.columns)
                 alterations = evolved.alterations
+        self._check_marker()
         form = Form.of(schema, self.held.columns)
         if not self._writers[-1].fits(form.schema):
             self._next_version()
@@ -152,6 +153,18 @@ class TableWindow:
                 f"{version.table} was altered, and schema_changes='fail' is given: its columns "
                 f"were {_listed(had)}, and are {_listed(has)}. With schema_changes='evolve' its "
                 "state table follows"
+            )
+
+    def _check_marker(self) -> None:
+        """Refuse a column of the server where deleted rows are marked."""
+        marker = self._target.soft_deletes
+        if marker is not None and any(
+            one.stored.casefold() == marker.casefold() for one in self.held.columns
+        ):
+            raise PgOutputError(
+                f"{self.held.namespace}.{self.held.name} has a column {marker!r} of its own, where "
+                "soft_deletes asks for deleted rows to be marked: give another name, in a new "
+                "target"
             )
 
     def _fold_on(
@@ -224,6 +237,7 @@ class TableWindow:
             self._next_version()
         if wants_rows:
             self.held = self.held._replace(columns=columns, stale=None)
+            self._check_marker()
             self._state, self._parts, self._must_create = state, [], False
             state.load(pa.schema(list(form.schema.field("after").type)))
         return wants_changes, wants_rows

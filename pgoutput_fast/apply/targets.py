@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import pyarrow as pa
+
 from ..errors import PgOutputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import pyarrow as pa
 
     from .folding import NetChanges
 
@@ -144,6 +144,27 @@ class Stored(NamedTuple):
     tables: dict[int, Held]
 
 
+DELETED_AT = pa.timestamp("us", "UTC")
+"""The type of the column in which soft deletes are marked."""
+
+
+def check_deletes(where: str, made: str | None, given: str | None) -> None:
+    """Refuse a target whose deleted rows are kept in another way.
+
+    Parameters
+    ----------
+    where : str
+        What errors call the target.
+    made, given : str or None
+        The column in which its state tables mark them, and that in which they shall.
+    """
+    if made == given:
+        return
+    has = "lets rows go that are deleted" if made is None else f"marks deleted rows in {made!r}"
+    fix = "leave soft_deletes out" if made is None else f"give soft_deletes={made!r}"
+    raise PgOutputError(f"{where} {has}, as it was asked when it was made: {fix}, or begin anew")
+
+
 class IncompleteError(PgOutputError):
     """Changes do not fit what a state table has."""
 
@@ -206,6 +227,9 @@ class Target(Protocol):
 
     threads: int
     """So many tables are written at a time."""
+    soft_deletes: str | None
+    """The column of state tables that says when a row was deleted, null for those that are there;
+    None: rows that are deleted go."""
 
     def open(self, origin: Origin) -> Stored:
         """Find out what is there; a new target is made.

@@ -24,6 +24,9 @@ _OPTIONS = (
     "window_bytes",
 )  # fmt: skip
 
+OF_THE_TARGET = ("soft_deletes", "partition_by", "retention_hours", "maintenance")
+"""The options that are the target's alone."""
+
 
 def print_plan(dsn: str | None, arguments: dict[str, Any]) -> int:
     """Print what a sync with these arguments would do, and return the exit code.
@@ -34,7 +37,9 @@ def print_plan(dsn: str | None, arguments: dict[str, Any]) -> int:
         It could not begin.
     """
     options = checked_options(**{name: arguments[name] for name in _OPTIONS})
-    opened = open_target(arguments["target"])
+    opened = open_target(
+        arguments["target"], **{name: arguments[name] for name in OF_THE_TARGET}
+    )
     asked = None
     if arguments["segments"] is None:
         directory = opened.directory(arguments["directory"])

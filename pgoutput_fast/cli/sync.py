@@ -25,6 +25,7 @@ from ._quantities import ByteCount, Seconds
 from ._service import STATUS_INTERVAL, checked_until, serve, service_options
 from ._sync_events import table_events
 from ._sync_figures import SyncLag
+from ._sync_plan import OF_THE_TARGET, print_plan
 from ._sync_report import Moment, Report, Written, write_report
 from ._sync_views import SyncLiveView, SyncLogView, sync_status
 
@@ -125,6 +126,20 @@ class _Watcher:
             extra={"event": "stop", "numbers": figures.as_dict()},
         )  # fmt: skip
         return figures
+
+
+def _partitions(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, list[str]] | None:
+    """The columns by table."""
+    del context, parameter
+    found: dict[str, list[str]] = {}
+    for value in values:
+        table, _, columns = value.partition("=")
+        found[table] = columns.split(",")
+        if not table or not all(found[table]):
+            raise click.BadParameter(f"{value!r}: expected schema.name=COLUMN or =COLUMN,COLUMN")
+    return found or None
 
 
 @click.command(context_settings={"allow_extra_args": True})
@@ -241,6 +256,30 @@ class _Watcher:
     metavar="NAME",
     help="The name by which the directory keeps what the tables lack; by default made of --to.",
 )
+@click.option(
+    "--soft-deletes",
+    metavar="COLUMN",
+    help="Have deleted rows stay in the state tables, with the time of that in this column.",
+)
+@click.option(
+    "--partition-by",
+    metavar="TABLE=COLUMN,…",
+    multiple=True,
+    callback=_partitions,
+    help="The columns by which a Delta state table, schema.name, is partitioned when it is made.",
+)
+@click.option(
+    "--retention-hours",
+    type=click.IntRange(0),
+    metavar="HOURS",
+    help="Files that Delta tables need no more are deleted after so long; 6 by default.",
+)
+@click.option(
+    "--maintenance/--no-maintenance",
+    default=None,
+    help="Whether small files of Delta tables are joined, and old ones deleted; they are by "
+    "default.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
 @click.option(
     "--report",
@@ -283,8 +322,6 @@ def command(
     if report is not None and not report.absolute().parent.is_dir():
         raise click.UsageError(f"--report: there is no directory {report.absolute().parent}")
     if dry_run:
-        from ._sync_plan import print_plan
-
         given = given_dsn(context, dsn, dsn_file) if captures else None
         return print_plan(given, arguments)
 
@@ -326,7 +363,7 @@ def _arguments(context: click.Context, options: dict[str, Any]) -> dict[str, Any
         name: options[name]
         for name in (
             "target", "segments", "until", "interval", "history", "policies", "schema_changes",
-            "unknown", "uncopied", "window_bytes", "consumer",
+            "unknown", "uncopied", "window_bytes", "consumer", *OF_THE_TARGET,
         )
     }  # fmt: skip
     if options["segments"] is None:

@@ -57,12 +57,22 @@ class Kept(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where a target's tables come from, how far it is, and its tables by relation id."""
+    """Where a target's tables come from, how far it is, where it marks deleted rows, its tables.
+
+    The tables are by relation id.
+    """
 
     system_identifier: str
     database: str
     lsn: int
+    soft_deletes: str | None
     tables: dict[int, Kept]
+
+    def live(self, rows: str) -> str:
+        """The rows in a FROM that are not marked as deleted."""
+        if self.soft_deletes is None:
+            return rows
+        return f"(FROM {rows} WHERE {quoted(self.soft_deletes)} IS NULL)"
 
 
 class States:
@@ -244,10 +254,10 @@ class DuckdbStates(States):
         rows = run(
             f"SELECT {', '.join(map(quoted, _PROGRESS))} FROM {ATTACHED}._progress"  # noqa: S608
         ).fetchall()
-        return Source._make([*found[1:4], {row[0]: _kept(row) for row in rows}])
+        return Source._make([*found[1:5], {row[0]: _kept(row) for row in rows}])
 
-    def _state(self, kept: Kept, source: Source) -> str:  # noqa: ARG002
-        return f"{ATTACHED}.{quoted('state')}.{quoted(kept.stored)}"
+    def _state(self, kept: Kept, source: Source) -> str:
+        return source.live(f"{ATTACHED}.{quoted('state')}.{quoted(kept.stored)}")
 
 
 class DeltaStates(States):
@@ -281,6 +291,7 @@ class DeltaStates(States):
             described["system_identifier"],
             described["database"],
             progress.transaction_version(_APP) or 0,
+            described["soft_deletes"],
             tables,
         )
 
@@ -290,7 +301,7 @@ class DeltaStates(States):
         while (table.transaction_version(app) or 0) > kept.lsn:
             table.load_as_version(table.version() - 1)
         self._connection.register("state_rows", table.to_pyarrow_dataset())
-        return "state_rows"
+        return source.live("state_rows")
 
     def _table(self, kept: Kept, app: str) -> Any:
         """A table, which may not have been moved to its new name yet."""

@@ -42,6 +42,8 @@ TABLES = 5
 KEYS = 1000
 COLUMNS = 4
 """The most columns of a table that are added."""
+LOOK = 300.0
+"""Seconds in which a sync has to come to where the server is, on a machine that is busy."""
 ATTEMPTS = 10
 """How often copies are waited for, at the end."""
 TYPES = ("int", "int DEFAULT 7", "text", "text DEFAULT 'd'", "int DEFAULT (random() * 9)::int")
@@ -386,7 +388,7 @@ def take_part(
         syncer.kill()
         syncer.start()
         if number % 20 == 4:
-            report = verified(server, tables, rounds=3, timeout=60)
+            report = verified(server, tables, rounds=3, timeout=LOOK)
             looks += sum(one.state == "equal" for one in report.tables)
             syncer.check()
     return looks

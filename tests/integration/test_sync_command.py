@@ -549,6 +549,7 @@ def test_errors_and_their_exit_codes(
         (["--segments", "d", "--engine", "spark"], "'spark' is not 'local'"),
         (["--segments", "d", "--report", "/nonexistent/r.html"], "--report: there is no directory"),
         (["--segments", "d", "--policy", "x=y"], "is not NAME=VALUE"),
+        (["--segments", "d", "--partition-by", "public.a="], "expected schema.name=COLUMN"),
         (["--segments", "d", "--to", "s3://u:s3cret@b/x"], "--to: a URL has no user or password"),
     ],
 )
