@@ -184,6 +184,11 @@ class History:
         return {**self.__dict__, "_types": {}, "_copied": {}, "_tables": {}}
 
     @property
+    def confirmed(self) -> int:
+        """Up to this LSN the server's types and tables were read."""
+        return self._boundaries[-1].lower if self._entries else 0
+
+    @property
     def newest(self) -> TypeRegistry:
         """The types of the newest entry."""
         return self._stored(self._entries[-1]).registry

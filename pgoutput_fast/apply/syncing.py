@@ -39,7 +39,7 @@ from .targets import Held, IncompleteError, Origin, Stored, Target, window
 
 if TYPE_CHECKING:
     from ..captured.units import Chunk, Plan, Unit
-    from ..catalog import Catalog
+    from ..catalog import CatalogTable
     from ..directory.copies import Copy, TableState
     from ..directory.reading import Position
     from ..policies import Policies
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TOLD = 1.0  # seconds between two calls of `progress`, at most
+# A capture reads the catalogue when it meets a new Relation, and does not wait for that.
+_CATALOG_TIMEOUT = 10.0  # seconds
+_CATALOG_WAIT = 0.1  # seconds between two looks
 
 Unknown = Literal["copy", "error"]
 Uncopied = Literal["error", "empty", "changes"]
@@ -332,7 +335,6 @@ class _Window:
             decoding = {**decoding, "registry": self._follower.registry}
         self._decoding = decoding
         self._schemas: dict[int, tuple[Any, pa.Schema]] = {}
-        self._catalogs: dict[int, Catalog] = {}
         self.counts: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
 
@@ -437,6 +439,16 @@ class _Window:
             return held._replace(stale="its rows before the capture are not known")
         return held
 
+    def _catalogs_of(
+        self, relation_id: int, lsn: int
+    ) -> tuple[CatalogTable | None, CatalogTable | None]:
+        """A table in the catalogue of the time of a transaction, and in the one before."""
+        if self._history is None:
+            return None, None
+        found = self._history.tables_at(lsn).catalog, self._history.tables_before(lsn)
+        table, before = (catalog.by_id().get(relation_id) for catalog in found)
+        return table, before
+
     def _settle_names(self) -> None:
         """Have each table under the name that it has now."""
         for relation_id, name in renames(self._held, list(self._open)):
@@ -447,10 +459,20 @@ class _Window:
     def _known(self, changes: Any, lsn: int) -> Known:
         """What is known of a table when a transaction was committed."""
         relation = changes.relation
-        table = before = None
-        if self._history is not None:
-            table = self._history.tables_at(lsn).catalog.by_id().get(relation.relation_id)
-            before = self._history.tables_before(lsn).by_id().get(relation.relation_id)
+        table, before = self._catalogs_of(relation.relation_id, lsn)
+        names = {column.name for column in relation.columns}
+        end = time.monotonic() + _CATALOG_TIMEOUT
+        while (
+            self._history is not None
+            and lsn >= self._history.confirmed
+            and not any(one and names <= {column.name for column in one.columns}
+                        for one in (table, before))
+            and time.monotonic() < end
+        ):  # fmt: skip
+            time.sleep(_CATALOG_WAIT)
+            self._tell()
+            self._history = history_of([self._directory])
+            table, before = self._catalogs_of(relation.relation_id, lsn)
 
         def value(name: str, text: str | None) -> pa.Array:
             decoder = ColumnarDecoder(**{**self._decoding, "tables": None})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from synced_tables import TABLES, Tables
 import pgoutput_fast as pf
 from pgoutput_fast import apply
 from pgoutput_fast.replication import upkeep
+from pgoutput_fast.replication.history import HistoryWatch
 
 pytest.importorskip("duckdb")
 pytest.importorskip("deltalake")
@@ -112,6 +114,33 @@ def test_what_rows_go_through(synced: Synced) -> None:
     progress = synced.tables.progress().values()
     assert {row["table"] for row in progress} == {"t", "bag"}
     assert len({row["lsn"] for row in progress}) == 1
+
+
+def test_a_catalogue_that_is_read_late_is_waited_for(
+    make_database: Any, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The capture does not wait for it, and no table is copied again for that."""
+    database = make_database(server)
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t VALUES (1, 'a')",
+        "CREATE PUBLICATION p FOR ALL TABLES",
+    )
+    synced = Synced(database, TABLES["duckdb"](tmp_path))
+    synced.sync()
+    look = HistoryWatch._look
+
+    def late(watch: HistoryWatch) -> None:
+        time.sleep(1)
+        look(watch)
+
+    monkeypatch.setattr(HistoryWatch, "_look", late)
+    database.execute("ALTER TABLE t ADD c int DEFAULT 5", "INSERT INTO t VALUES (2, 'b', 6)")
+    assert synced.sync().stale == {}
+    assert synced.compare("t", "id, v, c") == 2
+    assert [row["copy_lsn"] < row["lsn"] for row in synced.tables.progress().values()] == [True]
+    ops = synced.tables.changes("public.t").column("op").to_pylist()
+    assert sorted(ops) == ["insert", "read", "truncate"]
 
 
 EVOLVED = [
