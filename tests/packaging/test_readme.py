@@ -325,9 +325,8 @@ def test_tables_that_are_kept_up_to_date(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_delta_tables_and_their_readers(tmp_path: Path) -> None:
-    for module in ("deltalake", "polars", "duckdb"):
-        pytest.importorskip(module)
+def test_delta_tables(tmp_path: Path) -> None:
+    pytest.importorskip("deltalake")
     page = ROOT / "docs" / "delta.md"
     example = "\n".join(python_blocks(page))
     (printed,) = blocks("", page)
@@ -340,6 +339,49 @@ def test_delta_tables_and_their_readers(tmp_path: Path) -> None:
         given = [server.dsn() if one == "postgresql:///shop" else one for one in command[1:]]
         ran = run_python("-m", "pgoutput_fast", *given, "--until", "now", cwd=tmp_path)
         assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_readers_of_the_tables(tmp_path: Path) -> None:
+    for module in ("deltalake", "polars", "duckdb", "pyspark"):
+        pytest.importorskip(module)
+    page = ROOT / "docs" / "reading.md"
+    example = "\n".join(python_blocks(page))
+    (printed,) = blocks("", page)
+    kept = """
+from pgoutput_fast.apply import sync
+for target, slot in (("duckdb:shop.duckdb", "a"), ("lake", "b")):
+    sync("postgresql:///shop", slot=slot, publications=["shop"], target=target, until="now")
+"""
+    with fresh_server() as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("INSERT INTO accounts VALUES (1, 99.50, NULL), (2, 1, 'x')")
+        ran = run_python("-W", "error", "-c", on(server, kept), cwd=tmp_path)
+        assert (ran.returncode, ran.stderr) == (0, "")
+    ran = run_python("-c", example, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (0, printed), ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_table_whose_type_is_altered(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "schema-changes.md"
+    (example,) = python_blocks(page)
+    (printed,) = blocks("", page)
+    with fresh_server() as server:
+        ran = run_python("-W", "error", "-c", on(server, example), cwd=tmp_path)
+        assert (ran.returncode, ran.stderr, ran.stdout) == (0, "", "")
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("ALTER TABLE accounts ALTER id TYPE bigint")
+            connection.execute("INSERT INTO accounts VALUES (1, 99.50, NULL)")
+        once = example.replace("until=", 'unknown="copy",\n    until=')
+        for expected in (printed, "", ""):
+            ran = run_python("-W", "error", "-c", on(server, once), cwd=tmp_path)
+            assert ran.returncode == 0, ran.stderr
+            if expected:
+                assert ran.stdout == expected
+        assert ran.stdout == ""
 
 
 @pytest.mark.parametrize("impl", ["cython", "python"])
