@@ -312,7 +312,7 @@ def open_target(
     text = os.fspath(target)
     if not text or "\0" in text:
         raise PgOutputError("target: give duckdb:FILE, or a directory for Delta tables")
-    if soft_deletes is not None and not soft_deletes.isprintable() or soft_deletes == "":
+    if soft_deletes is not None and not (soft_deletes and soft_deletes.isprintable()):
         raise PgOutputError(f"soft_deletes={soft_deletes!r}: expected the name of a column")
     delta = {"storage_options": storage_options, "partition_by": partition_by,
              "retention_hours": retention_hours, "maintenance": maintenance}  # fmt: skip

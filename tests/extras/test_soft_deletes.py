@@ -1,4 +1,4 @@
-"""Rows that are deleted stay in state tables, with a mark: against a plain model, and by example."""
+"""Rows that are deleted stay in state tables, with a mark: by a plain model, and by example."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_no_files_are_joined_where_another_job_does_it(
     made.copy(THINGS, 1100, [])
     made.commit(1200, THINGS.relation(), testing.insert(THINGS, [0, "a"]))
     files = {}
-    for name, maintains in (("joined", True), ("left", False)):
+    for name in ("joined", "left"):
         (tmp_path / name).mkdir()
     for number in range(1, 7):
         made.commit(1200 + 100 * number, testing.insert(THINGS, [number, "a"]))
