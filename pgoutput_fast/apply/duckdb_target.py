@@ -6,9 +6,13 @@ The file is open only while a window is written, as no other process can read it
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import threading
 import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +37,8 @@ from .targets import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
     from .folding import NetChanges
@@ -45,6 +50,8 @@ DECODED_FOR = "portable"
 _MEGABYTES = 384
 _BUSY = 30.0
 """Seconds to wait until a reader has closed the file."""
+_AHEAD = 2
+"""Writes that wait while the next changes are read."""
 _FLUSHED = 8 << 20
 """Bytes of changes of a table that are written at once."""
 _SHOWN = 3
@@ -79,7 +86,8 @@ class DuckdbTarget:
         As of `sync`.
     """
 
-    threads = 1
+    threads = 2
+    """One folds while the other one writes."""
 
     def __init__(self, path: Path, soft_deletes: str | None = None) -> None:
         try:
@@ -94,7 +102,13 @@ class DuckdbTarget:
         self._connection: Any = None
         self._lock: int | None = None
         self._writers: list[_Changes] = []
+        self._guard = threading.RLock()
+        self._behind = ThreadPoolExecutor(1, "pgoutput_fast-duckdb")
+        self._coming: deque[Future[None]] = deque()
         self._tables: set[tuple[str, str]] = set()  # by schema and name, in a window
+        # What duckdb has told of its tables and types, and nobody else can change meanwhile.
+        self.fields: dict[str, dict[str, str]] = {}
+        self._types: dict[pa.Schema, dict[str, str]] = {}
 
     # --- the file --------------------------------------------------------------------------------
 
@@ -198,6 +212,7 @@ class DuckdbTarget:
     def close(self) -> None:
         """See `Target`."""
         self.abort()
+        self._behind.shutdown()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -218,6 +233,13 @@ class DuckdbTarget:
     def abort(self) -> None:
         """See `Target`."""
         self._writers = []
+        self.fields.clear()
+        self._close()
+
+    def _close(self) -> None:
+        """Close the file, as others may read it then."""
+        while self._coming:
+            self._coming.popleft().exception()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -226,6 +248,12 @@ class DuckdbTarget:
         """See `Target`."""
         for writer in self._writers:
             writer.flush()
+        with self.alone():
+            self._commit(stored)
+        self._writers = []
+        self._close()
+
+    def _commit(self, stored: Stored) -> None:
         rows = pa.table(
             {
                 "schema": pa.array([one.namespace for one in stored.tables.values()], pa.utf8()),
@@ -248,7 +276,23 @@ class DuckdbTarget:
         self.run("INSERT INTO _progress FROM rows", rows=rows)
         self.run(f"UPDATE _source SET lsn = {stored.lsn}")
         self.run("COMMIT")
-        self.abort()
+
+    def later(self, write: Callable[[], None]) -> None:
+        """Have something written while the caller goes on, behind what was given before.
+
+        Errors of it are raised by a later call.
+        """
+        while len(self._coming) >= _AHEAD:
+            self._coming.popleft().result()
+        self._coming.append(self._behind.submit(write))
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """While no other thread writes, and all is there that was given to :meth:`later`."""
+        with self._guard:
+            while self._coming:
+                self._coming.popleft().result()
+            yield
 
     def run(self, statement: str, **tables: Any) -> Any:
         """Execute a statement in which Arrow tables have names."""
@@ -274,8 +318,10 @@ class DuckdbTarget:
 
     def types_of(self, schema: pa.Schema) -> dict[str, str]:
         """The types of duckdb for columns of Arrow."""
-        found = self.run("DESCRIBE FROM columns_of", columns_of=schema.empty_table())
-        return {row[0]: row[1] for row in found}
+        if schema not in self._types:
+            found = self.run("DESCRIBE FROM columns_of", columns_of=schema.empty_table())
+            self._types[schema] = {row[0]: row[1] for row in found}
+        return self._types[schema]
 
     def has(self, schema: str, name: str) -> bool:
         """Whether there is a table of a name."""
@@ -303,6 +349,7 @@ class DuckdbTarget:
 
     def _move(self, schema: str, old: str, new: str) -> None:
         if self.has(schema, old):
+            self.fields.pop(old, None)
             self.run(f"ALTER TABLE {quoted(schema, old)} RENAME TO {quoted(new)}")
             self._tables.remove((schema, old))
             self._tables.add((schema, new))
@@ -332,6 +379,10 @@ class _Changes:
 
     def fits(self, schema: pa.Schema) -> bool:
         """See `ChangeWriter`."""
+        with self._target.alone():
+            return self._fits(schema)
+
+    def _fits(self, schema: pa.Schema) -> bool:
         if not self._target.has("changes", self._name):
             return True
         there = self._fields()
@@ -339,10 +390,13 @@ class _Changes:
 
     def _fields(self) -> dict[str, str]:
         """The fields of the rows in the table, and their types."""
-        rows = self._target.run(
-            f"DESCRIBE SELECT unnest(after) FROM {quoted('changes', self._name)}"
-        ).fetchall()
-        return {row[0]: row[1] for row in rows}
+        known = self._target.fields
+        if self._name not in known:
+            rows = self._target.run(
+                f"DESCRIBE SELECT unnest(after) FROM {quoted('changes', self._name)}"
+            ).fetchall()
+            known[self._name] = {row[0]: row[1] for row in rows}
+        return known[self._name]
 
     def _wanted(self, schema: pa.Schema) -> dict[str, str]:
         return self._target.types_of(pa.schema(list(schema.field("after").type)))
@@ -358,10 +412,12 @@ class _Changes:
 
     def flush(self) -> None:
         """Write what is kept in memory."""
-        if not self._pending:
-            return
-        rows = pa.Table.from_batches(self._pending)
-        self._pending, self._bytes = [], 0
+        if self._pending:
+            rows = pa.Table.from_batches(self._pending)
+            self._pending, self._bytes = [], 0
+            self._target.later(functools.partial(self._write, rows))
+
+    def _write(self, rows: pa.Table) -> None:
         name = quoted("changes", self._name)
         if not self._target.has("changes", self._name):
             self._target.run(f"CREATE TABLE {name} AS FROM rows", rows=rows)
@@ -370,8 +426,11 @@ class _Changes:
         if rows.schema != self._schema:
             there = self._fields()
             for field, type_ in self._wanted(rows.schema).items():
-                for side in ("before", "after") if field not in there else ():
+                if field in there:
+                    continue
+                for side in ("before", "after"):
                     self._target.run(f"ALTER TABLE {name} ADD COLUMN {quoted(side, field)} {type_}")
+                there[field] = type_
             self._schema = rows.schema
         # duckdb takes the fields of structs by their names, and null for those that lack.
         self._target.run(f"INSERT INTO {name} BY NAME FROM rows", rows=rows)
@@ -394,23 +453,28 @@ class _State:
             self._marker = quoted(target.soft_deletes)
             self._live = f"(FROM {self._table} WHERE {self._marker} IS NULL)"
         self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
+        self._is_empty = False  # so far as is known
 
     def create(self, schema: pa.Schema) -> None:
         """See `StateWriter`."""
         if self._target.soft_deletes is not None:
             schema = schema.append(pa.field(self._target.soft_deletes, DELETED_AT))
-        self._target.run(
-            f"CREATE OR REPLACE TABLE {self._table} AS FROM rows", rows=schema.empty_table()
-        )
-        self._target.made("state", self._held.stored)
+        with self._target.alone():
+            self._target.run(
+                f"CREATE OR REPLACE TABLE {self._table} AS FROM rows", rows=schema.empty_table()
+            )
+            self._target.made("state", self._held.stored)
+        self._is_empty = True
 
     load = create
 
     def append(self, rows: pa.RecordBatch) -> None:
         """See `StateWriter`."""
-        self._target.run(
-            f"INSERT INTO {self._table} BY NAME FROM rows", rows=pa.Table.from_batches([rows])
-        )
+        self._is_empty = False
+        with self._target.alone():
+            self._target.run(
+                f"INSERT INTO {self._table} BY NAME FROM rows", rows=pa.Table.from_batches([rows])
+            )
 
     def loaded(self, held: Held) -> None:
         """See `StateWriter`."""
@@ -419,6 +483,11 @@ class _State:
     def apply(self, alterations: Sequence[Alteration], net: NetChanges, held: Held) -> None:
         """See `StateWriter`."""
         del held  # it is stored with everything else
+        with self._target.alone():
+            self._apply(alterations, net)
+        self._is_empty = False
+
+    def _apply(self, alterations: Sequence[Alteration], net: NetChanges) -> None:
         for alteration in alterations:
             self._alter(alteration)
         if net.truncated and self._marker is None:
@@ -501,22 +570,27 @@ class _State:
 
     def _check(self, net: NetChanges, keys: pa.Table, present: Any) -> None:
         """Refuse rows that the table should have and has not, or the other way round."""
-        names = ", ".join(map(quoted, net.key))
         absent = pc.equal(net.rows.column("expects"), "absent")
-        for expected, join, what in (
-            (present, "ANTI", "it has no row with"),
-            (absent, "SEMI", "it has a row already with"),
-        ):
-            wanted = keys.filter(expected)
-            if not wanted.num_rows:
-                continue
+        wanted = keys.append_column("#present", present).filter(pc.or_(present, absent))
+        if not wanted.num_rows or (self._is_empty and not pc.any(present).as_py()):
+            return
+        names = ", ".join(map(quoted, net.key))
+        joined = f"JOIN {self._live} s USING ({names})"
+        ((here, too_many),) = self._target.run(
+            'SELECT count(*) FILTER ("#present"), count(*) FILTER (NOT "#present") '
+            f"FROM wanted SEMI {joined}",
+            wanted=wanted,
+        )
+        if too_many or here != pc.sum(present).as_py():
+            kind, what = ("SEMI", "it has a row already with") if too_many else (
+                "ANTI", "it has no row with"
+            )  # fmt: skip
             found = self._target.run(
-                f"SELECT {names} FROM wanted {join} JOIN {self._live} s USING ({names}) "
-                f"LIMIT {_SHOWN + 1}",
+                f"SELECT {names} FROM wanted {kind} {joined} WHERE "
+                f'"#present" = {not too_many} LIMIT {_SHOWN + 1}',
                 wanted=wanted,
             )
-            if found:
-                raise self._incomplete(net, what, found)
+            raise self._incomplete(net, what, found)
 
     def _incomplete(self, net: NetChanges, what: str, found: list[Any]) -> IncompleteError:
         shown = "; ".join("(" + ", ".join(map(repr, row)) + ")" for row in found[:_SHOWN])

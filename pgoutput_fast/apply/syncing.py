@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -35,7 +34,7 @@ from ..segments.format import BEGIN_NAME
 from .evolution import Known
 from .naming import free_name, renames, stored_table
 from .table_window import TableWindow
-from .targets import Held, IncompleteError, Origin, Stored, Target, window
+from .targets import Held, Origin, Stored, Target, window
 
 if TYPE_CHECKING:
     from ..captured.units import Chunk, Plan, Unit
@@ -375,12 +374,8 @@ class _Window:
     def _finish(self, relation_id: int, end: int) -> None:
         one = self._open[relation_id]
         begin = time.perf_counter()
-        with self._incomplete(one):
-            one.commit_state(end)
+        one.commit_state(end)
         self.seconds[qualified(one.held)] = time.perf_counter() - begin
-
-    def _incomplete(self, one: TableWindow) -> _Incomplete:
-        return _Incomplete(one, self._options.unknown)
 
     def _take(self, reader: ChangeReader, chunk: Chunk, copy: Copy | None) -> None:
         for changes, batch in reader.changes(chunk):
@@ -389,8 +384,7 @@ class _Window:
             known = functools.partial(self._known, changes)
             if copy is not None:
                 one.add_copied(schema, batch, known, copy)
-                continue
-            with self._incomplete(one):
+            else:
                 one.add(schema, batch, known)
 
     def _schema(self, layout: Any, schema: pa.Schema) -> pa.Schema:
@@ -413,6 +407,7 @@ class _Window:
                 held or self._new(relation),
                 is_new=held is None,
                 evolves=self._options.schema_changes == "evolve",
+                stops=self._options.unknown == "copy",
             )
             self._open[relation_id] = one
         if (one.held.namespace, one.held.name) != (relation.namespace, relation.name):
@@ -576,17 +571,3 @@ def _after(plan: Plan) -> Position:
 
 def _copy_of(unit: Unit) -> Copy | None:
     return None if unit.step is None else unit.step.copy
-
-
-class _Incomplete(contextlib.AbstractContextManager["_Incomplete"]):
-    """What happens where changes do not fit the rows of a table."""
-
-    def __init__(self, one: TableWindow, unknown: Unknown) -> None:
-        self._one = one
-        self._unknown = unknown
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if not isinstance(error, IncompleteError) or self._unknown == "error":
-            return False
-        self._one.stop(str(error))
-        return True

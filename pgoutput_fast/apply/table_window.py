@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import PgOutputError
+from ..names import qualified
 from .evolution import Known, evolve, new_columns
 from .folding import Folding
 from .stored_changes import Form, stored_version, with_added
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from ..directory.copies import Copy
     from .targets import Alteration, ChangeWriter, Column, StateWriter, Target
     from .versions import Version
+
+
+_TOGETHER = 4096
+"""Changes of a table that are written and folded at once."""
 
 
 class _Part(NamedTuple):
@@ -51,6 +56,9 @@ class TableWindow:
         Whether the target has nothing of it yet.
     evolves : bool
         Whether its state table follows when it is altered; else that is an error.
+    stops : bool
+        Whether its state table is left as it is if its rows are not known any more; else that is an
+        error.
 
     Attributes
     ----------
@@ -60,13 +68,19 @@ class TableWindow:
         Changes that were written.
     """
 
-    def __init__(self, target: Target, held: Held, *, is_new: bool, evolves: bool) -> None:
+    def __init__(
+        self, target: Target, held: Held, *, is_new: bool, evolves: bool, stops: bool
+    ) -> None:
         self._target = target
         self.held = held
         self._writers: list[ChangeWriter] = [target.changes(held)]
         self._state: StateWriter | None = target.state(held) if held.stale is None else None
         self._must_create = is_new
         self._evolves = evolves
+        self._stops = stops
+        # Changes of the layout that is met last, which are written and folded together.
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_rows = 0
         self._parts: list[_Part] = []
         # The batches of one layout have one form.
         self._last: _Layout | None = None
@@ -74,8 +88,13 @@ class TableWindow:
         self._folded = 0  # the commit LSN of the last change that was folded
         self.changes = 0
 
-    def stop(self, reason: str) -> None:
+    def _stop(self, reason: str) -> None:
         """Do not keep the state up to date any more."""
+        if not self._stops:
+            raise IncompleteError(
+                f"the rows of {qualified(self.held)} are not known any more: {reason}. "
+                "unknown='copy' has the table copied again"
+            )
         self.held = self.held._replace(stale=reason)
         self._state, self._parts, self._last = None, [], None
 
@@ -94,8 +113,21 @@ class TableWindow:
         """
         last = self._last
         if last is None or last[0] is not schema:
+            self._take_gathered()
             last = self._meet(schema, batch, known)
-        rows = last[1].batch(batch)
+        self._gathered.append(last[1].batch(batch))
+        self._gathered_rows += batch.num_rows
+        if self._gathered_rows >= _TOGETHER:
+            self._take_gathered()
+
+    def _take_gathered(self) -> None:
+        """Write and fold the changes that came, together, as small batches cost more."""
+        if not self._gathered:
+            return
+        rows, *others = self._gathered
+        if others:
+            rows = pa.concat_batches(self._gathered)
+        self._gathered, self._gathered_rows = [], 0
         writer = self._writers[-1]
         self._append(_since(rows, writer.lsn))
         if self._state is not None and self._parts:
@@ -105,7 +137,12 @@ class TableWindow:
                     self._parts[-1].folding.add(part)
                     self._folded = part.column("commit_lsn")[-1].as_py()
                 except PgOutputError as error:
-                    raise IncompleteError(str(error)) from error
+                    self._stop_by(IncompleteError(str(error)))
+
+    def _stop_by(self, error: IncompleteError) -> None:
+        if not self._stops:
+            raise error
+        self._stop(str(error))
 
     def _append(self, rows: pa.RecordBatch) -> None:
         if rows.num_rows:
@@ -128,7 +165,7 @@ class TableWindow:
             self._check_same(version)
             evolved = evolve(self.held.columns, version, found)
             if evolved.unknown is not None:
-                self.stop(evolved.unknown)
+                self._stop(evolved.unknown)
                 # Change tables go on with the columns that there are.
                 self.held = self.held._replace(columns=new_columns(version, found))
             else:
@@ -185,7 +222,7 @@ class TableWindow:
             self._parts[-1].alterations.extend(alterations)
             return
         if self._parts and lsn <= self._folded:
-            self.stop(f"the key of {version.table} was altered among changes of a transaction")
+            self._stop(f"the key of {version.table} was altered among changes of a transaction")
             return
         self._parts.append(_Part(alterations, Folding(key), key, lsn))
         self._parts[-1].folding.add(nothing)
@@ -209,6 +246,7 @@ class TableWindow:
     ) -> None:
         """Take rows of a snapshot; the first batch begins with a Truncate."""
         if self._copying is None:
+            self._take_gathered()
             self._copying = self._begin_copy(schema, known(copy.lsn), copy)
         wants_changes, wants_rows = self._copying
         last = self._last
@@ -265,6 +303,7 @@ class TableWindow:
 
     def commit_changes(self, lsn: int) -> None:
         """Have the change table stand."""
+        self._take_gathered()
         for writer in self._writers:
             writer.commit(self.held._replace(lsn=lsn))
 
@@ -274,7 +313,7 @@ class TableWindow:
         Raises
         ------
         IncompleteError
-            They do not fit what is there.
+            They do not fit what is there, and the table does not stop.
         """
         state = self._state
         if state is None:
@@ -285,8 +324,13 @@ class TableWindow:
             net = with_added(part.folding.finish(), part.alterations)
             is_last = number == len(self._parts)
             end = lsn if is_last else self._parts[number].begins
-            if net.rows.num_rows or net.truncated or part.alterations:
+            if not (net.rows.num_rows or net.truncated or part.alterations):
+                continue
+            try:
                 state.apply(part.alterations, net, self.held._replace(lsn=end))
+            except IncompleteError as error:
+                self._stop_by(error)
+                return
 
 
 def _since(rows: pa.RecordBatch, lsn: int) -> pa.RecordBatch:

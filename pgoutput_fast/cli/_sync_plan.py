@@ -37,9 +37,7 @@ def print_plan(dsn: str | None, arguments: dict[str, Any]) -> int:
         It could not begin.
     """
     options = checked_options(**{name: arguments[name] for name in _OPTIONS})
-    opened = open_target(
-        arguments["target"], **{name: arguments[name] for name in OF_THE_TARGET}
-    )
+    opened = open_target(arguments["target"], **{name: arguments[name] for name in OF_THE_TARGET})
     asked = None
     if arguments["segments"] is None:
         directory = opened.directory(arguments["directory"])

@@ -231,6 +231,26 @@ def test_a_directory_whose_beginning_is_deleted(made: MadeDirectory, tables: Tab
         sync(made, tables, uncopied="empty")
 
 
+def test_a_table_whose_rows_are_not_known_any_more(made: MadeDirectory, tables: Tables) -> None:
+    altered = testing.Table("accounts", {"id": "int4", "note": "int8"}, 16390, key=["id"])
+    made.wait(ACCOUNTS, 1000)
+    made.copy(ACCOUNTS, 1100, [[1, "7"]])
+    made.commit(1200, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [2, "8"]))
+    sync(made, tables)
+    made.commit(
+        1300, testing.delete(ACCOUNTS, [2, None], "K"),
+        altered.relation(), testing.insert(altered, [3, 9]),
+    )  # fmt: skip
+    before = rows(tables, "public.accounts")
+    with pytest.raises(pf.PgOutputError, match=r"the rows of public\.accounts are not known any "):
+        sync(made, tables, unknown="error")
+    assert rows(tables, "public.accounts") == before
+    assert "was altered" in sync(made, tables).stale["public.accounts"]
+    assert rows(tables, "public.accounts") == before
+    ops = [tables.changes(f"public.accounts{of}").column("op").to_pylist() for of in ("", ".v2")]
+    assert [sorted(one) for one in ops] == [["delete", "insert", "read", "truncate"], ["insert"]]
+
+
 def test_a_table_that_is_not_to_follow(made: MadeDirectory, tables: Tables) -> None:
     wider = testing.Table(
         "accounts", {"id": "int4", "note": "text", "n": "int4"}, 16390, key=["id"]
