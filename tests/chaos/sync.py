@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import sys
 import tempfile
@@ -44,6 +45,8 @@ COLUMNS = 4
 """The most columns of a table that are added."""
 LOOK = 300.0
 """Seconds in which a sync has to come to where the server is, on a machine that is busy."""
+WINDOWS = (100_000, 1 << 20, 16 << 20)
+"""Bytes."""
 ATTEMPTS = 10
 """How often copies are waited for, at the end."""
 TYPES = ("int", "int DEFAULT 7", "text", "text DEFAULT 'd'", "int DEFAULT (random() * 9)::int")
@@ -193,7 +196,19 @@ class Writer:
 class Syncer(Consumer):
     """The sync's process."""
 
+    chance: random.Random
     script = "syncer.py"
+
+    def start(self) -> None:
+        """Start it, with windows of another size than before."""
+        self.options["window_bytes"] = self.chance.choice(WINDOWS)
+        self._begin = os.fstat(self.log.fileno()).st_size
+        super().start()
+
+    def works(self) -> bool:
+        """Whether it has come so far as to ask the server."""
+        # Not by seek(): the process writes where the file's one position is.
+        return b"connected to" in os.pread(self.log.fileno(), 1 << 20, self._begin)
 
     def check(self) -> None:
         """It does not end by itself."""
@@ -350,9 +365,10 @@ def run(target: str, seed: int, kills: int, directory: Path | None) -> None:
         options = {
             "slot": "s", "publications": ["p"], "retry_for": 60, "max_delay": 0.05,
             "segment_bytes": 100_000, "grace": 2.0, "keep_bytes": 300_000, "keep_seconds": 5.0,
-            "quick": True, "interval": 0.1, "window_bytes": 100_000,
+            "quick": True, "interval": 0.1,
         }  # fmt: skip
         syncer = Syncer(tables.given, server.dsn(), **options)  # type: ignore[arg-type]
+        syncer.chance = random.Random(chance.random())
         syncer.start()
         stack.callback(syncer.log.close)
         stack.callback(syncer.kill)
@@ -382,8 +398,10 @@ def take_part(
     wait_for("the first window", lambda: tables.path.exists())
     looks = 0
     for number in range(kills):
-        # A process needs about a second until it works.
-        time.sleep(chance.choice((0.0, 1.0)) + chance.uniform(0.2, chance.choice((1.0, 2.5))))
+        # Some are killed before they work; if most were, on a busy machine, none would get on.
+        if chance.random() < 0.8:
+            wait_for("a process that works", syncer.works)
+        time.sleep(chance.uniform(0.0, chance.choice((0.5, 2.5))))
         syncer.check()
         syncer.kill()
         syncer.start()
