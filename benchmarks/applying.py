@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import itertools
+import json
 import random
 import resource
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +28,7 @@ from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
 
 from . import harness
 from .harness import Case, NotMeasured, Results, optional_module
+from .peers import site
 
 KEYS = {
     "int key": {"id": "int4"},
@@ -198,6 +204,59 @@ def _sync_case(root: Path, tables: int, count: int) -> Case:
     return Case(f"sync: {tables} table{'s' * (tables > 1)}/DuckDB", run, lambda: None)
 
 
+@contextlib.contextmanager
+def slot_cases(scale: float) -> Iterator[list[Case]]:
+    """From a slot to change tables and state tables: the CPU of all processes but the server's."""
+    psycopg = optional_module("psycopg")
+    from pgoutput_fast.embedded import EmbeddedServer
+
+    numbers = itertools.count()
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        EmbeddedServer(bindir=site.find_server(), settings=site.SETTINGS) as server,
+    ):
+
+        def sample(name: str, target: str) -> dict[str, float]:
+            place = Path(directory, f"{next(numbers)}")
+            place.mkdir()
+            with psycopg.connect(server.dsn(), autocommit=True) as connection:
+                connection.execute(f"CREATE DATABASE d{place.name}")
+            with psycopg.connect(server.dsn(f"d{place.name}"), autocommit=True) as connection:
+                connection.execute(site.TABLES)
+                connection.execute("CREATE PUBLICATION p FOR ALL TABLES")
+                command = [
+                    *(sys.executable, "-m", "pgoutput_fast", "sync", "--until", "now"),
+                    *("--dsn", server.dsn(f"d{place.name}"), "--slot", f"s{place.name}"),
+                    *("--publication", "p", "--log-format", "json", "--to", target.format(place)),
+                ]
+                _stop_event(command)
+                for statement in site.parts(site.statements(name, scale)):
+                    connection.execute(statement)
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            told = _stop_event(command)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+            assert not told["stale"], told
+            shutil.rmtree(place)
+            return {"cpu": cpu / told["changes"]}
+
+        targets = {"DuckDB": "duckdb:{}/tables.duckdb", "Delta": "{}/lake"}
+        yield [
+            Case(f"slot: {name}/{shown}", functools.partial(sample, name, target), lambda: None)
+            for name in ("narrow", "mixed")
+            for shown, target in targets.items()
+        ]
+
+
+def _stop_event(command: list[str]) -> dict[str, Any]:
+    """Run a sync; the numbers that it tells at its end."""
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    if ended.returncode:
+        raise RuntimeError(f"the sync failed: {ended.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(ended.stderr.splitlines()[-1])
+    return found
+
+
 def run(options: argparse.Namespace, results: Results) -> None:
     """Measure both."""
     optional_module("pyarrow")
@@ -207,6 +266,11 @@ def run(options: argparse.Namespace, results: Results) -> None:
     count = int(400_000 * (options.scale or 1))
     with sync_cases(count) as cases:
         harness.measure(cases, rounds, results)
+    try:
+        with slot_cases((options.scale or 1) * (0.1 if options.quick else 0.5)) as cases:
+            harness.measure(cases, 1 if options.quick else 3, results)
+    except NotMeasured as reason:
+        results.missing["slot to tables"] = str(reason)
     results.described["apply"] = (
         f"{_CHANGES:,} changes of 8 columns for each fold: a quarter inserts, 7 % deletes, 1 % "
         f"updates of the key; {count:,} for each sync"

@@ -109,6 +109,10 @@ GOALS = [
          {f"fold: {name}": 2 for name in ("int key", "text key", "two columns")}, at_most=True),
     Goal("segments to tables, by the clock", "DuckDB", "",
          {"sync: 4 tables": 1 / 300e3}, at_most=True, metric="wall"),
+    Goal("slot to tables, CPU of a change", "DuckDB", "",
+         {"slot: narrow": 4e-6, "slot: mixed": 10e-6}, at_most=True),
+    Goal("slot to tables, CPU of a change", "Delta", "",
+         {"slot: narrow": 4e-6, "slot: mixed": 10e-6}, at_most=True),
 ]  # fmt: skip
 
 

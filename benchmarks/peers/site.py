@@ -30,7 +30,7 @@ from ..harness import NotMeasured, progress
 VERSIONS = (15, 18, 17, 16, 14)
 """Of PostgreSQL: the first that is found."""
 
-_SETTINGS: dict[str, object] = {
+SETTINGS: dict[str, object] = {
     "max_wal_senders": 40,
     "max_replication_slots": 40,
     "synchronous_commit": False,
@@ -62,7 +62,7 @@ _WIDE_VALUES = ", ".join(
     for i, (_, _, value) in enumerate(_WIDE)
 )
 
-_TABLES = f"""
+TABLES = f"""
 CREATE TABLE narrow (id int8 PRIMARY KEY, a int4, t text, n numeric(12,2), ts timestamptz, b bool);
 CREATE TABLE wide (id int8 PRIMARY KEY, {", ".join(f"{name} {kind}" for name, kind, _ in _WIDE)});
 CREATE TABLE accounts
@@ -122,7 +122,7 @@ _SIZES = {
 _STREAMED = {"big": "4MB", "huge": "64MB"}
 
 
-def _statements(name: str, scale: float) -> str:
+def statements(name: str, scale: float) -> str:
     """What makes a workload."""
     if name == "mixed":
         return _MIXED.format(wide=max(1, round(100 * scale)), small=round(20_000 * scale))
@@ -130,6 +130,13 @@ def _statements(name: str, scale: float) -> str:
     if transactions == 1:
         rows = round(rows * scale)
     return _NARROW.format(transactions=max(1, round(transactions * scale)), rows=rows)
+
+
+def parts(statement: str) -> list[str]:
+    """The blocks of a workload, which commit by themselves and so can't be executed together."""
+    return [
+        one if one.lstrip().startswith("DO") else f"DO {one}" for one in statement.split(";\nDO ")
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,26 +167,24 @@ class Site:
         self._connection.execute("CREATE DATABASE bench")
         self._connection.close()
         self._connection = psycopg.connect(server.dsn("bench"), autocommit=True)
-        self._connection.execute(_TABLES)
+        self._connection.execute(TABLES)
         self.traffic: dict[str, Traffic] = {}
         for name in names:
             progress(f"making the server's workload {name}")
-            self.traffic[name] = self._make(name, _statements(name, scale))
+            self.traffic[name] = self._make(name, statements(name, scale))
 
     def value(self, query: str, *parameters: object) -> Any:
         row = self._connection.execute(query, parameters).fetchone()
         return None if row is None else row[0]
 
-    def _make(self, name: str, statements: str) -> Traffic:
+    def _make(self, name: str, statement: str) -> Traffic:
         slot = f"before_{name}"
         tables = "wide, accounts, orders, docs" if name == "mixed" else "narrow"
         self._connection.execute(f"CREATE TABLE finish_{name} (id int8 PRIMARY KEY, note text)")
         self._connection.execute(f"CREATE PUBLICATION {name} FOR TABLE {tables}, finish_{name}")
         self.value("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
-        for statement in statements.split(";\nDO "):
-            self._connection.execute(
-                statement if statement.lstrip().startswith("DO") else "DO " + statement
-            )
+        for one in parts(statement):
+            self._connection.execute(one)
         with self._connection.transaction():
             self._connection.execute(f"INSERT INTO finish_{name} VALUES (1, 'the end')")
             end = parse_lsn(self.value("SELECT pg_current_wal_insert_lsn()::text"))
@@ -200,7 +205,7 @@ class Site:
     def slot_of(self, traffic: Traffic) -> Iterator[str]:
         """A copy of the slot before the traffic, for one run."""
         slot = "one_run"
-        memory = _STREAMED.get(traffic.name, _SETTINGS["logical_decoding_work_mem"])
+        memory = _STREAMED.get(traffic.name, SETTINGS["logical_decoding_work_mem"])
         self._connection.execute(f"ALTER DATABASE bench SET logical_decoding_work_mem = '{memory}'")
         self.value("SELECT pg_copy_logical_replication_slot(%s, %s)", traffic.slot, slot)
         try:
@@ -301,7 +306,7 @@ def serving(scale: float, names: Sequence[str]) -> Iterator[Site]:
     At most one of those of one table.
     """
     bindir = find_server()
-    with EmbeddedServer(bindir=bindir, settings=_SETTINGS, tcp=True) as server:
+    with EmbeddedServer(bindir=bindir, settings=SETTINGS, tcp=True) as server:
         site = Site(server, bindir, scale, names)
         try:
             yield site
