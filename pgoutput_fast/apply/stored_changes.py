@@ -70,6 +70,24 @@ class Form(NamedTuple):
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
+_SOME_COLUMN = pa.struct([pa.field("no columns", pa.bool_())])
+"""Of rows of a table without columns, which neither DuckDB nor Parquet has; it is null."""
+
+
+def with_a_column(changes: pa.RecordBatch) -> pa.RecordBatch:
+    """Changes of which the rows have a column, also if their table has none."""
+    if changes.schema.field("after").type.num_fields:
+        return changes
+    for side in ("before", "after"):
+        at = changes.schema.get_field_index(side)
+        rows = changes.column(at)
+        column = pa.StructArray.from_arrays(
+            [pa.nulls(len(rows), pa.bool_())], fields=list(_SOME_COLUMN), mask=rows.is_null()
+        )
+        changes = changes.set_column(at, changes.schema.field(at).with_type(_SOME_COLUMN), column)
+    return changes
+
+
 def stored_fields(row: pa.StructType, names: Mapping[str, str]) -> list[pa.Field]:
     """The fields of a row as a target has them."""
     return [pa.field(names.get(field.name, field.name), stored_type(field.type)) for field in row]

@@ -33,6 +33,7 @@ from ..protocol.encode import encode, encode_fields
 from ..segments.format import BEGIN_NAME
 from .evolution import Known
 from .naming import free_name, renames, stored_table
+from .stored_changes import with_a_column
 from .table_window import TableWindow
 from .targets import Held, Origin, Stored, Target, window
 
@@ -378,7 +379,8 @@ class _Window:
         self.seconds[qualified(one.held)] = time.perf_counter() - begin
 
     def _take(self, reader: ChangeReader, chunk: Chunk, copy: Copy | None) -> None:
-        for changes, batch in reader.changes(chunk):
+        for changes, decoded in reader.changes(chunk):
+            batch = with_a_column(decoded)
             schema = self._schema(changes.layout, batch.schema)
             one = self._table(changes.relation)
             known = functools.partial(self._known, changes)

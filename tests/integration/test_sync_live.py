@@ -116,6 +116,18 @@ def test_what_rows_go_through(synced: Synced) -> None:
     assert len({row["lsn"] for row in progress}) == 1
 
 
+def test_a_table_without_columns(synced: Synced) -> None:
+    """Neither DuckDB nor Parquet has such a table: it gets a column, which is null."""
+    synced.database.execute("CREATE TABLE nothing ()", "INSERT INTO nothing DEFAULT VALUES")
+    synced.sync()
+    synced.database.execute("INSERT INTO nothing DEFAULT VALUES")
+    assert synced.sync().stale == {}
+    assert synced.rows("public.nothing", "no columns") == [(None,), (None,)]
+    synced.database.execute("ALTER TABLE nothing ADD x int", "INSERT INTO nothing VALUES (3)")
+    assert len(synced.settle()) == 1
+    assert synced.rows("public.nothing", "x") == [(3,), (None,), (None,)]
+
+
 def test_a_catalogue_that_is_read_late_is_waited_for(
     make_database: Any, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
