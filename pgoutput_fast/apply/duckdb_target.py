@@ -343,9 +343,10 @@ class DuckdbTarget:
 
     def rename(self, held: Held, stored: str) -> None:
         """See `Target`."""
-        for version in range(1, held.version + 1):
-            self._move("changes", versioned(held.stored, version), versioned(stored, version))
-        self._move("state", held.stored, stored)
+        with self.alone():
+            for version in range(1, held.version + 1):
+                self._move("changes", versioned(held.stored, version), versioned(stored, version))
+            self._move("state", held.stored, stored)
 
     def _move(self, schema: str, old: str, new: str) -> None:
         if self.has(schema, old):

@@ -119,7 +119,8 @@ class _Watcher:
         self._notifier.stopping()
         figures = self._figures(progress)
         self._view.end(figures)
-        stale = f", {counted(len(progress.stale), 'table')} not" if progress.stale else ""
+        behind = {*progress.stale, *progress.waiting}
+        stale = f", {counted(len(behind), 'table')} not" if behind else ""
         _log.info(
             "the sync ends: %s in %s, tables up to %s%s", counted(progress.changes, "change"),
             counted(progress.windows, "window"), format_lsn(progress.lsn), stale,
