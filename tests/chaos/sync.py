@@ -409,6 +409,7 @@ def take_part(
             report = verified(server, tables, rounds=3, timeout=LOOK)
             looks += sum(one.state == "equal" for one in report.tables)
             syncer.check()
+            print(f"{number + 1} faults, {looks} tables found equal", flush=True)
     return looks
 
 
