@@ -457,7 +457,8 @@ def confirmed(marks: Sequence[Mark]) -> int:
 def forget_before(directory: Path, lsn: int) -> int:
     """Delete what only concerns changes before an LSN; the number of files.
 
-    The entry that is in force there stays, and so does what tells when it ends.
+    The entry that is in force there stays, and so does what tells when it ends; and the entry
+    before, as what altered a table is told by both.
 
     Raises
     ------
@@ -468,7 +469,7 @@ def forget_before(directory: Path, lsn: int) -> int:
     kept = next((one for one in reversed(found) if one.start <= lsn), None)
     if kept is None:
         return 0
-    gone = [one.name for one in found if one.start < kept.start]
+    gone = [one.name for one in [one for one in found if one.start < kept.start][:-1]]
     gone += [
         _change_path(directory, commit_lsn).name
         for commit_lsn in change_lsns(directory)

@@ -399,11 +399,15 @@ def test_what_concerns_only_deleted_segments_is_deleted(tmp_path: Path) -> None:
         writer.note(one)
     for lsn in (150, 250, 350):
         recorded(writer, *transaction(lsn, message(lsn, {"types": [PAIR]})))
-    assert forget_before(tmp_path, 309) == 2
-    assert [one.start for one in entries(tmp_path)] == [210, 310, 410]
+    before = History(tmp_path)
+    assert forget_before(tmp_path, 309) == 1
+    # The entry that is in force, and the one before it.
+    assert [one.start for one in entries(tmp_path)] == [110, 210, 310, 410]
     assert change_lsns(tmp_path) == [250, 350]
     assert forget_before(tmp_path, 100) == 0
     assert forget_before(tmp_path, 310) == 2
+    assert [one.start for one in entries(tmp_path)] == [210, 310, 410]
+    assert before.tables_before(310).tables == before.tables_at(309).catalog.tables
     assert History(tmp_path).registry_at(1000).registry == NEW
 
 
@@ -425,7 +429,10 @@ def test_a_kill_before_it_is_written_how_long_an_entry_was_seen(tmp_path: Path) 
 
 def test_retention_deletes_what_concerns_only_deleted_segments(tmp_path: Path) -> None:
     captured(tmp_path, 1000, (140, 150, "(1)"), (440, 450, "(2)"))
-    written(tmp_path, read(60, 70), read(200, 210, NEW), read(900, 910), read(950, 960))
+    written(
+        tmp_path, read(20, 30, NEW), read(60, 70), read(200, 210, NEW), read(900, 910),
+        read(950, 960),
+    )  # fmt: skip
     assert retain(tmp_path, Keep(seconds=1e9), lambda: None) == 0
     assert retain(tmp_path, Keep(seconds=0.0), lambda: None) == 2  # a segment, an entry
-    assert [one.start for one in entries(tmp_path)] == [210, 910]
+    assert [one.start for one in entries(tmp_path)] == [70, 210, 910]
