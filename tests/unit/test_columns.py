@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import pickle
+import random
 import struct
 from collections.abc import Iterator
 from decimal import Decimal
@@ -131,6 +132,61 @@ def test_values_not_sent() -> None:
     batches = batches_of(frames, fill_unchanged=True)
     assert column(batches, "unchanged") == [["name"], ["name"], None, ["id", "name"], None]
     assert [after["name"] for after in column(batches, "after")] == [None, None, "old", None, "a"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_old_rows_among_others(seed: int) -> None:
+    """Runs of rows without a tuple, of any length, in columns of each shape."""
+    kinds: dict[str, Any] = {
+        **{"id": "int4", "flag": "bool", "big": "int8", "price": ("numeric", (12 << 16 | 2) + 4)},
+        **{"note": "text", "parts": 1007, "other": 9_999},
+    }
+    table = testing.Table("t", kinds, OID, key=["id"])
+    rng = random.Random(seed)
+
+    def new_row() -> dict[str, Any]:
+        made = {
+            "flag": rng.random() < 0.5,
+            "big": rng.getrandbits(40),
+            "price": Decimal(rng.randrange(10**6)).scaleb(-2),
+            "note": "ä" * rng.randrange(9) + "x" * rng.randrange(40),
+            "parts": [rng.randrange(9) for _ in range(rng.randrange(3))],
+            "other": "o" * rng.randrange(3),
+        }
+        values = {name: value for name, value in made.items() if rng.random() < 0.8}
+        return dict.fromkeys(kinds) | {"id": rng.randrange(100)} | values
+
+    def sent(row: dict[str, Any]) -> list[Any]:
+        texts = {list: lambda parts: f"{{{','.join(map(str, parts))}}}", Decimal: str}
+        return [texts.get(type(value), lambda value: value)(value) for value in row.values()]
+
+    frames = [table.relation(), testing.begin(7)]
+    expected = []
+    old_kinds = ["K"] if seed == 0 else ["K", "K", "O"]
+    for _ in range(12):
+        tags, share = rng.choice(["IU", "U", "D", "IUD"]), rng.choice([0, 0.05, 0.5, 1])
+        for _ in range(rng.choice([1, 7, 8, 9, 30])):
+            tag, old, new = rng.choice(tags), new_row(), new_row()
+            kind = rng.choice(old_kinds)
+            if kind == "K":
+                old = dict.fromkeys(kinds) | {"id": old["id"]}
+            if tag == "D":
+                frames.append(testing.delete(table, sent(old), kind))
+                new = None
+            elif tag == "U" and rng.random() < share:
+                frames.append(testing.update(table, sent(new), sent(old), kind))
+            else:
+                make = testing.insert if tag == "I" else testing.update
+                frames.append(make(table, sent(new)))
+                old = None
+            expected.append((old, new))
+    # The second batch begins with nothing that the first one had.
+    for max_rows in (1_000, 40):
+        batches = batches_of(frames, max_rows=max_rows)
+        for batch in batches:
+            pa.record_batch(batch).validate(full=True)
+        told = zip(column(batches, "before"), column(batches, "after"), strict=True)
+        assert list(told) == expected
 
 
 def test_an_old_row_is_whole() -> None:
