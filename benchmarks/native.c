@@ -149,7 +149,7 @@ static inline int convert(
             ((uint64_t *)to->data)[row] = pgf_load8(at);
             return 1;
         }
-        if (!pgf_float(at, length, powers, &real))
+        if (!pgf_float(at, length, before, powers, &real))
             return 0;
         ((double *)to->data)[row] = real;
         return 1;

@@ -75,7 +75,7 @@ enum {
     PGF_FULL, /* the column would have more bytes than offsets of 32 bits can count */
 };
 
-enum { SLACK = 16 /* bytes behind a value that a copy of 16 may write */ };
+enum { SLACK = 32 /* bytes behind a value that a copy of PGF_SHORT may write */ };
 
 /* Bytes to make room for where a variable column has so many: never more than offsets of 32 bits
  * can count, so that what has room has an offset.
