@@ -394,7 +394,7 @@ static inline int pgf_point_digits(
     /* Where the point is: in the last 16 bytes, or in those before them. */
     const __m128i point = _mm_set1_epi8('.');
     __m128i last = _mm_loadu_si128((const __m128i *)(at + length - 16));
-    uint32_t found = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(last, point)) << 16 >> 16;
+    uint32_t found = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(last, point));
     size_t whole = length;
     if (length <= 16) {
         found >>= 16 - length;
