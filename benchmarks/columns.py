@@ -6,7 +6,6 @@ import contextlib
 import csv
 import io
 import os
-import subprocess
 import tempfile
 import threading
 import time
@@ -61,13 +60,54 @@ def check(workload: workloads.Workload) -> None:
     if list(map(str, fast)) != list(map(str, slow)):
         raise WrongResult(f"{workload}: the twin's columns are not the engine's")
     if workload.table is not None:
-        rows = [tuple(row["after"].values()) for row in fast]
-        _compare(f"{workload}, Arrow", rows, workload)
+        for side, expected in (
+            ("before", [change.old for change in workload.changes]),
+            ("after", [change.new for change in workload.changes]),
+        ):
+            found = [None if row[side] is None else tuple(row[side].values()) for row in fast]
+            _compare(f"{workload}, Arrow, {side}", found, expected)
 
 
-def _compare(who: str, rows: list[tuple[object, ...]], workload: workloads.Workload) -> None:
-    if list(map(_plain, rows)) != list(map(_plain, workload.rows)):
+def _compare(
+    who: str, rows: Iterable[workloads.Row | None], expected: Iterable[workloads.Row | None]
+) -> None:
+    if [row and _plain(row) for row in rows] != [row and _plain(row) for row in expected]:
         raise WrongResult(f"{who}: its rows are not the workload's")
+
+
+def check_layout(workload: workloads.Workload, layout: native.Layout) -> None:
+    """Compare the columns that plain C makes with those of the engine.
+
+    Raises
+    ------
+    WrongResult
+        They differ.
+    """
+    count = layout()
+    made = [pa.record_batch(batch) for batch in pf.ColumnarDecoder().decode(workload.frames)]
+    table = pa.Table.from_batches(made).combine_chunks()
+    for name, side in (("before", layout.before), ("after", layout.after)):
+        [rows] = table.column(name).chunks
+        if rows.null_count == len(rows):
+            continue  # plain C leaves its columns alone then
+        for i, buffers in enumerate(side):
+            # A column by itself: its own nulls are those of the rows too.
+            ours = rows.field(i)
+            ours = ours.storage if isinstance(ours, pa.ExtensionArray) else ours
+            theirs = pa.Array.from_buffers(ours.type, count, list(map(pa.py_buffer, buffers)))
+            # As text, as NaN does not equal itself.
+            if str(theirs.to_pylist()) != str(ours.to_pylist()):
+                raise WrongResult(
+                    f"{workload}, C layout: {name}.{rows.type[i].name} is not the engine's"
+                )
+
+
+def csv_rows(workload: workloads.Workload) -> list[workloads.Row]:
+    """A row for each change: the new one, or the key of a deleted one.
+
+    So CSV readers read fewer values than the engine makes, which has the columns of `before` too.
+    """
+    return [change.new or change.old or () for change in workload.changes]
 
 
 def _plain(row: Iterable[object]) -> tuple[str, ...]:
@@ -81,7 +121,7 @@ def csv_of(workload: workloads.Workload) -> bytes:
     assert workload.table is not None
     text = io.StringIO()
     writer = csv.writer(text)
-    for row in workload.rows:
+    for row in csv_rows(workload):
         writer.writerow(
             "" if value is None else column.type.text(value).removesuffix("+00")
             for column, value in zip(workload.table.columns, row, strict=True)
@@ -158,21 +198,31 @@ def csv_readers(workload: workloads.Workload, missing: dict[str, str]) -> dict[s
             found: Any = read()
             table = found if isinstance(found, pa.Table) else found.to_arrow()
             rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
-            _compare(f"{workload}, {who}", rows, workload)
+            _compare(f"{workload}, {who}", rows, csv_rows(workload))
     return readers
 
 
 def plain_c(workload: workloads.Workload, missing: dict[str, str]) -> dict[str, Run]:
-    """The loops of native.c that support the workload."""
+    """The loops of native.c that support the workload.
+
+    Raises
+    ------
+    subprocess.CalledProcessError
+        native.c does not compile.
+    WrongResult
+        "C layout" makes other columns than the engine.
+    """
     try:
         found = native.loops(workload)
-    except (OSError, subprocess.CalledProcessError) as error:
+    except OSError as error:
         missing[f"{workload}/columns/plain C"] = f"no C compiler: {error}"
         return {}
     for name, loop in list(found.items()):
         if loop() < 0:
             missing[f"{workload}/columns/{name}"] = "it knows no frames of this kind"
             del found[name]
+        elif isinstance(loop, native.Layout):
+            check_layout(workload, loop)
     return dict(found)
 
 

@@ -38,7 +38,7 @@ from .harness import NotMeasured, table
 COUNTS = Path(__file__).with_name("guard.json")
 TOLERANCE = 0.04
 
-_ROWS = {"narrow": 2_000, "wide": 500, "fat": 50}
+_ROWS = {"narrow": 2_000, "wide": 500, "fat": 50, "narrow_varied": 2_000, "wide_varied": 500}
 
 _REQUESTS = r"""
 #include <valgrind/callgrind.h>
@@ -60,11 +60,12 @@ def cases() -> dict[str, tuple[Callable[[], object], int]]:
     found: dict[str, tuple[Callable[[], object], int]] = {}
     for name, tuple_format in (
         ("narrow", "text"), ("narrow", "binary"), ("wide", "text"), ("wide", "binary"),
-        ("fat", "text"),
+        ("fat", "text"), ("narrow_varied", "text"), ("wide_varied", "text"),
     ):  # fmt: skip
         workload = workloads.generate(name, tuple_format, _ROWS[name])
         frames = len(workload.frames)
-        for level in ("message", "texts", "values", "iteration", "tuple"):
+        levels = ("message", "texts", "values", "iteration", "tuple")
+        for level in () if name in workloads.VARIED else levels:
             if level == "texts" and tuple_format == "binary":
                 continue
             if level in {"iteration", "tuple"} and (name == "fat" or tuple_format == "binary"):

@@ -92,46 +92,79 @@ def _address(array: NDArray[Any]) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
+class Layout:
+    """The loop that makes typed Arrow columns of a generated workload, in memory that it keeps.
+
+    `before` and `after` have the buffers of each column as an Arrow array has them: validity, then
+    offsets if it is variable, then data. Those of `before` stay as they are if no row is old.
+    """
+
+    def __init__(self, workload: workloads.Workload) -> None:
+        assert workload.table is not None
+        self._library = load()
+        packed, self._offsets = workload.packed()
+        self._data = np.frombuffer(packed, np.uint8)
+        self._rows = len(workload.changes)
+        types = [column.type.oid for column in workload.table.columns]
+        self.before = [self._buffers(type_id) for type_id in types]
+        self.after = [self._buffers(type_id) for type_id in types]
+        self._sides = [self._columns(types, side) for side in (self.before, self.after)]
+
+    def _buffers(self, type_id: int) -> list[NDArray[Any]]:
+        _, width = _TYPES[type_id]
+        validity = np.full(self._rows // 8 + 1, 0xFF, np.uint8)
+        if width < 0:
+            data = np.zeros(len(self._data) + 32, np.uint8)
+            return [validity, np.zeros(self._rows + 1, np.int32), data]
+        return [validity, np.zeros(self._rows * max(width, 1) + 32, np.uint8)]
+
+    def _columns(self, types: list[int], side: list[list[NDArray[Any]]]) -> Any:
+        columns = (_Column * len(types))()
+        for column, type_id, (validity, *offsets, data) in zip(columns, types, side, strict=True):
+            column.type, _ = _TYPES[type_id]
+            column.validity, column.data = validity.ctypes.data, data.ctypes.data
+            column.offsets = offsets[0].ctypes.data if offsets else None
+        return columns
+
+    def __call__(self) -> int:
+        """Read the frames once, and return the number of rows; -1 if it does not support one."""
+        before, after = self._sides
+        return int(
+            self._library.layout(
+                _address(self._data),
+                _address(self._offsets),
+                ctypes.c_int64(len(self._offsets) - 1),
+                before,
+                after,
+                ctypes.c_int32(len(after)),
+            )
+        )
+
+
 def loops(workload: workloads.Workload) -> dict[str, Callable[[], int]]:
-    """Functions that read a workload's frames once: "copy", "walk" and "layout".
+    """Functions that read a workload's frames once: "memcpy", "C walk" and "C layout".
 
     Each returns how much it read: bytes, slices or rows, or -1 if there was a frame that it does
-    not support. Only generated workloads have "layout".
+    not support. Only generated workloads have "C layout", which is a :class:`Layout`.
     """
     library = load()
     packed, offsets = workload.packed()
     data = np.frombuffer(packed, np.uint8)
-    count = ctypes.c_int64(len(offsets) - 1)
-    frames = (_address(data), _address(offsets), count)
+    frames = (_address(data), _address(offsets), ctypes.c_int64(len(offsets) - 1))
     copied = np.empty(len(data), np.uint8)
     headers = np.empty((len(offsets) - 1) * 16, np.uint8)
     slices = np.empty(len(data) * 8, np.uint8)
-    rows = len(workload.rows)
-    types = [column.type.oid for column in workload.table.columns] if workload.table else []
-    columns = (_Column * len(types))()
     bounds = np.empty((len(offsets) - 1) * 32, np.uint8)
-    kept: list[NDArray[Any]] = [data, offsets, copied, headers, slices, bounds]
-    for column, type_id in zip(columns, types, strict=True):
-        column.type, width = _TYPES[type_id]
-        validity = np.full(rows // 8 + 1, 0xFF, np.uint8)
-        room = len(data) + 32 if width < 0 else rows * max(width, 1) + 32
-        values = np.zeros(room, np.uint8)
-        column.validity, column.data = validity.ctypes.data, values.ctypes.data
-        kept += [validity, values]
-        if width < 0:
-            ends = np.zeros(rows + 1, np.int32)
-            column.offsets = ends.ctypes.data
-            kept.append(ends)
+    # The frames are only addresses. The default arguments keep their memory alive.
+    kept = data, offsets
 
-    def copy() -> int:
-        return int(library.copy(*frames, _address(kept[2])))
+    def copy(_kept: object = kept) -> int:
+        return int(library.copy(*frames, _address(copied)))
 
-    def walk() -> int:
-        return int(library.walk(*frames, *map(_address, kept[3:6])))
+    def walk(_kept: object = kept) -> int:
+        return int(library.walk(*frames, *map(_address, (headers, slices, bounds))))
 
-    # The columns are only addresses. The default argument keeps their memory alive.
-    def layout(_kept: object = kept) -> int:
-        return int(library.layout(*frames, columns, ctypes.c_int32(len(columns))))
-
-    found = {"memcpy": copy, "C walk": walk}
-    return found if workload.table is None else {**found, "C layout": layout}
+    found: dict[str, Callable[[], int]] = {"memcpy": copy, "C walk": walk}
+    if workload.table is not None:
+        found["C layout"] = Layout(workload)
+    return found

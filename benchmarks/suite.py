@@ -15,7 +15,13 @@ from .harness import Case, NotMeasured, Results
 HERE = Path(__file__).parent
 
 # Workload → number of rows, so that a batch has up to 16 thousand frames, fewer if they are long.
-ROWS = {"narrow": 8_000, "wide": 8_000, "fat": 1_000}
+ROWS = {
+    "narrow": 8_000,
+    "wide": 8_000,
+    "fat": 1_000,
+    "narrow_varied": 8_000,
+    "wide_varied": 8_000,
+}
 
 # --- Decoding, in this process --------------------------------------------------------------------
 
@@ -33,8 +39,9 @@ def decode_loops(
     workload: workloads.Workload, missing: dict[str, str], check: bool
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """The name and loop of each competitor over a workload's frames."""
-    for loop in decoders.loops(workload, missing, check):
-        yield f"{workload}/{loop.level}/{loop.who}", loop.run
+    if workload.name not in workloads.VARIED:
+        for loop in decoders.loops(workload, missing, check):
+            yield f"{workload}/{loop.level}/{loop.who}", loop.run
     if check:
         columns.check(workload)
     for who, run in columns.loops(workload, missing):

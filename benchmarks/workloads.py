@@ -1,11 +1,15 @@
-"""Generate pgoutput streams for the benchmarks: the workloads `narrow`, `wide` and `fat`.
+"""Generate pgoutput streams for the benchmarks: the workloads `narrow`, `wide`, `fat` and twins.
 
 Each is a stream of protocol version 1 as a server sends it: the Relation first, then transactions
 of five rows (Begin, Insert or Update, Commit), with values in text or in binary format. The same
 name, number of rows and seed give the same rows in both formats, so that results can be compared.
 Texts are those that a server prints with DateStyle ISO and TimeZone UTC.
 
-Row frames, mean length in bytes (text / binary): narrow 55 / 54, wide 440 / 390, fat 8,200.
+`narrow_varied` and `wide_varied` are twins of `narrow` and `wide` with what real streams have: old
+keys, deletes, and values whose length no processor can foresee. They are decoded as columns alone.
+
+Row frames, mean length in bytes (text / binary): narrow 55 / 54, wide 440 / 390, fat 8,200,
+narrow_varied 64 / 61, wide_varied 480 / 425.
 """
 
 from __future__ import annotations
@@ -15,11 +19,11 @@ import json
 import random
 import struct
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pgoutput_fast import testing
 
@@ -32,13 +36,18 @@ if TYPE_CHECKING:
 
 TupleFormat = Literal["text", "binary"]
 
-NAMES = ("narrow", "wide", "fat")
+NAMES = ("narrow", "wide", "fat", "narrow_varied", "wide_varied")
+VARIED = NAMES[3:]
+"""Those that are decoded as columns alone."""
 FORMATS: tuple[TupleFormat, ...] = ("text", "binary")
 
 SEED = 20_240_229
 ROWS_PER_TRANSACTION = 5
 NULL_SHARE = 0.05
 UPDATE_SHARE = 0.5
+VARIED_DELETE_SHARE = 0.1
+VARIED_OLD_KEY_SHARE = 0.05
+"""Of the updates of a twin."""
 
 _POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)
 _FIRST_TIMESTAMP = datetime(2024, 1, 1, tzinfo=timezone.utc)
@@ -187,6 +196,46 @@ def _large_document(rng: random.Random) -> str:
     return _jsonb({"events": events, "source": _words(rng, 2)})
 
 
+# Values of the twins: small ones are as frequent as large ones, so that no length is usual.
+
+
+def _integer(bits: int, signed: bool) -> Callable[[random.Random], int]:
+    """A function that makes integers of any magnitude; if `signed`, one in four is negative."""
+
+    def make(rng: random.Random) -> int:
+        value = rng.getrandbits(rng.randint(1, bits))
+        return -value if signed and rng.random() < 0.25 else value
+
+    return make
+
+
+def _varied_numeric(rng: random.Random) -> Decimal:
+    return Decimal(_integer(39, True)(rng)).scaleb(-2)
+
+
+def _varied_float(rng: random.Random) -> float:
+    return round(rng.uniform(-180, 180), rng.randint(0, 14))
+
+
+def _varied_text(rng: random.Random) -> str:
+    """A text of 1 to some 75 bytes; one in five is in another script than Latin."""
+    text = rng.choice(_PHRASES) if rng.random() < 0.2 else _words(rng, 8)
+    return text[: rng.randint(1, len(text))].rstrip()
+
+
+def _varied_timestamp(rng: random.Random) -> datetime:
+    """A time with none to six digits of a fraction, each as frequent as the others."""
+    unit = 10 ** rng.randint(0, 6)
+    value = _timestamp(rng)
+    return value.replace(microsecond=value.microsecond // unit * unit)
+
+
+def _varied_document(rng: random.Random) -> str:
+    return _jsonb(
+        {"n": _integer(31, True)(rng), "tag": _varied_text(rng), "open": rng.random() < 0.5}
+    )
+
+
 # --- Tables ---------------------------------------------------------------------------------------
 
 
@@ -207,6 +256,8 @@ class Table:
     name: str
     columns: tuple[Column, ...]
     null_share: float = 0.0
+    delete_share: float = 0.0
+    old_key_share: float = 0.0  # of its updates
 
 
 _NUMERIC_12_2 = (12 << 16 | 2) + 4
@@ -272,7 +323,44 @@ _FAT = Table(
     ),
 )
 
-TABLES = {"narrow": _NARROW, "wide": _WIDE, "fat": _FAT}
+_VARIED_VALUES: dict[Type, Callable[[random.Random], Any]] = {
+    INT4: _integer(31, True),
+    INT8: _integer(63, True),
+    NUMERIC: _varied_numeric,
+    FLOAT8: _varied_float,
+    TEXT: _varied_text,
+    TIMESTAMPTZ: _varied_timestamp,
+    JSONB: _varied_document,
+}
+
+
+def _varied_column(column: Column) -> Column:
+    if column.is_key:
+        return replace(column, make=_integer(31 if column.type is INT4 else 63, False))
+    if column.type is BPCHAR:
+        column = replace(column, type=TEXT, modifier=-1)
+    return replace(column, make=_VARIED_VALUES.get(column.type, column.make))
+
+
+def _twin(table: Table, oid: int) -> Table:
+    """A table with the same columns, whose values and changes are varied."""
+    return replace(
+        table,
+        oid=oid,
+        name=f"varied_{table.name}",
+        columns=tuple(map(_varied_column, table.columns)),
+        delete_share=VARIED_DELETE_SHARE,
+        old_key_share=VARIED_OLD_KEY_SHARE,
+    )
+
+
+TABLES = {
+    "narrow": _NARROW,
+    "wide": _WIDE,
+    "fat": _FAT,
+    "narrow_varied": _twin(_NARROW, 16_404),
+    "wide_varied": _twin(_WIDE, 16_405),
+}
 
 
 # --- Frames ---------------------------------------------------------------------------------------
@@ -284,30 +372,60 @@ def _relation(table: Table) -> bytes:
     return testing.Table(table.name, types, table.oid, key=key).relation()
 
 
-def _row(table: Table, tag: str, row: tuple[Any, ...], tuple_format: TupleFormat) -> bytes:
-    values: list[str | bytes | None]
-    if tuple_format == "text":
-        values = [
-            None if value is None else column.type.text(value)
-            for column, value in zip(table.columns, row, strict=True)
-        ]
-    else:
-        values = [
-            None if value is None else column.type.binary(value)
-            for column, value in zip(table.columns, row, strict=True)
-        ]
-    # The key does not change, so an Update has no old tuple.
-    make = testing.update if tag == "U" else testing.insert
-    return make(table.oid, values)
+Row = tuple[Any, ...]
+
+
+class Change(NamedTuple):
+    """An Insert, Update or Delete: its tag and its tuples. Of an old row, only the key is sent."""
+
+    tag: str
+    old: Row | None
+    new: Row | None
+
+
+def _change(table: Table, rng: random.Random) -> Change:
+    draw = rng.random()
+    tag = "U" if draw < UPDATE_SHARE else "D" if draw >= 1 - table.delete_share else "I"
+    old = new = None
+    # Tables without old keys take no number for them, so that their streams stay as they were.
+    if tag == "D" or (tag == "U" and table.old_key_share and rng.random() < table.old_key_share):
+        old = tuple(column.make(rng) if column.is_key else None for column in table.columns)
+    if tag != "D":
+        new = tuple(
+            None if not column.is_key and rng.random() < table.null_share else column.make(rng)
+            for column in table.columns
+        )
+    return Change(tag, old, new)
+
+
+def _sent(table: Table, row: Row, tuple_format: TupleFormat) -> list[str | bytes | None]:
+    """The values of a row as a server sends them."""
+    return [
+        None
+        if value is None
+        else (column.type.text(value) if tuple_format == "text" else column.type.binary(value))
+        for column, value in zip(table.columns, row, strict=True)
+    ]
+
+
+def _frame(table: Table, change: Change, tuple_format: TupleFormat) -> bytes:
+    old = _sent(table, change.old, tuple_format) if change.old else None
+    if change.new is None:
+        assert old is not None
+        return testing.delete(table.oid, old)
+    new = _sent(table, change.new, tuple_format)
+    if change.tag == "I":
+        return testing.insert(table.oid, new)
+    return testing.update(table.oid, new, old)
 
 
 @dataclass(frozen=True)
 class Workload:
     """A generated stream.
 
-    The first `preamble` of its `frames` are Relations. `rows` has the values of its Insert and
-    Update frames in their order, as Python objects (jsonb as str). A recorded stream has no table
-    and no rows; its Relations come first too.
+    The first `preamble` of its `frames` are Relations. `changes` has the values of its Insert,
+    Update and Delete frames in their order, as Python objects (jsonb as str). A recorded stream has
+    no table and no changes; its Relations come first too.
     """
 
     name: str
@@ -315,10 +433,15 @@ class Workload:
     table: Table | None
     frames: list[bytes]
     preamble: int
-    rows: list[tuple[Any, ...]]
+    changes: list[Change]
 
     def __str__(self) -> str:
         return f"{self.name}/{self.tuple_format}"
+
+    @functools.cached_property
+    def rows(self) -> list[Row]:
+        """The new rows of its Insert and Update frames."""
+        return [change.new for change in self.changes if change.new is not None]
 
     def packed(self) -> tuple[bytes, NDArray[np.int64]]:
         """All frames in one buffer, and n + 1 offsets into it."""
@@ -365,28 +488,21 @@ def generate(name: str, tuple_format: TupleFormat, rows: int, seed: int = SEED) 
     # The seed does not contain the format, so that both formats have the same rows.
     rng = random.Random(f"{name} {seed}")
     frames = [_relation(table)]
-    values: list[tuple[Any, ...]] = []
+    changes: list[Change] = []
     lsn, xid, time = 0x16_B374_D848, 747, _microseconds(_FIRST_TIMESTAMP)
     for _ in range(rows // ROWS_PER_TRANSACTION):
-        changes = []
-        for _ in range(ROWS_PER_TRANSACTION):
-            tag = "U" if rng.random() < UPDATE_SHARE else "I"
-            row = tuple(
-                None if not column.is_key and rng.random() < table.null_share else column.make(rng)
-                for column in table.columns
-            )
-            values.append(row)
-            changes.append(_row(table, tag, row, tuple_format))
+        transaction = [_change(table, rng) for _ in range(ROWS_PER_TRANSACTION)]
+        changes += transaction
         # The WAL does not depend on the format of values, so LSNs rise by the same in both formats.
         commit_lsn = lsn + 1_024
         end_lsn = commit_lsn + 48
         time += rng.randrange(50, 5_000)
         frames.append(testing.begin(xid, commit_lsn, time))
-        frames += changes
+        frames += [_frame(table, change, tuple_format) for change in transaction]
         frames.append(testing.commit(commit_lsn, end_lsn, time))
         lsn = end_lsn
         xid += 1
-    return Workload(name, tuple_format, table, frames, 1, values)
+    return Workload(name, tuple_format, table, frames, 1, changes)
 
 
 def recorded(path: Path, most: int = 20_000) -> Workload:

@@ -75,7 +75,7 @@ enum {
     PGF_FULL, /* the column would have more bytes than offsets of 32 bits can count */
 };
 
-enum { SLACK = 16 /* bytes behind a value that a copy of 16 may write */ };
+enum { SLACK = 32 /* bytes behind a value that a copy of PGF_SHORT may write */ };
 
 /* Bytes to make room for where a variable column has so many: never more than offsets of 32 bits
  * can count, so that what has room has an offset.
@@ -95,7 +95,7 @@ typedef struct {
     int32_t width; /* bytes of a value; 0 a bit, -1 variable */
     uint32_t scale;
     uint8_t *validity; /* NULL for as long as nothing is null */
-    uint8_t *data;
+    uint8_t *data; /* NULL: the column is skipped, or one of `before` without a value so far */
     int32_t *offsets;
     int64_t room; /* bytes in `data` of a variable column */
     union {
@@ -106,7 +106,11 @@ typedef struct {
     void *field; /* borrowed from the layout */
 } pgf_column;
 
-/* The columns of `before` or of `after`, with one more at their end, whose code is END. */
+/* The columns of `before` or of `after`, with one more at their end, whose code is END.
+ *
+ * Most old tuples are keys, so that most columns of `before` are null in all rows. They get memory
+ * with their first value; until then their `kind` is 0, so that it does not come unnoticed.
+ */
 typedef struct {
     pgf_column *columns;
     int64_t filled; /* rows that the columns have; later rows without a tuple here are missing */
@@ -207,6 +211,37 @@ static inline void pgf_set_bit(uint8_t *bits, int64_t row, int value)
     bits[row >> 3] = (uint8_t)(value ? bits[row >> 3] | mask : bits[row >> 3] & ~mask);
 }
 
+/* Clear the bits from `from` to `to` - 1, which are one at least. */
+static inline void pgf_clear_bits(uint8_t *bits, int64_t from, int64_t to)
+{
+    int64_t first = from >> 3, last = (to - 1) >> 3;
+    uint8_t head = (uint8_t)(0xFF << (from & 7)), tail = (uint8_t)(0xFF >> (7 - ((to - 1) & 7)));
+    if (first == last) {
+        bits[first] &= (uint8_t)~(head & tail);
+        return;
+    }
+    bits[first] &= (uint8_t)~head;
+    memset(bits + first + 1, 0, (size_t)(last - first - 1));
+    bits[last] &= (uint8_t)~tail;
+}
+
+/* Set the bit of each row that has one of the flags in `mask`, in a bitmap of zeros. */
+static inline void pgf_flag_bits(uint8_t *bits, const uint8_t *flags, int64_t count, uint8_t mask)
+{
+    const uint64_t each = UINT64_C(0x0101010101010101), low = each * 0x7F;
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        uint64_t found = pgf_load8(flags + i) & each * mask;
+        /* One bit for each byte that is not zero; then these bits side by side, the first row's,
+         * which is in the highest byte, as the lowest.
+         */
+        found = (((found & low) + low) | found) >> 7 & each;
+        bits[i >> 3] = (uint8_t)(found * UINT64_C(0x8040201008040201) >> 56);
+    }
+    for (; i < count; i++)
+        bits[i >> 3] |= (uint8_t)((flags[i] & mask) != 0) << (i & 7);
+}
+
 /* Store null in a column that has a validity bitmap. */
 static inline void pgf_set_null(pgf_column *column, int64_t row)
 {
@@ -221,6 +256,23 @@ static inline void pgf_set_null(pgf_column *column, int64_t row)
         pgf_set_bit(column->data, row, 0);
     else
         column->offsets[row + 1] = column->offsets[row];
+}
+
+/* Store null in the rows from `from` to `to` - 1, which are one at least. */
+static inline void pgf_set_nulls(pgf_column *column, int64_t from, int64_t to)
+{
+    if (to - from == 1) {
+        pgf_set_null(column, from); /* as after each DELETE; a memset() would be a call */
+        return;
+    }
+    pgf_clear_bits(column->validity, from, to);
+    if (column->width > 0)
+        memset(column->data + from * column->width, 0, (size_t)((to - from) * column->width));
+    else if (column->width == 0)
+        pgf_clear_bits(column->data, from, to);
+    else
+        for (int64_t row = from; row < to; row++)
+            column->offsets[row + 1] = column->offsets[from];
 }
 
 /* --- enums ------------------------------------------------------------------------------------ */

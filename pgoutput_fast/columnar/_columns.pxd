@@ -54,6 +54,10 @@ cdef extern from "_columns.h" nogil:
         void *field
     int64_t roomy "pgf_roomy"(int64_t size) noexcept
     void put_null "pgf_set_null"(Column *column, int64_t row) noexcept
+    void put_nulls "pgf_set_nulls"(Column *column, int64_t start, int64_t end) noexcept
+    void flag_bits "pgf_flag_bits"(
+        uint8_t *bits, const uint8_t *flags, int64_t count, uint8_t mask
+    ) noexcept
 
     ctypedef struct Part "pgf_part":
         uint8_t shape

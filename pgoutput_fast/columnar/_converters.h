@@ -15,6 +15,7 @@
 #include "_utf8.h"
 #include "_wire.h"
 
+_Static_assert((int)SLACK >= (int)PGF_SHORT, "a short text's copy keeps to the room for it");
 _Static_assert(PGF_SHIFT == PGF_SHIFT_DAYS * PGF_DAY, "one epoch in days and in microseconds");
 
 /* The table that _values.pyx fills in; _reader.pyx sets the pointer when it is imported. */
@@ -135,10 +136,10 @@ static PGF_OUTLINE int pgf_put_date(
 }
 
 static PGF_OUTLINE int pgf_put_float(
-    pgf_column *column, int64_t row, const uint8_t *at, size_t length)
+    pgf_column *column, int64_t row, const uint8_t *at, size_t length, const uint8_t *floor)
 {
     double value;
-    if (!pgf_float(at, length, pgf_powers_of_five, &value))
+    if (!pgf_float(at, length, (size_t)(at - floor), pgf_powers_of_five, &value))
         return PGF_UNUSUAL;
     memcpy(column->data + row * 8, &value, 8);
     return PGF_DONE;
@@ -300,7 +301,7 @@ static PGF_OUTLINE int pgf_convert_rare(
         return length == 4 ? pgf_put8(column, row, pgf_load4(at)) : PGF_UNUSUAL;
     case FLOAT4_TEXT:
         /* Larger numbers may round to more than the greatest float32. */
-        if (!pgf_float(at, length, pgf_powers_of_five, &real) || real < -3.4e38 || real > 3.4e38)
+        if (!pgf_float(at, length, before, pgf_powers_of_five, &real) || real < -3.4e38 || real > 3.4e38)
             return PGF_UNUSUAL;
         single = (float)real;
         memcpy(column->data + row * 4, &single, 4);
@@ -398,7 +399,8 @@ static PGF_INLINE int pgf_convert(
         return PGF_DONE;
     case UTF8:
         used = column->offsets[row];
-        if (length > 16 || ceiling - at < 16 || used + (int64_t)SLACK > column->room
+        if (length > PGF_SHORT || ceiling - at < PGF_SHORT
+            || used + (int64_t)SLACK > column->room
             || !pgf_copy_short(column->data + used, at, length))
             return pgf_put_text(column, row, at, length, ceiling);
         column->offsets[row + 1] = used + (int32_t)length;
@@ -423,7 +425,7 @@ static PGF_INLINE int pgf_convert(
     case DATE_TEXT:
         return pgf_put_date(column, row, at, length);
     case FLOAT8_TEXT:
-        return pgf_put_float(column, row, at, length);
+        return pgf_put_float(column, row, at, length, floor);
     case UUID_TEXT:
         return pgf_put_uuid(column, row, at, length);
     default:

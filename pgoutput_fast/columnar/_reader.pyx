@@ -27,7 +27,8 @@ from pgoutput_fast.columnar._columns cimport (
 from pgoutput_fast.columnar._input cimport Frame, Source, take_frame
 from pgoutput_fast.columnar._memory cimport grow
 from pgoutput_fast.columnar._relation cimport (
-    AS_BINARY, AS_TEXT, UNDECIDED, grow_rows, make_ready, note_unchanged, set_null, undo,
+    AS_BINARY, AS_TEXT, UNDECIDED, begin_column, grow_rows, make_ready, note_unchanged, set_null,
+    undo,
 )
 
 from .arrays import ITEM_SIZES, TWO_FORMS, UNSENT_BEFORE
@@ -234,9 +235,10 @@ cdef Status read_change(
     if position != end:
         return give_up(self, rows, FAULT, bytes_before, unchanged_before)
     status = finish_row(self, rows, frame, flags, bytes_before, unchanged_before)
-    # As long as all rows have a new tuple, the loop over rows need not look at the columns of
-    # `after` until they are full. Otherwise rows without a new tuple must be filled with nulls
-    # first.
+    # As long as the columns of `after` have all rows, the loop over rows need not look at them
+    # until they are full. So a DELETE is put there too, as null, if that is all that they lack.
+    if status == DONE and tag == c'D' and row > 0 and rows.after.filled == row:
+        make_ready(rows, &rows.after, row + 1)  # where there is no memory: with the next row
     rows.limit = 0
     if rows.after.filled == rows.count:
         rows.limit = min(rows.capacity, rows.after.capacity, self.max_rows)
@@ -357,6 +359,10 @@ cdef Status read_rest(
             if length > <size_t> (end - at - VALUE_HEAD):
                 return FAULT
             if at[0] != column.kind:
+                if column.data == NULL and column.codes[1] != SKIP and not begin_column(
+                    rows, column, column - side.columns, rows.count
+                ):
+                    return NO_MEMORY
                 column.kind = at[0]
                 column.code = column.codes[at[0] == c't']
             else:

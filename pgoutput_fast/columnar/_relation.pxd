@@ -30,6 +30,7 @@ cdef class EnumTable:
     cdef void forget(self) noexcept
 
 cdef RelationRows make_relation(object plan, object layout)
+cdef bint begin_column(Rows *rows, Column *column, int32_t c, int64_t row) noexcept nogil
 cdef bint set_null(Column *column, Side *side, int64_t row) noexcept nogil
 cdef bint make_ready(Rows *rows, Side *side, int64_t row) noexcept nogil
 cdef bint pad(Rows *rows, Side *side, int64_t count) noexcept nogil

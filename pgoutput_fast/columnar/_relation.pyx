@@ -15,7 +15,7 @@ from libc.string cimport memcpy, memset, strlen
 
 from pgoutput_fast.columnar._columns cimport (
     END, FORM, PGF_FIXED, PGF_FIXED_LIST, PGF_LIST, PGF_STRUCT, PGF_VARIABLE, SKIP, SLACK, SLOW,
-    Column, LabelTable, Part, Rows, Side, put_null, roomy, slot_of,
+    Column, LabelTable, Part, Rows, Side, put_null, put_nulls, roomy, slot_of,
 )
 from pgoutput_fast.columnar._memory cimport grow
 
@@ -34,25 +34,42 @@ cdef bint grow_side(Rows *rows, Side *side, int64_t capacity) noexcept nogil:
     cdef int32_t c
     for c in range(rows.width):
         column = &side.columns[c]
-        if column.codes[1] == SKIP:
+        if column.codes[1] == SKIP or (side == &rows.before and column.data == NULL):
             continue
-        if column.width < 0:
-            if not grow(<void **> &column.offsets, (capacity + 1) * 4):
-                return False
-            if side.capacity == 0:
-                column.offsets[0] = 0
-            if column.data == NULL:
-                column.room = roomy(rows.usual_bytes[c])
-                if not grow(<void **> &column.data, column.room):
-                    return False
-        elif column.width == 0:
-            if not grow(<void **> &column.data, (capacity + 7) // 8 + SLACK):
-                return False
-        elif not grow(<void **> &column.data, capacity * column.width + SLACK):
-            return False
-        if column.validity != NULL and not grow_validity(column, side.capacity, capacity):
+        if not grow_column(rows, column, c, side.capacity, capacity):
             return False
     side.capacity = capacity
+    return True
+
+
+# Make room for `capacity` rows in a column, which has room for as many as `before`.
+cdef bint grow_column(
+    Rows *rows, Column *column, int32_t c, int64_t before, int64_t capacity
+) noexcept nogil:
+    if column.validity != NULL and not grow_validity(column, before, capacity):
+        return False
+    if column.width == 0:
+        return grow(<void **> &column.data, (capacity + 7) // 8 + SLACK)
+    if column.width > 0:
+        return grow(<void **> &column.data, capacity * column.width + SLACK)
+    if not grow(<void **> &column.offsets, (capacity + 1) * 4):
+        return False
+    if before == 0:
+        column.offsets[0] = 0
+    if column.data == NULL:
+        column.room = roomy(rows.usual_bytes[c])
+        return grow(<void **> &column.data, column.room)
+    return True
+
+
+# Give a column of `before` memory, as its first value comes: it is null in the rows up to `row`.
+cdef bint begin_column(Rows *rows, Column *column, int32_t c, int64_t row) noexcept nogil:
+    if row > 0 and not grow_validity(column, 0, rows.before.capacity):
+        return False
+    if not grow_column(rows, column, c, 0, rows.before.capacity):
+        return False
+    if row > 0:
+        put_nulls(column, 0, row)
     return True
 
 
@@ -67,6 +84,8 @@ cdef bint grow_validity(Column *column, int64_t before, int64_t capacity) noexce
 
 
 cdef bint set_null(Column *column, Side *side, int64_t row) noexcept nogil:
+    if column.data == NULL:
+        return True
     if column.validity == NULL and not grow_validity(column, 0, side.capacity):
         return False
     put_null(column, row)
@@ -82,27 +101,34 @@ cdef bint make_ready(Rows *rows, Side *side, int64_t row) noexcept nogil:
 
 # Put nulls for the rows up to `count` that have no tuple on this side.
 cdef bint pad(Rows *rows, Side *side, int64_t count) noexcept nogil:
-    cdef int64_t i
+    cdef Column *column
     cdef int32_t c
     if side.filled == count:
         return True
     if side.capacity < count and not grow_side(rows, side, count):
         return False
     for c in range(rows.width):
-        if side.columns[c].codes[1] != SKIP:
-            for i in range(side.filled, count):
-                if not set_null(&side.columns[c], side, i):
-                    return False
+        column = &side.columns[c]
+        if column.data == NULL:
+            continue
+        if column.validity == NULL and not grow_validity(column, 0, side.capacity):
+            return False
+        put_nulls(column, side.filled, count)
     side.filled = count
     return True
+
+
+# A column that waits for its first value.
+cdef inline void forget_kind(Column *column) noexcept nogil:
+    column.kind = 0
+    column.code = SLOW
 
 
 # A column whose type depends on the format of its values may have another type in each batch.
 cdef inline void forget_form(Column *column) noexcept nogil:
     if column.codes[1] == FORM:
         column.form = UNDECIDED
-        column.kind = 0
-        column.code = SLOW
+        forget_kind(column)
 
 
 # Undo a row that was not finished: set its validity bits again, and forget the forms that it
@@ -153,6 +179,8 @@ cdef void empty_side(Rows *rows, Side *side) noexcept nogil:
         side.columns[c].offsets = NULL
         side.columns[c].room = 0
         forget_form(&side.columns[c])
+        if side == &rows.before and side.columns[c].codes[1] != SKIP:
+            forget_kind(&side.columns[c])
     side.filled = 0
     side.capacity = 0
 

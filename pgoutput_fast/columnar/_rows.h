@@ -62,7 +62,7 @@ static PGF_INLINE int pgf_take_any(
 static PGF_INLINE int pgf_take_null(pgf_column *column, int64_t row)
 {
     if (!column->validity)
-        return column->code == SKIP;
+        return !column->data;
     pgf_set_null(column, row);
     return 1;
 }

@@ -48,6 +48,16 @@ static const uint8_t PGF_LAST[32] = {
     255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
 };
 
+/* Two digits as a number, for each two bytes of which the first is at an even place; the one at the
+ * lower address is the higher.
+ */
+static inline __m128i pgf_pairs(__m128i digits)
+{
+    return _mm_add_epi16(
+        _mm_mullo_epi16(_mm_and_si128(digits, _mm_set1_epi16(0xFF)), _mm_set1_epi16(10)),
+        _mm_srli_epi16(digits, 8));
+}
+
 /* The number whose digits are those of 16 bytes that `used` masks; 0 if one of them is no digit. */
 static inline int pgf_sixteen_digits(__m128i text, __m128i used, uint64_t *number)
 {
@@ -55,13 +65,8 @@ static inline int pgf_sixteen_digits(__m128i text, __m128i used, uint64_t *numbe
     __m128i over = _mm_subs_epu8(digits, _mm_set1_epi8(9));
     if (_mm_movemask_epi8(_mm_cmpeq_epi8(over, _mm_setzero_si128())) != 0xFFFF)
         return 0;
-    /* Join neighbours to numbers of two digits, these to four, these to eight. Of two neighbours,
-     * the one at the lower address is the higher.
-     */
-    __m128i pairs = _mm_add_epi16(
-        _mm_mullo_epi16(_mm_and_si128(digits, _mm_set1_epi16(0xFF)), _mm_set1_epi16(10)),
-        _mm_srli_epi16(digits, 8));
-    __m128i fours = _mm_madd_epi16(pairs, _mm_set1_epi32(0x00010064)); /* 100, 1 */
+    /* Join neighbours to numbers of two digits, these to four, these to eight. */
+    __m128i fours = _mm_madd_epi16(pgf_pairs(digits), _mm_set1_epi32(0x00010064)); /* 100, 1 */
     fours = _mm_packs_epi32(fours, fours);
     __m128i eights = _mm_madd_epi16(fours, _mm_set1_epi32(0x00012710)); /* 10000, 1 */
     uint64_t both = (uint64_t)_mm_cvtsi128_si64(eights);
@@ -86,6 +91,18 @@ static inline int pgf_digits(const uint8_t *at, size_t length, size_t before, ui
 #endif
     if (length - 1 > 18)
         return 0;
+#if PGF_SSE2
+    if (length > 16) {
+        uint64_t head;
+        if (!pgf_digits_slow(at, length - 16, &head)
+            || !pgf_sixteen_digits(
+                _mm_loadu_si128((const __m128i *)(at + length - 16)),
+                _mm_loadu_si128((const __m128i *)(PGF_LAST + 16)), number))
+            return 0;
+        *number += head * PGF_POWERS[16];
+        return 1;
+    }
+#endif
     return pgf_digits_slow(at, length, number);
 }
 
@@ -95,19 +112,15 @@ static inline int pgf_integer(
     int64_t *value)
 {
     uint64_t number;
-    int negative = length > 0 && at[0] == '-';
+    uint64_t negative = length > 0 && at[0] == '-';
     if (!pgf_digits(at + negative, length - negative, before + negative, &number))
         return 0;
-    if (negative) {
-        if (number > (uint64_t)0 - (uint64_t)least)
-            return 0;
-        *value = (int64_t)((uint64_t)0 - number);
-    } else {
-        if (number > (uint64_t)greatest)
-            return 0;
-        *value = (int64_t)number;
-    }
-    return 1;
+    /* All bits of a minus. With it there is no branch on the sign, which no processor foresees. */
+    uint64_t minus = (uint64_t)0 - negative;
+    uint64_t most = (uint64_t)greatest;
+    most ^= (most ^ ((uint64_t)0 - (uint64_t)least)) & minus;
+    *value = (int64_t)((number ^ minus) + negative);
+    return number <= most;
 }
 
 /* The digits of a number that has `scale` of them behind its point, as one integer without the
@@ -369,25 +382,69 @@ static inline int pgf_scaled_double(
     return 1;
 }
 
-/* A finite number in decimal notation, with a point or an exponent or without, of up to 19
- * significant digits.
+/* The digits of a number that has no exponent, 19 at most, and how many are behind its point. 0: it
+ * is another number, or none.
  */
-static inline int pgf_float(
-    const uint8_t *at, size_t length, const pgf_power *powers, double *value)
+static inline int pgf_point_digits(
+    const uint8_t *at, size_t length, size_t before, uint64_t *number, int32_t *behind)
 {
-    static const double exact[23] = {
-        1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
-        1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22,
-    };
+#if PGF_SSE2
+    if (length == 0 || length > 20 || before + length < 16)
+        return 0;
+    /* Where the point is: in the last 16 bytes, or in those before them. */
+    const __m128i point = _mm_set1_epi8('.');
+    __m128i last = _mm_loadu_si128((const __m128i *)(at + length - 16));
+    uint32_t found = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(last, point));
+    size_t whole = length;
+    if (length <= 16) {
+        found >>= 16 - length;
+        if (found)
+            whole = (size_t)__builtin_ctz(found);
+    } else {
+        uint32_t first = (uint32_t)_mm_movemask_epi8(
+            _mm_cmpeq_epi8(_mm_loadu_si128((const __m128i *)at), point));
+        found = found << (length - 16) | first;
+        if (found)
+            whole = (size_t)__builtin_ctz(found);
+    }
+    if (whole == length) {
+        *behind = 0;
+        return pgf_digits(at, length, before, number);
+    }
+    size_t scale = length - whole - 1;
+    if (whole == 0 || scale == 0)
+        return 0;
+    *behind = (int32_t)scale;
+    if (length <= 16) {
+        int negative;
+        return pgf_decimal_digits(at, length, before, (uint32_t)scale, &negative, number)
+            && !negative; /* a second minus */
+    }
+    uint64_t head;
+    if (!pgf_digits(at, whole, before, &head)
+        || !pgf_digits(at + whole + 1, scale, before + whole + 1, number))
+        return 0;
+    *number += head * PGF_POWERS[scale];
+    return 1;
+#else
+    (void)at, (void)length, (void)before, (void)number, (void)behind;
+    return 0;
+#endif
+}
+
+/* A finite number in decimal notation, with a point or an exponent or without, of up to 19
+ * significant digits: these, and the power of ten that they are multiplied by. It has no sign.
+ */
+static inline int pgf_float_digits(
+    const uint8_t *at, size_t length, uint64_t *digits, int32_t *exponent)
+{
     const uint8_t *end = at + length;
-    int negative = length > 0 && at[0] == '-';
-    at += negative;
     uint64_t number = 0;
-    int32_t power = 0, digits = 0;
+    int32_t power = 0, significant = 0;
     const uint8_t *first = at;
     for (; at < end && (uint8_t)(*at - '0') <= 9; at++) {
         number = number * 10 + (uint64_t)(*at - '0');
-        digits += digits > 0 || number != 0;
+        significant += significant > 0 || number != 0;
     }
     if (at == first)
         return 0;
@@ -395,13 +452,13 @@ static inline int pgf_float(
         first = ++at;
         for (; at < end && (uint8_t)(*at - '0') <= 9; at++) {
             number = number * 10 + (uint64_t)(*at - '0');
-            digits += digits > 0 || number != 0;
+            significant += significant > 0 || number != 0;
         }
         if (at == first)
             return 0;
         power = -(int32_t)(at - first);
     }
-    if (digits > 19 || length > 400)
+    if (significant > 19 || length > 400)
         return 0;
     if (at < end) {
         if (*at++ != 'e' || at == end)
@@ -411,15 +468,37 @@ static inline int pgf_float(
             at++;
         if (at == end || end - at > 3)
             return 0;
-        int32_t exponent = 0;
+        int32_t written = 0;
         for (; at < end; at++) {
             if ((uint8_t)(*at - '0') > 9)
                 return 0;
-            exponent = exponent * 10 + (*at - '0');
+            written = written * 10 + (*at - '0');
         }
-        power += down ? -exponent : exponent;
+        power += down ? -written : written;
     }
+    *digits = number;
+    *exponent = power;
+    return 1;
+}
+
+/* Such a number, with a minus or without, as a double. */
+static inline int pgf_float(
+    const uint8_t *at, size_t length, size_t before, const pgf_power *powers, double *value)
+{
+    static const double exact[23] = {
+        1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+        1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22,
+    };
+    int negative = length > 0 && at[0] == '-';
+    uint64_t number;
+    int32_t power;
     double result;
+    at += negative;
+    length -= (size_t)negative;
+    if (pgf_point_digits(at, length, before + (size_t)negative, &number, &power))
+        power = -power;
+    else if (!pgf_float_digits(at, length, &number, &power))
+        return 0;
     if (number == 0) {
         result = 0;
     } else if (number <= (1ull << 53) && power >= -22 && power <= 22) {
@@ -465,6 +544,13 @@ typedef struct {
     int32_t hour, minute, second, microsecond;
 } pgf_time_of_day;
 
+/* Whether it is a day, of a year from 1 on. */
+static inline int pgf_is_day(const pgf_calendar_day *day)
+{
+    return day->year >= 1 && day->month >= 1 && day->month <= 12 && day->day >= 1
+        && day->day <= pgf_days_in(day->year, day->month);
+}
+
 /* Read the ten bytes YYYY-MM-DD, of a year from 1 on. */
 static inline int pgf_read_day(const uint8_t *at, pgf_calendar_day *day)
 {
@@ -474,52 +560,77 @@ static inline int pgf_read_day(const uint8_t *at, pgf_calendar_day *day)
     if ((century | year | day->month | day->day) < 0 || at[4] != '-' || at[7] != '-')
         return 0;
     day->year = year + century * 100;
-    return day->year >= 1 && day->month >= 1 && day->month <= 12 && day->day >= 1
-        && day->day <= pgf_days_in(day->year, day->month);
+    return pgf_is_day(day);
 }
 
-/* Read HH:MM:SS, with one to six digits of a fraction or without. The result is the number of bytes
- * read, 0 if they are no such time.
- */
-static inline size_t pgf_read_time(const uint8_t *at, size_t length, pgf_time_of_day *time)
+/* Read what is behind the seconds: nothing, or a point and one to six digits. */
+static inline int pgf_read_fraction(
+    const uint8_t *at, size_t length, size_t before, pgf_time_of_day *time)
 {
-    static const int32_t scales[7] = {1000000, 100000, 10000, 1000, 100, 10, 1};
+    static const int32_t scales[8] = {1000000, 1000000, 100000, 10000, 1000, 100, 10, 1};
+    uint64_t fraction = 0;
+    if (length > 7
+        || (length > 0
+            && (at[0] != '.' || !pgf_digits(at + 1, length - 1, before + 1, &fraction))))
+        return 0;
+    time->microsecond = (int32_t)fraction * scales[length];
+    return 1;
+}
+
+/* Read HH:MM:SS, with one to six digits of a fraction or without. */
+static inline int pgf_read_time(const uint8_t *at, size_t length, pgf_time_of_day *time)
+{
     if (length < 8 || at[2] != ':' || at[5] != ':')
         return 0;
     time->hour = pgf_two(at);
     time->minute = pgf_two(at + 3);
     time->second = pgf_two(at + 6);
-    time->microsecond = 0;
-    if ((time->hour | time->minute | time->second) < 0 || time->hour > 23 || time->minute > 59
-        || time->second > 59)
-        return 0;
-    size_t i = 8;
-    if (length > 8 && at[8] == '.') {
-        int32_t fraction = 0;
-        for (i = 9; i < length && (uint8_t)(at[i] - '0') <= 9; i++) {
-            if (i == 15)
-                return 0;
-            fraction = fraction * 10 + (at[i] - '0');
-        }
-        if (i == 9)
-            return 0;
-        time->microsecond = fraction * scales[i - 9];
-    }
-    return i;
+    return (time->hour | time->minute | time->second) >= 0 && time->hour <= 23
+        && time->minute <= 59 && time->second <= 59
+        && pgf_read_fraction(at + 8, length - 8, 8, time);
 }
+
+#if PGF_SSE2
+/* Read the 16 bytes YYYY-MM-DD HH:MM. */
+static inline int pgf_read_minute(
+    const uint8_t *at, pgf_calendar_day *day, pgf_time_of_day *time)
+{
+    const __m128i least = _mm_setr_epi8(
+        '0', '0', '0', '0', '-', '0', '0', '-', '0', '0', ' ', '0', '0', ':', '0', '0');
+    const __m128i range = _mm_setr_epi8(9, 9, 9, 9, 0, 9, 9, 0, 9, 9, 0, 9, 9, 0, 9, 9);
+    __m128i digits = _mm_sub_epi8(_mm_loadu_si128((const __m128i *)at), least);
+    __m128i over = _mm_subs_epu8(digits, range);
+    if (_mm_movemask_epi8(_mm_cmpeq_epi8(over, _mm_setzero_si128())) != 0xFFFF)
+        return 0;
+    __m128i even = pgf_pairs(digits), odd = pgf_pairs(_mm_srli_si128(digits, 1));
+    day->year = _mm_extract_epi16(even, 0) * 100 + _mm_extract_epi16(even, 1);
+    day->month = _mm_extract_epi16(odd, 2);
+    day->day = _mm_extract_epi16(even, 4);
+    time->hour = _mm_extract_epi16(odd, 5);
+    time->minute = _mm_extract_epi16(even, 7);
+    return pgf_is_day(day) && time->hour <= 23 && time->minute <= 59;
+}
+#endif
 
 /* Read YYYY-MM-DD HH:MM:SS[.ffffff], which ends with +00 if `zoned` is set. */
 static inline int pgf_read_timestamp(
     const uint8_t *at, size_t length, int zoned, pgf_calendar_day *day, pgf_time_of_day *time)
 {
-    if (length < 19 || at[10] != ' ' || !pgf_read_day(at, day))
+    if (zoned) {
+        if (length < 3 || memcmp(at + length - 3, "+00", 3) != 0)
+            return 0;
+        length -= 3;
+    }
+#if PGF_SSE2
+    if (length < 19 || at[16] != ':' || !pgf_read_minute(at, day, time))
         return 0;
-    size_t used = 11 + pgf_read_time(at + 11, length - 11, time);
-    if (used == 11)
-        return 0;
-    if (!zoned)
-        return length == used;
-    return length - used == 3 && at[used] == '+' && at[used + 1] == '0' && at[used + 2] == '0';
+    time->second = pgf_two(at + 17);
+    return time->second >= 0 && time->second <= 59
+        && pgf_read_fraction(at + 19, length - 19, 19, time);
+#else
+    return length >= 19 && at[10] == ' ' && pgf_read_day(at, day)
+        && pgf_read_time(at + 11, length - 11, time);
+#endif
 }
 
 /* Days from 1970-01-01. */
@@ -555,8 +666,7 @@ static inline int pgf_date(const uint8_t *at, size_t length, int32_t *days)
 static inline int pgf_time(const uint8_t *at, size_t length, int64_t *microseconds)
 {
     pgf_time_of_day time;
-    size_t used = pgf_read_time(at, length, &time);
-    if (used == 0 || used != length)
+    if (!pgf_read_time(at, length, &time))
         return 0;
     *microseconds = pgf_microseconds(&time);
     return 1;

@@ -12,13 +12,23 @@
 
 #include "_simd.h"
 
-/* Copy up to 16 bytes, from and to places of 16 bytes. The result is whether they are ASCII. */
+enum { PGF_SHORT = 32 /* bytes of a text that is copied without a look at its length */ };
+
+/* Copy up to PGF_SHORT bytes, from and to places of as many. The result is whether they are ASCII.
+ *
+ * Two copies of 16, though most texts need one: lengths that vary around 16 are then no branch,
+ * which processors foresee wrongly.
+ */
 static inline int pgf_copy_short(uint8_t *to, const uint8_t *at, size_t length)
 {
 #if PGF_SSE2
-    __m128i text = _mm_loadu_si128((const __m128i *)at);
-    _mm_storeu_si128((__m128i *)to, text);
-    return !((uint32_t)_mm_movemask_epi8(text) & ((1u << length) - 1));
+    __m128i first = _mm_loadu_si128((const __m128i *)at);
+    __m128i second = _mm_loadu_si128((const __m128i *)(at + 16));
+    _mm_storeu_si128((__m128i *)to, first);
+    _mm_storeu_si128((__m128i *)(to + 16), second);
+    uint64_t high = (uint32_t)_mm_movemask_epi8(first);
+    high |= (uint64_t)(uint32_t)_mm_movemask_epi8(second) << 16;
+    return !(high & ((UINT64_C(1) << length) - 1));
 #else
     uint8_t seen = 0;
     for (size_t i = 0; i < length; i++)
@@ -27,13 +37,13 @@ static inline int pgf_copy_short(uint8_t *to, const uint8_t *at, size_t length)
 #endif
 }
 
-/* Copy a value to where 16 bytes more than its length may be written. The result is whether it is
- * ASCII.
+/* Copy a value to where PGF_SHORT bytes more than its length may be written. The result is whether
+ * it is ASCII.
  */
 static inline int pgf_copy_text(uint8_t *to, const uint8_t *at, size_t length, size_t after)
 {
 #if PGF_SSE2
-    if (length <= 16 && length + after >= 16)
+    if (length <= PGF_SHORT && length + after >= PGF_SHORT)
         return pgf_copy_short(to, at, length);
     if (length >= 16) {
         __m128i seen = _mm_setzero_si128();
@@ -184,9 +194,15 @@ __attribute__((target("avx2"))) static inline __m256i pgf_wrong_utf8(__m256i tex
     return _mm256_xor_si256(expected, wrong);
 }
 
+/* The 32 bytes at PGF_FIRST + 32 - n are a mask of the first n of 32 bytes. */
+static const uint8_t PGF_FIRST[64] = {
+    255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
+    255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
+};
+
 /* As pgf_copy_utf8(), in one pass over the text. */
 __attribute__((target("avx2"), noinline)) static int pgf_copy_utf8_avx2(
-    uint8_t *to, const uint8_t *at, size_t length)
+    uint8_t *to, const uint8_t *at, size_t length, size_t after)
 {
     __m256i before = _mm256_setzero_si256(), wrong = before, incomplete = before;
     __m256i complete = _mm256_loadu_si256((const __m256i *)PGF_COMPLETE);
@@ -199,9 +215,16 @@ __attribute__((target("avx2"), noinline)) static int pgf_copy_utf8_avx2(
             _mm256_storeu_si256((__m256i *)(to + i), text);
         } else {
             /* Zeros behind the end are ASCII, so that a character that is cut off is found. */
-            memcpy(rest, at + i, length - i);
-            memcpy(to + i, at + i, length - i);
-            text = _mm256_loadu_si256((const __m256i *)rest);
+            size_t left = length - i;
+            if (left + after >= 32) {
+                text = _mm256_and_si256(
+                    _mm256_loadu_si256((const __m256i *)(at + i)),
+                    _mm256_loadu_si256((const __m256i *)(PGF_FIRST + 32 - left)));
+            } else {
+                memcpy(rest, at + i, left);
+                text = _mm256_loadu_si256((const __m256i *)rest);
+            }
+            _mm256_storeu_si256((__m256i *)(to + i), text);
         }
         if (_mm256_movemask_epi8(text) == 0) {
             wrong = _mm256_or_si256(wrong, incomplete);
@@ -223,8 +246,8 @@ __attribute__((target("avx2"), noinline)) static int pgf_copy_utf8_avx2(
 static inline int pgf_copy_utf8(uint8_t *to, const uint8_t *at, size_t length, size_t after)
 {
 #if PGF_AVX2
-    if (length >= 64 && __builtin_cpu_supports("avx2"))
-        return pgf_copy_utf8_avx2(to, at, length);
+    if (length + after >= 32 && __builtin_cpu_supports("avx2"))
+        return pgf_copy_utf8_avx2(to, at, length, after);
 #endif
     return pgf_copy_text(to, at, length, after) || pgf_is_utf8(at, length);
 }

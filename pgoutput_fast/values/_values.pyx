@@ -127,12 +127,12 @@ cdef extern from "_convert.h" nogil:
     bint pgf_is_numeric(const uint8_t *at, size_t length) noexcept
     bint pgf_numeric_digits(const uint8_t *at, size_t length, uint64_t *number) noexcept
     bint pgf_read_day(const uint8_t *at, CalendarDay *day) noexcept
-    size_t pgf_read_time(const uint8_t *at, size_t length, TimeOfDay *time) noexcept
+    bint pgf_read_time(const uint8_t *at, size_t length, TimeOfDay *time) noexcept
     bint pgf_read_timestamp(
         const uint8_t *at, size_t length, bint zoned, CalendarDay *day, TimeOfDay *time
     ) noexcept
     bint pgf_float(
-        const uint8_t *at, size_t length, const pgf_power *powers, double *value
+        const uint8_t *at, size_t length, size_t before, const pgf_power *powers, double *value
     ) noexcept
     size_t pgf_numeric_text(const uint8_t *at, size_t length, char *text) noexcept
     bint pgf_uuid(const uint8_t *at, size_t length, uint8_t *bytes) noexcept
@@ -341,10 +341,10 @@ cdef object from_text(uint8_t code, const char *text, Py_ssize_t length, object 
         if pgf_uuid(at, length, raw):
             return make_uuid(raw)
     elif code == FLOAT8:
-        if pgf_float(at, length, _powers_of_five, &real):
+        if pgf_float(at, length, BEFORE, _powers_of_five, &real):
             return real
     elif code == TIME:
-        if length > 0 and pgf_read_time(at, length, &time) == <size_t> length:
+        if pgf_read_time(at, length, &time):
             return time_new(time.hour, time.minute, time.second, time.microsecond, None)
     return PyObject_CallOneArg(slowly, PyBytes_FromStringAndSize(text, length))
 

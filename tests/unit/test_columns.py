@@ -7,8 +7,9 @@ import gc
 import json
 import os
 import pickle
+import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -131,6 +132,66 @@ def test_values_not_sent() -> None:
     batches = batches_of(frames, fill_unchanged=True)
     assert column(batches, "unchanged") == [["name"], ["name"], None, ["id", "name"], None]
     assert [after["name"] for after in column(batches, "after")] == [None, None, "old", None, "a"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_old_rows_among_others(seed: int) -> None:
+    """Runs of rows without a tuple, of any length, in columns of each shape."""
+    kinds: dict[str, Any] = {
+        "id": "int4",
+        "flag": "bool",
+        "big": "int8",
+        "price": ("numeric", (12 << 16 | 2) + 4),
+        "note": "text",
+        "parts": 1007,
+        "other": 9_999,
+    }
+    table = testing.Table("t", kinds, OID, key=["id"])
+    rng = random.Random(seed)
+
+    def new_row() -> dict[str, Any]:
+        made = {
+            "flag": rng.random() < 0.5,
+            "big": rng.getrandbits(40),
+            "price": Decimal(rng.randrange(10**6)).scaleb(-2),
+            "note": "ä" * rng.randrange(9) + "x" * rng.randrange(40),
+            "parts": [rng.randrange(9) for _ in range(rng.randrange(3))],
+            "other": "o" * rng.randrange(3),
+        }
+        values = {name: value for name, value in made.items() if rng.random() < 0.8}
+        return dict.fromkeys(kinds) | {"id": rng.randrange(100)} | values
+
+    def sent(row: dict[str, Any]) -> list[Any]:
+        texts = {list: lambda parts: f"{{{','.join(map(str, parts))}}}", Decimal: str}
+        return [texts.get(type(value), lambda value: value)(value) for value in row.values()]
+
+    frames = [table.relation(), testing.begin(7)]
+    expected = []
+    old_kinds = ["K"] if seed == 0 else ["K", "K", "O"]
+    for _ in range(12):
+        tags, share = rng.choice(["IU", "U", "D", "IUD"]), rng.choice([0, 0.05, 0.5, 1])
+        for _ in range(rng.choice([1, 7, 8, 9, 30])):
+            tag, old, new = rng.choice(tags), new_row(), new_row()
+            kind = rng.choice(old_kinds)
+            if kind == "K":
+                old = dict.fromkeys(kinds) | {"id": old["id"]}
+            if tag == "D":
+                frames.append(testing.delete(table, sent(old), kind))
+                new = None
+            elif tag == "U" and rng.random() < share:
+                frames.append(testing.update(table, sent(new), sent(old), kind))
+            else:
+                make = testing.insert if tag == "I" else testing.update
+                frames.append(make(table, sent(new)))
+                old = None
+            expected.append((old, new))
+    # The second batch begins with nothing that the first one had.
+    for max_rows in (1_000, 40):
+        batches = batches_of(frames, max_rows=max_rows)
+        for batch in batches:
+            pa.record_batch(batch).validate(full=True)
+        told = zip(column(batches, "before"), column(batches, "after"), strict=True)
+        assert list(told) == expected
 
 
 def test_an_old_row_is_whole() -> None:
@@ -853,3 +914,111 @@ def test_what_is_no_char(sent: tuple[str, bytes]) -> None:
     (bad,) = decoder.errors
     assert (bad.frame, bad.error.code) == (2, "bad_value")
     assert 'char"' in str(bad.error)
+
+
+# --- values of any length ------------------------------------------------------------------------
+#
+# Compiled code reads them 16 or 32 bytes at a time, where there are as many in front of a value or
+# behind it: in a buffer with all frames; where frames lie apart, by other ways.
+
+
+def stored(type_oid: int, values: list[bytes], packed: bool) -> list[Any]:
+    """What a column has of each value; the error's code of those that are refused."""
+    frames = [relation([("value", type_oid)]), *(insert(text(value)) for value in values)]
+    decoder = pf.ColumnarDecoder(on_error="collect")
+    if packed:
+        ends = np.cumsum([0, *map(len, frames)])
+        batches = list(decoder.decode(b"".join(frames), ends))
+    else:
+        batches = list(decoder.decode(frames))
+    found: list[Any] = [None] * len(values)
+    for seq, after in zip(column(batches, "seq"), column(batches, "after"), strict=True):
+        found[seq] = after["value"]
+    for error in decoder.errors:
+        found[error.frame - 1] = error.error.code
+    return found
+
+
+def read_as(read: Callable[[str], Any], value: bytes) -> Any:
+    try:
+        return read(value.decode())
+    except UnicodeDecodeError:
+        return "bad_encoding"
+    except ValueError:
+        return "bad_value"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_texts_of_every_length(packed: bool) -> None:
+    """Characters of each length, whole and cut off, behind ASCII and in the midst of it."""
+    parts = [b"", b"\x80", b"\xc0\x80", b"\xed\xa0\x80", b"\xff"]
+    for character in ("é", "€", "🚚"):
+        parts += [character.encode()[:n] for n in range(1, 5)]
+    sizes = [*range(3), *range(13, 18), *range(29, 35), *range(61, 67)]
+    values = [b"x" * n + part + b"y" * m for n in sizes for part in parts for m in (0, 1, 40)]
+    assert stored(25, values, packed) == [read_as(str, value) for value in values]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("oid", "bits"), [(21, 16), (23, 32), (20, 64)])
+def test_integers_of_every_length(oid: int, bits: int, packed: bool) -> None:
+    def read(value: str) -> int:
+        number = int(value)
+        if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+            raise ValueError
+        return number
+
+    limit = 2 ** (bits - 1)
+    numbers = [limit, limit - 1, -limit, -limit - 1, 0]
+    numbers += [sign * 10**n + more for n in range(21) for sign in (1, -1) for more in (0, -1, 7)]
+    values = [str(number).encode() for number in numbers]
+    values += [
+        b"--5",
+        b"-",
+        b"5-",
+        b"1" * 8 + b":" + b"1" * 8,
+        b"1" * 8 + b"/" + b"1" * 8,
+    ]
+    assert stored(oid, values, packed) == [read_as(read, value) for value in values]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_floats_of_every_length(packed: bool) -> None:
+    digits = "1234567890123456789012"
+    texts = [
+        f"{digits[:whole]}.{digits[:behind]}" for whole in range(1, 22) for behind in range(22)
+    ]
+    texts = [value.removesuffix(".") for value in texts]
+    texts += ["0." + "0" * n + digits[:m] for n in range(20) for m in (1, 5, 17)]
+    texts += ["0", "9007199254740993", "1e-05", "1.5e+300", "1.7976931348623157e+308", "5e-324"]
+    texts += [f"-{value}" for value in texts]
+    bad = ["--1.5", "-", "1.5.5", "1..5", "1.2.3456789012345678", "1.5x", "1:5", "1.5-", "1-5.5"]
+    bad += ["--1.23456789012345678", "1.234567890123456-8", "12345678901234567.-"]
+    told = stored(701, [value.encode() for value in [*texts, *bad]], packed)
+    # As text, as -0.0 equals 0.0.
+    assert list(map(repr, told[: len(texts)])) == [repr(float(value)) for value in texts]
+    assert told[len(texts) :] == ["bad_value"] * len(bad)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("oid", "zone"), [(1114, ""), (1184, "+00")])
+def test_timestamps_with_any_fraction(oid: int, zone: str, packed: bool) -> None:
+    whole = "2024-02-29 23:59:58"
+    day = datetime.datetime(2024, 2, 29, 23, 59, 58, tzinfo=datetime.timezone.utc if zone else None)
+    texts, expected = [whole], [day]
+    for n in range(1, 7):
+        for fraction in ("1" * n, "9" * n, "0" * n, "0" * (n - 1) + "7"):
+            texts.append(f"{whole}.{fraction}")
+            expected.append(day.replace(microsecond=int(fraction.ljust(6, "0"))))
+    bad = [
+        f"{whole}.1234567",
+        f"{whole}.12x",
+        f"{whole}.-1",
+        f"{whole},5",
+    ]
+    bad += [whole.replace(*one) for one in (("29", "30"), ("2024", "2023"), ("23:", "24:"))]
+    bad += [whole.replace(*one) for one in (("02-", "13-"), (":59:", ":60:"), ("58", "61"))]
+    bad += [whole[:i] + character + whole[i + 1 :] for i in range(19) for character in ";x"]
+    told = stored(oid, [(value + zone).encode() for value in [*texts, *bad]], packed)
+    assert told[: len(texts)] == expected
+    assert told[len(texts) :] == ["bad_value"] * len(bad)
