@@ -153,7 +153,8 @@ def _timestamp(policies: Policies, zoned: bool) -> Codec:
         if (
             len(raw) <= longest
             and raw[4:17:3] == b"-- ::"
-            and (not zoned or raw[-3:] == b"+00")
+            # It also ignores digits between the seconds and the zone.
+            and (not zoned or (raw[-3:] == b"+00" and raw[19:20] in b"+."))
             and 44 not in raw  # a comma, which fromisoformat accepts in place of a point
         ):
             try:

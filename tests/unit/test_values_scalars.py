@@ -370,6 +370,7 @@ MALFORMED: list[tuple[str, bytes, bytes]] = [
     ("timestamptz", b"2024-01-01 00:00:00+01:00:60", b"t"),
     ("timestamptz", b"2024-01-01 00:00:00+168", b"t"),
     ("timestamptz", b"2024-01-01 00:00:00+1", b"t"),
+    ("timestamptz", b"2024-01-01 00:00:000+00", b"t"), ("timestamp", b"2024-01-01 00:00:000", b"t"),
     ("timestamptz", b"294277-01-01 00:00:00-01", b"t"),
     ("timestamptz", b"4714-11-24 00:00:00+01 BC", b"t"),
     ("timetz", b"12:00:00+15:60", b"t"), ("timetz", b"12:00:00+25:61:61", b"t"),
