@@ -97,6 +97,13 @@ class State:
         """What errors call it."""
         return f"{self.namespace}.{self.name}"
 
+    def flag(self, name: str) -> str:
+        """The column that says whether a value of another one is known; none has its name."""
+        end = "?"
+        while any(one.endswith(end) for one in self.columns):
+            end += "?"
+        return f"{name}{end}"
+
 
 def rows_of(batches: Iterator[pa.RecordBatch], state: State) -> Iterator[pa.RecordBatch]:
     """The rows that changes of some keys come to.
@@ -171,7 +178,7 @@ class _Rows:
         row = batch.column("row")
         fields = dict(zip([one.name for one in row.type], row.flatten(), strict=True))
         for name in self._state.unknown:
-            known = fields[_flag(name)]
+            known = fields[self._state.flag(name)]
             if pc.any(pc.invert(known)).as_py():
                 at = pc.index(known, False).as_py()
                 key = self._state.key or [one for one in self._state.columns if one != name]
@@ -202,11 +209,6 @@ def _shown(names: Sequence[str], values: Sequence[Any]) -> str:
     return f"row ({', '.join(names)}) = ({', '.join(map(repr, values))})"
 
 
-def _flag(name: str) -> str:
-    """The column that says whether a value is known; no name of the server's has a NUL."""
-    return f"\0{name}"
-
-
 def _is_before(batch: pa.RecordBatch, place: Position) -> Any:
     """Which changes come before a place: booleans."""
     lsns, seqs = (batch.column(name).to_numpy() for name in ("commit_lsn", "seq"))
@@ -235,39 +237,33 @@ def _emptied(schema: pa.Schema) -> pa.RecordBatch:
 def _whole(batch: pa.RecordBatch, state: State) -> pa.RecordBatch:
     """Changes as the fold takes them: of a table that always had the columns that it has now."""
     after, before = (_columns(batch.column(name), state.columns) for name in ("after", "before"))
-    ops, kinds = batch.column("op"), batch.column("old_kind")
+    ops = batch.column("op")
     comes = _flags(pc.is_in(ops, pa.array(["insert", "read"], ops.type)))
-    updates, whole = _flags(pc.equal(ops, "update")), _flags(pc.equal(kinds, "O"))
+    updates, whole = (
+        _flags(pc.equal(batch.column(name), one)) for name, one in (("op", "update"), ("old_kind", "O"))
+    )
     unsent = _unsent(batch.column("unchanged"), state)
-    left = []
+    nothing = np.zeros(batch.num_rows, bool)
+    left, names = {}, [*state.columns]
     for i, name in enumerate(state.columns):
-        missing = unsent.get(name)
-        lost = None
-        if name in state.born:
-            lost = _is_before(batch, state.born[name])
-            missing = lost if missing is None else missing | lost
-        if missing is None:
-            missing = np.zeros(batch.num_rows, bool)
-        elif name not in state.key:
+        lost = _is_before(batch, state.born[name]) if name in state.born else nothing
+        missing = unsent.get(name, nothing) | lost
+        lacks = nothing
+        if name not in state.key and missing.any():
             # What a whole old row has not got is no value that is stored out of line.
-            lacks = missing & (comes | (whole & _flags(before[i].is_null())))
-            lacks = lacks if lost is None else lacks | (lost & whole)
+            lacks = missing & (comes | (whole & (lost | _flags(before[i].is_null()))))
+            if lost.any():  # what another column had, of which an update without it says nothing
+                after[i] = _filled(after[i], lost, pa.nulls(1, after[i].type))
             value = state.defaults.get(name, pa.nulls(1, after[i].type))
             after[i] = _filled(after[i], lacks & (comes | updates), value)
             before[i] = _filled(before[i], lacks & whole, value)
-            if lost is not None:
-                # Of the other column that had the name, which an update says nothing of.
-                after[i] = _filled(after[i], lost & ~lacks, pa.nulls(1, after[i].type))
-            missing &= ~lacks
-        else:
-            lacks = np.zeros(batch.num_rows, bool)
-        left.append(missing & updates)
+        left[name] = missing & updates & ~lacks
         if name in state.unknown:
+            names.append(state.flag(name))
+            left[names[-1]] = left[name]
             after.append(pa.array(~lacks))
             before.append(pa.array(~lacks))
-    names = [*state.columns, *(_flag(one) for one in state.columns if one in state.unknown)]
-    left += [left[state.columns.index(one)] for one in state.columns if one in state.unknown]
-    return _batch(batch, state, names, before, after, _listed(left, names))
+    return _batch(batch, state, names, before, after, _listed([left[one] for one in names], names))
 
 
 def _columns(tuples: pa.StructArray, names: Sequence[str]) -> list[pa.Array]:
