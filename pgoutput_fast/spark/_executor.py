@@ -365,8 +365,8 @@ class _Reader:
         self.mappings: dict[Layout, _Mapping] = {}
         self.told = ""  # the relation of the batch before
         decoder = decoder_of(target.settings)
-        for frame in target.relations:
-            decoder.decode(frame)
+        announced = [decoder.decode(frame) for frame in target.relations]
+        self.given = {one.relation_id for one in announced if isinstance(one, Relation)}
         self.decoder = pf.ColumnarDecoder(
             decoder=decoder,
             target="spark",
@@ -391,13 +391,15 @@ class _Reader:
     def check_other(self, relation: Relation) -> None:
         """Refuse a table that may have got the wanted name after the one that was given."""
         version = self.target.version
-        if version is None or version.newest or shown_table(relation) != self.target.table:
+        if version is None or version.newest or relation.relation_id in self.given:
+            return
+        if shown_table(relation) != self.target.table:
             return
         raise PgOutputError(
             f"{self.target.table}: {self.where} has changes of relation {relation.relation_id}, "
             f"and relations= has this name as relation {version.relation_id}: the table was "
-            "dropped and made again, or renamed. Without relations= the last one is found in the "
-            "frames"
+            "dropped and made again, or renamed. Give the Relations of both, that of the table "
+            "that has the name now behind the other"
         )
 
     def read(self, where: str, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

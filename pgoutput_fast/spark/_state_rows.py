@@ -240,7 +240,8 @@ def _whole(batch: pa.RecordBatch, state: State) -> pa.RecordBatch:
     ops = batch.column("op")
     comes = _flags(pc.is_in(ops, pa.array(["insert", "read"], ops.type)))
     updates, whole = (
-        _flags(pc.equal(batch.column(name), one)) for name, one in (("op", "update"), ("old_kind", "O"))
+        _flags(pc.equal(batch.column(name), one))
+        for name, one in (("op", "update"), ("old_kind", "O"))
     )
     unsent = _unsent(batch.column("unchanged"), state)
     nothing = np.zeros(batch.num_rows, bool)

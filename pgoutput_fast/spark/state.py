@@ -18,7 +18,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
@@ -187,11 +187,11 @@ def _is_opaque(data_type: T.DataType) -> bool:
 class _Seen(NamedTuple):
     """What the changes are, taken together.
 
-    Fields: count, truncated (where the last Truncate is), relations (what is told where), lacking
-    (columns that inserted rows lack), moves (whether a key changes).
+    Fields: number (of changes), truncated (where the last Truncate is), relations (what is told
+    where), lacking (columns that inserted rows lack), moves (whether a key changes).
     """
 
-    count: int
+    number: int
     truncated: Position | None
     relations: list[tuple[Position, str]]
     lacking: set[str]
@@ -210,7 +210,7 @@ def _look(changes: DataFrame, table: CatalogTable, keys: _Keys) -> _Seen:
     relation = F.col("relation") if "relation" in changes.columns else F.lit(None).cast("string")
     told = F.struct("commit_lsn", "seq", relation.alias("relation"))
     found = changes.agg(
-        F.count("*").alias("count"),
+        F.count("*").alias("number"),
         F.count_if(F.col("commit_lsn").isNull() | F.col("seq").isNull()).alias("unplaced"),
         F.max(F.when(F.col("op") == "truncate", place)).alias("truncated"),
         F.collect_list(F.when(relation.isNotNull(), told)).alias("relations"),
@@ -218,8 +218,7 @@ def _look(changes: DataFrame, table: CatalogTable, keys: _Keys) -> _Seen:
             "lacking"
         ),
         F.max(keys.moves).alias("moves"),
-    ).first()
-    assert found is not None
+    ).collect()[0]
     if found.unplaced:
         raise PgOutputError(
             f"{qualified(table)}: {found.unplaced} changes are without their commit LSN, or "
@@ -227,7 +226,7 @@ def _look(changes: DataFrame, table: CatalogTable, keys: _Keys) -> _Seen:
             "frames with the columns commit_lsn and seq"
         )
     return _Seen(
-        found["count"],
+        found.number,
         None if found.truncated is None else tuple(found.truncated),
         sorted(((one.commit_lsn, one.seq), one.relation) for one in found.relations),
         set(itertools.chain.from_iterable(found.lacking)),
@@ -235,11 +234,9 @@ def _look(changes: DataFrame, table: CatalogTable, keys: _Keys) -> _Seen:
     )
 
 
-def _placed(
-    changes: DataFrame, keys: _Keys, seen: _Seen, partitions: int | None
-) -> DataFrame:
+def _placed(changes: DataFrame, keys: _Keys, seen: _Seen, partitions: int | None) -> DataFrame:
     """The changes in stream order, those of a key in one partition."""
-    count = partitions or max(1, -(-seen.count // _CHANGES_OF_A_TASK))
+    count = partitions or max(1, -(-seen.number // _CHANGES_OF_A_TASK))
     if count == 1 or not keys.is_hashable:
         placed = changes.repartition(1)
     elif not seen.moves:
@@ -317,13 +314,11 @@ class _Told:
         conditions = []
         if self._truncated is not None:
             conditions.append(~_before(self._truncated) & ~_is_at(self._truncated))
-        for one, following in itertools.pairwise([*self._others, None]):
-            assert one is not None
+        ends = [one.position for one in self._others[1:]]
+        for one, end in itertools.zip_longest(self._others, ends):
             if one.version.relation_id != self._table.relation_id:
-                within = ~_before(one.position)
-                if following is not None:
-                    within = within & _before(following.position)
-                conditions.append(~within)
+                before = _before(one.position)
+                conditions.append(before if end is None else before | ~_before(end))
         found = None
         for condition in conditions:
             found = condition if found is None else found & condition
@@ -346,8 +341,8 @@ class _Told:
         come = {shown for shown, one in columns.items() if _is_sent(one)} - there
         if gone and come:
             raise PgOutputError(
-                f"the changes have the columns {', '.join(sorted(gone))}, which {name} has not, and "
-                f"lack its {', '.join(sorted(come))}: they are not of {name}, or columns were "
+                f"the changes have the columns {', '.join(sorted(gone))}, which {name} has not, "
+                f"and lack its {', '.join(sorted(come))}: they are not of {name}, or columns were "
                 "renamed after the last of the changes, or the catalogue is not of the time after "
                 "them"
             )
@@ -574,7 +569,9 @@ class _Planned:
         fitting = policies_for(type_, wanted, self.settings.policies)
         if fitting is None:
             if not isinstance(field.dataType, T.AtomicType):
-                raise PgOutputError(f"{where}: its type is not known to be {wanted}; give registry=")
+                raise PgOutputError(
+                    f"{where}: its type is not known to be {wanted}; give registry="
+                )
             # Of a domain, or from before the type was altered: Spark reads it.
             one = self.spark.sql("SELECT 1").select(F.lit(text).cast(field.dataType).alias("value"))
             return one.toArrow().column("value").combine_chunks()

@@ -64,12 +64,14 @@ CASES = [
     *altered("column_renamed", "ALTER TABLE t RENAME n TO m", "RENAME COLUMN|were renamed"),
     Case(
         "written_anew",
-        ("ALTER TABLE t ADD c int DEFAULT 5", "VACUUM FULL t", "ALTER TABLE t ALTER c DROP DEFAULT"),
+        ("ALTER TABLE t ADD c int DEFAULT 5", "VACUUM FULL t",
+         "ALTER TABLE t ALTER c DROP DEFAULT"),
         "column c: no change of this row brings it",
     ),
     Case(
         "written_anew_last",
-        ("ALTER TABLE t ADD c int DEFAULT 5", "VACUUM FULL t", "ALTER TABLE t ALTER c DROP DEFAULT"),
+        ("ALTER TABLE t ADD c int DEFAULT 5", "VACUUM FULL t",
+         "ALTER TABLE t ALTER c DROP DEFAULT"),
         "column c was added, and the catalogue does not say", change=False,
     ),
     Case(
@@ -82,7 +84,8 @@ CASES = [
                   'UPDATE t SET "ID" = -id, id = id + 100 WHERE id > 10')),
     Case(
         "other_key",
-        ("UPDATE t SET n = id", "ALTER TABLE t DROP CONSTRAINT other_key_pkey, ADD PRIMARY KEY (n)", "INSERT INTO t VALUES (56, NULL, 1000)"),
+        ("UPDATE t SET n = id", "ALTER TABLE t DROP CONSTRAINT other_key_pkey, ADD PRIMARY KEY (n)",
+         "INSERT INTO t VALUES (56, NULL, 1000)"),
         r"columns that identify a row became \(n\), from \(id\)", change=False,
     ),
     Case(

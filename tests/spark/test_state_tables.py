@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
+from spark_frames import INT4, INT8, insert, land, partitions, relation, transaction, update
 
 from pgoutput_fast.catalog import CatalogColumn, CatalogTable
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.spark import current_state
+from pgoutput_fast.spark import current_state, decode_frames, read_segments
 from pgoutput_fast.spark._state_rows import united
 
 pytestmark = pytest.mark.spark
@@ -254,9 +255,7 @@ def test_a_long_chain_of_moves_keeps_what_was_sent_once(spark):
         moved(50, 49),
         moved(100, 50),
     )
-    assert state(spark, changes) == Counter(
-        [shown(row(50, "long")), shown(row(49, "another"))]
-    )
+    assert state(spark, changes) == Counter([shown(row(50, "long")), shown(row(49, "another"))])
 
 
 def test_changes_of_rows_that_were_there_before_are_an_error(spark):
@@ -410,3 +409,71 @@ def test_changes_of_another_table_are_refused(spark):
 def test_random_histories_of_a_multiset(spark):
     server = Server(5, full=True, keyed=False).run(200)
     assert state(spark, server.changes, key=[]) == server.result()
+
+
+def altered(last):
+    """A table that is renamed, and whose column c goes and comes again; `last` is the type of n."""
+    return [
+        relation(1, "old", {"id": INT4, "n": INT4, "c": INT4}),
+        *transaction(100, 7, insert(1, "1", "11", "10"), insert(1, "2", "21", "20")),
+        relation(1, "t", {"id": INT4, "n": INT4}, namespace="s"),
+        *transaction(200, 8, update(1, ["1", "12"])),
+        relation(1, "t", {"id": INT4, "n": last, "c": INT4}, namespace="s"),
+        *transaction(300, 9, insert(1, "3", "31", "30")),
+    ]
+
+
+def test_what_relations_tell(spark, tmp_path):
+    def table(type_, *more, relation_id=1):
+        columns = (column("id", 23), column("n", type_), column("c", 23, missing="5"), *more)
+        return CatalogTable(
+            relation_id, "s", "t", "r", "d", None, (), ("id",), (), columns, (relation_id,)
+        )
+
+    changes = read_segments(spark, land(tmp_path / "same", altered(INT4)), "s.t").cache()
+    later = column("d", 16, missing="t")
+    found = current_state(changes, table(23, later))
+    assert found.columns == ["id", "n", "c", "d"]
+    # What c was before it was dropped is gone.
+    assert sorted(map(tuple, found.collect())) == [
+        (1, 12, 5, True), (2, 21, 5, True), (3, 31, 30, True),
+    ]  # fmt: skip
+    with pytest.raises(PgOutputError, match=r"relation id 1, and s\.t in the catalogue is 2"):
+        current_state(changes, table(23, relation_id=2))
+    changes.unpersist()
+    changes = read_segments(spark, land(tmp_path / "other", altered(INT8)), "s.t")
+    with pytest.raises(
+        PySparkException,
+        match=r"s\.t, row \(id\) = \(1\) and other rows .* at change 0 of the transaction "
+        r"committed at 0/12C, s\.t, column n: its type was altered",
+    ):
+        current_state(changes, table(20)).collect()
+    state = current_state(changes, table(20), rewritten="keep")
+    assert sorted(row.n for row in state.collect()) == [12, 21, 31]
+
+
+@pytest.mark.slow
+def test_a_table_made_again_is_no_guess_where_its_relation_is_given(spark):
+    frames = partitions(
+        spark,
+        [relation(1, "t", {"id": INT4}), *transaction(100, 7, insert(1, "1")),
+         relation(2, "t", {"id": INT4}), *transaction(200, 8, insert(2, "2"))],
+    )  # fmt: skip
+    assert [row.after.id for row in decode_frames(frames, "public.t").collect()] == [2]
+    given = [relation(oid, "t", {"id": INT4}) for oid in (1, 2)]
+    for oid in (1, 2):
+        changes = decode_frames(frames, "public.t", [given[oid - 1]])
+        with pytest.raises(PySparkException, match=f"relations= has this name as relation {oid}"):
+            changes.collect()
+    changes = decode_frames(frames, "public.t", given)
+    assert [row.after.id for row in changes.collect()] == [2]
+
+
+def test_arguments_that_can_not_be(spark):
+    changes = spark.createDataFrame([], CHANGE)
+    for wrong, said in (
+        ({"rewritten": "no"}, "'error' or 'keep'"),
+        ({"partitions": 0}, "at least 1"),
+    ):
+        with pytest.raises(PgOutputError, match=said):
+            current_state(changes, catalogued(column("id", 23)), **wrong)
