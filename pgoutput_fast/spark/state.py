@@ -117,7 +117,7 @@ def current_state(
     settings = Settings(policies or Policies(), registry=registry)
     planned = _Planned(changes.sparkSession, table, row, told, settings, before)
     state = planned.state(key, seen.lacking, rewritten)
-    wanted = changes.filter("op <> 'truncate'")
+    wanted = changes.select(*CHANGE).filter("op <> 'truncate'")
     if (behind := told.behind) is not None:
         wanted = wanted.filter(behind)
     wanted = _placed(wanted, _Keys(changes, row, key), seen, partitions)
@@ -384,11 +384,12 @@ class _Told:
         )  # fmt: skip
         found = []
         versions: list[tuple[Position | None, Version]] = [*self.versions, (None, now)]
-        key: tuple[str, ...] | None = None
+        key: tuple[str, ...] = ()
         for i, (position, version) in enumerate(versions):
             where = _where(position)
             if version.replica_identity not in ("f", "n") or position is None:
-                if key is not None and set(key) != set(version.key):
+                # Without a key there were but inserts, which any key goes with.
+                if key and version.key and set(key) != set(version.key):
                     found.append(
                         Break(
                             position,
