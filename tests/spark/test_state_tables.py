@@ -258,19 +258,24 @@ def test_a_long_chain_of_moves_keeps_what_was_sent_once(spark):
     assert state(spark, changes) == Counter([shown(row(50, "long")), shown(row(49, "another"))])
 
 
-def test_changes_of_rows_that_were_there_before_are_an_error(spark):
-    """As where a slot was made after its table was filled."""
-    for change, said in [
+@pytest.mark.sample(5)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
         (("update", None, None, row(2, "sent"), None), "is no row with this key"),
         (("delete", "K", key_of(2), None, None), "is no row with this key"),
         (moved(2, 1, unchanged=()), "is no row with this key"),
         (("insert", None, None, row(1), None), "is a row with this key already"),
-    ]:
-        changes = numbered(("insert", None, None, row(1, "here"), None), change)
-        with pytest.raises(
-            PySparkException, match=rf"s\.t, row \(id, part\) = \([12], 'x'\): change .*{said}"
-        ):
-            state(spark, changes)
+    ],
+    ids=["update", "delete", "move", "insert"],
+)
+def test_changes_of_rows_that_were_there_before_are_an_error(spark, change, said):
+    """As where a slot was made after its table was filled."""
+    changes = numbered(("insert", None, None, row(1, "here"), None), change)
+    with pytest.raises(
+        PySparkException, match=rf"s\.t, row \(id, part\) = \([12], 'x'\): change .*{said}"
+    ):
+        state(spark, changes)
 
 
 @pytest.mark.slow
