@@ -189,7 +189,8 @@ def decode_frames(
         had it last, is read under all of its names, if a Relation tells which one it is.
     relations : mapping or iterable of Relation, optional
         The stream's relations, such as ``decoder.relations``. Type messages, which tell of domains,
-        may be among them, and both may be given as frames.
+        may be among them, and both may be given as frames. Of tables that had the name one after
+        the other, the last one is read.
     schema : StructType or str, optional
         As in :func:`read_segments`. Without it, the table's last Relation in `relations` is taken,
         or else the last one in the frames, in the order of the partitions; the frames are then read
