@@ -180,12 +180,7 @@ class _Rows:
         for name in self._state.unknown:
             known = fields[self._state.flag(name)]
             if pc.any(pc.invert(known)).as_py():
-                at = pc.index(known, False).as_py()
-                key = self._state.key or [one for one in self._state.columns if one != name]
-                values = [fields[one][at].as_py() for one in key]
-                raise PgOutputError(
-                    f"{self._state.table}, {_shown(key, values)}, column {name}: {_UNSENT}"
-                )
+                raise _lost(self._state, name, fields, pc.index(known, False).as_py())
         count = len(row)
         columns = []
         for output, wanted in zip(self._state.outputs, self._state.schema, strict=True):
@@ -207,6 +202,12 @@ class _Rows:
 
 def _shown(names: Sequence[str], values: Sequence[Any]) -> str:
     return f"row ({', '.join(names)}) = ({', '.join(map(repr, values))})"
+
+
+def _lost(state: State, name: str, fields: Mapping[str, pa.Array], at: int) -> PgOutputError:
+    key = state.key or [one for one in state.columns if one != name]
+    values = [fields[one][at].as_py() for one in key]
+    return PgOutputError(f"{state.table}, {_shown(key, values)}, column {name}: {_UNSENT}")
 
 
 def _is_before(batch: pa.RecordBatch, place: Position) -> Any:
@@ -260,6 +261,10 @@ def _whole(batch: pa.RecordBatch, state: State) -> pa.RecordBatch:
             before[i] = _filled(before[i], lacks & whole, value)
         left[name] = missing & updates & ~lacks
         if name in state.unknown:
+            if not state.key and lacks.any():
+                # Nobody knows which rows it is like.
+                side = after if comes[at := int(np.flatnonzero(lacks)[0])] else before
+                raise _lost(state, name, dict(zip(state.columns, side, strict=False)), at)
             names.append(state.flag(name))
             left[names[-1]] = left[name]
             after.append(pa.array(~lacks))

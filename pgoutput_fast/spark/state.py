@@ -558,6 +558,10 @@ class _Planned:
             node in (0, id_) for node, id_ in zip(nodes, ids, strict=True)
         ):
             return True
+        older = itertools.takewhile(lambda one: shown_name(one.name) != name, self.table.columns)
+        if not self.table.partition_ids and any(one.has_missing for one in older):
+            # Values of rows that are older than their column go when the table is written anew.
+            return True
         if self.before is None or name in {shown_name(one.name) for one in self.before.columns}:
             return False
         return not Known(self.table, self.before, lambda _, __: pa.nulls(1)).is_rewritten

@@ -296,6 +296,11 @@ def test_a_column_added_with_a_value_that_nobody_knows_is_an_error(spark):
     assert state(spark, changes, late=[plain], file_node=7, before=before) == Counter(
         [shown(row(1, "here"))]
     )
+    # The value of a column before it would be gone if the rows had been written anew.
+    earlier = column("big", missing="here")
+    assert state(spark, changes, late=[earlier, plain], file_node=7) == Counter(
+        [shown(row(1, "here"))]
+    )
     # A later change may bring all that is not known.
     sent = ("update", 200, 0, None, None, row(1, "now", late="a", late_default="b"), None)
     assert state(spark, [*changes, sent], late=[computed]) == Counter([shown(sent[5])])
