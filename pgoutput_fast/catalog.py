@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     import psycopg
 
+    from .publications import Publications
+
 __all__ = ["Catalog", "CatalogColumn", "CatalogTable", "catalog_of", "read_catalog"]
 
 FORMAT_VERSION = 1
@@ -56,6 +58,9 @@ class CatalogColumn:
     number : int or None
         ``pg_attribute.attnum``, which stays when the column is renamed; None in catalogues that
         were stored without it.
+    is_published : bool
+        Whether the publications' lists of columns have it. True in catalogues that were stored
+        without it.
     """
 
     name: str
@@ -68,6 +73,7 @@ class CatalogColumn:
     has_missing: bool
     missing: str | None
     number: int | None = None
+    is_published: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,8 +331,12 @@ def catalog_of(
     except psycopg.Error as error:
         raise server_error("can't read the catalogue", str(error), error.sqlstate) from error
     columns_of: dict[int, list[CatalogColumn]] = {oid: [] for oid in every}
+    listed = _listed(found)
     for oid, *fields in columns:
-        columns_of[oid].append(CatalogColumn(*fields))
+        column = CatalogColumn(*fields)
+        if oid in listed and column.number not in listed[oid]:
+            column = dataclasses.replace(column, is_published=False)
+        columns_of[oid].append(column)
     return Catalog(
         system_identifier=identity[0],
         database=identity[1],
@@ -353,6 +363,17 @@ def catalog_of(
             for table in tables
         ),
     )
+
+
+def _listed(found: Publications) -> dict[int, set[int]]:
+    """The numbers of the columns that publications list, for tables that none publishes whole."""
+    listed: dict[int, set[int]] = {}
+    for published in found.published():
+        entries = [found.entry(one, published.table) for one in published.publications]
+        columns = [None if entry is None else entry.columns for entry in entries]
+        if columns and None not in columns:
+            listed[published.table.oid] = {number for one in columns for number in one or ()}
+    return listed
 
 
 def _index(indexes: Iterable[Sequence[Any]], oid: int, flag: int) -> tuple[str, ...]:

@@ -125,10 +125,11 @@ def layout_of(plan: RelationPlan, target: str, selection: Selection) -> Layout:
         )
         for i in selection.positions(relation)
     )
-    return Layout(plan, columns, head_fields(target), _metadata(plan))
+    return Layout(plan, columns, head_fields(target), relation_metadata(plan))
 
 
-def _metadata(plan: RelationPlan) -> dict[bytes, bytes]:
+def relation_metadata(plan: RelationPlan) -> dict[bytes, bytes]:
+    """What the metadata of a batch's schema say of its relation."""
     relation = plan.relation
     described = []
     for column, type_ in zip(relation.columns, plan.column_types, strict=True):

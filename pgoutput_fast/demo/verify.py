@@ -14,7 +14,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
 
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.spark.state import exact
 
 if TYPE_CHECKING:
     import psycopg
@@ -290,7 +289,7 @@ def _by_key(table: str, server: DataFrame, state: DataFrame, key: list[str]) -> 
             ),
             F.struct(
                 *(
-                    exact(F.col(_quoted(field.name)), field.dataType).alias(f"c{i}")
+                    _exact(F.col(_quoted(field.name)), field.dataType).alias(f"c{i}")
                     for i, field in enumerate(fields)
                 )
             ).alias(side),
@@ -349,7 +348,7 @@ def _as_multisets(table: str, server: DataFrame, state: DataFrame) -> Comparison
     sides = [
         frame.select(
             *(
-                exact(F.col(_quoted(field.name)), field.dataType).alias(f"c{i}")
+                _exact(F.col(_quoted(field.name)), field.dataType).alias(f"c{i}")
                 for i, field in enumerate(fields)
             ),
             F.lit(count).alias("count"),
@@ -398,3 +397,29 @@ def _as_multisets(table: str, server: DataFrame, state: DataFrame) -> Comparison
                     break
     values = {field.name: total[f"c{i}"] or 0 for i, field in enumerate(fields)}
     return Comparison(rows, rows * len(fields), values, differing, first)
+
+
+def _exact(value: Column, data_type: T.DataType) -> Column:
+    """What is equal in Spark if and only if the values are the same in PostgreSQL.
+
+    Spark takes -0.0 for 0.0, which PostgreSQL stores apart; their texts differ.
+    """
+    if isinstance(data_type, (T.FloatType, T.DoubleType, T.VariantType)):
+        return value.cast("string")
+    if isinstance(data_type, T.ArrayType):
+        return F.transform(value, lambda item: _exact(item, data_type.elementType))
+    if isinstance(data_type, T.StructType):
+        fields = [
+            _exact(value.getItem(f.name), f.dataType).alias(f"c{i}")
+            for i, f in enumerate(data_type.fields)
+        ]
+        return F.when(value.isNotNull(), F.struct(*fields))
+    if isinstance(data_type, T.MapType):
+        entries = F.array_sort(F.map_entries(value))
+        return _exact(entries, T.ArrayType(_entry(data_type)))
+    return value
+
+
+def _entry(data_type: T.MapType) -> T.StructType:
+    fields = [("key", data_type.keyType), ("value", data_type.valueType)]
+    return T.StructType([T.StructField(name, part) for name, part in fields])

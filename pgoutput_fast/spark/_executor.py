@@ -7,6 +7,7 @@ lacks are added, and what was given beside the frames is filled in.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 
 import pgoutput_fast as pf
 from pgoutput_fast.columnar.fields import EPOCH_SHIFT
-from pgoutput_fast.columnar.schema import Layout, head_fields
+from pgoutput_fast.columnar.schema import Layout, head_fields, relation_metadata
 from pgoutput_fast.errors import DecodeError, PgOutputError, fail
 from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.protocol.messages import (
@@ -269,6 +270,8 @@ class _Mapping:
         The record batches with those of the target's columns that this version has.
     lacking : list of str
         The names of the target's columns that this version does not have.
+    relation : str
+        JSON of what change batches have as metadata of their relation.
     """
 
     def __init__(self, plan: RelationPlan, target: Target) -> None:
@@ -303,6 +306,8 @@ class _Mapping:
             fields[position] = replace(made, name=name, position=position)
         columns = tuple(fields[position] for position in sorted(fields))
         self.layout = Layout(plan, columns, head_fields("spark"), {})
+        metadata = relation_metadata(plan)
+        self.relation = json.dumps({name.decode(): metadata[name].decode() for name in metadata})
 
     def tuples(self, found: pa.StructArray, type_: pa.StructType) -> pa.StructArray:
         """The target's struct of a batch's `before` or `after`."""
@@ -358,9 +363,10 @@ class _Reader:
         self.where = ""
         self.is_read = read
         self.mappings: dict[Layout, _Mapping] = {}
+        self.told = ""  # the relation of the batch before
         decoder = decoder_of(target.settings)
-        for frame in target.relations:
-            decoder.decode(frame)
+        announced = [decoder.decode(frame) for frame in target.relations]
+        self.given = {one.relation_id for one in announced if isinstance(one, Relation)}
         self.decoder = pf.ColumnarDecoder(
             decoder=decoder,
             target="spark",
@@ -376,10 +382,25 @@ class _Reader:
     def layout(self, plan: RelationPlan) -> Layout | None:
         """The layout for a version of the wanted table; None for other tables."""
         if not self.target.has(plan.relation):
+            self.check_other(plan.relation)
             return None
         mapping = _Mapping(plan, self.target)
         self.mappings[mapping.layout] = mapping
         return mapping.layout
+
+    def check_other(self, relation: Relation) -> None:
+        """Refuse a table that may have got the wanted name after the one that was given."""
+        version = self.target.version
+        if version is None or version.newest or relation.relation_id in self.given:
+            return
+        if shown_table(relation) != self.target.table:
+            return
+        raise PgOutputError(
+            f"{self.target.table}: {self.where} has changes of relation {relation.relation_id}, "
+            f"and relations= has this name as relation {version.relation_id}: the table was "
+            "dropped and made again, or renamed. Give the Relations of both, that of the table "
+            "that has the name now behind the other"
+        )
 
     def read(self, where: str, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         self.where = where
@@ -452,6 +473,9 @@ class _Reader:
         for name in ("before", "after"):
             columns[name] = mapping.tuples(columns[name], schema.field(name).type)
         columns["unchanged"] = mapping.unchanged(columns["unchanged"], columns["op"])
+        first = [] if self.told == mapping.relation else [mapping.relation]
+        columns["relation"] = pa.array(first + [None] * (len(found) - len(first)), pa.string())
+        self.told = mapping.relation
         self.fill(columns, change, frames, given)
         arrays = [columns[field.name] for field in schema]
         for array, expected in zip(arrays, schema, strict=True):

@@ -95,12 +95,14 @@ def read_segments(
     Returns
     -------
     DataFrame
-        The columns op, xid, subxid, lsn, commit_lsn, commit_time, seq, old_kind, before, after and
-        unchanged. ``(commit_lsn, seq)`` orders all changes, without ties. Rows of a snapshot have
-        "read" as `op`, after a row "truncate". `unchanged` names the
+        The columns op, xid, subxid, lsn, commit_lsn, commit_time, seq, old_kind, before, after,
+        unchanged and relation. ``(commit_lsn, seq)`` orders all changes, without ties. Rows of a
+        snapshot have "read" as `op`, after a row "truncate". `unchanged` names the
         columns whose value the change does not have: large values that an update left as they were,
-        and columns that the table did not have yet. A value that its type can't hold makes the
-        query fail with an error that names table, column and value.
+        and columns that the table did not have yet. `relation` is what the table was like from this
+        change on, as JSON of the metadata that change batches have; null where that is nothing new.
+        A value that its type can't hold makes the query fail with an error that names table, column
+        and value.
 
     Notes
     -----
@@ -183,10 +185,12 @@ def decode_frames(
         columns `lsn`, `commit_lsn`, `commit_time` (timestamp, or microseconds since 2000 as in a
         frame), `xid` and `seq` (of the frame's first row) are used where they exist.
     table : str
-        ``namespace.name``, spelled as in the server's catalogue.
+        ``namespace.name``, spelled as in the server's catalogue. The table that has this name, or
+        had it last, is read under all of its names, if a Relation tells which one it is.
     relations : mapping or iterable of Relation, optional
         The stream's relations, such as ``decoder.relations``. Type messages, which tell of domains,
-        may be among them, and both may be given as frames.
+        may be among them, and both may be given as frames. Of tables that had the name one after
+        the other, the last one is read.
     schema : StructType or str, optional
         As in :func:`read_segments`. Without it, the table's last Relation in `relations` is taken,
         or else the last one in the frames, in the order of the partitions; the frames are then read
@@ -230,7 +234,9 @@ def decode_frames(
             )
         schema = _struct(column_types(plan, binary=False))
     version = Version.of(plan.relation, newest=newest) if plan is not None else None
-    changes, target = _target(table, schema, settings=settings, relations=known, version=version)
+    changes, target = _target(
+        table, schema, settings=settings, relations=known, version=version, by_id=bool(version)
+    )
     names = [
         name
         for name in ("data", "lsn", "commit_lsn", "commit_time", "xid", "seq")
@@ -288,6 +294,7 @@ def _target(
             T.StructField("before", columns),
             T.StructField("after", columns),
             T.StructField("unchanged", T.ArrayType(T.StringType())),
+            T.StructField("relation", T.StringType()),
         ]
     )
     if any("time(" in field.dataType.simpleString() for field in columns):

@@ -1,59 +1,54 @@
 """Current-state tables: what a table holds after its changes.
 
 The input is the DataFrame of one table's changes, as :func:`pgoutput_fast.spark.read_segments`
-gives it, the output the rows that are left. All of it is Spark's own operators: nothing of the
-table's size passes through the driver, and the order in which Spark reads the changes is of no
-account, for ``(commit_lsn, seq)`` orders them without ties.
+gives it, the output the rows that are left. The changes are sorted by ``(commit_lsn, seq)``, and
+the fold (:mod:`pgoutput_fast.apply`) goes through them once, in one task; of many changes, in
+several tasks that have different keys each. Keys between which rows have moved are united before,
+so that each row is in one task.
 
-A table with a key
-    Its changes are *touches* of keys: an insert and the target of a key-changing update arrive at a
-    key, a delete and the source of such an update leave it. Between an arrival and the next leave a
-    key is *occupied* by one row. A key-changing update continues the row of the occupation that it
-    ends in the one that it begins; following these links back to where they start (by pointer
-    doubling, so that a row which moved n times takes log2(n) joins of the moves alone) gives every
-    touch the row that it belongs to. A row's value of a column is then the last one that was sent:
-    an unchanged TOAST value was sent at an earlier touch, maybe under another key.
-A table without a key
-    It is a multiset: with REPLICA IDENTITY FULL a delete brings the whole old row and removes one
-    row like it.
-
-Values that no change holds are taken from the catalogue (a column added with a default), or are an
-error that names the row: never null by assumption.
+What Relations tell comes in the column `relation` of the changes, at the places where it is new.
+So it is known here which table a change is of, and which columns were altered between which
+changes. Values that neither stream nor catalogue tells are an error that names the row: never null
+by assumption.
 """
 
 from __future__ import annotations
 
-import datetime
-import uuid
+import itertools
+import json
 from collections.abc import Sequence
-from dataclasses import replace
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
+import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
-from pyspark.sql.window import Window
 
+from pgoutput_fast.apply.evolution import Known, new_columns
+from pgoutput_fast.apply.versions import ColumnVersion, Version, check_follows, version_of
 from pgoutput_fast.columnar.arrays import column_of
 from pgoutput_fast.columnar.pyarrow_bridge import arrow_array
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.names import qualified
+from pgoutput_fast.lsn import format_lsn
+from pgoutput_fast.names import qualified, shown_name
 from pgoutput_fast.policies import Policies
 from pgoutput_fast.settings import Settings
 from pgoutput_fast.types import column_type
 
-from ._column_types import column_field, is_text, policies_for
+from ._column_types import column_ddl, column_field, is_text, policies_for
+from ._state_rows import CHANGE, Break, Output, Position, State, rows_of, united
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterator
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from pgoutput_fast.catalog import CatalogColumn, CatalogTable
     from pgoutput_fast.types import TypeRegistry
 
-_UNSENT = "no change of this row brings it: the row was written before the stream began, or its \
-column was added with a value that neither stream nor catalogue holds; take a new copy of the table"
+Rewritten = Literal["error", "keep"]
+
+_CHANGES_OF_A_TASK = 2_000_000
 
 
 def current_state(
@@ -62,526 +57,535 @@ def current_state(
     *,
     registry: TypeRegistry | None = None,
     policies: Policies | None = None,
+    before: CatalogTable | None = None,
+    rewritten: Rewritten = "error",
+    partitions: int | None = None,
 ) -> DataFrame:
     """The rows that a table holds after all of its changes, by what the catalogue knows of it.
 
     Parameters
     ----------
     changes : DataFrame
-        All changes of one table from its first row on, with the columns of a change batch.
-        It is read several times: give one that is stored, a Parquet change table say.
+        All changes of one table from its first row on, or from a snapshot on, with the columns of
+        :func:`read_segments`. It is read now, to see what there is, and again whenever the result
+        is evaluated: give one that is stored, a Parquet change table say. Without the column
+        `relation` it is not noticed that a type was altered, or a table made anew.
     table : CatalogTable
         ``catalog.table("public.accounts")``, read from the server after the last of the changes.
     registry, policies : optional
         As for the changes: by them the defaults of columns that were added are read.
+    before : CatalogTable, optional
+        The same, read before columns were added. Where the server has written the table anew at
+        some time, it takes this to know that a column without a default is null in older rows.
+    rewritten : {"error", "keep"}
+        What to do where the server has written rows anew as a type was altered. Nothing tells
+        their values then, ``ALTER TYPE … USING`` can make any. That is an error, unless a snapshot
+        follows; with "keep" you say that the values are the same in the new type.
+    partitions : int, optional
+        The number of tasks; by default one for each 2,000,000 changes. A task has the rows of its
+        keys in memory. A table without a key takes one.
 
     Returns
     -------
     DataFrame
-        The table's columns. Evaluating it raises an error that names table, row and column where a
-        value, a key or a commit position is unknown.
+        The table's columns. Of names that differ in case alone, which Spark takes as one, the later
+        ones get a ``_`` behind them. Evaluating it raises an error that names the table, and the
+        row, where changes are missing or a value is unknown.
 
     Raises
     ------
     PgOutputError
-        The changes are not of the table, or a default does not fit into its column.
+        The changes are not of the table, or not committed, or a default does not fit into its
+        column.
     """
-    name = qualified(table)
-    row_type = changes.schema["after"].dataType
-    columns = {column.name: column for column in table.columns}
-    _check_table(name, changes, columns)
-    settings = Settings(policies or Policies(), registry=registry)
-    added: dict[str, Any] = {}
-    for field in row_type.fields if isinstance(row_type, T.StructType) else ():
-        if field.name in table.added_values:
-            text = table.added_values[field.name]
-            where = f"{name}, default of the column {field.name}"
-            added[field.name] = (
-                None
-                if text is None
-                else _default(text, columns[field.name], field, settings, where)
-            )
-    return rows_after(changes, table=name, key=table.key, added=added)
-
-
-def _check_table(name: str, changes: DataFrame, columns: Mapping[str, CatalogColumn]) -> None:
-    """Refuse changes that are another table's, as far as its columns tell.
-
-    The table may have got columns since its last change, or lost some.
-    """
-    row_type = changes.schema["after"].dataType
-    sent = set(row_type.fieldNames()) if isinstance(row_type, T.StructType) else set()
-    published = {shown for shown, column in columns.items() if not column.generated}
-    if sent - set(columns) and published - sent:
+    if rewritten not in get_args(Rewritten):
+        raise PgOutputError(f"rewritten= is 'error' or 'keep', not {rewritten!r}")
+    if partitions is not None and partitions < 1:
+        raise PgOutputError(f"partitions= is at least 1, not {partitions}")
+    row = changes.schema["after"].dataType
+    if not isinstance(row, T.StructType):
         raise PgOutputError(
-            f"the changes have the columns {', '.join(sorted(sent - set(columns)))}, which {name} "
-            f"has not, and lack its {', '.join(sorted(published - sent))}: they are not of {name}, "
-            "or the catalogue is not of the time after them"
+            f"{qualified(table)}: the column after is no struct; give changes of one table"
         )
+    key = tuple(shown_name(name) for name in table.key)
+    for name in key:
+        if name not in row.fieldNames():
+            raise PgOutputError(f"{qualified(table)} has no column {name!r} in its changes")
+    seen = _look(changes, table, _Keys(changes, row, key))
+    told = _Told(seen.relations, table, seen.truncated)
+    told.check_columns(row.fieldNames())
+    settings = Settings(policies or Policies(), registry=registry)
+    planned = _Planned(changes.sparkSession, table, row, told, settings, before)
+    state = planned.state(key, seen.lacking, rewritten)
+    wanted = changes.select(*CHANGE).filter("op <> 'truncate'")
+    if (behind := told.behind) is not None:
+        wanted = wanted.filter(behind)
+    wanted = _placed(wanted, _Keys(changes, row, key), seen, partitions)
+
+    def fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from rows_of(batches, state)
+
+    return wanted.select(*CHANGE).mapInArrow(fold, planned.result())
 
 
-def _default(
-    text: str, column: CatalogColumn, field: T.StructField, settings: Settings, where: str
-) -> Any:
-    """A value that the catalogue has as text, as Spark's type of its column takes it."""
-    wanted = field.dataType.simpleString()
-    type_ = column_type(column.type_id, column.type_modifier, registry=settings.registry)
-    fitting = policies_for(type_, wanted, settings.policies)
-    if fitting is None:
-        if isinstance(field.dataType, T.AtomicType):
-            return text  # of a domain, or from before the type was altered: Spark reads it
-        raise PgOutputError(f"{where}: its type is not known to be {wanted}; give registry=")
-    if is_text(type_, wanted):
-        return text
-    used = replace(settings, policies=fitting[0])
-    try:
-        stored_as = column_field(type_, used, wanted, binary=fitting[1])
-        stored = stored_as.text(text.encode()) if stored_as.text is not None else None
-    except ValueError as error:
-        raise PgOutputError(f"{where}: {error}") from error
-    (value,) = arrow_array(stored_as, column_of(stored_as, [stored])).to_pylist()
-    return _as_tuples(value, field.dataType)
+# --- what the changes are ------------------------------------------------------------------------
 
 
-def _as_tuples(value: Any, data_type: T.DataType) -> Any:
-    """A value of pyarrow's, of nested types as tuples."""
-    if value is None:
-        return None
+class _Keys:
+    """The keys of changes, as columns of Spark's."""
+
+    def __init__(self, changes: DataFrame, row: T.StructType, key: Sequence[str]) -> None:
+        names = [name.casefold() for name in row.fieldNames()]
+        # Spark finds a field by its name whatever its case.
+        alike = len(set(names)) < len(names)
+        numbered = T.StructType(
+            [T.StructField(f"c{i}", field.dataType) for i, field in enumerate(row.fields)]
+        )
+        self._old, self._new = [], []
+        for name in key:
+            shown = f"c{row.fieldNames().index(name)}" if alike else name
+            before, after = (
+                (changes[side].cast(numbered) if alike else changes[side]).getItem(shown)
+                for side in ("before", "after")
+            )
+            self._old.append(before)
+            unsent = F.coalesce(F.array_contains("unchanged", name), F.lit(False))
+            self._new.append(F.when(unsent, before).otherwise(after))
+        types = [row[row.fieldNames().index(name)].dataType for name in key]
+        self.is_hashable = bool(key) and not any(map(_is_opaque, types))
+
+    @property
+    def moves(self) -> Column:
+        """Whether a change is an update of the key."""
+        same = F.lit(True)
+        for old, new in zip(self._old, self._new, strict=True):
+            same = same & old.eqNullSafe(new)
+        return (F.col("op") == "update") & F.col("old_kind").isNotNull() & ~same
+
+    @property
+    def old(self) -> Column:
+        """A hash of the key before a change."""
+        return F.xxhash64(*self._old)
+
+    @property
+    def new(self) -> Column:
+        """A hash of the key after a change; of a delete the key of the row."""
+        ends = zip(self._old, self._new, strict=True)
+        return F.xxhash64(*(F.when(F.col("op") == "delete", old).otherwise(new)
+                            for old, new in ends))  # fmt: skip
+
+
+def _is_opaque(data_type: T.DataType) -> bool:
+    """Whether Spark can't hash a type."""
     if isinstance(data_type, T.ArrayType):
-        return tuple(_as_tuples(item, data_type.elementType) for item in value)
+        return _is_opaque(data_type.elementType)
     if isinstance(data_type, T.StructType):
-        return tuple(_as_tuples(value[part.name], part.dataType) for part in data_type.fields)
-    if isinstance(data_type, T.MapType):
-        return tuple(value)
-    return value
+        return any(_is_opaque(field.dataType) for field in data_type.fields)
+    return isinstance(data_type, (T.MapType, T.VariantType))
 
 
-def rows_after(
-    changes: DataFrame,
-    *,
-    table: str,
-    key: Sequence[str],
-    added: Mapping[str, Any],
-) -> DataFrame:
-    """As :func:`current_state`, with what the catalogue knows given one by one.
+class _Seen(NamedTuple):
+    """What the changes are, taken together.
+
+    Fields: number (of changes), truncated (where the last Truncate is), relations (what is told
+    where), lacking (columns that inserted rows lack), moves (whether a key changes).
+    """
+
+    number: int
+    truncated: Position | None
+    relations: list[tuple[Position, str]]
+    lacking: set[str]
+    moves: bool
+
+
+def _look(changes: DataFrame, table: CatalogTable, keys: _Keys) -> _Seen:
+    """Go through the changes once.
+
+    Raises
+    ------
+    PgOutputError
+        A change has no place in the stream.
+    """
+    place = F.struct("commit_lsn", "seq")
+    relation = F.col("relation") if "relation" in changes.columns else F.lit(None).cast("string")
+    told = F.struct("commit_lsn", "seq", relation.alias("relation"))
+    found = changes.agg(
+        F.count("*").alias("number"),
+        F.count_if(F.col("commit_lsn").isNull() | F.col("seq").isNull()).alias("unplaced"),
+        F.max(F.when(F.col("op") == "truncate", place)).alias("truncated"),
+        F.collect_list(F.when(relation.isNotNull(), told)).alias("relations"),
+        F.collect_set(F.when(F.col("op").isin("insert", "read"), F.col("unchanged"))).alias(
+            "lacking"
+        ),
+        F.max(keys.moves).alias("moves"),
+    ).collect()[0]
+    if found.unplaced:
+        raise PgOutputError(
+            f"{qualified(table)}: {found.unplaced} changes are without their commit LSN, or "
+            "without their position in its transaction; changes must come from segments, or from "
+            "frames with the columns commit_lsn and seq"
+        )
+    return _Seen(
+        found.number,
+        None if found.truncated is None else tuple(found.truncated),
+        sorted(((one.commit_lsn, one.seq), one.relation) for one in found.relations),
+        set(itertools.chain.from_iterable(found.lacking)),
+        bool(found.moves),
+    )
+
+
+def _placed(changes: DataFrame, keys: _Keys, seen: _Seen, partitions: int | None) -> DataFrame:
+    """The changes in stream order, those of a key in one partition."""
+    count = partitions or max(1, -(-seen.number // _CHANGES_OF_A_TASK))
+    if count == 1 or not keys.is_hashable:
+        placed = changes.repartition(1)
+    elif not seen.moves:
+        placed = changes.repartition(count, keys.new)
+    else:
+        moves = changes.filter(keys.moves).select(keys.old.alias("old"), keys.new.alias("new"))
+        places = moves.distinct().repartition(1).mapInArrow(united, "hash bigint, place bigint")
+        placed = (
+            changes.withColumn("hash", keys.new)
+            .join(places, "hash", "left")
+            .repartition(count, F.coalesce("place", "hash"))
+        )
+    return placed.sortWithinPartitions("commit_lsn", "seq")
+
+
+# --- what Relations tell -------------------------------------------------------------------------
+
+
+class _Since(NamedTuple):
+    """A version of the table, and from which change on it held."""
+
+    position: Position
+    version: Version
+
+
+class _Told:
+    """What the Relations among the changes say of the table.
 
     Parameters
     ----------
-    changes : DataFrame
-    table : str
-        What errors call the table.
-    key : sequence of str
-        The key's columns: the replica identity's, or the primary key where that is FULL. Empty for
-        a table without: its rows are a multiset.
-    added : mapping of str to value
-        Columns that rows older than the column may lack, with the value that they then have: a
-        Python value, of nested types a tuple, or None. A column that is missing here must have been
-        sent for every row.
+    relations : list of (Position, str)
+        In their order.
+    table : CatalogTable
+    truncated : Position or None
+        What is before does not count.
+
+    Raises
+    ------
+    PgOutputError
+        They are other tables'.
     """
-    row_type = changes.schema["after"].dataType
-    if not isinstance(row_type, T.StructType):
-        raise PgOutputError(f"{table}: the column after is no struct; give changes of one table")
-    for name in (*key, *added):
-        if name not in row_type.fieldNames():
-            raise PgOutputError(f"{table} has no column {name!r} in its changes")
-    defaults = {
-        name: None if value is None else _literal(value, row_type[name].dataType)
-        for name, value in added.items()
-    }
-    positioned = changes.withColumn(
-        "position",
-        F.struct(
-            _required("commit_lsn", f"{table}: a change without its commit LSN"),
-            _required("seq", f"{table}: a change without its position in its transaction"),
-        ),
-    )
-    truncated = positioned.filter("op = 'truncate'").agg(F.max("position").alias("truncated"))
-    rows = positioned.filter("op <> 'truncate'").join(
-        F.broadcast(truncated), F.col("truncated").isNull() | (F.expr("position > truncated"))
-    )
-    if key:
-        return _keyed(rows, table, row_type, list(key), defaults)
-    return _multiset(rows, table, row_type, defaults)
 
-
-def _required(name: str, sentence: str) -> Column:
-    message = (
-        f"{sentence}; changes must come from segments, or from frames with the columns commit_lsn "
-        "and seq"
-    )
-    return F.coalesce(F.col(name), F.raise_error(F.lit(message)).cast("bigint")).alias(name)
-
-
-def _brings_row() -> Column:
-    """Whether a change brings a row that was not there, as an insert or as a row of a snapshot."""
-    return F.col("op").isin("insert", "read")
-
-
-def _unsent(name: str) -> Column:
-    """Whether the change says nothing of a column's new value."""
-    return F.expr(_unsent_sql(name))
-
-
-def _quoted(text: str) -> str:
-    """A literal of Spark SQL; in place of ${…} Spark would put a setting."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024")
-    return f"'{escaped}'"
-
-
-def _unsent_sql(name: str) -> str:
-    return f"coalesce(array_contains(unchanged, {_quoted(name)}), false)"
-
-
-def _field(tuple_: str, name: str) -> Column:
-    # By literal: a column's name may hold dots and backticks.
-    return F.col(tuple_).getItem(name)
-
-
-# --- tables with a key ---------------------------------------------------------------------------
-
-
-def _keyed(
-    rows: DataFrame,
-    table: str,
-    row_type: T.StructType,
-    key: list[str],
-    defaults: Mapping[str, Column | None],
-) -> DataFrame:
-    touches = _occupations(_touches(_filled(rows, row_type), table, key))
-
-    row_key = _shown_key(key)
-
-    def columns(known: Callable[[int, str], str], value: Callable[[int, str], str]) -> list[Column]:
-        """Of each column the value, where the condition says that it is known."""
-        result = []
-        for i, name in enumerate(row_type.fieldNames()):
-            if name in key:
-                column = _field("key", f"k{key.index(name)}")
-            else:
-                lost = f"concat({_quoted(f'{table}, row ')}, {row_key}, "
-                lost = f"raise_error({lost}{_quoted(f', column {name}: {_UNSENT}')}))"
-                case = f"CASE WHEN {known(i, name)} THEN {value(i, name)}"
-                if name not in defaults:
-                    column = F.expr(f"{case} ELSE {lost} END")
-                # A row whose insert was seen lacks only what its table had not yet then.
-                elif defaults[name] is None:
-                    column = F.expr(f"{case} WHEN born THEN NULL ELSE {lost} END")
-                else:
-                    column = F.when(F.expr(known(i, name)), F.expr(value(i, name))).when(
-                        F.col("born"), defaults[name]
-                    )
-                    column = column.otherwise(F.expr(lost))
-            result.append(column.alias(name))
-        return result
-
-    # What comes last says everything, or is the insert itself: no history is needed.
-    settled = "final and (unchanged is null or born)"
-    followed = not touches.filter(f"final and not ({settled})").isEmpty()
-    if followed:
-        # Read from several sides below, each of which would sort the changes again.
-        touches = touches.localCheckpoint()
-    current = touches.filter(settled).select(
-        *columns(
-            lambda _, name: f"NOT {_unsent_sql(name)}", lambda _, name: f"after[{_quoted(name)}]"
-        )
-    )
-    if not followed:
-        return current
-
-    moves = (
-        touches.filter("leaves and moves")
-        .filter("occupation <> position")  # of a row that was never seen: it begins here
-        .select(F.col("position").alias("child"), F.col("occupation").alias("parent"))
-    )
-    histories = (
-        touches.filter("not (leaves and moves)")
-        .join(_origins(moves), F.col("occupation") == F.col("child"), "left")
-        .withColumn("row_id", F.coalesce("parent", "occupation"))
-    )
-    unsettled = histories.filter(f"final and not ({settled})").select("row_id")
-    latest = [
-        # max_by passes over rows that have no position
-        F.expr(
-            f"max_by(named_struct('value', after[{_quoted(name)}]), "
-            f"CASE WHEN after IS NOT NULL AND NOT {_unsent_sql(name)} THEN position END) AS v{i}"
-        )
-        for i, name in enumerate(row_type.fieldNames())
-        if name not in key
-    ]
-    completed = (
-        histories.join(unsettled, "row_id", "left_semi")
-        .groupBy("row_id")
-        .agg(
-            F.max_by("key", F.when(F.col("final"), F.col("position"))).alias("key"),
-            F.bool_or("born").alias("born"),
-            *latest,
-        )
-        .select(*columns(lambda i, _: f"v{i} IS NOT NULL", lambda i, _: f"v{i}.value"))
-    )
-    return current.unionByName(completed)
-
-
-def _shown_key(key: list[str]) -> str:
-    """The expression for a row's key as errors show it."""
-    parts = []
-    for i, name in enumerate(key):
-        parts += [_quoted(f"{', ' if i else ''}{name}="), f"cast(key.k{i} AS string)"]
-    return f"concat({', '.join(parts)})"
-
-
-def _filled(rows: DataFrame, row_type: T.StructType) -> DataFrame:
-    """Takes what an update did not send from its old row, where that is whole."""
-    whole = (F.col("old_kind") == "O") & F.col("unchanged").isNotNull() & F.col("after").isNotNull()
-    if rows.filter(whole).isEmpty():
-        return rows  # Spark would put the expression below into each of as many columns
-    names = row_type.fieldNames()
-    after = F.struct(
-        *(
-            F.when(_unsent(name), _field("before", name))
-            .otherwise(_field("after", name))
-            .alias(name)
-            for name in names
-        )
-    )
-    # What the old row has not got either is no TOAST value: the column did not exist yet.
-    still = F.array_compact(
-        F.array(
-            *(
-                F.when(_unsent(name) & _field("before", name).isNull(), F.lit(name))
-                for name in names
+    def __init__(
+        self,
+        relations: list[tuple[Position, str]],
+        table: CatalogTable,
+        truncated: Position | None,
+    ) -> None:
+        self._table = table
+        self._truncated = truncated
+        stretches = [_Since(place, _version(text)) for place, text in relations]
+        ids = {one.version.relation_id for one in stretches}
+        if ids and table.relation_id not in ids:
+            raise PgOutputError(
+                f"the changes are of {stretches[-1].version.table} with relation id "
+                f"{', '.join(map(str, sorted(filter(None, ids))))}, and {qualified(table)} in the "
+                f"catalogue is {table.relation_id}: the catalogue is of another table, or of the "
+                "table before or after it was dropped and made again. Give one that was read after "
+                "the last of the changes"
             )
-        )
-    )
-    return rows.withColumns(
-        {
-            "after": F.when(whole, after).otherwise(F.col("after")),
-            "unchanged": F.when(whole, still).otherwise(F.col("unchanged")),
-        }
-    )
+        self._others = stretches if len(ids) > 1 else []
+        self.versions: list[_Since] = []
+        """Those that count, where they are new."""
+        for one in stretches:
+            if one.version.relation_id != table.relation_id:
+                continue
+            if truncated is not None and one.position <= truncated:
+                self.versions = []
+            if not self.versions or self.versions[-1].version != one.version:
+                self.versions.append(one)
 
+    @property
+    def behind(self) -> Column | None:
+        """Which changes count: those of the table, since it was empty."""
+        conditions = []
+        if self._truncated is not None:
+            conditions.append(~_before(self._truncated) & ~_is_at(self._truncated))
+        ends = [one.position for one in self._others[1:]]
+        for one, end in itertools.zip_longest(self._others, ends):
+            if one.version.relation_id != self._table.relation_id:
+                before = _before(one.position)
+                conditions.append(before if end is None else before | ~_before(end))
+        found = None
+        for condition in conditions:
+            found = condition if found is None else found & condition
+        return found
 
-def _touches(rows: DataFrame, table: str, key: list[str]) -> DataFrame:
-    """One row per key that a change touches: two where an update changes the key."""
+    @property
+    def last(self) -> Version | None:
+        """The newest version."""
+        return self.versions[-1].version if self.versions else None
 
-    def known(name: str, value: Column) -> Column:
-        message = F.concat(
-            F.lit(f"{table}: the change at commit LSN "),
-            F.col("commit_lsn").cast("string"),
-            F.lit(", seq "),
-            F.col("seq").cast("string"),
-            F.lit(
-                f" has no value of the key's column {name}; has the table's replica identity "
-                "changed since? Then take a new copy of the table"
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Refuse changes that are another table's, as far as its columns tell.
+
+        The table may have got columns since its last change, or lost some.
+        """
+        name, last = qualified(self._table), self.last
+        there = set(names) if last is None else {column.name for column in last.columns}
+        columns = {shown_name(one.name): one for one in self._table.columns}
+        gone = there - set(columns)
+        come = {shown for shown, one in columns.items() if _is_sent(one)} - there
+        if gone and come:
+            raise PgOutputError(
+                f"the changes have the columns {', '.join(sorted(gone))}, which {name} has not, "
+                f"and lack its {', '.join(sorted(come))}: they are not of {name}, or columns were "
+                "renamed after the last of the changes, or the catalogue is not of the time after "
+                "them"
+            )
+
+    def born(self) -> dict[str, Position]:
+        """For columns whose name another one had before: from which change on they are."""
+        found = {}
+        names = [{column.name for column in one.version.columns} for one in self.versions]
+        for name in names[-1] if names else ():
+            lacking = [i for i, version in enumerate(names) if name not in version]
+            if lacking and any(name in version for version in names[: lacking[-1]]):
+                found[name] = self.versions[lacking[-1] + 1].position
+        return found
+
+    def renamed(self) -> set[str]:
+        """Columns that came as one of the same type went: they may be the same one."""
+        found: set[str] = set()
+        for one, following in itertools.pairwise(self.versions):
+            there, here = (
+                {column.name: (column.type_id, column.type_modifier) for column in version.columns}
+                for version in (one.version, following.version)
+            )
+            gone = {there[name] for name in there if name not in here}
+            found |= {name for name, type_ in here.items() if name not in there and type_ in gone}
+        return found
+
+    def breaks(self, rewritten: Rewritten) -> list[Break]:
+        """Where rows are not known any more that were there before."""
+        last = self.last
+        if last is None:
+            return []
+        now = Version(
+            qualified(self._table), self._table.relation_id, self._table.replica_identity,
+            tuple(shown_name(name) for name in self._table.key),
+            tuple(
+                ColumnVersion(shown_name(one.name), pa.null(), one.type_id, one.type_modifier)
+                for one in self._table.columns
             ),
-        )
-        return F.coalesce(value, F.raise_error(message).cast("string"))
-
-    old, new = [], []
-    for i, name in enumerate(key):
-        # Without an old tuple the key stayed; in the new one a key column that is stored out of
-        # line may be missing, and then stands in the old one.
-        before = _field("before", name)
-        after = F.when(_unsent(name), before).otherwise(_field("after", name))
-        old.append(
-            known(name, F.when(F.col("before").isNull(), after).otherwise(before)).alias(f"k{i}")
-        )
-        new.append(known(name, after).alias(f"k{i}"))
-    old_key, new_key = F.struct(*old), F.struct(*new)
-
-    def touch(where: Column, *, arrives: bool, leaves: bool, moves: bool = False) -> Column:
-        return F.struct(
-            where.alias("key"),
-            F.lit(arrives).alias("arrives"),
-            F.lit(leaves).alias("leaves"),
-            F.lit(moves).alias("moves"),
-        )
-
-    touches = (
-        F.when(_brings_row(), F.array(touch(new_key, arrives=True, leaves=False)))
-        .when(F.col("op") == "delete", F.array(touch(old_key, arrives=False, leaves=True)))
-        .when(old_key == new_key, F.array(touch(new_key, arrives=False, leaves=False)))
-        .otherwise(
-            F.array(
-                touch(old_key, arrives=False, leaves=True, moves=True),
-                touch(new_key, arrives=True, leaves=False, moves=True),
-            )
-        )
-    )
-    return rows.select(
-        "position",
-        "after",
-        "unchanged",
-        _brings_row().alias("born"),
-        F.explode(touches).alias("touch"),
-    ).select(
-        "position",
-        "touch.*",
-        "born",
-        F.when(F.expr("not touch.leaves"), F.col("after")).alias("after"),
-        F.when(F.expr("not touch.leaves"), F.col("unchanged")).alias("unchanged"),
-    )
-
-
-def _occupations(touches: DataFrame) -> DataFrame:
-    """Adds which occupation of its key a touch belongs to, and whether it is the key's last word.
-
-    An occupation is named by the position of its first touch: an arrival, or whatever comes first
-    at a key that no seen row occupies. Where two keys are touched at one position, an occupation of
-    the old key that begins there is the same, never seen row's.
-    """
-    at_key = Window.partitionBy("key").orderBy("position")
-    begins = F.col("arrives") | F.coalesce(F.lag("leaves").over(at_key), F.lit(True))
-    return (
-        touches.withColumn("begins", begins)
-        .withColumn("final", ~F.col("leaves") & F.lead("position").over(at_key).isNull())
-        .withColumn(
-            "occupation",
-            F.last(F.when(F.col("begins"), F.col("position")), ignorenulls=True).over(at_key),
-        )
-    )
-
-
-def _origins(moves: DataFrame) -> DataFrame:
-    """From links (child, parent) between occupations to links (child, first of the chain).
-
-    Each round joins the links with themselves, which doubles how far they reach.
-    """
-    # A checkpoint, since a plan that is joined with itself doubles too.
-    links = moves.localCheckpoint()
-    while True:
-        further = links.select(F.col("child").alias("parent"), F.col("parent").alias("origin"))
-        longer = (
-            links.join(further, "parent", "left")
-            .select("child", F.coalesce("origin", "parent").alias("parent"), "origin")
-            .localCheckpoint()
-        )
-        links = longer.select("child", "parent")
-        if longer.filter("origin is not null").isEmpty():
-            return links
-
-
-# --- tables without a key ------------------------------------------------------------------------
-
-
-def _multiset(
-    rows: DataFrame, table: str, row_type: T.StructType, defaults: Mapping[str, Column | None]
-) -> DataFrame:
-    def at(text: str) -> Column:
-        return F.concat(
-            F.lit(f"{table}: the change at commit LSN "), F.col("commit_lsn").cast("string"),
-            F.lit(", seq "), F.col("seq").cast("string"), F.lit(text),
         )  # fmt: skip
+        found = []
+        versions: list[tuple[Position | None, Version]] = [*self.versions, (None, now)]
+        key: tuple[str, ...] = ()
+        for i, (position, version) in enumerate(versions):
+            where = _where(position)
+            if version.replica_identity not in ("f", "n") or position is None:
+                # Without a key there were but inserts, which any key goes with.
+                if key and version.key and set(key) != set(version.key):
+                    found.append(
+                        Break(
+                            position,
+                            f"{where}, the columns that identify a row became "
+                            f"({', '.join(version.key)}), from ({', '.join(key)}). Take a new copy "
+                            "of the table after that",
+                        )
+                    )
+                key = version.key
+            if i and rewritten == "error":
+                try:
+                    check_follows(versions[i - 1][1], version)
+                except PgOutputError as error:
+                    found.append(
+                        Break(
+                            position,
+                            f"{where}, {error}; or say rewritten='keep', if the values stayed the "
+                            "same in the new type",
+                        )
+                    )
+        return found
 
-    def lacking(field: T.StructField) -> Column:
-        if field.name in defaults:
-            default = defaults[field.name]
-            return F.lit(None) if default is None else default
-        return F.raise_error(at(f", column {field.name}: {_UNSENT}")).cast(field.dataType)
 
-    def whole(new: bool) -> Column:
+def _where(position: Position | None) -> str:
+    if position is None:
+        return "after the last change"
+    return f"at change {position[1]} of the transaction committed at {format_lsn(position[0])}"
+
+
+def _version(told: str) -> Version:
+    """What the column `relation` of a change says."""
+    metadata = json.loads(told)
+    names = [one["name"] for one in json.loads(metadata["pgoutput.columns"])]
+    row = pa.struct([(name, pa.null()) for name in names])
+    return version_of(pa.schema([("after", row)], metadata))
+
+
+def _is_sent(column: CatalogColumn) -> bool:
+    return column.is_published and not column.generated
+
+
+def _before(place: Position) -> Column:
+    lsn, seq = F.col("commit_lsn"), F.col("seq")
+    return (lsn < place[0]) | ((lsn == place[0]) & (seq < place[1]))
+
+
+def _is_at(place: Position) -> Column:
+    return (F.col("commit_lsn") == place[0]) & (F.col("seq") == place[1])
+
+
+# --- columns and their values --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """The columns of the result."""
+
+    spark: SparkSession
+    table: CatalogTable
+    row: T.StructType
+    told: _Told
+    settings: Settings
+    before: CatalogTable | None
+
+    @property
+    def _columns(self) -> dict[str, CatalogColumn]:
+        return {shown_name(column.name): column for column in self.table.columns}
+
+    def _kept(self) -> list[T.StructField]:
+        """Columns of the changes that the table still has."""
+        return [field for field in self.row.fields if field.name in self._columns]
+
+    def _later(self) -> list[T.StructField]:
+        """Columns that the table got after the last of the changes."""
+        if self.told.last is None:
+            return []
+        had = {column.name for one in self.told.versions for column in one.version.columns}
+        had |= set(self.row.fieldNames())
         fields = []
-        for field in row_type.fields:
-            before, after = _field("before", field.name), _field("after", field.name)
-            # Not sent, and not in the old row either: the schema had not got the column yet. What
-            # is unchanged TOAST stands in the old row.
-            unsent = F.coalesce(before, lacking(field))
-            fields.append(
-                F.when(_unsent(field.name), unsent)
-                .otherwise(after if new else before)
-                .alias(field.name)
-            )
-        return F.struct(*fields)
+        for name, column in self._columns.items():
+            if name not in had and _is_sent(column):
+                type_ = column_type(
+                    column.type_id, column.type_modifier, registry=self.settings.registry
+                )
+                ddl = column_ddl(type_, self.settings.policies, binary=False)
+                fields.append(T.StructField(name, T.DataType.fromDDL(ddl)))
+        return fields
 
-    needs_old = F.when(F.coalesce(F.col("old_kind"), F.lit("")) == "O", F.lit(-1)).otherwise(
-        F.raise_error(
-            at(" has no whole old row; a table without key needs REPLICA IDENTITY FULL")
-        ).cast("int")
-    )
-    added = F.struct(F.lit(1).alias("step"), F.lit(1).alias("count"), whole(True).alias("row"))
-    removed = F.struct(F.lit(0).alias("step"), needs_old.alias("count"), whole(False).alias("row"))
-    steps = rows.select(
-        "position",
-        F.explode(
-            F.when(_brings_row(), F.array(added))
-            .when(F.col("op") == "delete", F.array(removed))
-            .otherwise(F.array(removed, added))
-        ).alias("change"),
-    ).select("position", "change.*")
-    steps = steps.withColumn(
-        "like",
-        F.struct(
-            *(
-                exact(_field("row", field.name), field.dataType).alias(f"c{i}")
-                for i, field in enumerate(row_type.fields)
-            )
-        ),
-    )
-    # A delete of a row that was never seen removes none: the count does not go below zero.
-    alike = Window.partitionBy("like").orderBy("position", "step")
-    counted = (
-        steps.withColumn("total", F.sum("count").over(alike))
-        .groupBy("like")
-        .agg(
-            F.first("row").alias("row"),
-            F.max_by("total", F.struct("position", "step")).alias("total"),
-            F.least(F.min("total"), F.lit(0)).alias("never_seen"),
+    def result(self) -> T.StructType:
+        """The schema of the result."""
+        fields = [*self._kept(), *self._later()]
+        found = new_columns(
+            Version("", None, None, (), tuple(
+                ColumnVersion(field.name, pa.null(), None, None) for field in fields
+            ))
+        )  # fmt: skip
+        return T.StructType(
+            [
+                T.StructField(column.stored, field.dataType)
+                for column, field in zip(found, fields, strict=True)
+            ]
         )
-        .withColumn("rows", (F.col("total") - F.col("never_seen")).cast("int"))
-        .filter("rows > 0")
-    )
-    return counted.select("row", F.explode(F.array_repeat(F.lit(0), F.col("rows")))).select(
-        *(_field("row", field.name).alias(field.name) for field in row_type.fields)
-    )
 
+    def state(self, key: tuple[str, ...], lacking: set[str], rewritten: Rewritten) -> State:
+        """What the tasks need to know."""
+        from pyspark.sql.pandas.types import to_arrow_schema
 
-def exact(value: Column, data_type: T.DataType) -> Column:
-    """What is equal in Spark if and only if the values are the same in PostgreSQL.
+        kept, later = self._kept(), self._later()
+        breaks, born = self.told.breaks(rewritten), self.told.born()
+        fields = {field.name: field for field in (*kept, *later)}
+        wanted = (lacking | set(born)) & set(fields) | {field.name for field in later}
+        values = self._values(wanted - set(key), fields)
+        for field in later:
+            if field.name not in values:
+                breaks.append(
+                    Break(
+                        None,
+                        f"column {field.name} was added, and the catalogue does not say what older "
+                        "rows have in it; take a new copy of the table",
+                    )
+                )
+        result = self.result()
+        zone = self.spark.conf.get("spark.sql.session.timeZone") or "UTC"
+        outputs = [Output(field.name, field.name, None) for field in kept]
+        outputs += [Output(field.name, None, values.get(field.name)) for field in later]
+        return State(
+            namespace=shown_name(self.table.namespace),
+            name=shown_name(self.table.name),
+            key=key,
+            columns=tuple(field.name for field in kept),
+            defaults=values,
+            unknown=tuple(
+                field.name
+                for field in kept
+                if field.name in wanted and field.name not in (*values, *key)
+            ),
+            born=born,
+            breaks=tuple(breaks),
+            outputs=tuple(outputs),
+            schema=to_arrow_schema(result, timezone=zone),
+        )
 
-    Spark takes -0.0 for 0.0, which PostgreSQL stores apart; their texts differ.
-    """
-    if isinstance(data_type, (T.FloatType, T.DoubleType, T.VariantType)):
-        return value.cast("string")
-    if isinstance(data_type, T.ArrayType):
-        return F.transform(value, lambda item: exact(item, data_type.elementType))
-    if isinstance(data_type, T.StructType):
-        fields = [
-            exact(value.getItem(f.name), f.dataType).alias(f"c{i}")
-            for i, f in enumerate(data_type.fields)
-        ]
-        return F.when(value.isNotNull(), F.struct(*fields))
-    if isinstance(data_type, T.MapType):
-        entries = F.array_sort(F.map_entries(value))
-        return exact(entries, T.ArrayType(_entry(data_type)))
-    return value
+    def _values(self, names: set[str], fields: dict[str, T.StructField]) -> dict[str, pa.Array]:
+        """What rows have in columns that came after them, as far as it is known."""
+        found: dict[str, pa.Array] = {}
+        added = {shown_name(name): text for name, text in self.table.added_values.items()}
+        for name in names - self.told.renamed():
+            if name not in added:
+                continue
+            text = added[name]
+            if text is not None:
+                found[name] = self._default(text, self._columns[name], fields[name])
+            elif self._is_as_it_was(name):
+                found[name] = pa.nulls(1)
+        return found
 
+    def _is_as_it_was(self, name: str) -> bool:
+        """Whether the table was not written anew since it got a column.
 
-def _entry(data_type: T.MapType) -> T.StructType:
-    fields = [("key", data_type.keyType), ("value", data_type.valueType)]
-    return T.StructType([T.StructField(name, part) for name, part in fields])
+        Otherwise rows may have values that a default, which was dropped since, gave them.
+        """
+        ids = (self.table.relation_id, *self.table.partition_ids)
+        nodes = self.table.file_nodes
+        # A table's first file has its own number; a partitioned table has none.
+        if len(nodes) == len(ids) and all(
+            node in (0, id_) for node, id_ in zip(nodes, ids, strict=True)
+        ):
+            return True
+        older = itertools.takewhile(lambda one: shown_name(one.name) != name, self.table.columns)
+        if not self.table.partition_ids and any(one.has_missing for one in older):
+            # Values of rows that are older than their column go when the table is written anew.
+            return True
+        if self.before is None or name in {shown_name(one.name) for one in self.before.columns}:
+            return False
+        return not Known(self.table, self.before, lambda _, __: pa.nulls(1)).is_rewritten
 
-
-# --- values of the catalogue ---------------------------------------------------------------------
-
-
-def _literal(value: Any, data_type: T.DataType) -> Column:
-    """A Python value, as pyarrow would take it, as a constant of a column's type."""
-    return _constant(value, data_type).cast(data_type)
-
-
-def _constant(value: Any, data_type: T.DataType) -> Column:
-    if value is None:
-        return F.lit(None)
-    if isinstance(data_type, T.ArrayType):
-        return F.array(*(_literal(item, data_type.elementType) for item in value))
-    if isinstance(data_type, T.StructType):
-        parts = zip(data_type.fields, value, strict=True)
-        return F.struct(*(_literal(part, f.dataType).alias(f.name) for f, part in parts))
-    if isinstance(data_type, T.MapType):
-        return F.map_from_entries(_constant(value, T.ArrayType(_entry(data_type))))
-    if isinstance(value, datetime.datetime):
-        value = value.isoformat(" ")
-    elif isinstance(value, (datetime.date, datetime.time)):
-        value = value.isoformat()
-    elif isinstance(value, (uuid.UUID, Decimal)):
-        value = str(value)
-    return F.lit(value)
+    def _default(self, text: str, column: CatalogColumn, field: T.StructField) -> pa.Array:
+        """A value that the catalogue has as text, in an array of length 1."""
+        where = f"{qualified(self.table)}, default of the column {field.name}"
+        wanted = field.dataType.simpleString()
+        type_ = column_type(column.type_id, column.type_modifier, registry=self.settings.registry)
+        fitting = policies_for(type_, wanted, self.settings.policies)
+        if fitting is None:
+            if not isinstance(field.dataType, T.AtomicType):
+                raise PgOutputError(
+                    f"{where}: its type is not known to be {wanted}; give registry="
+                )
+            # Of a domain, or from before the type was altered: Spark reads it.
+            one = self.spark.sql("SELECT 1").select(F.lit(text).cast(field.dataType).alias("value"))
+            return one.toArrow().column("value").combine_chunks()
+        if is_text(type_, wanted):
+            return pa.array([text])
+        used = replace(self.settings, policies=fitting[0])
+        try:
+            stored_as = column_field(type_, used, wanted, binary=fitting[1])
+            stored = stored_as.text(text.encode()) if stored_as.text is not None else None
+        except ValueError as error:
+            raise PgOutputError(f"{where}: {error}") from error
+        return arrow_array(stored_as, column_of(stored_as, [stored]))

@@ -71,6 +71,20 @@ def test_a_deferrable_key_is_none(database: Any) -> None:
     assert read_catalog(database.dsn, ["later"]).table("public.later").key == ()
 
 
+def test_columns_that_are_not_published(database18: Any) -> None:
+    database18.execute(
+        "CREATE TABLE listed (id int PRIMARY KEY, a int, b int)",
+        "CREATE PUBLICATION partly FOR TABLE listed (id, b)",
+        "CREATE PUBLICATION wholly FOR TABLE listed",
+    )
+    for publications, published in (
+        (["partly"], ["id", "b"]),
+        (["partly", "wholly"], ["id", "a", "b"]),
+    ):
+        (table,) = read_catalog(database18.dsn, publications).tables
+        assert [one.name for one in table.columns if one.is_published] == published
+
+
 def test_partitions(database: Any, catalog: Catalog) -> None:
     names = dict(database.execute("SELECT oid::bigint, relname::text FROM pg_class"))
     root = catalog.table("public.root")

@@ -33,9 +33,10 @@ from spark_frames import (
 )
 
 import pgoutput_fast as pf
+from pgoutput_fast.catalog import CatalogColumn, CatalogTable
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.settings import Settings
-from pgoutput_fast.spark import decode_frames, read_segments
+from pgoutput_fast.spark import current_state, decode_frames, read_segments
 from pgoutput_fast.spark._executor import Target, change_batches
 
 pytestmark = pytest.mark.spark
@@ -238,6 +239,38 @@ def test_nested_types_and_users_types(spark, tmp_path):
     assert list(plain[1:]) == [
         text if user else value for user, (_, text, _, value) in zip(users, NESTED, strict=True)
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", [("id",), ()], ids=["key", "multiset"])
+def test_values_of_every_kind_are_kept_and_added(spark, tmp_path, key):
+    """By current_state, and as the catalogue has them for rows that are older than the columns."""
+    kinds = [
+        (1184, "2024-02-29 23:59:59.999999+00"), (1114, "0001-01-01 00:00:00"), (17, "\\x00ff"),
+        (1083, "23:59:59.999999"), (3802, '{"a": [1, null]}'), (701, "-0"), (99999, "any"),
+        *((oid, text) for oid, text, *_ in NESTED),
+    ]  # fmt: skip
+    columns = {"id": INT4, **{f"c{n}": (oid, -1) for n, (oid, _) in enumerate(kinds)}}
+    texts = [text for _, text in kinds]
+    added = zip(columns.items(), [None, *texts], strict=True)
+    table = CatalogTable(
+        1, "public", "t", "r", "d", None, (), key, (),
+        tuple(
+            CatalogColumn(name, oid, "", modifier, False, False, "", text is not None, text)
+            for (name, (oid, modifier)), text in added
+        ), (1,),
+    )  # fmt: skip
+    options = {"registry": REGISTRY, "policies": pf.Policies(json="parse")}
+    frames = [
+        relation(1, "t", {"id": INT4}), *transaction(100, 7, insert(1, "1")),
+        relation(1, "t", columns), *transaction(200, 8, insert(1, "2", *texts)),
+    ]  # fmt: skip
+    changes = read_segments(spark, land(tmp_path / "s", frames), "public.t", **options).cache()
+    found = current_state(changes, table, **options).orderBy("id").collect()
+    sent = changes.where("commit_lsn = 200").collect()[0].after
+    assert repr(found[1]) == repr(sent)
+    assert repr(found[0][1:]) == repr(sent[1:])
+    changes.unpersist()
 
 
 POLICIES = [

@@ -6,12 +6,16 @@ import datetime as dt
 import random
 from collections import Counter
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
+from spark_frames import INT4, INT8, insert, land, partitions, relation, transaction, update
 
 from pgoutput_fast.catalog import CatalogColumn, CatalogTable
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.spark.state import current_state, rows_after
+from pgoutput_fast.spark import current_state, decode_frames, read_segments
+from pgoutput_fast.spark._state_rows import united
 
 pytestmark = pytest.mark.spark
 
@@ -171,22 +175,57 @@ def shown(values):
     return tuple(repr(value) for value in values)  # tells -0.0 from 0.0, and NaN equals itself
 
 
-def state(spark, changes, *, key=KEY, added=None):
-    if added is None:
-        added = {"late": None, "late_default": DEFAULT}
+def column(name, type_id=25, *, missing=None, has_default=False, not_null=False):
+    return CatalogColumn(
+        name, type_id, "", -1, not_null, has_default, "", missing is not None, missing
+    )
+
+
+def catalogued(*columns, key=("id",), file_node=1):
+    return CatalogTable(
+        1, "s", "t", "r", "d", None, (), tuple(key), (), tuple(columns), (file_node,)
+    )
+
+
+def state(spark, changes, *, key=KEY, late=(), file_node=1, **options):
+    """The rows after changes, which come in any order; `late` are other columns than they are."""
+    known = {
+        "id": column("id", 23), "a": column("a", 701),
+        "late_default": column("late_default", missing=DEFAULT),
+    }  # fmt: skip
+    known.update({one.name: one for one in late})
+    table = catalogued(
+        *(known.get(name, column(name)) for name in COLUMNS), key=key, file_node=file_node
+    )
     shuffled = list(changes)
     random.Random(0).shuffle(shuffled)
-    frame = spark.createDataFrame(shuffled, CHANGE).repartition(3)
-    return Counter(
-        shown(row) for row in rows_after(frame, table="s.t", key=key, added=added).collect()
-    )
+    frame = spark.createDataFrame(shuffled, CHANGE)
+    return Counter(shown(row) for row in current_state(frame, table, **options).collect())
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(3))
-def test_random_histories_of_a_table_with_a_key(spark, seed):
+@pytest.mark.parametrize("partitions", [3, 1])
+def test_random_histories_of_a_table_with_a_key(spark, seed, partitions):
     server = Server(seed, full=seed == 2).run(500)
-    assert state(spark, server.changes) == server.result()
+    assert state(spark, server.changes, partitions=partitions) == server.result()
+
+
+def test_keys_that_moves_connect_are_united():
+    chance = random.Random(3)
+    edges = [(chance.randrange(3000), chance.randrange(3000)) for _ in range(1400)]
+    edges += [(10_000 + i, 10_001 + i) for i in range(3000)]  # one chain
+    chance.shuffle(edges)
+    whole = {}
+    for one, other in edges:  # united one by one
+        merged = whole.get(one, {one}) | whole.get(other, {other})
+        whole.update(dict.fromkeys(merged, merged))
+    parts = [pa.record_batch(np.array(part).T.tolist(), ["a", "b"]) for part in
+             (edges[:1000], edges[1000:])]  # fmt: skip
+    found = dict(pair for batch in united(iter(parts)) for pair in zip(
+        *(one.to_pylist() for one in batch.columns), strict=True))  # fmt: skip
+    assert found == {one: min(merged) for one, merged in whole.items()}
+    assert list(united(iter([]))) == []
 
 
 def row(id_, big=None, *, part="x", a=None, late=None, late_default=None):
@@ -216,34 +255,55 @@ def test_a_long_chain_of_moves_keeps_what_was_sent_once(spark):
         moved(50, 49),
         moved(100, 50),
     )
-    assert state(spark, changes, added={}) == Counter(
-        [shown(row(50, "long")), shown(row(49, "another"))]
-    )
+    assert state(spark, changes) == Counter([shown(row(50, "long")), shown(row(49, "another"))])
 
 
-@pytest.mark.slow
-def test_a_value_that_no_change_holds_is_an_error(spark):
-    changes = numbered(
-        ("insert", None, None, row(1, "here"), None),
-        ("update", None, None, row(2), ["big"]),  # of a row that was never seen
-    )
-    with pytest.raises(PySparkException, match=r"s\.t, row id=2, part=x, column big: no change"):
+@pytest.mark.sample(5)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("update", None, None, row(2, "sent"), None), "is no row with this key"),
+        (("delete", "K", key_of(2), None, None), "is no row with this key"),
+        (moved(2, 1, unchanged=()), "is no row with this key"),
+        (("insert", None, None, row(1), None), "is a row with this key already"),
+    ],
+    ids=["update", "delete", "move", "insert"],
+)
+def test_changes_of_rows_that_were_there_before_are_an_error(spark, change, said):
+    """As where a slot was made after its table was filled."""
+    changes = numbered(("insert", None, None, row(1, "here"), None), change)
+    with pytest.raises(
+        PySparkException, match=rf"s\.t, row \(id, part\) = \([12], 'x'\): change .*{said}"
+    ):
         state(spark, changes)
-    gone = [
-        *changes,
-        ("update", 200, 0, "K", key_of(2), row(3), ["big"]),
-        ("delete", 201, 0, "K", key_of(3), None, None),
-    ]
-    assert state(spark, gone) == Counter([shown(row(1, "here"))])
 
 
 @pytest.mark.slow
 def test_a_column_added_with_a_value_that_nobody_knows_is_an_error(spark):
     changes = numbered(("insert", None, None, row(1, "here"), ["late", "late_default"]))
-    with pytest.raises(PySparkException, match="column late_default: no change"):
-        state(spark, changes, added={"late": None})
-    with pytest.raises(PySparkException, match="column late_default: no change"):
-        state(spark, changes, key=[], added={"late": None})
+    computed = column("late_default", has_default=True)
+    for key, shown_key in ((KEY, r"id, part\) = \(1, 'x'"), ([], "id, part, a, big")):
+        with pytest.raises(
+            PySparkException, match=rf"s\.t, row \({shown_key}.*column late_default: no change"
+        ):
+            state(spark, changes, key=key, late=[computed])
+    # A default that was dropped may have been written into the rows, where they were written anew.
+    plain = column("late_default")
+    with pytest.raises(PySparkException, match="column late: no change"):
+        state(spark, changes, late=[plain], file_node=7)
+    assert state(spark, changes, late=[plain]) == Counter([shown(row(1, "here"))])
+    before = catalogued(column("id", 23), file_node=7)
+    assert state(spark, changes, late=[plain], file_node=7, before=before) == Counter(
+        [shown(row(1, "here"))]
+    )
+    # The value of a column before it would be gone if the rows had been written anew.
+    earlier = column("big", missing="here")
+    assert state(spark, changes, late=[earlier, plain], file_node=7) == Counter(
+        [shown(row(1, "here"))]
+    )
+    # A later change may bring all that is not known.
+    sent = ("update", 200, 0, None, None, row(1, "now", late="a", late_default="b"), None)
+    assert state(spark, [*changes, sent], late=[computed]) == Counter([shown(sent[5])])
 
 
 def test_another_key_in_the_middle_is_an_error(spark):
@@ -251,13 +311,13 @@ def test_another_key_in_the_middle_is_an_error(spark):
         ("insert", None, None, row(1, "here"), None),
         ("delete", "K", (None, "x", None, None, None, None), None, None),
     )
-    with pytest.raises(PySparkException, match="no value of the key's column id"):
+    with pytest.raises(PySparkException, match="brings no value of the key's column 'id'"):
         state(spark, changes)
 
 
 def test_changes_without_their_place_are_an_error(spark):
     changes = [("insert", None, 0, None, None, row(1, "here"), None)]
-    with pytest.raises(PySparkException, match="a change without its commit LSN"):
+    with pytest.raises(PgOutputError, match="1 changes are without their commit LSN"):
         state(spark, changes)
     with pytest.raises(PgOutputError, match="no column 'none'"):
         state(spark, numbered(("insert", None, None, row(1), None)), key=["none"])
@@ -265,19 +325,19 @@ def test_changes_without_their_place_are_an_error(spark):
 
 def test_without_a_key_an_update_needs_the_whole_old_row(spark):
     changes = numbered(("insert", None, None, row(1), None), moved(1, 2))
-    with pytest.raises(PySparkException, match="needs REPLICA IDENTITY FULL"):
+    with pytest.raises(PySparkException, match="let the table have REPLICA IDENTITY FULL"):
         state(spark, changes, key=[])
 
 
 @pytest.mark.slow
-def test_a_delete_of_a_row_that_was_never_seen_takes_no_later_one(spark):
+def test_a_delete_of_a_row_that_was_never_seen_is_an_error_without_a_key_too(spark):
     changes = numbered(
+        ("insert", None, None, row(1, "same"), None),
         ("delete", "O", row(1, "same"), None, None),
-        ("insert", None, None, row(1, "same"), None),
-        ("insert", None, None, row(1, "same"), None),
         ("delete", "O", row(1, "same"), None, None),
     )
-    assert state(spark, changes, key=[]) == Counter([shown(row(1, "same"))])
+    with pytest.raises(PySparkException, match=r"s\.t: more rows like one go than come"):
+        state(spark, changes, key=[])
 
 
 @pytest.mark.slow
@@ -307,11 +367,6 @@ def test_a_snapshot_replaces_what_was_there_before(spark, key):
 
 
 def test_what_the_catalogue_knows_of_added_columns(spark):
-    def column(name, type_id, *, missing=None, has_default=False, not_null=False):
-        return CatalogColumn(
-            name, type_id, "", -1, not_null, has_default, "", missing is not None, missing
-        )
-
     kinds = "id int, at timestamp, u string, raw binary, t time, flag boolean, none int, d date"
     change = (
         "op string, commit_lsn bigint, seq bigint, old_kind string, before struct<x:int>, after "
@@ -319,20 +374,17 @@ def test_what_the_catalogue_knows_of_added_columns(spark):
         "unchanged array<string>"
     )
     names = [kind.split()[0] for kind in kinds.split(", ")]
-    table = CatalogTable(
-        1, "s", "t", "r", "d", None, (), ("id",), (),
-        (
-            column("id", 23, not_null=True),
-            column("at", 1184, missing="2024-07-01 10:00:00.25+00"),
-            column("u", 2950, missing="00000000-0000-4000-8000-00000000000a"),
-            column("raw", 17, missing="\\x00ff"),
-            column("t", 1083, missing="10:11:12.5"),
-            column("flag", 99999, missing="t"),  # of a domain
-            column("none", 23),
-            column("d", 1082, missing="1600-02-29"),
-            column("later", 23),  # than all changes
-        ),
-    )  # fmt: skip
+    table = catalogued(
+        column("id", 23, not_null=True),
+        column("at", 1184, missing="2024-07-01 10:00:00.25+00"),
+        column("u", 2950, missing="00000000-0000-4000-8000-00000000000a"),
+        column("raw", 17, missing="\\x00ff"),
+        column("t", 1083, missing="10:11:12.5"),
+        column("flag", 99999, missing="t"),  # of a domain
+        column("none", 23),
+        column("d", 1082, missing="1600-02-29"),
+        column("later", 23),  # than all changes, as far as they tell
+    )
     after = (1, *[None] * 7)
     # before has only what the schema above says; a table with a key asks it for the key alone
     changes = spark.createDataFrame(
@@ -350,8 +402,7 @@ def test_what_the_catalogue_knows_of_added_columns(spark):
 @pytest.mark.slow
 def test_changes_of_another_table_are_refused(spark):
     def table(*names):
-        columns = tuple(CatalogColumn(n, 23, "", -1, False, False, "", False, None) for n in names)
-        return CatalogTable(1, "s", "t", "r", "d", None, (), ("id",), (), columns)
+        return catalogued(*(column(name, 23) for name in names))
 
     changes = spark.createDataFrame(
         [("insert", 100, 0, None, None, (1, 2), None)],
@@ -362,9 +413,77 @@ def test_changes_of_another_table_are_refused(spark):
         current_state(changes, table("id", "other"))
     # A column that was dropped since, or added, is no other table's.
     for names in (("id",), ("id", "v", "later")):
-        assert current_state(changes, table(*names)).first()[:2] == (1, 2)
+        assert tuple(current_state(changes, table(*names)).first()) == (1, 2)[: len(names)]
 
 
 def test_random_histories_of_a_multiset(spark):
     server = Server(5, full=True, keyed=False).run(200)
     assert state(spark, server.changes, key=[]) == server.result()
+
+
+def altered(last):
+    """A table that is renamed, and whose column c goes and comes again; `last` is the type of n."""
+    return [
+        relation(1, "old", {"id": INT4, "n": INT4, "c": INT4}),
+        *transaction(100, 7, insert(1, "1", "11", "10"), insert(1, "2", "21", "20")),
+        relation(1, "t", {"id": INT4, "n": INT4}, namespace="s"),
+        *transaction(200, 8, update(1, ["1", "12"])),
+        relation(1, "t", {"id": INT4, "n": last, "c": INT4}, namespace="s"),
+        *transaction(300, 9, insert(1, "3", "31", "30")),
+    ]
+
+
+def test_what_relations_tell(spark, tmp_path):
+    def table(type_, *more, relation_id=1):
+        columns = (column("id", 23), column("n", type_), column("c", 23, missing="5"), *more)
+        return CatalogTable(
+            relation_id, "s", "t", "r", "d", None, (), ("id",), (), columns, (relation_id,)
+        )
+
+    changes = read_segments(spark, land(tmp_path / "same", altered(INT4)), "s.t").cache()
+    later = column("d", 16, missing="t")
+    found = current_state(changes, table(23, later))
+    assert found.columns == ["id", "n", "c", "d"]
+    # What c was before it was dropped is gone.
+    assert sorted(map(tuple, found.collect())) == [
+        (1, 12, 5, True), (2, 21, 5, True), (3, 31, 30, True),
+    ]  # fmt: skip
+    with pytest.raises(PgOutputError, match=r"relation id 1, and s\.t in the catalogue is 2"):
+        current_state(changes, table(23, relation_id=2))
+    changes.unpersist()
+    changes = read_segments(spark, land(tmp_path / "other", altered(INT8)), "s.t")
+    with pytest.raises(
+        PySparkException,
+        match=r"s\.t, row \(id\) = \(1\) and other rows .* at change 0 of the transaction "
+        r"committed at 0/12C, s\.t, column n: its type was altered",
+    ):
+        current_state(changes, table(20)).collect()
+    state = current_state(changes, table(20), rewritten="keep")
+    assert sorted(row.n for row in state.collect()) == [12, 21, 31]
+
+
+@pytest.mark.slow
+def test_a_table_made_again_is_no_guess_where_its_relation_is_given(spark):
+    frames = partitions(
+        spark,
+        [relation(1, "t", {"id": INT4}), *transaction(100, 7, insert(1, "1")),
+         relation(2, "t", {"id": INT4}), *transaction(200, 8, insert(2, "2"))],
+    )  # fmt: skip
+    assert [row.after.id for row in decode_frames(frames, "public.t").collect()] == [2]
+    given = [relation(oid, "t", {"id": INT4}) for oid in (1, 2)]
+    for oid in (1, 2):
+        changes = decode_frames(frames, "public.t", [given[oid - 1]])
+        with pytest.raises(PySparkException, match=f"relations= has this name as relation {oid}"):
+            changes.collect()
+    changes = decode_frames(frames, "public.t", given)
+    assert [row.after.id for row in changes.collect()] == [2]
+
+
+def test_arguments_that_can_not_be(spark):
+    changes = spark.createDataFrame([], CHANGE)
+    for wrong, said in (
+        ({"rewritten": "no"}, "'error' or 'keep'"),
+        ({"partitions": 0}, "at least 1"),
+    ):
+        with pytest.raises(PgOutputError, match=said):
+            current_state(changes, catalogued(column("id", 23)), **wrong)

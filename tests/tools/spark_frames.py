@@ -55,7 +55,7 @@ def land(directory, frames, *, segment_bytes=1 << 20, encoding="UTF8"):
 
 def rows(frame):
     collected = frame.orderBy("commit_lsn", "seq").collect()
-    assert frame.columns == [*COLUMNS, "before", "after", "unchanged"]
+    assert frame.columns == [*COLUMNS, "before", "after", "unchanged", "relation"]
     return [tuple(row[i] if i < 8 or i == 10 else row[i] and tuple(row[i]) for i in range(11))
             for row in collected]  # fmt: skip
 

@@ -1,0 +1,372 @@
+"""Run on Spark's executors: the rows of a table after its changes, by the fold.
+
+A task has all changes of some of the table's keys, in stream order. What the fold does not know of
+a change DataFrame is done here, whole columns at once: values that older rows have in a column that
+came after them, and places in the stream behind which no row of before is known any more.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgoutput_fast.apply.folding import Folding
+from pgoutput_fast.errors import PgOutputError
+
+from ._worker import end_quietly
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+Position = tuple[int, int]
+"""(commit LSN, seq) of a change."""
+
+CHANGE = ("op", "commit_lsn", "seq", "old_kind", "before", "after", "unchanged")
+"""The columns of the changes that a task is given."""
+
+_BATCH_ROWS = 65_536
+_UNSENT = (
+    "no change of this row brings it: the column came after the row, with a value that neither "
+    "stream nor catalogue tells; take a new copy of the table"
+)
+
+
+class Break(NamedTuple):
+    """Rows that were there before some change are not known behind it, and why.
+
+    At `position` None it is behind all changes.
+    """
+
+    position: Position | None
+    reason: str
+
+
+class Output(NamedTuple):
+    """A column of the result: from which column of the changes, or its value in all rows.
+
+    Both are None where nothing tells its values: no row may be there.
+    """
+
+    name: str
+    source: str | None
+    value: pa.Array | None
+
+
+@dataclass(frozen=True)
+class State:
+    """What the tasks need to know of a table.
+
+    Attributes
+    ----------
+    namespace, name : str
+    key : tuple of str
+        Empty: the table is a multiset of rows.
+    columns : tuple of str
+        Columns of the changes that count.
+    defaults : mapping of str to pyarrow.Array
+        The value, in an array of length 1, of columns that some changes are older than.
+    unknown : tuple of str
+        Columns that some changes are older than, and whose value nothing tells.
+    born : mapping of str to Position
+        Changes before this one do not have the column: another one had its name.
+    breaks : tuple of Break
+        In their order.
+    outputs : tuple of Output
+    schema : pyarrow.Schema
+        That of the result.
+    """
+
+    namespace: str
+    name: str
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    outputs: tuple[Output, ...]
+    schema: pa.Schema
+    defaults: Mapping[str, pa.Array] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    born: Mapping[str, Position] = field(default_factory=dict)
+    breaks: tuple[Break, ...] = ()
+
+    @property
+    def table(self) -> str:
+        """What errors call it."""
+        return f"{self.namespace}.{self.name}"
+
+    def flag(self, name: str) -> str:
+        """The column that says whether a value of another one is known; none has its name."""
+        end = "?"
+        while any(one.endswith(end) for one in self.columns):
+            end += "?"
+        return f"{name}{end}"
+
+
+def rows_of(batches: Iterator[pa.RecordBatch], state: State) -> Iterator[pa.RecordBatch]:
+    """The rows that changes of some keys come to.
+
+    Parameters
+    ----------
+    batches : iterator of pyarrow.RecordBatch
+        All changes of these keys since the table was last empty, in stream order, with the columns
+        of :data:`CHANGE`.
+    state : State
+
+    Raises
+    ------
+    PgOutputError
+        The changes do not go together, or do not tell a value; the row is named.
+    """
+    end_quietly()
+    rows = _Rows(state)
+    for batch in batches:
+        rows.add(batch)
+    yield from rows.result()
+
+
+class _Rows:
+    """The rows of one task."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._breaks = list(state.breaks)
+        self._folding: Folding | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take changes."""
+        if not batch.num_rows:
+            return
+        changes = _whole(batch, self._state)
+        if self._folding is None:
+            self._folding = Folding(self._state.key)
+            # Nothing is there before the first change. So what follows has to be whole.
+            self._folding.add(_emptied(changes.schema))
+        while self._breaks and (place := self._breaks[0].position) is not None:
+            count = int(_is_before(batch, place).sum())
+            if count == changes.num_rows:
+                break
+            self._folding.add(changes.slice(0, count))
+            self._check_empty(self._breaks.pop(0).reason)
+            changes, batch = changes.slice(count), batch.slice(count)
+        self._folding.add(changes)
+
+    def _check_empty(self, reason: str) -> None:
+        if self._folding is None:
+            return
+        net = self._folding.finish()
+        if net.rows.num_rows:
+            row = net.rows.column("row")[0].as_py()
+            names = self._state.key or self._state.columns
+            raise PgOutputError(
+                f"{self._state.table}, {_shown(names, [row[name] for name in names])} and other "
+                f"rows were there before this: {reason}"
+            )
+
+    def result(self) -> Iterator[pa.RecordBatch]:
+        """The rows."""
+        for one in self._breaks:
+            self._check_empty(one.reason)
+        if self._folding is None:
+            return
+        for batch in self._folding.finish().rows.to_batches(max_chunksize=_BATCH_ROWS):
+            yield from self._finished(batch)
+
+    def _finished(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        row = batch.column("row")
+        fields = dict(zip([one.name for one in row.type], row.flatten(), strict=True))
+        for name in self._state.unknown:
+            known = fields[self._state.flag(name)]
+            if pc.any(pc.invert(known)).as_py():
+                raise _lost(self._state, name, fields, pc.index(known, False).as_py())
+        count = len(row)
+        columns = []
+        for output, wanted in zip(self._state.outputs, self._state.schema, strict=True):
+            if output.source is not None:
+                column = fields[output.source]
+            elif output.value is not None:
+                column = _repeated(output.value, count)
+            else:
+                column = pa.nulls(count, wanted.type)  # of no rows, as breaks have it
+            columns.append(column if column.type == wanted.type else column.cast(wanted.type))
+        made = pa.RecordBatch.from_arrays(columns, schema=self._state.schema)
+        if "count" not in batch.schema.names:
+            yield made
+            return
+        numbers = np.repeat(np.arange(count), batch.column("count").to_numpy())
+        for start in range(0, len(numbers), _BATCH_ROWS):
+            yield made.take(pa.array(numbers[start : start + _BATCH_ROWS]))
+
+
+def _shown(names: Sequence[str], values: Sequence[Any]) -> str:
+    return f"row ({', '.join(names)}) = ({', '.join(map(repr, values))})"
+
+
+def _lost(state: State, name: str, fields: Mapping[str, pa.Array], at: int) -> PgOutputError:
+    key = state.key or [one for one in state.columns if one != name]
+    values = [fields[one][at].as_py() for one in key]
+    return PgOutputError(f"{state.table}, {_shown(key, values)}, column {name}: {_UNSENT}")
+
+
+def _is_before(batch: pa.RecordBatch, place: Position) -> Any:
+    """Which changes come before a place: booleans."""
+    lsns, seqs = (batch.column(name).to_numpy() for name in ("commit_lsn", "seq"))
+    return (lsns < place[0]) | ((lsns == place[0]) & (seqs < place[1]))
+
+
+def _repeated(value: pa.Array, count: int) -> pa.Array:
+    return value.take(pa.array(np.zeros(count, np.int64)))
+
+
+def _filled(column: pa.Array, rows: Any, value: pa.Array) -> pa.Array:
+    """A column that has a value in some rows, which are given as booleans."""
+    numbers = np.where(rows, len(column), np.arange(len(column)))
+    return pa.concat_arrays([column, value.cast(column.type)]).take(pa.array(numbers))
+
+
+def _emptied(schema: pa.Schema) -> pa.RecordBatch:
+    """A Truncate before all changes."""
+    columns = [pa.nulls(1, one.type) for one in schema]
+    for name, value in (("op", "truncate"), ("commit_lsn", 0), ("seq", -1)):
+        at = schema.get_field_index(name)
+        columns[at] = pa.array([value], schema.field(at).type)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _whole(batch: pa.RecordBatch, state: State) -> pa.RecordBatch:
+    """Changes as the fold takes them: of a table that always had the columns that it has now."""
+    after, before = (_columns(batch.column(name), state.columns) for name in ("after", "before"))
+    ops = batch.column("op")
+    comes = _flags(pc.is_in(ops, pa.array(["insert", "read"], ops.type)))
+    updates, whole = (
+        _flags(pc.equal(batch.column(name), one))
+        for name, one in (("op", "update"), ("old_kind", "O"))
+    )
+    unsent = _unsent(batch.column("unchanged"), state)
+    nothing = np.zeros(batch.num_rows, bool)
+    left, names = {}, [*state.columns]
+    for i, name in enumerate(state.columns):
+        lost = _is_before(batch, state.born[name]) if name in state.born else nothing
+        missing = unsent.get(name, nothing) | lost
+        lacks = nothing
+        if name not in state.key and missing.any():
+            # What a whole old row has not got is no value that is stored out of line.
+            lacks = missing & (comes | (whole & (lost | _flags(before[i].is_null()))))
+            if lost.any():  # what another column had, of which an update without it says nothing
+                after[i] = _filled(after[i], lost, pa.nulls(1, after[i].type))
+            value = state.defaults.get(name, pa.nulls(1, after[i].type))
+            after[i] = _filled(after[i], lacks & (comes | updates), value)
+            before[i] = _filled(before[i], lacks & whole, value)
+        left[name] = missing & updates & ~lacks
+        if name in state.unknown:
+            if not state.key and lacks.any():
+                # Nobody knows which rows it is like.
+                side = after if comes[at := int(np.flatnonzero(lacks)[0])] else before
+                raise _lost(state, name, dict(zip(state.columns, side, strict=False)), at)
+            names.append(state.flag(name))
+            left[names[-1]] = left[name]
+            after.append(pa.array(~lacks))
+            before.append(pa.array(~lacks))
+    return _batch(batch, state, names, before, after, _listed([left[one] for one in names], names))
+
+
+def _columns(tuples: pa.StructArray, names: Sequence[str]) -> list[pa.Array]:
+    flat = dict(zip([one.name for one in tuples.type], tuples.flatten(), strict=True))
+    return [flat[name] for name in names]
+
+
+def _flags(flags: pa.BooleanArray) -> Any:
+    return flags.fill_null(False).to_numpy(zero_copy_only=False)
+
+
+def _unsent(unchanged: pa.ListArray, state: State) -> dict[str, Any]:
+    """For each column that some changes do not bring: which these are, as booleans."""
+    if unchanged.null_count == len(unchanged):
+        return {}
+    rows = pc.list_parent_indices(unchanged).to_numpy()
+    at = pc.index_in(unchanged.flatten(), pa.array(state.columns, unchanged.type.value_type))
+    at = at.fill_null(-1).to_numpy()
+    found = {}
+    for i in np.unique(at[at >= 0]).tolist():
+        found[state.columns[i]] = flags = np.zeros(len(unchanged), bool)
+        flags[rows[at == i]] = True
+    return found
+
+
+def _listed(flags: Sequence[Any], names: Sequence[str]) -> pa.ListArray:
+    """For each row the names of the columns whose flags are set; null where there is none."""
+    stacked = np.array(flags).T
+    counts = stacked.sum(axis=1)
+    items = pa.array(names, pa.string()).take(pa.array(np.nonzero(stacked)[1]))
+    ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(ends), items, mask=pa.array(counts == 0))
+
+
+def _batch(
+    batch: pa.RecordBatch,
+    state: State,
+    names: Sequence[str],
+    before: Sequence[pa.Array],
+    after: Sequence[pa.Array],
+    unchanged: pa.ListArray,
+) -> pa.RecordBatch:
+    row = [pa.field(name, column.type) for name, column in zip(names, after, strict=True)]
+    columns = {
+        "op": batch.column("op").cast(pa.string()),
+        "commit_lsn": batch.column("commit_lsn"),
+        "commit_time": pa.nulls(batch.num_rows, pa.timestamp("us", "UTC")),
+        "seq": batch.column("seq"),
+        "old_kind": batch.column("old_kind").cast(pa.string()),
+        "before": pa.StructArray.from_arrays(before, fields=row),
+        "after": pa.StructArray.from_arrays(after, fields=row),
+        "unchanged": unchanged,
+    }
+    named = {
+        "namespace": state.namespace, "relation": state.name, "relation_id": "0",
+        "replica_identity": "d", "key_columns": json.dumps(list(state.key)),
+    }  # fmt: skip
+    schema = pa.schema(
+        [pa.field(name, column.type) for name, column in columns.items()],
+        metadata={f"pgoutput.{name}": value for name, value in named.items()},
+    )
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
+
+
+# --- keys that belong together -------------------------------------------------------------------
+
+
+def united(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Unite keys between which rows have moved.
+
+    Parameters
+    ----------
+    batches : iterator of pyarrow.RecordBatch
+        Two columns of int64: hashes of keys from which and to which a row moved.
+
+    Yields
+    ------
+    pyarrow.RecordBatch
+        `hash`, and `place`: the same for all that moves connect.
+    """
+    end_quietly()
+    parts = [[column.to_numpy() for column in batch.columns] for batch in batches]
+    if not parts:
+        return
+    ends = np.concatenate([np.concatenate(part) for part in zip(*parts, strict=True)])
+    hashes, at = np.unique(ends, return_inverse=True)
+    one, other = np.split(at, 2)
+    place = np.arange(len(hashes))
+    while True:
+        first, second = place[one], place[other]
+        if (first == second).all():
+            break
+        np.minimum.at(place, np.maximum(first, second), np.minimum(first, second))
+        while not np.array_equal(place, place[place]):
+            place = place[place]
+    for start in range(0, len(hashes), _BATCH_ROWS):
+        part = slice(start, start + _BATCH_ROWS)
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(hashes[part]), pa.array(hashes[place[part]])], names=["hash", "place"]
+        )
