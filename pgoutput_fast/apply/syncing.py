@@ -243,6 +243,8 @@ class Syncing:
         if plan is None:
             # Nothing in it counts; the position is stored with what comes next.
             self._looked = self._end_lsn
+            if self._waiting and self._stored.lsn < self._end_lsn:
+                self._store_looked(source)
             return False
         begin = time.perf_counter()
         one = _Window(
@@ -255,6 +257,23 @@ class Syncing:
         self._note(one)
         self._tell(at_once=True)
         return True
+
+    def _store_looked(self, source: SegmentSource) -> None:
+        """Store how far all is that came for tables that wait alone.
+
+        Readers would wait for that as long as these do, if nothing comes for other tables.
+        """
+        states = source.seen.states
+        tables = {
+            relation_id: held
+            if relation_id in states and states[relation_id].held_from is not None
+            else held._replace(lsn=max(held.lsn, self._end_lsn))
+            for relation_id, held in self._stored.tables.items()
+        }
+        stored = Stored(self._end_lsn, tables)
+        with window(self._target):
+            self._target.commit(stored)
+        self._stored = stored
 
     def _see(self, source: SegmentSource) -> None:
         """Note where the directory ends, and which tables wait in it."""

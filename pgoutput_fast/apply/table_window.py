@@ -213,10 +213,13 @@ class TableWindow:
         lsn: int,
     ) -> None:
         """Have the changes that come folded with those before, if that can be."""
-        key = None if table is None else tuple(
-            one.stored for name in table.key for one in self.held.columns
-            if one.name == name and not one.is_dropped
-        )  # fmt: skip
+        key = None
+        if table is not None and (version.replica_identity == "f" or not version.key):
+            # Its Relation flags all columns. Otherwise it has the key of this very change.
+            key = tuple(
+                one.stored for name in table.key for one in self.held.columns
+                if one.name == name and not one.is_dropped
+            )  # fmt: skip
         nothing = _empty(form.schema)
         if self._parts and self._parts[-1].key == key and self._goes_on(nothing):
             self._parts[-1].alterations.extend(alterations)

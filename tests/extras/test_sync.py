@@ -231,6 +231,33 @@ def test_a_directory_whose_beginning_is_deleted(made: MadeDirectory, tables: Tab
         sync(made, tables, uncopied="empty")
 
 
+def test_how_far_it_is_while_changes_come_for_a_table_that_waits(
+    made: MadeDirectory, tables: Tables
+) -> None:
+    other = testing.Table("other", {"id": "int4"}, 16391)
+    made.wait(ACCOUNTS, 1000)
+    made.copy(ACCOUNTS, 1100, [[1, "a"]])
+    made.commit(1200, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [2, "b"]))
+    sync(made, tables)
+    made.wait(other, 1300)
+    for lsn in (1400, 1500):
+        made.commit(lsn, other.relation(), testing.insert(other, [lsn]))
+        ended = sync(made, tables)
+        assert (ended.waiting, ended.lsn) == (("public.other",), lsn + 10)
+        assert {row["table"]: row["lsn"] for row in tables.progress().values()} == {
+            "accounts": lsn + 10
+        }
+    made.commit(1600, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [3, "c"]))
+    made.copy(other, 1450, [[1400]])
+    made.commit(1700, other.relation(), testing.insert(other, [1700]))
+    sync(made, tables)
+    assert [row["id"] for row in rows(tables, "public.other")] == [1400, 1500, 1700]
+    assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2, 3]
+    assert sorted(tables.changes("public.other").column("op").to_pylist()) == [
+        "insert", "insert", "read", "truncate"
+    ]  # fmt: skip
+
+
 def test_a_table_whose_rows_are_not_known_any_more(made: MadeDirectory, tables: Tables) -> None:
     altered = testing.Table("accounts", {"id": "int4", "note": "int8"}, 16390, key=["id"])
     made.wait(ACCOUNTS, 1000)
