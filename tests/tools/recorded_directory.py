@@ -30,6 +30,9 @@ __all__ = ["Recorded"]
 ADDED = {("st3", "extra"): "5", ("tp2", "extra"): None}
 """What rows have in columns that were added, as the script says; the catalogue has not kept it."""
 _COMMITS = (b"C", b"c", b"K")
+_CHANGES = (b"I", b"U", b"D", b"T")
+_MOST_COLUMNS = 1000
+"""Wider tables are not in the catalogue, which would take most of the time to be read."""
 
 
 class Recorded:
@@ -69,17 +72,17 @@ class Recorded:
         ends : callable
             Whether a segment ends with a transaction.
         skipped : int
-            Transactions at the beginning that the directory does not have.
+            Transactions at the beginning, of protocol 1, whose changes the directory has not.
         """
-        written = 0
         begin = 0
-        for end in self._ends():
+        for number, end in enumerate(self._ends()):
             part = self._rows[begin:end]
             begin = end
+            if number < skipped:
+                part = [row for row in part if row[1][:1] not in _CHANGES]
             runs = runs_of([frame for _, frame in part], None, [lsn for lsn, _ in part])
             for group in self._assembler.feed_groups(runs):
-                written += 1
-                for run in group.runs() if written > skipped else ():
+                for run in group.runs():
                     self._writer.write_run(run)
             if ends():
                 self._writer.flush()
@@ -117,7 +120,8 @@ class Recorded:
 
 def _read(truth: Truth, snapshot: dict[str, Any]) -> CatalogRead:
     lsn = parse_lsn(snapshot["lsn"])
-    catalog = Catalog("7", "db", ("p",), tuple(map(_table, snapshot["tables"])))
+    tables = [one for one in snapshot["tables"] if len(one["columns"]) <= _MOST_COLUMNS]
+    catalog = Catalog("7", "db", ("p",), tuple(map(_table, tables)))
     return CatalogRead(
         lsn, lsn, frozenset(), frozenset(), False, registry_of(truth, [snapshot]),
         json.dumps({"format_version": 1, **dataclasses.asdict(catalog)}),
