@@ -164,6 +164,7 @@ class History:
         self._since = _END if since is None else parse_lsn(since)
         self.is_empty = not self._entries
         self._read: dict[Entry, Stored] = {}
+        self._catalogs: dict[Entry, Catalog] = {}
         self._types: dict[tuple[Place, HistoryPolicy], Types] = {}
         self._copied: dict[tuple[int, int], TypeRegistry | None] = {}
         self._tables: dict[int, TableState] = {}
@@ -181,7 +182,7 @@ class History:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what can be read again: executors read few of many entries."""
-        return {**self.__dict__, "_types": {}, "_copied": {}, "_tables": {}}
+        return {**self.__dict__, "_catalogs": {}, "_types": {}, "_copied": {}, "_tables": {}}
 
     @property
     def confirmed(self) -> int:
@@ -217,8 +218,7 @@ class History:
     def tables_at(self, lsn: int, policy: HistoryPolicy = "newer") -> TablesAt:
         """The tables that were published then; parameters and errors are those of `registry_at`."""
         place = self._place_of(lsn)
-        stored = self._stored(self._entry(place.older if policy == "older" else place.newer))
-        catalog = Catalog.from_json(json.dumps(stored.tables))
+        catalog = self._catalog(self._entry(place.older if policy == "older" else place.newer))
         return TablesAt(catalog, is_certain=place.older == place.newer)
 
     def tables_before(self, lsn: int) -> Catalog:
@@ -226,8 +226,7 @@ class History:
 
         It is the same one if that is the first.
         """
-        stored = self._stored(self._entry(self._place_of(lsn).newer - 1))
-        return Catalog.from_json(json.dumps(stored.tables))
+        return self._catalog(self._entry(self._place_of(lsn).newer - 1))
 
     def _place_of(self, lsn: int) -> Place:
         """The place of a transaction, at its end."""
@@ -254,6 +253,14 @@ class History:
         found = self._read.get(entry)
         if found is None:
             found = self._read[entry] = read_entry(self._directory, entry)
+        return found
+
+    def _catalog(self, entry: Entry) -> Catalog:
+        """The tables of an entry. With thousands of columns it takes long to make them of JSON."""
+        found = self._catalogs.get(entry)
+        if found is None:
+            made = Catalog.from_json(json.dumps(self._stored(entry).tables))
+            found = self._catalogs[entry] = made
         return found
 
     def types(self, place: Place, policy: HistoryPolicy) -> Types:

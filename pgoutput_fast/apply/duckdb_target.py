@@ -380,6 +380,8 @@ class _Changes:
 
     def fits(self, schema: pa.Schema) -> bool:
         """See `ChangeWriter`."""
+        if self._pending and self._pending[-1].schema != schema:
+            self.flush()  # only then the table has the columns that were given last
         with self._target.alone():
             return self._fits(schema)
 

@@ -75,7 +75,8 @@ class TableWindow:
         self.held = held
         self._writers: list[ChangeWriter] = [target.changes(held)]
         self._state: StateWriter | None = target.state(held) if held.stale is None else None
-        self._must_create = is_new
+        self._is_new = is_new
+        self._first: pa.Schema | None = None  # of the rows with which a new state table begins
         self._evolves = evolves
         self._stops = stops
         # Changes of the layout that is met last, which are written and folded together.
@@ -176,6 +177,8 @@ class TableWindow:
         if not self._writers[-1].fits(form.schema):
             self._next_version()
         self._last = schema, form, version
+        if self._is_new and self._first is None:
+            self._first = pa.schema(list(form.schema.field("after").type))
         if self._state is not None:
             self._fold_on(form, version, alterations, found.table, lsn)
         return schema, form, version
@@ -279,7 +282,7 @@ class TableWindow:
         if wants_rows:
             self.held = self.held._replace(columns=columns, stale=None)
             self._check_marker()
-            self._state, self._parts, self._must_create = state, [], False
+            self._state, self._parts, self._is_new = state, [], False
             state.load(pa.schema(list(form.schema.field("after").type)))
         return wants_changes, wants_rows
 
@@ -321,8 +324,8 @@ class TableWindow:
         state = self._state
         if state is None:
             return
-        if self._must_create and self._last is not None:
-            state.create(pa.schema(list(self._last[1].schema.field("after").type)))
+        if self._is_new and self._first is not None:
+            state.create(self._first)
         for number, part in enumerate(self._parts, 1):
             net = with_added(part.folding.finish(), part.alterations)
             is_last = number == len(self._parts)

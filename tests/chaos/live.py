@@ -1,6 +1,6 @@
 """A capture with an initial snapshot under load, proved against the server.
 
-    python tests/chaos/live.py [--versions N …] [--scale N] [--seconds N] [--seed N]
+    python tests/chaos/live.py [--versions N …] [--scale N] [--seconds N] [--minutes N] [--seed N]
 
 pgbench writes while `pgoutput-fast capture --snapshot initial` copies the tables, and meanwhile
 tables join and leave the publication, are truncated, rewritten, renamed, dropped and made again;
@@ -10,6 +10,10 @@ tells: rows that come with a partition that is attached, and the like. For these
 and they must be equal once they are copied again. Exports of the directory to Parquet and duckdb
 are verified too. Beside that, the frames of some tables are applied by a parser that shares nothing
 with the package, and compared with the text of the server's COPY.
+
+Two syncs follow the directory all the while, into a DuckDB file and Delta tables, and the server is
+restarted in the middle. In the end `verify` must find all their tables equal. With `--minutes`
+pgbench then goes on for so long, and the memory of the syncs is told each minute.
 """
 
 from __future__ import annotations
@@ -48,11 +52,14 @@ from pgoutput_fast.directory.snapshots import snapshot_files
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments import SegmentReader
+from pgoutput_fast.segments.listing import has_begun
 
 VERSIONS = (15, 18)
 SETTINGS = {"log_min_messages": "panic", "max_wal_size": "1GB"}
 ROWS = 3000  # of each table that the scenes are about
 CLIENTS = 4
+ATTEMPTS = 5
+"""How often copies are waited for that syncs ask for, at the end."""
 ROLE = "live"
 COMMAND = [sys.executable, "-m", "pgoutput_fast"]
 PGBENCH = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers", "pgbench_history")
@@ -288,11 +295,25 @@ class Threads:
 
 
 def write(dsn: str, tables: list[str], seed: float, stop: threading.Event, done: Counter[str]):
-    """Small transactions on the tables of scenes."""
+    """Small transactions on the tables of scenes, over restarts of the server."""
     chance = random.Random(seed)
+    numbers = itertools.count(1)
+    while not stop.is_set():
+        try:
+            write_on(dsn, tables, chance, numbers, stop, done)
+        except psycopg.OperationalError:
+            done["connections lost"] += 1
+            time.sleep(0.5)
+
+
+def write_on(
+    dsn: str, tables: list[str], chance: random.Random, numbers: Iterator[int],
+    stop: threading.Event, done: Counter[str],
+) -> None:  # fmt: skip
+    """The same on one connection."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SET lock_timeout = '1s'")
-        for number in itertools.count(1):
+        for number in numbers:
             if stop.wait(0.002):
                 return
             table, key = chance.choice(tables), chance.randrange(1, ROWS)
@@ -375,22 +396,17 @@ def prepare(server: EmbeddedServer, pgbench: Path, scale: int) -> None:
 # --- the commands --------------------------------------------------------------------------------
 
 
-class Capture:
-    """`pgoutput-fast capture` as a process."""
+class Running:
+    """A subcommand of `pgoutput-fast` as a process, with a log."""
 
-    def __init__(self, server: EmbeddedServer, directory: Path, log: Path, *more: str) -> None:
-        dsn = f"{server.dsn()} user={ROLE}"
+    def __init__(self, log: Path, *given: str, dsn: str = "") -> None:
         self._log = log
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                [
-                    *COMMAND, "capture", "--slot", "live", "--publication", "p", "--out",
-                    str(directory), "--snapshot", "initial", "--log-format", "json",
-                    "--log-interval", "1", *more,
-                ],
+                [*COMMAND, *given, "--log-format", "json", "--log-interval", "1"],
                 env={**os.environ, "PGOUTPUT_FAST_DSN": dsn},
                 stderr=file,
-            )  # fmt: skip
+            )
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._log.read_text().splitlines() if line[-1:] == "}"]
@@ -411,12 +427,57 @@ class Capture:
         """After a failure, the end of its log but for the lines with numbers."""
         if kind is not None:
             lines = [one["message"] for one in self.lines() if one["event"] != "progress"]
-            print("The capture's log ends with:", *lines[-60:], sep="\n  ", flush=True)
+            print(f"{self._log.name} ends with:", *lines[-60:], sep="\n  ", flush=True)
 
     def kill(self) -> None:
         if self.process.returncode is None:
             self.process.kill()
             self.process.wait()
+
+
+class Capture(Running):
+    """`pgoutput-fast capture`."""
+
+    def __init__(self, server: EmbeddedServer, directory: Path, log: Path, *more: str) -> None:
+        super().__init__(
+            log, "capture", "--slot", "live", "--publication", "p", "--out", str(directory),
+            "--snapshot", "initial", *more, dsn=f"{server.dsn()} user={ROLE}",
+        )  # fmt: skip
+
+
+class Sync(Running):
+    """`pgoutput-fast sync` that follows the directory of a capture."""
+
+    def __init__(self, directory: Path, target: str, *more: str) -> None:
+        self.target = target
+        self.name = "duckdb" if target.startswith("duckdb:") else "delta"
+        policies = [
+            f"--policy={name}=text"
+            for name in ("infinity", "out_of_range", "special_values", "arrays")
+        ]
+        super().__init__(
+            directory.with_name(f"sync_{self.name}.log"), "sync", "--segments", str(directory),
+            "--to", target, *policies, *more,
+        )  # fmt: skip
+
+    def memory(self) -> float:
+        """The resident memory in MB."""
+        return resident(self.process.pid) / 2**20
+
+    def stopped(self) -> None:
+        """End it if it still runs, and tell what it took."""
+        self.process.send_signal(signal.SIGTERM)
+        self.tell_end()
+
+    def tell_end(self) -> dict[str, Any]:
+        """Wait for its end, and tell what it took; its last line."""
+        cpu, most, last = self.end()
+        print(
+            f"  sync to {self.name}: {last['changes']:,} changes in {last['windows']} windows,"
+            f" processor {cpu:.1f} s, most memory {most:.0f} MB; stale {last['stale']}",
+            flush=True,
+        )
+        return last
 
 
 def verified(server: EmbeddedServer, target: str, *more: str) -> dict[str, dict[str, Any]]:
@@ -526,9 +587,7 @@ def compare_with_copy(server: EmbeddedServer, directory: Path) -> int:
     }  # fmt: skip
     queries["filtered"] = "SELECT * FROM filtered WHERE id % 5 <> 0"
     queries["listed"] = "SELECT id, v, big FROM listed"
-    oids = {
-        name: execute(server, f"SELECT '{name}'::regclass::oid::bigint")[0][0] for name in queries
-    }
+    oids = {name: relation_id(server, name) for name in queries}
     applied = Applied(directory, set(oids.values()))
     with psycopg.connect(server.dsn()) as connection:
         # As the sessions of a capture have it.
@@ -555,6 +614,11 @@ def compare_with_copy(server: EmbeddedServer, directory: Path) -> int:
 # --- the whole -----------------------------------------------------------------------------------
 
 
+def relation_id(server: EmbeddedServer, name: str) -> int:
+    """The OID of a table."""
+    return int(execute(server, f"SELECT '{name}'::regclass::oid::bigint")[0][0])
+
+
 def waiting(directory: Path) -> set[int]:
     """Relation ids of the tables that wait for a copy."""
     states = Tables(directory).read()
@@ -572,7 +636,44 @@ def nearest(version: int) -> Path:
         return nearest(version + 1)
 
 
-def run(version: int, scale: int, seconds: int, seed: int) -> None:
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class Bench:
+    """pgbench as a process, for so many seconds."""
+
+    def __init__(self, program: Path, server: EmbeddedServer, seconds: int) -> None:
+        self._seconds = seconds
+        self.process = subprocess.Popen(
+            [program, "-n", "-c", str(CLIENTS), "-T", str(seconds), server.dsn()],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """Wait for its end, and tell what it did."""
+        said, _ = self.process.communicate(timeout=self._seconds + 120)
+        assert self.process.returncode == 0, said
+        lines = [one for one in said.splitlines() if "processed" in one or one[:3] == "tps"]
+        print(*lines, sep="\n  ", flush=True)
+
+
+def tell_memory(bench: Bench, capture: Capture, syncs: list[Sync]) -> None:
+    """Tell each minute how much memory there is in use, until the load ends."""
+    begin = time.monotonic()
+    minute = 0
+    while bench.process.poll() is None:
+        time.sleep(0.5)
+        if time.monotonic() >= begin + 60 * minute:
+            shown = ", ".join(f"sync to {one.name} {one.memory():.0f}" for one in syncs)
+            held = resident(capture.process.pid) / 2**20
+            print(f"  minute {minute}, MB: {shown}, capture {held:.0f}", flush=True)
+            minute += 1
+
+
+def run(version: int, scale: int, seconds: int, minutes: int, seed: int) -> None:
     chance = random.Random(seed)
     bindir = nearest(version)
     with contextlib.ExitStack() as held:
@@ -584,11 +685,9 @@ def run(version: int, scale: int, seconds: int, seed: int) -> None:
         written: Counter[str] = Counter()
         players, writers = Threads(), Threads()
         held.callback(writers.stop.set)
-        bench = subprocess.Popen(
-            [bindir / "pgbench", "-n", "-c", str(CLIENTS), "-T", str(seconds), server.dsn()],
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        held.callback(bench.kill)
+        pgbench = bindir / "pgbench"
+        bench = Bench(pgbench, server, seconds // 2)
+        held.callback(lambda: bench.process.kill())
         for _ in range(2):
             names = [*SCENES, *REPAIRED]
             given = (server.dsn(), names, chance.random(), writers.stop, written)
@@ -598,10 +697,19 @@ def run(version: int, scale: int, seconds: int, seed: int) -> None:
         held.callback(capture.kill)
         held.push(capture.tell)
         wait_for("the slot", lambda: execute(server, "SELECT 1 FROM pg_replication_slots"))
+        wait_for("the directory", lambda: has_begun(directory))
+        targets = [f"duckdb:{path / 'tables.duckdb'}", str(path / "tables")]
+        syncs = [Sync(directory, target) for target in targets]
+        for sync in syncs:
+            held.callback(sync.kill)
+            held.push(sync.tell)
         for scene in SCENES.values():
             players.start(play, server.dsn(), scene, chance.random(), seconds / 12)
         players.join()
-        secured = execute(server, "SELECT 'secured'::regclass::oid::bigint")[0][0]
+        bench.end()
+        server.restart()
+        bench = Bench(pgbench, server, seconds // 2)
+        secured = relation_id(server, "secured")
         wait_for("all copies but one", lambda: waiting(directory) == {secured}, 40.0)
         took, cpu = time.monotonic() - begin, capture.cpu()
         last = [one for one in capture.lines() if one["event"] == "progress"][-1]
@@ -609,12 +717,14 @@ def run(version: int, scale: int, seconds: int, seed: int) -> None:
             players.start(play, server.dsn(), scene, chance.random(), seconds / 12)
         players.join()
         for name, scene in REPAIRED.items():
-            oid = execute(server, f"SELECT '{name}'::regclass::oid::bigint")[0][0]
-            assert len(Tables(directory).read()[oid].snapshots) == 1
+            assert len(Tables(directory).read()[relation_id(server, name)].snapshots) == 1
             players.start(play, server.dsn(), scene, chance.random(), seconds / 12)
         players.join()
-        said, _ = bench.communicate(timeout=seconds + 120)
-        assert bench.returncode == 0, said
+        bench.end()
+        if minutes:
+            bench = Bench(pgbench, server, 60 * minutes + 1)
+            tell_memory(bench, capture, syncs)
+            bench.end()
         writers.stop.set()
         writers.join()
         capture.process.send_signal(signal.SIGTERM)
@@ -625,12 +735,14 @@ def run(version: int, scale: int, seconds: int, seed: int) -> None:
             f" processor {total:.1f} s, of it {cpu:.1f} s until all was copied;"
             f" {(total - cpu) / max(stop['changes'] - last['changes'], 1) * 1e6:.2f} µs for each"
             f" change since; most memory {most:.0f} MB; writers {dict(written)}",
-            *(line for line in said.splitlines() if "processed" in line or line[:3] == "tps"),
-            sep="\n  ", flush=True,
+            flush=True,
         )  # fmt: skip
         execute(server, f"ALTER ROLE {ROLE} BYPASSRLS")
         finish(server, directory, path / "log")
+        for sync in syncs:
+            sync.stopped()
         prove(server, directory, path)
+        prove_syncs(server, directory, targets)
 
 
 def finish(server: EmbeddedServer, directory: Path, log: Path) -> None:
@@ -649,8 +761,11 @@ def prove(server: EmbeddedServer, directory: Path, path: Path) -> None:
     """Compare all tables, repair those of which the stream does not tell, compare again."""
     found = verified(server, str(directory))
     unequal = {name: one for name, one in found.items() if one["state"] != "equal"}
-    assert unequal.keys() == REPAIRED.keys(), {
-        name: unequal.get(name, "equal") for name in unequal.keys() ^ REPAIRED.keys()
+    states = Tables(directory).read()
+    # But for those of which a sync has found out, and which were copied again for it.
+    wrong = {name for name in REPAIRED if len(states[relation_id(server, name)].snapshots) == 1}
+    assert unequal.keys() == wrong, {
+        name: unequal.get(name, "equal") for name in unequal.keys() ^ wrong
     }
     tables = [f"--table=public.{name}" for name in REPAIRED]
     ordering = [*COMMAND, "snapshot", "--dir", str(directory), *tables]
@@ -672,17 +787,34 @@ def prove(server: EmbeddedServer, directory: Path, path: Path) -> None:
     print(f"  {count:,} rows as COPY has them, {time.monotonic() - begin:.0f} s", flush=True)
 
 
+def prove_syncs(server: EmbeddedServer, directory: Path, targets: list[str]) -> None:
+    """Sync what is left, with the copies that are asked for, and compare all tables."""
+    for _ in range(ATTEMPTS):
+        stale = 0
+        for target in targets:
+            stale += len(Sync(directory, target, "--until", "now").tell_end()["stale"])
+        if not stale:
+            break
+        finish(server, directory, directory.with_name("log"))
+    for target in targets:
+        found = verified(server, target, "--segments", str(directory))
+        unequal = {name: one for name, one in found.items() if one["state"] != "equal"}
+        assert not unequal, unequal
+        print(f"    {sum(one['rows'] for one in found.values()):,} rows are equal", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--versions", type=int, nargs="+", default=VERSIONS)
     parser.add_argument("--scale", type=int, default=10)
     parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--minutes", type=int, default=0, help="of load behind all else")
     parser.add_argument("--seed", type=int, default=None)
     given = parser.parse_args()
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**6)
     print(f"seed {seed}", flush=True)
     for version in given.versions:
-        run(version, given.scale, given.seconds, seed)
+        run(version, given.scale, given.seconds, given.minutes, seed)
 
 
 if __name__ == "__main__":

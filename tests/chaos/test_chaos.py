@@ -94,3 +94,4 @@ def test_a_capture_with_copies_under_load() -> None:
     )  # fmt: skip
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
     assert " rows as COPY has them" in ended.stdout
+    assert ended.stdout.count(" rows are equal") == 2  # of the syncs into DuckDB and Delta tables

@@ -436,3 +436,12 @@ def test_retention_deletes_what_concerns_only_deleted_segments(tmp_path: Path) -
     assert retain(tmp_path, Keep(seconds=1e9), lambda: None) == 0
     assert retain(tmp_path, Keep(seconds=0.0), lambda: None) == 2  # a segment, an entry
     assert [one.start for one in entries(tmp_path)] == [70, 210, 910]
+
+
+def test_tables_are_made_of_an_entry_once(tmp_path: Path) -> None:
+    written(tmp_path, read(100, 110), read(200, 210, NEW, name="u"))
+    history = History(tmp_path)
+    newer, older = history.tables_at(150).catalog, history.tables_before(150)
+    assert (newer.database, older.database) == ("u", "t")
+    assert history.tables_at(300).catalog is newer
+    assert history.tables_at(99).catalog is older

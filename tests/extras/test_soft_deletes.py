@@ -167,9 +167,7 @@ def rows(tables: Tables) -> list[tuple[Any, ...]]:
     return sorted((row["id"], row["note"], row["_deleted_at"]) for row in found)
 
 
-def test_deleted_rows_stay_until_their_key_comes_again(
-    made: MadeDirectory, tables: Tables
-) -> None:
+def test_deleted_rows_stay_until_their_key_comes_again(made: MadeDirectory, tables: Tables) -> None:
     time = at(TIME + _2000)
     made.wait(THINGS, 1000)
     made.copy(THINGS, 1100, [[1, "a"], [2, "b"], [3, "c"]])
@@ -210,9 +208,7 @@ def test_a_target_keeps_to_its_kind_of_deletes(made: MadeDirectory, tables: Tabl
     assert rows(tables) == [(1, "a", None), (2, "b", None)]
 
 
-def test_a_column_of_the_servers_where_rows_are_marked(
-    made: MadeDirectory, tables: Tables
-) -> None:
+def test_a_column_of_the_servers_where_rows_are_marked(made: MadeDirectory, tables: Tables) -> None:
     made.wait(THINGS, 1000)
     made.copy(THINGS, 1100, [[1, "a"]])
     made.commit(1200, THINGS.relation(), testing.insert(THINGS, [2, "b"]))

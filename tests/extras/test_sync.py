@@ -19,7 +19,9 @@ from pgoutput_fast import apply, testing
 from pgoutput_fast.apply import syncing
 from pgoutput_fast.apply.naming import free_name, renames, stored_table
 from pgoutput_fast.apply.targets import Held
+from pgoutput_fast.catalog import Catalog, CatalogColumn, CatalogTable
 from pgoutput_fast.directory import merging
+from pgoutput_fast.directory.history import CatalogRead, HistoryWriter
 from pgoutput_fast.directory.retention import Keep, retain
 
 duckdb = pytest.importorskip("duckdb")
@@ -299,6 +301,43 @@ def test_a_table_that_is_not_to_follow(made: MadeDirectory, tables: Tables) -> N
             "change tells them"
         )
     ]
+
+
+def test_a_table_that_is_altered_in_its_first_window(made: MadeDirectory, tables: Tables) -> None:
+    """A column is added, of which the catalogue tells; a type is altered, of which it does not."""
+    wider = testing.Table(
+        "accounts", {"id": "int4", "note": "text", "n": "int4"}, 16390, key=["id"]
+    )
+    longer = testing.Table("longer", {"id": "int8"}, 16391)
+    shorter = testing.Table("longer", {"id": "int4"}, 16391)
+    history = HistoryWriter(made.directory, None)
+    history.note(catalog_read(1500, ACCOUNTS))
+    history.note(catalog_read(2500, wider, n="7"))
+    made.commit(2000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
+    made.commit(2100, shorter.relation(), testing.insert(shorter, [1]))
+    made.commit(3000, wider.relation(), testing.insert(wider, [2, "b", 3]))
+    made.commit(3100, longer.relation(), testing.insert(longer, [1 << 40]))
+    found = sync(made, tables, uncopied="empty")
+    assert found.windows == 1
+    assert rows(tables, "public.accounts") == [
+        {"id": 1, "note": "a", "n": 7}, {"id": 2, "note": "b", "n": 3}
+    ]  # fmt: skip
+    assert list(found.stale) == ["public.longer"]
+    versions = [tables.changes("public.longer", version).to_pylist() for version in (1, 2)]
+    assert [[row["after"] for row in part] for part in versions] == [[{"id": 1}], [{"id": 1 << 40}]]
+
+
+def catalog_read(lsn: int, table: testing.Table, **missing: str) -> CatalogRead:
+    """The catalogue with a table, and what columns hold in rows that are older than they."""
+    columns = tuple(
+        CatalogColumn(name, type_id, "", -1, False, False, "", name in missing, missing.get(name))
+        for name, type_id in (("id", 23), ("note", 25), ("n", 23))[: len(table.columns)]
+    )
+    one = CatalogTable(
+        table.relation_id, table.namespace, table.name, "r", "d", None, (), ("id",), (), columns
+    )
+    tables = Catalog("1", "d", ("p",), (one,)).to_json()
+    return CatalogRead(lsn, lsn, frozenset(), frozenset(), False, pf.TypeRegistry(), tables)
 
 
 def test_what_is_not_a_targets(made: MadeDirectory, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import pgoutput_fast as pf
 from pgoutput_fast.types import EXTENSION_TYPES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from corpus_files import Truth
 
 __all__ = ["FIRST_UNPINNED_OID", "registry_of"]
@@ -22,12 +24,15 @@ FIRST_UNPINNED_OID = 10000
 _EXTENSION_OF = {entry.name: entry.extension for entry in EXTENSION_TYPES}
 
 
-def registry_of(truth: Truth) -> pf.TypeRegistry:
-    """What the catalogue says of users' types; of a type in several snapshots the last one."""
+def registry_of(truth: Truth, snapshots: Iterable[dict[str, Any]] | None = None) -> pf.TypeRegistry:
+    """What the catalogue says of users' types; of a type in several snapshots the last one.
+
+    By default in all snapshots of it.
+    """
     script = truth.read("script.sql").decode("utf-8", "surrogateescape")
     created = set(re.findall(r"CREATE EXTENSION (?:IF NOT EXISTS )?\"?(\w+)", script))
     types: dict[int, dict[str, Any]] = {}
-    for snapshot in truth.catalog():
+    for snapshot in truth.catalog() if snapshots is None else snapshots:
         rows = {row["oid"]: row for row in snapshot["types"]}
         ranges = {
             other["oid"]: row["oid"]

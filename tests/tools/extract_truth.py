@@ -28,6 +28,12 @@ WANTED = {
     },
     "18": {"all_types": ["v1_text", "v1_bin"], "schema_evolution": ["v1_text", "v1_bin"]},
 }
+TRUTH_ALONE = {
+    "14": ["messages", "streaming"],
+    "16": ["messages", "origin", "partitions", "streaming", "two_phase"],
+    "18": ["partitions"],
+}
+"""Scenarios whose captures are in tests/data already."""
 DROPPED = {"file_bytes", "payload_bytes", "sha256", "committed_transactions"}
 
 
@@ -43,6 +49,7 @@ def copy_capture(capture: Capture, out: Path) -> None:
 
 def copy_truth(capture: Capture, out: Path) -> None:
     path = out / capture.entry["truth"]
+    path.parent.mkdir(parents=True, exist_ok=True)
     with (
         zipfile.ZipFile(capture.root / capture.entry["truth"]) as source,
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive,
@@ -76,6 +83,10 @@ def main() -> None:
                     {k: v for k, v in found[optionset].entry.items() if k not in DROPPED}
                 )
             copy_truth(found[optionsets[0]], arguments.out)
+    for instance, names in TRUTH_ALONE.items():
+        for scenario in names:
+            found_here = captures(arguments.corpus, instance=instance, scenario=scenario)
+            copy_truth(found_here[0], arguments.out)
     index = {"format": "pgcap-index/1", "captures": entries}
     text = json.dumps(index, indent=1, sort_keys=True) + "\n"
     (arguments.out / "index.json").write_text(text, encoding="utf-8")

@@ -144,12 +144,15 @@ class Copy:
     binary: list[list[bytes | None]] | None
 
 
-def copies(path: Path, guc_set: str, encoding: str) -> list[Copy]:
-    """The tables in `copy/` of a truth.zip, copied under the session settings `guc_set`."""
+def copies(path: Path, guc_set: str, encoding: str, publication: str | None = None) -> list[Copy]:
+    """The tables in `copy/` of a truth.zip, copied under the session settings `guc_set`.
+
+    Of a publication, those of which it publishes only some rows or columns, and only these.
+    """
     found = []
     with zipfile.ZipFile(path) as archive:
         for entry in json.loads(archive.read("copy/index.json"))["files"]:
-            if entry["kind"] != "table" or entry["guc_set"] != guc_set:
+            if entry.get("publication") != publication or entry["guc_set"] != guc_set:
                 continue
             binary = entry.get("binary")
             width = len(entry["columns"])

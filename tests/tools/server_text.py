@@ -101,13 +101,16 @@ class ServerText:
     ----------
     snapshots : iterable of dict
         The catalogue's, as `corpus_files.Truth.catalog` gives them; the last one counts.
+    arrays : bool
+        Whether columns have arrays as lists; else as text, by a policy.
     """
 
     connection = None
 
-    def __init__(self, snapshots: Iterable[dict[str, Any]]) -> None:
+    def __init__(self, snapshots: Iterable[dict[str, Any]], *, arrays: bool = True) -> None:
         types = {int(row["oid"]): row for one in snapshots for row in one["types"]}
         self.types = types
+        self._arrays = arrays
         self.adapters = AdaptersMap()
         self.adapters.register_loader(0, _Word)  # any other
         self.adapters.register_loader(0, _Raw)
@@ -126,7 +129,8 @@ class ServerText:
         return oid
 
     def _register(self, oid: int, row: dict[str, Any]) -> None:
-        name, kind, array = row["name"], row["typtype"], int(row["typarray"] or 0)
+        name, kind = row["name"], row["typtype"]
+        array = int(row["typarray"] or 0) if self._arrays else 0
         if name == "money" or (name.startswith("reg") and kind == "b"):
             self.adapters.register_loader(oid, _Money if name == "money" else _Reg)
             self.adapters.register_loader(oid, _Word)
@@ -251,6 +255,8 @@ def _leaf(word: str, kind: pa.DataType) -> Any:
         return datetime.time.fromisoformat(word)
     if kind == pa.timestamp("us"):
         return datetime.datetime.fromisoformat(word)
+    if pa.types.is_timestamp(kind):
+        return datetime.datetime.fromisoformat(word.removesuffix("+00") + "+00:00")
     storage = getattr(kind, "storage_type", kind)
     assert storage == pa.binary(), (word, kind)
     # Of PostGIS the digits stand alone.

@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from pgoutput_fast.apply import delta_target, duckdb_target
+from pgoutput_fast.apply.delta_place import directory_of
+from pgoutput_fast.apply.duckdb_target import quoted, versioned
 
 PROGRESS = ("schema", "table", "relation_id", "stored", "version", "lsn", "copy_lsn", "stale")
 KINDS = ("duckdb", "delta")
@@ -49,10 +51,10 @@ class DuckdbTables:
         return {row["relation_id"]: row for row in rows}
 
     def state(self, stored: str) -> pa.Table:
-        return self._table(f'FROM state."{stored}"')
+        return self._table(f"FROM state.{quoted(stored)}")
 
-    def changes(self, stored: str) -> pa.Table:
-        return self._table(f'FROM changes."{stored}"')
+    def changes(self, stored: str, version: int = 1) -> pa.Table:
+        return self._table(f"FROM changes.{quoted(versioned(stored, version))}")
 
     def has(self, kind: str, stored: str) -> bool:
         with self.open() as connection:
@@ -91,13 +93,13 @@ class DeltaTables:
         return {row["relation_id"]: row for row in rows}
 
     def state(self, stored: str) -> pa.Table:
-        return self._table(f"state/{stored}")
+        return self._table(f"state/{directory_of(stored)}")
 
-    def changes(self, stored: str) -> pa.Table:
-        return self._table(f"changes/{stored}")
+    def changes(self, stored: str, version: int = 1) -> pa.Table:
+        return self._table(f"changes/{directory_of(versioned(stored, version))}")
 
     def has(self, kind: str, stored: str) -> bool:
-        return (self.path / kind / stored).exists()
+        return (self.path / kind / directory_of(stored)).exists()
 
 
 TABLES = {"duckdb": DuckdbTables, "delta": DeltaTables}
