@@ -142,7 +142,7 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_histories(tables: Tables, seed: int) -> None:
+def test_random_histories_with_soft_deletes(tables: Tables, seed: int) -> None:
     assert check_history(tables, seed) or seed
 
 

@@ -116,7 +116,7 @@ def test_what_rows_go_through(synced: Synced) -> None:
     assert len({row["lsn"] for row in progress}) == 1
 
 
-def test_a_table_without_columns(synced: Synced) -> None:
+def test_a_table_without_columns_gets_one(synced: Synced) -> None:
     """Neither DuckDB nor Parquet has such a table: it gets a column, which is null."""
     synced.database.execute("CREATE TABLE nothing ()", "INSERT INTO nothing DEFAULT VALUES")
     synced.sync()

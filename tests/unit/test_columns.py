@@ -961,7 +961,7 @@ def test_texts_of_every_length(packed: bool) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("oid", "bits"), [(21, 16), (23, 32), (20, 64)])
-def test_integers_of_every_length(oid: int, bits: int, packed: bool) -> None:
+def test_columns_of_integers_of_every_length(oid: int, bits: int, packed: bool) -> None:
     def read(value: str) -> int:
         number = int(value)
         if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
