@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import threading
@@ -33,9 +34,12 @@ from chaos import Consumer, execute, wait_for
 from deltalake import DeltaTable
 
 from pgoutput_fast.apply.delta_place import directory_of
+from pgoutput_fast.directory.consumers import consumers
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.lsn import format_lsn
+from pgoutput_fast.segments.listing import contents
 from pgoutput_fast.verify import Report, verify
 
 SETTINGS = {"log_min_messages": "panic", "wal_sender_timeout": "3s", "fsync": False}
@@ -210,6 +214,13 @@ class Syncer(Consumer):
         # Not by seek(): the process writes where the file's one position is.
         return b"connected to" in os.pread(self.log.fileno(), 1 << 20, self._begin)
 
+    def tell_threads(self) -> None:
+        """Have it write where its threads are."""
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGUSR1)
+            time.sleep(1)
+
     def check(self) -> None:
         """It does not end by itself."""
         assert self.process is not None
@@ -341,6 +352,28 @@ def count_changes(tables: AnyTables) -> int:
     return total
 
 
+def tell_positions(server: EmbeddedServer, tables: AnyTables) -> None:
+    """Print how far all is, for who looks for the cause of a failure."""
+    found = contents(tables.segments)
+    ends = [(format_lsn(one.end_lsn), one.path.name) for one in found.segments[-3:]]
+    print(f"the directory ends at {format_lsn(found.end)}, its last segments at {ends}")
+    for relation_id, state in Tables(tables.segments).read().items():
+        print(f"table {relation_id}: {state}")
+    for one in consumers(tables.segments):
+        print(f"consumer {one.name}: {one.position}")
+    with contextlib.suppress(Exception):  # another process may write it
+        for held in tables.held().values():
+            print(f"in the target: {held}")
+    for query in (
+        "SELECT slot_name, active, restart_lsn::text, confirmed_flush_lsn::text, xmin "
+        "FROM pg_replication_slots",
+        "SELECT application_name, state, sent_lsn::text, flush_lsn::text FROM pg_stat_replication",
+        "SELECT pid, state, wait_event, pg_blocking_pids(pid), query FROM pg_stat_activity "
+        "WHERE state IS NOT NULL",
+    ):
+        print(*execute(server, query), sep="\n")
+
+
 def verified(server: EmbeddedServer, tables: AnyTables, **options: Any) -> Report:
     """What verify says; that nothing differs."""
     report = verify(server.dsn(), publications=["p"], target=tables.given, **options)
@@ -379,7 +412,9 @@ def run(target: str, seed: int, kills: int, directory: Path | None) -> None:
             count = compare(server, tables)
             changes = count_changes(tables)
         except (AssertionError, PgOutputError):
-            print(f"The sync's log ends with:\n{syncer.said()[-3000:]}")
+            syncer.tell_threads()
+            print(f"The sync's log ends with:\n{syncer.said()[-6000:]}")
+            tell_positions(server, tables)
             raise
     assert len(report.tables) == count
     print(

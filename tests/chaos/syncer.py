@@ -8,6 +8,7 @@ done all the time).
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import signal
@@ -19,6 +20,7 @@ from pgoutput_fast.replication import upkeep
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(message)s")
+    faulthandler.register(signal.SIGUSR1)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     options = json.loads(sys.argv[3])
