@@ -23,7 +23,7 @@ from ..directory.consumers import Consumer, consumers, remove_consumer
 from ..directory.copies import Tables
 from ..directory.known import how_to_copy
 from ..directory.looking import look
-from ..directory.reading import first_position, lacking
+from ..directory.reading import first_position, lacking, next_reading
 from ..directory.requests import request_copy
 from ..errors import PgOutputError
 from ..history import Follower, HistoryPolicy, history_of
@@ -263,14 +263,13 @@ class Syncing:
 
         Readers would wait for that as long as these do, if nothing comes for other tables.
         """
-        states = source.seen.states
+        seen = source.seen
+        after = next_reading(self._consumer.position, seen.states, seen.contents.end).after
         tables = {
-            relation_id: held
-            if relation_id in states and states[relation_id].held_from is not None
-            else held._replace(lsn=max(held.lsn, self._end_lsn))
+            relation_id: held._replace(lsn=max(held.lsn, after.of(relation_id)))
             for relation_id, held in self._stored.tables.items()
         }
-        stored = Stored(self._end_lsn, tables)
+        stored = Stored(after.lsn, tables)
         with window(self._target):
             self._target.commit(stored)
         self._stored = stored

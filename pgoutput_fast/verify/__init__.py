@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Difference", "Report", "TableResult", "VerifyProgress", "verify"]
 
 _PAUSE = 0.2  # seconds between two looks at the target's position
+_PART = 9  # times as long as a look has taken the target is left alone
 
 
 class VerifyProgress(NamedTuple):
@@ -325,6 +326,7 @@ class _Verification:
         end = time.monotonic() + self._timeout
         target = self._target
         while True:
+            begin = time.monotonic()
             confirmed = moment.confirmed(target.slot) if target.slot else 0
             position = target.refresh(
                 confirmed, lambda rows: self._tell("reading the segments", None, 0, total, rows)
@@ -339,7 +341,8 @@ class _Verification:
                     f"{format_lsn(moment.lsn)}, where the server was read, in {self._timeout:g} s; "
                     "let its capture or sync go on, or export again, and give the segments"
                 )
-            time.sleep(_PAUSE)
+            # What is being read can't always be written, as a file of duckdb.
+            time.sleep(max(_PAUSE, _PART * (time.monotonic() - begin)))
 
     def _sides(self, moment: Moment, tables: list[ServerTable]) -> dict[int, _Sides]:
         """Both sides of the tables that can be compared; of the others the result is stored."""

@@ -365,11 +365,9 @@ def tell_positions(server: EmbeddedServer, tables: AnyTables) -> None:
         for held in tables.held().values():
             print(f"in the target: {held}")
     for query in (
-        "SELECT slot_name, active, restart_lsn::text, confirmed_flush_lsn::text, xmin "
-        "FROM pg_replication_slots",
+        "SELECT slot_name, restart_lsn::text, confirmed_flush_lsn::text FROM pg_replication_slots",
         "SELECT application_name, state, sent_lsn::text, flush_lsn::text FROM pg_stat_replication",
-        "SELECT pid, state, wait_event, pg_blocking_pids(pid), query FROM pg_stat_activity "
-        "WHERE state IS NOT NULL",
+        "SELECT pid, wait_event, pg_blocking_pids(pid), query FROM pg_stat_activity",
     ):
         print(*execute(server, query), sep="\n")
 

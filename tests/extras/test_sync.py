@@ -249,8 +249,11 @@ def test_how_far_it_is_while_changes_come_for_a_table_that_waits(
         assert {row["table"]: row["lsn"] for row in tables.progress().values()} == {
             "accounts": lsn + 10
         }
+    # A copy of a later point voids what came before, and is read once that has come.
+    made.copy(other, 1620, [[1400], [1500]])
+    sync(made, tables)
+    assert {row["table"] for row in tables.progress().values()} == {"accounts"}
     made.commit(1600, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [3, "c"]))
-    made.copy(other, 1450, [[1400]])
     made.commit(1700, other.relation(), testing.insert(other, [1700]))
     sync(made, tables)
     assert [row["id"] for row in rows(tables, "public.other")] == [1400, 1500, 1700]
