@@ -259,8 +259,19 @@ def test_how_far_it_is_while_changes_come_for_a_table_that_waits(
     assert [row["id"] for row in rows(tables, "public.other")] == [1400, 1500, 1700]
     assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2, 3]
     assert sorted(tables.changes("public.other").column("op").to_pylist()) == [
-        "insert", "insert", "read", "truncate"
+        "insert", "read", "read", "truncate"
     ]  # fmt: skip
+    # While one waits, the copy of another one is of a point that has not come yet.
+    made.wait(ACCOUNTS, 1710, first=False)
+    made.commit(1800, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [4, "d"]))
+    made.copy(ACCOUNTS, 1950, [[4, "d"]])
+    made.wait(other, 1810, first=False)
+    made.commit(1900, other.relation(), testing.insert(other, [1900]))
+    sync(made, tables)
+    assert {row["table"]: row["lsn"] for row in tables.progress().values()} == {
+        "accounts": 1710, "other": 1810
+    }  # fmt: skip
+    assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2, 3]
 
 
 def test_a_table_whose_rows_are_not_known_any_more(made: MadeDirectory, tables: Tables) -> None:
