@@ -266,11 +266,12 @@ def test_how_far_it_is_while_changes_come_for_a_table_that_waits(
     made.commit(1800, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [4, "d"]))
     made.copy(ACCOUNTS, 1950, [[4, "d"]])
     made.wait(other, 1810, first=False)
-    made.commit(1900, other.relation(), testing.insert(other, [1900]))
-    sync(made, tables)
-    assert {row["table"]: row["lsn"] for row in tables.progress().values()} == {
-        "accounts": 1710, "other": 1810
-    }  # fmt: skip
+    for lsn in (1900, 1920):
+        made.commit(lsn, other.relation(), testing.insert(other, [lsn]))
+        sync(made, tables)
+        assert {row["table"]: row["lsn"] for row in tables.progress().values()} == {
+            "accounts": 1710, "other": 1810
+        }  # fmt: skip
     assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2, 3]
 
 
