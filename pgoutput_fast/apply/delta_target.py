@@ -29,11 +29,11 @@ from .targets import (
     Column,
     Held,
     IncompleteError,
+    Kept,
     Origin,
     Removed,
     Renamed,
     Stored,
-    check_deletes,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ _BUFFERED = 256 << 20
 """Bytes of changes in memory, of all tables together."""
 _RETENTION = 6
 _SOME_BITS = (1 << 63) - 1
+_NOTHING_KEPT = Kept()
 
 _PROGRESS_SCHEMA = pa.schema(
     {
@@ -86,7 +87,7 @@ class DeltaTarget:
         rows of a large table change all the time, each commit leaves many.
     threads : int, optional
         So many tables are written at a time.
-    soft_deletes : str, optional
+    kept : Kept
     maintenance : bool
         As of `sync`.
     """
@@ -99,7 +100,7 @@ class DeltaTarget:
         partition_by: Mapping[str, Sequence[str]] | None = None,
         retention_hours: int = _RETENTION,
         threads: int | None = None,
-        soft_deletes: str | None = None,
+        kept: Kept = _NOTHING_KEPT,
         maintenance: bool = True,
     ) -> None:
         require_deltalake()
@@ -107,7 +108,7 @@ class DeltaTarget:
         self.place = Place(str(uri), storage_options)
         self._partition_by = {name: list(of) for name, of in (partition_by or {}).items()}
         self._retention = retention_hours
-        self.soft_deletes = soft_deletes
+        self.kept = kept
         self._maintains = maintenance
         self._lock: int | None = None
         self._origin: Origin | None = None
@@ -138,7 +139,7 @@ class DeltaTarget:
                     {
                         "format": TARGET_FORMAT,
                         **origin._asdict(),
-                        "soft_deletes": self.soft_deletes,
+                        **self.kept._asdict(),
                     }
                 ),
             )
@@ -180,7 +181,8 @@ class DeltaTarget:
                 f"{found['system_identifier']}, and the changes are of {origin.database!r} of "
                 f"{origin.system_identifier}: give another place"
             )
-        check_deletes(self.place.uri, found["soft_deletes"], self.soft_deletes)
+        tables = None if found["tables"] is None else tuple(found["tables"])
+        self.kept.check(self.place.uri, Kept(found["soft_deletes"], tables))
 
     def _read(self, progress: Table) -> Stored:
         """What a sync before has stored last."""
@@ -226,7 +228,7 @@ class DeltaTarget:
         """See `Target`."""
         partition_by = self._partition_by.get(f"{held.namespace}.{held.name}", [])
         table = self._table("state", held.stored, held.relation_id)
-        writer = _State(table, held, partition_by, self.soft_deletes)
+        writer = _State(table, held, partition_by, self.kept.soft_deletes)
         with self._guard:
             self._writers.append(writer)
         return writer
@@ -494,7 +496,9 @@ class _State:
                 )
             return
         if not table.exists:
-            raise PgOutputError(f"there is no table {table.directory} to apply changes to")
+            raise IncompleteError(
+                f"its table {table.directory} in {table.place.uri} was deleted: copy it again"
+            )
         altered = _number(alterations)
         if self._is_ahead and table.transaction("altered") == altered:
             alterations = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import os
 import threading
 import time
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .._disk import claim_directory, fsync_path
+from ..connections import RetryableError
 from ..errors import PgOutputError
 from .targets import (
     DELETED_AT,
@@ -28,12 +30,12 @@ from .targets import (
     Column,
     Held,
     IncompleteError,
+    Kept,
     Origin,
     Removed,
     Renamed,
     Retyped,
     Stored,
-    check_deletes,
 )
 
 if TYPE_CHECKING:
@@ -44,18 +46,26 @@ if TYPE_CHECKING:
     from .folding import NetChanges
     from .targets import Alteration
 
+_log = logging.getLogger(__name__)
+
 DECODED_FOR = "portable"
 """Of the decoder's targets the one whose columns duckdb takes."""
 
 _MEGABYTES = 384
 _BUSY = 30.0
 """Seconds to wait until a reader has closed the file."""
+_TOLD_BUSY = 5.0
+"""Seconds after which that is told."""
 _AHEAD = 2
 """Writes that wait while the next changes are read."""
 _FLUSHED = 8 << 20
 """Bytes of changes of a table that are written at once."""
 _SHOWN = 3
 """Rows that an error names."""
+
+_NOTHING_KEPT = Kept()
+# Columns beside those of a table; a name of the server's has 63 bytes at most.
+_COUNT, _ROW, _TIME, _PRESENT = (f"{'#' * 64}{name}" for name in ("count", "row", "time", "there"))
 
 _PROGRESS = """
 CREATE TABLE _progress (
@@ -65,7 +75,8 @@ CREATE TABLE _progress (
 """
 _SOURCE = """
 CREATE TABLE _source (
-    format INTEGER, system_identifier VARCHAR, database VARCHAR, lsn UBIGINT, soft_deletes VARCHAR
+    format INTEGER, system_identifier VARCHAR, database VARCHAR, lsn UBIGINT,
+    soft_deletes VARCHAR, tables VARCHAR[]
 )
 """
 
@@ -82,14 +93,13 @@ class DuckdbTarget:
     ----------
     path : pathlib.Path
         The file, which is made if it is not there.
-    soft_deletes : str, optional
-        As of `sync`.
+    kept : Kept
     """
 
     threads = 2
     """One folds while the other one writes."""
 
-    def __init__(self, path: Path, soft_deletes: str | None = None) -> None:
+    def __init__(self, path: Path, kept: Kept = _NOTHING_KEPT) -> None:
         try:
             import duckdb
         except ImportError as error:
@@ -98,7 +108,7 @@ class DuckdbTarget:
             ) from error
         self._duckdb = duckdb
         self.path = path
-        self.soft_deletes = soft_deletes
+        self.kept = kept
         self._connection: Any = None
         self._lock: int | None = None
         self._writers: list[_Changes] = []
@@ -121,7 +131,7 @@ class DuckdbTarget:
             raise PgOutputError(f"can't write {self.path}: {error}") from error
 
     def _connect(self, *, read_only: bool = False) -> Any:
-        end = time.monotonic() + _BUSY
+        end, is_told = time.monotonic() + _BUSY, False
         while True:
             try:
                 return self._duckdb.connect(
@@ -135,8 +145,16 @@ class DuckdbTarget:
                     },
                 )
             except self._duckdb.Error as error:
-                if not _is_busy(error) or time.monotonic() > end:
+                if not _is_busy(error):
                     raise
+                if time.monotonic() > end:
+                    raise RetryableError(
+                        f"can't write {self.path}: another process has had it open for "
+                        f"{_BUSY:g} s ({error}). Have it closed; the next call goes on"
+                    ) from error
+                if not is_told and time.monotonic() > end - _BUSY + _TOLD_BUSY:
+                    is_told = True
+                    _log.warning("%s is open elsewhere, which is waited for", self.path)
                 time.sleep(0.05)
 
     def open(self, origin: Origin) -> Stored:
@@ -157,8 +175,8 @@ class DuckdbTarget:
                                   "CREATE SCHEMA state"):  # fmt: skip
                     connection.execute(statement)
                 connection.execute(
-                    "INSERT INTO _source VALUES (?, ?, ?, 0, ?)",
-                    [TARGET_FORMAT, *origin, self.soft_deletes],
+                    "INSERT INTO _source VALUES (?, ?, ?, 0, ?, ?)",
+                    [TARGET_FORMAT, *origin, self.kept.soft_deletes, self.kept.listed],
                 )
                 connection.execute("COMMIT")
             else:
@@ -198,7 +216,8 @@ class DuckdbTarget:
                 f"changes are of {origin.database!r} of {origin.system_identifier}: give another "
                 "file"
             )
-        check_deletes(str(self.path), found[4], self.soft_deletes)
+        chosen = None if found[5] is None else tuple(found[5])
+        self.kept.check(str(self.path), Kept(found[4], chosen))
         tables = {}
         for row in connection.execute(
             "SELECT * REPLACE (epoch_us(commit_time) AS commit_time) FROM _progress"
@@ -452,16 +471,16 @@ class _State:
         self._held = held
         self._table = self._live = quoted("state", held.stored)
         self._marker = None
-        if target.soft_deletes is not None:
-            self._marker = quoted(target.soft_deletes)
+        if target.kept.soft_deletes is not None:
+            self._marker = quoted(target.kept.soft_deletes)
             self._live = f"(FROM {self._table} WHERE {self._marker} IS NULL)"
         self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
         self._is_empty = False  # so far as is known
 
     def create(self, schema: pa.Schema) -> None:
         """See `StateWriter`."""
-        if self._target.soft_deletes is not None:
-            schema = schema.append(pa.field(self._target.soft_deletes, DELETED_AT))
+        if self._target.kept.soft_deletes is not None:
+            schema = schema.append(pa.field(self._target.kept.soft_deletes, DELETED_AT))
         with self._target.alone():
             self._target.run(
                 f"CREATE OR REPLACE TABLE {self._table} AS FROM rows", rows=schema.empty_table()
@@ -563,10 +582,10 @@ class _State:
         """Mark the rows that are deleted."""
         deleted = pc.and_(present, pc.equal(net.rows.column("op"), "delete"))
         times = net.rows.column("commit_time")
-        gone = pa.table(keys).append_column("#time", times).filter(deleted)
+        gone = pa.table(keys).append_column(_TIME, times).filter(deleted)
         if gone.num_rows:
             self._target.run(
-                f'UPDATE {self._table} s SET {self._marker} = n."#time" FROM gone n '
+                f"UPDATE {self._table} s SET {self._marker} = n.{quoted(_TIME)} FROM gone n "
                 f"WHERE {joined} AND s.{self._marker} IS NULL",
                 gone=gone,
             )
@@ -574,13 +593,13 @@ class _State:
     def _check(self, net: NetChanges, keys: pa.Table, present: Any) -> None:
         """Refuse rows that the table should have and has not, or the other way round."""
         absent = pc.equal(net.rows.column("expects"), "absent")
-        wanted = keys.append_column("#present", present).filter(pc.or_(present, absent))
+        wanted = keys.append_column(_PRESENT, present).filter(pc.or_(present, absent))
         if not wanted.num_rows or (self._is_empty and not pc.any(present).as_py()):
             return
-        names = ", ".join(map(quoted, net.key))
+        names, flag = ", ".join(map(quoted, net.key)), quoted(_PRESENT)
         joined = f"JOIN {self._live} s USING ({names})"
         ((here, too_many),) = self._target.run(
-            'SELECT count(*) FILTER ("#present"), count(*) FILTER (NOT "#present") '
+            f"SELECT count(*) FILTER ({flag}), count(*) FILTER (NOT {flag}) "
             f"FROM wanted SEMI {joined}",
             wanted=wanted,
         )
@@ -590,7 +609,7 @@ class _State:
             )  # fmt: skip
             found = self._target.run(
                 f"SELECT {names} FROM wanted {kind} {joined} WHERE "
-                f'"#present" = {not too_many} LIMIT {_SHOWN + 1}',
+                f"{flag} = {not too_many} LIMIT {_SHOWN + 1}",
                 wanted=wanted,
             )
             raise self._incomplete(net, what, found)
@@ -647,16 +666,16 @@ class _State:
         counts = pc.cast(rows.column("count"), pa.int64())
         gone = pc.equal(rows.column("op"), "delete")
         if pc.any(gone).as_py():
-            there = values.filter(gone).append_column("#count", counts.filter(gone))
-            there = there.append_column("#time", rows.column("commit_time").filter(gone))
+            there = values.filter(gone).append_column(_COUNT, counts.filter(gone))
+            there = there.append_column(_TIME, rows.column("commit_time").filter(gone))
             self._take_away(net, names, there)
         come = pc.invert(gone)
         if pc.any(come).as_py():
-            wanted = values.filter(come).append_column("#count", counts.filter(come))
+            wanted = values.filter(come).append_column(_COUNT, counts.filter(come))
             listed = ", ".join(f"n.{quoted(name)}" for name in names)
             self._target.run(
                 f"INSERT INTO {self._table} BY NAME SELECT {listed} FROM wanted n, "
-                'LATERAL (SELECT unnest(range(n."#count")))',
+                f"LATERAL (SELECT unnest(range(n.{quoted(_COUNT)})))",
                 wanted=wanted,
             )
 
@@ -665,17 +684,18 @@ class _State:
             f"s.{quoted(name)} IS NOT DISTINCT FROM n.{quoted(name)}" for name in names
         )
         still = "" if self._marker is None else f" AND s.{self._marker} IS NULL"
-        there = there.append_column("#row", pa.array(range(len(there)), pa.int64()))
+        number, count, time_ = quoted(_ROW), quoted(_COUNT), quoted(_TIME)
+        there = there.append_column(_ROW, pa.array(range(len(there)), pa.int64()))
         self._target.run(
             "CREATE OR REPLACE TEMP TABLE gone_rows AS SELECT s.rowid AS id, "
-            'n."#row" AS number, n."#count" AS count, n."#time" AS time, '
-            'row_number() OVER (PARTITION BY n."#row" ORDER BY s.rowid) AS place '
+            f"n.{number} AS number, n.{count} AS count, n.{time_} AS time, "
+            f"row_number() OVER (PARTITION BY n.{number} ORDER BY s.rowid) AS place "
             f"FROM {self._table} s JOIN there n ON {equal}{still}",
             there=there,
         )
         found = self._target.run(
-            'SELECT n.* EXCLUDE ("#row", "#count", "#time") FROM there n WHERE n."#count" > '
-            '(SELECT count(*) FROM gone_rows g WHERE g.number = n."#row") '
+            f"SELECT n.* EXCLUDE ({number}, {count}, {time_}) FROM there n WHERE n.{count} > "
+            f"(SELECT count(*) FROM gone_rows g WHERE g.number = n.{number}) "
             f"LIMIT {_SHOWN + 1}",
             there=there,
         )

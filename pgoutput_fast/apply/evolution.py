@@ -8,14 +8,14 @@ to be copied again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .naming import free_column
 from .targets import Added, Alteration, Column, Removed, Renamed, Retyped
 from .versions import ColumnVersion, Version, keeps_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import pyarrow as pa
 
@@ -40,19 +40,21 @@ class Known(NamedTuple):
     before: CatalogTable | None
     value: Callable[[str, str | None], pa.Array]
 
-    def now(self, version: Version) -> CatalogTable | None:
+    def now(self, columns: Iterable[Any]) -> CatalogTable | None:
         """The table in the catalogue that has these columns; None if neither has."""
-        wanted = {(one.name, one.type_id, one.type_modifier) for one in version.columns}
+        wanted = [(one.name, one.type_id, one.type_modifier) for one in columns]
         for table in (self.table, self.before):
-            if table is not None and wanted <= {
-                (one.name, one.type_id, one.type_modifier) for one in table.columns
-            }:
+            if table is None:
+                continue
+            there = [(one.name, one.type_id, one.type_modifier) for one in table.columns]
+            # In this order, as columns can change their names with each other.
+            if wanted == [one for one in there if one in wanted]:
                 return table
         return None
 
     def numbers(self, version: Version) -> dict[str, int | None]:
         """The numbers of columns by name; none if the catalogue is of another time."""
-        table = self.now(version)
+        table = self.now(version.columns)
         return {} if table is None else {one.name: one.number for one in table.columns}
 
     @property
@@ -129,6 +131,17 @@ class _Evolution:
     def run(self) -> str | None:
         """Do it; why the rows are not known any more, or None."""
         self._number()
+        names = [one.name for one in self._version.columns]
+        had = [one.name for one in self.columns if not one.is_dropped]
+        if (
+            not self._numbers
+            and self._known.table is not None
+            and [name for name in names if name in had] != [name for name in had if name in names]
+        ):
+            return (
+                "its columns have changed places, or names with each other, and no catalogue that "
+                "was read says how"
+            )
         follows = self._followed()
         live = set(follows.values())
         for i, held in enumerate(self.columns):
@@ -215,7 +228,7 @@ class _Evolution:
 
     def _add(self, column: ColumnVersion) -> str | None:
         """Add a column, with what rows have in it that are older."""
-        table = self._known.now(self._version)
+        table = self._known.now(self._version.columns)
         if table is None:
             return (
                 f"column {column.name} is new, and no catalogue that was read says what older rows "

@@ -111,7 +111,7 @@ def fold(changes: Iterable[Any], key: Sequence[str] | None = None) -> NetChanges
     ['upsert', 'delete']
     """
     folding = Folding(key)
-    for batch in changes:
+    for batch in [changes] if isinstance(changes, (pa.Table, pa.RecordBatch)) else changes:
         folding.add(batch)
     return folding.finish()
 

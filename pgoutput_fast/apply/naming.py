@@ -45,7 +45,8 @@ def free_name(wanted: str, relation_id: int, taken: Collection[str]) -> str:
 
 def free_column(name: str, columns: Sequence[Column]) -> str:
     """A name for a column that differs from those of other columns also where case is folded."""
-    taken = {column.stored.casefold() for column in columns}
+    # DuckDB finds rows by their `rowid`, which a column of this name would hide.
+    taken = {"rowid", *(column.stored.casefold() for column in columns)}
     while name.casefold() in taken:
         name += "_"
     return name

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from .syncing import (
     lost_tables,
     origin_of,
 )
+from .targets import Kept, Origin
 
 if TYPE_CHECKING:
     from ..history import HistoryPolicy
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _DUCKDB = "duckdb:"
+_SCHEME = re.compile(r"(?!s3a?://|file://)[A-Za-z][A-Za-z0-9+.-]+:")
+_FILES = (".duckdb", ".db", ".ddb")
+"""How names of files end that are meant as such."""
 _POLL = 0.05  # seconds between two looks whether the capture has begun
 _KEPT = 600.0
 """Seconds for which segments stay that the tables have, where the directory is the sync's own."""
@@ -100,7 +105,8 @@ def sync(
     interval : float
         Seconds from one window to the next.
     tables : str or sequence of str
-        ``namespace.name`` of those that are wanted; by default all.
+        ``namespace.name`` of those that are wanted; by default all. A target keeps to what it began
+        with, as the changes of other tables are passed over.
     policies : Policies
     history : {"newer", "older", "error"}
         What to do with values of types that were altered at about that time: see docs/types.md.
@@ -163,6 +169,7 @@ def sync(
     opened = open_target(
         target, storage_options=storage_options, partition_by=partition_by,
         retention_hours=retention_hours, maintenance=maintenance, soft_deletes=soft_deletes,
+        tables=options.tables,
     )  # fmt: skip
     stop = threading.Event() if stop is None else stop
     with contextlib.ExitStack() as held:
@@ -185,6 +192,7 @@ def sync(
             where = opened.directory(directory)
             name = consumer or opened.consumer
             lost = _Lost(where, opened.target, name) if unknown == "copy" else None
+            _check_target(opened.target, where, dsn, capture_options)
             if lost is not None and has_begun(where):
                 lost.ask()  # which the capture sees when it begins
             run = _Capture(
@@ -294,6 +302,7 @@ def open_target(
     retention_hours: int | None = None,
     maintenance: bool | None = None,
     soft_deletes: str | None = None,
+    tables: Sequence[str] | None = None,
 ) -> OpenedTarget:
     """The target of a name. Nothing is read or made yet.
 
@@ -301,7 +310,7 @@ def open_target(
     ----------
     target : str or path
         ``duckdb:FILE``, or a directory or URL for Delta tables.
-    storage_options, partition_by, retention_hours, maintenance, soft_deletes
+    storage_options, partition_by, retention_hours, maintenance, soft_deletes, tables
         As of :func:`sync`.
 
     Raises
@@ -317,26 +326,58 @@ def open_target(
     delta = {"storage_options": storage_options, "partition_by": partition_by,
              "retention_hours": retention_hours, "maintenance": maintenance}  # fmt: skip
     given: dict[str, Any] = {name: value for name, value in delta.items() if value is not None}
+    kept = Kept(soft_deletes, None if tables is None else tuple(sorted(tables)))
     if text.startswith(_DUCKDB):
         from .duckdb_target import DECODED_FOR, DuckdbTarget
 
         if given:
             raise PgOutputError(f"{next(iter(given))} is for Delta tables, not for {text!r}")
         path = Path(text.removeprefix(_DUCKDB)).absolute()
-        if not path.name or path.is_dir():
+        if text == _DUCKDB or not path.name or text.startswith(f"{_DUCKDB}//"):
             raise PgOutputError(f"target {text!r} names no file: give duckdb:FILE")
+        if path.is_dir():
+            raise PgOutputError(f"target {text!r} is a directory: give duckdb:FILE")
         if not path.parent.is_dir():
             raise PgOutputError(f"target {text!r}: there is no directory {path.parent}")
-        return OpenedTarget(DuckdbTarget(path, soft_deletes), DECODED_FOR, str(path), path)
+        return OpenedTarget(DuckdbTarget(path, kept), DECODED_FOR, str(path), path)
     from . import delta_target
 
-    made = delta_target.DeltaTarget(text, soft_deletes=soft_deletes, **given)
+    if _SCHEME.match(text) or text.endswith(_FILES):
+        raise PgOutputError(
+            f"target {text!r} is neither duckdb:FILE, nor a directory, nor s3://bucket/prefix"
+        )
+    made = delta_target.DeltaTarget(text, kept=kept, **given)
     where = made.place.path
     if where is not None and where.is_file():
         raise PgOutputError(f"target {text!r} is a file: give a directory, or duckdb:{text}")
     if where is not None and not where.parent.is_dir():
         raise PgOutputError(f"target {text!r}: there is no directory {where.parent}")
     return OpenedTarget(made, delta_target.DECODED_FOR, made.place.uri, where)
+
+
+def _check_target(
+    target: Target, directory: Path, dsn: str | None, options: Mapping[str, Any]
+) -> None:
+    """Refuse a target that is not this database's, before a slot is made for it."""
+    from ..connections import ConnectionParameters
+    from ..replication.walsender import ReplicationConnection
+
+    source = open_source([directory]) if has_begun(directory) else None
+    if isinstance(source, SegmentSource):
+        target.peek(origin_of(source))
+        return
+    parameters = ConnectionParameters(dsn, _libpq_keywords(options))
+    with ReplicationConnection(parameters) as connection:
+        origin = Origin(connection.system_identifier, connection.database)
+    target.peek(origin)
+
+
+def _libpq_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a capture that are parameters of libpq."""
+    from ..replication import capture
+
+    own = inspect.signature(capture).parameters
+    return {name: value for name, value in options.items() if name not in own}
 
 
 @contextlib.contextmanager
@@ -434,9 +475,9 @@ class _Capture:
         try:
             until = self._until
             if until == "now":
-                own = inspect.signature(capture).parameters
-                keywords = {key: one for key, one in self._options.items() if key not in own}
-                until = end_of_commits(ConnectionParameters(self._dsn, keywords))
+                until = end_of_commits(
+                    ConnectionParameters(self._dsn, _libpq_keywords(self._options))
+                )
             capture(
                 self._dsn, directory=self._directory, until_lsn=until, stop=self._own,
                 progress=self._note, **self._options,

@@ -474,20 +474,6 @@ class _Window:
     def _known(self, changes: Any, lsn: int) -> Known:
         """What is known of a table when a transaction was committed."""
         relation = changes.relation
-        table, before = self._catalogs_of(relation.relation_id, lsn)
-        names = {column.name for column in relation.columns}
-        end = time.monotonic() + _CATALOG_TIMEOUT
-        while (
-            self._history is not None
-            and lsn >= self._history.confirmed
-            and not any(one and names <= {column.name for column in one.columns}
-                        for one in (table, before))
-            and time.monotonic() < end
-        ):  # fmt: skip
-            time.sleep(_CATALOG_WAIT)
-            self._tell()
-            self._history = history_of([self._directory])
-            table, before = self._catalogs_of(relation.relation_id, lsn)
 
         def value(name: str, text: str | None) -> pa.Array:
             decoder = ColumnarDecoder(**{**self._decoding, "tables": None})
@@ -503,7 +489,19 @@ class _Window:
             row = pa.record_batch(batch).column("after")
             return stored(row.flatten()[row.type.get_field_index(name)])
 
-        return Known(table, before, value)
+        end = time.monotonic() + _CATALOG_TIMEOUT
+        while True:
+            known = Known(*self._catalogs_of(relation.relation_id, lsn), value)
+            if (
+                self._history is None
+                or lsn < self._history.confirmed
+                or known.now(relation.columns) is not None
+                or time.monotonic() > end
+            ):
+                return known
+            time.sleep(_CATALOG_WAIT)
+            self._tell()
+            self._history = history_of([self._directory])
 
 
 def check_position(

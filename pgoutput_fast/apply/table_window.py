@@ -16,7 +16,7 @@ from ..names import qualified
 from .evolution import Known, evolve, new_columns
 from .folding import Folding
 from .stored_changes import Form, stored_version, with_added
-from .targets import Held, IncompleteError
+from .targets import Held, IncompleteError, Removed, Renamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -197,7 +197,7 @@ class TableWindow:
 
     def _check_marker(self) -> None:
         """Refuse a column of the server where deleted rows are marked."""
-        marker = self._target.soft_deletes
+        marker = self._target.kept.soft_deletes
         if marker is not None and any(
             one.stored.casefold() == marker.casefold() for one in self.held.columns
         ):
@@ -224,11 +224,14 @@ class TableWindow:
                 if one.name == name and not one.is_dropped
             )  # fmt: skip
         nothing = _empty(form.schema)
-        if self._parts and self._parts[-1].key == key and self._goes_on(nothing):
+        # Of changes before, the columns' names mean what they did then.
+        renames = any(isinstance(one, (Removed, Renamed)) for one in alterations)
+        if self._parts and self._parts[-1].key == key and not renames and self._goes_on(nothing):
             self._parts[-1].alterations.extend(alterations)
             return
         if self._parts and lsn <= self._folded:
-            self._stop(f"the key of {version.table} was altered among changes of a transaction")
+            what = "columns" if renames else "key"
+            self._stop(f"the {what} of {version.table} were altered among a transaction's changes")
             return
         self._parts.append(_Part(alterations, Folding(key), key, lsn))
         self._parts[-1].folding.add(nothing)

@@ -148,21 +148,46 @@ DELETED_AT = pa.timestamp("us", "UTC")
 """The type of the column in which soft deletes are marked."""
 
 
-def check_deletes(where: str, made: str | None, given: str | None) -> None:
-    """Refuse a target whose deleted rows are kept in another way.
+class Kept(NamedTuple):
+    """What a target keeps to from its first call on, as its tables are made by it.
 
-    Parameters
+    Attributes
     ----------
-    where : str
-        What errors call the target.
-    made, given : str or None
-        The column in which its state tables mark them, and that in which they shall.
+    soft_deletes : str or None
+        The column of state tables that says when a row was deleted, null for those that are there;
+        None: rows that are deleted go.
+    tables : tuple of str or None
+        Of `sync`. The changes of other tables are passed over, and are not there later.
     """
-    if made == given:
-        return
-    has = "lets rows go that are deleted" if made is None else f"marks deleted rows in {made!r}"
-    fix = "leave soft_deletes out" if made is None else f"give soft_deletes={made!r}"
-    raise PgOutputError(f"{where} {has}, as it was asked when it was made: {fix}, or begin anew")
+
+    soft_deletes: str | None = None
+    tables: tuple[str, ...] | None = None
+
+    @property
+    def listed(self) -> list[str] | None:
+        """The tables, as a list."""
+        return None if self.tables is None else [*self.tables]
+
+    def check(self, where: str, found: Kept) -> None:
+        """Refuse a target that was made otherwise.
+
+        Parameters
+        ----------
+        where : str
+            What errors call the target.
+        found : Kept
+            What it was made with.
+        """
+        for name, given, made in zip(Kept._fields, self, found, strict=True):
+            if given != made:
+                had = "without" if made is None else "with"
+                shown = [*made] if isinstance(made, tuple) else made
+                fix = f"leave {name} out" if made is None else f"give {name}={shown!r}"
+                also = "" if made is None else f"={shown!r}"
+                raise PgOutputError(
+                    f"{where} was made {had} {name}{also}, and keeps to that: {fix}, or begin anew "
+                    "in another target"
+                )
 
 
 class IncompleteError(PgOutputError):
@@ -227,9 +252,7 @@ class Target(Protocol):
 
     threads: int
     """So many tables are written at a time."""
-    soft_deletes: str | None
-    """The column of state tables that says when a row was deleted, null for those that are there;
-    None: rows that are deleted go."""
+    kept: Kept
 
     def open(self, origin: Origin) -> Stored:
         """Find out what is there; a new target is made.

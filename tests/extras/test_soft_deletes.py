@@ -203,7 +203,7 @@ def test_a_target_keeps_to_its_kind_of_deletes(made: MadeDirectory, tables: Tabl
     sync(made, tables)
     with pytest.raises(pf.PgOutputError, match="give soft_deletes='_deleted_at', or begin anew"):
         sync(made, tables, soft_deletes=None)
-    with pytest.raises(pf.PgOutputError, match="marks deleted rows in '_deleted_at'"):
+    with pytest.raises(pf.PgOutputError, match="was made with soft_deletes='_deleted_at'"):
         sync(made, tables, soft_deletes="other")
     assert rows(tables) == [(1, "a", None), (2, "b", None)]
 

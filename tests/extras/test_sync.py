@@ -141,8 +141,8 @@ def made(tmp_path: Path) -> Iterator[MadeDirectory]:
         yield found
 
 
-def sync(made: MadeDirectory, tables: Tables, **options: Any) -> apply.SyncProgress:
-    options = {"until": "now", "target": tables.target, **options}
+def sync(made: MadeDirectory, kept: Tables, **options: Any) -> apply.SyncProgress:
+    options = {"until": "now", "target": kept.target, **options}
     return apply.sync(segments=made.directory, **options)
 
 
@@ -273,6 +273,32 @@ def test_how_far_it_is_while_changes_come_for_a_table_that_waits(
             "accounts": 1710, "other": 1810
         }  # fmt: skip
     assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2, 3]
+
+
+def test_a_target_keeps_to_its_tables(made: MadeDirectory, tables: Tables) -> None:
+    """The changes of others are passed over, and so are not there for a later call."""
+    made.commit(2000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
+    chosen = {"uncopied": "empty", "tables": ["public.accounts", "public.b*"]}
+    sync(made, tables, **chosen)
+    for other in (None, "public.accounts", ["public.accounts", "public.c"]):
+        with pytest.raises(pf.PgOutputError, match=r"give tables=\['public\.accounts', 'public\.b"):
+            sync(made, tables, **{**chosen, "tables": other})
+    made.commit(3000, testing.insert(ACCOUNTS, [2, "b"]))
+    sync(made, tables, **{**chosen, "tables": chosen["tables"][::-1]})
+    assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2]
+
+
+def test_columns_with_names_of_duckdbs_own(made: MadeDirectory, tables: Tables) -> None:
+    columns = {"ROWID": "int4", "#count": "int4", "#row": "text"}
+    bag = testing.Table("bag", columns, 16392, replica_identity="f")
+    sent = [[1, 3, "a"], [1, 3, "a"], [1, 3, "b"], [2, 0, "b"]]
+    made.commit(2000, bag.relation(), *(testing.insert(bag, row) for row in sent))
+    sync(made, tables, uncopied="empty")
+    made.commit(3000, testing.delete(bag, sent[0], "O"), testing.delete(bag, sent[3], "O"))
+    sync(made, tables)
+    found = tables.state("public.bag").to_pylist()
+    assert sorted(tuple(row.values()) for row in found) == [(1, 3, "a"), (1, 3, "b")]
+    assert list(found[0]) == ["ROWID_", "#count", "#row"]
 
 
 def test_a_table_whose_rows_are_not_known_any_more(made: MadeDirectory, tables: Tables) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -114,6 +115,48 @@ def test_what_rows_go_through(synced: Synced) -> None:
     progress = synced.tables.progress().values()
     assert {row["table"] for row in progress} == {"t", "bag"}
     assert len({row["lsn"] for row in progress}) == 1
+
+
+def test_columns_that_change_names_with_each_other(synced: Synced) -> None:
+    synced.database.execute("ALTER TABLE t ADD w text DEFAULT 'w'")
+    synced.sync()
+    synced.database.execute(
+        "INSERT INTO t VALUES (100, 'v', 1, 'd', 'w')",
+        "ALTER TABLE t RENAME v TO x; ALTER TABLE t RENAME w TO v; ALTER TABLE t RENAME x TO w",
+        "INSERT INTO t VALUES (101, 'first', 1, 'd', 'last')",
+    )
+    synced.settle()
+    assert synced.compare("t", "id, v, w") == 52
+
+
+def test_a_target_that_is_refused_leaves_no_slot(synced: Synced, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    (tmp_path / "file.duckdb").write_text("something else")
+    for target in (str(tmp_path / "other"), f"duckdb:{tmp_path / 'file.duckdb'}"):
+        with pytest.raises(pf.PgOutputError, match=r"has other things|is not a valid DuckDB"):
+            synced.sync(target=target)
+    query = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
+    assert synced.database.execute(query) == [(0,)]
+    for target in ("postgres:x", "gs://bucket/x", "tables.duckdb", f"duckdb:/{tmp_path}/x"):
+        with pytest.raises(pf.PgOutputError, match=r"is neither duckdb:FILE|names no file"):
+            synced.sync(target=target)
+
+
+def test_a_state_table_of_delta_that_was_deleted(
+    make_database: Any, server: Any, tmp_path: Path
+) -> None:
+    database = make_database(server)
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)",
+        "CREATE PUBLICATION p FOR ALL TABLES",
+    )  # fmt: skip
+    synced = Synced(database, TABLES["delta"](tmp_path))
+    synced.sync()
+    shutil.rmtree(tmp_path / "lake" / "state" / "public.t")
+    database.execute("INSERT INTO t VALUES (2)")
+    assert "was deleted: copy it again" in str(synced.settle())
+    assert synced.compare("t", "id") == 2
 
 
 def test_a_table_without_columns_gets_one(synced: Synced) -> None:
