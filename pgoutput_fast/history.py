@@ -190,6 +190,16 @@ class History:
         return self._boundaries[-1].lower if self._entries else 0
 
     @property
+    def newest_tables(self) -> Catalog:
+        """The published tables of the newest entry."""
+        return self._catalog(self._entries[-1])
+
+    @property
+    def newest_start(self) -> int:
+        """From this LSN on the newest entry is known to be true."""
+        return self._entries[-1].start
+
+    @property
     def newest(self) -> TypeRegistry:
         """The types of the newest entry."""
         return self._stored(self._entries[-1]).registry

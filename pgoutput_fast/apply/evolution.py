@@ -34,23 +34,43 @@ class Known(NamedTuple):
     value : callable
         Gives the value of a column, by its name and the text that the catalogue has; in an array of
         length 1.
+    is_certain : bool
+        Whether `table` and no other state of the catalogue is possible.
     """
 
     table: CatalogTable | None
     before: CatalogTable | None
     value: Callable[[str, str | None], pa.Array]
+    is_certain: bool = True
 
     def now(self, columns: Iterable[Any]) -> CatalogTable | None:
         """The table in the catalogue that has these columns; None if neither has."""
-        wanted = [(one.name, one.type_id, one.type_modifier) for one in columns]
+        found = self._matching([(one.name, one.type_id, one.type_modifier) for one in columns])
+        return found[0] if found else None
+
+    def _matching(self, wanted: list[tuple[str, Any, Any]]) -> list[CatalogTable]:
+        """Those in the catalogue that have these columns, in this order: alone, or among others."""
+        alone, among = [], []
         for table in (self.table, self.before):
-            if table is None:
-                continue
-            there = [(one.name, one.type_id, one.type_modifier) for one in table.columns]
-            # In this order, as columns can change their names with each other.
-            if wanted == [one for one in there if one in wanted]:
-                return table
-        return None
+            if table is not None:
+                there = [(one.name, one.type_id, one.type_modifier) for one in table.columns]
+                if there == wanted:
+                    alone.append(table)
+                elif [one for one in there if one in wanted] == wanted:
+                    among.append(table)
+        return alone or among
+
+    def is_ambiguous(self, version: Version) -> bool:
+        """Whether columns of these names and types may be one or other ones."""
+        if self.is_certain:
+            return False
+        names = {one.name for one in version.columns}
+        wanted = [(one.name, one.type_id, one.type_modifier) for one in version.columns]
+        numbers = [
+            {one.name: one.number for one in table.columns if one.name in names}
+            for table in self._matching(wanted)
+        ]
+        return any(one != numbers[0] for one in numbers)
 
     def numbers(self, version: Version) -> dict[str, int | None]:
         """The numbers of columns by name; none if the catalogue is of another time."""
@@ -63,6 +83,16 @@ class Known(NamedTuple):
         if self.table is None or self.before is None or not self.table.file_nodes:
             return True
         return self.table.file_nodes != self.before.file_nodes
+
+
+def replaced(held: Sequence[Column], table: CatalogTable) -> str | None:
+    """A column that is another one in the catalogue, of the same name; None if there is none."""
+    numbers = {one.name: one.number for one in table.columns}
+    for one in held:
+        number = numbers.get(one.name)
+        if not one.is_dropped and None not in (one.number, number) and number != one.number:
+            return one.name
+    return None
 
 
 class Evolved(NamedTuple):
@@ -131,6 +161,8 @@ class _Evolution:
     def run(self) -> str | None:
         """Do it; why the rows are not known any more, or None."""
         self._number()
+        if self._known.is_ambiguous(self._version):
+            return "columns were dropped or renamed, and others have their names"
         names = [one.name for one in self._version.columns]
         had = [one.name for one in self.columns if not one.is_dropped]
         if (
@@ -226,6 +258,16 @@ class _Evolution:
             self.alterations.append(Retyped(old.stored, column.type))
         return None
 
+    def _skips(self, table: CatalogTable, number: int | None) -> bool:
+        """Whether a number between those of the columns and that of a new one is nobody's."""
+        had = [one.number for one in self.columns if one.number is not None]
+        if self._known.before is not None:
+            had += [one.number for one in self._known.before.columns if one.number is not None]
+        if number is None or not had:
+            return False
+        there = {one.number for one in table.columns}
+        return any(one not in there for one in range(max(had) + 1, number))
+
     def _add(self, column: ColumnVersion) -> str | None:
         """Add a column, with what rows have in it that are older."""
         table = self._known.now(self._version.columns)
@@ -238,6 +280,11 @@ class _Evolution:
             return (
                 f"column {column.name} is new, and may be one that was renamed: the catalogue was "
                 "not read before"
+            )
+        if self._skips(table, self._numbers.get(column.name)):
+            return (
+                f"column {column.name} is new, and so may be another one that was dropped before "
+                "the catalogue was read, and may have had its name"
             )
         values = table.added_values
         if column.name not in values or (values[column.name] is None and self._known.is_rewritten):

@@ -31,11 +31,11 @@ from ..lsn import format_lsn
 from ..names import qualified
 from ..protocol.encode import encode, encode_fields
 from ..segments.format import BEGIN_NAME
-from .evolution import Known
+from .evolution import Known, replaced
 from .naming import free_name, renames, stored_table
 from .stored_changes import with_a_column
 from .table_window import TableWindow
-from .targets import Held, Origin, Stored, Target, window
+from .targets import Held, IncompleteError, Origin, Stored, Target, window
 
 if TYPE_CHECKING:
     from ..captured.units import Chunk, Plan, Unit
@@ -382,6 +382,7 @@ class _Window:
         for relation_id, one in self._open.items():
             self._held[relation_id] = one.held
         self._settle_names()
+        self._check_columns(after)
         tables = {
             relation_id: held._replace(lsn=after.of(relation_id))
             for relation_id, held in self._held.items()
@@ -464,6 +465,31 @@ class _Window:
         table, before = (catalog.by_id().get(relation_id) for catalog in found)
         return table, before
 
+    def _check_columns(self, after: Position) -> None:
+        """Stop tables of which changes were taken by columns that were others by then.
+
+        Nothing in a stream tells that a column was dropped and another one made under its name. The
+        catalogue does, which may be read later than that.
+        """
+        history = history_of([self._directory])
+        if history is None or history.is_empty:
+            return
+        catalog = history.newest_tables.by_id()
+        for relation_id, held in self._held.items():
+            table = catalog.get(relation_id)
+            if table is None or held.stale is not None:
+                continue
+            if after.of(relation_id) < history.newest_start:
+                continue
+            if (name := replaced(held.columns, table)) is not None:
+                reason = (
+                    f"column {name} was dropped or renamed, and another one has its name; changes "
+                    "since were taken as those of the former one"
+                )
+                if self._options.unknown == "error":
+                    raise IncompleteError(f"{qualified(held)}: {reason}: copy it again")
+                self._held[relation_id] = held._replace(stale=reason)
+
     def _settle_names(self) -> None:
         """Have each table under the name that it has now."""
         for relation_id, name in renames(self._held, list(self._open)):
@@ -492,6 +518,8 @@ class _Window:
         end = time.monotonic() + _CATALOG_TIMEOUT
         while True:
             known = Known(*self._catalogs_of(relation.relation_id, lsn), value)
+            if self._history is not None:
+                known = known._replace(is_certain=self._history.tables_at(lsn).is_certain)
             if (
                 self._history is None
                 or lsn < self._history.confirmed

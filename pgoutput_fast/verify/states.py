@@ -215,6 +215,13 @@ class States:
         found: dict[str, str | None] = {}
         for column in table.table.columns:
             found[column.name] = by_number.get(column.number or 0) or by_name.get(column.name)
+        other = [name for name in table.columns if found[name] is None and name in
+                 {one.name for one in live}]  # fmt: skip
+        if other:
+            raise NotComparable(
+                f"column {other[0]} of the target is another one than that of this name on the "
+                "server, which was made since"
+            )
         return {name: found[name] for name in table.columns}
 
     def rows(

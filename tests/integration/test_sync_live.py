@@ -129,6 +129,32 @@ def test_columns_that_change_names_with_each_other(synced: Synced) -> None:
     assert synced.compare("t", "id, v, w") == 52
 
 
+REUSED = [
+    "ALTER TABLE t DROP v; ALTER TABLE t ADD v text",
+    "ALTER TABLE t DROP d; ALTER TABLE t ADD d varchar(5)",
+    "ALTER TABLE t RENAME d TO e; ALTER TABLE t ADD d varchar(5) DEFAULT 'q'",
+    "ALTER TABLE t ADD c int DEFAULT 5; INSERT INTO t (id, c) VALUES (201, 1); "
+    "ALTER TABLE t DROP c; ALTER TABLE t ADD c int DEFAULT 7",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_one", [False, True])
+@pytest.mark.parametrize("statements", REUSED)
+def test_a_name_that_another_column_gets(synced: Synced, statements: str, is_one: bool) -> None:
+    """Among changes, of which none tells it."""
+    synced.sync()
+    run = ["INSERT INTO t (id, v, d) VALUES (200, 'v', 'd')", *statements.split("; "),
+           "INSERT INTO t (id, d) VALUES (202, 'e')"]  # fmt: skip
+    synced.database.execute(*(["BEGIN; " + "; ".join(run) + "; COMMIT"] if is_one else run))
+    synced.settle()
+    names = synced.database.execute(
+        "SELECT attname FROM pg_attribute WHERE attrelid = 't'::regclass AND attnum > 0 "
+        "AND NOT attisdropped"
+    )
+    assert synced.compare("t", ", ".join(name for (name,) in names)) in (52, 53)
+
+
 def test_a_target_that_is_refused_leaves_no_slot(synced: Synced, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
