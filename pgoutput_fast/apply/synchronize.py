@@ -171,6 +171,7 @@ def sync(
         retention_hours=retention_hours, maintenance=maintenance, soft_deletes=soft_deletes,
         tables=options.tables,
     )  # fmt: skip
+    name = consumer or opened.consumer
     stop = threading.Event() if stop is None else stop
     with contextlib.ExitStack() as held:
         held.callback(opened.target.close)
@@ -190,7 +191,6 @@ def sync(
             if slot is None or publications is None:
                 raise PgOutputError("give slot and publications, or segments")
             where = opened.directory(directory)
-            name = consumer or opened.consumer
             lost = _Lost(where, opened.target, name) if unknown == "copy" else None
             _check_target(opened.target, where, dsn, capture_options)
             if lost is not None and has_begun(where):
@@ -204,7 +204,6 @@ def sync(
             if lost is not None:
                 lost.wait(run.is_over)
             is_over, until_lsn, captured = run.is_over, None, run.latest
-        name = consumer or opened.consumer
         held.enter_context(_claimed(where, name))
         syncing = Syncing(
             where, opened.target, str(target), opened.decode_for, options, name, progress, captured

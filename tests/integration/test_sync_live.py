@@ -133,8 +133,8 @@ REUSED = [
     "ALTER TABLE t DROP v; ALTER TABLE t ADD v text",
     "ALTER TABLE t DROP d; ALTER TABLE t ADD d varchar(5)",
     "ALTER TABLE t RENAME d TO e; ALTER TABLE t ADD d varchar(5) DEFAULT 'q'",
-    "ALTER TABLE t ADD c int DEFAULT 5; INSERT INTO t (id, c) VALUES (201, 1); "
-    "ALTER TABLE t DROP c; ALTER TABLE t ADD c int DEFAULT 7",
+    "ALTER TABLE t ADD c int DEFAULT 5; INSERT INTO t (id) VALUES (201); ALTER TABLE t DROP c; "
+    + "ALTER TABLE t ADD c int DEFAULT 7",
 ]
 
 
