@@ -129,12 +129,12 @@ def test_columns_that_change_names_with_each_other(synced: Synced) -> None:
     assert synced.compare("t", "id, v, w") == 52
 
 
+C = "ALTER TABLE t ADD c int DEFAULT"
 REUSED = [
     "ALTER TABLE t DROP v; ALTER TABLE t ADD v text",
     "ALTER TABLE t DROP d; ALTER TABLE t ADD d varchar(5)",
     "ALTER TABLE t RENAME d TO e; ALTER TABLE t ADD d varchar(5) DEFAULT 'q'",
-    "ALTER TABLE t ADD c int DEFAULT 5; INSERT INTO t (id) VALUES (201); ALTER TABLE t DROP c; "
-    + "ALTER TABLE t ADD c int DEFAULT 7",
+    f"{C} 5; INSERT INTO t (id) VALUES (201); ALTER TABLE t DROP c; {C} 7",
 ]
 
 
