@@ -23,7 +23,7 @@ from ..directory.consumers import Consumer, consumers, remove_consumer
 from ..directory.copies import Tables
 from ..directory.known import how_to_copy
 from ..directory.looking import look
-from ..directory.reading import first_position, lacking, next_reading
+from ..directory.reading import first_position, lacking
 from ..directory.requests import request_copy
 from ..errors import PgOutputError
 from ..history import Follower, HistoryPolicy, history_of
@@ -263,8 +263,9 @@ class Syncing:
 
         Readers would wait for that as long as these do, if nothing comes for other tables.
         """
-        seen = source.seen
-        after = next_reading(self._consumer.position, seen.states, seen.contents.end).after
+        if source.reading is None:
+            return
+        after = source.reading.after
         tables = {
             relation_id: held._replace(lsn=max(held.lsn, after.of(relation_id)))
             for relation_id, held in self._stored.tables.items()

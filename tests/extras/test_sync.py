@@ -19,6 +19,7 @@ from pgoutput_fast import apply, testing
 from pgoutput_fast.apply import syncing
 from pgoutput_fast.apply.naming import free_name, renames, stored_table
 from pgoutput_fast.apply.targets import Held
+from pgoutput_fast.captured.units import SegmentSource
 from pgoutput_fast.catalog import Catalog, CatalogColumn, CatalogTable
 from pgoutput_fast.directory import merging
 from pgoutput_fast.directory.history import CatalogRead, HistoryWriter
@@ -273,6 +274,29 @@ def test_how_far_it_is_while_changes_come_for_a_table_that_waits(
             "accounts": 1710, "other": 1810
         }  # fmt: skip
     assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2, 3]
+
+
+def test_a_table_that_begins_to_wait_while_a_window_is_planned(
+    made: MadeDirectory, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = testing.Table("other", {"id": "int4"}, 16391)
+    made.wait(ACCOUNTS, 1000)
+    made.copy(ACCOUNTS, 1100, [[1, "a"]])
+    made.wait(other, 1000)
+    made.commit(1200, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [2, "b"]))
+    sync(made, tables)
+    made.commit(1300, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [3, "c"]))
+    plan = SegmentSource.plan
+
+    def late(source: SegmentSource, *given: Any, **options: Any) -> Any:
+        if not made.tables.read()[ACCOUNTS.relation_id].held_from:
+            made.wait(ACCOUNTS, 1210, first=False)
+        return plan(source, *given, **options)
+
+    monkeypatch.setattr(SegmentSource, "plan", late)
+    assert sync(made, tables).lsn == 1310
+    assert [row["lsn"] for row in tables.progress().values()] == [1210]
+    assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2]
 
 
 def test_a_target_keeps_to_its_tables(made: MadeDirectory, tables: Tables) -> None:
