@@ -243,8 +243,6 @@ class Syncing:
         if plan is None:
             # Nothing in it counts; the position is stored with what comes next.
             self._looked = self._end_lsn
-            if self._waiting and self._stored.lsn < self._end_lsn:
-                self._store_looked(source)
             return False
         begin = time.perf_counter()
         one = _Window(
@@ -257,23 +255,6 @@ class Syncing:
         self._note(one)
         self._tell(at_once=True)
         return True
-
-    def _store_looked(self, source: SegmentSource) -> None:
-        """Store how far all is that came for tables that wait alone.
-
-        Readers would wait for that as long as these do, if nothing comes for other tables.
-        """
-        if source.reading is None:
-            return
-        after = source.reading.after
-        tables = {
-            relation_id: held._replace(lsn=max(held.lsn, after.of(relation_id)))
-            for relation_id, held in self._stored.tables.items()
-        }
-        stored = Stored(after.lsn, tables)
-        with window(self._target):
-            self._target.commit(stored)
-        self._stored = stored
 
     def _see(self, source: SegmentSource) -> None:
         """Note where the directory ends, and which tables wait in it."""

@@ -102,8 +102,6 @@ class SegmentSource:
         an export goes on.
     seen : Look
         What there was when the source was opened.
-    reading : Reading or None
-        By which :meth:`plan` has planned last; None before.
     """
 
     def __init__(self, look: Callable[[], Look], metadata: SegmentMetadata, where: str) -> None:
@@ -112,7 +110,6 @@ class SegmentSource:
         self._where = where
         # It reads up to the end that it sees now, though more may come meanwhile.
         self.seen = look()
-        self.reading: Reading | None = None
         self.identity: dict[str, Any] = {
             "kind": "segments",
             "system_identifier": metadata.system_identifier,
@@ -169,7 +166,7 @@ class SegmentSource:
         position = progress.position
         self._check(found, manifest["start"], position)
         reading = next_reading(position, found.states, self.seen.contents.end)
-        reading = self.reading = readable(reading, found, self._where)
+        reading = readable(reading, found, self._where)
         walk = Walk(position, reading)
         units: list[Unit] = []
         after: Progress | None = None

@@ -195,6 +195,11 @@ class States:
             raise NotComparable(
                 f"its snapshot of {format_lsn(copied)} has not come into the target yet"
             )
+        if state is not None and state.copies[-1].state == "gone":
+            raise NotComparable(
+                "it had left the publications when the capture last looked, and has not been copied "
+                "since"
+            )
         waits = None if state is None else state.held_from
         if kept is None:
             if waits is not None:
