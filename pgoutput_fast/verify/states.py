@@ -197,8 +197,8 @@ class States:
             )
         if state is not None and state.copies[-1].state == "gone":
             raise NotComparable(
-                "it had left the publications when the capture last looked, and has not been copied "
-                "since"
+                "it had left the publications when the capture last looked, and was not copied "
+                "since then"
             )
         waits = None if state is None else state.held_from
         if kept is None:
