@@ -178,6 +178,7 @@ class Syncing:
         self._commit_time = self._newest()
         self._looked = 0  # up to where there was nothing to write
         self._waiting: tuple[str, ...] = ()
+        self._held_back: set[int] = set()
         self._table_seconds: dict[str, float] = {}
         self._end_lsn = 0
         self._see(source)
@@ -221,7 +222,7 @@ class Syncing:
             begin = time.monotonic()
             ends = is_over()
             while not is_stopped() and self._step():
-                if is_enough():
+                if is_enough() and not (until_lsn and self._is_behind(until_lsn)):
                     break
             if ends or is_enough():
                 return self._told()
@@ -231,6 +232,11 @@ class Syncing:
             while time.monotonic() < end and not (is_over() or is_stopped()):
                 time.sleep(min(0.05, max(0.0, end - time.monotonic())))
                 self._tell()
+
+    def _is_behind(self, lsn: int) -> bool:
+        """Whether there is a table of which less was read, other than those that wait."""
+        tables = self._consumer.position.tables
+        return any(at < lsn and one not in self._held_back for one, at in tables.items())
 
     def _step(self) -> bool:
         """Write what is there, up to a size; False if there is nothing."""
@@ -260,6 +266,10 @@ class Syncing:
         """Note where the directory ends, and which tables wait in it."""
         self._end_lsn = source.seen.contents.end
         names = []
+        self._held_back = {
+            relation_id for relation_id, state in source.seen.states.items()
+            if state.held_from is not None
+        }  # fmt: skip
         for relation_id, state in source.seen.states.items():
             if state.held_from is not None:
                 held = self._stored.tables.get(relation_id)

@@ -216,13 +216,14 @@ class TableWindow:
         lsn: int,
     ) -> None:
         """Have the changes that come folded with those before, if that can be."""
-        key = None
-        if table is not None and (version.replica_identity == "f" or not version.key):
-            # Its Relation flags all columns. Otherwise it has the key of this very change.
-            key = tuple(
-                one.stored for name in table.key for one in self.held.columns
-                if one.name == name and not one.is_dropped
-            )  # fmt: skip
+        # A Relation flags the key of these very changes, or, with FULL, all columns.
+        names = version.key if version.replica_identity not in ("f", "n") else ()
+        if not names and table is not None:
+            names = table.key
+        key = None if not names and table is None else tuple(
+            one.stored for name in names for one in self.held.columns
+            if one.name == name and not one.is_dropped
+        )  # fmt: skip
         nothing = _empty(form.schema)
         # Of changes before, the columns' names mean what they did then.
         renames = any(isinstance(one, (Removed, Renamed)) for one in alterations)

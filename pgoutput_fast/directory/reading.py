@@ -257,7 +257,11 @@ def steps(
         for copy in inside:
             ends.setdefault(copy.relation_id, copy.lsn)
         windows = {
-            oid: (first, min(last, ends.get(oid, last))) for oid, (first, last) in whole.items()
+            # Where everything before a copy was read, the copy comes next.
+            oid: _EMPTY
+            if oid in ends and first >= ends[oid] - 1
+            else (first, min(last, ends.get(oid, last)))
+            for oid, (first, last) in whole.items()
         }
         yield Step(paths, None, windows, reading.rest.window)
         for index, copy in enumerate(inside):

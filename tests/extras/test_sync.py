@@ -276,6 +276,24 @@ def test_how_far_it_is_while_changes_come_for_a_table_that_waits(
     assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2, 3]
 
 
+def test_small_windows_come_past_a_copy_within_a_segment(
+    made: MadeDirectory, tables: Tables
+) -> None:
+    made.wait(ACCOUNTS, 1000)
+    made.copy(ACCOUNTS, 1100, [[1, "a"]])
+    made.commit(1200, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [2, "b"]))
+    sync(made, tables)
+    made.wait(ACCOUNTS, 1210, first=False)
+    made.copy(ACCOUNTS, 1250, [[1, "a"], [2, "b"], [3, "c"]])
+    made.commit(1300, ACCOUNTS.relation(), testing.delete(ACCOUNTS, [1, None], "K"))
+    ended = sync(made, tables, window_bytes=1)
+    assert ended.lsn == 1310
+    assert [row["id"] for row in rows(tables, "public.accounts")] == [2, 3]
+    assert [row["lsn"] for row in tables.progress().values()] == [1310]
+    ops = tables.changes("public.accounts").column("op").to_pylist()
+    assert sorted(ops) == ["delete", "insert", *["read"] * 4, *["truncate"] * 2]
+
+
 def test_a_table_that_begins_to_wait_while_a_window_is_planned(
     made: MadeDirectory, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
