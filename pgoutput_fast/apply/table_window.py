@@ -277,7 +277,9 @@ class TableWindow:
         """Whether the change table, and the state table, still want the rows of a snapshot."""
         state = self._state or self._target.state(self.held)
         wants_changes = copy.lsn > self._writers[-1].copy_lsn
-        wants_rows = copy.lsn > state.copy_lsn or self.held.stale is not None
+        # A copy that it has already does not mend what was found to be wrong behind it.
+        is_new = copy.lsn > self.held.copy_lsn
+        wants_rows = copy.lsn > state.copy_lsn or (self.held.stale is not None and is_new)
         columns = new_columns(stored_version(schema), known) if wants_rows else self.held.columns
         self._last = self._layout(schema, columns)
         form = self._last[1]

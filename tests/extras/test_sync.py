@@ -294,6 +294,32 @@ def test_small_windows_come_past_a_copy_within_a_segment(
     assert sorted(ops) == ["delete", "insert", *["read"] * 4, *["truncate"] * 2]
 
 
+def test_a_copy_that_comes_again_does_not_mend_a_table(
+    made: MadeDirectory, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill before it is stored that a window was read; changes behind the copy were wrong."""
+    made.wait(ACCOUNTS, 1000)
+    made.copy(ACCOUNTS, 1100, [[1, "a"]])
+    made.commit(1200, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [2, "b"]))
+    made.commit(1300, testing.update(ACCOUNTS, [9, "nobody"]))
+
+    def killed(*_: Any) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(syncing.Consumer, "advance", killed)
+        with pytest.raises(KilledError):
+            sync(made, tables)
+    for lsn in (1400, 1500):
+        made.commit(lsn, testing.insert(ACCOUNTS, [lsn, "c"]))
+        assert "it has no row with (id) = (9)" in sync(made, tables).stale["public.accounts"]
+    made.wait(ACCOUNTS, 1510, first=False)
+    made.copy(ACCOUNTS, 1550, [[1, "a"], [2, "b"]])
+    made.commit(1600, testing.insert(ACCOUNTS, [3, "d"]))
+    assert sync(made, tables).stale == {}
+    assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2, 3]
+
+
 def test_a_table_that_begins_to_wait_while_a_window_is_planned(
     made: MadeDirectory, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
