@@ -39,7 +39,6 @@ from .targets import Held, IncompleteError, Origin, Stored, Target, window
 
 if TYPE_CHECKING:
     from ..captured.units import Chunk, Plan, Unit
-    from ..catalog import CatalogTable
     from ..directory.copies import Copy, TableState
     from ..directory.reading import Position
     from ..policies import Policies
@@ -447,16 +446,6 @@ class _Window:
             return held._replace(stale="its rows before the capture are not known")
         return held
 
-    def _catalogs_of(
-        self, relation_id: int, lsn: int
-    ) -> tuple[CatalogTable | None, CatalogTable | None]:
-        """A table in the catalogue of the time of a transaction, and in the one before."""
-        if self._history is None:
-            return None, None
-        found = self._history.tables_at(lsn).catalog, self._history.tables_before(lsn)
-        table, before = (catalog.by_id().get(relation_id) for catalog in found)
-        return table, before
-
     def _check_columns(self, after: Position) -> None:
         """Stop tables of which changes were taken by columns that were others by then.
 
@@ -509,12 +498,16 @@ class _Window:
 
         end = time.monotonic() + _CATALOG_TIMEOUT
         while True:
-            known = Known(*self._catalogs_of(relation.relation_id, lsn), value)
-            if self._history is not None:
-                known = known._replace(is_certain=self._history.tables_at(lsn).is_certain)
+            if self._history is None:
+                return Known(None, None, value)
+            at = self._history.tables_at(lsn)
+            table, before = (
+                one.by_id().get(relation.relation_id)
+                for one in (at.catalog, self._history.tables_before(lsn))
+            )
+            known = Known(table, before, value, at.is_certain)
             if (
-                self._history is None
-                or lsn < self._history.confirmed
+                lsn < self._history.confirmed
                 or known.now(relation.columns) is not None
                 or time.monotonic() > end
             ):

@@ -231,8 +231,8 @@ class TableWindow:
             self._parts[-1].alterations.extend(alterations)
             return
         if self._parts and lsn <= self._folded:
-            what = "columns" if renames else "key"
-            self._stop(f"the {what} of {version.table} were altered among a transaction's changes")
+            what = "columns were" if renames else "key was"
+            self._stop(f"its {what} altered among a transaction's changes")
             return
         self._parts.append(_Part(alterations, Folding(key), key, lsn))
         self._parts[-1].folding.add(nothing)
