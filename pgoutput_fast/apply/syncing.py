@@ -334,6 +334,7 @@ class _Window:
         self._target = target
         self._options = options
         self._tell = tell
+        self._lsn = stored.lsn
         self._held = dict(stored.tables)
         self._open: dict[int, TableWindow] = {}
         self._states = look(directory).states
@@ -358,7 +359,12 @@ class _Window:
             if copy is not None and copy.relation_id in self._open:
                 self._open[copy.relation_id].end_copy(copy)
         after = _after(plan)
-        ends = {relation_id: after.of(relation_id) for relation_id in self._open}
+        # A window that is read again, as a process was killed behind its commit, may end before
+        # what the target has: it never goes back, else what lies between would be taken twice.
+        ends = {
+            relation_id: max(after.of(relation_id), one.held.lsn)
+            for relation_id, one in self._open.items()
+        }
         for relation_id, one in self._open.items():
             one.commit_changes(ends[relation_id])
             self.counts[qualified(one.held)] = one.changes
@@ -375,10 +381,10 @@ class _Window:
         self._settle_names()
         self._check_columns(after)
         tables = {
-            relation_id: held._replace(lsn=after.of(relation_id))
+            relation_id: held._replace(lsn=max(after.of(relation_id), held.lsn))
             for relation_id, held in self._held.items()
         }
-        stored = Stored(after.lsn, tables)
+        stored = Stored(max(after.lsn, self._lsn), tables)
         self._target.commit(stored)
         return stored
 

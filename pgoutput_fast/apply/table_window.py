@@ -112,6 +112,8 @@ class TableWindow:
         known : callable
             Gives what is known of the table at a commit LSN.
         """
+        if batch.column("commit_lsn")[-1].as_py() < self.held.lsn:
+            return  # the target has them, and its columns may have been altered since
         last = self._last
         if last is None or last[0] is not schema:
             self._take_gathered()
@@ -259,6 +261,8 @@ class TableWindow:
             self._take_gathered()
             self._copying = self._begin_copy(schema, known(copy.lsn), copy)
         wants_changes, wants_rows = self._copying
+        if not (wants_changes or wants_rows):
+            return
         last = self._last
         if last is None or last[0] is not schema:
             last = self._last = self._layout(schema, self.held.columns)
@@ -280,6 +284,8 @@ class TableWindow:
         # A copy that it has already does not mend what was found to be wrong behind it.
         is_new = copy.lsn > self.held.copy_lsn
         wants_rows = copy.lsn > state.copy_lsn or (self.held.stale is not None and is_new)
+        if not (wants_changes or wants_rows):
+            return False, False
         columns = new_columns(stored_version(schema), known) if wants_rows else self.held.columns
         self._last = self._layout(schema, columns)
         form = self._last[1]
