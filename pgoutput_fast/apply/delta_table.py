@@ -13,7 +13,7 @@ import json
 import time
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,6 +36,10 @@ _FILE_BYTES = 64 << 20
 _GROUP_ROWS = 1 << 17
 _GROUP_BYTES = 32 << 20
 """Of a group of rows in a file: so much of it is in memory."""
+_PLAIN = " :"
+"""Characters of partitions that stay in names of directories, besides letters and digits."""
+_LONGEST = 255
+"""Characters of such a name, at most."""
 _SAMPLED = 4096
 """Rows by which it is decided how a file holds a column."""
 _OPEN_PARTITIONS = 32
@@ -218,7 +222,7 @@ class Table:
         found = pa.table(self.delta.get_add_actions()).to_pylist()
         return [
             File(
-                one["path"], one["size_bytes"],
+                unquote(one["path"]), one["size_bytes"],
                 -1 if one.get("num_records") is None else one["num_records"],
                 one.get("partition") or {}, one.get("min") or {}, one.get("max") or {},
             )
@@ -227,7 +231,7 @@ class Table:
 
     def open_file(self, file: File) -> pq.ParquetFile:
         """Open one of them to read it."""
-        return pq.ParquetFile(self.filesystem.open_input_file(unquote(file.path)), pre_buffer=True)
+        return pq.ParquetFile(self.filesystem.open_input_file(file.path), pre_buffer=True)
 
     # --- changing it -----------------------------------------------------------------------------
 
@@ -563,7 +567,10 @@ class _Open:
     ) -> None:
         self._table = table
         self._partition = partition
-        self.path = f"{prefix}-{uuid.uuid4().hex}.parquet"
+        directory = partition_directory(partition)
+        if directory and table.place.path is not None:
+            (table.place.path / table.directory / directory).mkdir(parents=True, exist_ok=True)
+        self.path = f"{directory}{prefix}-{uuid.uuid4().hex}.parquet"
         self._schema = schema
         self._metadata: list[Any] = []
         self._sink = table.filesystem.open_output_stream(self.path)
@@ -601,6 +608,20 @@ class _Open:
 def partition_texts(partition: Mapping[str, Any]) -> dict[str, str | None]:
     """Values of partitions as the log has them."""
     return {name: _partition_text(name, value) for name, value in partition.items()}
+
+
+def partition_directory(partition: Mapping[str, Any]) -> str:
+    """Where files of a partition lie: ``day=2024-05-01/``, as Hive and Spark have it.
+
+    The log says the same of a file, but there are readers, such as polars, that look here.
+    """
+    parts = []
+    for name, text in partition_texts(partition).items():
+        shown = "__HIVE_DEFAULT_PARTITION__" if text is None else quote(text, safe=_PLAIN)
+        parts.append(f"{quote(name, safe=_PLAIN)}={shown}/")
+    if any(len(part) > _LONGEST for part in parts):
+        return ""  # no file system has such a name
+    return "".join(parts)
 
 
 def _partition_text(name: str, value: Any) -> str | None:

@@ -514,7 +514,8 @@ class _State:
         if gone := [name for name in self._partition_by if name not in shape.schema.names]:
             raise PgOutputError(
                 f"{table.directory} is partitioned by {gone[0]!r}, and the server has no column of "
-                "this name any more: delete the table's directory, and copy it again"
+                "this name any more: give partition_by= with columns that it has, delete this "
+                "directory, and call sync again, which has the table copied"
             )
         position = held.lsn, max(held.copy_lsn, self.copy_lsn)
         with table.refusals(), self._new_writer(shape.schema) as writer:

@@ -840,8 +840,9 @@ def test_tables_change_places_also_if_that_is_cut_short(
         target.close()
 
 
-def test_state_tables_are_partitioned(tmp_path: Path) -> None:
-    synced = Synced(tmp_path / "lake", partition_by={"public.things": ["name"]})
+def test_state_tables_are_partitioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"partition_by": {"public.things": ["name"]}, "retention_hours": 0}
+    synced = Synced(tmp_path / "lake", **options)
     begun(synced, [1, "ä /=%", "x"], [2, "b", "y"], [3, None, "z"], [4, "b", "4"])
     changes = batches(
         0x200, t.update(THINGS, [2, "ä /=%", UNSENT]), t.update(THINGS, [3, "b", UNSENT])
@@ -853,6 +854,30 @@ def test_state_tables_are_partitioned(tmp_path: Path) -> None:
     table = deltalake.DeltaTable(str(synced.path / "state" / "public.things"))
     assert table.metadata().partition_columns == ["name"]
     assert sorted(one["name"] for one in table.partitions()) == ["b", "ä /=%"]
+    more = t.update(THINGS, [1, UNSENT, "1"]), t.insert(THINGS, [5, None, "5"])
+    synced.write(batches(0x210, *more), 0x211)
+    for _ in range(2):  # its files are found again, joined and deleted by their paths
+        rows = [[1, "ä /=%", "1"], [2, "ä /=%", "y"], [3, "b", "z"], [4, "b", "4"]]
+        rows.append([5, None, "5"])
+        assert synced.rows() == things(*rows)
+        of_it = synced.target.state(synced.held).table
+        monkeypatch.setattr(delta_table, "_PER_TIER", 2)
+        of_it.compact()
+        of_it.vacuum()
+    directory = synced.path / "state" / "public.things"
+    assert sorted(one.parent.name for one in directory.rglob("*.parquet")) == [
+        "name=%C3%A4 %2F%3D%25", "name=__HIVE_DEFAULT_PARTITION__", "name=b"
+    ]  # fmt: skip
+    # Readers that take partitions from the files' paths.
+    polars, duckdb = pytest.importorskip("polars"), pytest.importorskip("duckdb")
+    path = str(synced.path / "state" / "public.things")
+    of_polars = polars.scan_delta(path).select("id", "name", "note").sort("id").collect()
+    assert [[*row] for row in of_polars.rows()] == rows
+    of_duckdb = duckdb.sql(
+        f"SELECT id, name, note FROM read_parquet('{path}/*/*.parquet', hive_partitioning = true) "
+        "ORDER BY id"
+    )
+    assert [[*row] for row in of_duckdb.fetchall()] == rows
     with pytest.raises(pf.PgOutputError, match="column name has an empty text"):
         synced.write(batches(0x300, t.insert(THINGS, [9, "", ""])), 0x301)
     synced.target.close()
@@ -860,6 +885,17 @@ def test_state_tables_are_partitioned(tmp_path: Path) -> None:
     with pytest.raises(pf.PgOutputError, match="can't be partitioned by 'nobody'"):
         begun(wrong, [1, "a", "x"])
     wrong.target.close()
+
+
+def test_a_column_of_partitions_that_is_renamed(tmp_path: Path) -> None:
+    synced = Synced(tmp_path / "lake", partition_by={"public.things": ["name"]})
+    begun(synced, [1, "a", "x"])
+    renamed = t.Table("things", {"id": "int4", "title": "text", "note": "text"})
+    changes = batches(0x200, t.update(renamed, [1, "b", "y"]), table=renamed)
+    with pytest.raises(pf.PgOutputError, match=r"partitioned by 'name'.*give partition_by= with"):
+        synced.write(changes, 0x201, alterations=[Renamed("name", "title")])
+    assert synced.reopen().rows() == things([1, "a", "x"])
+    synced.target.close()
 
 
 def test_many_commits_leave_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
