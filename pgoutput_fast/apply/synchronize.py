@@ -163,7 +163,7 @@ def sync(
     options = checked_options(
         tables=tables, policies=policies, history=history, schema_changes=schema_changes,
         unknown=unknown, uncopied=uncopied, interval=interval, window_bytes=window_bytes,
-    )  # fmt: skip
+    )._replace(partitioned=tuple(partition_by or ()))  # fmt: skip
     if until is not None and until != "now":
         check_lsn("until", until)
     opened = open_target(

@@ -33,6 +33,7 @@ from ..protocol.encode import encode, encode_fields
 from ..segments.format import BEGIN_NAME
 from .evolution import Known, replaced
 from .naming import free_name, renames, stored_table
+from .published import Published
 from .stored_changes import with_a_column
 from .table_window import TableWindow
 from .targets import Held, IncompleteError, Origin, Stored, Target, window
@@ -69,6 +70,7 @@ class SyncOptions(NamedTuple):
     uncopied: Uncopied
     interval: float
     window_bytes: int
+    partitioned: tuple[str, ...] = ()
 
 
 class SyncProgress(NamedTuple):
@@ -99,6 +101,8 @@ class SyncProgress(NamedTuple):
         Where the directory ended when it was last looked at.
     capture : CaptureProgress or None
         How far the capture is, if the slot is captured by this call, and once it streams.
+    left : tuple of str
+        Tables of the target that are dropped, or not published any more, and stay as they are.
     """
 
     lsn: int
@@ -113,6 +117,7 @@ class SyncProgress(NamedTuple):
     held: tuple[Held, ...] = ()
     end_lsn: int = 0
     capture: CaptureProgress | None = None
+    left: tuple[str, ...] = ()
 
 
 def consumer_name(target: str) -> str:
@@ -171,6 +176,7 @@ class Syncing:
         self._consumer = Consumer(directory, consumer)
         check_position(directory, name, self._stored, self._consumer.position, options.uncopied)
         self._said: set[tuple[int, str]] = set()
+        self._published = Published(directory, options.tables or (), options.partitioned)
         self._counts: dict[str, int] = {}
         self._seconds = 0.0
         self._windows = 0
@@ -278,6 +284,7 @@ class Syncing:
                     else qualified(held)
                 )
         self._waiting = tuple(names)
+        self._published.look(self._stored.tables)
 
     def _tell(self, *, at_once: bool = False) -> None:
         """Tell how far it is, if it is time."""
@@ -314,7 +321,7 @@ class Syncing:
             self.lsn, self._commit_time, sum(self._counts.values()), self._windows, self._seconds,
             dict(self._counts), stale, self._waiting, dict(self._table_seconds),
             tuple(self._stored.tables.values()), self._end_lsn,
-            None if self._captured is None else self._captured(),
+            None if self._captured is None else self._captured(), self._published.left,
         )  # fmt: skip
 
 

@@ -45,6 +45,7 @@ class SyncFigures(NamedTuple):
             "tables": dict(progress.tables),
             "stale": dict(progress.stale),
             "waiting": list(progress.waiting),
+            "left": list(progress.left),
         }
         if capture is not None:
             numbers["capture"] = capture.as_dict()

@@ -159,7 +159,8 @@ def make_report(report: Report) -> str:
     progress = report.figures.progress
     wrong = [f"{counted(len(progress.stale), 'table')} not kept up to date"] * bool(progress.stale)
     wrong += [f"{counted(len(progress.waiting), 'table')} to be copied"] * bool(progress.waiting)
-    verdict = ", ".join(wrong) or "All tables are kept up to date."
+    which = "All published tables" if progress.left else "All tables"
+    verdict = ", ".join(wrong) or f"{which} are kept up to date."
     return _PAGE.format(
         target=_text(report.target),
         source=_text(report.source),
@@ -231,6 +232,8 @@ def _row(report: Report, held: Held) -> str:
         state = f'<td class="left long bad">{_text(held.stale)}</td>'
     elif name in progress.waiting:
         state = '<td class="left wait">waits until it is copied</td>'
+    elif name in progress.left:
+        state = '<td class="left">not published any more, or dropped: it stays as it is</td>'
     else:
         state = '<td class="left good">up to date</td>'
     stored = held.stored if held.version == 1 else f"{held.stored} (version {held.version})"

@@ -465,17 +465,53 @@ def test_a_table_that_is_altered_in_its_first_window(made: MadeDirectory, tables
     assert [[row["after"] for row in part] for part in versions] == [[{"id": 1}], [{"id": 1 << 40}]]
 
 
-def catalog_read(lsn: int, table: testing.Table, **missing: str) -> CatalogRead:
-    """The catalogue with a table, and what columns hold in rows that are older than they."""
-    columns = tuple(
-        CatalogColumn(name, type_id, "", -1, False, False, "", name in missing, missing.get(name))
-        for name, type_id in (("id", 23), ("note", 25), ("n", 23))[: len(table.columns)]
+def test_tables_that_left_or_never_came_are_told(
+    made: MadeDirectory,
+    tables: Tables,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    other = testing.Table("other", {"id": "int4"}, 16391)
+    for one in (ACCOUNTS, other):
+        made.wait(one, 1000)
+        made.copy(one, 1100, [])
+    history = HistoryWriter(made.directory, None)
+    history.note(catalog_read(1100, ACCOUNTS, other))
+    made.commit(1200, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
+    partitions = {"partition_by": {"public.count": ["id"]}} if "lake" in tables.target else {}
+    known = {"tables": ["public.acc*", "public.other", "public.others"], **partitions}
+    assert sync(made, tables, **known).left == ()
+    told = [record.getMessage() for record in caplog.records]
+    expected = ["tables='public.others' matches no published table"]
+    if partitions:
+        expected.append("partition_by= names public.count, which is no published table")
+    assert told == expected
+    caplog.clear()
+    history.note(catalog_read(1500, ACCOUNTS))
+    made.commit(1600, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [2, "b"]))
+    found = sync(made, tables, **known)
+    assert (found.left, found.stale) == (("public.other",), {})
+    assert caplog.records[0].getMessage() == (
+        "public.other is not published any more, or was dropped; its tables stay as they are"
     )
-    one = CatalogTable(
-        table.relation_id, table.namespace, table.name, "r", "d", None, (), ("id",), (), columns
-    )
-    tables = Catalog("1", "d", ("p",), (one,)).to_json()
-    return CatalogRead(lsn, lsn, frozenset(), frozenset(), False, pf.TypeRegistry(), tables)
+
+
+def catalog_read(lsn: int, *tables: testing.Table, **missing: str) -> CatalogRead:
+    """The catalogue with tables, and what columns hold in rows that are older than they."""
+    found = []
+    for table in tables:
+        columns = tuple(
+            CatalogColumn(
+                name, type_id, "", -1, False, False, "", name in missing, missing.get(name)
+            )
+            for name, type_id in (("id", 23), ("note", 25), ("n", 23))[: len(table.columns)]
+        )
+        found.append(CatalogTable(
+            table.relation_id, table.namespace, table.name, "r", "d", None, (), ("id",), (),
+            columns,
+        ))  # fmt: skip
+    tables_json = Catalog("1", "d", ("p",), tuple(found)).to_json()
+    return CatalogRead(lsn, lsn, frozenset(), frozenset(), False, pf.TypeRegistry(), tables_json)
 
 
 def test_what_is_not_a_targets(made: MadeDirectory, tmp_path: Path) -> None:

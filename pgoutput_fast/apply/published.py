@@ -1,0 +1,87 @@
+"""What the newest catalogue says of a sync's tables: which have left, and which never came."""
+
+from __future__ import annotations
+
+import logging
+import time
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from ..history import history_of
+from ..names import qualified, shown_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from .targets import Held
+
+_log = logging.getLogger(__name__)
+
+_PAUSE = 1.0  # seconds between two looks at the history, at least
+
+
+class Published:
+    """Tells once what a user should know of tables that are published, or are not.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+        The segments.
+    patterns : iterable of str
+        Those of the tables that are wanted.
+    partitioned : iterable of str
+        ``namespace.name`` of tables for which partitions are given.
+
+    Attributes
+    ----------
+    left : tuple of str
+        Tables of the target that are dropped, or not published any more.
+    """
+
+    def __init__(
+        self, directory: Path, patterns: Iterable[str], partitioned: Iterable[str]
+    ) -> None:
+        self._directory = directory
+        self._patterns, self._partitioned = [*patterns], [*partitioned]
+        self._next = 0.0
+        self._gone: set[int] = set()
+        self.left: tuple[str, ...] = ()
+
+    def look(self, tables: Mapping[int, Held]) -> None:
+        """Compare with the newest catalogue, if it is time.
+
+        Parameters
+        ----------
+        tables : mapping of int to Held
+            What the target has, by relation id.
+        """
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _PAUSE
+        history = history_of([self._directory])
+        if history is None:
+            return
+        catalog = history.newest_tables
+        there = catalog.by_id()
+        # A table may have come since the catalogue was read; its snapshot tells when.
+        gone = {
+            relation_id: held for relation_id, held in tables.items()
+            if relation_id not in there and 0 < held.copy_lsn < history.newest_start
+        }  # fmt: skip
+        for relation_id in sorted(gone.keys() - self._gone):
+            _log.warning(
+                "%s is not published any more, or was dropped; its tables stay as they are",
+                qualified(gone[relation_id]),
+            )
+        self._gone = set(gone)
+        self.left = tuple(map(qualified, gone.values()))
+        shown, names = {*map(shown_table, catalog.tables)}, {*map(qualified, catalog.tables)}
+        for one in self._patterns:
+            if not any(fnmatchcase(name, one) for name in shown):
+                _log.warning("tables=%r matches no published table", one)
+        for one in self._partitioned:
+            if one not in names:
+                _log.warning("partition_by= names %s, which is no published table", one)
+        self._patterns, self._partitioned = [], []  # it is told once
