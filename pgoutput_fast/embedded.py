@@ -474,7 +474,12 @@ class EmbeddedServer:
             raise PgOutputError(f"mode={mode!r}: expected 'fast', 'immediate' or 'kill'")
         if self._keeper is None:
             raise PgOutputError("the embedded server does not run")
-        before = self._pid_file()[0]
+        found = self._pid_file()
+        if not found or self._keeper.poll() is not None:
+            raise PgOutputError(
+                f"the embedded server has ended by itself; the end of its log:\n{self.log()}"
+            )
+        before = found[0]
         pipe = cast("IO[bytes]", self._keeper.stdin)
         pipe.write(b"%d\n" % signals[mode])
         pipe.flush()

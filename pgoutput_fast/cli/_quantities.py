@@ -63,7 +63,17 @@ class Seconds(click.FloatRange):
         match = _TIME.fullmatch(str(value))
         if match is not None:
             value = float(match[1]) * _SECONDS[match[2]]
+        elif not _is_number(value):
+            self.fail(f"{value!r} is no time, such as 0.5, 500ms, 1s, 10min, 12h or 7d", param, ctx)
         found = float(super().convert(value, param, ctx))
         if not math.isfinite(found):
             self.fail(f"{value!r} is no number of seconds", param, ctx)
         return found
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True

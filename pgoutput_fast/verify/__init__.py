@@ -334,6 +334,10 @@ class _Verification:
             _check_same((moment.system_identifier, moment.database), target)
             if position >= moment.lsn:
                 return position
+            self._tell(
+                f"waiting for the target, which is at {format_lsn(position)} of "
+                f"{format_lsn(moment.lsn)}", None, 0, total,
+            )  # fmt: skip
             if time.monotonic() > end:
                 raise PgOutputError(
                     f"the target has {'nothing yet' if not position else 'everything up to '}"

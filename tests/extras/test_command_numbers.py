@@ -13,7 +13,7 @@ pytest.importorskip("pyarrow")
 import click
 
 from pgoutput_fast.cli import main
-from pgoutput_fast.cli._quantities import ByteCount
+from pgoutput_fast.cli._quantities import ByteCount, Seconds
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,19 @@ def test_what_is_no_number_of_bytes(given: str) -> None:
         click.BadParameter, match=r"is no number of bytes|is more than 9223372036854775807 bytes"
     ):
         ByteCount().convert(given, None, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [("0.5", 0.5), ("500ms", 0.5), (" 10 min", 600.0), ("7d", 604800.0)]
+)
+def test_times(given: str, seconds: float) -> None:
+    assert Seconds().convert(given, None, None) == seconds
+
+
+@pytest.mark.parametrize("given", ["", "soon", "1 hour", "5m", "1s30"])
+def test_what_is_no_time(given: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"is no time, such as 0\.5, 500ms, 1s, 10min"):
+        Seconds().convert(given, None, None)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -313,3 +315,12 @@ def test_what_can_not_be_restarted() -> None:
         server.restart()
     with server, pytest.raises(PgOutputError, match="mode='slow': expected"):
         server.restart("slow")  # type: ignore[arg-type]
+    with NewServer(18) as ended:
+        os.kill(int((ended.directory / "data" / "postmaster.pid").read_text().split()[0]), 2)
+        with contextlib.suppress(psycopg.OperationalError):
+            while True:
+                psycopg.connect(ended.dsn()).close()
+        while (ended.directory / "data" / "postmaster.pid").exists():
+            time.sleep(0.01)
+        with pytest.raises(PgOutputError, match=r"(?s)has ended by itself.*is shut down"):
+            ended.restart()

@@ -545,7 +545,7 @@ def test_errors_and_their_exit_codes(
         (["--segments", "d", "--snapshot", "never"], "--snapshot does not go together with --seg"),
         (["--segments", "d", "password=s3cret"], "unexpected extra argument"),
         (["--segments", "d", "--until", "soon"], "'soon' is no LSN; expected a form"),
-        (["--segments", "d", "--interval", "1x"], "'1x' is not a valid float"),
+        (["--segments", "d", "--interval", "1x"], "'1x' is no time"),
         (["--segments", "d", "--engine", "spark"], "'spark' is not 'local'"),
         (["--segments", "d", "--report", "/nonexistent/r.html"], "--report: there is no directory"),
         (["--segments", "d", "--policy", "x=y"], "is not NAME=VALUE"),
