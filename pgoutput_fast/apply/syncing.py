@@ -31,9 +31,9 @@ from ..lsn import format_lsn
 from ..names import qualified
 from ..protocol.encode import encode, encode_fields
 from ..segments.format import BEGIN_NAME
+from .departures import Departures
 from .evolution import Known, replaced
 from .naming import free_name, renames, stored_table
-from .published import Published
 from .stored_changes import with_a_column
 from .table_window import TableWindow
 from .targets import Held, IncompleteError, Origin, Stored, Target, window
@@ -176,7 +176,7 @@ class Syncing:
         self._consumer = Consumer(directory, consumer)
         check_position(directory, name, self._stored, self._consumer.position, options.uncopied)
         self._said: set[tuple[int, str]] = set()
-        self._published = Published(directory, options.tables or (), options.partitioned)
+        self._departures = Departures(directory, options.tables or (), options.partitioned)
         self._counts: dict[str, int] = {}
         self._seconds = 0.0
         self._windows = 0
@@ -284,7 +284,7 @@ class Syncing:
                     else qualified(held)
                 )
         self._waiting = tuple(names)
-        self._published.look(self._stored.tables)
+        self._departures.look(self._stored.tables)
 
     def _tell(self, *, at_once: bool = False) -> None:
         """Tell how far it is, if it is time."""
@@ -321,7 +321,7 @@ class Syncing:
             self.lsn, self._commit_time, sum(self._counts.values()), self._windows, self._seconds,
             dict(self._counts), stale, self._waiting, dict(self._table_seconds),
             tuple(self._stored.tables.values()), self._end_lsn,
-            None if self._captured is None else self._captured(), self._published.left,
+            None if self._captured is None else self._captured(), self._departures.left,
         )  # fmt: skip
 
 

@@ -78,7 +78,9 @@ class ChangeReader:
                         error.frame += begin
                     raise
         except DecodeError as error:
-            raise _located(error, chunk) from error
+            # Who does not take what is put aside has no such option.
+            fix = "" if self._decoded is None else _PUT_ASIDE
+            raise PgOutputError(f"{_located(error, chunk)}{fix}") from error
 
     def _part(self, chunk: Chunk) -> Iterator[tuple[ChangeBatch, Any]]:
         """Do this for frames whose types do not change."""
@@ -111,11 +113,12 @@ class ChangeReader:
         return self._decoder
 
 
-def _located(error: DecodeError, chunk: Chunk) -> PgOutputError:
-    """Make an error that also names the place in the source."""
+_PUT_ASIDE = '; with on_error="collect" such frames are put aside'
+
+
+def _located(error: DecodeError, chunk: Chunk) -> str:
+    """An error that also names the place in the source."""
     lsn = ""
     if chunk.lsns is not None and error.frame is not None:
         lsn = f", LSN {format_lsn(int(chunk.lsns[error.frame]))}"
-    return PgOutputError(
-        f'{chunk.path}{lsn}: {error}; with on_error="collect" such frames are put aside'
-    )
+    return f"{chunk.path}{lsn}: {error}"

@@ -15,6 +15,7 @@ _ARGUMENT = re.compile(
     r"""(?<![\w./-])([a-z]+(?:_[a-z]+)*)=(?:(["'])([^"']*)\2|(-?\w+(?:\.\w+)*)|(?=[\s,;:)]|$))""",
     re.ASCII,
 )
+_POLICY = re.compile(r"Policies\(([a-z_]+=[^()]*)\)", re.ASCII)
 # Arguments whose options have other names.
 _PARAMETERS = {"registry": "types", "until_lsn": "until"}
 
@@ -27,6 +28,8 @@ def in_options(text: str, command: click.Command) -> str:
     options = {
         one.name: one for one in command.params if isinstance(one, click.Option) and one.name
     }
+    if "policies" in options:
+        text = _POLICY.sub(lambda found: f"{options['policies'].opts[0]} {found[1]}", text)
     return _ARGUMENT.sub(lambda found: _option(found, options), text)
 
 

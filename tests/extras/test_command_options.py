@@ -35,6 +35,11 @@ from pgoutput_fast.cli._named import in_options
         ("inspect", 'history="newer" (registry=)', "--history newer (--types)"),
         ("inspect", 'with on_error="collect"; consumer= keeps',
          "with --on-error collect; --consumer keeps"),
+        (
+            "sync", "Policies(infinity=...) can be 'null'; Policies(json='text') keeps it",
+            "--policy infinity=... can be 'null'; --policy json='text' keeps it",
+        ),
+        ("sync", "tables='a.b' matches", "--table a.b matches"),
         ("verify", "timeout=nan: expected", "--timeout nan: expected"),
     ],
 )  # fmt: skip

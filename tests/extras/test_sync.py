@@ -496,6 +496,17 @@ def test_tables_that_left_or_never_came_are_told(
     )
 
 
+def test_a_value_that_no_column_holds(made: MadeDirectory, tables: Tables) -> None:
+    days = testing.Table("days", {"id": "int4", "day": "date"}, 16392)
+    made.commit(1200, days.relation(), testing.insert(days, [1, "infinity"]))
+    with pytest.raises(pf.PgOutputError, match=r"LSN 0/4AB: .*Policies\(infinity=\.\.\.\)") as told:
+        sync(made, tables, uncopied="empty")
+    assert "on_error" not in str(told.value)
+    assert tables.progress() == {}
+    sync(made, tables, uncopied="empty", policies=pf.Policies(infinity="null"))
+    assert rows(tables, "public.days") == [{"id": 1, "day": None}]
+
+
 def catalog_read(lsn: int, *tables: testing.Table, **missing: str) -> CatalogRead:
     """The catalogue with tables, and what columns hold in rows that are older than they."""
     found = []

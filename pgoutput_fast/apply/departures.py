@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 _PAUSE = 1.0  # seconds between two looks at the history, at least
 
 
-class Published:
+class Departures:
     """Tells once what a user should know of tables that are published, or are not.
 
     Parameters
