@@ -25,6 +25,7 @@ from typing import Any
 import pgoutput_fast as pf
 from pgoutput_fast import apply, testing
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
+from pgoutput_fast.segments.listing import contents
 
 from . import harness
 from .harness import Case, NotMeasured, Results, optional_module
@@ -158,19 +159,26 @@ def sync_cases(count: int) -> Iterator[list[Case]]:
         root = Path(directory)
         for tables in (1, 4, 200):
             _write(root / f"{tables}", tables, count)
-        yield [_sync_case(root, tables, count) for tables in (1, 4, 200)]
+        yield [
+            _sync_case(root, tables, count, is_second=is_second)
+            for is_second in (False, True)
+            for tables in (1, 4, 200)
+        ]
 
 
 def _write(directory: Path, tables: int, count: int) -> None:
-    """Segments of so many tables that share the changes."""
+    """Two segments of so many tables that share the changes."""
     made = [_table(f"t{i}", KEYS["int key"], 16384 + i) for i in range(tables)]
     streams = [changes(table, KEYS["int key"], count // tables, i) for i, table in enumerate(made)]
     writer = SegmentWriter(directory, _METADATA, confirmed_flush_lsn=900)
     with contextlib.closing(writer):
         for table in made:
             writer.write(0, table.relation())
-        lsn, left = 0, list(streams)
+        lsn, left, written, is_flushed = 0, list(streams), 0, False
         while left:
+            if written >= count // 2 and not is_flushed:
+                writer.flush()
+                is_flushed = True
             for stream in list(left):
                 body = next(stream, None)
                 if body is None:
@@ -178,30 +186,42 @@ def _write(directory: Path, tables: int, count: int) -> None:
                     continue
                 lsn += 1000
                 writer.write(lsn, testing.begin(7, lsn, lsn))
+                written += len(body)
                 for frame in body:
                     writer.write(lsn - 5, frame)
                 writer.write(lsn + 10, testing.commit(lsn, lsn + 10, lsn))
         writer.flush()
 
 
-def _sync_case(root: Path, tables: int, count: int) -> Case:
-    place = root / "target"
+def _sync_case(root: Path, tables: int, count: int, *, is_second: bool) -> Case:
+    """All of it, by which tables are made; or one more window, when they are there."""
+    place, segments = root / "target", root / f"{tables}"
+
+    def sync(**options: Any) -> apply.SyncProgress:
+        return apply.sync(
+            segments=segments, target=f"duckdb:{place / 'tables.duckdb'}", uncopied="empty",
+            **options,
+        )  # fmt: skip
 
     def run() -> dict[str, float]:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
+        before_it = 0
+        if is_second:
+            first = contents(segments).segments[0]
+            before_it = sync(until=first.end_lsn, window_bytes=1).changes
         begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
-        done = apply.sync(
-            segments=root / f"{tables}", target=f"duckdb:{place / 'tables.duckdb'}", until="now",
-            uncopied="empty",
-        )  # fmt: skip
+        done = sync(until="now")
         after = resource.getrusage(resource.RUSAGE_SELF)
         wall = time.perf_counter() - begin
-        assert done.changes == count // tables * tables, done
+        assert before_it + done.changes == count // tables * tables, done
+        assert done.windows == 1, done
+        assert bool(before_it) is is_second, done
         cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-        return {"cpu": cpu / count, "wall": wall / count}
+        return {"cpu": cpu / done.changes, "wall": wall / done.changes}
 
-    return Case(f"sync: {tables} table{'s' * (tables > 1)}/DuckDB", run, lambda: None)
+    which = "sync, second window" if is_second else "sync"
+    return Case(f"{which}: {tables} table{'s' * (tables > 1)}/DuckDB", run, lambda: None)
 
 
 @contextlib.contextmanager
@@ -273,5 +293,5 @@ def run(options: argparse.Namespace, results: Results) -> None:
         results.missing["slot to tables"] = str(reason)
     results.described["apply"] = (
         f"{_CHANGES:,} changes of 8 columns for each fold: a quarter inserts, 7 % deletes, 1 % "
-        f"updates of the key; {count:,} for each sync"
+        f"updates of the key; {count:,} for each sync, half of them for a second window"
     )

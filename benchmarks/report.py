@@ -128,7 +128,7 @@ def apply_table(results: Results) -> str:
     """A table of folds and of tables that are kept up to date."""
     lines = [["", "CPU ns/change", "changes/s by the clock"]]
     for name in results.names():
-        if name.startswith(("fold: ", "sync: ")):
+        if name.startswith(("fold: ", "sync: ", "sync, ", "slot: ")):
             cpu, wall = results.median(name), results.median(name, "wall")
             assert cpu is not None
             lines.append([name, nanoseconds(cpu), "" if wall is None else f"{1 / wall:,.0f}"])
