@@ -1,11 +1,12 @@
 """Memory of a capture and of a consumer while pgbench writes: flat, however long that takes.
 
-    python tests/chaos/steady.py [--seconds N] [--scale N] [--clients N]
+    python tests/chaos/steady.py [--what streams|syncs] [--seconds N] [--scale N] [--clients N]
+                                 [--rate N]
 
-`capture` and `groups()` with columns read beside each other, in processes of their own. Their
-resident memory is looked up each second. Its median in the last part of the time must be that of
-the first part, but for a few megabytes; a part is a minute, or a third of a shorter time. At the
-end both must have read everything.
+`capture` and `groups()` with columns, or syncs into DuckDB and Delta tables, read beside each
+other, in processes of their own. Their resident memory is looked up each second. Its median in the
+last part of the time must be that of the first part, but for some megabytes; a part is a minute, or
+a third of a shorter time. At the end both must have read everything.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ import psycopg
 from pgoutput_fast.embedded import EmbeddedServer, find_server_bindir
 
 VERSION = 18
-ALLOWED = 4 << 20  # bytes of growth
-WARM_UP = 5  # seconds in which modules are loaded and buffers made
+ALLOWED = {"streams": 4 << 20, "syncs": 64 << 20}
+"""Bytes of growth. duckdb, delta-rs and pyarrow keep some memory for themselves."""
+WARM_UP = {"streams": 5, "syncs": 120}
+"""Seconds in which modules are loaded and buffers made, and old rows copied."""
 
 READERS = {
     "capture": """
@@ -44,6 +47,15 @@ with connect(sys.argv[1], slot="groups", publications=["p"], create_slot=True) a
             pa.record_batch(changes)
         stream.acknowledge(group)
 """,
+}
+SYNC = """
+import sys
+from pgoutput_fast import apply
+apply.sync(sys.argv[1], slot={slot!r}, publications=["p"], target={target!r} % sys.argv[2])
+"""
+SYNCS = {
+    "sync_duckdb": SYNC.format(slot="sync_duckdb", target="duckdb:%s.duckdb"),
+    "sync_delta": SYNC.format(slot="sync_delta", target="%s.lake"),
 }
 
 
@@ -84,7 +96,8 @@ def samples_while(
     return found
 
 
-def run(seconds: int, scale: int, clients: int) -> None:
+def run(what: str, seconds: int, scale: int, clients: int, rate: int) -> None:
+    codes, warm_up = READERS if what == "streams" else SYNCS, WARM_UP[what]
     pgbench = str(find_server_bindir(VERSION) / "pgbench")
     settings = {"log_min_messages": "fatal", "max_wal_size": "256MB", "checkpoint_timeout": "30s"}
     readers: dict[str, subprocess.Popen[bytes]] = {}
@@ -93,9 +106,10 @@ def run(seconds: int, scale: int, clients: int) -> None:
         filling = [pgbench, "-i", "-q", "-s", str(scale), dsn]
         subprocess.run(filling, check=True, capture_output=True)
         execute(dsn, "CREATE PUBLICATION p FOR ALL TABLES")
-        command = [pgbench, "-n", "-c", str(clients), "-T", str(WARM_UP + seconds), dsn]
+        command = [pgbench, "-n", "-c", str(clients), "-T", str(warm_up + seconds)]
+        command += [*(("-R", str(rate)) if rate else ()), dsn]
         try:
-            for name, code in READERS.items():
+            for name, code in codes.items():
                 arguments = [sys.executable, "-c", code, dsn, str(Path(directory) / "segments")]
                 readers[name] = subprocess.Popen(arguments)
             active = "SELECT count(*) FROM pg_replication_slots WHERE active"
@@ -119,21 +133,23 @@ def run(seconds: int, scale: int, clients: int) -> None:
                 reader.wait()
     for name, samples in found.items():
         part = max(1, min(60, seconds // 3))
-        first = statistics.median(samples[WARM_UP : WARM_UP + part])
+        first = statistics.median(samples[warm_up : warm_up + part])
         last = statistics.median(samples[-part:])
         print(
             f"{name}: median of the first {part} s {first / 2**20:.1f} MB, of the last {part} s "
             f"{last / 2**20:.1f} MB, most {max(samples) / 2**20:.1f} MB",
             flush=True,
         )
-        assert last - first < ALLOWED, f"{name} has grown by {(last - first) / 2**20:.1f} MB"
+        assert last - first < ALLOWED[what], f"{name} has grown by {(last - first) / 2**20:.1f} MB"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--what", choices=ALLOWED, default="streams")
     parser.add_argument("--seconds", type=int, default=600)
     parser.add_argument("--scale", type=int, default=5)
     parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--rate", type=int, default=0, help="transactions a second")
     run(**vars(parser.parse_args()))
 
 
