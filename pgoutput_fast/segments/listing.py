@@ -306,9 +306,18 @@ def metadata_of(directory: Path) -> SegmentMetadata | None:
 
 def present(directory: Path) -> tuple[list[SegmentGroup], SegmentGroup | None]:
     """The chain of a directory, as `chain` gives it, without what is being deleted."""
-    segments = listed(directory)
-    begin = begin_of(directory)  # later: deletion begins after it is stored
-    return chain([segment for segment in segments if segment.end_lsn > begin])
+    before = ""
+    while True:
+        segments = listed(directory)
+        begin = begin_of(directory)  # later: deletion begins after it is stored
+        try:
+            return chain([segment for segment in segments if segment.end_lsn > begin])
+        except PgOutputError as error:
+            # While files get their names, a directory may be read with a later one and without
+            # the one before it. What is there when it is read again is in it.
+            if str(error) == before:
+                raise
+            before = str(error)
 
 
 def list_segments(
