@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 from pyarrow import fs
@@ -140,11 +140,7 @@ class Place:
 def directory_of(name: str) -> str:
     """The directory of a table of this name.
 
-    delta-rs 1.6 takes ``%XX`` in a path for the character, and fails on some others. So they are
-    ``@XX``, and ``@`` itself too.
+    delta-rs 1.6 takes ``%XX`` in a path for the character, and fails on some others; polars 2.1
+    does on spaces and what is not ASCII. So they are ``@XX``, and ``@`` itself too.
     """
-    return re.sub(
-        r"[^\w .~%-]",
-        lambda match: "".join(f"%{byte:02X}" for byte in match.group().encode()),
-        name,
-    ).replace("%", "@")
+    return quote(name, safe="%").replace("%", "@")

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import re
 import time
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,10 +37,10 @@ _FILE_BYTES = 64 << 20
 _GROUP_ROWS = 1 << 17
 _GROUP_BYTES = 32 << 20
 """Of a group of rows in a file: so much of it is in memory."""
-_PLAIN = " :"
-"""Characters of partitions that stay in names of directories, besides letters and digits."""
+_SPECIAL = re.compile(r"""[\x00-\x1f"#%'*/:=?\\{}\[\]^\x7f]""")
+"""Characters that Hive escapes in the names of partitions' directories."""
 _LONGEST = 255
-"""Characters of such a name, at most."""
+"""Bytes of such a name and its slash, at most."""
 _SAMPLED = 4096
 """Rows by which it is decided how a file holds a column."""
 _OPEN_PARTITIONS = 32
@@ -262,6 +263,14 @@ class Table:
                 commit_properties=self._properties(position),
             )
             self._have_on_disk()
+
+    def describe(self, description: str) -> None:
+        """Have another description, if it is another one."""
+        if self.delta.metadata().description != description:
+            with self.refusals():
+                self.delta.alter.set_table_description(description)
+                self.delta.update_incremental()
+                self._have_on_disk()
 
     def _properties(self, position: tuple[int, int] | None, **more: int) -> Any:
         from deltalake import CommitProperties, Transaction
@@ -567,7 +576,13 @@ class _Open:
     ) -> None:
         self._table = table
         self._partition = partition
-        directory = partition_directory(partition)
+        try:
+            directory = partition_directory(partition)
+        except PgOutputError as error:
+            raise PgOutputError(
+                f"{table.directory}: {error}: give partition_by= with other columns, delete this "
+                "directory if it is there, and call sync again, which has the table copied"
+            ) from None
         if directory and table.place.path is not None:
             (table.place.path / table.directory / directory).mkdir(parents=True, exist_ok=True)
         self.path = f"{directory}{prefix}-{uuid.uuid4().hex}.parquet"
@@ -617,11 +632,16 @@ def partition_directory(partition: Mapping[str, Any]) -> str:
     """
     parts = []
     for name, text in partition_texts(partition).items():
-        shown = "__HIVE_DEFAULT_PARTITION__" if text is None else quote(text, safe=_PLAIN)
-        parts.append(f"{quote(name, safe=_PLAIN)}={shown}/")
-    if any(len(part) > _LONGEST for part in parts):
+        shown = "__HIVE_DEFAULT_PARTITION__" if text is None else _escaped(text)
+        parts.append(f"{_escaped(name)}={shown}/")
+    if any(len(part.encode()) > _LONGEST for part in parts):
         return ""  # no file system has such a name
     return "".join(parts)
+
+
+def _escaped(text: str) -> str:
+    """A text of which Hive's special characters are ``%XX``; others readers may not decode."""
+    return _SPECIAL.sub(lambda match: f"%{ord(match[0]):02X}", text)
 
 
 def _partition_text(name: str, value: Any) -> str | None:
@@ -630,7 +650,7 @@ def _partition_text(name: str, value: Any) -> str | None:
     if value == "":
         raise PgOutputError(
             f"column {name} has an empty text, which Delta can't tell from null in a column by "
-            "which a table is partitioned: choose other columns"
+            "which a table is partitioned"
         )
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -122,32 +122,31 @@ class DeltaTarget:
 
     # --- the target ------------------------------------------------------------------------------
 
-    def open(self, origin: Origin) -> Stored:
+    def claim(self) -> None:
         """See `Target`."""
         if self._lock is None and self.place.path is not None:
             self._lock = claim_directory(self.place.path, "sync", "tables")
+
+    def open(self, origin: Origin) -> Stored:
+        """See `Target`."""
+        self.claim()
         self._origin = origin
         self._tables.clear()
         progress = Table(self.place, _PROGRESS, "pgoutput_fast", self._retention)
         progress.load()
         if not progress.exists:
             self._refuse_other_things()
-            progress.create(
-                _PROGRESS_SCHEMA,
-                (0, 0),
-                description=json.dumps(
-                    {
-                        "format": TARGET_FORMAT,
-                        **origin._asdict(),
-                        **self.kept._asdict(),
-                    }
-                ),
-            )
-        self._check(progress, origin)
+            progress.create(_PROGRESS_SCHEMA, (0, 0), description=self._description(origin))
+        stored = self._checked(progress, origin)
+        if not stored.tables:
+            # Nothing was passed over yet that would be missing: it begins anew.
+            progress.describe(self._description(origin))
         self._tables[_PROGRESS] = progress
-        stored = self._read(progress)
         self._do_moves()
         return stored
+
+    def _description(self, origin: Origin) -> str:
+        return json.dumps({"format": TARGET_FORMAT, **origin._asdict(), **self.kept._asdict()})
 
     def peek(self, origin: Origin) -> Stored:
         """See `Target`."""
@@ -156,8 +155,7 @@ class DeltaTarget:
         if not progress.exists:
             self._refuse_other_things()
             return Stored(0, {})
-        self._check(progress, origin)
-        return self._read(progress)
+        return self._checked(progress, origin)
 
     def _refuse_other_things(self) -> None:
         with self.place.refusals("the target"):
@@ -168,7 +166,8 @@ class DeltaTarget:
                 "sync: give another place"
             )
 
-    def _check(self, progress: Table, origin: Origin) -> None:
+    def _checked(self, progress: Table, origin: Origin) -> Stored:
+        """What a sync before has stored last."""
         found = json.loads(progress.delta.metadata().description)
         if found["format"] != TARGET_FORMAT:
             raise PgOutputError(
@@ -181,11 +180,14 @@ class DeltaTarget:
                 f"{found['system_identifier']}, and the changes are of {origin.database!r} of "
                 f"{origin.system_identifier}: give another place"
             )
+        held = self._read(progress)
+        if not held:
+            return Stored(0, {})
         tables = None if found["tables"] is None else tuple(found["tables"])
         self.kept.check(self.place.uri, Kept(found["soft_deletes"], tables))
+        return Stored(progress.position[0], held)
 
-    def _read(self, progress: Table) -> Stored:
-        """What a sync before has stored last."""
+    def _read(self, progress: Table) -> dict[int, Held]:
         tables = {}
         moves = []
         with progress.refusals():
@@ -201,7 +203,7 @@ class DeltaTarget:
                             columns,
                         )  # fmt: skip
         self._moves = [move for _, move in sorted(moves)]
-        return Stored(progress.position[0], tables)
+        return tables
 
     def close(self) -> None:
         """See `Target`."""
@@ -431,6 +433,14 @@ class _State:
         # Of a call before that was cut short: alterations may come that it has.
         self._is_ahead = self.lsn > held.lsn
         self._partition_by = table.partition_by if table.exists else list(partition_by)
+        stored = {one.name: one.stored for one in held.columns if not one.is_dropped}
+        wanted = [stored.get(name, name) for name in partition_by]
+        if wanted and wanted != self._partition_by and table.exists:
+            raise PgOutputError(
+                f"{table.directory} is partitioned by {', '.join(self._partition_by) or 'nothing'} "
+                f"and not by {', '.join(wanted)}, as partition_by= says: leave that out, or delete "
+                "this directory and call sync again, which has the table copied"
+            )
         self._writer: Writer | None = None
 
     def create(self, schema: pa.Schema) -> None:

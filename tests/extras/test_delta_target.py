@@ -21,6 +21,7 @@ from histories import History
 import pgoutput_fast as pf
 from pgoutput_fast import testing as t
 from pgoutput_fast.apply import NetChanges, fold
+from pgoutput_fast.apply.naming import stored_table
 from pgoutput_fast.apply.targets import (
     Added,
     Alteration,
@@ -37,7 +38,7 @@ from pgoutput_fast.apply.targets import (
 
 deltalake = pytest.importorskip("deltalake")
 
-from pgoutput_fast.apply import delta_merge, delta_table  # noqa: E402
+from pgoutput_fast.apply import delta_merge, delta_place, delta_table  # noqa: E402
 from pgoutput_fast.apply.delta_target import DECODED_FOR, DeltaTarget  # noqa: E402
 
 ORIGIN = Origin("7000000000000000001", "shop")
@@ -361,7 +362,7 @@ def test_names_of_any_characters(tmp_path: Path) -> None:
                 state.create(row_schema(changes))
             state.apply([], fold(changes), held)
             synced.target.commit(Stored(lsn, {held.relation_id: held}))
-    directory = "public.Order @5B@25@5D@22@5E@60@7Bä@7D @23@40"
+    directory = "public.Order@20@5B@25@5D@22@5E@60@7B@C3@A4@7D@20@23@40"
     got = sorted(synced.read(name=directory).to_pylist(), key=lambda row: row["a.b"])
     want = [dict(zip(columns, row, strict=True)) | {"%41": b"\x00\xff"} for row in rows]
     want[3] |= {"a": "b", "B": "B", "ü x": "u"}
@@ -866,7 +867,7 @@ def test_state_tables_are_partitioned(tmp_path: Path, monkeypatch: pytest.Monkey
         of_it.vacuum()
     directory = synced.path / "state" / "public.things"
     assert sorted(one.parent.name for one in directory.rglob("*.parquet")) == [
-        "name=%C3%A4 %2F%3D%25", "name=__HIVE_DEFAULT_PARTITION__", "name=b"
+        "name=__HIVE_DEFAULT_PARTITION__", "name=b", "name=ä %2F%3D%25"
     ]  # fmt: skip
     # Readers that take partitions from the files' paths.
     polars, duckdb = pytest.importorskip("polars"), pytest.importorskip("duckdb")
@@ -896,6 +897,10 @@ def test_a_column_of_partitions_that_is_renamed(tmp_path: Path) -> None:
         synced.write(changes, 0x201, alterations=[Renamed("name", "title")])
     assert synced.reopen().rows() == things([1, "a", "x"])
     synced.target.close()
+    other = Synced(tmp_path / "lake", partition_by={"public.things": ["note"]})
+    with pytest.raises(pf.PgOutputError, match="is partitioned by name and not by note"):
+        other.write(batches(0x200, t.insert(THINGS, [2, "b", "y"])), 0x201)
+    other.target.close()
 
 
 def test_many_commits_leave_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -913,6 +918,15 @@ def test_many_commits_leave_few_files(tmp_path: Path, monkeypatch: pytest.Monkey
     # What was joined is no change of the rows.
     assert synced.reopen().stored.lsn == (40 << 8) + 1
     synced.target.close()
+
+
+def test_directories_have_names_that_all_readers_take(tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars")
+    name = 'Odd.Schema.My "Table" ü%41'
+    path = tmp_path / delta_place.directory_of(stored_table("Odd.Schema", name[11:]))
+    assert path.name == "Odd@2ESchema.My@20@22Table@22@20@C3@BC@2541"
+    deltalake.write_deltalake(str(path), pa.table({"id": [1]}))
+    assert polars.read_delta(str(path)).rows() == [(1,)]
 
 
 def test_polars_and_duckdb_read_it(synced: Synced) -> None:
