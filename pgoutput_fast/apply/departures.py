@@ -36,7 +36,7 @@ class Departures:
     Attributes
     ----------
     left : tuple of str
-        Tables of the target that are dropped, or not published any more.
+        Tables that are dropped, or not published any more, by their names in the target.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Departures:
         self._gone: set[int] = set()
         self.left: tuple[str, ...] = ()
 
-    def look(self, tables: Mapping[int, Held]) -> None:
-        """Compare with the newest catalogue, if it is time.
+    def look(self, tables: Mapping[int, Held], *, at_once: bool = False) -> None:
+        """Compare with the newest catalogue, if it is time or at once.
 
         Parameters
         ----------
@@ -57,7 +57,7 @@ class Departures:
             What the target has, by relation id.
         """
         now = time.monotonic()
-        if now < self._next:
+        if now < self._next and not at_once:
             return
         self._next = now + _PAUSE
         history = history_of([self._directory])
@@ -70,16 +70,22 @@ class Departures:
             relation_id: held for relation_id, held in tables.items()
             if relation_id not in there and 0 < held.copy_lsn < history.newest_start
         }  # fmt: skip
-        for relation_id in sorted(gone.keys() - self._gone):
-            _log.warning(
-                "%s is not published any more, or was dropped; its tables stay as they are",
-                qualified(gone[relation_id]),
-            )
-        self._gone = set(gone)
-        self.left = tuple(map(qualified, gone.values()))
         shown, names = {*map(shown_table, catalog.tables)}, {*map(qualified, catalog.tables)}
-        for one in self._patterns:
-            if not any(fnmatchcase(name, one) for name in shown):
+        for relation_id in sorted(gone.keys() - self._gone):
+            name, stored = qualified(gone[relation_id]), gone[relation_id].stored
+            # One that has come since under this name is another table.
+            happened = (
+                "was dropped, and another one has its name"
+                if name in names
+                else "is not published any more, or was dropped"
+            )
+            _log.warning("%s %s; what it had stays in %s", name, happened, stored)
+        self._gone = set(gone)
+        self.left = tuple(held.stored for held in gone.values())
+        for one in dict.fromkeys(one.removeprefix("*.") for one in self._patterns):
+            # Of a name with a dot the command makes two patterns, as it may lack its schema.
+            same = [other for other in self._patterns if other.removeprefix("*.") == one]
+            if not any(fnmatchcase(name, other) for name in shown for other in same):
                 _log.warning("tables=%r matches no published table", one)
         for one in self._partitioned:
             if one not in names:

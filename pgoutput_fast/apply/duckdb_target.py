@@ -157,13 +157,17 @@ class DuckdbTarget:
                     _log.warning("%s is open elsewhere, which is waited for", self.path)
                 time.sleep(0.05)
 
-    def open(self, origin: Origin) -> Stored:
+    def claim(self) -> None:
         """See `Target`."""
         if self._lock is None:
             # Beside the file, as duckdb holds that only while it is open.
             self._lock = claim_directory(
                 self.path.with_name(f"{self.path.name}.lock"), "sync", "tables", str(self.path)
             )
+
+    def open(self, origin: Origin) -> Stored:
+        """See `Target`."""
+        self.claim()
         is_new = not self.path.exists()
         with self.refusals(), contextlib.closing(self._connect()) as connection:
             names = {name for (name,) in connection.execute(
@@ -183,7 +187,14 @@ class DuckdbTarget:
                 self._check_own(names)
             if is_new:
                 fsync_path(self.path.parent)
-            return self._read(connection, origin)
+            stored = self._read(connection, origin)
+            if not stored.tables:
+                # Nothing was passed over yet that would be missing: it begins anew.
+                connection.execute(
+                    "UPDATE _source SET lsn = 0, soft_deletes = ?, tables = ?",
+                    [self.kept.soft_deletes, self.kept.listed],
+                )
+            return stored
 
     def peek(self, origin: Origin) -> Stored:
         """See `Target`."""
@@ -216,8 +227,6 @@ class DuckdbTarget:
                 f"changes are of {origin.database!r} of {origin.system_identifier}: give another "
                 "file"
             )
-        chosen = None if found[5] is None else tuple(found[5])
-        self.kept.check(str(self.path), Kept(found[4], chosen))
         tables = {}
         for row in connection.execute(
             "SELECT * REPLACE (epoch_us(commit_time) AS commit_time) FROM _progress"
@@ -226,6 +235,10 @@ class DuckdbTarget:
             tables[row[2]] = Held(
                 row[2], row[0], row[1], row[3], row[4], row[5], row[6], row[7], row[8], columns
             )
+        if not tables:
+            return Stored(0, {})
+        chosen = None if found[5] is None else tuple(found[5])
+        self.kept.check(str(self.path), Kept(found[4], chosen))
         return Stored(found[3], tables)
 
     def close(self) -> None:

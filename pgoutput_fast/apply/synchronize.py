@@ -19,7 +19,7 @@ from ..columnar.decoder import ColumnarDecoder
 from ..directory.known import known_tables
 from ..directory.requests import request_copy
 from ..errors import PgOutputError
-from ..history import check_policy
+from ..history import check_policy, history_of
 from ..lsn import check_lsn
 from ..policies import Policies
 from ..segments.listing import contents, has_begun
@@ -46,6 +46,7 @@ _DUCKDB = "duckdb:"
 _SCHEME = re.compile(r"(?!s3a?://|file://)[A-Za-z][A-Za-z0-9+.-]+:")
 _FILES = (".duckdb", ".db", ".ddb")
 """How names of files end that are meant as such."""
+_CATALOG_TIMEOUT = 10.0  # seconds to wait for the first catalogue
 _POLL = 0.05  # seconds between two looks whether the capture has begun
 _KEPT = 600.0
 """Seconds for which segments stay that the tables have, where the directory is the sync's own."""
@@ -192,7 +193,7 @@ def sync(
                 raise PgOutputError("give slot and publications, or segments")
             where = opened.directory(directory)
             lost = _Lost(where, opened.target, name) if unknown == "copy" else None
-            _check_target(opened.target, where, dsn, capture_options)
+            _claim_target(opened.target, where, dsn, capture_options, stop)
             if lost is not None and has_begun(where):
                 lost.ask()  # which the capture sees when it begins
             run = _Capture(
@@ -354,21 +355,33 @@ def open_target(
     return OpenedTarget(made, delta_target.DECODED_FOR, made.place.uri, where)
 
 
-def _check_target(
-    target: Target, directory: Path, dsn: str | None, options: Mapping[str, Any]
+def _claim_target(
+    target: Target,
+    directory: Path,
+    dsn: str | None,
+    options: Mapping[str, Any],
+    stop: threading.Event,
 ) -> None:
-    """Refuse a target that is not this database's, before a slot is made for it."""
+    """Refuse a target that is not this database's, or another sync's, before a slot is made."""
     from ..connections import ConnectionParameters
+    from ..replication.link import first_connection
+    from ..replication.stream_options import check_seconds
     from ..replication.walsender import ReplicationConnection
 
     source = open_source([directory]) if has_begun(directory) else None
     if isinstance(source, SegmentSource):
-        target.peek(origin_of(source))
-        return
-    parameters = ConnectionParameters(dsn, _libpq_keywords(options))
-    with ReplicationConnection(parameters) as connection:
-        origin = Origin(connection.system_identifier, connection.database)
+        origin = origin_of(source)
+    else:
+        parameters = ConnectionParameters(dsn, _libpq_keywords(options))
+        check_seconds(retry_for=options.get("retry_for"))
+
+        def asked() -> Origin:
+            with ReplicationConnection(parameters) as connection:
+                return Origin(connection.system_identifier, connection.database)
+
+        origin = first_connection(asked, options.get("retry_for"), stop)
     target.peek(origin)
+    target.claim()
 
 
 def _libpq_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -404,6 +417,12 @@ class _Lost:
         self._consumer = consumer
         self._asked: set[int] = set()
 
+    def _has_tables(self) -> bool:
+        source = open_source([self._directory])
+        if not isinstance(source, SegmentSource):
+            return False
+        return bool(self._target.peek(origin_of(source)).tables)
+
     def ask(self) -> bool:
         """Ask for copies; whether there are such tables."""
         source = open_source([self._directory])
@@ -424,6 +443,15 @@ class _Lost:
 
     def wait(self, is_over: Callable[[], bool]) -> None:
         """Wait until the capture has them wait for their copies."""
+        # Only the catalogue says which tables can be copied.
+        end = time.monotonic() + _CATALOG_TIMEOUT
+        while (
+            history_of([self._directory]) is None
+            and not is_over()
+            and time.monotonic() < end
+            and self._has_tables()
+        ):
+            time.sleep(_POLL)
         while self.ask() and not is_over():
             time.sleep(_POLL)
 

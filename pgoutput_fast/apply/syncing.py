@@ -51,6 +51,14 @@ _TOLD = 1.0  # seconds between two calls of `progress`, at most
 # A capture reads the catalogue when it meets a new Relation, and does not wait for that.
 _CATALOG_TIMEOUT = 10.0  # seconds
 _CATALOG_WAIT = 0.1  # seconds between two looks
+_CUT_OFF = (
+    "it was dropped or left the publications, and its last changes before that are not in this "
+    "directory"
+)
+_LEFT_UNCOPIED = (
+    "it has no snapshot, and was dropped or left the publications before one could be made; its "
+    "changes are kept"
+)
 
 Unknown = Literal["copy", "error"]
 Uncopied = Literal["error", "empty", "changes"]
@@ -102,7 +110,8 @@ class SyncProgress(NamedTuple):
     capture : CaptureProgress or None
         How far the capture is, if the slot is captured by this call, and once it streams.
     left : tuple of str
-        Tables of the target that are dropped, or not published any more, and stay as they are.
+        Tables that are dropped, or not published any more, and stay as they are: their names in
+        the target.
     """
 
     lsn: int
@@ -174,7 +183,12 @@ class Syncing:
             # The target was deleted, or nothing came yet: it begins with the newest snapshots.
             remove_consumer(directory, consumer)
         self._consumer = Consumer(directory, consumer)
-        check_position(directory, name, self._stored, self._consumer.position, options.uncopied)
+        cut_off = check_position(
+            directory, name, self._stored, self._consumer.position, options.uncopied
+        )
+        for relation_id in cut_off:
+            held = self._stored.tables[relation_id]
+            self._stored.tables[relation_id] = held._replace(stale=_CUT_OFF)
         self._said: set[tuple[int, str]] = set()
         self._departures = Departures(directory, options.tables or (), options.partitioned)
         self._counts: dict[str, int] = {}
@@ -230,6 +244,7 @@ class Syncing:
                 if is_enough() and not (until_lsn and self._is_behind(until_lsn)):
                     break
             if ends or is_enough():
+                self._departures.look(self._stored.tables, at_once=True)
                 return self._told()
             self._tell()
             # The next window begins an interval after the last one did.
@@ -254,6 +269,7 @@ class Syncing:
         if plan is None:
             # Nothing in it counts; the position is stored with what comes next.
             self._looked = self._end_lsn
+            self._departures.look(self._stored.tables)
             return False
         begin = time.perf_counter()
         one = _Window(
@@ -284,7 +300,6 @@ class Syncing:
                     else qualified(held)
                 )
         self._waiting = tuple(names)
-        self._departures.look(self._stored.tables)
 
     def _tell(self, *, at_once: bool = False) -> None:
         """Tell how far it is, if it is time."""
@@ -300,12 +315,13 @@ class Syncing:
         for name, seconds in one.seconds.items():
             self._table_seconds[name] = self._table_seconds.get(name, 0.0) + seconds
         self._commit_time = self._newest()
+        self._departures.look(self._stored.tables)
         for relation_id, held in self._stored.tables.items():
             if held.stale is None or (relation_id, held.stale) in self._said:
                 continue
             self._said.add((relation_id, held.stale))
             _log.warning("%s.%s is not kept up to date: %s", held.namespace, held.name, held.stale)
-            if self._options.unknown == "copy":
+            if self._options.unknown == "copy" and (held.stale not in (_LEFT_UNCOPIED, _CUT_OFF)):
                 request_copy(self._directory, relation_id, [held.namespace, held.name])
 
     def _newest(self) -> int | None:
@@ -405,7 +421,7 @@ class _Window:
         for changes, decoded in reader.changes(chunk):
             batch = with_a_column(decoded)
             schema = self._schema(changes.layout, batch.schema)
-            one = self._table(changes.relation)
+            one = self._table(changes.relation, batch.column("commit_lsn")[0].as_py())
             known = functools.partial(self._known, changes)
             if copy is not None:
                 one.add_copied(schema, batch, known, copy)
@@ -421,15 +437,15 @@ class _Window:
 
     # --- tables ----------------------------------------------------------------------------------
 
-    def _table(self, relation: Any) -> TableWindow:
-        """The table of a relation; its name is what the relation now says."""
+    def _table(self, relation: Any, lsn: int) -> TableWindow:
+        """The table of a relation; its name is what the relation now says at an LSN."""
         relation_id = relation.relation_id
         one = self._open.get(relation_id)
         if one is None:
             held = self._held.get(relation_id)
             one = TableWindow(
                 self._target,
-                held or self._new(relation),
+                held or self._new(relation, lsn),
                 is_new=held is None,
                 evolves=self._options.schema_changes == "evolve",
                 stops=self._options.unknown == "copy",
@@ -439,7 +455,7 @@ class _Window:
             one.held = one.held._replace(namespace=relation.namespace, name=relation.name)
         return one
 
-    def _new(self, relation: Any) -> Held:
+    def _new(self, relation: Any, lsn: int) -> Held:
         relation_id = relation.relation_id
         taken = {held.stored.casefold() for held in self._held.values()}
         taken.update(one.held.stored.casefold() for one in self._open.values())
@@ -448,6 +464,8 @@ class _Window:
         state = self._states.get(relation_id)
         if state is not None and state.snapshots:
             return held
+        if self._options.uncopied == "error" and self._has_left(relation_id, lsn):
+            return held._replace(stale=_LEFT_UNCOPIED)
         if self._options.uncopied == "error":
             raise PgOutputError(
                 f"{qualified(relation)} has no snapshot in {self._directory}, so nobody knows the "
@@ -458,6 +476,15 @@ class _Window:
         if self._options.uncopied == "changes":
             return held._replace(stale="its rows before the capture are not known")
         return held
+
+    def _has_left(self, relation_id: int, lsn: int) -> bool:
+        """Whether a table is no longer published, and nobody can copy it any more."""
+        history = history_of([self._directory])
+        return (
+            history is not None
+            and history.confirmed > lsn
+            and relation_id not in history.newest_tables.by_id()
+        )
 
     def _check_columns(self, after: Position) -> None:
         """Stop tables of which changes were taken by columns that were others by then.
@@ -532,8 +559,10 @@ class _Window:
 
 def check_position(
     directory: Path, name: str, stored: Stored, position: Position, uncopied: Uncopied
-) -> None:
+) -> list[int]:
     """Refuse a directory that lacks changes which the target has not.
+
+    Of tables that are not published any more nobody can make a copy: those are returned.
 
     Parameters
     ----------
@@ -551,7 +580,9 @@ def check_position(
             f"the first segments of {directory} are deleted, so tables without a snapshot do not "
             "begin empty there: have them copied, or give uncopied='changes'"
         )
-    behind = _behind(look(directory).states, stored, position)
+    lacks = _behind(look(directory).states, stored, position)
+    gone = _departed(directory, lacks)
+    behind = [one for one in lacks if one not in gone]
     if behind:
         one = stored.tables[behind[0]]
         raise PgOutputError(
@@ -559,6 +590,16 @@ def check_position(
             f"and {directory} goes on for it at {format_lsn(position.of(behind[0]))}: what lies "
             f"between is not there. {how_to_copy(directory, behind)}"
         )
+    return gone
+
+
+def _departed(directory: Path, relation_ids: list[int]) -> list[int]:
+    """Those of tables that the newest catalogue of a directory does not have."""
+    history = history_of([directory]) if relation_ids else None
+    if history is None:
+        return []
+    published = history.newest_tables.by_id()
+    return [one for one in relation_ids if one not in published]
 
 
 def _behind(states: Mapping[int, TableState], stored: Stored, position: Position) -> list[int]:
@@ -589,7 +630,9 @@ def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
         begin = found.contents.begin
         position = first_position(found.states, begin)
         lost.update(lacking(position, found.states, begin))
-    return sorted(lost.union(_behind(found.states, stored, position)))
+    behind = _behind(found.states, stored, position)
+    gone = _departed(directory, behind)
+    return sorted(lost.union(one for one in behind if one not in gone))
 
 
 def origin_of(source: SegmentSource) -> Origin:

@@ -254,8 +254,17 @@ class Target(Protocol):
     """So many tables are written at a time."""
     kept: Kept
 
+    def claim(self) -> None:
+        """Keep other syncs from writing it, until it is closed.
+
+        Raises
+        ------
+        PgOutputError
+            Another one writes it.
+        """
+
     def open(self, origin: Origin) -> Stored:
-        """Find out what is there; a new target is made.
+        """Find out what is there; a new target is made. It is claimed.
 
         Raises
         ------

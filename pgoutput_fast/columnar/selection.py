@@ -95,7 +95,8 @@ def _check_patterns(what: str, patterns: Iterable[str]) -> None:
         if not isinstance(pattern, str):
             raise TypeError(f"{what}= takes patterns of tables, not {pattern!r}")
         if not any(sign in pattern for sign in ".*?["):
+            plain = pattern.replace('"', "")
             raise PgOutputError(
                 f"{what}={pattern!r} matches no table: patterns are of namespace.name, as "
-                f"'public.{pattern}' or '*.{pattern}'"
+                f"'public.{plain}' or '*.{plain}', without SQL's quotes"
             )

@@ -507,6 +507,8 @@ def test_errors_and_their_exit_codes(
     assert run.event("error")["retryable"] is True  # type: ignore[index]
     assert "other users of this machine" in run.text
     assert "s3cret" not in run.text
+    run([*gone, "--retry-for", "1", *JSON], code=75)
+    assert run.event("retry") is not None
     # 1: it does not, and the advice names options.
     published.execute(f"SELECT pg_create_logical_replication_slot('slot_{published.name}', "
                       "'pgoutput')")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 import time
@@ -14,6 +15,7 @@ from synced_tables import TABLES, Tables
 
 import pgoutput_fast as pf
 from pgoutput_fast import apply
+from pgoutput_fast.apply.synchronize import open_target
 from pgoutput_fast.replication import upkeep
 from pgoutput_fast.replication.history import HistoryWatch
 
@@ -162,6 +164,11 @@ def test_a_target_that_is_refused_leaves_no_slot(synced: Synced, tmp_path: Path)
     for target in (str(tmp_path / "other"), f"duckdb:{tmp_path / 'file.duckdb'}"):
         with pytest.raises(pf.PgOutputError, match=r"has other things|is not a valid DuckDB"):
             synced.sync(target=target)
+    busy = f"duckdb:{tmp_path / 'busy.duckdb'}"
+    with contextlib.closing(open_target(busy).target) as other:
+        other.claim()
+        with pytest.raises(pf.PgOutputError, match="another sync writes"):
+            synced.sync(target=busy)
     query = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
     assert synced.database.execute(query) == [(0,)]
     for target in ("postgres:x", "gs://bucket/x", "tables.duckdb", f"duckdb:/{tmp_path}/x"):
@@ -345,7 +352,7 @@ def test_tables_that_join_and_a_restart(synced: Synced, wait_until: WaitUntil) -
             "UPDATE t SET n = 7",
         )
         wait_until(lambda: failed or seen[-1].tables["public.t"] >= 101)
-        with pytest.raises(pf.PgOutputError, match="another sync writes the tables"):
+        with pytest.raises(pf.PgOutputError, match="another sync writes"):
             synced.sync()
     finally:
         stop.set()

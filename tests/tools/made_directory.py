@@ -265,9 +265,9 @@ TIME = 5_000_000  # microseconds since 2000
 class MadeDirectory:
     """A directory, written as a capture does it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, begin: int = 1000) -> None:
         self.directory = directory
-        self.writer = writer(directory, confirmed=1000)
+        self.writer = writer(directory, confirmed=begin)
         self.tables = Tables(self.directory)
 
     def close(self) -> None:
