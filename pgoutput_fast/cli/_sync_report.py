@@ -228,9 +228,10 @@ def _tables(report: Report) -> str:
 def _row(report: Report, held: Held) -> str:
     progress = report.figures.progress
     name = qualified(held)
+    has_left = held.stored in progress.left
     if held.stale is not None:
         state = f'<td class="left long bad">{_text(held.stale)}</td>'
-    elif held.stored in progress.left:
+    elif has_left:
         state = '<td class="left">not published any more, or dropped: it stays as it is</td>'
     elif name in progress.waiting:
         state = '<td class="left wait">waits until it is copied</td>'
@@ -240,8 +241,8 @@ def _row(report: Report, held: Held) -> str:
     cells = (
         f"{sum(not column.is_dropped for column in held.columns):,}",
         # By name: another table may have that of one that has left.
-        "–" if held.stored in progress.left else f"{progress.tables.get(name, 0):,}",
-        "–" if held.stored in progress.left else f"{progress.seconds.get(name, 0.0):.2f}",
+        "–" if has_left else f"{progress.tables.get(name, 0):,}",
+        "–" if has_left else f"{progress.seconds.get(name, 0.0):.2f}",
         format_lsn(held.lsn),
         format_lsn(held.copy_lsn) if held.copy_lsn else "–",
         _time(held.commit_time / 1e6) if held.commit_time is not None else "–",

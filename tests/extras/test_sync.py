@@ -323,14 +323,10 @@ def test_small_windows_come_past_a_copy_within_a_segment(
     assert sorted(ops) == ["delete", "insert", *["read"] * 4, *["truncate"] * 2]
 
 
-def test_a_copy_that_comes_again_does_not_mend_a_table(
+def kill_behind_a_commit(
     made: MadeDirectory, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kill before it is stored that a window was read; changes behind the copy were wrong."""
-    made.wait(ACCOUNTS, 1000)
-    made.copy(ACCOUNTS, 1100, [[1, "a"]])
-    made.commit(1200, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [2, "b"]))
-    made.commit(1300, testing.update(ACCOUNTS, [9, "nobody"]))
+    """Write a window, and be killed before it is stored that it was read."""
 
     def killed(*_: Any) -> None:
         raise KilledError
@@ -339,6 +335,17 @@ def test_a_copy_that_comes_again_does_not_mend_a_table(
         patch.setattr(syncing.Consumer, "advance", killed)
         with pytest.raises(KilledError):
             sync(made, tables)
+
+
+def test_a_copy_that_comes_again_does_not_mend_a_table(
+    made: MadeDirectory, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill before it is stored that a window was read; changes behind the copy were wrong."""
+    made.wait(ACCOUNTS, 1000)
+    made.copy(ACCOUNTS, 1100, [[1, "a"]])
+    made.commit(1200, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [2, "b"]))
+    made.commit(1300, testing.update(ACCOUNTS, [9, "nobody"]))
+    kill_behind_a_commit(made, tables, monkeypatch)
     for lsn in (1400, 1500):
         made.commit(lsn, testing.insert(ACCOUNTS, [lsn, "c"]))
         assert "it has no row with (id) = (9)" in sync(made, tables).stale["public.accounts"]
@@ -358,14 +365,7 @@ def test_smaller_windows_after_a_kill(
     sync(made, tables)
     for lsn in (1200, 1300, 1400):
         made.commit(lsn, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [lsn, "b"]))
-
-    def killed(*_: Any) -> None:
-        raise KilledError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(syncing.Consumer, "advance", killed)
-        with pytest.raises(KilledError):
-            sync(made, tables)
+    kill_behind_a_commit(made, tables, monkeypatch)
     assert sync(made, tables, window_bytes=1).stale == {}
     assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 1200, 1300, 1400]
     changes = tables.changes("public.accounts").column("commit_lsn").to_pylist()
