@@ -11,7 +11,7 @@ from ..history import history_of
 from ..names import qualified, shown_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from .targets import Held
@@ -19,6 +19,34 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _PAUSE = 1.0  # seconds between two looks at the history, at least
+
+
+def mistaken(
+    patterns: Iterable[str],
+    partitioned: Iterable[str],
+    shown: Collection[str],
+    names: Collection[str],
+) -> Iterator[str]:
+    """Tell of each table that is asked for and not published.
+
+    Parameters
+    ----------
+    patterns : iterable of str
+        Those of the tables that are wanted.
+    partitioned : iterable of str
+        ``namespace.name`` of tables for which partitions are given.
+    shown, names : collection of str
+        The published tables, as patterns match them, and as ``namespace.name``.
+    """
+    patterns = [*patterns]
+    for one in dict.fromkeys(one.removeprefix("*.") for one in patterns):
+        # Of a name with a dot the command makes two patterns, as it may lack its schema.
+        same = [other for other in patterns if other.removeprefix("*.") == one]
+        if not any(fnmatchcase(name, other) for name in shown for other in same):
+            yield f"tables={one!r} matches no published table"
+    for one in partitioned:
+        if one not in names:
+            yield f"partition_by= names {one}, which is no published table"
 
 
 class Departures:
@@ -82,12 +110,6 @@ class Departures:
             _log.warning("%s %s; what it had stays in %s", name, happened, stored)
         self._gone = set(gone)
         self.left = tuple(held.stored for held in gone.values())
-        for one in dict.fromkeys(one.removeprefix("*.") for one in self._patterns):
-            # Of a name with a dot the command makes two patterns, as it may lack its schema.
-            same = [other for other in self._patterns if other.removeprefix("*.") == one]
-            if not any(fnmatchcase(name, other) for name in shown for other in same):
-                _log.warning("tables=%r matches no published table", one)
-        for one in self._partitioned:
-            if one not in names:
-                _log.warning("partition_by= names %s, which is no published table", one)
+        for warning in mistaken(self._patterns, self._partitioned, shown, names):
+            _log.warning("%s", warning)
         self._patterns, self._partitioned = [], []  # it is told once

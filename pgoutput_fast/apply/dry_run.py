@@ -11,8 +11,9 @@ from ..captured.units import SegmentSource, open_source
 from ..directory.consumers import consumers
 from ..errors import PgOutputError
 from ..history import Follower, history_of
-from ..names import qualified
+from ..names import qualified, shown_name
 from ..segments.listing import has_begun
+from .departures import mistaken
 from .syncing import SyncOptions, check_position, copied_name, origin_of
 from .targets import Held, Origin, Stored, Target
 
@@ -95,6 +96,8 @@ class SyncPlan(NamedTuple):
         Where the directory would be read from, and where it ends; 0 if there is none.
     tables : list of TablePlan
         By name.
+    mistaken : list of str
+        Warnings of tables that are asked for and not published, where a server was asked.
     """
 
     directory: Path
@@ -103,6 +106,7 @@ class SyncPlan(NamedTuple):
     lsn: int
     end_lsn: int
     tables: list[TablePlan]
+    mistaken: list[str]
 
 
 class Asked(NamedTuple):
@@ -173,7 +177,9 @@ def plan_sync(
         stored = target.peek(asked.origin)
         tables = {one: TablePlan(one, published[one], is_published=True) for one in published}
         tables |= _of_target(stored, tables)
-        return SyncPlan(directory, False, slot, 0, 0, _sorted(tables, options))
+        return SyncPlan(
+            directory, False, slot, 0, 0, _sorted(tables, options), _mistaken(asked, options)
+        )
     stored = target.peek(origin_of(source))
     known = {one.name: one.position for one in consumers(directory)} if stored.lsn else {}
     position = known[consumer] if consumer in known else source.begin().position
@@ -194,7 +200,17 @@ def plan_sync(
             is_published=None if asked is None else relation_id in published,
         )
     end = source.seen.contents.end
-    return SyncPlan(directory, True, slot, position.lsn, end, _sorted(tables, options))
+    return SyncPlan(
+        directory, True, slot, position.lsn, end, _sorted(tables, options),
+        _mistaken(asked, options),
+    )  # fmt: skip
+
+
+def _mistaken(asked: Asked | None, options: SyncOptions) -> list[str]:
+    if asked is None:
+        return []
+    names = [*asked.published.values()]
+    return [*mistaken(options.tables or (), options.partitioned, [*map(shown_name, names)], names)]
 
 
 def _of_target(stored: Stored, tables: dict[int, TablePlan]) -> dict[int, TablePlan]:

@@ -111,7 +111,12 @@ def fold(changes: Iterable[Any], key: Sequence[str] | None = None) -> NetChanges
     ['upsert', 'delete']
     """
     folding = Folding(key)
-    for batch in [changes] if isinstance(changes, (pa.Table, pa.RecordBatch)) else changes:
+    is_one = hasattr(changes, "__arrow_c_array__") or isinstance(changes, pa.Table)
+    if not is_one and not isinstance(changes, Iterable):
+        raise TypeError(
+            f"changes must be an iterable of change batches, not {type(changes).__name__}"
+        )
+    for batch in [changes] if is_one else changes:
         folding.add(batch)
     return folding.finish()
 
@@ -139,6 +144,11 @@ class Folding:
         if isinstance(batch, pa.Table):
             for part in batch.to_batches():
                 self._add(part)
+        elif not hasattr(batch, "__arrow_c_array__"):
+            raise TypeError(
+                "changes must be ChangeBatches, or pyarrow's record batches and tables, not "
+                f"{type(batch).__name__}"
+            )
         else:
             self._add(pa.record_batch(batch))
 

@@ -239,6 +239,8 @@ def checked_options(
             raise PgOutputError(
                 f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}"
             )
+    if type(interval) not in (int, float):
+        raise TypeError(f"interval must be a number of seconds, not {type(interval).__name__}")
     if not interval >= 0:
         raise PgOutputError(f"interval={interval}: expected a number of seconds")
     if type(window_bytes) is not int:
@@ -318,6 +320,8 @@ def open_target(
     PgOutputError
         It can't be one; or a library is not installed.
     """
+    if not isinstance(target, (str, os.PathLike)):
+        raise TypeError(f"target must be a str or a path, not {type(target).__name__}")
     text = os.fspath(target)
     if not text or "\0" in text:
         raise PgOutputError("target: give duckdb:FILE, or a directory for Delta tables")
@@ -331,7 +335,7 @@ def open_target(
         from .duckdb_target import DECODED_FOR, DuckdbTarget
 
         if given:
-            raise PgOutputError(f"{next(iter(given))} is for Delta tables, not for {text!r}")
+            raise PgOutputError(f"{next(iter(given))}= is for Delta tables, not for {text!r}")
         path = Path(text.removeprefix(_DUCKDB)).absolute()
         if text == _DUCKDB or not path.name or text.startswith(f"{_DUCKDB}//"):
             raise PgOutputError(f"target {text!r} names no file: give duckdb:FILE")

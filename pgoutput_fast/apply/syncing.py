@@ -26,7 +26,7 @@ from ..directory.looking import look
 from ..directory.reading import first_position, lacking
 from ..directory.requests import request_copy
 from ..errors import PgOutputError
-from ..history import Follower, HistoryPolicy, history_of
+from ..history import Follower, History, HistoryPolicy, history_of
 from ..lsn import format_lsn
 from ..names import qualified
 from ..protocol.encode import encode, encode_fields
@@ -483,7 +483,7 @@ class _Window:
         return (
             history is not None
             and history.confirmed > lsn
-            and relation_id not in history.newest_tables.by_id()
+            and bool(_departed(history, [relation_id]))
         )
 
     def _check_columns(self, after: Position) -> None:
@@ -581,7 +581,7 @@ def check_position(
             "begin empty there: have them copied, or give uncopied='changes'"
         )
     lacks = _behind(look(directory).states, stored, position)
-    gone = _departed(directory, lacks)
+    gone = _departed(history_of([directory]), lacks)
     behind = [one for one in lacks if one not in gone]
     if behind:
         one = stored.tables[behind[0]]
@@ -593,9 +593,8 @@ def check_position(
     return gone
 
 
-def _departed(directory: Path, relation_ids: list[int]) -> list[int]:
-    """Those of tables that the newest catalogue of a directory does not have."""
-    history = history_of([directory]) if relation_ids else None
+def _departed(history: History | None, relation_ids: list[int]) -> list[int]:
+    """Those of tables that the newest catalogue does not have."""
     if history is None:
         return []
     published = history.newest_tables.by_id()
@@ -631,7 +630,7 @@ def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
         position = first_position(found.states, begin)
         lost.update(lacking(position, found.states, begin))
     behind = _behind(found.states, stored, position)
-    gone = _departed(directory, behind)
+    gone = _departed(history_of([directory]), behind)
     return sorted(lost.union(one for one in behind if one not in gone))
 
 

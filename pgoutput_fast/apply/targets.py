@@ -180,13 +180,14 @@ class Kept(NamedTuple):
         """
         for name, given, made in zip(Kept._fields, self, found, strict=True):
             if given != made:
-                had = "without" if made is None else "with"
                 shown = [*made] if isinstance(made, tuple) else made
-                fix = f"leave {name} out" if made is None else f"give {name}={shown!r}"
-                also = "" if made is None else f"={shown!r}"
+                had, fix = ("without", f"leave out {name}=") if made is None else (
+                    "with", f"give {name}={shown!r}"
+                )  # fmt: skip
+                also = "" if made is None else repr(shown)
                 raise PgOutputError(
-                    f"{where} was made {had} {name}{also}, and keeps to that: {fix}, or begin anew "
-                    "in another target"
+                    f"{where} was made {had} {name}={also}, and keeps to that: {fix}, or begin "
+                    "anew in another target"
                 )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -10,10 +12,14 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# An argument with a value, as in adopt_slot=True or history="newer"; or alone, as in consumer=.
+# An argument with a value, as in adopt_slot=True, history="newer" or tables=['a', 'b']; or alone,
+# as in consumer=.
 _ARGUMENT = re.compile(
-    r"""(?<![\w./-])([a-z]+(?:_[a-z]+)*)=(?:(["'])([^"']*)\2|(-?\w+(?:\.\w+)*)|(?=[\s,;:)]|$))""",
-    re.ASCII,
+    r"""
+    (?<![\w./-]) ([a-z]+(?:_[a-z]+)*) =
+    (?: (["'])([^"']*)\2 | (-?\w+(?:\.\w+)*) | (\[(?:'[^']*'|"[^"]*"|,[ ])*\]) | (?=[\s,;:)]|$) )
+    """,
+    re.ASCII | re.VERBOSE,
 )
 _POLICY = re.compile(r"Policies\(([a-z_]+=[^()]*)\)", re.ASCII)
 # Arguments whose options have other names.
@@ -34,7 +40,7 @@ def in_options(text: str, command: click.Command) -> str:
 
 
 def _option(found: re.Match[str], options: Mapping[str, click.Option]) -> str:
-    name, _, quoted, bare = found.groups()
+    name, _, quoted, bare, listed = found.groups()
     option = options.get(_PARAMETERS.get(name, name))
     if option is None:
         return found[0]
@@ -42,5 +48,14 @@ def _option(found: re.Match[str], options: Mapping[str, click.Option]) -> str:
         return option.opts[0]
     if option.is_flag and bare == "False":
         return option.secondary_opts[0] if option.secondary_opts else f"no {option.opts[0]}"
+    if listed is not None:
+        given = ast.literal_eval(listed)
+        # The command makes two patterns of a name that may lack its schema.
+        items = [one for one in given if one.removeprefix("*.") not in {*given} - {one}]
+        return " ".join(f"{option.opts[0]} {shlex.quote(one)}" for one in items)
     value = quoted if bare is None else bare
-    return option.opts[0] if value is None or option.is_flag else f"{option.opts[0]} {value}"
+    return (
+        option.opts[0]
+        if value is None or option.is_flag
+        else f"{option.opts[0]} {shlex.quote(value)}"
+    )

@@ -13,11 +13,14 @@ from ..apply.synchronize import checked_options, open_target
 from ..connections import ConnectionParameters
 from ..errors import counted, printable
 from ..lsn import format_lsn
+from ..replication.walsender import check_slot_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ..apply.dry_run import SyncPlan, TablePlan
+    from ..apply.synchronize import OpenedTarget
+    from ..apply.syncing import SyncOptions
 
 _OPTIONS = (
     "tables", "policies", "history", "schema_changes", "unknown", "uncopied", "interval",
@@ -28,16 +31,40 @@ OF_THE_TARGET = ("soft_deletes", "partition_by", "retention_hours", "maintenance
 """The options that are the target's alone."""
 
 
-def print_plan(dsn: str | None, arguments: dict[str, Any]) -> int:
+def check_arguments(arguments: dict[str, Any]) -> tuple[SyncOptions, OpenedTarget]:
+    """The options and the target of a sync with these arguments; nothing is read or made.
+
+    Raises
+    ------
+    PgOutputError
+        An argument is wrong.
+    """
+    options = checked_options(**{name: arguments[name] for name in _OPTIONS})
+    opened = open_target(
+        arguments["target"], tables=options.tables,
+        **{name: arguments[name] for name in OF_THE_TARGET},
+    )  # fmt: skip
+    if arguments["segments"] is None:
+        check_slot_name(arguments["slot"])
+    return options._replace(partitioned=tuple(arguments["partition_by"] or ())), opened
+
+
+def print_plan(dsn: str | None, arguments: dict[str, Any], change: Callable[[str], str]) -> int:
     """Print what a sync with these arguments would do, and return the exit code.
+
+    Parameters
+    ----------
+    dsn : str or None
+    arguments : dict
+    change : callable
+        What is done to warnings, which name arguments.
 
     Raises
     ------
     PgOutputError
         It could not begin.
     """
-    options = checked_options(**{name: arguments[name] for name in _OPTIONS})
-    opened = open_target(arguments["target"], **{name: arguments[name] for name in OF_THE_TARGET})
+    options, opened = check_arguments(arguments)
     asked = None
     if arguments["segments"] is None:
         directory = opened.directory(arguments["directory"])
@@ -51,12 +78,14 @@ def print_plan(dsn: str | None, arguments: dict[str, Any]) -> int:
     plan = plan_sync(
         opened.target, arguments["target"], opened.decode_for, directory, options, consumer, asked
     )
-    for line in _lines(plan, arguments):
+    for line in _lines(plan, arguments, change):
         click.echo(line)
     return 0
 
 
-def _lines(plan: SyncPlan, arguments: dict[str, Any]) -> Iterator[str]:
+def _lines(
+    plan: SyncPlan, arguments: dict[str, Any], change: Callable[[str], str]
+) -> Iterator[str]:
     if plan.slot is not None:
         confirmed = plan.slot.confirmed_lsn or 0
         behind = decimal(max(0, plan.slot.server_lsn - confirmed))
@@ -73,6 +102,8 @@ def _lines(plan: SyncPlan, arguments: dict[str, Any]) -> Iterator[str]:
         )
     else:
         yield f"{plan.directory} would be made, and the slot captured there"
+    for warning in plan.mistaken:
+        yield f"warning: {change(warning)}"
     has = any(one.held is not None for one in plan.tables)
     yield f"{arguments['target']} {'is continued' if has else 'would begin anew'}"
     if not plan.tables:

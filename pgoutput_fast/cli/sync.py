@@ -20,12 +20,13 @@ from ..lsn import format_lsn
 from ._capturing import CAPTURE_OPTIONS, capture_options
 from ._dsn import dsn_options, given_dsn, publications_option
 from ._inspect_to import completed_policy, policies_option, table_patterns
+from ._named import in_options
 from ._position import PositionWatch
 from ._quantities import ByteCount, Seconds
 from ._service import STATUS_INTERVAL, checked_until, serve, service_options
 from ._sync_events import table_events
 from ._sync_figures import SyncLag
-from ._sync_plan import OF_THE_TARGET, print_plan
+from ._sync_plan import OF_THE_TARGET, check_arguments, print_plan
 from ._sync_report import Moment, Report, Written, write_report
 from ._sync_views import SyncLiveView, SyncLogView, sync_status
 
@@ -322,9 +323,17 @@ def command(
     report = options["report"]
     if report is not None and not report.absolute().parent.is_dir():
         raise click.UsageError(f"--report: there is no directory {report.absolute().parent}")
+
+    def change(text: str) -> str:
+        return in_options(text, context.command)
+
+    try:
+        check_arguments(arguments)
+    except PgOutputError as error:
+        raise click.UsageError(change(str(error))) from None
     if dry_run:
         given = given_dsn(context, dsn, dsn_file) if captures else None
-        return print_plan(given, arguments)
+        return print_plan(given, arguments, change)
 
     def run(view: SyncView, service: Service) -> int:
         parameters = None

@@ -446,7 +446,9 @@ class ServerRows:
         psycopg.Error
             The server can't read a text.
         """
-        types = {one.name: one.type_name for one in self._table.table.columns}
+        if not columns:  # all rows of a table without columns are the same
+            columns, rows = ("",), [(None,)] * len(rows)
+        types = {one.name: one.type_name for one in self._table.table.columns} | {"": "text"}
         values = ", ".join(
             "("
             + ", ".join(
@@ -456,7 +458,7 @@ class ServerRows:
             + ")"
             for row in rows
         )
-        named = ", ".join(map(quoted, columns))
+        named = ", ".join(quoted(one or "none") for one in columns)
         query = f"SELECT {self._name} FROM (VALUES {values}) AS r({named})"  # noqa: S608
         with self._connection.transaction():
             for row in self._connection.execute(query.encode()).fetchall():

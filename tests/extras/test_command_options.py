@@ -40,6 +40,10 @@ from pgoutput_fast.cli._named import in_options
             "--policy infinity=... can be 'null'; --policy json='text' keeps it",
         ),
         ("sync", "tables='a.b' matches", "--table a.b matches"),
+        (
+            "sync", "with tables=['*.a b', '*.x.y', 'x.y'], leave out tables=",
+            "with --table '*.a b' --table x.y, leave out --table",
+        ),
         ("verify", "timeout=nan: expected", "--timeout nan: expected"),
     ],
 )  # fmt: skip

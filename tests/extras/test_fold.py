@@ -455,3 +455,9 @@ def test_ten_thousand_histories(first: int) -> None:
     for seed in range(first, first + 1_000):
         with pytest.MonkeyPatch.context() as monkeypatch:
             check_history(random.Random(seed), monkeypatch)
+
+
+@pytest.mark.parametrize("changes", [None, 7, [None], ["x"], [[1]]])
+def test_what_is_no_change_batch(changes: Any) -> None:
+    with pytest.raises(TypeError, match=r"^changes must be .*, not (NoneType|int|str|list)$"):
+        fold(changes)

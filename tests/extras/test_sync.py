@@ -721,3 +721,17 @@ def test_tables_come_to_their_names(
     assert now == after
     renamed = {number: one._replace(stored=now[number]) for number, one in tables.items()}
     assert renames(renamed, []) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"target": None}, "target must be a str or a path, not NoneType"),
+        ({"target": b"x"}, "target must be a str or a path, not bytes"),
+        ({"interval": "1s"}, "interval must be a number of seconds, not str"),
+        ({"interval": True}, "interval must be a number of seconds, not bool"),
+    ],
+)
+def test_arguments_of_wrong_types(tmp_path: Path, wrong: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        pf.apply.sync(**{"segments": tmp_path, "target": tmp_path / "x", **wrong})

@@ -181,6 +181,7 @@ def test_dry_run_leaves_nothing_behind(
     said = capsys.readouterr().out
     assert f"slot slot_{published.name} would be made" in said
     assert "public.t  not in the target; would be copied" in said
+    assert "warning" not in said
     assert there(tmp_path) == {}
     assert published.slots() == {}
 
@@ -206,8 +207,20 @@ def test_dry_run_leaves_nothing_behind(
     assert "its snapshot of 20 rows" in capsys.readouterr().out
     assert there(tmp_path) == before
     assert consumers(directory) == kept
+    # What it would warn of.
+    assert main(["sync", *given, "--table", "t", "--dry-run"]) == 1
+    assert f"{file} was made without --table, and keeps to" in capsys.readouterr().err
+    lake = [*arguments(published, tmp_path / "lake", "--dir", str(tmp_path / "d")), "--dry-run"]
+    lake[lake.index("--to") + 1] = str(tmp_path / "lake")
+    lake += ["--table", "t", "--table", "q", "--adopt-slot", "--partition-by", "public.x=id"]
+    assert main(["sync", *lake]) == 0
+    said = capsys.readouterr().out
+    assert [line for line in said.splitlines() if line.startswith("warning")] == [
+        "warning: --table q matches no published table",
+        "warning: --partition-by names public.x, which is no published table",
+    ]
     # What the sync would refuse.
-    assert main(["sync", *other[:2], "--to", "duckdb:nowhere/x.duckdb", "--dry-run"]) == 1
+    assert main(["sync", *other[:2], "--to", "duckdb:nowhere/x.duckdb", "--dry-run"]) == 2
     assert "there is no directory" in capsys.readouterr().err
 
 
@@ -553,6 +566,11 @@ def test_errors_and_their_exit_codes(
         (["--segments", "d", "--policy", "x=y"], "is not NAME=VALUE"),
         (["--segments", "d", "--partition-by", "public.a="], "expected schema.name=COLUMN"),
         (["--segments", "d", "--to", "s3://u:s3cret@b/x"], "--to: a URL has no user or password"),
+        (["--segments", "d", "--to", "ducdb:x"], "'ducdb:x' is neither duckdb:FILE, nor a dir"),
+        (["--segments", "d", "--to", "duckdb:"], "'duckdb:' names no file"),
+        (["--segments", "d", "--soft-deletes", ""], "--soft-deletes '': expected the name of"),
+        (["--segments", "d", "--partition-by", "s.a=b"], "--partition-by is for Delta tables"),
+        (["--slot", "S", "--publication", "p"], "'S' is no name of a slot"),
     ],
 )
 def test_wrong_usage_of_sync(

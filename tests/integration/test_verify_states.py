@@ -545,3 +545,19 @@ def test_a_key_that_never_stands_still_in_states(
     assert (found["a"].state, found["a"].unsettled) == ("unsettled", 1)
     assert found["later"].state == "equal"
     assert report.exit_code == 2
+
+
+def test_a_table_without_columns_while_it_grows(
+    moving: Synced, wait_until: Callable[..., None]
+) -> None:
+    def step(connection: Any, number: int) -> None:
+        connection.execute("INSERT INTO bare DEFAULT VALUES")
+
+    run(moving.dsn, "CREATE TABLE bare ()", "ALTER PUBLICATION p ADD TABLE bare")
+    wait_until(lambda: moving.verify().exit_code == 0)
+    with writing(moving.dsn, step):
+        report = moving.verify(rounds=2)
+    (found,) = (one for one in report.tables if one.name == "bare")
+    # All of its rows are the same, so that none stands still.
+    assert (found.state, found.unsettled) == ("unsettled", 1)
+    assert moving.verify().exit_code == 0
