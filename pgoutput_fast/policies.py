@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from .errors import PgOutputError
 
@@ -98,3 +99,31 @@ def _is_shape(numeric: object) -> bool:
         return False
     precision, scale = numeric
     return bool(1 <= precision <= 38 and 0 <= scale <= precision)
+
+
+def policies_of(given: Iterable[str]) -> Policies:
+    """Policies that are written as ``infinity=null``, ``numeric=10,2`` or ``arrays=2``.
+
+    Raises
+    ------
+    PgOutputError
+        One is not written so, or is none.
+    """
+    chosen: dict[str, Any] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals or name not in Policies.__dataclass_fields__:
+            names = ", ".join(Policies.__dataclass_fields__)
+            raise PgOutputError(f"{one!r} is not NAME=VALUE with a NAME of {names}")
+        chosen[name] = _value(name, value)
+    return Policies(**chosen)
+
+
+def _value(name: str, value: str) -> Any:
+    try:
+        if name == "numeric":
+            precision, scale = value.split(",")
+            return int(precision), int(scale)
+        return int(value) if name == "arrays" and value not in ("error", "text") else value
+    except ValueError:
+        return value  # Policies raises an error that says what is expected

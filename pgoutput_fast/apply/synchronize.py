@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import os
 import re
@@ -23,6 +22,7 @@ from ..history import check_policy, history_of
 from ..lsn import check_lsn
 from ..policies import Policies
 from ..segments.listing import contents, has_begun
+from .embedded_capture import EmbeddedCapture, libpq_keywords
 from .syncing import (
     Syncing,
     SyncOptions,
@@ -37,7 +37,6 @@ from .targets import Kept, Origin
 
 if TYPE_CHECKING:
     from ..history import HistoryPolicy
-    from ..replication import CaptureProgress
     from .targets import Target
 
 _log = logging.getLogger(__name__)
@@ -48,8 +47,6 @@ _FILES = (".duckdb", ".db", ".ddb")
 """How names of files end that are meant as such."""
 _CATALOG_TIMEOUT = 10.0  # seconds to wait for the first catalogue
 _POLL = 0.05  # seconds between two looks whether the capture has begun
-_KEPT = 600.0
-"""Seconds for which segments stay that the tables have, where the directory is the sync's own."""
 
 
 def sync(
@@ -196,7 +193,7 @@ def sync(
             _claim_target(opened.target, where, dsn, capture_options, stop)
             if lost is not None and has_begun(where):
                 lost.ask()  # which the capture sees when it begins
-            run = _Capture(
+            run = EmbeddedCapture(
                 dsn, where, stop, until, slot=slot, publications=publications, snapshot=snapshot,
                 **capture_options,
             )  # fmt: skip
@@ -376,7 +373,7 @@ def _claim_target(
     if isinstance(source, SegmentSource):
         origin = origin_of(source)
     else:
-        parameters = ConnectionParameters(dsn, _libpq_keywords(options))
+        parameters = ConnectionParameters(dsn, libpq_keywords(options))
         check_seconds(retry_for=options.get("retry_for"))
 
         def asked() -> Origin:
@@ -386,14 +383,6 @@ def _claim_target(
         origin = first_connection(asked, options.get("retry_for"), stop)
     target.peek(origin)
     target.claim()
-
-
-def _libpq_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a capture that are parameters of libpq."""
-    from ..replication import capture
-
-    own = inspect.signature(capture).parameters
-    return {name: value for name, value in options.items() if name not in own}
 
 
 @contextlib.contextmanager
@@ -458,82 +447,3 @@ class _Lost:
             time.sleep(_POLL)
         while self.ask() and not is_over():
             time.sleep(_POLL)
-
-
-class _Capture:
-    """A capture in a thread of its own."""
-
-    def __init__(
-        self,
-        dsn: str | None,
-        directory: Path,
-        stop: threading.Event,
-        until: int | Literal["now"] | None,
-        **options: Any,
-    ) -> None:
-        self._directory = directory
-        self._dsn = dsn
-        self._until = until
-        self._stop = stop
-        self._own = threading.Event()
-        options.setdefault("create_slot", True)
-        options.setdefault("keep_seconds", _KEPT)
-        self._options = options
-        self._progress: CaptureProgress | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="pgoutput_fast-capture")
-        self._watch = threading.Thread(target=self._pass_on, daemon=True)
-
-    def start(self) -> None:
-        """Begin, and wait until there is a directory that can be read."""
-        self._thread.start()
-        self._watch.start()
-        while not has_begun(self._directory):
-            if not self._thread.is_alive():
-                self.result()
-                raise PgOutputError(f"the capture into {self._directory} ended before it began")
-            time.sleep(_POLL)
-
-    def _pass_on(self) -> None:
-        self._stop.wait()
-        self._own.set()
-
-    def _run(self) -> None:
-        from ..connections import ConnectionParameters
-        from ..replication import capture
-        from ..replication.server_position import end_of_commits
-
-        try:
-            until = self._until
-            if until == "now":
-                until = end_of_commits(
-                    ConnectionParameters(self._dsn, _libpq_keywords(self._options))
-                )
-            capture(
-                self._dsn, directory=self._directory, until_lsn=until, stop=self._own,
-                progress=self._note, **self._options,
-            )  # fmt: skip
-        except BaseException as error:  # noqa: BLE001 - it is raised by the thread that waits
-            self._error = error
-
-    def _note(self, progress: CaptureProgress) -> None:
-        self._progress = progress
-
-    def latest(self) -> CaptureProgress | None:
-        """How far it is; None before the stream has begun."""
-        return self._progress
-
-    def is_over(self) -> bool:
-        """Whether nothing more comes."""
-        return not self._thread.is_alive()
-
-    def result(self) -> None:
-        """Raise the error with which it ended."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def end(self) -> None:
-        """Have it end."""
-        self._own.set()
-        self._thread.join()

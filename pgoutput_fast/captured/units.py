@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +18,7 @@ from ..directory.reading import (
     Position,
     Reading,
     Step,
+    clipped,
     first_position,
     lacking,
     next_reading,
@@ -143,6 +145,7 @@ class SegmentSource:
         part_bytes: int,
         *,
         whole_copies: bool = False,
+        until: int | Position | None = None,
     ) -> Plan | None:
         """What to read next: at least `part_bytes` if there is so much; None if nothing is left.
 
@@ -154,6 +157,9 @@ class SegmentSource:
         part_bytes : int
         whole_copies : bool
             Whether each snapshot of a table is read to its end.
+        until : int or Position, optional
+            What was committed from this LSN on is not read; or all is read up to the position where
+            an earlier plan of the same source ended, however large it is.
 
         Raises
         ------
@@ -165,8 +171,13 @@ class SegmentSource:
         found = self._look()
         position = progress.position
         self._check(found, manifest["start"], position)
-        reading = next_reading(position, found.states, self.seen.contents.end)
+        end = self.seen.contents.end
+        if until is not None:
+            end = min(end, until.lsn if isinstance(until, Position) else until)
+        reading = next_reading(position, found.states, end)
         reading = readable(reading, found, self._where)
+        if isinstance(until, Position):
+            reading, part_bytes = clipped(reading, until), sys.maxsize
         walk = Walk(position, reading)
         units: list[Unit] = []
         after: Progress | None = None

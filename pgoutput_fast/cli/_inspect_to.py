@@ -16,7 +16,7 @@ from ..errors import DecodeError, PgOutputError, counted, printable
 from ..files import ExportedTable, ExportProgress, ExportResult, Format, export
 from ..lsn import format_lsn
 from ..names import NamePart, name_parts, qualified
-from ..policies import CHOICES, Policies
+from ..policies import CHOICES, Policies, policies_of
 from ..types import TypeRegistry
 
 
@@ -26,15 +26,8 @@ def policies_option(
     """Make Policies of options such as infinity=null."""
     if not given:
         return None
-    chosen: dict[str, Any] = {}
-    for one in given:
-        name, equals, value = one.partition("=")
-        if not equals or name not in Policies.__dataclass_fields__:
-            names = ", ".join(Policies.__dataclass_fields__)
-            raise click.BadParameter(f"{one!r} is not NAME=VALUE with a NAME of {names}")
-        chosen[name] = _value(name, value)
     try:
-        return Policies(**chosen)
+        return policies_of(given)
     except PgOutputError as error:
         raise click.BadParameter(str(error)) from error
 
@@ -46,16 +39,6 @@ def completed_policy(
     offered = [f"{name}={choice}" for name, choices in CHOICES.items() for choice in choices]
     offered += [f"{name}=" for name in Policies.__dataclass_fields__ if name not in CHOICES]
     return [CompletionItem(one) for one in offered if one.startswith(incomplete)]
-
-
-def _value(name: str, value: str) -> Any:
-    try:
-        if name == "numeric":
-            precision, scale = value.split(",")
-            return int(precision), int(scale)
-        return int(value) if name == "arrays" and value not in ("error", "text") else value
-    except ValueError:
-        return value  # Policies raises an error that says what is expected
 
 
 def types_option(_: click.Context, __: click.Parameter, path: Path | None) -> TypeRegistry | None:

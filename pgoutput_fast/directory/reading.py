@@ -136,6 +136,24 @@ def next_reading(position: Position, states: Mapping[int, TableState], end: int)
     return Reading(Stretch(position.lsn, end), tables, Position(end, elsewhere))
 
 
+def clipped(reading: Reading, until: Position) -> Reading:
+    """What of a reading comes before a position, at which an earlier reading ended.
+
+    Parameters
+    ----------
+    reading : Reading
+        What `next_reading` gave up to ``until.lsn``.
+    until : Position
+    """
+    tables = {}
+    for relation_id in reading.tables.keys() | until.tables.keys():
+        stretch = reading.of(relation_id)
+        end = max(stretch.start, min(stretch.end, until.of(relation_id)))
+        inside = tuple(copy for copy in stretch.snapshots if copy.lsn - 1 < end)
+        tables[relation_id] = stretch._replace(end=end, snapshots=inside)
+    return Reading(reading.rest, tables, until)
+
+
 def first_position(states: Mapping[int, TableState], begin: int) -> Position:
     """Where a new consumer begins: each table at its newest snapshot.
 

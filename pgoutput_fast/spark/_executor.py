@@ -100,6 +100,8 @@ class Target:
     history : History, optional
         Has the types, in place of those of `settings`.
     history_policy : {"error", "older", "newer"}
+    since : int, optional
+        Changes from this commit LSN on are refused if they have a column that `version` has not.
     """
 
     table: str
@@ -111,6 +113,7 @@ class Target:
     by_id: bool = False
     history: History | None = None
     history_policy: HistoryPolicy = "error"
+    since: int | None = None
 
     def has(self, relation: Relation) -> bool:
         """Whether a relation is the wanted table."""
@@ -270,9 +273,13 @@ class _Mapping:
         The record batches with those of the target's columns that this version has.
     lacking : list of str
         The names of the target's columns that this version does not have.
+    added : list of str
+        The names of columns that the target's version lacks.
     relation : str
         JSON of what change batches have as metadata of their relation.
     """
+
+    added: list[str]
 
     def __init__(self, plan: RelationPlan, target: Target) -> None:
         _check_names(plan.relation, target)
@@ -306,6 +313,8 @@ class _Mapping:
             fields[position] = replace(made, name=name, position=position)
         columns = tuple(fields[position] for position in sorted(fields))
         self.layout = Layout(plan, columns, head_fields("spark"), {})
+        there = () if target.version is None else target.version.columns
+        self.added = [name for name in positions if name not in there]
         metadata = relation_metadata(plan)
         self.relation = json.dumps({name.decode(): metadata[name].decode() for name in metadata})
 
@@ -477,6 +486,7 @@ class _Reader:
         columns["relation"] = pa.array(first + [None] * (len(found) - len(first)), pa.string())
         self.told = mapping.relation
         self.fill(columns, change, frames, given)
+        self.check_added(mapping, columns["commit_lsn"])
         arrays = [columns[field.name] for field in schema]
         for array, expected in zip(arrays, schema, strict=True):
             if array.type != expected.type:
@@ -485,6 +495,19 @@ class _Reader:
                     f"was told {expected.type}"
                 )
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def check_added(self, mapping: _Mapping, lsns: pa.Array) -> None:
+        """Refuse columns that the table has got since the query began, whose values would go."""
+        since = self.target.since
+        if since is None or not mapping.added or not len(lsns):
+            return
+        last = pc.max(lsns).as_py()
+        if last is not None and last >= since:
+            raise PgOutputError(
+                f"{self.target.table} has got the column {', '.join(mapping.added)} since the "
+                "query began: start the query again, which then has it; or go on without it by the "
+                "option newColumns=ignore"
+            )
 
     def fill(
         self,

@@ -19,7 +19,7 @@ from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.protocol.messages import Relation
 from pgoutput_fast.segments import SegmentMetadata, SegmentReader, list_segments
 from pgoutput_fast.segments.format import ANNOUNCED_LSN
-from pgoutput_fast.segments.listing import Contents
+from pgoutput_fast.segments.listing import Contents, metadata_of
 
 from ._executor import Target, change_batches, decoder_of
 
@@ -66,6 +66,8 @@ class Planned:
     ----------
     metadata : SegmentMetadata
         Of the newest file.
+    end : int
+        What is committed before this LSN is there.
 
     Raises
     ------
@@ -74,6 +76,7 @@ class Planned:
     """
 
     metadata: SegmentMetadata
+    end: int
 
     def __init__(self, path: _Path | Iterable[_Path]) -> None:
         self._directory: Path | None = None
@@ -87,10 +90,15 @@ class Planned:
             begin = segments[0].start_lsn if segments else 0
             found = Look(Contents(segments, begin, segments[-1].end_lsn if segments else 0), {}, {})
         self._found = found
+        self.end = found.contents.end
         files = [one.path for one in found.contents.segments]
         files = files or [paths[0] for paths in found.files.values()]
         if not files:
-            raise PgOutputError(f"there are no segments in {path}")
+            known = None if self._directory is None else metadata_of(self._directory)
+            if known is None:
+                raise PgOutputError(f"there are no segments in {path}")
+            self.metadata = known
+            return
         with SegmentReader(files[-1]) as reader:
             self.metadata = reader.metadata
 

@@ -8,17 +8,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
 
 import pgoutput_fast as pf
+from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.encodings import python_encoding
 from pgoutput_fast.errors import DecodeError, PgOutputError
 from pgoutput_fast.history import HistoryPolicy, check_policy, history_of
 from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.policies import Policies
+from pgoutput_fast.protocol.encode import encode_fields
 from pgoutput_fast.protocol.messages import Relation, Type, published
 from pgoutput_fast.settings import Settings
 
@@ -33,14 +35,36 @@ from ._executor import (
 from ._planning import Item, Planned, item_batches
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from pgoutput_fast.catalog import Catalog
     from pgoutput_fast.decoding.plan import RelationPlan
+    from pgoutput_fast.history import History
+    from pgoutput_fast.segments import SegmentMetadata
     from pgoutput_fast.types import TypeRegistry
 
 Relations = Mapping[int, Relation] | Iterable["Relation | Type | bytes"]
 Paths = str | os.PathLike[str] | Iterable["str | os.PathLike[str]"]
+
+
+_CHANGE_COLUMNS: Mapping[str, T.DataType | None] = {
+    "op": T.StringType(),
+    "xid": T.LongType(),
+    "subxid": T.LongType(),
+    "lsn": T.LongType(),
+    "commit_lsn": T.LongType(),
+    "commit_time": T.TimestampType(),
+    "seq": T.LongType(),
+    "old_kind": T.StringType(),
+    "before": None,
+    "after": None,
+    "unchanged": T.ArrayType(T.StringType()),
+    "relation": T.StringType(),
+}
+"""The columns of a change and their types; None: a struct of the table's columns."""
 
 
 def read_segments(
@@ -119,36 +143,12 @@ def read_segments(
         Segments are missing, damaged or don't go together, changes since the table's snapshot are
         deleted, or the table is in none of them.
     """
-    _check(spark)
+    check_session(spark)
     check_policy(history)
-    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    planned = Planned(path if isinstance(path, (str, os.PathLike)) else paths)
-    metadata = planned.metadata
-    kept = None
-    if registry is None:
-        kept = history_of(paths)  # after it is known what is read
-        registry = None if kept is None else kept.newest
-    settings = _settings(registry, policies, encoding or metadata.encoding)
-    binary = metadata.options.get("binary", "false") in ("true", "on", "1")
-    plan = planned.newest(table, settings)
-    if schema is None:
-        if plan is None:
-            raise PgOutputError(
-                f"no Relation of {table} is in the segments; is the table published, has it "
-                "changed since the slot was made, and is its name right (namespace.name, case "
-                "included)?"
-            )
-        schema = _struct(column_types(plan, binary=binary))
-    version = Version.of(plan.relation, newest=True) if plan is not None else None
-    changes, target = _target(
-        table, schema, settings=settings, version=version, by_id=True
-    )  # fmt: skip
-    target = replace(target, history=kept, history_policy=history)
-    _check_known(target, planned)
-    groups = _groups(
-        planned.items(version.relation_id if version is not None else None),
-        partitions or spark.sparkContext.defaultParallelism,
-    )
+    found = find_table(path, table, registry=registry, policies=policies, encoding=encoding)
+    chosen = found.chosen(schema, history)
+    changes, target, metadata = chosen.changes, chosen.target, chosen.metadata
+    groups = item_groups(chosen.items(), partitions or spark.sparkContext.defaultParallelism)
 
     def decode(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
@@ -157,6 +157,193 @@ def read_segments(
                     yield from item_batches(item, metadata, target)
 
     return spark.range(0, len(groups), 1, len(groups)).mapInArrow(decode, changes)
+
+
+class FoundTable(NamedTuple):
+    """A table, and all that is known of it.
+
+    Attributes
+    ----------
+    name : str
+        ``namespace.name``.
+    plan : RelationPlan or None
+        Its newest version; None if nothing is known.
+    settings : Settings
+    binary : bool
+        Whether its values come in binary format.
+    planned : Planned or None
+        The segments; None: there are none yet.
+    history : History or None
+        Where its types are taken from, if not from the settings.
+    as_of : int
+        The plan is that of this LSN.
+    """
+
+    name: str
+    plan: RelationPlan | None
+    settings: Settings
+    binary: bool
+    planned: Planned | None = None
+    history: History | None = None
+    as_of: int = 0
+
+    @property
+    def columns(self) -> list[tuple[str, str]]:
+        """The name of each column, and its type in Spark as DDL.
+
+        Raises
+        ------
+        PgOutputError
+            Nothing is known of the table.
+        """
+        if self.plan is None:
+            raise PgOutputError(
+                f"no Relation of {self.name} is in the segments; is the table published, has it "
+                "changed since the slot was made, and is its name right (namespace.name, case "
+                "included)?"
+            )
+        return [*column_types(self.plan, binary=self.binary)]
+
+    def chosen(
+        self, schema: T.StructType | str | None, history: HistoryPolicy, *, may_lack: bool = False
+    ) -> ChosenTable:
+        """The form in which its changes come.
+
+        Parameters
+        ----------
+        schema, history
+            As of :func:`read_segments`.
+        may_lack : bool
+            Whether nothing need be known of the table yet, of which `schema` has the columns.
+        """
+        version = Version.of(self.plan.relation, newest=True) if self.plan is not None else None
+        changes, target = _target(
+            self.name, schema or _struct(self.columns), settings=self.settings, version=version,
+            by_id=True,
+        )  # fmt: skip
+        target = replace(target, history=self.history, history_policy=history)
+        if self.planned is not None and (version is not None or not may_lack):
+            _check_known(target, self.planned)
+        return ChosenTable(changes, target, self.planned, self.as_of)
+
+
+class ChosenTable(NamedTuple):
+    """A table, and the form in which its changes come.
+
+    Attributes
+    ----------
+    changes : StructType
+        The columns of the DataFrame.
+    target : Target
+        The same for the executors.
+    planned : Planned or None
+    as_of : int
+        As of :class:`FoundTable`.
+    """
+
+    changes: T.StructType
+    target: Target
+    planned: Planned | None
+    as_of: int
+
+    @property
+    def metadata(self) -> SegmentMetadata:
+        """That of the segments."""
+        if self.planned is None:
+            raise PgOutputError(f"there are no segments of {self.target.table} yet")
+        return self.planned.metadata
+
+    def items(self) -> list[Item]:
+        """The files that have changes of it which count."""
+        return [] if self.planned is None else self.planned.items(self.relation_id)
+
+    @property
+    def relation_id(self) -> int | None:
+        """The table's OID; None if the segments have nothing of it."""
+        return None if self.target.version is None else self.target.version.relation_id
+
+
+def find_table(
+    path: Paths,
+    table: str,
+    *,
+    registry: TypeRegistry | None = None,
+    policies: Policies | None = None,
+    encoding: str | None = None,
+) -> FoundTable:
+    """Find a table in segments.
+
+    Parameters and errors are those of :func:`read_segments`.
+    """
+    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    planned = Planned(path if isinstance(path, (str, os.PathLike)) else paths)
+    metadata, as_of = planned.metadata, planned.end
+    kept = history_of(paths)  # after it is known what is read
+    followed = None if registry is not None else kept
+    if followed is not None:
+        registry = followed.newest
+    settings = _settings(registry, policies, encoding or metadata.encoding)
+    binary = metadata.options.get("binary", "false") in ("true", "on", "1")
+    plan = planned.newest(table, settings)
+    if plan is None and kept is not None and not kept.is_empty:
+        plan, as_of = catalogued(kept.newest_tables, table, settings), 0
+    return FoundTable(table, plan, settings, binary, planned, followed, as_of)
+
+
+def published_table(
+    dsn: str | None, publications: Sequence[str], table: str, policies: Policies, *, binary: bool
+) -> FoundTable:
+    """A table of a server, of which nothing is captured yet.
+
+    Parameters
+    ----------
+    dsn : str or None
+    publications : sequence of str
+    table : str
+        ``namespace.name``.
+    policies : Policies
+    binary : bool
+        Whether values will come in binary format.
+
+    Raises
+    ------
+    PgOutputError
+        The server can't be reached, or no publication has the table.
+    """
+    from pgoutput_fast.catalog import catalog_of
+
+    with ConnectionParameters(dsn).open(replication=False) as connection:
+        registry = pf.TypeRegistry.from_connection(connection)
+        catalog = catalog_of(connection, publications)
+    settings = _settings(registry, policies, "utf-8")
+    plan = catalogued(catalog, table, settings)
+    if plan is None:
+        raise PgOutputError(
+            f"the publications have no table {table}; its name is namespace.name, as the catalogue "
+            "has it (case included)"
+        )
+    return FoundTable(table, plan, settings, binary)
+
+
+def catalogued(catalog: Catalog, table: str, settings: Settings) -> RelationPlan | None:
+    """The plan of a published table that has no change yet; None if the catalogue lacks it."""
+    for one in catalog.tables:
+        if shown_table(one) == table:
+            break
+    else:
+        return None
+    columns = [
+        (int(column.name in one.key), column.name, column.type_id, column.type_modifier)
+        for column in one.columns
+        if column.is_published
+    ]
+    decoder = decoder_of(settings)
+    frame = encode_fields(
+        "R", settings.encoding, relation_id=one.relation_id, namespace=one.namespace,
+        name=one.name, replica_identity=one.replica_identity, columns=columns,
+    )  # fmt: skip
+    decoder.decode(frame)
+    return decoder.state.plan(one.relation_id)
 
 
 def decode_frames(
@@ -212,7 +399,7 @@ def decode_frames(
     PgOutputError
         The table is neither in `relations` nor in the frames, or there is no column `data`.
     """
-    _check(frames.sparkSession)
+    check_session(frames.sparkSession)
     if "data" not in frames.columns or frames.schema["data"].dataType != T.BinaryType():
         raise PgOutputError(
             "the frames must be in a binary column named data; there are "
@@ -258,6 +445,19 @@ def _settings(registry: TypeRegistry | None, policies: Policies | None, encoding
     return Settings(policies or Policies(), python_encoding(encoding), registry)
 
 
+def changes_ddl(columns: Iterable[tuple[str, str]]) -> str:
+    """The columns of a change as DDL, which needs no session to be made."""
+    listed = ", ".join(f"{_quoted(name)}: {type_}" for name, type_ in columns)
+    return ", ".join(
+        f"{name} {f'struct<{listed}>' if type_ is None else type_.simpleString()}"
+        for name, type_ in _CHANGE_COLUMNS.items()
+    )
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
 def _struct(columns: Iterable[tuple[str, str]]) -> T.StructType:
     return T.StructType([T.StructField(name, T.DataType.fromDDL(type_)) for name, type_ in columns])
 
@@ -282,20 +482,7 @@ def _target(
         if count > 1:
             raise PgOutputError(f"schema= has the column {name} {count} times")
     changes = T.StructType(
-        [
-            T.StructField("op", T.StringType()),
-            T.StructField("xid", T.LongType()),
-            T.StructField("subxid", T.LongType()),
-            T.StructField("lsn", T.LongType()),
-            T.StructField("commit_lsn", T.LongType()),
-            T.StructField("commit_time", T.TimestampType()),
-            T.StructField("seq", T.LongType()),
-            T.StructField("old_kind", T.StringType()),
-            T.StructField("before", columns),
-            T.StructField("after", columns),
-            T.StructField("unchanged", T.ArrayType(T.StringType())),
-            T.StructField("relation", T.StringType()),
-        ]
+        [T.StructField(name, type_ or columns) for name, type_ in _CHANGE_COLUMNS.items()]
     )
     if any("time(" in field.dataType.simpleString() for field in columns):
         _check_time(table)
@@ -311,7 +498,8 @@ def _target(
     return changes, target
 
 
-def _check(spark: SparkSession) -> None:
+def check_session(spark: SparkSession) -> None:
+    """Refuse a setting with which PySpark's workers hang."""
     codec = spark.conf.get("spark.sql.execution.arrow.compression.codec", "none")
     if codec == "lz4":
         raise PgOutputError(
@@ -322,7 +510,9 @@ def _check(spark: SparkSession) -> None:
 def _check_time(table: str) -> None:
     from pyspark.sql import SparkSession
 
-    spark = SparkSession.active()
+    spark = SparkSession.getActiveSession()
+    if spark is None:  # in a process that Spark has started to plan a query
+        return
     if spark.conf.get("spark.sql.timeType.enabled", "false") != "true":
         warnings.warn(
             f"{table} has columns of type time, which Spark writes to Parquet only with "
@@ -334,7 +524,7 @@ def _check_time(table: str) -> None:
 # --- segments ------------------------------------------------------------------------------------
 
 
-def _groups(items: list[Item], count: int) -> list[list[Item]]:
+def item_groups(items: list[Item], count: int) -> list[list[Item]]:
     """Divide the files into at most `count` groups of similar size.
 
     More, and smaller, tasks would be slower: each costs 60 ms before it reads a byte.

@@ -1,0 +1,259 @@
+"""The options of the source `pgoutput`, which come from Spark as strings."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pgoutput_fast.connections import ConnectionParameters
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.history import HistoryPolicy, check_policy
+from pgoutput_fast.lsn import parse_lsn
+from pgoutput_fast.policies import Policies, policies_of
+
+Mode = Literal["table", "envelope", "manifest"]
+
+_MODES = ("table", "envelope", "manifest")
+_CAPTURES = ("embedded", "external")
+_SNAPSHOTS = ("initial", "never")
+_SEGMENTS = "segments"
+"""The end of a directory's name beside a checkpoint."""
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What a query asks of the source.
+
+    Attributes
+    ----------
+    segments : pathlib.Path
+        The directory of the capture.
+    mode : {"table", "envelope", "manifest"}
+    table : str or None
+        ``namespace.name``, of mode "table".
+    tables : tuple of str or None
+        Patterns of the tables, of the other modes; None: all.
+    consumer : str or None
+        The name under which a stream reads the directory.
+    capture : {"embedded", "external"}
+    dsn : str or None
+    slot : str or None
+    publications : tuple of str
+    capture_options : dict
+        Further arguments of `capture`.
+    policies : Policies
+    history : {"error", "older", "newer"}
+    max_bytes : int or None
+        Bytes of a micro-batch.
+    starting_lsn, ending_lsn : int or None
+    partitions : int
+        The most tasks of a batch.
+    new_columns : {"error", "ignore"}
+        What to do when the table gets a column while a stream runs.
+    """
+
+    segments: Path
+    mode: Mode
+    table: str | None = None
+    tables: tuple[str, ...] | None = None
+    consumer: str | None = None
+    capture: Literal["embedded", "external"] = "external"
+    dsn: str | None = None
+    slot: str | None = None
+    publications: tuple[str, ...] = ()
+    capture_options: dict[str, Any] = field(default_factory=dict)
+    policies: Policies = field(default_factory=Policies)
+    history: HistoryPolicy = "newer"
+    max_bytes: int | None = None
+    starting_lsn: int | None = None
+    ending_lsn: int | None = None
+    partitions: int = 1
+    new_columns: Literal["error", "ignore"] = "error"
+
+
+def source_options(given: Mapping[str, str]) -> SourceOptions:
+    """Read the options of a query.
+
+    Raises
+    ------
+    PgOutputError
+        One is unknown, has no such value, lacks another one, or has a secret.
+    """
+    found = _Options(given)
+    mode = found.choice("mode", _MODES, "table")
+    table, tables = found.text("table"), found.names("tables")
+    if mode == "table" and (table is None or tables is not None):
+        raise PgOutputError("give the option table, a schema.name, or mode=envelope or manifest")
+    if mode != "table" and table is not None:
+        raise PgOutputError(f"mode={mode} has all tables, or those of the option tables; not table")
+    slot, publications = found.text("slot"), found.names("publications") or ()
+    capture = found.choice("capture", _CAPTURES, "embedded" if slot else "external")
+    if capture == "embedded" and not (slot and publications):
+        raise PgOutputError("capture=embedded needs the options slot and publications")
+    if capture == "external" and (slot or publications):
+        raise PgOutputError(
+            "the options slot and publications are the capture's, which capture=external leaves to "
+            "another process"
+        )
+    made = SourceOptions(
+        segments=_directory(found),
+        mode=mode,
+        table=table,
+        tables=tables,
+        consumer=found.text("consumer"),
+        capture=capture,
+        dsn=_dsn(found.text("dsn")),
+        slot=slot,
+        publications=publications,
+        capture_options=_capture_options(found, capture),
+        policies=found.value("policies", _policies) or Policies(),
+        history=found.value("history", _history) or "newer",
+        max_bytes=found.value("maxBytesPerTrigger", _count),
+        starting_lsn=found.value("startingLsn", parse_lsn),
+        ending_lsn=found.value("endingLsn", parse_lsn),
+        partitions=found.value("partitions", _count) or os.cpu_count() or 1,
+        new_columns=found.choice("newColumns", ("error", "ignore"), "error"),
+    )
+    found.check_all_known()
+    return made
+
+
+class _Options:
+    """Options by their names, whose case does not count; each that is asked for is known."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = {name.lower(): value for name, value in given.items()}
+        self._known: dict[str, str] = {}
+
+    def text(self, name: str) -> str | None:
+        self._known[name.lower()] = name
+        value = self._given.get(name.lower())
+        if value is not None and not value.strip():
+            raise PgOutputError(f"the option {name} is empty")
+        return value
+
+    def names(self, name: str) -> tuple[str, ...] | None:
+        """Those that a text lists, with commas between them."""
+        text = self.text(name)
+        found = None if text is None else tuple(one.strip() for one in text.split(","))
+        if found is not None and not all(found):
+            raise PgOutputError(f"the option {name} has an empty name: {text!r}")
+        return found
+
+    def choice(self, name: str, allowed: tuple[str, ...], default: str) -> Any:
+        value = self.text(name)
+        if value is not None and value not in allowed:
+            raise PgOutputError(
+                f"the option {name} is {value!r}, and can be {', '.join(map(repr, allowed))}"
+            )
+        return value or default
+
+    def value(self, name: str, read: Callable[[str], Any]) -> Any:
+        """What a function makes of a text; None if there is none."""
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            return read(text)
+        except (ValueError, PgOutputError) as error:
+            raise PgOutputError(f"the option {name}: {error}") from None
+
+    def check_all_known(self) -> None:
+        for name in self._given:
+            if name not in self._known:
+                near = difflib.get_close_matches(name, self._known, 1)
+                hint = f"; did you mean {self._known[near[0]]}?" if near else ""
+                raise PgOutputError(f"the source pgoutput has no option {name!r}{hint}")
+
+
+def _directory(found: _Options) -> Path:
+    given, path = found.text("segments"), found.text("path")
+    checkpoint = found.text("checkpointLocation")
+    if given and path:
+        raise PgOutputError("give the directory as the option segments, or as the path, not both")
+    where = given or path
+    if where is None and checkpoint is not None:
+        where = f"{checkpoint.rstrip('/')}.{_SEGMENTS}"
+    if where is None:
+        raise PgOutputError(
+            "give the option segments, the directory of the capture; or checkpointLocation here as "
+            "for the query, so that it lies beside the checkpoint"
+        )
+    local = where.removeprefix("file://")
+    if "://" in local or local.startswith(("s3:", "hdfs:", "dbfs:")):
+        raise PgOutputError(f"segments are in a local directory, and {where} is none")
+    return Path(local).absolute()
+
+
+def _dsn(text: str | None) -> str | None:
+    if text is not None and ConnectionParameters(text).has_secret:
+        raise PgOutputError(
+            "the option dsn has a password, which Spark would show in plans and logs: have libpq "
+            "take it from ~/.pgpass, a service file or PGPASSWORD, where the driver runs"
+        )
+    return text
+
+
+def _policies(text: str) -> Policies:
+    # Not commas, as numeric=10,2 has one.
+    return policies_of(one for one in re.split(r"[;\s]+", text) if one)
+
+
+def _capture_options(found: _Options, capture: str) -> dict[str, Any]:
+    read: dict[str, Callable[[str], Any]] = {
+        "snapshot": lambda text: _one_of(text, _SNAPSHOTS),
+        "protocol": lambda text: text if text == "auto" else int(text),
+        "binary": _flag,
+        "max_delay": float,
+        "segment_bytes": _count,
+        "retry_for": float,
+        "adopt_slot": _flag,
+    }
+    names = {"max_delay": "maxDelay", "segment_bytes": "segmentBytes", "retry_for": "retryFor",
+             "adopt_slot": "adoptSlot"}  # fmt: skip
+    made = {}
+    for name, function in read.items():
+        value = found.value(names.get(name, name), function)
+        if value is None:
+            continue
+        if capture == "external":
+            raise PgOutputError(
+                f"the option {names.get(name, name)} is the capture's, which capture=external "
+                "leaves to another process"
+            )
+        made[name] = value
+    made.setdefault("snapshot", "initial")
+    return made if capture == "embedded" else {}
+
+
+def _one_of(text: str, allowed: tuple[str, ...]) -> str:
+    if text not in allowed:
+        raise ValueError(f"{text!r} is none of {', '.join(map(repr, allowed))}")
+    return text
+
+
+def _flag(text: str) -> bool:
+    return _one_of(text.lower(), ("true", "false")) == "true"
+
+
+def _history(text: str) -> str:
+    check_policy(text)
+    return text
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+
+
+def _count(text: str) -> int:
+    """A number of bytes or things, such as 16MB."""
+    plain = text.lower().removesuffix("b").strip()
+    unit = plain[-1:] if plain[-1:].isalpha() else ""
+    number = plain.removesuffix(unit).strip()
+    if unit not in _UNITS or not number.isdecimal() or not int(number):
+        raise ValueError(f"{text!r} is no number above 0, such as 64 or 16MB")
+    return int(number) * _UNITS[unit]

@@ -1,0 +1,501 @@
+"""The source ``format("pgoutput")``: changes as batch and streaming DataFrames.
+
+Spark makes a :class:`PgOutputDataSource` wherever it needs one. Of a stream, one process on the
+driver plans all micro-batches, and captures the slot if it is asked to; executors see files alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    SupportsTriggerAvailableNow,
+)
+
+from pgoutput_fast._disk import claim_directory
+from pgoutput_fast.apply.embedded_capture import EmbeddedCapture
+from pgoutput_fast.captured.progress import Progress
+from pgoutput_fast.captured.units import SegmentSource, open_source
+from pgoutput_fast.directory.consumers import Consumer
+from pgoutput_fast.directory.reading import Position
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.history import history_of
+from pgoutput_fast.lsn import format_lsn, parse_lsn
+from pgoutput_fast.segments import Segment
+from pgoutput_fast.segments.listing import contents, has_begun
+
+from ._planning import Item, item_batches
+from ._source_options import SourceOptions, source_options
+from .dataframes import (
+    ChosenTable,
+    FoundTable,
+    changes_ddl,
+    find_table,
+    item_groups,
+    published_table,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from pgoutput_fast.captured.units import Unit
+    from pgoutput_fast.segments import SegmentMetadata
+
+    from ._executor import Target
+
+_WAIT = 0.05  # seconds between two looks at what a capture has written
+_PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class PgOutputDataSource(DataSource):
+    """Changes of a slot, or of a directory that a capture has written: see docs/spark-source.md.
+
+    ``spark.readStream.format("pgoutput").options(…).load()``, and ``spark.read`` for what is there.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = source_options(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format()` calls it."""
+        return "pgoutput"
+
+    def schema(self) -> str:
+        """The columns of the DataFrame."""
+        return changes_ddl(_find(self._options).columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader of a batch query."""
+        # Spark refuses a reader that takes filters where it is told not to push any.
+        kind = _FilteringReader if _PUSHING in sys.modules else _BatchReader
+        return kind(self._options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """The reader of a streaming query."""
+        return _StreamReader(self._options, schema)
+
+
+class _Partition(InputPartition):
+    """Files that one task reads.
+
+    Parameters
+    ----------
+    items : list of Item
+    metadata : SegmentMetadata
+    target : Target
+        The form in which the changes come, but for the history of types.
+    directory : str
+        Its history has the types; "": there is none.
+    """
+
+    def __init__(
+        self, items: list[Item], metadata: SegmentMetadata, target: Target, directory: str
+    ) -> None:
+        super().__init__(None)
+        self.items, self.metadata = items, metadata
+        self.target, self.directory = target, directory
+
+
+def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The changes of a partition, on an executor."""
+    if not isinstance(partition, _Partition):
+        raise TypeError(f"{partition!r} is no partition of this source")
+    target = partition.target
+    if partition.directory:
+        target = dataclasses.replace(target, history=history_of([partition.directory]))
+    for item in partition.items:
+        yield from item_batches(item, partition.metadata, target)
+
+
+def _partitions(
+    items: list[Item], chosen: ChosenTable, options: SourceOptions
+) -> list[InputPartition]:
+    if not items:
+        return []
+    target = chosen.target
+    directory = "" if target.history is None else str(options.segments)
+    target = dataclasses.replace(target, history=None)
+    metadata = chosen.metadata
+    return [
+        _Partition(group, metadata, target, directory)
+        for group in item_groups(items, options.partitions)
+    ]
+
+
+def _find(options: SourceOptions) -> FoundTable:
+    """The table of a query, by what the directory has of it, or else by what the server says."""
+    table = options.table or ""
+    if has_begun(options.segments):
+        return find_table(options.segments, table, policies=options.policies)
+    if options.capture == "external":
+        raise PgOutputError(f"no capture has begun in {options.segments}")
+    return published_table(
+        options.dsn, options.publications, table, options.policies,
+        binary=bool(options.capture_options.get("binary")),
+    )  # fmt: skip
+
+
+def _choose(options: SourceOptions, schema: StructType) -> ChosenTable:
+    """The same in the form of the schema that Spark has got from :func:`_find`, or from a user."""
+    return _find(options).chosen(_table_columns(schema), options.history, may_lack=True)
+
+
+def _table_columns(schema: StructType) -> Any:
+    if "after" not in schema.fieldNames() or not hasattr(schema["after"].dataType, "fields"):
+        raise PgOutputError(
+            "a schema of the source pgoutput has the columns of a change, of which after has those "
+            "of the table; leave .schema() out to get it"
+        )
+    return schema["after"].dataType
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
+class _BatchReader(DataSourceReader):
+    """Reads what a directory has, from one LSN up to another one."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._start = options.starting_lsn or 0
+        self._end = options.ending_lsn
+
+    def partitions(self) -> Sequence[InputPartition]:
+        chosen = _choose(self._options, self._schema)
+        items = []
+        for item in chosen.items():
+            first, last = item.window or _span(item)
+            first = max(first, self._start)
+            last = last if self._end is None else min(last, self._end)
+            if first < last:
+                # The rows of a snapshot have one LSN.
+                items.append(item if item.copy else item._replace(window=(first, last)))
+        return _partitions(items, chosen, self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(partition)
+
+
+class _FilteringReader(_BatchReader):
+    """The same where Spark pushes filters down: those of `commit_lsn` choose what is read."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        for one in filters:
+            bounds = _bounds(one)
+            if bounds is None:
+                yield one
+                continue
+            first, end = bounds
+            self._start = max(self._start, first)
+            if end is not None:
+                self._end = end if self._end is None else min(self._end, end)
+
+
+def _bounds(one: Filter) -> tuple[int, int | None] | None:
+    """From which commit LSN on, and before which, a filter lets changes pass."""
+    value = getattr(one, "value", None)
+    if getattr(one, "attribute", None) != ("commit_lsn",) or type(value) is not int:
+        return None
+    if isinstance(one, EqualTo):
+        return value, value + 1
+    if isinstance(one, GreaterThan):
+        return value + 1, None
+    if isinstance(one, GreaterThanOrEqual):
+        return value, None
+    if isinstance(one, LessThan):
+        return 0, value
+    if isinstance(one, LessThanOrEqual):
+        return 0, value + 1
+    return None
+
+
+def _span(item: Item) -> tuple[int, int]:
+    """The commit LSNs of a file's changes: from the first one on, and before the second one."""
+    if item.copy is not None:
+        # Its rows have the LSN before which it was taken.
+        return item.copy.lsn - 1, item.copy.lsn
+    segment = Segment.from_path(item.path)
+    return segment.start_lsn, segment.end_lsn
+
+
+# --- streams -------------------------------------------------------------------------------------
+
+
+class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches, in one process on the driver; a copy of it reads on the executors."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        # It is pickled, so what the planning process holds comes later.
+        self._options = options
+        self._schema = schema
+        self._planner: _Planner | None = None
+        self._ends = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_planner": None}
+
+    def _planning(self) -> _Planner:
+        if self._planner is None:
+            self._planner = _Planner(self._options, self._schema, ends=self._ends)
+        return self._planner
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """The stream ends with what is committed by now."""
+        self._ends = True
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What `maxBytesPerTrigger` says."""
+        most = self._options.max_bytes
+        return ReadAllAvailable() if most is None else ReadMaxBytes(most)
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a new query begins."""
+        return self._planning().begin()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Where the next micro-batch ends; `start` is in the checkpoint already."""
+        most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else sys.maxsize
+        return self._planning().next(start, most)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Where the directory ends."""
+        return None if self._planner is None else self._planner.newest()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """What has to be read of a micro-batch."""
+        return self._planning().partitions(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The changes of a partition, on an executor."""
+        return _read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: Spark does not call it for the last batch, so `latestOffset` does the work."""
+
+    def stop(self) -> None:
+        """End the capture."""
+        if self._planner is not None:
+            self._planner.close()
+
+
+class _Planner:
+    """Plans a stream's micro-batches, and captures its slot if asked to.
+
+    Parameters
+    ----------
+    options : SourceOptions
+    schema : StructType
+    ends : bool
+        Whether the stream ends with what is committed by now.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType, *, ends: bool) -> None:
+        self._options = options
+        self._ends = ends
+        self._name = options.consumer or f"spark_{options.table or options.mode}"
+        self._until: int | None = None
+        self._stop = threading.Event()
+        self._capture: EmbeddedCapture | None = None
+        self._consumer: Consumer | None = None
+        self._lock: int | None = None
+        self._schema = schema
+        self._chosen: ChosenTable | None = None
+        if options.capture == "embedded":
+            self._begin_capture()
+        elif not has_begun(options.segments):
+            raise PgOutputError(f"no capture has begun in {options.segments}")
+        if ends:
+            self._until = self._end_of_now()
+        self._claim()
+
+    # --- the capture -----------------------------------------------------------------------------
+
+    def _begin_capture(self) -> None:
+        options = self._options
+        self._capture = EmbeddedCapture(
+            options.dsn, options.segments, self._stop, "now" if self._ends else None,
+            slot=options.slot, publications=options.publications, **options.capture_options,
+        )  # fmt: skip
+        self._capture.start()
+
+    def _end_of_now(self) -> int:
+        """The end of what is committed by now, when the capture has it."""
+        if self._capture is not None:
+            while not self._capture.is_over():
+                time.sleep(_WAIT)
+            self._capture.result()
+        return contents(self._options.segments).end
+
+    def close(self) -> None:
+        """End the capture, and let another query read in this one's place."""
+        self._stop.set()
+        if self._capture is not None:
+            self._capture.end()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # --- offsets ---------------------------------------------------------------------------------
+
+    def _claim(self) -> None:
+        directory = self._options.segments
+        (directory / "consumers").mkdir(exist_ok=True)
+        self._lock = claim_directory(
+            directory / "consumers" / f".{self._name}.lock", "Spark query", "a consumer",
+            f"consumer {self._name!r} of {directory}: give another query the option consumer,",
+        )  # fmt: skip
+
+    def _source(self) -> SegmentSource:
+        source = open_source([self._options.segments])
+        if not isinstance(source, SegmentSource):
+            raise PgOutputError(f"no capture has begun in {self._options.segments}")
+        return source
+
+    def begin(self) -> dict[str, Any]:
+        """The offset of a new query; Spark may ask for it though there is a checkpoint."""
+        source = self._source()
+        if self._options.starting_lsn is not None:
+            position = Position(self._options.starting_lsn, {})
+            if position.lsn < source.seen.contents.begin:
+                raise PgOutputError(
+                    f"the option startingLsn is {format_lsn(position.lsn)}, and the first segment "
+                    f"of {self._options.segments} begins at "
+                    f"{format_lsn(source.seen.contents.begin)}"
+                )
+        else:
+            position = source.begin().position
+        return _offset(source, position)
+
+    def next(self, start: dict[str, Any], most: int) -> dict[str, Any]:
+        """Where a batch from an offset ends that has at most so many bytes, or little more."""
+        if self._capture is not None and self._capture.is_over():
+            self._capture.result()
+        source = self._source()
+        position = _position(start, source)
+        self._acknowledge(source, position)
+        plan = source.plan(
+            {"start": None}, Progress(position), most, whole_copies=True, until=self._until
+        )
+        if plan is None or plan.after is None:
+            return start
+        return _offset(source, plan.after.position)
+
+    def _acknowledge(self, source: SegmentSource, position: Position) -> None:
+        """Let the capture delete what is before an offset that is in Spark's checkpoint."""
+        if source.seen.contents.end < position.lsn:
+            raise PgOutputError(
+                f"the checkpoint is at {format_lsn(position.lsn)}, and {self._options.segments} "
+                f"ends at {format_lsn(source.seen.contents.end)}: it is not the directory that the "
+                "query has read before, or has been restored; begin with a new checkpoint"
+            )
+        if self._consumer is None:
+            self._consumer = Consumer(self._options.segments, self._name)
+        if self._consumer.position != position:
+            self._consumer.advance(position)
+
+    def newest(self) -> dict[str, Any]:
+        """The offset at the directory's end."""
+        source = self._source()
+        return _offset(source, Position(source.seen.contents.end, {}))
+
+    # --- partitions ------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """What has to be read between two offsets."""
+        source = self._source()
+        before, after = _position(start, source), _position(end, source)
+        plan = source.plan({"start": None}, Progress(before), 0, whole_copies=True, until=after)
+        if plan is None:
+            return []
+        chosen = self._table()
+        items = [item for unit in plan.units for item in _items(unit, chosen.relation_id)]
+        return _partitions(items, chosen, self._options)
+
+    def _table(self) -> ChosenTable:
+        """The table, with the columns that it had when the query began."""
+        if self._chosen is None:
+            chosen = _choose(self._options, self._schema)
+            version = chosen.target.version
+            if version is None:
+                return chosen  # nothing has come of it yet
+            since = chosen.as_of if self._options.new_columns == "error" else None
+            target = dataclasses.replace(
+                chosen.target, version=dataclasses.replace(version, newest=False), since=since
+            )
+            self._chosen = chosen._replace(target=target)
+        return self._chosen
+
+
+def _items(unit: Unit, relation_id: int | None) -> Iterator[Item]:
+    """The files of a unit that may have changes of a table."""
+    step = unit.step
+    if step is None or relation_id is None:
+        return
+    if step.copy is not None:
+        if step.copy.relation_id == relation_id:
+            yield from (Item(str(path), None, step.copy, unit.rows) for path in unit.files)
+        return
+    first, last = step.window(relation_id)
+    if first < last:
+        yield from (Item(str(path), (first, last), None) for path in unit.files)
+
+
+_IDENTITY = ("system_identifier", "database", "slot")
+
+
+def _offset(source: SegmentSource, position: Position) -> dict[str, Any]:
+    """A position as Spark stores it."""
+    return {
+        "position": format_lsn(position.lsn),
+        "tables": {str(key): format_lsn(lsn) for key, lsn in sorted(position.tables.items())},
+        **{name: source.identity[name] for name in _IDENTITY},
+    }
+
+
+def _position(offset: Mapping[str, Any], source: SegmentSource) -> Position:
+    """The position of an offset.
+
+    Raises
+    ------
+    PgOutputError
+        It is another source's, or none.
+    """
+    try:
+        of = {name: offset[name] for name in _IDENTITY}
+        tables = {int(key): parse_lsn(lsn) for key, lsn in offset["tables"].items()}
+        position = Position(parse_lsn(offset["position"]), tables)
+    except (KeyError, ValueError, TypeError, AttributeError, PgOutputError):
+        raise PgOutputError(
+            f"the checkpoint has an offset that this source does not write: {dict(offset)}"
+        ) from None
+    for name, value in of.items():
+        if source.identity[name] != value:
+            raise PgOutputError(
+                f"the checkpoint is of {name} {value!r}, and the segments are of "
+                f"{source.identity[name]!r}: begin with a new checkpoint, and a new target"
+            )
+    return position

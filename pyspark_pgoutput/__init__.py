@@ -1,0 +1,7 @@
+"""Where Spark finds the source `pgoutput` by itself, as it imports each package `pyspark_…`."""
+
+from __future__ import annotations
+
+from pgoutput_fast.spark.source import PgOutputDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]
