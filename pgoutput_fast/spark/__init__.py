@@ -1,7 +1,8 @@
 """PostgreSQL's changes as Spark DataFrames.
 
 :func:`read_segments` and :func:`decode_frames` give the changes of a table,
-:func:`current_state` the rows that the table holds after them.
+:func:`current_state` the rows that the table holds after them. The source ``format("pgoutput")``,
+:class:`PgOutputDataSource`, has changes as batch and streaming DataFrames.
 """
 
 from __future__ import annotations
@@ -17,8 +18,22 @@ except ImportError as error:
         f"this needs PySpark, pyarrow and pandas ({error}); install the extra pgoutput-fast[spark]"
     ) from error
 
+from typing import TYPE_CHECKING, Any
+
 from ._session import session
 from .dataframes import decode_frames, read_segments
 from .state import current_state
 
-__all__ = ["current_state", "decode_frames", "read_segments", "session"]
+if TYPE_CHECKING:
+    from .source import PgOutputDataSource
+
+__all__ = ["PgOutputDataSource", "current_state", "decode_frames", "read_segments", "session"]
+
+
+def __getattr__(name: str) -> Any:
+    # It needs a newer PySpark than the rest.
+    if name == "PgOutputDataSource":
+        from .source import PgOutputDataSource
+
+        return PgOutputDataSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import HistoryPolicy, check_policy
 from pgoutput_fast.lsn import parse_lsn
@@ -191,7 +190,11 @@ def _directory(found: _Options) -> Path:
 
 
 def _dsn(text: str | None) -> str | None:
-    if text is not None and ConnectionParameters(text).has_secret:
+    if text is None:
+        return None
+    from pgoutput_fast.connections import ConnectionParameters
+
+    if ConnectionParameters(text).has_secret:
         raise PgOutputError(
             "the option dsn has a password, which Spark would show in plans and logs: have libpq "
             "take it from ~/.pgpass, a service file or PGPASSWORD, where the driver runs"

@@ -14,7 +14,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
 
 import pgoutput_fast as pf
-from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.encodings import python_encoding
 from pgoutput_fast.errors import DecodeError, PgOutputError
 from pgoutput_fast.history import HistoryPolicy, check_policy, history_of
@@ -311,6 +310,7 @@ def published_table(
         The server can't be reached, or no publication has the table.
     """
     from pgoutput_fast.catalog import catalog_of
+    from pgoutput_fast.connections import ConnectionParameters
 
     with ConnectionParameters(dsn).open(replication=False) as connection:
         registry = pf.TypeRegistry.from_connection(connection)

@@ -122,7 +122,7 @@ class _Partition(InputPartition):
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The changes of a partition, on an executor."""
     if not isinstance(partition, _Partition):
-        raise TypeError(f"{partition!r} is no partition of this source")
+        return  # Spark makes one of its own where there is nothing to read
     target = partition.target
     if partition.directory:
         target = dataclasses.replace(target, history=history_of([partition.directory]))
@@ -324,13 +324,17 @@ class _Planner:
         self._lock: int | None = None
         self._schema = schema
         self._chosen: ChosenTable | None = None
+        is_new = not has_begun(options.segments)
+        if is_new and options.capture == "external":
+            raise PgOutputError(f"no capture has begun in {options.segments}")
+        if not is_new:
+            self._claim()
         if options.capture == "embedded":
             self._begin_capture()
-        elif not has_begun(options.segments):
-            raise PgOutputError(f"no capture has begun in {options.segments}")
+        if is_new:
+            self._claim()
         if ends:
             self._until = self._end_of_now()
-        self._claim()
 
     # --- the capture -----------------------------------------------------------------------------
 

@@ -1,0 +1,342 @@
+"""The source `pgoutput`: changes of a directory as batch and streaming DataFrames."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_directory import MadeDirectory
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.datasource import GreaterThanOrEqual, LessThan
+from spark_frames import rows
+
+import pgoutput_fast as pf
+from pgoutput_fast import testing
+from pgoutput_fast.directory.consumers import consumers
+from pgoutput_fast.spark import read_segments
+from pgoutput_fast.spark._source_options import source_options
+from pgoutput_fast.spark.source import PgOutputDataSource, _bounds, _StreamReader
+
+pytestmark = [
+    pytest.mark.spark, pytest.mark.filterwarnings("ignore::FutureWarning"),
+]  # fmt: skip
+
+T = testing.Table("t", {"id": "int4", "v": "text"}, 16390, key=["id"])
+WIDE = testing.Table("t", {"id": "int4", "v": "text", "w": "int4"}, 16390, key=["id"])
+OTHER = testing.Table("other", {"id": "int4"}, 16391, key=["id"])
+NAME = "spark_public.t"
+
+
+@pytest.fixture(scope="module")
+def source(spark: Any) -> Any:
+    """The session, which knows the source."""
+    spark.dataSource.register(PgOutputDataSource)
+    return spark
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[MadeDirectory]:
+    with contextlib.closing(MadeDirectory(tmp_path / "segments")) as found:
+        yield found
+
+
+class Query:
+    """A query whose batches are collected: ids of `after` by the batch's number."""
+
+    def __init__(self, spark: Any, made: MadeDirectory, checkpoint: Path, **options: str) -> None:
+        self._spark, self._checkpoint = spark, checkpoint
+        self._options = {"segments": str(made.directory), "table": "public.t", **options}
+        self.batches: dict[int, list[Any]] = {}
+        self.fails_at: int | None = None
+
+    def run(self, **options: str) -> list[Any]:
+        """The changes of all that is there, as (op, id); those of this call."""
+        before = set(self.batches)
+        frame = self._spark.readStream.format("pgoutput").options(**self._options, **options)
+
+        def take(batch: Any, number: int) -> None:
+            found = batch.orderBy("commit_lsn", "seq").select("op", "after.id").collect()
+            if number == self.fails_at:
+                raise RuntimeError("the sink fails")
+            self.batches[number] = [(row.op, row.id) for row in found]
+
+        query = (
+            frame.load().writeStream.foreachBatch(take).trigger(availableNow=True)
+            .option("checkpointLocation", str(self._checkpoint)).start()
+        )  # fmt: skip
+        query.awaitTermination()
+        return [one for number in sorted(set(self.batches) - before)
+                for one in self.batches[number]]  # fmt: skip
+
+
+def fill(made: MadeDirectory, first: int, count: int, *announced: bytes) -> None:
+    """A segment for each of some inserts into `t`, of which the id is the commit LSN."""
+    for number in range(count):
+        lsn = first + 20 * number
+        made.commit(lsn, *(announced or [T.relation()]), testing.insert(T, [lsn, "x"]))
+
+
+def test_a_batch_has_what_read_segments_has(source: Any, made: MadeDirectory) -> None:
+    made.wait(T, 1000)
+    made.copy(T, 1101, [[1, "a"]], [[2, None]])
+    fill(made, 1200, 3)
+    made.commit(1300, testing.update(T, [1, pf.UNCHANGED]), testing.delete(T, [2, None], "K"))
+    read = source.read.format("pgoutput").option("table", "public.t")
+    found = read.load(str(made.directory))
+    wanted = read_segments(source, made.directory, "public.t")
+    assert found.schema == wanted.schema
+    assert rows(found) == rows(wanted)
+    assert [row[0] for row in rows(found)] == [
+        "truncate", "read", "read", "insert", "insert", "insert", "update", "delete"
+    ]  # fmt: skip
+    some = read.options(startingLsn="0/4C4", endingLsn=pf.format_lsn(1300))
+    assert [row[4] for row in rows(some.load(str(made.directory)))] == [1220, 1240]
+
+
+def test_filters_of_the_commit_choose_what_is_read(source: Any, made: MadeDirectory) -> None:
+    fill(made, 1200, 4)
+    read = source.read.format("pgoutput").options(table="public.t", segments=made.directory)
+    with conf(source, "spark.sql.python.filterPushdown.enabled", "true"):
+        lsn = F.col("commit_lsn")
+        for chosen, ids in [
+            ((lsn >= 1220) & (lsn < 1260), [1220, 1240]),
+            ((lsn > 1220) & (lsn <= 1260) & (F.col("op") == "insert"), [1240, 1260]),
+            (lsn == 1200, [1200]),
+            (lsn.isin(1200, 1260), [1200, 1260]),
+            (lsn > 5000, []),
+        ]:
+            frame = read.load().filter(chosen)
+            assert [row.id for row in frame.select("after.id").orderBy("id").collect()] == ids
+    # What is pushed is not read.
+    assert _bounds(GreaterThanOrEqual(("commit_lsn",), 7)) == (7, None)
+    assert _bounds(LessThan(("commit_lsn",), 7)) == (0, 7)
+    assert _bounds(LessThan(("after", "id"), 7)) is None
+
+
+@contextlib.contextmanager
+def conf(spark: Any, name: str, value: str) -> Iterator[None]:
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.unset(name)
+
+
+def test_a_stream_goes_on_where_its_checkpoint_is(
+    source: Any, made: MadeDirectory, tmp_path: Path
+) -> None:
+    fill(made, 1200, 6)
+    query = Query(source, made, tmp_path / "checkpoint")
+    # About two segments a batch.
+    size = 2 * max(path.stat().st_size for path in made.directory.glob("*.arrow"))
+    assert query.run(maxBytesPerTrigger=str(size)) == [
+        ("insert", 1200 + 20 * n) for n in range(6)
+    ]  # fmt: skip
+    assert len(query.batches) == 3
+    assert query.run() == []
+    fill(made, 1400, 2)
+    assert query.run() == [("insert", 1400), ("insert", 1420)]
+    # What is in the checkpoint is acknowledged, the last batch with the next call.
+    assert query.run() == []
+    (consumer,) = consumers(made.directory)
+    assert (consumer.name, consumer.position.lsn) == (NAME, 1430)
+    # A new checkpoint begins anew.
+    assert len(Query(source, made, tmp_path / "other").run()) == 8
+    assert len(Query(source, made, tmp_path / "third").run(startingLsn="0/578")) == 2
+
+
+def test_a_batch_that_failed_comes_again(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
+    fill(made, 1200, 2)
+    query = Query(source, made, tmp_path / "checkpoint")
+    query.fails_at = 1
+    query.run()
+    fill(made, 1400, 1)
+    with pytest.raises(StreamingQueryException, match="the sink fails"):
+        query.run()
+    # More comes, and files are others meanwhile; the batch that is repeated has what it had.
+    fill(made, 1420, 1)
+    made.commit(1500, testing.truncate([T.relation_id]))
+    query.fails_at = None
+    query.run()
+    assert query.batches == {
+        0: [("insert", 1200), ("insert", 1220)],
+        1: [("insert", 1400)],
+        2: [("insert", 1420), ("truncate", None)],
+    }
+
+
+def test_tables_that_wait_for_a_copy(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
+    made.wait(T, 1000)
+    made.wait(OTHER, 1000)
+    fill(made, 1100, 1)
+    query = Query(source, made, tmp_path / "checkpoint")
+    made.commit(1150, OTHER.relation(), testing.insert(OTHER, [1]))
+    assert query.run() == []
+    made.copy(T, 1171, [[5, "a"]])
+    made.commit(1200, T.relation(), testing.insert(T, [6, "b"]))
+    assert query.run() == [("truncate", None), ("read", 5), ("insert", 6)]
+    # Copied anew.
+    made.wait(T, 1210, first=False)
+    made.commit(1220, testing.insert(T, [7, "c"]))
+    assert query.run() == []
+    made.copy(T, 1251, [[5, "a"], [7, "c"]])
+    made.commit(1300, testing.insert(T, [8, "d"]))
+    assert query.run() == [
+        ("insert", 7), ("truncate", None), ("read", 5), ("read", 7), ("insert", 8)
+    ]  # fmt: skip
+
+
+def test_a_column_that_comes_while_a_stream_runs(
+    source: Any, made: MadeDirectory, tmp_path: Path
+) -> None:
+    fill(made, 1200, 1)
+    reader = _StreamReader(*parts_of(made, tmp_path))
+    begin = reader.initialOffset()
+    first = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    assert ids(reader, begin, first) == [1200]
+    made.commit(1300, WIDE.relation(), testing.insert(WIDE, [1300, "x", 7]))
+    second = reader.latestOffset(first, reader.getDefaultReadLimit())
+    with pytest.raises(pf.PgOutputError, match=r"has got the column w since the query began"):
+        ids(reader, first, second)
+    reader.stop()
+    # A query that begins now has it, also in the changes that lack it.
+    again = _StreamReader(*parts_of(made, tmp_path))
+    assert ids(again, begin, second) == [1200, 1300]
+    again.stop()
+    ignoring = _StreamReader(*parts_of(made, tmp_path, newColumns="ignore", consumer="i"))
+    third = ignoring.latestOffset(begin, ignoring.getDefaultReadLimit())
+    assert ids(ignoring, begin, first) == [1200]
+    columns = {"id": "int4", "v": "text", "w": "int4", "u": "int4"}
+    wider = testing.Table("t", columns, 16390, key=["id"])
+    made.commit(1400, wider.relation(), testing.insert(wider, [1400, "x", 7, 8]))
+    fourth = ignoring.latestOffset(third, ignoring.getDefaultReadLimit())
+    assert ids(ignoring, third, fourth) == [1400]
+    ignoring.stop()
+
+
+def parts_of(made: MadeDirectory, tmp_path: Path, **options: str) -> tuple[Any, Any]:
+    """The options and the schema of a stream of `t`."""
+    given = {"segments": str(made.directory), "table": "public.t", **options}
+    from pyspark.sql.types import StructType
+
+    made_source = PgOutputDataSource(given)
+    return source_options(given), StructType.fromDDL(made_source.schema())
+
+
+def ids(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
+    """The ids of the changes between two offsets, as they come out of JSON."""
+    start, end = json.loads(json.dumps(start)), json.loads(json.dumps(end))
+    return sorted(
+        value
+        for partition in reader.partitions(start, end)
+        for batch in reader.read(partition)
+        for value in batch.column("after").field("id").to_pylist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"slot": "another"}, "the checkpoint is of slot 'another', and the segments are of 's"),
+        ({"system_identifier": "1"}, "the checkpoint is of system_identifier '1'"),
+        ({"position": "0/FFFFFF"}, "the checkpoint is at 0/FFFFFF, and .* ends at 0/"),
+        ({"position": "0/10"}, "0/10"),
+        ({"position": "x"}, "the checkpoint has an offset that this source does not write"),
+        ({"tables": {"a": "0/1"}}, "the checkpoint has an offset that this source does not write"),
+    ],
+)
+def test_a_checkpoint_of_something_else(
+    source: Any, made: MadeDirectory, tmp_path: Path, change: dict[str, Any], text: str
+) -> None:
+    fill(made, 1200, 2)
+    reader = _StreamReader(*parts_of(made, tmp_path))
+    offset = {**reader.initialOffset(), **change}
+    with pytest.raises(pf.PgOutputError, match=text):
+        reader.latestOffset(offset, reader.getDefaultReadLimit())
+    reader.stop()
+
+
+def test_two_queries_as_one_consumer(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
+    fill(made, 1200, 1)
+    reader = _StreamReader(*parts_of(made, tmp_path))
+    reader.initialOffset()
+    with pytest.raises(pf.PgOutputError, match="give another query the option consumer"):
+        _StreamReader(*parts_of(made, tmp_path)).initialOffset()
+    other = _StreamReader(*parts_of(made, tmp_path, consumer="another"))
+    other.initialOffset()
+    other.stop()
+    reader.stop()
+    _StreamReader(*parts_of(made, tmp_path)).initialOffset()
+
+
+def test_a_directory_that_was_replaced(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
+    fill(made, 1200, 3)
+    query = Query(source, made, tmp_path / "checkpoint")
+    query.run()
+    shutil.rmtree(made.directory)
+    with contextlib.closing(MadeDirectory(made.directory)) as anew:
+        fill(anew, 1100, 1)
+        with pytest.raises(StreamingQueryException, match="begin with a new checkpoint"):
+            query.run()
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "give the option table"),
+        ({"table": "t", "mode": "envelop"}, "the option mode is 'envelop', and can be 'table'"),
+        ({"table": "t"}, "give the option segments"),
+        ({"table": "t", "segments": "a", "path": "b"}, "as the option segments, or as the path"),
+        ({"table": "t", "segments": "s3://a/b"}, "segments are in a local directory"),
+        ({"table": "t", "segments": "a", "tabel": "b"}, "no option 'tabel'; did you mean table"),
+        ({"table": "t", "segments": "a", "maxBytesPerTrigger": "x"}, "maxBytesPerTrigger: 'x' is"),
+        ({"table": "t", "segments": "a", "startingLsn": "x"}, "the option startingLsn: "),
+        ({"table": "t", "segments": "a", "policies": "x=y"}, "the option policies: 'x=y' is not"),
+        ({"table": "t", "segments": "a", "policies": "json=x"}, "the option policies: "),
+        ({"table": "t", "segments": "a", "slot": "s"}, "needs the options slot and publications"),
+        ({"table": "t", "segments": "a", "slot": ""}, "the option slot is empty"),
+        ({"table": "t", "segments": "a", "binary": "true"}, "the option binary is the capture's"),
+        (
+            {"table": "t", "segments": "a", "slot": "s", "publications": "p", "binary": "x"},
+            "the option binary: 'x' is none of 'true', 'false'",
+        ),
+        (
+            {"table": "t", "segments": "a", "slot": "s", "publications": "p",
+             "dsn": "host=h password=geheim"},
+            "the option dsn has a password",
+        ),
+    ],
+)  # fmt: skip
+def test_wrong_options(given: dict[str, str], text: str) -> None:
+    with pytest.raises(pf.PgOutputError, match=text) as caught:
+        source_options(given)
+    assert "geheim" not in str(caught.value)
+
+
+def test_options_that_are_taken() -> None:
+    found = source_options({
+        "TABLE": "public.t", "checkpointlocation": "/a/cp/", "slot": "s", "publications": "p, q",
+        "policies": "numeric=10,2;json=parse arrays=2", "maxBytesPerTrigger": "16MB",
+        "maxDelay": "0.5", "protocol": "2", "binary": "TRUE", "startingLsn": "0/10",
+    })  # fmt: skip
+    assert found.segments == Path("/a/cp.segments")
+    assert (found.capture, found.slot, found.publications) == ("embedded", "s", ("p", "q"))
+    assert found.policies == pf.Policies(numeric=(10, 2), json="parse", arrays=2)
+    assert (found.max_bytes, found.starting_lsn) == (16_000_000, 16)
+    assert found.capture_options == {
+        "max_delay": 0.5, "protocol": 2, "binary": True, "snapshot": "initial"
+    }  # fmt: skip
+
+
+def test_errors_reach_the_user(source: Any, made: MadeDirectory) -> None:
+    read: Callable[..., Any] = source.read.format("pgoutput").options(segments=made.directory).load
+    with pytest.raises(AnalysisException, match="give the option table"):
+        read()
+    with pytest.raises(AnalysisException, match=r"no Relation of public\.t is in the segments"):
+        read(table="public.t")
