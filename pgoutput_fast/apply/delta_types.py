@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import PgOutputError
+from .naming import differ_in_case
 
 DECODED_FOR = "spark"
 """Of the decoder's targets the one whose columns fit."""
@@ -180,7 +181,9 @@ def conformed(rows: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBa
 
 
 def merged_schema(there: pa.Schema, more: pa.Schema) -> pa.Schema | None:
-    """The columns of both, where those of one name have one type; None: a type differs.
+    """The columns of both, where those of one name have one type.
+
+    None: a type differs, or names differ in case alone.
 
     Fields that are added to structs are taken, at any depth of structs.
     """
@@ -201,7 +204,7 @@ def _merged(there: list[pa.Field], more: list[pa.Field]) -> list[pa.Field] | Non
         if parts is None:
             return None
         fields[field.name] = pa.field(field.name, pa.struct(parts))
-    return list(fields.values())
+    return None if differ_in_case(fields) else list(fields.values())
 
 
 def has_type(schema: pa.Schema, is_so: Callable[[pa.DataType], bool]) -> bool:

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from .._disk import claim_directory, fsync_path
 from ..connections import RetryableError
 from ..errors import PgOutputError
+from .naming import differ_in_case
 from .targets import (
     DELETED_AT,
     TARGET_FORMAT,
@@ -420,8 +421,10 @@ class _Changes:
     def _fits(self, schema: pa.Schema) -> bool:
         if not self._target.has("changes", self._name):
             return True
-        there = self._fields()
-        return all(there.get(name, type_) == type_ for name, type_ in self._wanted(schema).items())
+        there, wanted = self._fields(), self._wanted(schema)
+        if differ_in_case({**there, **wanted}):
+            return False  # as duckdb takes them as one
+        return all(there.get(name, type_) == type_ for name, type_ in wanted.items())
 
     def _fields(self) -> dict[str, str]:
         """The fields of the rows in the table, and their types."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from .targets import Column, Held
 
@@ -50,6 +50,12 @@ def free_column(name: str, columns: Sequence[Column]) -> str:
     while name.casefold() in taken:
         name += "_"
     return name
+
+
+def differ_in_case(names: Iterable[str]) -> bool:
+    """Whether some of several different names are the same where case is folded."""
+    folded = [name.casefold() for name in names]
+    return len({*folded}) < len(folded)
 
 
 def renames(held: Mapping[int, Held], seen: Sequence[int]) -> list[tuple[int, str]]:

@@ -284,17 +284,20 @@ class TableWindow:
         # A copy that it has already does not mend what was found to be wrong behind it.
         is_new = copy.lsn > self.held.copy_lsn
         wants_rows = copy.lsn > state.copy_lsn or (self.held.stale is not None and is_new)
-        if not (wants_changes or wants_rows):
+        # The state table may have been written by a process that was killed before it could say so.
+        begins = is_new or wants_rows
+        if not (wants_changes or begins):
             return False, False
-        columns = new_columns(stored_version(schema), known) if wants_rows else self.held.columns
+        columns = new_columns(stored_version(schema), known) if begins else self.held.columns
         self._last = self._layout(schema, columns)
         form = self._last[1]
         if wants_changes and not self._writers[-1].fits(form.schema):
             self._next_version()
-        if wants_rows:
+        if begins:
             self.held = self.held._replace(columns=columns, stale=None)
             self._check_marker()
             self._state, self._parts, self._is_new = state, [], False
+        if wants_rows:
             state.load(pa.schema(list(form.schema.field("after").type)))
         return wants_changes, wants_rows
 

@@ -356,6 +356,35 @@ def test_a_copy_that_comes_again_does_not_mend_a_table(
     assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2, 3]
 
 
+def test_a_copy_with_other_columns_and_a_kill(
+    made: MadeDirectory, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill before the target says that the state table has the rows of the copy."""
+    made.wait(ACCOUNTS, 1000)
+    made.copy(ACCOUNTS, 1100, [[1, "a"]])
+    sync(made, tables)
+    other = testing.Table(
+        ACCOUNTS.name, {"id": "int4", "n": "int4"}, ACCOUNTS.relation_id, key=["id"]
+    )
+    made.wait(ACCOUNTS, 1110, first=False)
+    made.copy(other, 1150, [[1, 7]])
+    made.commit(1200, other.relation(), testing.insert(other, [2, 8]))
+
+    def killed(*_: Any) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tables.steps[0][0], "commit", killed)
+        with pytest.raises(KilledError):
+            sync(made, tables)
+    assert sync(made, tables).stale == {}
+    made.commit(1300, testing.insert(other, [3, 9]))
+    assert sync(made, tables).stale == {}
+    assert rows(tables, "public.accounts") == [
+        {"id": 1, "n": 7}, {"id": 2, "n": 8}, {"id": 3, "n": 9}
+    ]  # fmt: skip
+
+
 def test_smaller_windows_after_a_kill(
     made: MadeDirectory, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
