@@ -6,6 +6,7 @@ offset and sentence whichever of them read it.
 
 from __future__ import annotations
 
+import re
 from typing import NoReturn
 
 MAX_FRAME_LENGTH = 0x3FFFFFFF
@@ -160,3 +161,17 @@ def frame_bytes(frame: object) -> bytes:
         if not view.c_contiguous:
             raise TypeError("a frame must be a contiguous buffer")
         return view.tobytes()
+
+
+_URL_PASSWORD = re.compile(r"\b([a-z][a-z0-9+.-]*:/{1,3}[^\s/:@]*:)\S*@", re.IGNORECASE)
+_PASSWORD = re.compile(
+    r"\b(\w*password|passwd)(\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s'\"]+)", re.IGNORECASE
+)
+
+
+def without_passwords(text: str) -> str:
+    """A text without what looks like the password of a URL or of a connection string.
+
+    A command may be given one where it expects something else, and would repeat it in its error.
+    """
+    return _PASSWORD.sub(r"\1\2***", _URL_PASSWORD.sub(r"\1***@", text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 from pathlib import Path
@@ -13,12 +14,22 @@ import pyarrow as pa
 from pyarrow import fs
 
 from .._disk import fsync_path
+from ..connections import RetryableError
 from ..errors import PgOutputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _COPIED_BYTES = 1 << 20
+_LONGEST = 600  # characters of an error of the storage
+_PAINT = re.compile(r"\x1b\[[0-9;]*m|\\u\{1b\}\[[0-9;]*m")
+# How errors of a storage read that may answer later.
+_PASSES = re.compile(
+    r"error sending request|connection (refused|reset|closed)|connect error|dns error|timed? ?out|"
+    r"broken pipe|slow ?down|too many requests|internal ?error|service ?unavailable|"
+    r"\b(429|500|502|503|504)\b",
+    re.IGNORECASE,
+)
 _SECRET = re.compile(r"secret|token|password|key|credential|sas|signature", re.IGNORECASE)
 
 
@@ -124,17 +135,21 @@ class Place:
             known = isinstance(error, (DeltaError, OSError, pa.ArrowException))
             if not known and type(error) is not Exception:
                 raise
-            raise PgOutputError(
-                f"can't read or write {what} in {self.uri}: {self.shown(error)}"
-            ) from None
+            text = f"can't read or write {what} in {self.uri}: {self.shown(error)}"
+            if self.path is None:
+                text += ". Look at the credentials, the endpoint and the bucket"
+                if _PASSES.search(text):
+                    raise RetryableError(text) from None
+            raise PgOutputError(text) from None
 
     def shown(self, error: BaseException) -> str:
-        """The text of an error, without the secrets that are known."""
-        text = str(error)
-        for name, value in self.options.items():
-            if value and _SECRET.search(name):
+        """The text of an error in one line, without the secrets that are known."""
+        text = " ".join(_PAINT.sub(" ", str(error).replace("\\n", " ")).split())
+        known = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        for name, value in (*self.options.items(), *known.items()):
+            if len(value) > 3 and _SECRET.search(name):
                 text = text.replace(value, "…")
-        return text
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
 def directory_of(name: str) -> str:

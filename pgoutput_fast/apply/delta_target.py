@@ -24,6 +24,7 @@ from .delta_place import Place, directory_of, require_deltalake
 from .delta_table import Table, Writer
 from .delta_types import DECODED_FOR, conformed, merged_schema, stored_schema
 from .targets import (
+    DELETED,
     DELETED_AT,
     TARGET_FORMAT,
     Column,
@@ -143,6 +144,10 @@ class DeltaTarget:
             progress.describe(self._description(origin))
         self._tables[_PROGRESS] = progress
         self._do_moves()
+        for held in stored.tables.values():
+            if f"{held.namespace}.{held.name}" in self._partition_by and held.stale is None:
+                self.state(held)  # which refuses other partitions than those that it has
+        self._writers = []
         return stored
 
     def _description(self, origin: Origin) -> str:
@@ -185,7 +190,17 @@ class DeltaTarget:
             return Stored(0, {})
         tables = None if found["tables"] is None else tuple(found["tables"])
         self.kept.check(self.place.uri, Kept(found["soft_deletes"], tables))
+        if self.place.path is not None:  # in object storage each question takes its time
+            held = {one: self._with_state(self.place.path, table) for one, table in held.items()}
         return Stored(progress.position[0], held)
+
+    def _with_state(self, path: Path, held: Held) -> Held:
+        """What is held of a table; it is stale if its state table is not there."""
+        names = [held.stored, *(one.old for one in self._moves
+                                if one.relation_id == held.relation_id)]  # fmt: skip
+        logs = (path / "state" / directory_of(name) / "_delta_log" for name in names)
+        is_there = held.stale is not None or any(log.is_dir() for log in logs)
+        return held if is_there else held._replace(stale=DELETED)
 
     def _read(self, progress: Table) -> dict[int, Held]:
         tables = {}

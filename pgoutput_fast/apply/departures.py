@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import time
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from ..errors import PgOutputError
 from ..history import history_of
 from ..names import qualified, shown_table
+from .naming import stored_table
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from ..catalog import CatalogTable
     from .targets import Held
 
 _log = logging.getLogger(__name__)
@@ -21,22 +25,15 @@ _log = logging.getLogger(__name__)
 _PAUSE = 1.0  # seconds between two looks at the history, at least
 
 
-def mistaken(
-    patterns: Iterable[str],
-    partitioned: Iterable[str],
-    shown: Collection[str],
-    names: Collection[str],
-) -> Iterator[str]:
-    """Tell of each table that is asked for and not published.
+def mistaken(patterns: Iterable[str], shown: Collection[str]) -> Iterator[str]:
+    """Tell of each pattern that matches no published table.
 
     Parameters
     ----------
     patterns : iterable of str
         Those of the tables that are wanted.
-    partitioned : iterable of str
-        ``namespace.name`` of tables for which partitions are given.
-    shown, names : collection of str
-        The published tables, as patterns match them, and as ``namespace.name``.
+    shown : collection of str
+        The published tables, as patterns match them.
     """
     patterns = [*patterns]
     for one in dict.fromkeys(one.removeprefix("*.") for one in patterns):
@@ -44,9 +41,48 @@ def mistaken(
         same = [other for other in patterns if other.removeprefix("*.") == one]
         if not any(fnmatchcase(name, other) for name in shown for other in same):
             yield f"tables={one!r} matches no published table"
-    for one in partitioned:
-        if one not in names:
-            yield f"partition_by= names {one}, which is no published table"
+
+
+def check_partitions(
+    partition_by: Mapping[str, Sequence[str]],
+    tables: Iterable[CatalogTable],
+    held: Iterable[Held],
+) -> None:
+    """Refuse partitions by what is not there, as tables are made by them once and for all.
+
+    Parameters
+    ----------
+    partition_by : mapping of str to sequence of str
+        Columns by table, ``namespace.name``.
+    tables : iterable of CatalogTable
+        Those that are published.
+    held : iterable of Held
+        What the target has, whose tables may have left.
+    """
+    published = {qualified(one): one for one in tables}
+    known = {qualified(one) for one in held}
+    for name, columns in partition_by.items():
+        if name in known:
+            continue  # the target says what it is partitioned by
+        table = published.get(name)
+        if table is None:
+            near = difflib.get_close_matches(name, published, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise PgOutputError(
+                f"partition_by= names {name}, which is no published table, as schema.name{hint}"
+            )
+        there = [one.name for one in table.columns if one.is_published]
+        for column in columns:
+            if column not in there:
+                raise PgOutputError(
+                    f"partition_by=: {name} has no published column {column!r}; it has "
+                    f"{', '.join(there) or 'none'}"
+                )
+
+
+def _own_name(held: Held) -> str:
+    """The name that a table has in a target, if no other one has it."""
+    return stored_table(held.namespace, held.name)
 
 
 class Departures:
@@ -58,8 +94,6 @@ class Departures:
         The segments.
     patterns : iterable of str
         Those of the tables that are wanted.
-    partitioned : iterable of str
-        ``namespace.name`` of tables for which partitions are given.
 
     Attributes
     ----------
@@ -67,11 +101,9 @@ class Departures:
         Tables that are dropped, or not published any more, by their names in the target.
     """
 
-    def __init__(
-        self, directory: Path, patterns: Iterable[str], partitioned: Iterable[str]
-    ) -> None:
+    def __init__(self, directory: Path, patterns: Iterable[str]) -> None:
         self._directory = directory
-        self._patterns, self._partitioned = [*patterns], [*partitioned]
+        self._patterns = [*patterns]
         self._next = 0.0
         self._gone: set[int] = set()
         self.left: tuple[str, ...] = ()
@@ -101,7 +133,13 @@ class Departures:
         shown, names = {*map(shown_table, catalog.tables)}, {*map(qualified, catalog.tables)}
         for relation_id in sorted(gone.keys() - self._gone):
             name, stored = qualified(gone[relation_id]), gone[relation_id].stored
-            # One that has come since under this name is another table.
+            if name in names and stored == _own_name(gone[relation_id]):
+                # Another table has come since under this name, and will get it in the target too.
+                _log.warning(
+                    "%s was dropped, and another one has its name; what it had stays under another "
+                    "name", name,
+                )  # fmt: skip
+                continue
             happened = (
                 "was dropped, and another one has its name"
                 if name in names
@@ -110,6 +148,6 @@ class Departures:
             _log.warning("%s %s; what it had stays in %s", name, happened, stored)
         self._gone = set(gone)
         self.left = tuple(held.stored for held in gone.values())
-        for warning in mistaken(self._patterns, self._partitioned, shown, names):
+        for warning in mistaken(self._patterns, shown):
             _log.warning("%s", warning)
-        self._patterns, self._partitioned = [], []  # it is told once
+        self._patterns = []  # it is told once

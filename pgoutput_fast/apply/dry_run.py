@@ -209,8 +209,7 @@ def plan_sync(
 def _mistaken(asked: Asked | None, options: SyncOptions) -> list[str]:
     if asked is None:
         return []
-    names = [*asked.published.values()]
-    return [*mistaken(options.tables or (), options.partitioned, [*map(shown_name, names)], names)]
+    return [*mistaken(options.tables or (), [*map(shown_name, asked.published.values())])]
 
 
 def _of_target(stored: Stored, tables: dict[int, TablePlan]) -> dict[int, TablePlan]:

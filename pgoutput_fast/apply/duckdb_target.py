@@ -25,6 +25,7 @@ from ..connections import RetryableError
 from ..errors import PgOutputError
 from .naming import differ_in_case
 from .targets import (
+    DELETED,
     DELETED_AT,
     TARGET_FORMAT,
     Added,
@@ -188,7 +189,7 @@ class DuckdbTarget:
                 self._check_own(names)
             if is_new:
                 fsync_path(self.path.parent)
-            stored = self._read(connection, origin)
+            stored = self._read(connection, origin, names)
             if not stored.tables:
                 # Nothing was passed over yet that would be missing: it begins anew.
                 connection.execute(
@@ -207,15 +208,16 @@ class DuckdbTarget:
             ).fetchall()
             if not found:
                 return Stored(0, {})
-            self._check_own({name for (name,) in found})
-            return self._read(connection, origin)
+            names = {name for (name,) in found}
+            self._check_own(names)
+            return self._read(connection, origin, names)
 
     def _check_own(self, names: set[str]) -> None:
         """Refuse a file that something else has made."""
         if "main._source" not in names:
             raise PgOutputError(f"{self.path} has tables that no sync has made; give another file")
 
-    def _read(self, connection: Any, origin: Origin) -> Stored:
+    def _read(self, connection: Any, origin: Origin, names: set[str]) -> Stored:
         (found,) = connection.execute("FROM _source").fetchall()
         if found[0] != TARGET_FORMAT:
             raise PgOutputError(
@@ -236,6 +238,8 @@ class DuckdbTarget:
             tables[row[2]] = Held(
                 row[2], row[0], row[1], row[3], row[4], row[5], row[6], row[7], row[8], columns
             )
+            if row[8] is None and f"state.{row[3]}" not in names:
+                tables[row[2]] = tables[row[2]]._replace(stale=DELETED)
         if not tables:
             return Stored(0, {})
         chosen = None if found[5] is None else tuple(found[5])

@@ -256,8 +256,9 @@ class _Evolution:
         if before == after and made.form != old.form:
             # A cast of the target's would make other texts of them than the decoder does.
             return (
-                f"column {column.name} comes as {made.form} now, and came as {old.form}, as other "
-                "policies were given: older rows have to come in the same form"
+                f"column {column.name} comes as {made.form} now, and came as {old.form}, as its "
+                "type was altered, or other policies were given: older rows have to come in the "
+                "same form"
             )
         self.columns[at] = made if made.number is not None else made._replace(number=old.number)
         if made.form != old.form:

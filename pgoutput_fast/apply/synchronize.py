@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from .._disk import claim_directory
 from ..captured.units import SegmentSource, open_source
 from ..columnar.decoder import ColumnarDecoder
+from ..connections import ConnectionParameters
 from ..directory.known import known_tables
 from ..directory.requests import request_copy
 from ..errors import PgOutputError
@@ -22,6 +23,7 @@ from ..history import check_policy, history_of
 from ..lsn import check_lsn
 from ..policies import Policies
 from ..segments.listing import contents, has_begun
+from .departures import check_partitions
 from .embedded_capture import EmbeddedCapture, libpq_keywords
 from .syncing import (
     Syncing,
@@ -33,9 +35,10 @@ from .syncing import (
     lost_tables,
     origin_of,
 )
-from .targets import Kept, Origin
+from .targets import Kept, Origin, Stored
 
 if TYPE_CHECKING:
+    from ..catalog import CatalogTable
     from ..history import HistoryPolicy
     from .targets import Target
 
@@ -161,7 +164,7 @@ def sync(
     options = checked_options(
         tables=tables, policies=policies, history=history, schema_changes=schema_changes,
         unknown=unknown, uncopied=uncopied, interval=interval, window_bytes=window_bytes,
-    )._replace(partitioned=tuple(partition_by or ()))  # fmt: skip
+    )  # fmt: skip
     if until is not None and until != "now":
         check_lsn("until", until)
     opened = open_target(
@@ -182,6 +185,14 @@ def sync(
             where = Path(segments)
             if not has_begun(where):
                 raise PgOutputError(f"no capture has begun in {where}")
+            if partition_by and (known := history_of([where])) and not known.is_empty:
+                source = open_source([where])
+                held_tables = (
+                    opened.target.peek(origin_of(source)).tables.values()
+                    if isinstance(source, SegmentSource)
+                    else ()
+                )
+                check_partitions(partition_by, known.newest_tables.tables, held_tables)
             is_over = stop.is_set if until != "now" else lambda: True
             until_lsn = contents(where).end if until == "now" else until
             captured = None
@@ -190,7 +201,11 @@ def sync(
                 raise PgOutputError("give slot and publications, or segments")
             where = opened.directory(directory)
             lost = _Lost(where, opened.target, name) if unknown == "copy" else None
-            _claim_target(opened.target, where, dsn, capture_options, stop)
+            stored = _claim_target(opened.target, where, dsn, capture_options, stop)
+            if partition_by:
+                parameters = ConnectionParameters(dsn, libpq_keywords(capture_options))
+                published = published_tables(parameters, publications)
+                check_partitions(partition_by, published, stored.tables.values())
             if lost is not None and has_begun(where):
                 lost.ask()  # which the capture sees when it begins
             run = EmbeddedCapture(
@@ -287,7 +302,7 @@ class OpenedTarget(NamedTuple):
             return Path(given)
         if self.path is None:
             raise PgOutputError(
-                f"give directory, where the slot is captured: {self.name} is not in this file "
+                f"give directory=, where the slot is captured: {self.name} is not in this file "
                 "system"
             )
         return self.path.with_name(f"{self.path.name}.segments")
@@ -322,6 +337,7 @@ def open_target(
     text = os.fspath(target)
     if not text or "\0" in text:
         raise PgOutputError("target: give duckdb:FILE, or a directory for Delta tables")
+    _check_types(storage_options, partition_by)
     if soft_deletes is not None and not (soft_deletes and soft_deletes.isprintable()):
         raise PgOutputError(f"soft_deletes={soft_deletes!r}: expected the name of a column")
     delta = {"storage_options": storage_options, "partition_by": partition_by,
@@ -331,6 +347,11 @@ def open_target(
     if text.startswith(_DUCKDB):
         from .duckdb_target import DECODED_FOR, DuckdbTarget
 
+        if soft_deletes is not None and soft_deletes.casefold() == "rowid":
+            raise PgOutputError(
+                f"soft_deletes={soft_deletes!r} is what DuckDB calls a row's own number: give "
+                "another name"
+            )
         if given:
             raise PgOutputError(f"{next(iter(given))}= is for Delta tables, not for {text!r}")
         path = Path(text.removeprefix(_DUCKDB)).absolute()
@@ -356,15 +377,42 @@ def open_target(
     return OpenedTarget(made, delta_target.DECODED_FOR, made.place.uri, where)
 
 
+def _check_types(
+    storage_options: Mapping[str, str] | None, partition_by: Mapping[str, Sequence[str]] | None
+) -> None:
+    """Refuse arguments whose errors others would raise, later and without their names."""
+    options: Any = storage_options or {}
+    is_mapping = isinstance(options, Mapping)
+    if not is_mapping or {type(one) for pair in options.items() for one in pair} - {str}:
+        raise TypeError("storage_options must be a mapping of str to str")
+    if partition_by is not None and not isinstance(partition_by, Mapping):
+        raise TypeError(
+            f"partition_by must be a mapping of tables, not {type(partition_by).__name__}"
+        )
+    for name, columns in (partition_by or {}).items():
+        if isinstance(columns, str) or not all(isinstance(one, str) for one in columns):
+            raise TypeError(f"partition_by of {name} must be a sequence of names of columns")
+        if not columns or len({*columns}) < len(columns):
+            raise PgOutputError(
+                f"partition_by= has {name} with {list(columns)}: give one column, or several "
+                "different ones"
+            )
+
+
 def _claim_target(
     target: Target,
     directory: Path,
     dsn: str | None,
     options: Mapping[str, Any],
     stop: threading.Event,
-) -> None:
-    """Refuse a target that is not this database's, or another sync's, before a slot is made."""
-    from ..connections import ConnectionParameters
+) -> Stored:
+    """What a target has, before a slot is made.
+
+    Raises
+    ------
+    PgOutputError
+        It is another database's, or another sync writes it.
+    """
     from ..replication.link import first_connection
     from ..replication.stream_options import check_seconds
     from ..replication.walsender import ReplicationConnection
@@ -381,8 +429,19 @@ def _claim_target(
                 return Origin(connection.system_identifier, connection.database)
 
         origin = first_connection(asked, options.get("retry_for"), stop)
-    target.peek(origin)
+    stored = target.peek(origin)
     target.claim()
+    return stored
+
+
+def published_tables(
+    parameters: ConnectionParameters, publications: Sequence[str]
+) -> tuple[CatalogTable, ...]:
+    """The tables that a server publishes now."""
+    from ..catalog import catalog_of
+
+    with parameters.open(replication=False) as connection:
+        return catalog_of(connection, publications).tables
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ from .evolution import Known, replaced
 from .naming import free_name, renames, stored_table
 from .stored_changes import with_a_column
 from .table_window import TableWindow
-from .targets import Held, IncompleteError, Origin, Stored, Target, window
+from .targets import DELETED, Held, IncompleteError, Origin, Stored, Target, window
 
 if TYPE_CHECKING:
     from ..captured.units import Chunk, Plan, Unit
@@ -78,7 +78,6 @@ class SyncOptions(NamedTuple):
     uncopied: Uncopied
     interval: float
     window_bytes: int
-    partitioned: tuple[str, ...] = ()
 
 
 class SyncProgress(NamedTuple):
@@ -190,7 +189,7 @@ class Syncing:
             held = self._stored.tables[relation_id]
             self._stored.tables[relation_id] = held._replace(stale=_CUT_OFF)
         self._said: set[tuple[int, str]] = set()
-        self._departures = Departures(directory, options.tables or (), options.partitioned)
+        self._departures = Departures(directory, options.tables or ())
         self._counts: dict[str, int] = {}
         self._seconds = 0.0
         self._windows = 0
@@ -201,6 +200,10 @@ class Syncing:
         self._table_seconds: dict[str, float] = {}
         self._end_lsn = 0
         self._see(source)
+        gone = [one for one in self._stored.tables.values() if one.stale == DELETED]
+        if gone and options.unknown == "error":
+            raise IncompleteError(f"{qualified(gone[0])}: {DELETED}: copy it again")
+        self._say_stale()
 
     def _source(self) -> SegmentSource:
         source = open_source([self._directory])
@@ -316,6 +319,10 @@ class Syncing:
             self._table_seconds[name] = self._table_seconds.get(name, 0.0) + seconds
         self._commit_time = self._newest()
         self._departures.look(self._stored.tables)
+        self._say_stale()
+
+    def _say_stale(self) -> None:
+        """Tell once of tables that are not kept up to date, and ask for their copies."""
         for relation_id, held in self._stored.tables.items():
             if held.stale is None or (relation_id, held.stale) in self._said:
                 continue

@@ -200,14 +200,15 @@ class TableWindow:
     def _check_marker(self) -> None:
         """Refuse a column of the server where deleted rows are marked."""
         marker = self._target.kept.soft_deletes
-        if marker is not None and any(
-            one.stored.casefold() == marker.casefold() for one in self.held.columns
-        ):
-            raise PgOutputError(
-                f"{self.held.namespace}.{self.held.name} has a column {marker!r} of its own, where "
-                "soft_deletes asks for deleted rows to be marked: give another name, in a new "
-                "target"
-            )
+        if marker is None:
+            return
+        for one in self.held.columns:
+            if one.stored.casefold() == marker.casefold():
+                raise PgOutputError(
+                    f"{self.held.namespace}.{self.held.name} has a column {one.name!r} of its own, "
+                    f"where soft_deletes={marker!r} asks for deleted rows to be marked: give "
+                    "another name, in a new target"
+                )
 
     def _fold_on(
         self,

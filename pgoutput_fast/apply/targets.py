@@ -191,6 +191,10 @@ class Kept(NamedTuple):
                 )
 
 
+DELETED = "its table of rows was deleted from the target"
+"""Why a table is stale whose state table is not there."""
+
+
 class IncompleteError(PgOutputError):
     """Changes do not fit what a state table has."""
 

@@ -19,7 +19,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from .. import FALLBACK_REASON, IMPLEMENTATION, __version__
-from ..errors import PgOutputError
+from ..errors import PgOutputError, without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
-        error.show()
+        _print_usage(error)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130
@@ -160,6 +160,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _print_error(f"can't write the output: {error}")
         return 1
+
+
+def _print_usage(error: click.ClickException) -> None:
+    """Print wrong usage as click does, without passwords that stand where they do not belong."""
+    printed = io.StringIO()
+    error.show(file=printed)
+    print(without_passwords(printed.getvalue()), end="", file=sys.stderr)
 
 
 def _completed(group: click.Group, instruction: str) -> int:
@@ -184,4 +191,4 @@ def _print_error(text: str) -> None:
     from ._style import paint_for
 
     paint = paint_for(sys.stderr)
-    print(f"{paint('pgoutput-fast:', 'error')} {text}", file=sys.stderr)
+    print(f"{paint('pgoutput-fast:', 'error')} {without_passwords(text)}", file=sys.stderr)

@@ -9,7 +9,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import printable
+from ..errors import printable, without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,16 +33,21 @@ class Formatter(logging.Formatter):
         self.change: Callable[[str], str] = str
         """Replaces what a text may not show, or shows otherwise, such as secrets."""
 
+    def _shown(self, text: str) -> str:
+        return without_passwords(self.change(text))
+
     def format(self, record: logging.LogRecord) -> str:
         """Make the line, without its end."""
         moment = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc)
         when = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        message = self.change(record.getMessage())
-        failed = None if record.exc_info is None else self.formatException(record.exc_info)
+        message = self._shown(record.getMessage())
+        failed = None
+        if record.exc_info is not None:
+            failed = self._shown(self.formatException(record.exc_info))
         if self._kind == "text":
             lines = [f"{when} {record.levelname} {printable(message)}"]
             if failed is not None:
-                lines.append(self.change(failed))
+                lines.append(failed)
             return "\n".join(lines)
         fields: dict[str, Any] = {
             "ts": when,
@@ -50,10 +55,13 @@ class Formatter(logging.Formatter):
             "event": getattr(record, "event", "log"),
             "message": message,
             "logger": record.name,
-            **getattr(record, "numbers", {}),
+            **{
+                name: without_passwords(value) if isinstance(value, str) else value
+                for name, value in getattr(record, "numbers", {}).items()
+            },
         }
         if failed is not None:
-            fields["traceback"] = self.change(failed)
+            fields["traceback"] = failed
         return json.dumps(fields, default=str)
 
 

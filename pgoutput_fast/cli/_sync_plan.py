@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.filesize import decimal
 
+from ..apply.departures import check_partitions
 from ..apply.dry_run import ask_server, plan_sync
-from ..apply.synchronize import checked_options, open_target
+from ..apply.synchronize import checked_options, open_target, published_tables
 from ..connections import ConnectionParameters
 from ..errors import counted, printable
 from ..lsn import format_lsn
@@ -46,7 +47,8 @@ def check_arguments(arguments: dict[str, Any]) -> tuple[SyncOptions, OpenedTarge
     )  # fmt: skip
     if arguments["segments"] is None:
         check_slot_name(arguments["slot"])
-    return options._replace(partitioned=tuple(arguments["partition_by"] or ())), opened
+        opened.directory(arguments["directory"])
+    return options, opened
 
 
 def print_plan(dsn: str | None, arguments: dict[str, Any], change: Callable[[str], str]) -> int:
@@ -65,6 +67,7 @@ def print_plan(dsn: str | None, arguments: dict[str, Any], change: Callable[[str
         It could not begin.
     """
     options, opened = check_arguments(arguments)
+    partition_by = arguments["partition_by"]
     asked = None
     if arguments["segments"] is None:
         directory = opened.directory(arguments["directory"])
@@ -72,6 +75,11 @@ def print_plan(dsn: str | None, arguments: dict[str, Any], change: Callable[[str
             ConnectionParameters(dsn), arguments["slot"], arguments["publications"], directory,
             adopt_slot=arguments.get("adopt_slot", False),
         )  # fmt: skip
+        if partition_by:
+            published = published_tables(ConnectionParameters(dsn), arguments["publications"])
+            check_partitions(
+                partition_by, published, opened.target.peek(asked.origin).tables.values()
+            )
     else:
         directory = Path(arguments["segments"])
     consumer = arguments["consumer"] or opened.consumer

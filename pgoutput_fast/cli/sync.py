@@ -425,7 +425,11 @@ def _run(
             held.callback(position.close)
         report = _Reporting(options["report"], source, target, watcher)
         watcher.on_progress = report.renew
-        ended = sync(**arguments, stop=stop.event, progress=watcher)
+        try:
+            ended = sync(**arguments, stop=stop.event, progress=watcher)
+        except PgOutputError as error:
+            report.fail(error)
+            raise
         report.write(watcher.end(ended), is_over=True)
     return stop.exit_code
 
@@ -453,6 +457,15 @@ class _Reporting:
                 self.write(figures, is_over=False)
             except PgOutputError as error:  # the tables go on without it
                 _log.warning("%s", error)
+
+    def fail(self, error: PgOutputError) -> None:
+        """Write it with the error that ends the sync, which is not to be lost by another one."""
+        figures = self._watcher.figures()
+        if figures is None:
+            return
+        self._watcher.events.append(Moment(time.time(), "", f"the sync ended by an error: {error}"))
+        with contextlib.suppress(PgOutputError):
+            self.write(figures, is_over=True)
 
     def write(self, figures: SyncFigures, *, is_over: bool) -> None:
         """Write it, if there is a place for it."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ..errors import PgOutputError, counted, printable
+from ..errors import PgOutputError, counted, printable, without_passwords
 from ..lsn import format_lsn
 from ..verify import Difference, Report, TableResult, VerifyProgress, verify
 from ._dsn import dsn_options, given_dsn, publications_option
@@ -108,7 +108,8 @@ def command(
             )
     except PgOutputError as error:
         painted = paint_for(sys.stderr)("pgoutput-fast:", "error")
-        print(f"{painted} {in_options(str(error), context.command)}", file=sys.stderr)
+        text = without_passwords(in_options(str(error), context.command))
+        print(f"{painted} {text}", file=sys.stderr)
         return 2
     if as_object:
         print(json.dumps(_as_object(report)))

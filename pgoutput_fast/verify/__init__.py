@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..connections import ConnectionParameters, check_publication_names
@@ -71,6 +71,7 @@ def verify(
     timeout: float = 60.0,
     rounds: int = 10,
     shown: int = 10,
+    storage_options: Mapping[str, str] | None = None,
     progress: Callable[[VerifyProgress], None] | None = None,
     **keywords: object,
 ) -> Report:
@@ -84,15 +85,16 @@ def verify(
     publications : list or tuple of str
         Those of the target's slot.
     target : str
-        A directory of segments, of an export to Parquet or duckdb, or of a sync's Delta tables; or
-        ``duckdb:`` and the database of an export or of a sync.
+        A directory of segments, of an export to Parquet or duckdb, or of a sync's Delta tables,
+        which may be a URL such as ``s3://bucket/lake``; or ``duckdb:`` and the database of an
+        export or of a sync.
     segments : str, optional
         The directory of segments from which the target was made. An export alone does not tell that
         nothing was committed since its last transaction, nor does what a sync writes; that of a
         sync is found if it is beside the target, as it is by default.
     tables : iterable of str, optional
         Names with their schemas, as SQL has them: ``public.orders``, ``public."My Table"``; by
-        default all published tables.
+        default all published tables for which the target was made.
     exclude : iterable of str
         Columns that are not compared, as ``schema.table.column``, as SQL has them too.
     timeout : float
@@ -102,6 +104,8 @@ def verify(
         How often rows are looked at that changed while they were compared.
     shown : int
         Rows that differ and are described, for each table.
+    storage_options : mapping of str to str, optional
+        What delta-rs has to know of the storage of Delta tables, as of `sync`.
     progress : callable, optional
     **keywords
         Parameters of libpq by name.
@@ -132,7 +136,7 @@ def verify(
         with parameters.open(replication=False) as connection, refusals("can't read the types"):
             return TypeRegistry.from_connection(connection)
 
-    with contextlib.closing(open_target(target, segments, types)) as opened:
+    with contextlib.closing(open_target(target, segments, types, storage_options)) as opened:
         run = _Verification(
             parameters, publications, opened, _Chosen(tables, exclude), timeout, shown, progress
         )
@@ -156,6 +160,11 @@ class _Chosen:
             None if tables is None else {parse_name(one, "schema.table") for one in tables}
         )
         self._exclude = {parse_name(one, "schema.table.column") for one in exclude}
+
+    @property
+    def has_names(self) -> bool:
+        """Whether the caller named tables."""
+        return self._tables is not None
 
     def take(self, found: list[ServerTable]) -> list[ServerTable]:
         """The wanted tables.
@@ -256,6 +265,8 @@ class _Verification:
         moment = self._moment()
         with contextlib.closing(moment):
             tables = self._chosen.take(moment.tables)
+            if not self._chosen.has_names:
+                tables = [one for one in tables if self._target.wants(one)]
             self._lsn = moment.lsn
             position = self._position = self._wait(moment)
             known = {one.table.relation_id for one in moment.tables}

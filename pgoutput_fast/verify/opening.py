@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..apply.delta_place import Place
 from ..errors import PgOutputError
 from ..files._manifest import NAME
 from ..files._write import DATABASE
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
 _DUCKDB = "duckdb:"
 
 
-def open_target(given: str, segments: str | None, types: Callable[[], TypeRegistry]) -> Target:
+def open_target(
+    given: str,
+    segments: str | None,
+    types: Callable[[], TypeRegistry],
+    storage_options: Mapping[str, str] | None = None,
+) -> Target:
     """Open the target that a text names.
 
     Parameters
@@ -35,6 +41,8 @@ def open_target(given: str, segments: str | None, types: Callable[[], TypeRegist
         if it is beside the target.
     types : callable
         Reads the server's catalogue of types.
+    storage_options : mapping of str to str, optional
+        Of delta-rs, for a target in object storage.
 
     Raises
     ------
@@ -43,7 +51,10 @@ def open_target(given: str, segments: str | None, types: Callable[[], TypeRegist
     """
     if given.startswith(_DUCKDB):
         return _database(Path(given.removeprefix(_DUCKDB)), segments)
-    path = Path(given)
+    if "://" in given and not given.startswith("file://"):
+        known = None if segments is None else _segments_of(Path(), segments)
+        return DeltaStates(Place(given, storage_options), known)
+    path = Path(given.removeprefix("file://"))
     if not path.is_dir():
         raise PgOutputError(f"there is no directory {path}")
     if (path / NAME).exists():
@@ -51,7 +62,7 @@ def open_target(given: str, segments: str | None, types: Callable[[], TypeRegist
     if (path / DATABASE).exists():
         return ExportTarget(path / DATABASE, segments)
     if (path / "_progress" / "_delta_log").is_dir():
-        return DeltaStates(path, _segments_of(path.absolute(), segments))
+        return DeltaStates(Place(str(path)), _segments_of(path.absolute(), segments))
     if segments is not None:
         raise PgOutputError(f"segments were given, and {path} is no export that was made of them")
     if has_begun(path):

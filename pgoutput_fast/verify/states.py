@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..apply.delta_place import Place, directory_of, require_deltalake
@@ -16,6 +18,7 @@ from ..apply.targets import TARGET_FORMAT, Column
 from ..directory.copies import Tables
 from ..errors import PgOutputError
 from ..lsn import format_lsn
+from ..names import shown_table
 from ..policies import Policies
 from ..segments.listing import contents, metadata_of
 from .databases import ATTACHED, Database, types_of
@@ -25,7 +28,6 @@ from .texts import Held, NotComparable, Texts, TextsOf, literal, part, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from ..directory.copies import TableState
     from .moment import ServerTable
@@ -59,13 +61,15 @@ class Kept(NamedTuple):
 class Source(NamedTuple):
     """Where a target's tables come from, how far it is, where it marks deleted rows, its tables.
 
-    The tables are by relation id.
+    `patterns` are those of the tables that it was made for, None for all; the tables are by
+    relation id.
     """
 
     system_identifier: str
     database: str
     lsn: int
     soft_deletes: str | None
+    patterns: tuple[str, ...] | None
     tables: dict[int, Kept]
 
     def live(self, rows: str) -> str:
@@ -95,6 +99,7 @@ class States:
         self._states: Mapping[int, TableState] = {}
         # Relation id → the names that the compared columns have in its copy; None: it lacks it.
         self._names: dict[int, dict[str, str | None]] = {}
+        self._patterns: tuple[str, ...] | None = None
         self._database = Database(path)
         try:
             self._connection = self._database.connection
@@ -138,6 +143,7 @@ class States:
         with self._reading():
             source = self._source()
         self.system_identifier, self.database = source.system_identifier, source.database
+        self._patterns = source.patterns
         metadata = None if self._segments is None else metadata_of(self._segments)
         if metadata is None:
             return
@@ -147,6 +153,11 @@ class States:
                 f"are of database {metadata.database!r} of system {metadata.system_identifier}"
             )
         self.slot = metadata.slot
+
+    def wants(self, table: ServerTable) -> bool:
+        """See `Target`."""
+        name = shown_table(table.table)
+        return self._patterns is None or any(fnmatchcase(name, one) for one in self._patterns)
 
     def refresh(self, confirmed: int, tell: Tell = ignored) -> int:  # noqa: ARG002
         """See `Target`."""
@@ -266,7 +277,8 @@ class DuckdbStates(States):
         rows = run(
             f"SELECT {', '.join(map(quoted, _PROGRESS))} FROM {ATTACHED}._progress"  # noqa: S608
         ).fetchall()
-        return Source._make([*found[1:5], {row[0]: _kept(row) for row in rows}])
+        chosen = None if found[5] is None else tuple(found[5])
+        return Source._make([*found[1:5], chosen, {row[0]: _kept(row) for row in rows}])
 
     def _state(self, kept: Kept, source: Source) -> str:
         return source.live(f"{ATTACHED}.{quoted('state')}.{quoted(kept.stored)}")
@@ -279,10 +291,10 @@ class DeltaStates(States):
     has written a table further, and `_progress` not yet, at an older version.
     """
 
-    def __init__(self, path: Path, segments: Path | None) -> None:
+    def __init__(self, place: Place, segments: Path | None) -> None:
         self._deltalake = require_deltalake()
-        self._place = Place(str(path))
-        super().__init__(path, segments)
+        self._place = place
+        super().__init__(place.path or Path(place.uri), segments)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
@@ -290,9 +302,16 @@ class DeltaStates(States):
             yield
 
     def _open(self, directory: str) -> Any:
-        return self._deltalake.DeltaTable(f"{self._place.uri}/{directory}")
+        uri = f"{self._place.uri}/{directory}"
+        return self._deltalake.DeltaTable(uri, storage_options=self._place.options)
+
+    def _is_there(self, directory: str) -> bool:
+        uri = f"{self._place.uri}/{directory}"
+        return bool(self._deltalake.DeltaTable.is_deltatable(uri, self._place.options))
 
     def _source(self) -> Source:
+        if not self._is_there("_progress"):
+            raise PgOutputError(f"{self._place.uri} has no tables of a sync")
         progress = self._open("_progress")
         described = json.loads(progress.metadata().description)
         self._check_format(described["format"])
@@ -304,6 +323,7 @@ class DeltaStates(States):
             described["database"],
             progress.transaction_version(_APP) or 0,
             described["soft_deletes"],
+            None if described["tables"] is None else tuple(described["tables"]),
             tables,
         )
 
@@ -320,7 +340,7 @@ class DeltaStates(States):
         names = [kept.stored, *(move[2] for move in self._moved[kept.relation_id])]
         for name in names:
             directory = f"state/{directory_of(name)}"
-            if (self._path / directory / "_delta_log").is_dir():
+            if self._is_there(directory):
                 table = self._open(directory)
                 if table.transaction_version(app) is not None:
                     return table

@@ -94,6 +94,9 @@ class Target(Protocol):
             It can't be read, or the segments are not those of the export.
         """
 
+    def wants(self, table: ServerTable) -> bool:
+        """Whether it was made for a table; others are compared if the caller names them."""
+
     def refresh(self, confirmed: int, tell: Tell = ignored) -> int:
         """Look at the newest version. Tables are read at this one from now on, or at later ones.
 
@@ -213,6 +216,10 @@ class ExportTarget:
                     f"{name.replace('_', ' ')} is {source[name]!r}, theirs "
                     f"{getattr(metadata, name)!r}"
                 )
+
+    def wants(self, table: ServerTable) -> bool:  # noqa: ARG002
+        """See `Target`."""
+        return True
 
     def refresh(self, confirmed: int, tell: Tell = ignored) -> int:  # noqa: ARG002
         """See `Target`."""
@@ -483,6 +490,10 @@ class DirectoryTarget:
         if metadata is not None:
             self.system_identifier, self.database = metadata.system_identifier, metadata.database
             self.slot = metadata.slot
+
+    def wants(self, table: ServerTable) -> bool:  # noqa: ARG002
+        """See `Target`."""
+        return True
 
     def refresh(self, confirmed: int, tell: Tell = ignored) -> int:
         """See `Target`."""

@@ -103,3 +103,22 @@ def test_options_that_have_no_sense_are_wrong_usage(
     assert not any(line.startswith("{") for line in usage)  # as those of the log
     assert "geheim" not in said.err
     assert not lake.exists()
+
+
+@pytest.mark.parametrize("option", ["--slot", "--segments", "--report", "--until", "--dsn-file",
+                                    "--policy", "--partition-by", "--publication"])  # fmt: skip
+@pytest.mark.parametrize("dsn", ["postgresql://u:geheim@h/d", "host=h password='ge heim' user=u"])
+def test_a_password_in_another_option_is_not_shown(
+    option: str, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--to", f"duckdb:{tmp_path / 'x.duckdb'}", "--dsn", "host=/nonexistent"]
+    given += [] if option == "--segments" else ["--slot", "s", "--publication", "p"]
+    given = [*given, option, dsn]
+    if option in ("--segments", "--dsn-file"):
+        given = [one for one in given if one not in ("--dsn", "host=/nonexistent")]
+    assert main(["sync", *given]) > 0
+    assert main(["verify", "--dsn", "x=y", "--publication", "p", "--target", dsn]) > 0
+    assert main(["verify", "--dsn", "host=h", "--publication", "p", "--target", dsn]) > 0
+    captured = capsys.readouterr()
+    assert "heim" not in captured.out + captured.err
+    assert "***" in captured.err

@@ -897,10 +897,8 @@ def test_a_column_of_partitions_that_is_renamed(tmp_path: Path) -> None:
         synced.write(changes, 0x201, alterations=[Renamed("name", "title")])
     assert synced.reopen().rows() == things([1, "a", "x"])
     synced.target.close()
-    other = Synced(tmp_path / "lake", partition_by={"public.things": ["note"]})
     with pytest.raises(pf.PgOutputError, match="is partitioned by name and not by note"):
-        other.write(batches(0x200, t.insert(THINGS, [2, "b", "y"])), 0x201)
-    other.target.close()
+        Synced(tmp_path / "lake", partition_by={"public.things": ["note"]})
 
 
 def test_many_commits_leave_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

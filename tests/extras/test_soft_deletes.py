@@ -212,9 +212,15 @@ def test_a_column_of_the_servers_where_rows_are_marked(made: MadeDirectory, tabl
     made.wait(THINGS, 1000)
     made.copy(THINGS, 1100, [[1, "a"]])
     made.commit(1200, THINGS.relation(), testing.insert(THINGS, [2, "b"]))
-    with pytest.raises(pf.PgOutputError, match=r"public\.things has a column 'NOTE' of its own"):
+    with pytest.raises(
+        pf.PgOutputError, match=r"public\.things has a column 'note' of its own, .*'NOTE'"
+    ):
         sync(made, tables, soft_deletes="NOTE")
     assert not tables.has("state", "public.things")
+    if isinstance(tables, DuckdbTables):
+        # By this name DuckDB finds rows, which such a column would hide.
+        with pytest.raises(pf.PgOutputError, match="what DuckDB calls a row's own number"):
+            sync(made, tables, soft_deletes="RowId")
 
 
 def test_options_of_delta_tables_are_the_commands(made: MadeDirectory, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from made_directory import OIDS, MadeDirectory
 from simulated_directory import Simulation
-from synced_tables import TABLES, DuckdbTables, Tables
+from synced_tables import TABLES, DeltaTables, DuckdbTables, Tables
 
 import pgoutput_fast as pf
 from pgoutput_fast import apply, testing
@@ -531,16 +531,11 @@ def test_tables_that_left_or_never_came_are_told(
     history = HistoryWriter(made.directory, None)
     history.note(catalog_read(1100, ACCOUNTS, other))
     made.commit(1200, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
-    partitions = {"partition_by": {"public.count": ["id"]}} if "lake" in tables.target else {}
     # As the command gives a pattern with a dot, which may lack its schema.
-    known = {
-        "tables": ["public.acc*", "*.public.other", "public.other", "public.others"], **partitions
-    }  # fmt: skip
+    known = {"tables": ["public.acc*", "*.public.other", "public.other", "public.others"]}
     assert sync(made, tables, **known).left == ()
     told = [record.getMessage() for record in caplog.records]
     expected = ["tables='public.others' matches no published table"]
-    if partitions:
-        expected.append("partition_by= names public.count, which is no published table")
     assert told == expected
     caplog.clear()
     history.note(catalog_read(1500, ACCOUNTS))
@@ -550,6 +545,49 @@ def test_tables_that_left_or_never_came_are_told(
     assert caplog.records[0].getMessage() == (
         "public.other is not published any more, or was dropped; what it had stays in public.other"
     )
+
+
+def test_partitions_by_what_is_not_there(made: MadeDirectory, tmp_path: Path) -> None:
+    """A table keeps the partitions with which it is made, so nothing is made with wrong ones."""
+    lake = DeltaTables(tmp_path)
+    made.wait(ACCOUNTS, 1000)
+    made.copy(ACCOUNTS, 1100, [[1, "a"]])
+    made.commit(1200, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [2, "b"]))
+    HistoryWriter(made.directory, None).note(catalog_read(1100, ACCOUNTS))
+    for wrong, text in (
+        (
+            {"public.acounts": ["id"]},
+            r"which is no published table, .*did you mean public.accounts",
+        ),
+        ({"accounts": ["id"]}, "names accounts, which is no published table"),
+        ({"public.accounts": ["day"]}, "accounts has no published column 'day'; it has id, note"),
+    ):
+        with pytest.raises(pf.PgOutputError, match=text):
+            sync(made, lake, partition_by=wrong)
+    assert not lake.path.exists() or not lake.has("state", "public.accounts")
+    sync(made, lake, partition_by={"public.accounts": ["note"]})
+    # Nothing has come for it that would be written otherwise.
+    with pytest.raises(pf.PgOutputError, match="is partitioned by note and not by id"):
+        sync(made, lake, partition_by={"public.accounts": ["id"]})
+    assert sync(made, lake).stale == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        ({"partition_by": "id"}, TypeError, "partition_by must be a mapping of tables, not str"),
+        ({"partition_by": {"t": "id"}}, TypeError, "partition_by of t must be a sequence of names"),
+        ({"partition_by": {"t": ["a", "a"]}}, pf.PgOutputError, "several different ones"),
+        ({"partition_by": {"t": []}}, pf.PgOutputError, "give one column, or several"),
+        ({"storage_options": {"timeout": 5}}, TypeError, "must be a mapping of str to str"),
+        ({"storage_options": [("a", "b")]}, TypeError, "must be a mapping of str to str"),
+    ],
+)
+def test_options_of_delta_are_checked(
+    tmp_path: Path, wrong: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        apply.sync(segments=tmp_path, target=tmp_path / "lake", **wrong)
 
 
 def test_a_table_that_was_made_again_has_not_left(

@@ -212,13 +212,18 @@ def test_dry_run_leaves_nothing_behind(
     assert f"{file} was made without --table, and keeps to" in capsys.readouterr().err
     lake = [*arguments(published, tmp_path / "lake", "--dir", str(tmp_path / "d")), "--dry-run"]
     lake[lake.index("--to") + 1] = str(tmp_path / "lake")
-    lake += ["--table", "t", "--table", "q", "--adopt-slot", "--partition-by", "public.x=id"]
-    assert main(["sync", *lake]) == 0
+    lake += ["--table", "t", "--table", "q", "--adopt-slot"]
+    assert main(["sync", *lake, "--partition-by", "public.t=id"]) == 0
     said = capsys.readouterr().out
     assert [line for line in said.splitlines() if line.startswith("warning")] == [
-        "warning: --table q matches no published table",
-        "warning: --partition-by names public.x, which is no published table",
+        "warning: --table q matches no published table"
     ]
+    for wrong, text in (
+        ("public.x=id", "--partition-by names public.x, which is no published"),
+        ("public.t=x", "--partition-by: public.t has no published column 'x'"),
+    ):
+        assert main(["sync", *lake, "--partition-by", wrong]) == 1
+        assert text in capsys.readouterr().err
     # What the sync would refuse.
     assert main(["sync", *other[:2], "--to", "duckdb:nowhere/x.duckdb", "--dry-run"]) == 2
     assert "there is no directory" in capsys.readouterr().err
@@ -745,3 +750,15 @@ def test_what_happens_to_tables() -> None:
 def test_a_copy_that_is_finished_meanwhile(tmp_path: Path) -> None:
     """The file that says a table waits is gone once it is copied."""
     assert copied_name(tmp_path, Copy(5, 1, True, "waiting", 1)) == "5"
+
+
+def test_a_report_of_what_ends_by_an_error(published: Any, run: Running, tmp_path: Path) -> None:
+    file, report = tmp_path / "shop.duckdb", tmp_path / "report.html"
+    given = arguments(published, file, "--until", "now", "--report", report)
+    run(given)
+    published.execute("ALTER TABLE t ADD day date", "INSERT INTO t VALUES (99, 'x', 'infinity')")
+    run(given, code=1)
+    page = report.read_text()
+    assert "the sync ended by an error" in page
+    assert "infinity" in page
+    assert "public.t" in page
