@@ -177,22 +177,12 @@ def sync(
     with contextlib.ExitStack() as held:
         held.callback(opened.target.close)
         if segments is not None:
-            refused = {"dsn": dsn, "slot": slot, "publications": publications,
-                       "directory": directory, **capture_options}  # fmt: skip
-            wrong = [name for name, value in refused.items() if value is not None]
-            if wrong:
-                raise PgOutputError(f"{wrong[0]} does not go together with segments")
+            _refuse(dsn=dsn, slot=slot, publications=publications, directory=directory,
+                    **capture_options)  # fmt: skip
             where = Path(segments)
             if not has_begun(where):
                 raise PgOutputError(f"no capture has begun in {where}")
-            if partition_by and (known := history_of([where])) and not known.is_empty:
-                source = open_source([where])
-                held_tables = (
-                    opened.target.peek(origin_of(source)).tables.values()
-                    if isinstance(source, SegmentSource)
-                    else ()
-                )
-                check_partitions(partition_by, known.newest_tables.tables, held_tables)
+            _check_by_history(opened.target, where, partition_by)
             is_over = stop.is_set if until != "now" else lambda: True
             until_lsn = contents(where).end if until == "now" else until
             captured = None
@@ -202,10 +192,7 @@ def sync(
             where = opened.directory(directory)
             lost = _Lost(where, opened.target, name) if unknown == "copy" else None
             stored = _claim_target(opened.target, where, dsn, capture_options, stop)
-            if partition_by:
-                parameters = ConnectionParameters(dsn, libpq_keywords(capture_options))
-                published = published_tables(parameters, publications)
-                check_partitions(partition_by, published, stored.tables.values())
+            _check_by_server(dsn, publications, capture_options, stored, partition_by)
             if lost is not None and has_begun(where):
                 lost.ask()  # which the capture sees when it begins
             run = EmbeddedCapture(
@@ -225,6 +212,13 @@ def sync(
         if segments is None:
             run.result()
         return found
+
+
+def _refuse(**given: Any) -> None:
+    """Refuse arguments that are a capture's, where another one's directory is read."""
+    for name, value in given.items():
+        if value is not None:
+            raise PgOutputError(f"{name} does not go together with segments")
 
 
 def checked_options(
@@ -432,6 +426,34 @@ def _claim_target(
     stored = target.peek(origin)
     target.claim()
     return stored
+
+
+def _check_by_server(
+    dsn: str | None,
+    publications: Sequence[str],
+    options: Mapping[str, Any],
+    stored: Stored,
+    partition_by: Mapping[str, Sequence[str]] | None,
+) -> None:
+    """Refuse partitions by what a server does not publish, before a slot is made."""
+    if partition_by:
+        published = published_tables(
+            ConnectionParameters(dsn, libpq_keywords(options)), publications
+        )
+        check_partitions(partition_by, published, stored.tables.values())
+
+
+def _check_by_history(
+    target: Target, directory: Path, partition_by: Mapping[str, Sequence[str]] | None
+) -> None:
+    """Refuse partitions by what the newest catalogue of a directory has not."""
+    history = history_of([directory]) if partition_by else None
+    source = open_source([directory])
+    if not partition_by or history is None or history.is_empty:
+        return
+    if isinstance(source, SegmentSource):
+        held = target.peek(origin_of(source)).tables.values()
+        check_partitions(partition_by, history.newest_tables.tables, held)
 
 
 def published_tables(

@@ -556,7 +556,7 @@ def test_partitions_by_what_is_not_there(made: MadeDirectory, tmp_path: Path) ->
     HistoryWriter(made.directory, None).note(catalog_read(1100, ACCOUNTS))
     for wrong, text in (
         (
-            {"public.acounts": ["id"]},
+            {"public.acco": ["id"]},
             r"which is no published table, .*did you mean public.accounts",
         ),
         ({"accounts": ["id"]}, "names accounts, which is no published table"),

@@ -294,7 +294,7 @@ def test_a_directory_that_was_replaced(source: Any, made: MadeDirectory, tmp_pat
         ({"table": "t"}, "give the option segments"),
         ({"table": "t", "segments": "a", "path": "b"}, "as the option segments, or as the path"),
         ({"table": "t", "segments": "s3://a/b"}, "segments are in a local directory"),
-        ({"table": "t", "segments": "a", "tabel": "b"}, "no option 'tabel'; did you mean table"),
+        ({"table": "t", "segments": "a", "tab": "b"}, "no option 'tab'; did you mean table"),
         ({"table": "t", "segments": "a", "maxBytesPerTrigger": "x"}, "maxBytesPerTrigger: 'x' is"),
         ({"table": "t", "segments": "a", "startingLsn": "x"}, "the option startingLsn: "),
         ({"table": "t", "segments": "a", "policies": "x=y"}, "the option policies: 'x=y' is not"),
