@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pgoutput_fast.spark.source import PgOutputDataSource as DefaultSource
+from pgoutput_fast.spark.data_source import PgOutputDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -25,7 +25,7 @@ from .dataframes import decode_frames, read_segments
 from .state import current_state
 
 if TYPE_CHECKING:
-    from .source import PgOutputDataSource
+    from .data_source import PgOutputDataSource
 
 __all__ = ["PgOutputDataSource", "current_state", "decode_frames", "read_segments", "session"]
 
@@ -33,7 +33,7 @@ __all__ = ["PgOutputDataSource", "current_state", "decode_frames", "read_segment
 def __getattr__(name: str) -> Any:
     # It needs a newer PySpark than the rest.
     if name == "PgOutputDataSource":
-        from .source import PgOutputDataSource
+        from .data_source import PgOutputDataSource
 
         return PgOutputDataSource
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

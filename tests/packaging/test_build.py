@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,31 @@ def test_pure_wheel(pure_wheel: Path) -> None:
     assert not [name for name in names if name.endswith((".so", ".pyx", ".pxd", ".c"))]
     # Neither tests nor tools become top-level packages of who installs it.
     top = {name.partition("/")[0].partition("-")[0] for name in names}
-    assert top == {"pgoutput_fast"}
+    assert top == {"pgoutput_fast", "pyspark_pgoutput"}
+
+
+FINDS_THE_SOURCE = """
+from pyspark.errors import AnalysisException
+from pgoutput_fast.spark import session
+
+spark = session("local[1]", configuration={"spark.log.level": "OFF"})
+try:
+    spark.read.format("pgoutput").load()
+except AnalysisException as error:
+    print("give the option table" in str(error))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_spark_finds_the_source_by_itself(pure_wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(pure_wheel) as wheel:
+        wheel.extractall(tmp_path / "installed")
+    ran = run_python(
+        "-c", FINDS_THE_SOURCE, cwd=tmp_path, PYTHONPATH=str(tmp_path / "installed"),
+        PGOUTPUT_FAST_IMPL="python",
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (0, "True\n"), ran.stderr
 
 
 def test_metadata_of_a_wheel(pure_wheel: Path) -> None:

@@ -21,7 +21,7 @@ from pgoutput_fast import testing
 from pgoutput_fast.directory.consumers import consumers
 from pgoutput_fast.spark import read_segments
 from pgoutput_fast.spark._source_options import source_options
-from pgoutput_fast.spark.source import PgOutputDataSource, _bounds, _StreamReader
+from pgoutput_fast.spark.data_source import PgOutputDataSource, _bounds, _StreamReader
 
 pytestmark = [
     pytest.mark.spark, pytest.mark.filterwarnings("ignore::FutureWarning"),
