@@ -104,11 +104,12 @@ class SegmentSource:
         an export goes on.
     seen : Look
         What there was when the source was opened.
+    metadata : SegmentMetadata
     """
 
     def __init__(self, look: Callable[[], Look], metadata: SegmentMetadata, where: str) -> None:
         self._look = look
-        self._metadata = metadata
+        self.metadata = metadata
         self._where = where
         # It reads up to the end that it sees now, though more may come meanwhile.
         self.seen = look()
@@ -245,25 +246,37 @@ class SegmentSource:
 
     def chunks(self, unit: Unit) -> Iterator[Chunk]:
         """The frames of a unit, as one stream."""
-        for number, path in enumerate(unit.files):
-            with SegmentReader(path) as reader:
-                check_file(reader, self._metadata, unit.step and unit.step.copy)
-                encoding = reader.metadata.encoding
-                is_copy = unit.step is not None and unit.step.copy is not None
-                enough = _COPY_CHUNK_BYTES if is_copy else _CHUNK_BYTES
-                repeated = number > 0
-                pending: list[Any] = []
-                size = 0
-                for batch in batches_of(reader, unit.rows):
-                    if repeated:
-                        batch, repeated = _without_begin(path, batch), False
-                    pending.append(batch)
-                    size += batch.column("data").nbytes
-                    if size >= enough:
-                        yield _chunk(path, encoding, pending, size, unit.step)
-                        pending, size = [], 0
-                if pending:
+        return chunks(unit, self.metadata)
+
+
+def chunks(unit: Unit, metadata: SegmentMetadata) -> Iterator[Chunk]:
+    """The frames of a unit of segments, as one stream.
+
+    Parameters
+    ----------
+    unit : Unit
+    metadata : SegmentMetadata
+        Of another file of the same directory.
+    """
+    for number, path in enumerate(unit.files):
+        with SegmentReader(path) as reader:
+            check_file(reader, metadata, unit.step and unit.step.copy)
+            encoding = reader.metadata.encoding
+            is_copy = unit.step is not None and unit.step.copy is not None
+            enough = _COPY_CHUNK_BYTES if is_copy else _CHUNK_BYTES
+            repeated = number > 0
+            pending: list[Any] = []
+            size = 0
+            for batch in batches_of(reader, unit.rows):
+                if repeated:
+                    batch, repeated = _without_begin(path, batch), False
+                pending.append(batch)
+                size += batch.column("data").nbytes
+                if size >= enough:
                     yield _chunk(path, encoding, pending, size, unit.step)
+                    pending, size = [], 0
+            if pending:
+                yield _chunk(path, encoding, pending, size, unit.step)
 
 
 def _needed(found: Look, reading: Reading) -> list[Segment]:

@@ -15,9 +15,9 @@ from pgoutput_fast.history import HistoryPolicy, check_policy
 from pgoutput_fast.lsn import parse_lsn
 from pgoutput_fast.policies import Policies, policies_of
 
-Mode = Literal["table", "envelope", "manifest"]
+Mode = Literal["table", "manifest"]
 
-_MODES = ("table", "envelope", "manifest")
+_MODES = ("table", "manifest")
 _CAPTURES = ("embedded", "external")
 _SNAPSHOTS = ("initial", "never")
 _SEGMENTS = "segments"
@@ -32,11 +32,13 @@ class SourceOptions:
     ----------
     segments : pathlib.Path
         The directory of the capture.
-    mode : {"table", "envelope", "manifest"}
+    mode : {"table", "manifest"}
     table : str or None
         ``namespace.name``, of mode "table".
     tables : tuple of str or None
-        Patterns of the tables, of the other modes; None: all.
+        Patterns of the tables, of mode "manifest"; None: all.
+    output : str or None
+        Where mode "manifest" writes files of changes.
     consumer : str or None
         The name under which a stream reads the directory.
     capture : {"embedded", "external"}
@@ -60,6 +62,7 @@ class SourceOptions:
     mode: Mode
     table: str | None = None
     tables: tuple[str, ...] | None = None
+    output: str | None = None
     consumer: str | None = None
     capture: Literal["embedded", "external"] = "external"
     dsn: str | None = None
@@ -87,9 +90,12 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     mode = found.choice("mode", _MODES, "table")
     table, tables = found.text("table"), found.names("tables")
     if mode == "table" and (table is None or tables is not None):
-        raise PgOutputError("give the option table, a schema.name, or mode=envelope or manifest")
+        raise PgOutputError("give the option table, a schema.name, or mode=manifest")
     if mode != "table" and table is not None:
         raise PgOutputError(f"mode={mode} has all tables, or those of the option tables; not table")
+    output = found.text("output")
+    if (output is None) == (mode == "manifest"):
+        raise PgOutputError("the option output, where files are written, goes with mode=manifest")
     slot, publications = found.text("slot"), found.names("publications") or ()
     capture = found.choice("capture", _CAPTURES, "embedded" if slot else "external")
     if capture == "embedded" and not (slot and publications):
@@ -104,6 +110,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         mode=mode,
         table=table,
         tables=tables,
+        output=output,
         consumer=found.text("consumer"),
         capture=capture,
         dsn=_dsn(found.text("dsn")),

@@ -45,6 +45,7 @@ from pgoutput_fast.lsn import format_lsn, parse_lsn
 from pgoutput_fast.segments import Segment
 from pgoutput_fast.segments.listing import contents, has_begun
 
+from ._change_files import DDL, write_changes
 from ._planning import Item, item_batches
 from ._source_options import SourceOptions, source_options
 from .dataframes import (
@@ -85,6 +86,8 @@ class PgOutputDataSource(DataSource):
 
     def schema(self) -> str:
         """The columns of the DataFrame."""
+        if self._options.mode == "manifest":
+            return DDL
         return changes_ddl(_find(self._options).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -119,8 +122,46 @@ class _Partition(InputPartition):
         self.target, self.directory = target, directory
 
 
+class _Units(InputPartition):
+    """Units whose changes one task writes into files.
+
+    Parameters
+    ----------
+    units : list of Unit
+    metadata : SegmentMetadata
+    options : SourceOptions
+    """
+
+    def __init__(
+        self, units: list[Unit], metadata: SegmentMetadata, options: SourceOptions
+    ) -> None:
+        super().__init__(None)
+        self.units, self.metadata = units, metadata
+        # A task needs no server.
+        self.options = dataclasses.replace(options, dsn=None, capture_options={})
+
+
+def _unit_partitions(
+    units: list[Unit], metadata: SegmentMetadata, options: SourceOptions
+) -> list[InputPartition]:
+    """At most so many partitions as the options say, of similar size, each a stretch of units."""
+    total, taken, number = sum(unit.size for unit in units), 0, 0
+    groups: list[list[Unit]] = [[] for _ in range(options.partitions)]
+    for unit in units:
+        groups[min(number, options.partitions - 1)].append(unit)
+        taken += unit.size
+        number = taken * options.partitions // max(total, 1)
+    return [_Units(group, metadata, options) for group in groups if group]
+
+
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The changes of a partition, on an executor."""
+    """The changes of a partition, or the files into which they were written, on an executor."""
+    if isinstance(partition, _Units):
+        options = partition.options
+        yield from write_changes(
+            partition.units, partition.metadata, str(options.segments), options.output or "",
+            tables=options.tables, policies=options.policies, history=options.history,
+        )  # fmt: skip
     if not isinstance(partition, _Partition):
         return  # Spark makes one of its own where there is nothing to read
     target = partition.target
@@ -185,6 +226,8 @@ class _BatchReader(DataSourceReader):
         self._end = options.ending_lsn
 
     def partitions(self) -> Sequence[InputPartition]:
+        if self._options.mode == "manifest":
+            return self._unit_partitions()
         chosen = _choose(self._options, self._schema)
         items = []
         for item in chosen.items():
@@ -195,6 +238,17 @@ class _BatchReader(DataSourceReader):
                 # The rows of a snapshot have one LSN.
                 items.append(item if item.copy else item._replace(window=(first, last)))
         return _partitions(items, chosen, self._options)
+
+    def _unit_partitions(self) -> list[InputPartition]:
+        source = open_source([self._options.segments])
+        if not isinstance(source, SegmentSource):
+            raise PgOutputError(f"no capture has begun in {self._options.segments}")
+        begin = source.begin()
+        if self._start:
+            begin = Progress(Position(self._start, {}))
+        plan = source.plan({"start": None}, begin, sys.maxsize, whole_copies=True, until=self._end)
+        units = [] if plan is None else plan.units
+        return _unit_partitions(units, source.metadata, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition)
@@ -435,6 +489,8 @@ class _Planner:
         plan = source.plan({"start": None}, Progress(before), 0, whole_copies=True, until=after)
         if plan is None:
             return []
+        if self._options.mode == "manifest":
+            return _unit_partitions(plan.units, source.metadata, self._options)
         chosen = self._table()
         items = [item for unit in plan.units for item in _items(unit, chosen.relation_id)]
         return _partitions(items, chosen, self._options)

@@ -303,7 +303,7 @@ def test_capture_and_spark(tmp_path: Path) -> None:
 @pytest.mark.spark
 def test_the_source_for_spark(tmp_path: Path) -> None:
     """The stream ends with what is there, and the batch has the same, as the page says."""
-    stream, batch = python_blocks(ROOT / "docs" / "spark-source.md")
+    stream, files, batch = python_blocks(ROOT / "docs" / "spark-source.md")
     register = "spark.dataSource.register(__import__('pyspark_pgoutput').DefaultSource)\n"
     first, second = stream.split("changes = (", 1)
     shown = "spark.read.parquet('accounts').orderBy('commit_lsn', 'seq').show()\n"
@@ -311,13 +311,14 @@ def test_the_source_for_spark(tmp_path: Path) -> None:
     with fresh_server() as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute("INSERT INTO accounts VALUES (1, 99.5, NULL), (2, 1, 'x')")
-        program = on(server, f"{first}{register}changes = ({second}{shown}{batch}")
+        program = on(server, f"{first}{register}changes = ({second}{shown}{files}{batch}")
         ran = run_python("-c", program, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert re.findall(r"^\| *(read|truncate)\|.*\| *(\d|NULL)\| *([\d.]+|NULL)\| *\w+\|$",
                       ran.stdout, re.MULTILINE) == [
         ("truncate", "NULL", "NULL"), ("read", "1", "99.50"), ("read", "2", "1.00")
     ]  # fmt: skip
+    assert "public.accounts 3 3\n" in ran.stdout
     assert sorted(re.findall(r"^\| *(\w+)\| *(\d)\|$", ran.stdout, re.MULTILINE)) == [
         ("read", "2"), ("truncate", "1")
     ]  # fmt: skip

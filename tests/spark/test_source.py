@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from made_directory import MadeDirectory
-from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import GreaterThanOrEqual, LessThan
 from spark_frames import rows
@@ -290,7 +291,10 @@ def test_a_directory_that_was_replaced(source: Any, made: MadeDirectory, tmp_pat
     ("given", "text"),
     [
         ({}, "give the option table"),
-        ({"table": "t", "mode": "envelop"}, "the option mode is 'envelop', and can be 'table'"),
+        ({"table": "t", "mode": "manifes"}, "the option mode is 'manifes', and can be 'table'"),
+        ({"table": "t", "mode": "manifest"}, "or those of the option tables; not table"),
+        ({"mode": "manifest", "segments": "a"}, "the option output, where files are written"),
+        ({"table": "t", "segments": "a", "output": "b"}, "goes with mode=manifest"),
         ({"table": "t"}, "give the option segments"),
         ({"table": "t", "segments": "a", "path": "b"}, "as the option segments, or as the path"),
         ({"table": "t", "segments": "s3://a/b"}, "segments are in a local directory"),
@@ -340,3 +344,85 @@ def test_errors_reach_the_user(source: Any, made: MadeDirectory) -> None:
         read()
     with pytest.raises(AnalysisException, match=r"no Relation of public\.t is in the segments"):
         read(table="public.t")
+
+
+# --- files of changes ----------------------------------------------------------------------------
+
+
+def files_of(rows: list[Any]) -> dict[str, list[tuple[Any, ...]]]:
+    """The changes in the files that a manifest names, by table: (commit_lsn, seq, op, id)."""
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    for row in rows:
+        table = pq.read_table(row.path)
+        lsns = table.column("commit_lsn").to_pylist()
+        assert (row.rows, row.first_lsn, row.last_lsn) == (len(lsns), min(lsns), max(lsns))
+        assert row.bytes == Path(row.path).stat().st_size
+        changes = [
+            (
+                one["commit_lsn"],
+                one["seq"],
+                one["op"],
+                (one["after"] or one["before"] or {}).get("id"),
+            )
+            for one in table.to_pylist()
+        ]
+        assert changes == sorted(changes, key=lambda one: one[:2])
+        found.setdefault(row.table, []).extend(changes)
+    return {name: sorted(changes, key=lambda one: one[:2]) for name, changes in found.items()}
+
+
+def test_files_of_all_tables_in_one_pass(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
+    odd = testing.Table("a.b ä", {"id": "int4"}, 16392, key=["id"])
+    made.wait(T, 1000)
+    made.copy(T, 1101, [[1, "a"]], [[2, None]])
+    made.commit(1200, T.relation(), testing.insert(T, [3, "b"]), OTHER.relation(),
+                testing.insert(OTHER, [7]), odd.relation(), testing.insert(odd, [8]))  # fmt: skip
+    made.commit(1300, WIDE.relation(), testing.insert(WIDE, [4, "c", 9]),
+                testing.delete(WIDE, [3, None, None], "K"))  # fmt: skip
+    made.commit(1400, testing.truncate([OTHER.relation_id, T.relation_id]))
+    expected = {
+        "public.t": [
+            (1100, 0, "truncate", None), (1100, 1 << 32, "read", 1), (1100, 2 << 32, "read", 2),
+            (1200, 0, "insert", 3), (1300, 0, "insert", 4), (1300, 1, "delete", 3),
+            (1400, 1, "truncate", None),
+        ],
+        "public.other": [(1200, 1, "insert", 7), (1400, 0, "truncate", None)],
+        "public.a.b ä": [(1200, 2, "insert", 8)],
+    }  # fmt: skip
+    given = {"mode": "manifest", "segments": str(made.directory), "partitions": "2"}
+    read = source.read.format("pgoutput").options(**given, output=str(tmp_path / "batch"))
+    assert files_of(read.load().collect()) == expected
+    one = read.options(tables="*.other").load().collect()
+    assert files_of(one) == {"public.other": expected["public.other"]}
+    ranged = read.options(tables="*", startingLsn="0/4B1", endingLsn="0/578").load().collect()
+    assert files_of(ranged)["public.t"] == expected["public.t"][4:6]
+
+    # As a stream, from batch to batch; nothing comes twice.
+    told: list[Any] = []
+    for number in range(2):
+        frame = source.readStream.format("pgoutput").options(**given, output=str(tmp_path / "s"))
+        query = (
+            frame.load().writeStream.trigger(availableNow=True)
+            .foreachBatch(lambda batch, number: told.extend(batch.collect()))
+            .option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        )  # fmt: skip
+        query.awaitTermination()
+        assert files_of(told) == expected
+        if not number:
+            made.commit(1500, OTHER.relation(), testing.insert(OTHER, [9]))
+            expected["public.other"].append((1500, 0, "insert", 9))
+
+
+def test_files_that_can_not_be_written(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
+    dates = testing.Table("t", {"id": "int4", "day": "date"}, 16390, key=["id"])
+    made.commit(1200, dates.relation(), testing.insert(dates, [1, "2024-01-01"]),
+                testing.insert(dates, [2, "infinity"]))  # fmt: skip
+    given = {"mode": "manifest", "segments": str(made.directory)}
+    read = source.read.format("pgoutput").options(**given)
+    with pytest.raises(PythonException, match="infinity"):
+        read.options(output=str(tmp_path / "files")).load().collect()
+    # Nothing is left of what a failed task began.
+    assert [path for path in (tmp_path / "files").rglob("*") if path.is_file()] == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PythonException, match="can't write into"):
+        read.options(output=str(tmp_path / "file"), policies="infinity=null").load().collect()

@@ -1,0 +1,190 @@
+"""Mode "manifest" of the source: executors write files of changes, and tell what they wrote.
+
+A file has the changes of one version of one table, in the order of the stream. Its name has a part
+made by chance, so that a task that runs twice, or goes on though Spark has given it up, never
+writes into a file of another one. Only files that the DataFrame names count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from pgoutput_fast.apply.delta_place import directory_of
+from pgoutput_fast.apply.naming import stored_table
+from pgoutput_fast.apply.stored_changes import Form, with_a_column
+from pgoutput_fast.captured.changes import ChangeReader
+from pgoutput_fast.captured.units import chunks
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.history import Follower, HistoryPolicy, history_of
+from pgoutput_fast.names import shown_table
+
+if TYPE_CHECKING:
+    from pgoutput_fast.captured.units import Unit
+    from pgoutput_fast.policies import Policies
+    from pgoutput_fast.segments import SegmentMetadata
+
+SCHEMA = pa.schema(
+    {
+        "relation_id": pa.int64(),
+        "table": pa.string(),
+        "path": pa.string(),
+        "rows": pa.int64(),
+        "bytes": pa.int64(),
+        "first_lsn": pa.int64(),
+        "last_lsn": pa.int64(),
+    }
+)
+"""What the DataFrame tells of each file; the LSNs are the least and the greatest `commit_lsn`."""
+
+DDL = "relation_id bigint, table string, path string, rows bigint, bytes bigint, first_lsn bigint, last_lsn bigint"  # noqa: E501
+
+_PENDING = 64 << 20
+"""Bytes of changes of all tables that wait in memory."""
+_ROW_GROUP = 16 << 20
+"""Bytes of changes of a table that are written together, if there are so many."""
+
+
+class _File:
+    """A file of one table's changes.
+
+    Parameters
+    ----------
+    files : pyarrow.fs.FileSystem
+    root : str
+        The directory of all of them.
+    relation : Relation
+    schema : pyarrow.Schema
+    """
+
+    def __init__(self, files: Any, root: str, relation: Any, schema: pa.Schema) -> None:
+        self._relation = relation
+        self._files, self._schema = files, schema
+        name = directory_of(stored_table(relation.namespace, relation.name))
+        self._directory = f"{root}/{name}"
+        self._path = f"{self._directory}/{relation.relation_id}-{uuid.uuid4().hex}.parquet"
+        self._writer: Any = None
+        self._waiting: list[pa.RecordBatch] = []
+        self.pending = 0
+        self._rows = 0
+        self._first, self._last = 1 << 63, 0
+
+    def add(self, changes: pa.RecordBatch) -> None:
+        """Take changes, which are kept in memory for a while."""
+        self._waiting.append(changes)
+        self.pending += changes.nbytes
+        if self.pending >= _ROW_GROUP:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if not self._waiting:
+            return
+        if self._writer is None:
+            self._files.create_dir(self._directory, recursive=True)
+            self._writer = pq.ParquetWriter(
+                self._path, self._schema, filesystem=self._files, compression="zstd"
+            )
+        rows = pa.Table.from_batches(self._waiting)
+        self._waiting, self.pending = [], 0
+        self._writer.write_table(rows, row_group_size=max(1, len(rows)))
+        lsns = rows.column("commit_lsn")
+        self._first = min(self._first, lsns[0].as_py())
+        self._last = max(self._last, lsns[-1].as_py())
+        self._rows += len(rows)
+
+    def finish(self) -> dict[str, Any]:
+        """What is told of it."""
+        self.flush()
+        self._writer.close()
+        return {
+            "relation_id": self._relation.relation_id,
+            "table": shown_table(self._relation),
+            "path": self._path,
+            "rows": self._rows,
+            "bytes": self._files.get_file_info(self._path).size,
+            "first_lsn": self._first,
+            "last_lsn": self._last,
+        }
+
+    def discard(self) -> None:
+        """Delete it, as the task has failed."""
+        if self._writer is not None:
+            with contextlib.suppress(OSError, pa.ArrowException):
+                self._writer.close()
+                self._files.delete_file(self._path)
+
+
+def write_changes(
+    units: Sequence[Unit],
+    metadata: SegmentMetadata,
+    directory: str,
+    output: str,
+    *,
+    tables: tuple[str, ...] | None,
+    policies: Policies,
+    history: HistoryPolicy,
+) -> Iterator[pa.RecordBatch]:
+    """Write the changes of units, and yield what was written.
+
+    Parameters
+    ----------
+    units : sequence of Unit
+        In the order of the stream.
+    metadata : SegmentMetadata
+    directory : str
+        Of the segments, whose history has the types.
+    output : str
+        A directory, or a URL such as ``s3://bucket/files``.
+    tables, policies, history
+        As of the source's options.
+
+    Raises
+    ------
+    PgOutputError
+        A frame or a value is refused, or the files can't be written.
+    """
+    try:
+        files, root = fs.FileSystem.from_uri(output) if "://" in output else (
+            fs.LocalFileSystem(), output
+        )  # fmt: skip
+    except (ValueError, OSError, pa.ArrowException) as error:
+        raise PgOutputError(f"can't write into {output}: {error}") from error
+    known = history_of([directory])
+    follower = None if known is None or known.is_empty else Follower(known, history)
+    decoding: dict[str, Any] = {
+        "policies": policies, "target": "spark", "tables": tables, "on_error": "raise",
+        "max_bytes": 16 << 20,
+    }  # fmt: skip
+    if follower is not None:
+        decoding["registry"] = follower.registry
+    reader = ChangeReader(decoding, follower)
+    made: dict[tuple[int, pa.Schema], tuple[_File, Form]] = {}
+    try:
+        for unit in units:
+            for chunk in chunks(unit, metadata):
+                for changes, decoded in reader.changes(chunk):
+                    batch = with_a_column(decoded)
+                    key = changes.relation.relation_id, batch.schema
+                    if key not in made:
+                        form = Form.of(batch.schema, ())
+                        file = _File(files, root, changes.relation, form.schema)
+                        made[key] = file, form
+                    file, form = made[key]
+                    file.add(form.batch(batch))
+                while sum(file.pending for file, _ in made.values()) > _PENDING:
+                    max((file for file, _ in made.values()), key=lambda one: one.pending).flush()
+        told = [file.finish() for file, _ in made.values()]
+    except BaseException as error:
+        for file, _ in made.values():
+            file.discard()
+        if isinstance(error, (OSError, pa.ArrowException)):
+            raise PgOutputError(f"can't write into {output}: {error}") from error
+        raise
+    yield pa.RecordBatch.from_pylist(told, schema=SCHEMA)
