@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow.compute as pc
 
 from pgoutput_fast.directory.copies import Tables
+from pgoutput_fast.directory.known import known_tables
 from pgoutput_fast.directory.looking import Look, batches_of, check_file, look, readable
 from pgoutput_fast.directory.reading import first_position, lacking, next_reading
 from pgoutput_fast.errors import PgOutputError
@@ -150,6 +151,17 @@ class Planned:
                     found.append(relation_id)
         # Of tables that had the name one after the other, the last one was copied last.
         return max(found, key=self._first_copy) if found else None
+
+    def tables(self, settings: Settings) -> set[str]:
+        """The names of the tables that the newest segment announces, and of those with copies."""
+        segments = self._found.contents.segments
+        found = {shown_table(one) for one in _relations(segments[-1].path, settings)} if (
+            segments
+        ) else set()  # fmt: skip
+        if self._directory is not None:
+            known = known_tables(self._directory)
+            found |= {shown_name(".".join(name)) for name in known.values()}
+        return found
 
     def _first_copy(self, relation_id: int) -> int:
         state = self._found.states.get(relation_id)

@@ -69,7 +69,7 @@ _CHANGE_COLUMNS: Mapping[str, T.DataType | None] = {
 def read_segments(
     spark: SparkSession,
     path: Paths,
-    table: str,
+    table: str = "",
     schema: T.StructType | str | None = None,
     *,
     partitions: int | None = None,
@@ -93,11 +93,13 @@ def read_segments(
         table that waits for its first one, and none behind where it waits for another one.
     table : str
         ``namespace.name``, spelled as in the server's catalogue. The table that has this name, or
-        had it last, is read under all of its names, and no other one that once had this name.
+        had it last, is read under all of its names, and no other one that once had this name. The
+        error of a call without it lists the tables that are there.
     schema : StructType or str, optional
-        The table's columns and their types; by default those of its newest Relation in the
-        files. Any column may be string: it has the server's text then. An array may have any
-        number of dimensions.
+        The table's columns and their types; by default those of its newest Relation in the files,
+        or, if it has none as it has no changes, those of the directory's newest catalogue. Any
+        column may be string: it has the server's text then. An array may have any number of
+        dimensions.
     partitions : int, optional
         The number of tasks; by default Spark's ``defaultParallelism``.
     registry : TypeRegistry, optional
@@ -196,12 +198,22 @@ class FoundTable(NamedTuple):
             Nothing is known of the table.
         """
         if self.plan is None:
+            there = ", ".join(self._others()) or "none"
             raise PgOutputError(
-                f"no Relation of {self.name} is in the segments; is the table published, has it "
-                "changed since the slot was made, and is its name right (namespace.name, case "
-                "included)?"
+                f"give table=, the namespace.name of one of: {there}"
+                if not self.name
+                else f"no Relation of {self.name} is in the segments; is the table published, has "
+                "it changed since the slot was made, and is its name right (namespace.name, case "
+                f"included)? There are: {there}"
             )
         return [*column_types(self.plan, binary=self.binary)]
+
+    def _others(self) -> list[str]:
+        """The names of the tables that are there."""
+        found = set() if self.planned is None else self.planned.tables(self.settings)
+        if self.history is not None and not self.history.is_empty:
+            found |= {shown_table(one) for one in self.history.newest_tables.tables}
+        return sorted(found)
 
     def chosen(
         self, schema: T.StructType | str | None, history: HistoryPolicy, *, may_lack: bool = False

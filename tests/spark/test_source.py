@@ -19,7 +19,9 @@ from spark_frames import rows
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing
+from pgoutput_fast.catalog import Catalog, CatalogColumn, CatalogTable
 from pgoutput_fast.directory.consumers import consumers
+from pgoutput_fast.directory.history import CatalogRead, HistoryWriter
 from pgoutput_fast.spark import read_segments
 from pgoutput_fast.spark._source_options import source_options
 from pgoutput_fast.spark.data_source import PgOutputDataSource, _bounds, _StreamReader
@@ -426,3 +428,25 @@ def test_files_that_can_not_be_written(source: Any, made: MadeDirectory, tmp_pat
     (tmp_path / "file").write_text("")
     with pytest.raises(PythonException, match="can't write into"):
         read.options(output=str(tmp_path / "file"), policies="infinity=null").load().collect()
+
+
+def test_a_published_table_without_changes(source: Any, made: MadeDirectory) -> None:
+    """It is an empty DataFrame of the columns that the catalogue has."""
+    fill(made, 1200, 1)
+    columns = tuple(
+        CatalogColumn(name, type_id, "", modifier, False, False, "", False, None)
+        for name, type_id, modifier in (("id", 23, -1), ("n", 1700, (10 << 16 | 2) + 4))
+    )
+    quiet = CatalogTable(16400, "public", "quiet", "r", "d", None, (), ("id",), (), columns)
+    catalog = Catalog("1", "d", ("p",), (quiet,)).to_json()
+    HistoryWriter(made.directory, None).note(
+        CatalogRead(1000, 1000, frozenset(), frozenset(), False, pf.TypeRegistry(), catalog)
+    )
+    found = read_segments(source, made.directory, "public.quiet")
+    assert found.schema["after"].dataType.simpleString() == "struct<id:int,n:decimal(10,2)>"
+    assert found.collect() == []
+    read = source.read.format("pgoutput").option("table", "public.quiet")
+    assert read.load(str(made.directory)).collect() == []
+    for name in ("", "public.nobody"):
+        with pytest.raises(pf.PgOutputError, match=r"public\.quiet, public\.t$"):
+            read_segments(source, made.directory, name)
