@@ -129,6 +129,19 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     return made
 
 
+_CAPTURE_NAMES = {
+    "max_delay": "maxDelay", "segment_bytes": "segmentBytes", "retry_for": "retryFor",
+    "adopt_slot": "adoptSlot",
+}  # fmt: skip
+"""Arguments of a capture whose options have other names."""
+_ARGUMENT = re.compile(rf"\b({'|'.join(_CAPTURE_NAMES)})=(\w+)?")
+
+
+def in_options(text: str) -> str:
+    """An error's text, with the source's options in place of the arguments of `capture`."""
+    return _ARGUMENT.sub(lambda one: f"{_CAPTURE_NAMES[one[1]]}={(one[2] or '').lower()}", text)
+
+
 class _Options:
     """Options by their names, whose case does not count; each that is asked for is known."""
 
@@ -224,17 +237,16 @@ def _capture_options(found: _Options, capture: str) -> dict[str, Any]:
         "retry_for": float,
         "adopt_slot": _flag,
     }
-    names = {"max_delay": "maxDelay", "segment_bytes": "segmentBytes", "retry_for": "retryFor",
-             "adopt_slot": "adoptSlot"}  # fmt: skip
     made = {}
     for name, function in read.items():
-        value = found.value(names.get(name, name), function)
+        value = found.value(_CAPTURE_NAMES.get(name, name), function)
         if value is None:
             continue
         if capture == "external":
+            shown = _CAPTURE_NAMES.get(name, name)
             raise PgOutputError(
-                f"the option {names.get(name, name)} is the capture's, which capture=external "
-                "leaves to another process"
+                f"the option {shown} is the capture's, which capture=external leaves to another "
+                "process"
             )
         made[name] = value
     made.setdefault("snapshot", "initial")

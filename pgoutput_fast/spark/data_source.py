@@ -6,6 +6,7 @@ driver plans all micro-batches, and captures the slot if it is asked to; executo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -47,7 +48,7 @@ from pgoutput_fast.segments.listing import contents, has_begun
 
 from ._change_files import DDL, write_changes
 from ._planning import Item, item_batches
-from ._source_options import SourceOptions, source_options
+from ._source_options import SourceOptions, in_options, source_options
 from .dataframes import (
     ChosenTable,
     FoundTable,
@@ -392,20 +393,30 @@ class _Planner:
 
     # --- the capture -----------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Raise a capture's errors as those of a source with options."""
+        try:
+            yield
+        except PgOutputError as error:
+            raise PgOutputError(in_options(str(error))) from error
+
     def _begin_capture(self) -> None:
         options = self._options
         self._capture = EmbeddedCapture(
             options.dsn, options.segments, self._stop, "now" if self._ends else None,
             slot=options.slot, publications=options.publications, **options.capture_options,
         )  # fmt: skip
-        self._capture.start()
+        with self._refusals():
+            self._capture.start()
 
     def _end_of_now(self) -> int:
         """The end of what is committed by now, when the capture has it."""
         if self._capture is not None:
             while not self._capture.is_over():
                 time.sleep(_WAIT)
-            self._capture.result()
+            with self._refusals():
+                self._capture.result()
         return contents(self._options.segments).end
 
     def close(self) -> None:
@@ -451,7 +462,8 @@ class _Planner:
     def next(self, start: dict[str, Any], most: int) -> dict[str, Any]:
         """Where a batch from an offset ends that has at most so many bytes, or little more."""
         if self._capture is not None and self._capture.is_over():
-            self._capture.result()
+            with self._refusals():
+                self._capture.result()
         source = self._source()
         position = _position(start, source)
         self._acknowledge(source, position)

@@ -76,7 +76,7 @@ def test_a_slot_in_one_query_after_another(streams: Any, wait_until: WaitUntil) 
     for options, text in (
         ({}, "give another query the option consumer"),
         ({"consumer": "c"}, "another capture writes into"),
-        ({"segments": f"{made._root}/other", "consumer": "c"}, r"is active|adopt_slot"),
+        ({"segments": f"{made._root}/other", "consumer": "c"}, r"is active|adoptSlot=true"),
     ):
         with pytest.raises(StreamingQueryException, match=text):
             made.start("second", **options).awaitTermination()
