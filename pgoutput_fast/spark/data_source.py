@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from ._executor import Target
 
 _WAIT = 0.05  # seconds between two looks at what a capture has written
+_ENDING = 5.0
+"""Seconds in which the process of a query that was stopped ends, and another one may begin."""
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
@@ -433,10 +435,18 @@ class _Planner:
     def _claim(self) -> None:
         directory = self._options.segments
         (directory / "consumers").mkdir(exist_ok=True)
-        self._lock = claim_directory(
-            directory / "consumers" / f".{self._name}.lock", "Spark query", "a consumer",
-            f"consumer {self._name!r} of {directory}: give another query the option consumer,",
-        )  # fmt: skip
+        end = time.monotonic() + _ENDING
+        while self._lock is None:
+            try:
+                self._lock = claim_directory(
+                    directory / "consumers" / f".{self._name}.lock", "Spark query", "a consumer",
+                    f"consumer {self._name!r} of {directory}: give another query the option "
+                    "consumer,",
+                )  # fmt: skip
+            except PgOutputError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(_WAIT)
 
     def _source(self) -> SegmentSource:
         source = open_source([self._options.segments])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from pgoutput_fast import testing
 from pgoutput_fast.catalog import Catalog, CatalogColumn, CatalogTable
 from pgoutput_fast.directory.consumers import consumers
 from pgoutput_fast.directory.history import CatalogRead, HistoryWriter
-from pgoutput_fast.spark import read_segments
+from pgoutput_fast.spark import data_source, read_segments
 from pgoutput_fast.spark._source_options import source_options
 from pgoutput_fast.spark.data_source import PgOutputDataSource, _bounds, _StreamReader
 
@@ -265,7 +266,10 @@ def test_a_checkpoint_of_something_else(
     reader.stop()
 
 
-def test_two_queries_as_one_consumer(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
+def test_two_queries_as_one_consumer(
+    source: Any, made: MadeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_source, "_ENDING", 0.2)
     fill(made, 1200, 1)
     reader = _StreamReader(*parts_of(made, tmp_path))
     reader.initialOffset()
@@ -274,7 +278,9 @@ def test_two_queries_as_one_consumer(source: Any, made: MadeDirectory, tmp_path:
     other = _StreamReader(*parts_of(made, tmp_path, consumer="another"))
     other.initialOffset()
     other.stop()
-    reader.stop()
+    # One that is about to end is waited for.
+    monkeypatch.setattr(data_source, "_ENDING", 10.0)
+    threading.Timer(0.3, reader.stop).start()
     _StreamReader(*parts_of(made, tmp_path)).initialOffset()
 
 
