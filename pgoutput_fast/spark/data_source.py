@@ -204,16 +204,15 @@ def _find(options: SourceOptions) -> FoundTable:
 
 def _choose(options: SourceOptions, schema: StructType) -> ChosenTable:
     """The same in the form of the schema that Spark has got from :func:`_find`, or from a user."""
-    return _find(options).chosen(_table_columns(schema), options.history, may_lack=True)
-
-
-def _table_columns(schema: StructType) -> Any:
-    if "after" not in schema.fieldNames() or not hasattr(schema["after"].dataType, "fields"):
-        raise PgOutputError(
-            "a schema of the source pgoutput has the columns of a change, of which after has those "
-            "of the table; leave .schema() out to get it"
-        )
-    return schema["after"].dataType
+    after: Any = schema["after"].dataType if "after" in schema.fieldNames() else None
+    if hasattr(after, "fields"):
+        chosen = _find(options).chosen(after, options.history, may_lack=True)
+        if chosen.changes.simpleString() == schema.simpleString():
+            return chosen
+    raise PgOutputError(
+        "a schema of the source pgoutput has all columns of a change, of which before and after "
+        "have those of the table; leave .schema() out to get it"
+    )
 
 
 # --- batches -------------------------------------------------------------------------------------

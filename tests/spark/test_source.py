@@ -350,8 +350,22 @@ def test_errors_reach_the_user(source: Any, made: MadeDirectory) -> None:
     read: Callable[..., Any] = source.read.format("pgoutput").options(segments=made.directory).load
     with pytest.raises(AnalysisException, match="give the option table"):
         read()
-    with pytest.raises(AnalysisException, match=r"no Relation of public\.t is in the segments"):
-        read(table="public.t")
+    fill(made, 1200, 1)
+    given = {"table": "public.t", "segments": str(made.directory)}
+    whole = source.read.format("pgoutput").options(**given).load()
+    for schema in ("id int", "op string, after struct<id: int, v: string>"):
+        with pytest.raises(AnalysisException, match=r"leave \.schema\(\) out to get it"):
+            source.read.format("pgoutput").options(**given).schema(schema).load().count()
+    # The text of any column may be asked for, and some of the columns.
+    ddl = ", ".join(
+        f"{one.name} struct<id: string>" if one.name in ("before", "after")
+        else f"{one.name} {one.dataType.simpleString()}"
+        for one in whole.schema
+    )  # fmt: skip
+    chosen = source.read.format("pgoutput").options(**given).schema(ddl).load()
+    assert [row.after for row in chosen.collect()] == [("1200",)]
+    with pytest.raises(AnalysisException, match=r"no Relation of public\.u is in the segments"):
+        read(table="public.u")
 
 
 # --- files of changes ----------------------------------------------------------------------------
