@@ -196,9 +196,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
     if options.part and options.json is not None and options.json.exists():
         stored = Results.load(options.json)
-        whole = {key: stored.described[key] for key in ("date", "load")}
+        whole = {key: stored.described[key] for key in ("date", "load", "machine")}
         stored.update(results)
-        anew = {f"{part}, measured anew": results.described["date"] for part in options.part}
+        # It may be another machine: ratios are those of one run, and carry over.
+        where = f"{results.described['date']} on {results.described['machine']}"
+        anew = {f"{part}, measured anew": where for part in options.part}
         stored.described |= whole | anew
         results = stored
     show(results)

@@ -300,17 +300,18 @@ def test_a_part_that_is_measured_anew_leaves_the_others(monkeypatch, tmp_path, c
     from benchmarks import suite
 
     stored = results_of(**{"x/y/l/a cpu": [1.0], "spark/b wall": [2.0]})
-    stored.described |= {"date": "then", "load": "0.1"}
+    stored.described |= {"date": "then", "load": "0.1", "machine": "one"}
     path = tmp_path / "results.json"
     stored.dump(path)
-    monkeypatch.setattr(harness, "describe", lambda: {"date": "now", "load": "9.9"})
+    monkeypatch.setattr(harness, "describe", lambda: {"date": "now", "load": "9.9",
+                                                      "machine": "other"})  # fmt: skip
     monkeypatch.setitem(
         suite.PARTS, "spark", lambda _, results: results.add("spark/b", {"wall": 3.0})
     )
     assert suite.main(["--part", "spark", "--json", str(path)]) == 0
     found = Results.load(path)
     assert found.samples == {("x/y/l/a", "cpu"): [1.0], ("spark/b", "wall"): [3.0]}
-    assert found.described | {"machine": ""} == {
-        "machine": "", "date": "then", "load": "0.1", "spark, measured anew": "now",
+    assert found.described == {
+        "machine": "one", "date": "then", "load": "0.1", "spark, measured anew": "now on other",
     }  # fmt: skip
     capsys.readouterr()
