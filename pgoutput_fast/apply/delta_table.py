@@ -169,7 +169,7 @@ class Table:
 
     def _has_files_alone(self, directory: Path) -> None:
         """Files of an attempt that ended before its first commit are ours; others are not."""
-        if any(one.suffix != ".parquet" for one in directory.iterdir()):
+        if any(one.suffix != ".parquet" for one in directory.rglob("*") if not one.is_dir()):
             raise PgOutputError(
                 f"{directory} has files and is no Delta table: give another target, or delete it"
             )
@@ -428,6 +428,16 @@ class Table:
         if not rows.num_columns:
             rows = pa.table({"": pa.nulls(count)})
         return conformed(rows, schema)
+
+    def delete_files(self, files: Written) -> None:
+        """Delete files that no commit has, and directories that are empty then, if possible."""
+        for one in files:
+            with contextlib.suppress(Exception):
+                self.filesystem.delete_file(one.path)
+                if self.place.path is not None:
+                    root = self.place.path / self.directory
+                    for directory in list((root / one.path).parents)[: one.path.count("/") + 1]:
+                        directory.rmdir()
 
     def vacuum(self) -> None:
         """Delete the files that the table has no more, and those that it never had."""

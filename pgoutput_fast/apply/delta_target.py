@@ -21,7 +21,7 @@ from ..errors import PgOutputError
 from ..lsn import format_lsn
 from .delta_merge import Merge, shape_of
 from .delta_place import Place, directory_of, require_deltalake
-from .delta_table import Table, Writer
+from .delta_table import Table, Writer, Written
 from .delta_types import DECODED_FOR, conformed, merged_schema, stored_schema
 from .targets import (
     DELETED,
@@ -31,6 +31,7 @@ from .targets import (
     Held,
     IncompleteError,
     Kept,
+    NotForeseenError,
     Origin,
     Removed,
     Renamed,
@@ -110,7 +111,7 @@ class DeltaTarget:
         self._partition_by = {name: list(of) for name, of in (partition_by or {}).items()}
         self._retention = retention_hours
         self.kept = kept
-        self._maintains = maintenance
+        self.maintains = maintenance
         self._lock: int | None = None
         self._origin: Origin | None = None
         self._tables: dict[str, Table] = {}
@@ -149,6 +150,60 @@ class DeltaTarget:
                 self.state(held)  # which refuses other partitions than those that it has
         self._writers = []
         return stored
+
+    def attached(self, origin: Origin) -> DeltaTarget:
+        """It, without a claim, to write tables for a process that has it open."""
+        self._origin = origin
+        return self
+
+    @property
+    def origin(self) -> Origin:
+        """The database from which the changes come; it is open."""
+        if self._origin is None:
+            raise PgOutputError("open() was not called")
+        return self._origin
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What another process makes it by. The storage's options may have secrets."""
+        return {
+            "uri": self.place.uri, "storage_options": self.place.options or None,
+            "partition_by": self._partition_by, "retention_hours": self._retention,
+            "kept": self.kept, "maintenance": self.maintains, "threads": self.threads,
+        }  # fmt: skip
+
+    def seen(
+        self, held: Held, *, with_state: bool
+    ) -> tuple[pa.Schema | None, tuple[str, ...] | None]:
+        """The columns of the change table of a table, and the partitions of its rows.
+
+        Both as they were when this process has looked at them last; None: there is none.
+
+        Parameters
+        ----------
+        held : Held
+        with_state : bool
+            Whether the partitions are wanted.
+        """
+        names = {"changes": held.stored + version_suffix(held.version), "state": held.stored}
+        found = []
+        for kind in names if with_state else ["changes"]:
+            directory = f"{kind}/{directory_of(names[kind])}"
+            with self._guard:
+                table = self._tables.get(directory)
+            if table is None or not table.exists:
+                table = self._table(kind, names[kind], held.relation_id)
+            found.append(table)
+        changes, *state = found
+        is_there = bool(state) and state[0].exists
+        return (
+            changes.schema if changes.exists else None,
+            tuple(state[0].partition_by) if is_there else None,
+        )
+
+    def partitions(self, namespace: str, name: str) -> list[str]:
+        """The columns by which the state table of a table is partitioned when it is made."""
+        return self._partition_by.get(f"{namespace}.{name}", [])
 
     def _description(self, origin: Origin) -> str:
         return json.dumps({"format": TARGET_FORMAT, **origin._asdict(), **self.kept._asdict()})
@@ -243,7 +298,7 @@ class DeltaTarget:
 
     def state(self, held: Held) -> _State:
         """See `Target`."""
-        partition_by = self._partition_by.get(f"{held.namespace}.{held.name}", [])
+        partition_by = self.partitions(held.namespace, held.name)
         table = self._table("state", held.stored, held.relation_id)
         writer = _State(table, held, partition_by, self.kept.soft_deletes)
         with self._guard:
@@ -262,9 +317,7 @@ class DeltaTarget:
 
     def _app(self, relation_id: int) -> str:
         """By which tables know whose changes they have."""
-        if self._origin is None:
-            raise PgOutputError("open() was not called")
-        return "/".join(["pgoutput_fast", *self._origin, str(relation_id)])
+        return "/".join(["pgoutput_fast", *self.origin, str(relation_id)])
 
     def make_room(self) -> None:
         """Write the most of what is kept in memory, if that is much."""
@@ -299,11 +352,11 @@ class DeltaTarget:
         with progress.refusals(), Writer(progress, _PROGRESS_SCHEMA, (), "progress") as writer:
             writer.write(conformed(rows, _PROGRESS_SCHEMA))
             progress.commit(writer.finish(), [], (stored.lsn, 0), schema=_PROGRESS_SCHEMA)
-        written = [one.table for one in self._writers]
+        written = [one.table for one in self._writers if not one.is_elsewhere]
         self._writers = []
         self._do_moves()
         tables = {id(table): table for table in self._tables.values()}
-        for table in [*dict.fromkeys(written), progress] if self._maintains else []:
+        for table in [*dict.fromkeys(written), progress] if self.maintains else []:
             if id(table) in tables:  # not one that was moved
                 table.maintain()
 
@@ -366,6 +419,8 @@ class _Changes:
         self.lsn, self.copy_lsn = table.position
         self._schema: pa.Schema | None = table.schema if table.exists else None
         self._writers: list[Writer] = []
+        self._files: Written = []
+        self.is_elsewhere = False
 
     @property
     def pending_bytes(self) -> int:
@@ -401,6 +456,25 @@ class _Changes:
         self._writers.append(Writer(self.table, schema, (), prefix))
         self._schema = schema
 
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The columns that the table has; None: it has none yet."""
+        return self._schema
+
+    def add_files(self, schema: pa.Schema, files: Written) -> None:
+        """Have files of changes that were written elsewhere, in the table's directory.
+
+        Raises
+        ------
+        NotForeseenError
+            They have not all columns that the table has.
+        """
+        merged = schema if self._schema is None else merged_schema(self._schema, schema)
+        if merged != schema:
+            raise NotForeseenError(f"{self.table.directory} has other columns")
+        self._schema = schema
+        self._files += files
+
     def flush(self) -> None:
         """Write what is kept in memory into its file."""
         if self._writers:
@@ -412,8 +486,9 @@ class _Changes:
         table = self.table
         with table.refusals():
             files = [file for writer in self._writers for file in writer.finish()]
+        files += self._files
         # They are not deleted from here on: nobody knows whether a commit that fails stands.
-        self._writers = []
+        self._writers, self._files = [], []
         if not files and (self._schema is None or held.copy_lsn <= self.copy_lsn):
             return
         if held.lsn <= self.lsn and held.copy_lsn <= self.copy_lsn:
@@ -432,7 +507,8 @@ class _Changes:
         """Delete what was written and does not stand."""
         for writer in self._writers:
             writer.discard()
-        self._writers = []
+        self.table.delete_files(self._files)
+        self._writers, self._files = [], []
 
 
 class _State:
@@ -447,6 +523,8 @@ class _State:
         self.lsn, self.copy_lsn = table.position
         # Of a call before that was cut short: alterations may come that it has.
         self._is_ahead = self.lsn > held.lsn
+        self.is_elsewhere = False
+        """Whether another process writes it in this window."""
         self._partition_by = table.partition_by if table.exists else list(partition_by)
         stored = {one.name: one.stored for one in held.columns if not one.is_dropped}
         wanted = [stored.get(name, name) for name in partition_by]
@@ -457,6 +535,12 @@ class _State:
                 "this directory and call sync again, which has the table copied"
             )
         self._writer: Writer | None = None
+        self._files: Written = []
+
+    @property
+    def partition_by(self) -> list[str]:
+        """The columns by which it is partitioned."""
+        return self._partition_by
 
     def create(self, schema: pa.Schema) -> None:
         """See `StateWriter`."""
@@ -499,12 +583,27 @@ class _State:
         with self.table.refusals():
             self._writer.write(conformed(rows, self._writer.schema))
 
+    def add_files(self, schema: pa.Schema, partition_by: Sequence[str], files: Written) -> None:
+        """Have files of the snapshot's rows that were written elsewhere, in its directory.
+
+        Raises
+        ------
+        NotForeseenError
+            They have other columns or partitions than the table is to have.
+        """
+        if self._writer is None:
+            raise PgOutputError("load() was not called")
+        if schema != self._writer.schema or list(partition_by) != self._partition_by:
+            raise NotForeseenError(f"{self.table.directory} has other columns or partitions")
+        self._files += files
+
     def loaded(self, held: Held) -> None:
         """See `StateWriter`."""
         if self._writer is None:
             raise PgOutputError("load() was not called")
         with self.table.refusals():
-            files = self._writer.finish()
+            files = self._writer.finish() + self._files
+        self._files = []
         schema, self._writer = self._writer.schema, None
         self.table.commit(files, [], (held.lsn, held.copy_lsn), schema=schema, altered=0)
         self._is_ahead = False
@@ -564,6 +663,8 @@ class _State:
         if self._writer is not None:
             self._writer.discard()
             self._writer = None
+        self.table.delete_files(self._files)
+        self._files = []
 
 
 def _can_partition(type_: pa.DataType) -> bool:

@@ -18,11 +18,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..catalog import CatalogTable
+    from ..history import History
     from .targets import Held
 
 _log = logging.getLogger(__name__)
 
 _PAUSE = 1.0  # seconds between two looks at the history, at least
+
+
+def departed(history: History | None, relation_ids: list[int]) -> list[int]:
+    """Those of tables that the newest catalogue does not have."""
+    if history is None:
+        return []
+    published = history.newest_tables.by_id()
+    return [one for one in relation_ids if one not in published]
 
 
 def mistaken(patterns: Iterable[str], shown: Collection[str]) -> Iterator[str]:

@@ -26,6 +26,7 @@ from ..segments.listing import contents, has_begun
 from .departures import check_partitions
 from .embedded_capture import EmbeddedCapture, libpq_keywords
 from .syncing import (
+    Engine,
     Syncing,
     SyncOptions,
     SyncProgress,
@@ -78,6 +79,7 @@ def sync(
     soft_deletes: str | None = None,
     progress: Callable[[SyncProgress], None] | None = None,
     stop: threading.Event | None = None,
+    engine: Engine | None = None,
     **capture_options: Any,
 ) -> SyncProgress:
     """Keep tables up to date with a server's, each change exactly once.
@@ -145,6 +147,9 @@ def sync(
         meanwhile.
     stop : threading.Event
         Ends it after the window that is being written.
+    engine : Engine
+        What writes the tables, such as a :class:`pgoutput_fast.spark.SparkEngine`; by default this
+        process.
     **capture_options
         Options of :func:`pgoutput_fast.replication.capture`, or parameters of libpq.
 
@@ -172,6 +177,8 @@ def sync(
         retention_hours=retention_hours, maintenance=maintenance, soft_deletes=soft_deletes,
         tables=options.tables,
     )  # fmt: skip
+    if engine is not None:
+        engine.check(opened.target)
     name = consumer or opened.consumer
     stop = threading.Event() if stop is None else stop
     with contextlib.ExitStack() as held:
@@ -206,8 +213,9 @@ def sync(
             is_over, until_lsn, captured = run.is_over, None, run.latest
         held.enter_context(_claimed(where, name))
         syncing = Syncing(
-            where, opened.target, str(target), opened.decode_for, options, name, progress, captured
-        )
+            where, opened.target, str(target), opened.decode_for, options, name, progress, captured,
+            engine,
+        )  # fmt: skip
         found = syncing.run(until_lsn, is_over, stop.is_set)
         if segments is None:
             run.result()

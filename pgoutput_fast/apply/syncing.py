@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-import pyarrow as pa
-
-from ..captured.changes import ChangeReader
 from ..captured.progress import Progress
-from ..captured.stored import stored
 from ..captured.units import SegmentSource, open_source
-from ..columnar.decoder import ColumnarDecoder
 from ..directory.consumers import Consumer, consumers, remove_consumer
 from ..directory.copies import Tables
 from ..directory.known import how_to_copy
@@ -26,20 +18,25 @@ from ..directory.looking import look
 from ..directory.reading import first_position, lacking
 from ..directory.requests import request_copy
 from ..errors import PgOutputError
-from ..history import Follower, History, HistoryPolicy, history_of
+from ..history import HistoryPolicy, history_of
 from ..lsn import format_lsn
 from ..names import qualified
-from ..protocol.encode import encode, encode_fields
 from ..segments.format import BEGIN_NAME
-from .departures import Departures
-from .evolution import Known, replaced
-from .naming import free_name, renames, stored_table
-from .stored_changes import with_a_column
-from .table_window import TableWindow
-from .targets import DELETED, Held, IncompleteError, Origin, Stored, Target, window
+from .departures import Departures, departed
+from .targets import (
+    DELETED,
+    Held,
+    IncompleteError,
+    NotForeseenError,
+    Origin,
+    Stored,
+    Target,
+    window,
+)
+from .window_writer import LEFT_UNCOPIED, WindowWriter, end_of
 
 if TYPE_CHECKING:
-    from ..captured.units import Chunk, Plan, Unit
+    from ..captured.units import Plan
     from ..directory.copies import Copy, TableState
     from ..directory.reading import Position
     from ..policies import Policies
@@ -48,18 +45,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TOLD = 1.0  # seconds between two calls of `progress`, at most
-# A capture reads the catalogue when it meets a new Relation, and does not wait for that.
-_CATALOG_TIMEOUT = 10.0  # seconds
-_CATALOG_WAIT = 0.1  # seconds between two looks
 _CUT_OFF = (
     "it was dropped or left the publications, and its last changes before that are not in this "
     "directory"
 )
-_LEFT_UNCOPIED = (
-    "it has no snapshot, and was dropped or left the publications before one could be made; its "
-    "changes are kept"
-)
-
 Unknown = Literal["copy", "error"]
 Uncopied = Literal["error", "empty", "changes"]
 
@@ -128,6 +117,16 @@ class SyncProgress(NamedTuple):
     left: tuple[str, ...] = ()
 
 
+class Engine(Protocol):
+    """What writes windows."""
+
+    def check(self, target: Target) -> None:
+        """Refuse a target that it can't write."""
+
+    def writer(self, plan: Plan, *given: Any) -> WindowWriter:
+        """A writer for what is planned; `given` is what a `WindowWriter` takes."""
+
+
 def consumer_name(target: str) -> str:
     """The name under which a sync into a target reads a directory."""
     return f"sync_{hashlib.sha256(target.encode()).hexdigest()[:12]}"
@@ -152,6 +151,8 @@ class Syncing:
         Called with a `SyncProgress` before the first window, after each, and each second meanwhile.
     captured : callable, optional
         How far the capture is whose directory it is.
+    engine : Engine, optional
+        What writes windows; by default this process.
     """
 
     def __init__(
@@ -164,8 +165,10 @@ class Syncing:
         consumer: str,
         progress: Callable[[SyncProgress], None] | None = None,
         captured: Callable[[], CaptureProgress | None] | None = None,
+        engine: Engine | None = None,
     ) -> None:
         self._directory = directory
+        self._engine = engine
         self._target = target
         self._name = name
         self._options = options
@@ -275,16 +278,28 @@ class Syncing:
             self._departures.look(self._stored.tables)
             return False
         begin = time.perf_counter()
-        one = _Window(
-            self._directory, self._target, self._stored, self._decoding, self._options, self._tell
-        )
-        with window(self._target):
-            self._stored = one.write(source, plan)
-        self._consumer.advance(_after(plan))
+        one = self._write(source, plan)
+        self._consumer.advance(end_of(plan))
         self._seconds = time.perf_counter() - begin
         self._note(one)
         self._tell(at_once=True)
         return True
+
+    def _write(self, source: SegmentSource, plan: Plan) -> WindowWriter:
+        """Write a window; what has written it."""
+        given = (
+            self._directory, self._target, self._stored, self._decoding, self._options, self._tell,
+        )  # fmt: skip
+        one = WindowWriter(*given) if self._engine is None else self._engine.writer(plan, *given)
+        try:
+            with window(self._target):
+                self._stored = one.write(source, plan)
+        except NotForeseenError as error:
+            _log.info("a window is written by this process: %s", error)
+            one = WindowWriter(*given)
+            with window(self._target):
+                self._stored = one.write(source, plan)
+        return one
 
     def _see(self, source: SegmentSource) -> None:
         """Note where the directory ends, and which tables wait in it."""
@@ -311,7 +326,7 @@ class Syncing:
             self._next_told = now + _TOLD
             self._progress(self._told())
 
-    def _note(self, one: _Window) -> None:
+    def _note(self, one: WindowWriter) -> None:
         self._windows += 1
         for name, count in one.counts.items():
             self._counts[name] = self._counts.get(name, 0) + count
@@ -328,7 +343,7 @@ class Syncing:
                 continue
             self._said.add((relation_id, held.stale))
             _log.warning("%s.%s is not kept up to date: %s", held.namespace, held.name, held.stale)
-            if self._options.unknown == "copy" and (held.stale not in (_LEFT_UNCOPIED, _CUT_OFF)):
+            if self._options.unknown == "copy" and (held.stale not in (LEFT_UNCOPIED, _CUT_OFF)):
                 request_copy(self._directory, relation_id, [held.namespace, held.name])
 
     def _newest(self) -> int | None:
@@ -346,222 +361,6 @@ class Syncing:
             tuple(self._stored.tables.values()), self._end_lsn,
             None if self._captured is None else self._captured(), self._departures.left,
         )  # fmt: skip
-
-
-class _Window:
-    """What is written together."""
-
-    def __init__(
-        self,
-        directory: Path,
-        target: Target,
-        stored: Stored,
-        decoding: dict[str, Any],
-        options: SyncOptions,
-        tell: Callable[[], None],
-    ) -> None:
-        self._directory = directory
-        self._target = target
-        self._options = options
-        self._tell = tell
-        self._lsn = stored.lsn
-        self._held = dict(stored.tables)
-        self._open: dict[int, TableWindow] = {}
-        self._states = look(directory).states
-        self._history = history_of([directory])
-        self._follower: Follower | None = None
-        if self._history is not None:
-            self._follower = Follower(self._history, options.history)
-            decoding = {**decoding, "registry": self._follower.registry}
-        self._decoding = decoding
-        self._schemas: dict[int, tuple[Any, pa.Schema]] = {}
-        self.counts: dict[str, int] = {}
-        self.seconds: dict[str, float] = {}
-
-    def write(self, source: SegmentSource, plan: Plan) -> Stored:
-        """Write everything; what the target has then."""
-        reader = ChangeReader(self._decoding, self._follower)
-        for copy, units in itertools.groupby(plan.units, _copy_of):
-            for unit in units:
-                for chunk in source.chunks(unit):
-                    self._take(reader, chunk, copy)
-                    self._tell()
-            if copy is not None and copy.relation_id in self._open:
-                self._open[copy.relation_id].end_copy(copy)
-        after = _after(plan)
-        # A window that is read again, as a process was killed behind its commit, may end before
-        # what the target has: it never goes back, else what lies between would be taken twice.
-        ends = {
-            relation_id: max(after.of(relation_id), one.held.lsn)
-            for relation_id, one in self._open.items()
-        }
-        for relation_id, one in self._open.items():
-            one.commit_changes(ends[relation_id])
-            self.counts[qualified(one.held)] = one.changes
-        if self._target.threads > 1:
-            with ThreadPoolExecutor(self._target.threads) as pool:
-                for _ in pool.map(self._finish, self._open, ends.values()):
-                    self._tell()
-        else:
-            for relation_id, end in ends.items():
-                self._finish(relation_id, end)
-                self._tell()
-        for relation_id, one in self._open.items():
-            self._held[relation_id] = one.held
-        self._settle_names()
-        self._check_columns(after)
-        tables = {
-            relation_id: held._replace(lsn=max(after.of(relation_id), held.lsn))
-            for relation_id, held in self._held.items()
-        }
-        stored = Stored(max(after.lsn, self._lsn), tables)
-        self._target.commit(stored)
-        return stored
-
-    def _finish(self, relation_id: int, end: int) -> None:
-        one = self._open[relation_id]
-        begin = time.perf_counter()
-        one.commit_state(end)
-        self.seconds[qualified(one.held)] = time.perf_counter() - begin
-
-    def _take(self, reader: ChangeReader, chunk: Chunk, copy: Copy | None) -> None:
-        for changes, decoded in reader.changes(chunk):
-            batch = with_a_column(decoded)
-            schema = self._schema(changes.layout, batch.schema)
-            one = self._table(changes.relation, batch.column("commit_lsn")[0].as_py())
-            known = functools.partial(self._known, changes)
-            if copy is not None:
-                one.add_copied(schema, batch, known, copy)
-            else:
-                one.add(schema, batch, known)
-
-    def _schema(self, layout: Any, schema: pa.Schema) -> pa.Schema:
-        """The schema of a layout's batches, always the same object."""
-        known = self._schemas.get(id(layout))
-        if known is None or not known[1].equals(schema, check_metadata=True):
-            known = self._schemas[id(layout)] = layout, schema
-        return known[1]
-
-    # --- tables ----------------------------------------------------------------------------------
-
-    def _table(self, relation: Any, lsn: int) -> TableWindow:
-        """The table of a relation; its name is what the relation now says at an LSN."""
-        relation_id = relation.relation_id
-        one = self._open.get(relation_id)
-        if one is None:
-            held = self._held.get(relation_id)
-            one = TableWindow(
-                self._target,
-                held or self._new(relation, lsn),
-                is_new=held is None,
-                evolves=self._options.schema_changes == "evolve",
-                stops=self._options.unknown == "copy",
-            )
-            self._open[relation_id] = one
-        if (one.held.namespace, one.held.name) != (relation.namespace, relation.name):
-            one.held = one.held._replace(namespace=relation.namespace, name=relation.name)
-        return one
-
-    def _new(self, relation: Any, lsn: int) -> Held:
-        relation_id = relation.relation_id
-        taken = {held.stored.casefold() for held in self._held.values()}
-        taken.update(one.held.stored.casefold() for one in self._open.values())
-        name = free_name(stored_table(relation.namespace, relation.name), relation_id, taken)
-        held = Held(relation_id, relation.namespace, relation.name, name)
-        state = self._states.get(relation_id)
-        if state is not None and state.snapshots:
-            return held
-        if self._options.uncopied == "error" and self._has_left(relation_id, lsn):
-            return held._replace(stale=_LEFT_UNCOPIED)
-        if self._options.uncopied == "error":
-            raise PgOutputError(
-                f"{qualified(relation)} has no snapshot in {self._directory}, so nobody knows the "
-                "rows that it had before its first change there. Capture with snapshot='initial', "
-                f"or {how_to_copy(self._directory, [relation_id])}; uncopied='empty' says that "
-                "there were none, uncopied='changes' keeps its changes alone"
-            )
-        if self._options.uncopied == "changes":
-            return held._replace(stale="its rows before the capture are not known")
-        return held
-
-    def _has_left(self, relation_id: int, lsn: int) -> bool:
-        """Whether a table is no longer published, and nobody can copy it any more."""
-        history = history_of([self._directory])
-        return (
-            history is not None
-            and history.confirmed > lsn
-            and bool(_departed(history, [relation_id]))
-        )
-
-    def _check_columns(self, after: Position) -> None:
-        """Stop tables of which changes were taken by columns that were others by then.
-
-        Nothing in a stream tells that a column was dropped and another one made under its name. The
-        catalogue does, which may be read later than that.
-        """
-        history = history_of([self._directory])
-        if history is None or history.is_empty:
-            return
-        catalog = history.newest_tables.by_id()
-        for relation_id, held in self._held.items():
-            table = catalog.get(relation_id)
-            if table is None or held.stale is not None:
-                continue
-            if after.of(relation_id) < history.newest_start:
-                continue
-            if (name := replaced(held.columns, table)) is not None:
-                reason = (
-                    f"column {name} was dropped or renamed, and another one has its name; changes "
-                    "since were taken as those of the former one"
-                )
-                if self._options.unknown == "error":
-                    raise IncompleteError(f"{qualified(held)}: {reason}: copy it again")
-                self._held[relation_id] = held._replace(stale=reason)
-
-    def _settle_names(self) -> None:
-        """Have each table under the name that it has now."""
-        for relation_id, name in renames(self._held, list(self._open)):
-            held = self._held[relation_id]
-            self._target.rename(held, name)
-            self._held[relation_id] = held._replace(stored=name)
-
-    def _known(self, changes: Any, lsn: int) -> Known:
-        """What is known of a table when a transaction was committed."""
-        relation = changes.relation
-
-        def value(name: str, text: str | None) -> pa.Array:
-            decoder = ColumnarDecoder(**{**self._decoding, "tables": None})
-            sent = [
-                text if text is not None and column.name == name else None
-                for column in relation.columns
-            ]
-            frames = [
-                encode(relation),
-                encode_fields("I", relation_id=relation.relation_id, new=sent),
-            ]
-            (batch,) = decoder.decode(frames)
-            row = pa.record_batch(batch).column("after")
-            return stored(row.flatten()[row.type.get_field_index(name)])
-
-        end = time.monotonic() + _CATALOG_TIMEOUT
-        while True:
-            if self._history is None:
-                return Known(None, None, value)
-            at = self._history.tables_at(lsn)
-            table, before = (
-                one.by_id().get(relation.relation_id)
-                for one in (at.catalog, self._history.tables_before(lsn))
-            )
-            known = Known(table, before, value, at.is_certain)
-            if (
-                lsn < self._history.confirmed
-                or known.now(relation.columns) is not None
-                or time.monotonic() > end
-            ):
-                return known
-            time.sleep(_CATALOG_WAIT)
-            self._tell()
-            self._history = history_of([self._directory])
 
 
 def check_position(
@@ -588,7 +387,7 @@ def check_position(
             "begin empty there: have them copied, or give uncopied='changes'"
         )
     lacks = _behind(look(directory).states, stored, position)
-    gone = _departed(history_of([directory]), lacks)
+    gone = departed(history_of([directory]), lacks)
     behind = [one for one in lacks if one not in gone]
     if behind:
         one = stored.tables[behind[0]]
@@ -598,14 +397,6 @@ def check_position(
             f"between is not there. {how_to_copy(directory, behind)}"
         )
     return gone
-
-
-def _departed(history: History | None, relation_ids: list[int]) -> list[int]:
-    """Those of tables that the newest catalogue does not have."""
-    if history is None:
-        return []
-    published = history.newest_tables.by_id()
-    return [one for one in relation_ids if one not in published]
 
 
 def _behind(states: Mapping[int, TableState], stored: Stored, position: Position) -> list[int]:
@@ -637,7 +428,7 @@ def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
         position = first_position(found.states, begin)
         lost.update(lacking(position, found.states, begin))
     behind = _behind(found.states, stored, position)
-    gone = _departed(history_of([directory]), behind)
+    gone = departed(history_of([directory]), behind)
     return sorted(lost.union(one for one in behind if one not in gone))
 
 
@@ -653,14 +444,3 @@ def copied_name(directory: Path, copy: Copy) -> str:
     except PgOutputError:  # the copy was finished meanwhile, and has another file
         known = None
     return ".".join(known) if known else str(copy.relation_id)
-
-
-def _after(plan: Plan) -> Position:
-    """Where a reader of segments is behind a plan."""
-    if plan.after is None:
-        raise PgOutputError("the plan is that of a recording")
-    return plan.after.position
-
-
-def _copy_of(unit: Unit) -> Copy | None:
-    return None if unit.step is None else unit.step.copy

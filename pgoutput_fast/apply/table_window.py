@@ -116,14 +116,14 @@ class TableWindow:
             return  # the target has them, and its columns may have been altered since
         last = self._last
         if last is None or last[0] is not schema:
-            self._take_gathered()
-            last = self._meet(schema, batch, known)
+            self.take_gathered()
+            last = self._meet(schema, batch.column("commit_lsn")[0].as_py(), known)
         self._gathered.append(last[1].batch(batch))
         self._gathered_rows += batch.num_rows
         if self._gathered_rows >= _TOGETHER:
-            self._take_gathered()
+            self.take_gathered()
 
-    def _take_gathered(self) -> None:
+    def take_gathered(self) -> None:
         """Write and fold the changes that came, together, as small batches cost more."""
         if not self._gathered:
             return
@@ -132,9 +132,9 @@ class TableWindow:
             rows = pa.concat_batches(self._gathered)
         self._gathered, self._gathered_rows = [], 0
         writer = self._writers[-1]
-        self._append(_since(rows, writer.lsn))
+        self._append(since(rows, writer.lsn))
         if self._state is not None and self._parts:
-            part = _since(rows, self._state.lsn)
+            part = since(rows, self._state.lsn)
             if part.num_rows:
                 try:
                     self._parts[-1].folding.add(part)
@@ -154,12 +154,9 @@ class TableWindow:
             time = rows.column("commit_time")[-1].cast(pa.int64()).as_py()
             self.held = self.held._replace(commit_time=time)
 
-    def _meet(
-        self, schema: pa.Schema, batch: pa.RecordBatch, known: Callable[[int], Known]
-    ) -> _Layout:
-        """Go on with other columns."""
+    def _meet(self, schema: pa.Schema, lsn: int, known: Callable[[int], Known]) -> _Layout:
+        """Go on with other columns, which a transaction brings that is committed at an LSN."""
         version = stored_version(schema)
-        lsn = batch.column("commit_lsn")[0].as_py()
         found = known(lsn)
         alterations: list[Alteration] = []
         if not self.held.columns:
@@ -259,7 +256,7 @@ class TableWindow:
     ) -> None:
         """Take rows of a snapshot; the first batch begins with a Truncate."""
         if self._copying is None:
-            self._take_gathered()
+            self.take_gathered()
             self._copying = self._begin_copy(schema, known(copy.lsn), copy)
         wants_changes, wants_rows = self._copying
         if not (wants_changes or wants_rows):
@@ -324,8 +321,7 @@ class TableWindow:
     # --- the end ---------------------------------------------------------------------------------
 
     def commit_changes(self, lsn: int) -> None:
-        """Have the change table stand."""
-        self._take_gathered()
+        """Have the change table stand; all changes were taken."""
         for writer in self._writers:
             writer.commit(self.held._replace(lsn=lsn))
 
@@ -355,7 +351,7 @@ class TableWindow:
                 return
 
 
-def _since(rows: pa.RecordBatch, lsn: int) -> pa.RecordBatch:
+def since(rows: pa.RecordBatch, lsn: int) -> pa.RecordBatch:
     """Those of the changes that were committed from an LSN on."""
     lsns = rows.column("commit_lsn")
     if not lsn or rows.num_rows == 0 or lsns[0].as_py() >= lsn:

@@ -24,6 +24,7 @@ from ._named import in_options
 from ._position import PositionWatch
 from ._quantities import ByteCount, Seconds
 from ._service import STATUS_INTERVAL, checked_until, serve, service_options
+from ._spark_engine import WINDOW_BYTES, check_engine, running_engine, spark_options
 from ._sync_events import table_events
 from ._sync_figures import SyncLag
 from ._sync_plan import OF_THE_TARGET, check_arguments, print_plan
@@ -162,13 +163,7 @@ def _partitions(
     help="Where the tables are: a directory or s3://bucket/prefix has Delta tables. What is there "
     "is continued.",
 )
-@click.option(
-    "--engine",
-    type=click.Choice(["local"]),
-    default="local",
-    show_default=True,
-    help="What writes the tables: this process.",
-)
+@spark_options
 @click.option(
     "--dir",
     "directory",
@@ -298,6 +293,8 @@ def command(
     dsn: str | None,
     dsn_file: Path | None,
     engine: str,
+    master: str | None,
+    conf: dict[str, str],
     tables: tuple[str, ...],
     dry_run: bool,
     log_format: LogFormat,
@@ -314,11 +311,14 @@ def command(
     as it was told to; 75 an error that may pass, so try again later; 1 an error that does not pass
     by itself; 2 wrong usage; 130 Ctrl-C.
     """
-    del engine  # there is one
+    check_engine(engine, options["target"], master, conf)
     if "://" in options["target"] and "@" in options["target"]:
         raise click.UsageError("--to: a URL has no user or password; it is not shown here")
     arguments = _arguments(context, options)
     arguments["tables"] = table_patterns(tables) if tables else None
+    given_by = context.get_parameter_source("window_bytes")
+    if engine == "spark" and given_by is not ParameterSource.COMMANDLINE:
+        arguments["window_bytes"] = WINDOW_BYTES
     captures = arguments["segments"] is None
     report = options["report"]
     if report is not None and not report.absolute().parent.is_dir():
@@ -342,7 +342,8 @@ def command(
             parameters = ConnectionParameters(given)
             service.hide_secrets(parameters)
             arguments["dsn"] = given
-        return _run(parameters, view, service, arguments, options)
+        with running_engine(engine, master, conf) as arguments["engine"]:
+            return _run(parameters, view, service, arguments, options)
 
     return serve(context, "sync", log_format, log_interval, (SyncLiveView, SyncLogView), run)
 

@@ -2,7 +2,8 @@
 
 :func:`read_segments` and :func:`decode_frames` give the changes of a table,
 :func:`current_state` the rows that the table holds after them. The source ``format("pgoutput")``,
-:class:`PgOutputDataSource`, has changes as batch and streaming DataFrames.
+:class:`PgOutputDataSource`, has changes as batch and streaming DataFrames. :func:`sync`
+keeps Delta tables up to date.
 """
 
 from __future__ import annotations
@@ -26,8 +27,17 @@ from .state import current_state
 
 if TYPE_CHECKING:
     from .data_source import PgOutputDataSource
+    from .engine import SparkEngine, sync
 
-__all__ = ["PgOutputDataSource", "current_state", "decode_frames", "read_segments", "session"]
+__all__ = [
+    "PgOutputDataSource",
+    "SparkEngine",
+    "current_state",
+    "decode_frames",
+    "read_segments",
+    "session",
+    "sync",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -36,4 +46,8 @@ def __getattr__(name: str) -> Any:
         from .data_source import PgOutputDataSource
 
         return PgOutputDataSource
+    if name in ("SparkEngine", "sync"):  # which need deltalake
+        from . import engine
+
+        return getattr(engine, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -30,7 +30,7 @@ CONFIGURATION: Mapping[str, str] = {
 
 
 def session(
-    master: str = "local[*]",
+    master: str | None = "local[*]",
     app_name: str = "pgoutput_fast",
     configuration: Mapping[str, str] | None = None,
 ) -> SparkSession:
@@ -38,8 +38,8 @@ def session(
 
     Parameters
     ----------
-    master : str
-        Spark's master URL.
+    master : str or None
+        Spark's master URL. None: as the environment and spark-submit say, or ``local[*]``.
     app_name : str
         The application's name.
     configuration : mapping of str to str, optional
@@ -52,7 +52,9 @@ def session(
     """
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(master).appName(app_name)
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
     for name, value in {**CONFIGURATION, **(configuration or {})}.items():
         builder = builder.config(name, value)
     # The JVM reads both variables when it starts. Afterwards the environment is restored.

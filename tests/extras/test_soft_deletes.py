@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from histories import History
 from made_directory import TIME, MadeDirectory
-from synced_tables import TABLES, DuckdbTables, Tables
+from synced_tables import KINDS, TABLES, DuckdbTables, Tables
 
 import pgoutput_fast as pf
 from pgoutput_fast import apply, testing
@@ -36,7 +36,7 @@ _TYPED: dict[str, Any] = {"int4": int, "text": str, "numeric(12,2)": Decimal, "u
 _2000 = 946_684_800_000_000  # in microseconds since 1970
 
 
-@pytest.fixture(params=TABLES)
+@pytest.fixture(params=KINDS)
 def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
     return TABLES[request.param](tmp_path)
 
@@ -159,7 +159,7 @@ def made(tmp_path: Path) -> Iterator[MadeDirectory]:
 
 def sync(made: MadeDirectory, tables: Tables, **options: Any) -> apply.SyncProgress:
     given = {"soft_deletes": "_deleted_at", **options}
-    return apply.sync(segments=made.directory, target=tables.target, until="now", **given)
+    return apply.sync(segments=made.directory, **tables.given, until="now", **given)
 
 
 def rows(tables: Tables) -> list[tuple[Any, ...]]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from made_directory import OIDS, MadeDirectory
 from simulated_directory import Simulation
-from synced_tables import TABLES, DeltaTables, DuckdbTables, Tables
+from synced_tables import KINDS, TABLES, DeltaTables, DuckdbTables, Tables
 
 import pgoutput_fast as pf
 from pgoutput_fast import apply, testing
@@ -59,7 +59,7 @@ class Syncing(Simulation):
                 stack.enter_context(contextlib.suppress(KilledError))
                 self.kill(patch)
             apply.sync(
-                segments=self.directory, target=self.tables.target, until="now",
+                segments=self.directory, **self.tables.given, until="now",
                 unknown="error", window_bytes=self.chance.choice((1, 3000, 1 << 20)),
             )  # fmt: skip
             self.compare()
@@ -126,7 +126,7 @@ def test_whatever_comes_the_tables_are_the_servers(
     syncs.run(150)
     syncs.settle()
     syncs.capture.close()
-    apply.sync(segments=syncs.directory, target=tables.target, until="now")
+    apply.sync(segments=syncs.directory, **tables.given, until="now")
     syncs.compare()
     assert set(tables.progress()) <= set(OIDS)
     assert syncs.killed or seed
@@ -137,7 +137,7 @@ def test_whatever_comes_the_tables_are_the_servers(
 ACCOUNTS = testing.Table("accounts", {"id": "int4", "note": "text"}, 16390, key=["id"])
 
 
-@pytest.fixture(params=TABLES)
+@pytest.fixture(params=KINDS)
 def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
     return TABLES[request.param](tmp_path)
 

@@ -25,7 +25,7 @@ from final_rows import Copy, committed, copies
 from recorded_directory import Recorded
 from render import Renderer
 from server_text import ServerText, comparable
-from synced_tables import TABLES, Tables
+from synced_tables import KINDS, TABLES, Tables
 
 import pgoutput_fast as pf
 from pgoutput_fast import apply
@@ -280,7 +280,7 @@ def synced(capture: Capture, directory: Path, into: Tables, **options: Any) -> i
         "uncopied": "empty", "policies": POLICIES.get(scenario), "tables": SELECTED.get(scenario),
         **options,
     }  # fmt: skip
-    found = apply.sync(segments=directory, target=into.target, until="now", **options)
+    found = apply.sync(segments=directory, **into.given, until="now", **options)
     return found.windows
 
 
@@ -321,7 +321,7 @@ def test_tables_end_in_the_rows_that_the_server_copied(
 # --- what can't be known -------------------------------------------------------------------------
 
 
-@pytest.fixture(params=TABLES)
+@pytest.fixture(params=KINDS)
 def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
     return TABLES[request.param](tmp_path)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from synced_tables import TABLES, DuckdbTables, Tables
+from synced_tables import KINDS, TABLES, DuckdbTables, Tables
 
 import pgoutput_fast as pf
 from pgoutput_fast import apply
@@ -43,7 +43,7 @@ class Synced:
         self.database = database
         self.tables = tables
         self.options: dict[str, Any] = {
-            "slot": f"slot_{database.name}", "publications": ["p"], "target": tables.target,
+            "slot": f"slot_{database.name}", "publications": ["p"], **tables.given,
             "max_delay": 0.05, "interval": 0.05,
         }  # fmt: skip
 
@@ -75,7 +75,7 @@ class Synced:
         return len(truth)
 
 
-@pytest.fixture(params=[pytest.param("duckdb", marks=()), "delta"])
+@pytest.fixture(params=KINDS)
 def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
     return TABLES[request.param](tmp_path)
 

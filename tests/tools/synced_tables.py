@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from pgoutput_fast.apply import delta_target, duckdb_target
 from pgoutput_fast.apply.delta_place import directory_of
@@ -31,6 +32,7 @@ class DuckdbTables:
     def __init__(self, root: Path) -> None:
         self.path = root / "tables.duckdb"
         self.target = f"duckdb:{self.path}"
+        self.given: dict[str, Any] = {"target": self.target}
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
@@ -78,6 +80,7 @@ class DeltaTables:
     def __init__(self, root: Path) -> None:
         self.path = root / "lake"
         self.target = str(self.path)
+        self.given: dict[str, Any] = {"target": self.target}
 
     def _table(self, place: str) -> pa.Table:
         """The rows of a table, as its log says which files it has."""
@@ -99,8 +102,19 @@ class DeltaTables:
         return self._table(f"changes/{directory_of(versioned(stored, version))}")
 
     def has(self, kind: str, stored: str) -> bool:
-        return (self.path / kind / directory_of(stored)).exists()
+        return (self.path / kind / directory_of(stored) / "_delta_log").exists()
 
 
-TABLES = {"duckdb": DuckdbTables, "delta": DeltaTables}
+class DistributedTables(DeltaTables):
+    """The same, written as by executors, whose tasks run twice."""
+
+    def __init__(self, root: Path) -> None:
+        from in_process import InProcessEngine
+
+        super().__init__(root)
+        self.given["engine"] = InProcessEngine(twice=True)
+
+
+TABLES = {"duckdb": DuckdbTables, "delta": DeltaTables, "distributed": DistributedTables}
+KINDS = ["duckdb", "delta", pytest.param("distributed", marks=pytest.mark.slow)]
 Tables = DuckdbTables | DeltaTables

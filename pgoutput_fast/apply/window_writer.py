@@ -1,0 +1,315 @@
+"""Write one window of changes into the tables of a target."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ..captured.changes import ChangeReader
+from ..captured.stored import stored
+from ..columnar.decoder import ColumnarDecoder
+from ..directory.known import how_to_copy
+from ..directory.looking import look
+from ..errors import PgOutputError
+from ..history import Follower, history_of
+from ..names import qualified
+from ..protocol.encode import encode, encode_fields
+from .departures import departed
+from .evolution import Known, replaced
+from .naming import free_name, renames, stored_table
+from .stored_changes import with_a_column
+from .table_window import TableWindow
+from .targets import Held, IncompleteError, Stored, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ..captured.units import Chunk, Plan, SegmentSource, Unit
+    from ..directory.copies import Copy
+    from ..directory.reading import Position
+    from .syncing import SyncOptions
+
+# A capture reads the catalogue when it meets a new Relation, and does not wait for that.
+_CATALOG_TIMEOUT = 10.0  # seconds
+_CATALOG_WAIT = 0.1  # seconds between two looks
+LEFT_UNCOPIED = (
+    "it has no snapshot, and was dropped or left the publications before one could be made; its "
+    "changes are kept"
+)
+"""Why a table is stale that nobody can copy any more."""
+
+
+class WindowWriter:
+    """What is written together.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+        The segments.
+    target : Target
+    stored : Stored
+        What it has.
+    decoding : dict
+        Arguments of :class:`ColumnarDecoder`.
+    options : SyncOptions
+    tell : callable
+        Called now and then.
+
+    Attributes
+    ----------
+    counts : dict of str to int
+        Changes that were written, by table.
+    seconds : dict of str to float
+        How long each table took.
+    """
+
+    _table_window: type[TableWindow] = TableWindow
+
+    def __init__(
+        self,
+        directory: Path,
+        target: Target,
+        stored: Stored,
+        decoding: dict[str, Any],
+        options: SyncOptions,
+        tell: Callable[[], None],
+    ) -> None:
+        self._directory = directory
+        self._target = target
+        self._options = options
+        self._tell = tell
+        self._lsn = stored.lsn
+        self._held = dict(stored.tables)
+        self._open: dict[int, TableWindow] = {}
+        self._states = look(directory).states
+        self._history = history_of([directory])
+        self._follower: Follower | None = None
+        if self._history is not None:
+            self._follower = Follower(self._history, options.history)
+            decoding = {**decoding, "registry": self._follower.registry}
+        self._decoding = decoding
+        self._schemas: dict[int, tuple[Any, pa.Schema]] = {}
+        self.counts: dict[str, int] = {}
+        self.seconds: dict[str, float] = {}
+
+    def write(self, source: SegmentSource, plan: Plan) -> Stored:
+        """Write everything; what the target has then."""
+        self._take_all(source, plan)
+        after = end_of(plan)
+        # A window that is read again, as a process was killed behind its commit, may end before
+        # what the target has: it never goes back, else what lies between would be taken twice.
+        ends = {
+            relation_id: max(after.of(relation_id), one.held.lsn)
+            for relation_id, one in self._open.items()
+        }
+        for one in self._open.values():
+            one.take_gathered()
+        self._each(self._commit_changes, ends)
+        for one in self._open.values():
+            self.counts[qualified(one.held)] = one.changes
+        self._finish_all(ends)
+        for relation_id, one in self._open.items():
+            self._held[relation_id] = one.held
+        self._settle_names()
+        self._check_columns(after)
+        tables = {
+            relation_id: held._replace(lsn=max(after.of(relation_id), held.lsn))
+            for relation_id, held in self._held.items()
+        }
+        stored = Stored(max(after.lsn, self._lsn), tables)
+        self._target.commit(stored)
+        return stored
+
+    def _take_all(self, source: SegmentSource, plan: Plan) -> None:
+        """Give all changes of a plan to their tables."""
+        reader = ChangeReader(self._decoding, self._follower)
+        for copy, units in itertools.groupby(plan.units, copy_of):
+            for unit in units:
+                for chunk in source.chunks(unit):
+                    self._take(reader, chunk, copy)
+                    self._tell()
+            self._end_copy(copy)
+
+    def _end_copy(self, copy: Copy | None) -> None:
+        if copy is not None and copy.relation_id in self._open:
+            self._open[copy.relation_id].end_copy(copy)
+
+    def _each(self, do: Callable[[int, int], None], ends: dict[int, int]) -> None:
+        """Do something to each table, to several at a time where the target can have that."""
+        if self._target.threads <= 1 or len(ends) == 1:
+            for relation_id, end in ends.items():
+                do(relation_id, end)
+                self._tell()
+            return
+        with ThreadPoolExecutor(self._target.threads) as pool:
+            for _ in pool.map(do, ends, ends.values()):
+                self._tell()
+
+    def _commit_changes(self, relation_id: int, end: int) -> None:
+        self._open[relation_id].commit_changes(end)
+
+    def _finish_all(self, ends: dict[int, int]) -> None:
+        """Do to all state tables what the changes come to."""
+        self._each(self._finish, ends)
+
+    def _finish(self, relation_id: int, end: int) -> None:
+        one = self._open[relation_id]
+        begin = time.perf_counter()
+        one.commit_state(end)
+        self.seconds[qualified(one.held)] = time.perf_counter() - begin
+
+    def _take(self, reader: ChangeReader, chunk: Chunk, copy: Copy | None) -> None:
+        for changes, decoded in reader.changes(chunk):
+            batch = with_a_column(decoded)
+            schema = self._schema(changes.layout, batch.schema)
+            one = self._table(changes.relation, batch.column("commit_lsn")[0].as_py())
+            known = functools.partial(self._known, changes.relation)
+            if copy is not None:
+                one.add_copied(schema, batch, known, copy)
+            else:
+                one.add(schema, batch, known)
+
+    def _schema(self, layout: Any, schema: pa.Schema) -> pa.Schema:
+        """The schema of a layout's batches, always the same object."""
+        known = self._schemas.get(id(layout))
+        if known is None or not known[1].equals(schema, check_metadata=True):
+            known = self._schemas[id(layout)] = layout, schema
+        return known[1]
+
+    # --- tables ----------------------------------------------------------------------------------
+
+    def _table(self, relation: Any, lsn: int) -> TableWindow:
+        """The table of a relation; its name is what the relation now says at an LSN."""
+        relation_id = relation.relation_id
+        one = self._open.get(relation_id)
+        if one is None:
+            held = self._held.get(relation_id)
+            one = self._table_window(
+                self._target,
+                held or self._new(relation, lsn),
+                is_new=held is None,
+                evolves=self._options.schema_changes == "evolve",
+                stops=self._options.unknown == "copy",
+            )
+            self._open[relation_id] = one
+        if (one.held.namespace, one.held.name) != (relation.namespace, relation.name):
+            one.held = one.held._replace(namespace=relation.namespace, name=relation.name)
+        return one
+
+    def _new(self, relation: Any, lsn: int) -> Held:
+        relation_id = relation.relation_id
+        taken = {held.stored.casefold() for held in self._held.values()}
+        taken.update(one.held.stored.casefold() for one in self._open.values())
+        name = free_name(stored_table(relation.namespace, relation.name), relation_id, taken)
+        held = Held(relation_id, relation.namespace, relation.name, name)
+        state = self._states.get(relation_id)
+        if state is not None and state.snapshots:
+            return held
+        if self._options.uncopied == "error" and self._has_left(relation_id, lsn):
+            return held._replace(stale=LEFT_UNCOPIED)
+        if self._options.uncopied == "error":
+            raise PgOutputError(
+                f"{qualified(relation)} has no snapshot in {self._directory}, so nobody knows the "
+                "rows that it had before its first change there. Capture with snapshot='initial', "
+                f"or {how_to_copy(self._directory, [relation_id])}; uncopied='empty' says that "
+                "there were none, uncopied='changes' keeps its changes alone"
+            )
+        if self._options.uncopied == "changes":
+            return held._replace(stale="its rows before the capture are not known")
+        return held
+
+    def _has_left(self, relation_id: int, lsn: int) -> bool:
+        """Whether a table is no longer published, and nobody can copy it any more."""
+        history = history_of([self._directory])
+        return (
+            history is not None
+            and history.confirmed > lsn
+            and bool(departed(history, [relation_id]))
+        )
+
+    def _check_columns(self, after: Position) -> None:
+        """Stop tables of which changes were taken by columns that were others by then.
+
+        Nothing in a stream tells that a column was dropped and another one made under its name. The
+        catalogue does, which may be read later than that.
+        """
+        history = history_of([self._directory])
+        if history is None or history.is_empty:
+            return
+        catalog = history.newest_tables.by_id()
+        for relation_id, held in self._held.items():
+            table = catalog.get(relation_id)
+            if table is None or held.stale is not None:
+                continue
+            if after.of(relation_id) < history.newest_start:
+                continue
+            if (name := replaced(held.columns, table)) is not None:
+                reason = (
+                    f"column {name} was dropped or renamed, and another one has its name; changes "
+                    "since were taken as those of the former one"
+                )
+                if self._options.unknown == "error":
+                    raise IncompleteError(f"{qualified(held)}: {reason}: copy it again")
+                self._held[relation_id] = held._replace(stale=reason)
+
+    def _settle_names(self) -> None:
+        """Have each table under the name that it has now."""
+        for relation_id, name in renames(self._held, list(self._open)):
+            held = self._held[relation_id]
+            self._target.rename(held, name)
+            self._held[relation_id] = held._replace(stored=name)
+
+    def _known(self, relation: Any, lsn: int) -> Known:
+        """What is known of a table when a transaction was committed."""
+
+        def value(name: str, text: str | None) -> pa.Array:
+            decoder = ColumnarDecoder(**{**self._decoding, "tables": None})
+            sent = [
+                text if text is not None and column.name == name else None
+                for column in relation.columns
+            ]
+            frames = [
+                encode(relation),
+                encode_fields("I", relation_id=relation.relation_id, new=sent),
+            ]
+            (batch,) = decoder.decode(frames)
+            row = pa.record_batch(batch).column("after")
+            return stored(row.flatten()[row.type.get_field_index(name)])
+
+        end = time.monotonic() + _CATALOG_TIMEOUT
+        while True:
+            if self._history is None:
+                return Known(None, None, value)
+            at = self._history.tables_at(lsn)
+            table, before = (
+                one.by_id().get(relation.relation_id)
+                for one in (at.catalog, self._history.tables_before(lsn))
+            )
+            known = Known(table, before, value, at.is_certain)
+            if (
+                lsn < self._history.confirmed
+                or known.now(relation.columns) is not None
+                or time.monotonic() > end
+            ):
+                return known
+            time.sleep(_CATALOG_WAIT)
+            self._tell()
+            self._history = history_of([self._directory])
+
+
+def end_of(plan: Plan) -> Position:
+    """Where a reader of segments is behind a plan."""
+    if plan.after is None:
+        raise PgOutputError("the plan is that of a recording")
+    return plan.after.position
+
+
+def copy_of(unit: Unit) -> Copy | None:
+    """The copy of a table that a unit is a part of."""
+    return None if unit.step is None else unit.step.copy

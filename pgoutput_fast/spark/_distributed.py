@@ -1,0 +1,276 @@
+"""A window of a sync that Spark's executors write; the driver registers what they have written."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from pgoutput_fast.apply.delta_target import DeltaTarget
+from pgoutput_fast.apply.table_window import TableWindow
+from pgoutput_fast.apply.targets import Held, IncompleteError, NotForeseenError
+from pgoutput_fast.apply.window_writer import WindowWriter, copy_of
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.names import qualified
+
+from ._folds import Folded, FoldedFile, FoldedPart, FoldTask, FoldTasks, fold_tables
+from ._window_files import Expected, Run, WriteTask, delete_run, write_window
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+
+    from pgoutput_fast.apply.evolution import Known
+    from pgoutput_fast.captured.units import Plan, SegmentSource, Unit
+    from pgoutput_fast.directory.copies import Copy
+
+    from ._jobs import Jobs
+
+_TASK_BYTES = 256 << 20
+"""Of segments: larger windows have more tasks than there are cores."""
+_TABLE_BYTES = 1 << 20
+"""Of changes, which take as long as a commit."""
+
+
+class TableOfFiles(TableWindow):
+    """A table in a window whose changes are in files that executors have written."""
+
+    _target: DeltaTarget
+
+    def __init__(self, target: DeltaTarget, held: Held, **options: Any) -> None:
+        super().__init__(target, held, **options)
+        self._before = held
+        self._files: list[list[FoldedFile]] = []
+
+    def add_run(self, run: Run, known: Callable[[int], Known]) -> None:
+        """Take changes of the stream.
+
+        Raises
+        ------
+        NotForeseenError
+            Executors took the table to be another one than it is.
+        """
+        if run.last_lsn < self.held.lsn or not run.rows:
+            raise NotForeseenError(f"the target has changes of {qualified(self.held)} already")
+        last = self._last
+        if last is None or not last[0].equals(run.schema, check_metadata=True):
+            last = self._meet(run.schema, run.first_lsn, known)
+        self._register(run, last[1].schema)
+        if self._state is None or not self._parts:
+            return
+        if run.first_lsn < self._state.lsn:
+            raise NotForeseenError(f"the target has changes of {qualified(self.held)} already")
+        self._files += [[] for _ in range(len(self._parts) - len(self._files))]
+        root = run.changes.directory
+        self._files[-1] += [
+            FoldedFile(f"{root}/{one.path}", one.size, run.form) for one in run.changes.files
+        ]
+        self._folded = run.last_lsn
+
+    def _register(self, run: Run, form: pa.Schema) -> None:
+        """Have the files be the change table's, when that is committed."""
+        writer: Any = self._writers[-1]
+        if writer.table.directory != run.changes.directory:
+            raise NotForeseenError(f"{qualified(self.held)} is in {writer.table.directory}")
+        if not form.equals(run.form, check_metadata=True):
+            raise NotForeseenError(f"{qualified(self.held)} has other columns")
+        if run.first_lsn < writer.lsn:
+            raise NotForeseenError(f"the target has changes of {qualified(self.held)} already")
+        writer.add_files(run.changes.schema, run.changes.files)
+        self.changes += run.rows
+        self.held = self.held._replace(commit_time=run.commit_time)
+
+    def add_copied_run(self, run: Run, known: Callable[[int], Known], copy: Copy) -> None:
+        """Take rows of a snapshot; the first run begins with a Truncate."""
+        if self._copying is None:
+            self._copying = self._begin_copy(run.schema, known(copy.lsn), copy)
+        wants_changes, wants_rows = self._copying
+        if not (wants_changes and wants_rows and run.state is not None):
+            raise NotForeseenError(f"the target has a snapshot of {qualified(self.held)} already")
+        last = self._last
+        if last is None or not last[0].equals(run.schema, check_metadata=True):
+            last = self._last = self._layout(run.schema, self.held.columns)
+        self._register(run, last[1].schema)
+        state: Any = self._state
+        if run.state.files:
+            if state.table.directory != run.state.directory:
+                raise NotForeseenError(f"{qualified(self.held)} is in {state.table.directory}")
+            state.add_files(run.state.schema, run.state.partition_by, run.state.files)
+
+    def _begin_copy(self, schema: pa.Schema, known: Known, copy: Copy) -> tuple[bool, bool]:
+        self._files = []
+        return super()._begin_copy(schema, known, copy)
+
+    def end_copy(self, copy: Copy) -> None:
+        """The rows of a snapshot came."""
+        super().end_copy(copy)
+        self._before = self.held
+
+    def fold_task(self, lsn: int) -> FoldTask | None:
+        """What is to be done to the state table; None: nothing."""
+        state: Any = self._state
+        if state is None:
+            return None
+        first = self._first if self._is_new else None
+        if not self._parts and first is None:
+            return None
+        ends = [*(part.begins for part in self._parts), lsn][1:]
+        files = self._files + [[] for _ in range(len(self._parts) - len(self._files))]
+        parts = [
+            FoldedPart(part.alterations, part.key, end, of)
+            for part, end, of in zip(self._parts, ends, files, strict=True)
+            if part.alterations or of
+        ]
+        if first is None and not parts:
+            return None
+        state.is_elsewhere = True
+        return FoldTask(self._before, self.held, first, parts)
+
+    def fail(self, reason: str) -> None:
+        """Say that its changes do not fit what its state table has."""
+        self._stop_by(IncompleteError(reason))
+
+
+class DistributedWindow(WindowWriter):
+    """What is written together, by Spark's executors.
+
+    Parameters
+    ----------
+    jobs : Jobs
+    given
+        As of `WindowWriter`.
+    """
+
+    _table_window = TableOfFiles
+    _target: DeltaTarget
+
+    def __init__(self, jobs: Jobs, *given: Any) -> None:
+        super().__init__(*given)
+        self._jobs = jobs
+
+    # --- the first job: files --------------------------------------------------------------------
+
+    def _take_all(self, source: SegmentSource, plan: Plan) -> None:
+        tasks = self._write_tasks(source, plan)
+        found = self._jobs.run("decode and write changes", write_window, tasks, self._tell)
+        runs = [run for one in found for run in one]
+        try:
+            self._take_runs(plan, runs)
+        except BaseException:
+            for run in runs:
+                delete_run(tasks[0], run)
+            raise
+
+    def _take_runs(self, plan: Plan, runs: Sequence[Run]) -> None:
+        """Give all runs to their tables."""
+        first = 0
+        waiting = iter([*runs, None])
+        run = next(waiting)
+        for copy, units in itertools.groupby(plan.units, copy_of):
+            first += sum(1 for _ in units)
+            while run is not None and run.unit < first:
+                one: Any = self._table(run.relation, run.first_lsn)
+                known = functools.partial(self._known, run.relation)
+                if copy is None:
+                    one.add_run(run, known)
+                else:
+                    one.add_copied_run(run, known, copy)
+                run = next(waiting)
+            self._end_copy(copy)
+            self._tell()
+
+    def _write_tasks(self, source: SegmentSource, plan: Plan) -> list[WriteTask]:
+        target, options = self._target, self._options
+        decoding = {name: value for name, value in self._decoding.items() if name != "registry"}
+        arguments = target.arguments
+        tables = self._tables_expected(plan)
+        return [
+            WriteTask(
+                units, source.metadata, str(self._directory.absolute()), decoding, options.history,
+                arguments["uri"], arguments["storage_options"], arguments["retention_hours"],
+                target.kept.soft_deletes, arguments["partition_by"], tables,
+            )
+            for units in _grouped(plan.units, self._jobs.cores)
+        ]  # fmt: skip
+
+    def _tables_expected(self, plan: Plan) -> dict[int, Expected]:
+        """What each table is taken to be."""
+        copied = {copy.relation_id for unit in plan.units if (copy := copy_of(unit)) is not None}
+
+        def expected(held: Held) -> Expected:
+            schema, partition_by = self._target.seen(held, with_state=held.relation_id in copied)
+            return Expected(held.stored, held.version, held.columns, schema, partition_by)
+
+        with ThreadPoolExecutor(self._target.threads) as pool:
+            return dict(zip(self._held, pool.map(expected, self._held.values()), strict=True))
+
+    # --- the second job: state tables ------------------------------------------------------------
+
+    def _finish_all(self, ends: dict[int, int]) -> None:
+        windows: dict[int, Any] = {**self._open}
+        tables = [
+            task for relation_id, end in ends.items()
+            if (task := windows[relation_id].fold_task(end)) is not None
+        ]  # fmt: skip
+        if not tables:
+            return
+        tasks = [
+            FoldTasks(group, self._target.arguments, self._target.origin)
+            for group in _balanced(tables, self._jobs.cores)
+        ]
+        for result in self._jobs.run(
+            "fold changes into state tables", fold_tables, tasks, self._tell
+        ):
+            for folded in result:
+                self._note(windows[folded.relation_id], folded)
+
+    def _note(self, one: TableOfFiles, folded: Folded) -> None:
+        self.seconds[qualified(one.held)] = folded.seconds
+        if folded.incomplete is not None:
+            one.fail(folded.incomplete)
+
+
+def _grouped(units: Sequence[Unit], cores: int) -> list[list[tuple[int, Unit]]]:
+    """Units with their numbers, in groups of about one size that follow each other."""
+    total = sum(unit.size for unit in units)
+    count = min(len(units), max(cores, -(-total // _TASK_BYTES)))
+    groups: list[list[tuple[int, Unit]]] = []
+    done = 0
+    for number, unit in enumerate(units):
+        # The group in which the middle of the unit is.
+        at = min(count - 1, (done + unit.size // 2) * count // max(1, total))
+        if not groups or (at >= len(groups) and groups[-1]):
+            groups.append([])
+        groups[-1].append((number, unit))
+        done += unit.size
+    return groups
+
+
+def _balanced(tables: Sequence[FoldTask], cores: int) -> list[list[FoldTask]]:
+    """Tables in as many groups as there are cores, each with about as much to do."""
+    groups: list[list[FoldTask]] = [[] for _ in range(min(cores, len(tables)))]
+    weights = [0] * len(groups)
+    sizes = [sum(_TABLE_BYTES + file.size for part in one.parts for file in part.files)
+             for one in tables]  # fmt: skip
+    for size, one in sorted(zip(sizes, tables, strict=True), key=lambda pair: -pair[0]):
+        at = weights.index(min(weights))
+        groups[at].append(one)
+        weights[at] += size
+    return groups
+
+
+def check_target(target: Any) -> None:
+    """Refuse a target that executors can't write.
+
+    Raises
+    ------
+    PgOutputError
+        It is a DuckDB file.
+    """
+    if not isinstance(target, DeltaTarget):
+        raise PgOutputError(
+            f"{target!r} is a file that one process writes: Spark's engine keeps Delta tables, so "
+            "give a directory or a URL as target"
+        )

@@ -1,0 +1,158 @@
+"""What executors do to the state tables of a window: one table, from its files of changes."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pgoutput_fast.apply.delta_target import DeltaTarget
+from pgoutput_fast.apply.delta_types import conformed, stored_array, stored_schema, stored_type
+from pgoutput_fast.apply.folding import Folding
+from pgoutput_fast.apply.stored_changes import with_added
+from pgoutput_fast.apply.table_window import since
+from pgoutput_fast.apply.targets import Added, IncompleteError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pgoutput_fast.apply.targets import Alteration, Held, Origin
+
+_ROWS = 1 << 16
+"""That are folded at once."""
+
+
+class FoldedFile(NamedTuple):
+    """A file of changes. Fields: path (in the target), size, schema (of the target's batches)."""
+
+    path: str
+    size: int
+    schema: pa.Schema
+
+
+class FoldedPart(NamedTuple):
+    """Changes that are folded together.
+
+    Fields: alterations (done before), key, end (the LSN before which they were committed), files.
+    """
+
+    alterations: Sequence[Alteration]
+    key: tuple[str, ...] | None
+    end: int
+    files: Sequence[FoldedFile]
+
+
+class FoldTask(NamedTuple):
+    """What is done to a state table.
+
+    Attributes
+    ----------
+    before, after : Held
+        What the target has of the table, and will have.
+    first : pyarrow.Schema or None
+        The columns of the rows with which it begins, if it is new.
+    parts : list of FoldedPart
+    """
+
+    before: Held
+    after: Held
+    first: pa.Schema | None
+    parts: Sequence[FoldedPart]
+
+
+class FoldTasks(NamedTuple):
+    """Tables that one task of Spark does.
+
+    Fields: tables; target (the arguments of `DeltaTarget`, which may have secrets); origin.
+    """
+
+    tables: Sequence[FoldTask]
+    target: dict[str, Any]
+    origin: Origin
+
+    def __repr__(self) -> str:
+        return f"FoldTasks({len(self.tables)} tables)"
+
+
+class Folded(NamedTuple):
+    """What came of a table.
+
+    Fields: relation_id; seconds; incomplete (why its changes do not fit what is there; None: they
+    do).
+    """
+
+    relation_id: int
+    seconds: float
+    incomplete: str | None
+
+
+def fold_tables(tasks: FoldTasks) -> list[Folded]:
+    """Do to state tables what their changes come to.
+
+    A table that has them already, as a task before was thought to be lost, is left as it is.
+
+    Raises
+    ------
+    PgOutputError
+        The files can't be read or written, or another program has written a table.
+    """
+    target = DeltaTarget(**tasks.target).attached(tasks.origin)
+    if len(tasks.tables) == 1:
+        return [_fold(target, tasks.tables[0])]
+    # Most of the time of a small table goes by while its commit is waited for.
+    with ThreadPoolExecutor(target.threads) as pool:
+        return list(pool.map(lambda one: _fold(target, one), tasks.tables))
+
+
+def _fold(target: DeltaTarget, task: FoldTask) -> Folded:
+    begin = time.perf_counter()
+    state = target.state(task.before)
+    incomplete = None
+    try:
+        if task.first is not None:
+            state.create(task.first)
+        for part in task.parts:
+            folding = Folding(part.key)
+            for file in part.files:
+                folding.add(_empty(file.schema))
+                for rows in _rows(target, file):
+                    folding.add(since(rows, state.lsn))
+            alterations = [_stored(one) for one in part.alterations]
+            net = with_added(folding.finish(), alterations)
+            if net.rows.num_rows or net.truncated or alterations:
+                state.apply(alterations, net, task.after._replace(lsn=part.end))
+        if target.maintains:
+            state.table.maintain()
+    except IncompleteError as error:
+        incomplete = str(error)
+    return Folded(task.before.relation_id, time.perf_counter() - begin, incomplete)
+
+
+def _stored(alteration: Alteration) -> Alteration:
+    """An alteration whose value has the type that the table's files have."""
+    if isinstance(alteration, Added):
+        value = alteration.value
+        return Added(alteration.column, stored_array(value, stored_type(value.type)))
+    return alteration
+
+
+def _schema(schema: pa.Schema) -> pa.Schema:
+    return stored_schema(schema).with_metadata(schema.metadata)
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    schema = _schema(schema)
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
+def _rows(target: DeltaTarget, file: FoldedFile) -> Iterator[pa.RecordBatch]:
+    """The changes of a file, with the columns that their table had, and what is said of them."""
+    wanted = _schema(file.schema)
+    with target.place.refusals(file.path):
+        files = target.place.filesystem()
+        with pq.ParquetFile(files.open_input_file(file.path), pre_buffer=True) as opened:
+            for rows in opened.iter_batches(_ROWS):
+                yield conformed(rows, wanted)

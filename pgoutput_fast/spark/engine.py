@@ -1,0 +1,105 @@
+"""`sync` with Spark: the same tables, whose windows are written by executors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pgoutput_fast.apply import sync as sync_with
+from pgoutput_fast.apply.window_writer import WindowWriter
+from pgoutput_fast.errors import PgOutputError
+
+from ._distributed import DistributedWindow, check_target
+from ._jobs import SparkJobs
+
+if TYPE_CHECKING:
+    import os
+
+    from pyspark.sql import SparkSession
+
+    from pgoutput_fast.apply import SyncProgress
+    from pgoutput_fast.apply.targets import Target
+    from pgoutput_fast.captured.units import Plan
+
+_DRIVER_BYTES = 8 << 20
+_WINDOW_BYTES = 256 << 20
+
+
+class SparkEngine:
+    """Has the windows of a sync be written by Spark's executors.
+
+    Of a window one job decodes the segments and writes the files of all change tables, and the rows
+    of snapshots; the driver registers them. A second job folds the changes of each table and
+    changes its rows. Executors need this package with the extra ``delta``, and the same paths, or
+    object storage, for the segments and the target.
+
+    Parameters
+    ----------
+    spark : SparkSession
+    driver_bytes : int
+        Windows of up to so many bytes are written by the driver by itself, as the two jobs cost
+        about half a second.
+    """
+
+    def __init__(self, spark: SparkSession, *, driver_bytes: int = _DRIVER_BYTES) -> None:
+        if type(driver_bytes) is not int:
+            raise TypeError(f"driver_bytes must be an int, not {type(driver_bytes).__name__}")
+        if driver_bytes < 0:
+            raise PgOutputError(f"driver_bytes must be 0 at least, not {driver_bytes}")
+        self._spark = spark
+        self._driver_bytes = driver_bytes
+        self._jobs = SparkJobs(spark)
+
+    def __repr__(self) -> str:
+        return f"SparkEngine({self._spark.sparkContext.master!r})"
+
+    def check(self, target: Target) -> None:
+        """See `Engine`."""
+        check_target(target)
+
+    def writer(self, plan: Plan, *given: Any) -> WindowWriter:
+        """See `Engine`."""
+        if sum(unit.size for unit in plan.units) <= self._driver_bytes:
+            return WindowWriter(*given)
+        return DistributedWindow(self._jobs, *given)
+
+
+def sync(
+    spark: SparkSession,
+    dsn: str | None = None,
+    *,
+    target: str | os.PathLike[str],
+    driver_bytes: int = _DRIVER_BYTES,
+    window_bytes: int = _WINDOW_BYTES,
+    **options: Any,
+) -> SyncProgress:
+    """Keep Delta tables up to date with a server's, each change exactly once, by Spark.
+
+    The tables, and what is known of them, are those of :func:`pgoutput_fast.apply.sync`: a target
+    can go on with either.
+
+    Parameters
+    ----------
+    spark : SparkSession
+    dsn : str, optional
+        Connection string of libpq, or URL; by default as libpq's variables say.
+    target : str or path
+        A directory, or ``s3://bucket/prefix``.
+    driver_bytes : int
+        As of :class:`SparkEngine`.
+    window_bytes : int
+        About so many bytes of frames are decoded and written together at most. A transaction, and
+        a snapshot of a table, is not cut.
+    **options
+        The others of :func:`pgoutput_fast.apply.sync`.
+
+    Returns
+    -------
+    SyncProgress
+
+    Raises
+    ------
+    PgOutputError, TypeError
+        As of :func:`pgoutput_fast.apply.sync`.
+    """
+    engine = SparkEngine(spark, driver_bytes=driver_bytes)
+    return sync_with(dsn, target=target, window_bytes=window_bytes, engine=engine, **options)

@@ -1,0 +1,174 @@
+"""`sync` by Spark's executors: the same tables as by one process, and the same errors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_directory import MadeDirectory
+from object_storage import KEY_ID, SECRET
+from synced_tables import DeltaTables
+
+import pgoutput_fast as pf
+from pgoutput_fast import testing
+from pgoutput_fast.apply import sync as sync_here
+from pgoutput_fast.connections import RetryableError
+from pgoutput_fast.spark import SparkEngine, sync
+from pgoutput_fast.spark import _distributed as distributed
+from pgoutput_fast.spark._jobs import SparkJobs
+
+pytestmark = pytest.mark.spark
+
+THINGS = testing.Table("things", {"id": "int4", "note": "text"}, 16390, key=["id"])
+BAG = testing.Table("bag", {"n": "int4"}, 16391, replica_identity="f")
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[MadeDirectory]:
+    with contextlib.closing(MadeDirectory(tmp_path / "segments")) as found:
+        yield found
+
+
+def rows(tables: DeltaTables, table: str) -> list[tuple[Any, ...]]:
+    found = tables.state(table).to_pylist()
+    return sorted(tuple(row.values()) for row in found)
+
+
+def places(tables: DeltaTables, table: str) -> list[tuple[int, int, str]]:
+    found = tables.changes(table).to_pylist()
+    return sorted((row["commit_lsn"], row["seq"], row["op"]) for row in found)
+
+
+def test_a_target_goes_from_one_engine_to_the_other(
+    spark: Any, made: MadeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+    take = distributed.DistributedWindow._take_runs
+    monkeypatch.setattr(
+        distributed.DistributedWindow, "_take_runs",
+        lambda self, plan, runs: (take(self, plan, runs), written.append(len(runs))),
+    )  # fmt: skip
+    tables = DeltaTables(tmp_path)
+    made.wait(THINGS, 1000)
+    made.copy(THINGS, 1100, [[1, "a"], [2, "b"], [3, "c"]])
+    made.commit(1200, THINGS.relation(), testing.update(THINGS, [2, "B"]),
+                testing.insert(THINGS, [4, "d"]))  # fmt: skip
+    given: dict[str, Any] = {
+        "target": tables.target, "segments": made.directory, "until": "now", "uncopied": "empty",
+    }  # fmt: skip
+    ended = sync(spark, **given, driver_bytes=0)
+    assert (ended.windows, ended.tables, ended.stale) == (1, {"public.things": 6}, {})
+    assert len(written) == 1
+    assert rows(tables, "public.things") == [(1, "a"), (2, "B"), (3, "c"), (4, "d")]
+    made.commit(1300, THINGS.relation(), testing.delete(THINGS, [1, None], "K"),
+                BAG.relation(), testing.insert(BAG, [7]), testing.insert(BAG, [7]))  # fmt: skip
+    assert sync_here(**given).tables == {"public.bag": 2, "public.things": 1}
+    made.commit(1400, THINGS.relation(), testing.truncate([THINGS.relation_id]),
+                testing.insert(THINGS, [9, "z"]),
+                BAG.relation(), testing.delete(BAG, [7], "O"))  # fmt: skip
+    assert sync(spark, **given, driver_bytes=0).tables == {"public.bag": 1, "public.things": 2}
+    assert len(written) == 2
+    # A small window is the driver's.
+    made.commit(1500, BAG.relation(), testing.insert(BAG, [8]))
+    assert sync(spark, **given).tables == {"public.bag": 1}
+    assert len(written) == 2
+    assert rows(tables, "public.things") == [(9, "z")]
+    assert rows(tables, "public.bag") == [(7,), (8,)]
+    assert [op for _, _, op in places(tables, "public.things")] == [
+        "truncate", "read", "read", "read", "update", "insert", "delete", "truncate", "insert",
+    ]  # fmt: skip
+    here = DeltaTables(tmp_path / "here")
+    here.path.parent.mkdir()
+    sync_here(**{**given, "target": here.target}, consumer="here")
+    for name in ("public.things", "public.bag"):
+        assert here.state(name).sort_by(here.state(name).column_names[0]) == tables.state(
+            name
+        ).sort_by(here.state(name).column_names[0])
+        assert places(here, name) == places(tables, name)
+    assert here.progress() == tables.progress()
+
+
+def test_what_executors_refuse(spark: Any, made: MadeDirectory, tmp_path: Path) -> None:
+    """The error is the one of this process, and Spark does not run the task again."""
+    made.commit(1200, THINGS.relation(), testing.insert(THINGS, [b"no number", "a"]))
+    given: dict[str, Any] = {"segments": made.directory, "until": "now", "uncopied": "empty"}
+    found = []
+    for engine in ({"engine": SparkEngine(spark, driver_bytes=0)}, {}):
+        with pytest.raises(pf.PgOutputError) as caught:
+            sync_here(**given, target=tmp_path / "lake", **engine)
+        found.append(caught.value)
+    assert str(found[0]) == str(found[1])
+    assert "bad_value" in str(found[0])
+    assert not list((tmp_path / "lake").glob("changes/*/*.parquet"))
+
+
+def test_functions_that_fail(spark: Any) -> None:
+    jobs = SparkJobs(spark)
+    told: list[int] = []
+    assert jobs.run("count", len, ["a", "bb", ""], lambda: told.append(1)) == [1, 2, 0]
+    # An error of a function is no outage: it would come again.
+    with pytest.raises(pf.PgOutputError, match="Spark could not parse: ValueError: invalid") as bad:
+        jobs.run("parse", int, ["1", "x"], lambda: None)
+    assert not isinstance(bad.value, RetryableError)
+    with pytest.raises(RetryableError, match="Spark could not end: "):
+        jobs.run("end", os._exit, [3], lambda: None)
+
+
+def test_targets_and_options_that_spark_can_not_have(
+    spark: Any, made: MadeDirectory, tmp_path: Path
+) -> None:
+    made.commit(1200, THINGS.relation(), testing.insert(THINGS, [1, "a"]))
+    with pytest.raises(pf.PgOutputError, match="a file that one process writes"):
+        sync(spark, target=f"duckdb:{tmp_path / 'a.duckdb'}", segments=made.directory)
+    assert not (tmp_path / "a.duckdb").exists()
+    with pytest.raises(pf.PgOutputError, match="driver_bytes must be 0 at least, not -1"):
+        SparkEngine(spark, driver_bytes=-1)
+    with pytest.raises(TypeError, match="driver_bytes must be an int, not float"):
+        SparkEngine(spark, driver_bytes=1.5)  # type: ignore[arg-type]
+    assert repr(SparkEngine(spark)) == "SparkEngine('local[2]')"
+
+
+def test_tables_in_object_storage(spark: Any, made: MadeDirectory, tmp_path: Path) -> None:
+    pytest.importorskip("moto")
+    from deltalake import DeltaTable
+    from pyarrow import fs
+
+    made.wait(THINGS, 1000)
+    made.copy(THINGS, 1100, [[1, "a"], [2, "b"]])
+    made.commit(1200, THINGS.relation(), testing.update(THINGS, [2, "B"]))
+    script = Path(__file__).parents[1] / "tools" / "object_storage.py"
+    with subprocess.Popen(
+        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        assert server.stdin is not None
+        endpoint = server.stdout.readline().strip()
+        fs.S3FileSystem(
+            endpoint_override=endpoint, access_key="k", secret_key="s", allow_bucket_creation=True
+        ).create_dir("bucket")
+        storage = {
+            "AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true",
+        }  # fmt: skip
+        given: dict[str, Any] = {
+            "target": "s3://bucket/lake", "segments": made.directory, "until": "now",
+            "storage_options": storage, "driver_bytes": 0,
+        }  # fmt: skip
+        assert sync(spark, **given).tables == {"public.things": 4}
+        made.commit(1300, THINGS.relation(), testing.delete(THINGS, [1, None], "K"))
+        assert sync(spark, **given).tables == {"public.things": 1}
+        state = DeltaTable("s3://bucket/lake/state/public.things", storage_options=storage)
+        assert state.to_pyarrow_table().to_pylist() == [{"id": 2, "note": "B"}]
+        server.stdin.close()
+        server.wait()
+        made.commit(1400, THINGS.relation(), testing.insert(THINGS, [3, "c"]))
+        with pytest.raises(RetryableError, match="s3://bucket/lake") as refused:
+            sync(spark, **given)
+    assert SECRET not in str(refused.value)
+    assert KEY_ID not in str(refused.value)

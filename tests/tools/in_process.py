@@ -1,0 +1,56 @@
+"""An engine whose tasks run in this process, pickled as Spark would have them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pgoutput_fast.apply.window_writer import WindowWriter
+from pgoutput_fast.captured.units import Plan
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.spark._distributed import DistributedWindow
+from pgoutput_fast.spark._jobs import outcome, unpickled
+
+
+class InProcessJobs:
+    """See `Jobs`. With `twice` each task runs two times, as if Spark had lost its result."""
+
+    cores = 2
+
+    def __init__(self, *, twice: bool = False) -> None:
+        self._times = 2 if twice else 1
+
+    def run(
+        self,
+        what: str,
+        function: Callable[[Any], Any],
+        tasks: Sequence[Any],
+        tell: Callable[[], None],
+    ) -> list[Any]:
+        del what
+        tell()
+        found = []
+        for task in tasks:
+            for _ in range(self._times):
+                result = unpickled(outcome(function, pickle.dumps(task)))
+            if isinstance(result, PgOutputError):
+                raise result
+            found.append(result)
+        return found
+
+
+class InProcessEngine:
+    """See `Engine`."""
+
+    def __init__(self, *, twice: bool = False) -> None:
+        self._jobs = InProcessJobs(twice=twice)
+        self.windows: list[DistributedWindow] = []
+
+    def check(self, target: Any) -> None:
+        """It takes each."""
+
+    def writer(self, plan: Plan, *given: Any) -> WindowWriter:
+        del plan
+        self.windows.append(DistributedWindow(self._jobs, *given))
+        return self.windows[-1]
