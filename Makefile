@@ -32,7 +32,7 @@ not_built := $(strip $(foreach source,$(filter %.pyx,$(extension_sources)),$(if 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-all test-matrix chaos live month steady test-wheel test-pythons test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
+.PHONY: help demo test test-slow test-all test-matrix chaos chaos-spark live month steady test-wheel test-pythons test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
 
 help:
 	@echo 'make demo                    a real PostgreSQL server -> capture -> Spark tables, proved equal'
@@ -41,6 +41,7 @@ help:
 	@echo 'make test-all                all of them'
 	@echo 'make test-matrix             transactions of servers 14 to 18, which it installs with npm'
 	@echo 'make chaos                   kills, cuts and full disks, compared with the server (minutes)'
+	@echo 'make chaos-spark             the same with Spark: kills of all of it, of its workers, of the server'
 	@echo 'make live                    a capture with copies under load and DDL, compared with servers 15 and 18'
 	@echo 'make month                   a directory over a month, by a clock that runs faster'
 	@echo 'make steady                  memory of readers over 10 minutes of pgbench'
@@ -137,6 +138,9 @@ chaos: $(VENV)/.extension
 	@$(python) tests/chaos/directory.py $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
 	@$(python) tests/chaos/sync.py --target duckdb $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
 	@$(python) tests/chaos/sync.py --target delta $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
+
+chaos-spark: $(VENV)/.extension
+	@$(python) tests/chaos/sync.py --target delta --engine spark $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(CHAOS_ARGS)
 
 live: $(VENV)/.extension
 	@$(python) tests/chaos/live.py $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(LIVE_ARGS)

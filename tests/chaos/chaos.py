@@ -122,8 +122,9 @@ class Consumer:
         script = str(Path(__file__).with_name(self.script))
         command = [sys.executable, script, str(self.store), self.dsn]
         self.process = subprocess.Popen(
-            [*command, json.dumps(self.options)], stdout=self.log, stderr=self.log
-        )
+            [*command, json.dumps(self.options)], stdout=self.log, stderr=self.log,
+            start_new_session="spark" in self.options,
+        )  # fmt: skip
 
     def kill(self) -> None:
         assert self.process is not None

@@ -1,11 +1,12 @@
 """State tables under faults: a sync with its capture, kill -9 all the while, DDL included.
 
-    python tests/chaos/sync.py [--target duckdb|delta] [--seed N] [--kills N]
+    python tests/chaos/sync.py [--target duckdb|delta] [--engine local|spark] [--seed N] [--kills N]
 
 A writer changes rows and keys, adds, alters, renames and drops columns, truncates, rewrites, drops
 and makes tables, alters primary keys and replica identities, and has tables join and leave the
 publication. A sync (`syncer.py`) captures a slot and keeps tables up to date from it; it is killed
-at moments by chance. Now and then, while all that goes on, `verify` must find nothing that differs.
+at moments by chance. With Spark a fault is a kill of all processes, of Spark's Python workers, or
+of the server. Now and then, while all that goes on, `verify` must find nothing that differs.
 At the end `verify` and a comparison with SELECT find each state table equal to the server's, and
 each change table has each change once.
 """
@@ -82,6 +83,7 @@ class Writer:
         self._server = server
         self._chance = random.Random(chance.random())
         self._stop = threading.Event()
+        self._pause = threading.Lock()
         self._number = 0
         self._added: dict[str, dict[str, str]] = {f"t{n}": {} for n in range(TABLES)}
         self.defined: Counter[str] = Counter()
@@ -91,11 +93,16 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            with psycopg.connect(self._server.dsn(), autocommit=True) as connection:
-                while not self._stop.wait(0.003):
-                    # A key that is there already: the transaction is rolled back.
-                    with contextlib.suppress(psycopg.errors.UniqueViolation):
-                        self._write(connection)
+            while not self._stop.is_set():
+                with (
+                    self._pause,
+                    psycopg.connect(self._server.dsn(), autocommit=True) as connection,
+                ):
+                    self._broken = False
+                    while not (self._broken or self._stop.wait(0.003)):
+                        # A key that is there already: the transaction is rolled back.
+                        with contextlib.suppress(psycopg.errors.UniqueViolation):
+                            self._write(connection)
         except psycopg.Error as error:
             self.failed = error
 
@@ -190,6 +197,12 @@ class Writer:
             if kind == "rename column":
                 added[f"c{number}"] = was
 
+    def restart_server(self) -> None:
+        """Kill the server between two transactions, and start it."""
+        self._broken = True
+        with self._pause:
+            self._server.restart("kill")
+
     def end(self) -> None:
         self._stop.set()
         self._thread.join()
@@ -205,7 +218,13 @@ class Syncer(Consumer):
 
     def start(self) -> None:
         """Start it, with windows of another size than before."""
-        self.options["window_bytes"] = self.chance.choice(WINDOWS)
+        # A window of Spark's takes half a second, however small it is.
+        self.options["window_bytes"] = self.chance.choice(
+            WINDOWS[1:] if "spark" in self.options else WINDOWS
+        )
+        if "spark" in self.options:
+            # Others are written by the driver.
+            self.options["driver_bytes"] = self.chance.choice((0, 0, 50_000))
         self._begin = os.fstat(self.log.fileno()).st_size
         super().start()
 
@@ -213,6 +232,27 @@ class Syncer(Consumer):
         """Whether it has come so far as to ask the server."""
         # Not by seek(): the process writes where the file's one position is.
         return b"connected to" in os.pread(self.log.fileno(), 1 << 20, self._begin)
+
+    def kill(self) -> None:
+        """With all that it has started, which is a session of its own."""
+        assert self.process is not None
+        if "spark" in self.options:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        super().kill()
+
+    def kill_workers(self) -> int:
+        """Kill the processes that run tasks of Spark; how many they were."""
+        assert self.process is not None
+        found = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError, ProcessLookupError):
+                stat = path.read_text().rpartition(")")[2].split()
+                command = path.with_name("cmdline").read_bytes()
+                if int(stat[3]) == self.process.pid and b"pyspark.daemon" in command:
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+                    found += 1
+        return found
 
     def tell_threads(self) -> None:
         """Have it write where its threads are."""
@@ -380,7 +420,7 @@ def verified(server: EmbeddedServer, tables: AnyTables, **options: Any) -> Repor
     return report
 
 
-def run(target: str, seed: int, kills: int, directory: Path | None) -> None:
+def run(target: str, engine: str, seed: int, kills: int, directory: Path | None) -> None:
     chance = random.Random(f"{target} {seed}")
     begin = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -398,13 +438,15 @@ def run(target: str, seed: int, kills: int, directory: Path | None) -> None:
             "segment_bytes": 100_000, "grace": 2.0, "keep_bytes": 300_000, "keep_seconds": 5.0,
             "quick": True, "interval": 0.1,
         }  # fmt: skip
+        if engine == "spark":
+            options["spark"] = "local[2,4]"
         syncer = Syncer(tables.given, server.dsn(), **options)  # type: ignore[arg-type]
         syncer.chance = random.Random(chance.random())
         syncer.start()
         stack.callback(syncer.log.close)
         stack.callback(syncer.kill)
         try:
-            looks = take_part(server, syncer, tables, kills, chance)
+            looks = take_part(server, writer, syncer, tables, kills, chance)
             writer.end()
             report = finish(server, syncer, tables)
             count = compare(server, tables)
@@ -416,8 +458,8 @@ def run(target: str, seed: int, kills: int, directory: Path | None) -> None:
             raise
     assert len(report.tables) == count
     print(
-        f"tables in {target}, kill -9 of their sync: {kills} faults, {count} tables compared, "
-        f"{looks} meanwhile, {changes:,} changes, {writer.defined.total()} DDL "
+        f"tables in {target}, kill -9 of their sync ({engine}): {kills} faults, {count} tables "
+        f"compared, {looks} meanwhile, {changes:,} changes, {writer.defined.total()} DDL "
         f"({', '.join(f'{name} {n}' for name, n in sorted(writer.defined.items()))}), "
         f"{time.monotonic() - begin:.0f} s",
         flush=True,
@@ -425,8 +467,9 @@ def run(target: str, seed: int, kills: int, directory: Path | None) -> None:
 
 
 def take_part(
-    server: EmbeddedServer, syncer: Syncer, tables: AnyTables, kills: int, chance: random.Random
-) -> int:
+    server: EmbeddedServer, writer: Writer, syncer: Syncer, tables: AnyTables, kills: int,
+    chance: random.Random,
+) -> int:  # fmt: skip
     """Kill the sync again and again, and verify beside it: how many tables were found equal."""
     wait_for("the first window", lambda: tables.path.exists())
     looks = 0
@@ -436,8 +479,14 @@ def take_part(
             wait_for("a process that works", syncer.works)
         time.sleep(chance.uniform(0.0, chance.choice((0.5, 2.5))))
         syncer.check()
-        syncer.kill()
-        syncer.start()
+        kind = chance.random() if "spark" in syncer.options else 0.0
+        if kind < 0.6:
+            syncer.kill()
+            syncer.start()
+        elif kind < 0.9:
+            wait_for("tasks", syncer.kill_workers)
+        else:
+            writer.restart_server()
         if number % 20 == 4:
             report = verified(server, tables, rounds=3, timeout=LOOK)
             looks += sum(one.state == "equal" for one in report.tables)
@@ -470,13 +519,14 @@ def finish(server: EmbeddedServer, syncer: Syncer, tables: AnyTables) -> Report:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", choices=TARGETS, default="duckdb")
+    parser.add_argument("--engine", choices=["local", "spark"], default="local")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--directory", type=Path, default=None, help="a new one, which is kept")
     given = parser.parse_args()
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**6)
     print(f"CHAOS_SEED={seed}", flush=True)
-    run(given.target, seed, given.kills, given.directory)
+    run(given.target, given.engine, seed, given.kills, given.directory)
 
 
 if __name__ == "__main__":

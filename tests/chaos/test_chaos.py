@@ -72,12 +72,19 @@ def test_a_directory_holds(arguments: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.parametrize("target", ["duckdb", "delta"])
-def test_tables_are_the_servers_after_kills(target: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "engine"),
+    [
+        ("duckdb", "local"),
+        ("delta", "local"),
+        pytest.param("delta", "spark", marks=pytest.mark.spark),
+    ],
+)
+def test_tables_are_the_servers_after_kills(target: str, engine: str) -> None:
     pytest.importorskip("duckdb" if target == "duckdb" else "deltalake")
     script = Path(__file__).with_name("sync.py")
     ended = subprocess.run(
-        [sys.executable, str(script), f"--target={target}", "--kills=5"],
+        [sys.executable, str(script), f"--target={target}", f"--engine={engine}", "--kills=5"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
