@@ -16,6 +16,7 @@ from pyarrow import fs
 from .._disk import fsync_path
 from ..connections import RetryableError
 from ..errors import PgOutputError
+from .targets import ConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -126,7 +127,7 @@ class Place:
         try:
             yield
         except CommitFailedError as error:
-            raise PgOutputError(
+            raise ConflictError(
                 f"another program has written {what} in {self.uri} at the same time "
                 f"({self.shown(error)}). One sync at a time can write a target"
             ) from None

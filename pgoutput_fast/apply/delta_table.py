@@ -430,14 +430,10 @@ class Table:
         return conformed(rows, schema)
 
     def delete_files(self, files: Written) -> None:
-        """Delete files that no commit has, and directories that are empty then, if possible."""
+        """Delete files that no commit has, as far as that is possible."""
         for one in files:
             with contextlib.suppress(Exception):
                 self.filesystem.delete_file(one.path)
-                if self.place.path is not None:
-                    root = self.place.path / self.directory
-                    for directory in list((root / one.path).parents)[: one.path.count("/") + 1]:
-                        directory.rmdir()
 
     def vacuum(self) -> None:
         """Delete the files that the table has no more, and those that it never had."""

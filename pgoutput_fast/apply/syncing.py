@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ..captured.progress import Progress
 from ..captured.units import SegmentSource, open_source
+from ..connections import RetryableError
 from ..directory.consumers import Consumer, consumers, remove_consumer
 from ..directory.copies import Tables
 from ..directory.known import how_to_copy
@@ -25,6 +26,7 @@ from ..segments.format import BEGIN_NAME
 from .departures import Departures, departed
 from .targets import (
     DELETED,
+    ConflictError,
     Held,
     IncompleteError,
     NotForeseenError,
@@ -290,15 +292,21 @@ class Syncing:
         given = (
             self._directory, self._target, self._stored, self._decoding, self._options, self._tell,
         )  # fmt: skip
-        one = WindowWriter(*given) if self._engine is None else self._engine.writer(plan, *given)
+        if self._engine is None:
+            return self._written_by(WindowWriter(*given), source, plan)
         try:
-            with window(self._target):
-                self._stored = one.write(source, plan)
-        except NotForeseenError as error:
-            _log.info("a window is written by this process: %s", error)
-            one = WindowWriter(*given)
-            with window(self._target):
-                self._stored = one.write(source, plan)
+            try:
+                return self._written_by(self._engine.writer(plan, *given), source, plan)
+            except NotForeseenError as error:
+                _log.info("a window is written by this process: %s", error)
+                return self._written_by(WindowWriter(*given), source, plan)
+        except ConflictError as error:
+            # A task of a sync that was killed may go on for a while.
+            raise RetryableError(str(error)) from error
+
+    def _written_by(self, one: WindowWriter, source: SegmentSource, plan: Plan) -> WindowWriter:
+        with window(self._target):
+            self._stored = one.write(source, plan)
         return one
 
     def _see(self, source: SegmentSource) -> None:

@@ -199,6 +199,10 @@ class IncompleteError(PgOutputError):
     """Changes do not fit what a state table has."""
 
 
+class ConflictError(PgOutputError):
+    """Another program has written a table at the same time; nothing was done."""
+
+
 class NotForeseenError(Exception):
     """A window is not as it was taken to be by those that have written parts of it."""
 

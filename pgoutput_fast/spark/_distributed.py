@@ -192,7 +192,7 @@ class DistributedWindow(WindowWriter):
                 arguments["uri"], arguments["storage_options"], arguments["retention_hours"],
                 target.kept.soft_deletes, arguments["partition_by"], tables,
             )
-            for units in _grouped(plan.units, self._jobs.cores)
+            for units in grouped(plan.units, self._jobs.cores)
         ]  # fmt: skip
 
     def _tables_expected(self, plan: Plan) -> dict[int, Expected]:
@@ -232,7 +232,7 @@ class DistributedWindow(WindowWriter):
             one.fail(folded.incomplete)
 
 
-def _grouped(units: Sequence[Unit], cores: int) -> list[list[tuple[int, Unit]]]:
+def grouped(units: Sequence[Unit], cores: int) -> list[list[tuple[int, Unit]]]:
     """Units with their numbers, in groups of about one size that follow each other."""
     total = sum(unit.size for unit in units)
     count = min(len(units), max(cores, -(-total // _TASK_BYTES)))

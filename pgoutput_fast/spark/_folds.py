@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +15,7 @@ from pgoutput_fast.apply.delta_types import conformed, stored_array, stored_sche
 from pgoutput_fast.apply.folding import Folding
 from pgoutput_fast.apply.stored_changes import with_added
 from pgoutput_fast.apply.table_window import since
-from pgoutput_fast.apply.targets import Added, IncompleteError
+from pgoutput_fast.apply.targets import Added, ConflictError, IncompleteError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _ROWS = 1 << 16
 """That are folded at once."""
+_ATTEMPTS = 3
+"""To commit, if other tasks have committed meanwhile."""
 
 
 class FoldedFile(NamedTuple):
@@ -108,6 +111,14 @@ def fold_tables(tasks: FoldTasks) -> list[Folded]:
 
 
 def _fold(target: DeltaTarget, task: FoldTask) -> Folded:
+    """Do one table, behind a task that goes on although its driver has ended."""
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(ConflictError):
+            return _fold_once(target, task)
+    return _fold_once(target, task)
+
+
+def _fold_once(target: DeltaTarget, task: FoldTask) -> Folded:
     begin = time.perf_counter()
     state = target.state(task.before)
     incomplete = None

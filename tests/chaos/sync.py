@@ -218,9 +218,9 @@ class Syncer(Consumer):
 
     def start(self) -> None:
         """Start it, with windows of another size than before."""
-        # A window of Spark's takes half a second, however small it is.
+        # A window of Spark's takes a second, however small it is.
         self.options["window_bytes"] = self.chance.choice(
-            WINDOWS[1:] if "spark" in self.options else WINDOWS
+            WINDOWS[2:] if "spark" in self.options else WINDOWS
         )
         if "spark" in self.options:
             # Others are written by the driver.
@@ -234,7 +234,7 @@ class Syncer(Consumer):
         return b"connected to" in os.pread(self.log.fileno(), 1 << 20, self._begin)
 
     def kill(self) -> None:
-        """With all that it has started, which is a session of its own."""
+        """With its JVM. Python's workers go on for a moment, as those on other machines would."""
         assert self.process is not None
         if "spark" in self.options:
             with contextlib.suppress(ProcessLookupError):

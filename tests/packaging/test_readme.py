@@ -324,6 +324,29 @@ def test_the_source_for_spark(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.spark
+def test_tables_by_spark(tmp_path: Path) -> None:
+    """The page's example, and its command, which goes on with the same tables."""
+    page = ROOT / "docs" / "spark-sync.md"
+    (example,) = python_blocks(page)
+    command = blocks("sh", page)[0].split()
+    example = example.replace('until="now"', 'until="now", driver_bytes=0')
+    with fresh_server() as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("INSERT INTO accounts VALUES (1, 99.50, NULL), (2, 1, 'x')")
+            ran = run_python("-c", on(server, example), cwd=tmp_path)
+            assert (ran.returncode, ran.stdout) == (0, "3 {}\n"), ran.stderr
+            connection.execute("DELETE FROM accounts WHERE id = 1")
+        given = [server.dsn() if one == "postgresql:///shop" else one for one in command[1:]]
+        ran = run_python("-m", "pgoutput_fast", *given, "--until", "now", cwd=tmp_path)
+        assert ran.returncode == 0, ran.stderr
+    reading = "print(deltalake.DeltaTable('lake/state/public.accounts').to_pyarrow_table()['id'])"
+    ran = run_python("-c", f"import deltalake; {reading}", cwd=tmp_path)
+    assert re.findall(r"\d+", ran.stdout.partition("[")[2]) == ["2"]
+
+
 @pytest.mark.sample(3)
 @pytest.mark.integration
 def test_tables_that_are_kept_up_to_date(tmp_path: Path) -> None:

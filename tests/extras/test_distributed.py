@@ -1,0 +1,162 @@
+"""Windows of a sync that are written by tasks: what happens when they are not as was foreseen."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process import InProcessEngine
+from made_directory import MadeDirectory
+from synced_tables import DeltaTables
+
+from pgoutput_fast import apply, testing
+from pgoutput_fast.apply import delta_target
+from pgoutput_fast.apply.targets import ConflictError
+from pgoutput_fast.captured.units import Unit
+from pgoutput_fast.connections import RetryableError
+from pgoutput_fast.spark import _folds
+from pgoutput_fast.spark._distributed import DistributedWindow, grouped
+from pgoutput_fast.spark._folds import Folded, fold_tables
+
+pytest.importorskip("deltalake")
+
+THINGS = testing.Table("things", {"id": "int4", "note": "text"}, 16390, key=["id"])
+ROWS = [{"id": 1, "note": "a"}, {"id": 2, "note": "B"}, {"id": 3, "note": "c"}]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[MadeDirectory]:
+    with contextlib.closing(MadeDirectory(tmp_path / "segments")) as found:
+        yield found
+
+
+@pytest.fixture
+def tables(made: MadeDirectory, tmp_path: Path) -> DeltaTables:
+    """Two rows, and two changes that are not in the tables yet."""
+    found = DeltaTables(tmp_path)
+    made.wait(THINGS, 1000)
+    made.copy(THINGS, 1100, [[1, "a"]])
+    made.commit(1150, THINGS.relation(), testing.insert(THINGS, [2, "b"]))
+    apply.sync(segments=made.directory, target=found.target, until="now")
+    made.commit(1200, THINGS.relation(), testing.update(THINGS, [2, "B"]),
+                testing.insert(THINGS, [3, "c"]))  # fmt: skip
+    return found
+
+
+def sync(made: MadeDirectory, tables: DeltaTables, engine: Any) -> apply.SyncProgress:
+    return apply.sync(segments=made.directory, target=tables.target, until="now", engine=engine)
+
+
+def rows(tables: DeltaTables) -> list[dict[str, Any]]:
+    return sorted(tables.state("public.things").to_pylist(), key=lambda row: row["id"])
+
+
+def changes(tables: DeltaTables) -> list[str]:
+    found = tables.changes("public.things").to_pylist()
+    return [row["op"] for row in sorted(found, key=lambda row: (row["commit_lsn"], row["seq"]))]
+
+
+OPERATIONS = ["truncate", "read", "insert", "update", "insert"]
+
+
+def test_a_task_that_goes_on_while_another_one_does_the_same(
+    made: MadeDirectory, tables: DeltaTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both fold and write; one commits, the other one finds that nothing is left."""
+    folded: list[list[Folded]] = []
+    commits = []
+    commit = delta_target.Table.commit
+
+    def late(self: Any, *given: Any, **more: Any) -> None:
+        if self.directory.startswith("state") and not folded:
+            folded.append([])  # it is not done a third time
+            folded[0] = fold_tables(task)
+        commits.append(self.directory)
+        commit(self, *given, **more)
+
+    fold = fold_tables
+
+    def seen(tasks: Any) -> list[Folded]:
+        nonlocal task
+        task = tasks
+        return fold(tasks)
+
+    task: Any = None
+    monkeypatch.setattr(delta_target.Table, "commit", late)
+    monkeypatch.setattr("pgoutput_fast.spark._distributed.fold_tables", seen)
+    ended = sync(made, tables, InProcessEngine())
+    assert (ended.stale, ended.changes) == ({}, 2)
+    assert [one.incomplete for one in folded[0]] == [None]
+    # The first attempt of the second task was refused by Delta's log.
+    assert commits.count("state/public.things") == 2
+    assert (rows(tables), changes(tables)) == (ROWS, OPERATIONS)
+
+
+def test_a_table_that_others_write_all_the_time(
+    made: MadeDirectory, tables: DeltaTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That passes, once tasks of a sync that was killed have ended: the next call goes on."""
+    attempts = []
+    commit = delta_target.Table.commit
+
+    def refused(self: Any, *given: Any, **more: Any) -> None:
+        if self.directory.startswith("state"):
+            attempts.append(self.directory)
+            raise ConflictError("another program has written it")
+        commit(self, *given, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(delta_target.Table, "commit", refused)
+        with pytest.raises(RetryableError, match="another program has written it"):
+            sync(made, tables, InProcessEngine())
+    assert len(attempts) == _folds._ATTEMPTS
+    assert changes(tables) == OPERATIONS
+    assert rows(tables) == [{"id": 1, "note": "a"}, {"id": 2, "note": "b"}]
+    sync(made, tables, InProcessEngine())
+    assert (rows(tables), changes(tables)) == (ROWS, OPERATIONS)
+
+
+def test_a_window_that_the_driver_has_to_write(
+    made: MadeDirectory, tables: DeltaTables, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The change table has the changes already, as a call was killed behind its commit."""
+    caplog.set_level("INFO")
+
+    def killed(self: Any, ends: Any) -> None:
+        raise KeyboardInterrupt
+
+    engine = InProcessEngine()
+    with monkeypatch.context() as patch:
+        patch.setattr(DistributedWindow, "_finish_all", killed)
+        with pytest.raises(KeyboardInterrupt):
+            sync(made, tables, engine)
+    assert changes(tables) == OPERATIONS
+    files = sorted(tables.path.glob("*/public.things/*.parquet"))
+    made.commit(1300, THINGS.relation(), testing.delete(THINGS, [1, None], "K"))
+    ended = sync(made, tables, engine)
+    assert (ended.changes, ended.windows) == (1, 1)
+    assert "a window is written by this process: the target has changes" in caplog.text
+    assert (rows(tables), changes(tables)) == (ROWS[1:], [*OPERATIONS, "delete"])
+    # Nothing is left of what the tasks have written for it.
+    assert len({*tables.path.glob("*/public.things/*.parquet")} - {*files}) == 2
+
+
+def test_tasks_have_about_as_much_to_do() -> None:
+    def sizes(cores: int, *given: int) -> list[list[int]]:
+        units = [Unit((Path(f"{i}"),), size) for i, size in enumerate(given)]
+        found = grouped(units, cores)
+        assert [number for group in found for number, _ in group] == [*range(len(units))]
+        return [[unit.size for _, unit in group] for group in found]
+
+    assert sizes(2, 10, 10, 10, 10) == [[10, 10], [10, 10]]
+    assert sizes(2, 10) == [[10]]
+    assert sizes(4, 1, 1) == [[1], [1]]
+    assert sizes(2, 1, 1, 1, 90) == [[1, 1, 1], [90]]
+    assert sizes(2, 90, 1, 1, 1) == [[90], [1, 1, 1]]
+    assert sizes(2, 0, 0) == [[0, 0]]
+    # More than there are cores, where a task would take too long.
+    assert len(sizes(2, *[128 << 20] * 16)) == 8
