@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -155,29 +156,28 @@ class DistributedWindow(WindowWriter):
     def _take_all(self, source: SegmentSource, plan: Plan) -> None:
         tasks = self._write_tasks(source, plan)
         found = self._jobs.run("decode and write changes", write_window, tasks, self._tell)
-        runs = [run for one in found for run in one]
+        runs = deque(run for one in found for run in one)
         try:
             self._take_runs(plan, runs)
         except BaseException:
+            # Of the others the tables know what stands already.
             for run in runs:
                 delete_run(tasks[0], run)
             raise
 
-    def _take_runs(self, plan: Plan, runs: Sequence[Run]) -> None:
-        """Give all runs to their tables."""
+    def _take_runs(self, plan: Plan, runs: deque[Run]) -> None:
+        """Give all runs to their tables; a run is there until its table has it."""
         first = 0
-        waiting = iter([*runs, None])
-        run = next(waiting)
         for copy, units in itertools.groupby(plan.units, copy_of):
             first += sum(1 for _ in units)
-            while run is not None and run.unit < first:
+            while runs and (run := runs[0]).unit < first:
                 one: Any = self._table(run.relation, run.first_lsn)
                 known = functools.partial(self._known, run.relation)
                 if copy is None:
                     one.add_run(run, known)
                 else:
                     one.add_copied_run(run, known, copy)
-                run = next(waiting)
+                runs.popleft()
             self._end_copy(copy)
             self._tell()
 

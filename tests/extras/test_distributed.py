@@ -14,11 +14,11 @@ from synced_tables import DeltaTables
 
 from pgoutput_fast import apply, testing
 from pgoutput_fast.apply import delta_target
-from pgoutput_fast.apply.targets import ConflictError
+from pgoutput_fast.apply.targets import ConflictError, NotForeseenError
 from pgoutput_fast.captured.units import Unit
 from pgoutput_fast.connections import RetryableError
 from pgoutput_fast.spark import _folds
-from pgoutput_fast.spark._distributed import DistributedWindow, grouped
+from pgoutput_fast.spark._distributed import DistributedWindow, TableOfFiles, grouped
 from pgoutput_fast.spark._folds import Folded, fold_tables
 
 pytest.importorskip("deltalake")
@@ -143,6 +143,28 @@ def test_a_window_that_the_driver_has_to_write(
     assert (rows(tables), changes(tables)) == (ROWS[1:], [*OPERATIONS, "delete"])
     # Nothing is left of what the tasks have written for it.
     assert len({*tables.path.glob("*/public.things/*.parquet")} - {*files}) == 2
+
+
+def test_a_snapshot_that_stands_when_the_driver_has_to_write_the_rest(
+    made: MadeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = DeltaTables(tmp_path)
+    made.wait(THINGS, 1000)
+    made.copy(THINGS, 1100, [[1, "a"], [2, "b"]])
+    made.commit(1200, THINGS.relation(), testing.update(THINGS, [2, "B"]),
+                testing.insert(THINGS, [3, "c"]))  # fmt: skip
+    stood = []
+
+    def refused(self: Any, run: Any, known: Any) -> None:
+        stood.append(rows(tables))
+        raise NotForeseenError("it is another table")
+
+    monkeypatch.setattr(TableOfFiles, "add_run", refused)
+    sync(made, tables, InProcessEngine())
+    assert stood == [[{"id": 1, "note": "a"}, {"id": 2, "note": "b"}]]
+    assert (rows(tables), changes(tables)) == (
+        ROWS, ["truncate", "read", "read", "update", "insert"]
+    )  # fmt: skip
 
 
 def test_tasks_have_about_as_much_to_do() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,9 @@ from typing import Any
 import pytest
 
 from pgoutput_fast import cli
+from pgoutput_fast.cli.sync import command as sync
 from pgoutput_fast.embedded import EmbeddedServer
+from pgoutput_fast.spark._java import java_home
 from pgoutput_fast.verify import verify
 
 pytest.importorskip("deltalake")
@@ -85,6 +88,90 @@ def test_the_command(
         assert left == []
     report = verify(database.dsn, publications=["p"], target=str(lake))
     assert [(one.name, one.state, one.rows) for one in report.tables] == [("t", "equal", 100_000)]
+
+
+@pytest.mark.slow
+def test_a_cluster_and_object_storage(
+    pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The example: executors are processes of their own, and nothing of the target is local."""
+    pytest.importorskip("moto")
+    from pyarrow import fs
+
+    database = make_database(pg16)
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, day date, v text)",
+        "INSERT INTO t SELECT i, date '2024-05-01' + i % 2, repeat('x', 100)"
+        " FROM generate_series(1, 120000) AS i",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )  # fmt: skip
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    tools = Path(__file__).parents[1] / "tools"
+    with subprocess.Popen(
+        [sys.executable, tools / "object_storage.py"], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True,
+    ) as storage:  # fmt: skip
+        assert storage.stdout is not None
+        endpoint = storage.stdout.readline().strip()
+        fs.S3FileSystem(
+            endpoint_override=endpoint, access_key="k", secret_key="s", allow_bucket_creation=True
+        ).create_dir("bucket")
+        keys = {
+            "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY": "some-secret",
+            "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true",
+        }  # fmt: skip
+        environment = {
+            **os.environ, **keys, "PYTHON": sys.executable, "MASTER_PORT": str(port),
+            "JAVA_HOME": java_home(),
+        }  # fmt: skip
+        target = {"target": "s3://bucket/lake", "segments": str(tmp_path / "segments")}
+        command = [
+            Path(__file__).parents[2] / "examples" / "cluster" / "standalone.sh",
+            "--dsn", database.dsn, "--slot", f"slot_{database.name}", "--publication", "p",
+            "--to", target["target"], "--dir", target["segments"], "--until", "now",
+            "--partition-by", "public.t=day",
+        ]  # fmt: skip
+        for statement in ("UPDATE t SET v = repeat(v, 2) WHERE id % 2 = 0", None):
+            ended = subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=False, timeout=200
+            )
+            assert ended.returncode == 0, ended.stderr
+            assert "some-secret" not in ended.stderr
+            if statement is not None:
+                assert "120,001 changes in 1 window" in ended.stderr
+                database.execute(statement)
+        assert "60,000 changes in 1 window" in ended.stderr
+        report = verify(database.dsn, publications=["p"], **target, storage_options=keys)
+        assert [(one.state, one.rows) for one in report.tables] == [("equal", 120_000)]
+
+
+def test_manifests_for_kubernetes() -> None:
+    """What can be seen without a cluster: names that belong together, options that there are."""
+    yaml = pytest.importorskip("yaml")
+    path = Path(__file__).parents[2] / "examples" / "cluster" / "kubernetes.yaml"
+    parts = {one["kind"]: one for one in yaml.safe_load_all(path.read_text())}
+    pod = parts["Deployment"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    conf = dict(one.removeprefix("--conf=").split("=", 1) for one in container["command"]
+                if one.startswith("--conf="))  # fmt: skip
+    assert conf["spark.kubernetes.container.image"] == container["image"]
+    account = parts["ServiceAccount"]["metadata"]["name"]
+    assert pod["spec"]["serviceAccountName"] == account
+    assert parts["RoleBinding"]["subjects"][0]["name"] == account
+    assert conf["spark.kubernetes.authenticate.driver.serviceAccountName"] == account
+    assert parts["Service"]["spec"]["selector"] == pod["metadata"]["labels"]
+    assert conf["spark.driver.host"] == parts["Service"]["metadata"]["name"]
+    assert [str(one["port"]) for one in parts["Service"]["spec"]["ports"]] == [
+        conf["spark.driver.port"], conf["spark.blockManager.port"]
+    ]  # fmt: skip
+    volume = "spark.kubernetes.executor.volumes.persistentVolumeClaim.segments"
+    assert conf[f"{volume}.options.claimName"] == parts["PersistentVolumeClaim"]["metadata"]["name"]
+    (mount,) = container["volumeMounts"]
+    assert conf[f"{volume}.mount.path"] == mount["mountPath"]
+    assert f"--dir={mount['mountPath']}/shop" in container["command"]
+    names = {name for one in sync.params for name in one.opts}
+    assert {one.partition("=")[0] for one in container["command"][2:]} <= names
 
 
 def test_options_that_do_not_go_together(
