@@ -14,8 +14,9 @@ from ..history import Follower, history_of
 from ..names import qualified, shown_name
 from ..segments.listing import has_begun
 from .departures import mistaken
-from .syncing import SyncOptions, check_position, copied_name, origin_of
+from .syncing import check_position, copied_name, origin_of
 from .targets import Held, Origin, Stored, Target
+from .window_writer import SyncOptions
 
 if TYPE_CHECKING:
     import os

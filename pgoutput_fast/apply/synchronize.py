@@ -28,15 +28,13 @@ from .embedded_capture import EmbeddedCapture, libpq_keywords
 from .syncing import (
     Engine,
     Syncing,
-    SyncOptions,
     SyncProgress,
-    Uncopied,
-    Unknown,
     consumer_name,
     lost_tables,
     origin_of,
 )
 from .targets import Kept, Origin, Stored
+from .window_writer import SyncOptions, Uncopied, Unknown
 
 if TYPE_CHECKING:
     from ..catalog import CatalogTable
@@ -175,10 +173,8 @@ def sync(
     opened = open_target(
         target, storage_options=storage_options, partition_by=partition_by,
         retention_hours=retention_hours, maintenance=maintenance, soft_deletes=soft_deletes,
-        tables=options.tables,
+        tables=options.tables, engine=engine,
     )  # fmt: skip
-    if engine is not None:
-        engine.check(opened.target)
     name = consumer or opened.consumer
     stop = threading.Event() if stop is None else stop
     with contextlib.ExitStack() as held:
@@ -186,9 +182,7 @@ def sync(
         if segments is not None:
             _refuse(dsn=dsn, slot=slot, publications=publications, directory=directory,
                     **capture_options)  # fmt: skip
-            where = Path(segments)
-            if not has_begun(where):
-                raise PgOutputError(f"no capture has begun in {where}")
+            where = _begun(Path(segments))
             _check_by_history(opened.target, where, partition_by)
             is_over = stop.is_set if until != "now" else lambda: True
             until_lsn = contents(where).end if until == "now" else until
@@ -220,6 +214,13 @@ def sync(
         if segments is None:
             run.result()
         return found
+
+
+def _begun(directory: Path) -> Path:
+    """The directory, in which a capture has begun."""
+    if not has_begun(directory):
+        raise PgOutputError(f"no capture has begun in {directory}")
+    return directory
 
 
 def _refuse(**given: Any) -> None:
@@ -319,6 +320,7 @@ def open_target(
     maintenance: bool | None = None,
     soft_deletes: str | None = None,
     tables: Sequence[str] | None = None,
+    engine: Engine | None = None,
 ) -> OpenedTarget:
     """The target of a name. Nothing is read or made yet.
 
@@ -326,7 +328,7 @@ def open_target(
     ----------
     target : str or path
         ``duckdb:FILE``, or a directory or URL for Delta tables.
-    storage_options, partition_by, retention_hours, maintenance, soft_deletes, tables
+    storage_options, partition_by, retention_hours, maintenance, soft_deletes, tables, engine
         As of :func:`sync`.
 
     Raises
@@ -363,7 +365,7 @@ def open_target(
             raise PgOutputError(f"target {text!r} is a directory: give duckdb:FILE")
         if not path.parent.is_dir():
             raise PgOutputError(f"target {text!r}: there is no directory {path.parent}")
-        return OpenedTarget(DuckdbTarget(path, kept), DECODED_FOR, str(path), path)
+        return _opened(OpenedTarget(DuckdbTarget(path, kept), DECODED_FOR, str(path), path), engine)
     from . import delta_target
 
     if _SCHEME.match(text) or text.endswith(_FILES):
@@ -376,7 +378,14 @@ def open_target(
         raise PgOutputError(f"target {text!r} is a file: give a directory, or duckdb:{text}")
     if where is not None and not where.parent.is_dir():
         raise PgOutputError(f"target {text!r}: there is no directory {where.parent}")
-    return OpenedTarget(made, delta_target.DECODED_FOR, made.place.uri, where)
+    return _opened(OpenedTarget(made, delta_target.DECODED_FOR, made.place.uri, where), engine)
+
+
+def _opened(opened: OpenedTarget, engine: Engine | None) -> OpenedTarget:
+    """The same, which an engine can write."""
+    if engine is not None:
+        engine.check(opened.target)
+    return opened
 
 
 def _check_types(

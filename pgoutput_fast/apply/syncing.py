@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..captured.progress import Progress
 from ..captured.units import SegmentSource, open_source
@@ -19,7 +19,7 @@ from ..directory.looking import look
 from ..directory.reading import first_position, lacking
 from ..directory.requests import request_copy
 from ..errors import PgOutputError
-from ..history import HistoryPolicy, history_of
+from ..history import history_of
 from ..lsn import format_lsn
 from ..names import qualified
 from ..segments.format import BEGIN_NAME
@@ -35,13 +35,12 @@ from .targets import (
     Target,
     window,
 )
-from .window_writer import LEFT_UNCOPIED, WindowWriter, end_of
+from .window_writer import LEFT_UNCOPIED, SyncOptions, Uncopied, WindowWriter, end_of
 
 if TYPE_CHECKING:
     from ..captured.units import Plan
     from ..directory.copies import Copy, TableState
     from ..directory.reading import Position
-    from ..policies import Policies
     from ..replication import CaptureProgress
 
 _log = logging.getLogger(__name__)
@@ -51,24 +50,6 @@ _CUT_OFF = (
     "it was dropped or left the publications, and its last changes before that are not in this "
     "directory"
 )
-Unknown = Literal["copy", "error"]
-Uncopied = Literal["error", "empty", "changes"]
-
-
-class SyncOptions(NamedTuple):
-    """How tables are kept up to date.
-
-    Fields: see :func:`sync`.
-    """
-
-    tables: tuple[str, ...] | None
-    policies: Policies
-    history: HistoryPolicy
-    schema_changes: Literal["evolve", "fail"]
-    unknown: Unknown
-    uncopied: Uncopied
-    interval: float
-    window_bytes: int
 
 
 class SyncProgress(NamedTuple):

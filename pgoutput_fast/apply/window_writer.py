@@ -6,7 +6,7 @@ import functools
 import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from ..captured.units import Chunk, Plan, SegmentSource, Unit
     from ..directory.copies import Copy
     from ..directory.reading import Position
-    from .syncing import SyncOptions
+    from ..history import HistoryPolicy
+    from ..policies import Policies
 
 # A capture reads the catalogue when it meets a new Relation, and does not wait for that.
 _CATALOG_TIMEOUT = 10.0  # seconds
@@ -43,6 +44,26 @@ LEFT_UNCOPIED = (
     "changes are kept"
 )
 """Why a table is stale that nobody can copy any more."""
+
+
+Unknown = Literal["copy", "error"]
+Uncopied = Literal["error", "empty", "changes"]
+
+
+class SyncOptions(NamedTuple):
+    """How tables are kept up to date.
+
+    Fields: see :func:`sync`.
+    """
+
+    tables: tuple[str, ...] | None
+    policies: Policies
+    history: HistoryPolicy
+    schema_changes: Literal["evolve", "fail"]
+    unknown: Unknown
+    uncopied: Uncopied
+    interval: float
+    window_bytes: int
 
 
 class WindowWriter:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..apply.dry_run import SyncPlan, TablePlan
     from ..apply.synchronize import OpenedTarget
-    from ..apply.syncing import SyncOptions
+    from ..apply.window_writer import SyncOptions
 
 _OPTIONS = (
     "tables", "policies", "history", "schema_changes", "unknown", "uncopied", "interval",

@@ -84,6 +84,7 @@ class Writer:
         self._chance = random.Random(chance.random())
         self._stop = threading.Event()
         self._pause = threading.Lock()
+        self._broken = False
         self._number = 0
         self._added: dict[str, dict[str, str]] = {f"t{n}": {} for n in range(TABLES)}
         self.defined: Counter[str] = Counter()
@@ -94,11 +95,11 @@ class Writer:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                with (
-                    self._pause,
-                    psycopg.connect(self._server.dsn(), autocommit=True) as connection,
-                ):
-                    self._broken = False
+                if self._broken:  # the server is restarted
+                    time.sleep(0.01)
+                    continue
+                dsn = self._server.dsn()
+                with self._pause, psycopg.connect(dsn, autocommit=True) as connection:
                     while not (self._broken or self._stop.wait(0.003)):
                         # A key that is there already: the transaction is rolled back.
                         with contextlib.suppress(psycopg.errors.UniqueViolation):
@@ -202,10 +203,12 @@ class Writer:
         self._broken = True
         with self._pause:
             self._server.restart("kill")
+        self._broken = False
 
     def end(self) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(LOOK)
+        assert not self._thread.is_alive(), "a statement of the writer does not end"
         if self.failed is not None:
             raise self.failed
 
@@ -455,6 +458,7 @@ def run(target: str, engine: str, seed: int, kills: int, directory: Path | None)
             syncer.tell_threads()
             print(f"The sync's log ends with:\n{syncer.said()[-6000:]}")
             tell_positions(server, tables)
+            sys.stdout.flush()
             raise
     assert len(report.tables) == count
     print(
