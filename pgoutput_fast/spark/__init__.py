@@ -27,7 +27,7 @@ from .state import current_state
 
 if TYPE_CHECKING:
     from .data_source import PgOutputDataSource
-    from .engine import SparkEngine, sync
+    from .sync_engine import SparkEngine, sync
 
 __all__ = [
     "PgOutputDataSource",
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
 
         return PgOutputDataSource
     if name in ("SparkEngine", "sync"):  # which need deltalake
-        from . import engine
+        from . import sync_engine
 
-        return getattr(engine, name)
+        return getattr(sync_engine, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -41,7 +41,7 @@ def processes(session: int) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
-def test_the_command(
+def test_the_command_with_spark(
     pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path
 ) -> None:
     database = make_database(pg16)

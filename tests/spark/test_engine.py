@@ -134,7 +134,7 @@ def test_targets_and_options_that_spark_can_not_have(
     assert repr(SparkEngine(spark)) == "SparkEngine('local[2]')"
 
 
-def test_tables_in_object_storage(spark: Any, made: MadeDirectory, tmp_path: Path) -> None:
+def test_object_storage_by_executors(spark: Any, made: MadeDirectory, tmp_path: Path) -> None:
     pytest.importorskip("moto")
     from deltalake import DeltaTable
     from pyarrow import fs
