@@ -566,7 +566,7 @@ def test_errors_and_their_exit_codes(
         (["--segments", "d", "password=s3cret"], "unexpected extra argument"),
         (["--segments", "d", "--until", "soon"], "'soon' is no LSN; expected a form"),
         (["--segments", "d", "--interval", "1x"], "'1x' is no time"),
-        (["--segments", "d", "--engine", "spark"], "'spark' is not 'local'"),
+        (["--segments", "d", "--engine", "spark"], "--engine spark keeps Delta tables"),
         (["--segments", "d", "--report", "/nonexistent/r.html"], "--report: there is no directory"),
         (["--segments", "d", "--policy", "x=y"], "is not NAME=VALUE"),
         (["--segments", "d", "--partition-by", "public.a="], "expected schema.name=COLUMN"),
