@@ -561,6 +561,19 @@ class Follower:
             else:
                 yield from self._by_values(data, tags, (begin, end), found, states, encoding)
 
+    def go_to(self, commit_lsn: int) -> None:
+        """Have the types of a commit, where nothing of its frames is decoded here.
+
+        Parameters
+        ----------
+        commit_lsn : int
+        """
+        import numpy as np
+
+        lsns = np.array([commit_lsn], np.uint64)
+        self._place = Place(*self._history.places(lsns, lsns)[:, 0].tolist())
+        self._take(self._history.types(self._place, self._policy))
+
     def _take(self, found: Types) -> None:
         """Have these types from here on."""
         self._found = found

@@ -206,6 +206,12 @@ class DistributedWindow(WindowWriter):
         with ThreadPoolExecutor(self._target.threads) as pool:
             return dict(zip(self._held, pool.map(expected, self._held.values()), strict=True))
 
+    def _known(self, relation: Any, lsn: int) -> Known:
+        """See `WindowWriter`; no frame that was read here has told the types of that time."""
+        if self._follower is not None:
+            self._follower.go_to(lsn)
+        return super()._known(relation, lsn)
+
     # --- the second job: state tables ------------------------------------------------------------
 
     def _finish_all(self, ends: dict[int, int]) -> None:

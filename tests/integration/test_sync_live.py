@@ -122,6 +122,22 @@ def test_what_rows_go_through(synced: Synced) -> None:
     assert len({row["lsn"] for row in progress}) == 1
 
 
+def test_a_new_column_of_a_type_of_ones_own(synced: Synced) -> None:
+    """What older rows have in it is decoded by what was known of the type at that time."""
+    synced.database.execute("CREATE TYPE place AS (name text, at float8[], mood text)")
+    synced.sync()
+    synced.database.execute(
+        "ALTER TABLE t ADD spot place DEFAULT ROW('x', '{1.5,NULL}', NULL)::place",
+        "INSERT INTO t VALUES (51, 'new', 1, 'x', ROW(NULL, NULL, 'glad'))",
+        "UPDATE t SET n = 7 WHERE id = 2",
+    )
+    synced.sync()
+    found = dict(synced.rows("public.t", "id", "spot"))
+    default = {"name": "x", "at": [1.5, None], "mood": None}
+    assert found.pop(51) == {"name": None, "at": None, "mood": "glad"}
+    assert found == dict.fromkeys(range(1, 51), default)
+
+
 def test_columns_that_change_names_with_each_other(synced: Synced) -> None:
     synced.database.execute("ALTER TABLE t ADD w text DEFAULT 'w'")
     synced.sync()
