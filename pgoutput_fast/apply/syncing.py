@@ -83,6 +83,9 @@ class SyncProgress(NamedTuple):
     left : tuple of str
         Tables that are dropped, or not published any more, and stay as they are: their names in
         the target.
+    change_seconds, state_seconds : float
+        How long it took until the changes of windows stood in their tables, and from then until the
+        state tables had them, in all windows of this call.
     """
 
     lsn: int
@@ -98,6 +101,8 @@ class SyncProgress(NamedTuple):
     end_lsn: int = 0
     capture: CaptureProgress | None = None
     left: tuple[str, ...] = ()
+    change_seconds: float = 0.0
+    state_seconds: float = 0.0
 
 
 class Engine(Protocol):
@@ -184,6 +189,7 @@ class Syncing:
         self._waiting: tuple[str, ...] = ()
         self._held_back: set[int] = set()
         self._table_seconds: dict[str, float] = {}
+        self._stage_seconds = (0.0, 0.0)
         self._end_lsn = 0
         self._see(source)
         gone = [one for one in self._stored.tables.values() if one.stale == DELETED]
@@ -321,6 +327,8 @@ class Syncing:
             self._counts[name] = self._counts.get(name, 0) + count
         for name, seconds in one.seconds.items():
             self._table_seconds[name] = self._table_seconds.get(name, 0.0) + seconds
+        changes, states = self._stage_seconds
+        self._stage_seconds = changes + one.change_seconds, states + one.state_seconds
         self._commit_time = self._newest()
         self._departures.look(self._stored.tables)
         self._say_stale()
@@ -349,6 +357,7 @@ class Syncing:
             dict(self._counts), stale, self._waiting, dict(self._table_seconds),
             tuple(self._stored.tables.values()), self._end_lsn,
             None if self._captured is None else self._captured(), self._departures.left,
+            *self._stage_seconds,
         )  # fmt: skip
 
 

@@ -88,6 +88,9 @@ class WindowWriter:
         Changes that were written, by table.
     seconds : dict of str to float
         How long each table took.
+    change_seconds, state_seconds : float
+        How long it took until the changes stood in their tables, and from then until the state
+        tables had them.
     """
 
     _table_window: type[TableWindow] = TableWindow
@@ -118,9 +121,11 @@ class WindowWriter:
         self._schemas: dict[int, tuple[Any, pa.Schema]] = {}
         self.counts: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
+        self.change_seconds = self.state_seconds = 0.0
 
     def write(self, source: SegmentSource, plan: Plan) -> Stored:
         """Write everything; what the target has then."""
+        begin = time.perf_counter()
         self._take_all(source, plan)
         after = end_of(plan)
         # A window that is read again, as a process was killed behind its commit, may end before
@@ -134,7 +139,10 @@ class WindowWriter:
         self._each(self._commit_changes, ends)
         for one in self._open.values():
             self.counts[qualified(one.held)] = one.changes
+        changed = time.perf_counter()
+        self.change_seconds = changed - begin
         self._finish_all(ends)
+        self.state_seconds = time.perf_counter() - changed
         for relation_id, one in self._open.items():
             self._held[relation_id] = one.held
         self._settle_names()

@@ -41,6 +41,8 @@ class SyncFigures(NamedTuple):
             "changes": progress.changes,
             "windows": progress.windows,
             "write_seconds": round(progress.write_seconds, 3),
+            "change_seconds": round(progress.change_seconds, 3),
+            "state_seconds": round(progress.state_seconds, 3),
             "lsn": format_lsn(progress.lsn),
             "tables": dict(progress.tables),
             "stale": dict(progress.stale),

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgoutput_fast.columnar.arrays import OPERATIONS
-from pgoutput_fast.errors import PgOutputError, counted
+from pgoutput_fast.errors import PgOutputError
 
 if TYPE_CHECKING:
-    from .run import Result, Span
+    from .run import Mark, Result, Sample
 
-_STAGES = {
-    "make": "changes made by the server",
-    "capture": "capture (frames)",
-    "decode": "decode into change tables (changes)",
-    "state": "current-state tables (changes)",
-    "compare": "compare with the server (rows)",
-}
+_LINES = {"tables": "in the tables", "captured": "captured"}
 
 _PAGE = """\
 <!DOCTYPE html>
@@ -34,8 +29,8 @@ _PAGE = """\
   color-scheme: light dark;
   --page: #f6f7f9; --card: #ffffff; --ink: #1b2330; --soft: #5d6879; --line: #dfe3ea;
   --good: #17803d; --bad: #c0262d;
-  --make: #7a8698; --capture: #2563a8; --decode: #b45f06; --state: #6b4fa3; --compare: #2b7a64;
-  --insert: #3573b9; --update: #d08a1d; --delete: #b0413e; --truncate: #6b7280;
+  --tables: #6b4fa3; --captured: #2563a8; --lag: #b45f06; --phase: #2563a8;
+  --read: #2b7a64; --insert: #3573b9; --update: #d08a1d; --delete: #b0413e; --truncate: #6b7280;
 }}
 @media (prefers-color-scheme: dark) {{
   :root {{
@@ -65,6 +60,7 @@ svg {{ display: block; width: 100%; overflow: visible; }}
 svg text {{ font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
   fill: var(--soft); }}
 .grid {{ stroke: var(--line); stroke-width: 1; }}
+.mark {{ stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 3; }}
 .legend {{ display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 8px 0 10px; font-size: 13px;
   color: var(--soft); }}
 .legend i {{ display: inline-block; width: 11px; height: 11px; border-radius: 3px;
@@ -81,6 +77,7 @@ th, td {{ padding: 6px 10px; text-align: right; border-bottom: 1px solid var(--l
   white-space: nowrap; }}
 th {{ color: var(--soft); font-weight: 500; }}
 th:first-child, td:first-child {{ text-align: left; padding-left: 0; }}
+td.text {{ text-align: left; white-space: normal; }}
 tr:last-child td {{ border-bottom: 0; }}
 td small {{ display: block; color: var(--soft); white-space: normal; min-width: 150px; }}
 .yes {{ color: var(--good); }} .no {{ color: var(--bad); }}
@@ -94,15 +91,26 @@ td small {{ display: block; color: var(--soft); white-space: normal; min-width: 
 </head>
 <body>
 <main>
-<h1>From PostgreSQL's log to Spark's tables</h1>
+<h1>From PostgreSQL's log to Delta tables, exactly once</h1>
 <p>PostgreSQL {server}, Spark {spark}, decoder {implementation}{fallback}, seed {seed}</p>
 <p class="verdict{bad}">{verdict}</p>
 <div class="figures">{figures}</div>
 <section>
-<h2>Throughput over time</h2>
-<p>Per second, on a logarithmic scale. Spark works on one table after the other.</p>
-<div class="legend">{stages}</div>
-<div class="chart">{throughput}</div>
+<h2>How far the tables were behind</h2>
+<p>In seconds: all that was committed so long ago was in the tables. The lines are what happened;
+their texts are below.</p>
+<div class="chart">{lag}</div>
+</section>
+<section>
+<h2>Changes in the tables</h2>
+<p>Of each of the two processes, as the first was killed: in the tables, and captured on the way
+there. The rows of the snapshot count once they are in the tables.</p>
+<div class="legend">{lines}</div>
+<div class="chart">{progress}</div>
+</section>
+<section>
+<h2>What happened</h2>
+<div class="scroll">{marks}</div>
 </section>
 <section>
 <h2>Changes per table</h2>
@@ -116,7 +124,7 @@ td small {{ display: block; color: var(--soft); white-space: normal; min-width: 
 </section>
 <section>
 <h2>Tables</h2>
-<p>A check is one value of one row that was compared with what the server's COPY says.</p>
+<p>Each row of the server's tables was compared with the row of the Delta table.</p>
 <div class="scroll">{table}</div>
 </section>
 <section>
@@ -146,49 +154,54 @@ def write_report(result: Result, path: Path) -> None:
 
 def make_report(result: Result) -> str:
     """The report of a run, as HTML."""
-    difference = result.difference
-    checks = sum(table.checks for table in result.tables)
-    if difference is None:
-        verdict = f"All {len(result.tables)} tables equal the server's: {checks:,} values compared."
-    else:
-        verdict = f"Not equal. {difference}"
     return _PAGE.format(
         server=escape(result.server_version),
         spark=escape(result.spark_version),
         implementation=escape(result.implementation),
         fallback=f" ({escape(result.fallback_reason)})" if result.fallback_reason else "",
         seed=result.seed,
-        bad="" if difference is None else " bad",
-        verdict=escape(verdict),
-        figures="".join(_figures(result, checks)),
-        stages=_legend((name, label) for name, label in _STAGES.items()),
-        throughput=_throughput(result.spans, result.seconds),
+        bad="" if result.is_right else " bad",
+        verdict=escape(result.verdict),
+        figures="".join(_figures(result)),
+        lag=_chart(
+            "Seconds behind",
+            [("lag", _of_runs(result.samples, lambda one: one.lag_seconds))],
+            result.marks, result.seconds,
+        ),
+        lines=_legend(_LINES.items()),
+        progress=_chart(
+            "Changes",
+            [
+                ("captured", _of_runs(result.samples, lambda one: one.captured)),
+                ("tables", _of_runs(result.samples, lambda one: one.changes)),
+            ],
+            result.marks, result.seconds,
+        ),
+        marks=_marks(result.marks),
         operations=_legend((name, name) for name in OPERATIONS.values()),
         bars="".join(_operation_bars(result)),
         seconds=result.seconds,
         phases="".join(_phase_bars(result)),
         table=_table(result),
         families=_families(result),
-    )
+    )  # fmt: skip
 
 
-def _figures(result: Result, checks: int) -> Iterable[str]:
+def _figures(result: Result) -> Iterable[str]:
+    rates = result.rates
     for value, label in (
-        (f"{result.changes:,}", "changes decoded"),
-        (f"{result.transactions:,}", "transactions"),
-        (f"{sum(table.rows for table in result.tables):,}", "rows left in the tables"),
-        (f"{checks:,}", "values compared"),
+        (f"{result.changes:,}", "changes in the tables"),
+        (f"{rates.capture:,.0f}/s", "changes captured, while a backlog was worked off"),
+        (f"{rates.decode:,.0f}/s", "changes decoded into Arrow columns, by one thread"),
+        (f"{rates.change_tables:,.0f}/s", "changes into change tables, decoding included"),
+        (f"{rates.state_tables:,.0f}/s", "changes from there into state tables"),
         (
-            f"{result.frame_bytes / 1e6:,.1f} MB",
-            f"of frames, in {counted(result.segments, 'segment')}",
+            f"{result.caught_up_seconds:.1f} s",
+            f"from the restart to the last of {result.backlog:,} changes that waited",
         ),
-        (f"{_per_second(result.frames, result.capture_seconds)}/s", "frames captured"),
+        (f"{sum(table.rows for table in result.tables):,}", "rows compared with the server's"),
     ):
         yield f"<div><b>{value}</b>{label}</div>"
-
-
-def _per_second(amount: int, seconds: float) -> str:
-    return f"{amount / seconds:,.0f}" if seconds > 0 else "–"
 
 
 def _legend(entries: Iterable[tuple[str, str]]) -> str:
@@ -198,51 +211,73 @@ def _legend(entries: Iterable[tuple[str, str]]) -> str:
     )
 
 
-_HEIGHT = 220  # pixels of the chart's area
+_HEIGHT = 180  # pixels of a chart's area
+
+_Line = list[tuple[float, float]]
 
 
-def _throughput(spans: list[Span], seconds: float) -> str:
-    """A chart of rates over time.
+def _of_runs(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> list[_Line]:
+    """A line of each run of the sync: seconds, and a value where it is known."""
+    lines: dict[int, _Line] = {}
+    for one in samples:
+        found = value(one)
+        if found is not None:
+            lines.setdefault(one.run, []).append((one.at, found))
+    return list(lines.values())
 
-    Horizontal positions are percentages, so that text keeps its size.
+
+def _chart(
+    title: str, lines: Sequence[tuple[str, list[_Line]]], marks: Sequence[Mark], seconds: float
+) -> str:
+    """A chart of values over time.
+
+    Horizontal positions are percentages, so that text keeps its size. Hence a line consists of
+    short ones: the points of a polyline can't be given so.
     """
-    rates = [(span, span.amount / max(span.end - span.start, 1e-9)) for span in spans]
-    exponents = [math.log10(max(rate, 1)) for _, rate in rates] or [0.0]
-    low = math.floor(min(exponents))
-    high = max(math.ceil(max(exponents)), low + 1)
-    parts = [f'<svg height="{_HEIGHT + 28}" role="img" aria-label="Throughput over time">']
-    for exponent in range(low, high + 1):
-        y = _HEIGHT - _HEIGHT * (exponent - low) / (high - low)
-        parts.append(f'<line class="grid" x1="0" x2="100%" y1="{y:.1f}" y2="{y:.1f}"/>')
-        label = _short(10**exponent)
-        parts.append(f'<text x="-8" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     end = max(seconds, 1e-9)
+    top = max((y for _, of in lines for line in of for _, y in line), default=0.0)
+    step = _round_up(max(top, 1e-9) / 4)
+    high = step * max(1, math.ceil(top / step))
+    parts = [f'<svg height="{_HEIGHT + 28}" role="img" aria-label="{escape(title)}">']
+    for n in range(round(high / step) + 1):
+        y = _y(n * step, high)
+        parts.append(f'<line class="grid" x1="0" x2="100%" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="-8" y="{y + 4:.1f}" text-anchor="end">{_short(n * step)}</text>')
     tick = _round_up(end / 6)
-    at = 0.0
-    while at <= end:
-        x = 100 * at / end
-        parts.append(f'<text x="{x:.2f}%" y="{_HEIGHT + 20}" text-anchor="middle">{at:g} s</text>')
-        at += tick
-    for span, rate in rates:
-        height = max(_HEIGHT * (math.log10(max(rate, 1)) - low) / (high - low), 1)
+    for n in range(int(end / tick) + 1):
+        x = 100 * n * tick / end
         parts.append(
-            f'<rect x="{100 * span.start / end:.3f}%" y="{_HEIGHT - height:.1f}" '
-            f'width="{100 * (span.end - span.start) / end:.3f}%" height="{height:.1f}" '
-            f'fill="var(--{span.stage})" fill-opacity="0.85">'
-            f"<title>{escape(span.table or span.stage)}: {rate:,.0f}/s "
-            f"({span.amount:,} in {span.end - span.start:.2f} s)</title></rect>"
+            f'<text x="{x:.2f}%" y="{_HEIGHT + 20}" text-anchor="middle">{n * tick:g} s</text>'
         )
+    for mark in marks:
+        x = 100 * mark.at / end
+        parts.append(
+            f'<line class="mark" x1="{x:.2f}%" x2="{x:.2f}%" y1="0" y2="{_HEIGHT}">'
+            f"<title>{escape(mark.text)}</title></line>"
+        )
+    for name, of in lines:
+        for line in of:
+            parts += _segments(name, line, end, high)
     parts.append("</svg>")
     return "".join(parts)
 
 
+def _segments(name: str, line: _Line, end: float, high: float) -> Iterable[str]:
+    for (x1, y1), (x2, y2) in itertools.pairwise(line):
+        yield (
+            f'<line x1="{100 * x1 / end:.3f}%" x2="{100 * x2 / end:.3f}%" y1="{_y(y1, high):.1f}" '
+            f'y2="{_y(y2, high):.1f}" stroke="var(--{name})" stroke-width="2" '
+            'stroke-linecap="round"/>'
+        )
+
+
+def _y(value: float, high: float) -> float:
+    return _HEIGHT - _HEIGHT * value / high
+
+
 def _round_up(value: float) -> float:
     """The least of 1, 2, 2.5 or 5 times a power of ten that is not less than `value`."""
-    power = 1.0
-    while power * 10 <= value:
-        power *= 10
-    while power > value and power > 1e-6:
-        power /= 10
+    power = 10.0 ** math.floor(math.log10(value))
     return next(
         (power * factor for factor in (1, 2, 2.5, 5) if power * factor >= value), power * 10
     )
@@ -255,13 +290,21 @@ def _short(value: float) -> str:
     return f"{value:g}"
 
 
+def _marks(marks: Sequence[Mark]) -> str:
+    rows = "".join(
+        f'<tr><td>{mark.at:.1f} s</td><td class="text">{escape(mark.text)}</td></tr>'
+        for mark in marks
+    )
+    return f"<table><tbody>{rows}</tbody></table>"
+
+
 def _operation_bars(result: Result) -> Iterable[str]:
-    most = max((table.changes for table in result.tables), default=0) or 1
-    for table in sorted(result.tables, key=lambda table: -table.changes):
+    most = max((table.contents.changes for table in result.tables), default=0) or 1
+    for table in sorted(result.tables, key=lambda table: -table.contents.changes):
         x = 0.0
         rects = []
         for operation in OPERATIONS.values():
-            count = table.operations.get(operation, 0)
+            count = table.contents.operations.get(operation, 0)
             width = 100 * count / most
             if count:
                 rects.append(
@@ -269,7 +312,7 @@ def _operation_bars(result: Result) -> Iterable[str]:
                     f'fill="var(--{operation})"><title>{count:,} × {operation}</title></rect>'
                 )
             x += width
-        yield _bar(table.name, "".join(rects), f"{table.changes:,}")
+        yield _bar(table.name, "".join(rects), f"{table.contents.changes:,}")
 
 
 def _phase_bars(result: Result) -> Iterable[str]:
@@ -279,7 +322,7 @@ def _phase_bars(result: Result) -> Iterable[str]:
             phase.name,
             f'<rect x="{100 * phase.start / end:.3f}%" y="0" '
             f'width="{max(100 * (phase.end - phase.start) / end, 0.2):.3f}%" height="18" '
-            'fill="var(--capture)" fill-opacity="0.85"/>',
+            'fill="var(--phase)" fill-opacity="0.85"/>',
             f"{phase.end - phase.start:.1f} s",
         )
 
@@ -294,27 +337,22 @@ def _bar(name: str, rects: str, figure: str) -> str:
 def _table(result: Result) -> str:
     head = "".join(
         f"<th>{heading}</th>"
-        for heading in (
-            "table", "rows", "changes", "checks", "changes MB", "state MB", "decode/s", "state/s",
-            "equal",
-        )
-    )  # fmt: skip
+        for heading in ("table", "rows", "changes", "changes MB", "rows MB", "equal")
+    )
     rows = []
     for table in result.tables:
         equal = (
-            f'<td class="no">{table.differing:,} differ</td>'
-            if table.differing
-            else '<td class="yes">✓</td>'
+            '<td class="yes">✓</td>'
+            if table.state == "equal"
+            else f'<td class="no">{escape(table.state)}</td>'
         )
+        contents = table.contents
         cells = (
             f"{escape(table.name)}<small>{escape(table.about)}</small>",
             f"{table.rows:,}",
-            f"{table.changes:,}",
-            f"{table.checks:,}",
-            f"{table.change_bytes / 1e6:.1f}",
-            f"{table.state_bytes / 1e6:.1f}",
-            _per_second(table.changes, table.decode_seconds),
-            _per_second(table.changes, table.state_seconds),
+            f"{contents.changes:,}",
+            f"{contents.change_bytes / 1e6:.1f}",
+            f"{contents.state_bytes / 1e6:.1f}",
         )
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + equal + "</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
@@ -326,5 +364,5 @@ def _families(result: Result) -> str:
         f"<td>{family.nulls:,}</td></tr>"
         for name, family in result.families.items()
     )
-    head = "<th>family</th><th>columns</th><th>values compared</th><th>and NULLs</th>"
+    head = "<th>family</th><th>columns</th><th>values</th><th>and NULLs</th>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

@@ -1,16 +1,12 @@
-"""The run of the demonstration: server, workload, capture, Spark's tables, and the comparison."""
+"""The run of the demonstration: a server under load, the sync that follows it, and the proof."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
-import re
+import json
 import signal
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,75 +16,34 @@ from typing import TYPE_CHECKING, Any, cast
 import pgoutput_fast as pf
 from pgoutput_fast.errors import PgOutputError
 
-from .workload import PUBLICATION, SCHEMA, SLOT, SPARK_TYPES, TABLES, steps
+from .contents import Contents, Family, contents_of, families_of
+from .driver import Driver, reason
+from .workload import PGBENCH, PUBLICATION, SCHEMA, TABLES, Step, Workload
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     import psycopg
-    from pyspark.sql import SparkSession
 
-    from .verify import Difference
+    from pgoutput_fast.verify import Report, VerifyProgress
 
-_SPARK = {
-    "spark.driver.memory": "1g",
-    "spark.sql.shuffle.partitions": "2",
-    # A partition of these tables fits into a worker many times over, so there is no need for more.
-    "spark.sql.adaptive.coalescePartitions.enabled": "false",
-    "spark.python.worker.reuse": "true",
-}
-_MAX_CORES = 4
-"""Cores that Spark may use. Each takes a Python worker of some 200 MB."""
-
-_FEW_CHANGES = 5_000
-"""With fewer changes, interpreting Spark's expressions takes less time than compiling them."""
-
-_SAMPLE_SECONDS = 0.25
-
-_LOG4J = """\
-rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = stderr
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
-"""
+_PGBENCH_RATE = 250
+"""Transactions a second: as many as two cores do beside everything else."""
+_PAUSE = 1.0  # seconds between two steps of the live load
+_BEFORE_KILL = 0.7  # seconds after a large change at which the kill comes in the middle of its work
+_READY = 120.0  # seconds that Spark may take to start, and the snapshot to be written
+_CAUGHT_UP = 300.0  # seconds that a backlog may take
 
 
 @dataclass
-class Family:
-    """How much was compared of one family of types.
-
-    Attributes
-    ----------
-    columns, values, nulls : int
-        The number of columns, of values that are not NULL, and of NULLs.
-    """
-
-    columns: int = 0
-    values: int = 0
-    nulls: int = 0
-
-
-@dataclass
-class TableResult:
-    """What was done with one table."""
+class TableRun:
+    """What is known of one table at the end."""
 
     name: str
     about: str
-    changes: int = 0
     rows: int = 0
-    checks: int = 0
-    change_bytes: int = 0
-    state_bytes: int = 0
-    decode_seconds: float = 0.0
-    state_seconds: float = 0.0
-    compare_seconds: float = 0.0
-    differing: int = 0
-    difference: Difference | None = None
-    operations: dict[str, int] = field(default_factory=dict)
-    families: dict[str, Family] = field(default_factory=dict)
+    """Of the server, with which the target's rows were compared."""
+    state: str = "not compared"
+    why: str = ""
+    contents: Contents = field(default_factory=Contents)
 
 
 @dataclass
@@ -101,14 +56,48 @@ class Phase:
 
 
 @dataclass
-class Span:
-    """Work on `amount` changes or rows; its times are seconds since the start of the run."""
+class Mark:
+    """Something that happened to the tables or the processes, at a second of the run."""
 
-    stage: str
-    table: str
-    start: float
-    end: float
-    amount: int
+    at: float
+    text: str
+
+
+@dataclass
+class Sample:
+    """What the sync said at a second of the run.
+
+    Attributes
+    ----------
+    at : float
+    run : int
+        Which run of the sync said it, from 0; the others count from the start of that run.
+    changes, captured : int
+        Changes in the tables, and in segments.
+    lag_bytes, lag_seconds : float or None
+        How far the tables are behind; None where that is not known.
+    """
+
+    at: float
+    run: int
+    changes: int
+    captured: int
+    lag_bytes: float | None
+    lag_seconds: float | None
+
+
+@dataclass
+class Rates:
+    """Changes for each second."""
+
+    capture: float = 0.0
+    """From the server into segments, while the backlog was worked off."""
+    decode: float = 0.0
+    """From segments to Arrow columns, by one thread with nothing else to do."""
+    change_tables: float = 0.0
+    """From segments into change tables, decoding included, by Spark's tasks in all windows."""
+    state_tables: float = 0.0
+    """From change tables into state tables, by Spark's tasks in all windows."""
 
 
 @dataclass
@@ -117,185 +106,78 @@ class Result:
 
     implementation: str
     fallback_reason: str | None
-    server_version: str
-    spark_version: str
     seed: int
-    changes: int = 0
-    frames: int = 0
-    transactions: int = 0
-    frame_bytes: int = 0
-    segments: int = 0
-    segment_bytes: int = 0
-    capture_seconds: float = 0.0
+    server_version: str = ""
+    spark_version: str = ""
     seconds: float = 0.0
-    tables: list[TableResult] = field(default_factory=list)
+    caught_up_seconds: float = 0.0
+    """From the restart until the tables had all that had been committed meanwhile."""
+    backlog: int = 0
+    """Changes that were made while nobody read."""
+    transactions: int = 0
+    rates: Rates = field(default_factory=Rates)
+    tables: list[TableRun] = field(default_factory=list)
+    families: dict[str, Family] = field(default_factory=dict)
     phases: list[Phase] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    exit_code: int = 2
+    """That of `verify`: 0 if and only if every table equals the server's."""
 
     @property
-    def families(self) -> dict[str, Family]:
-        """How much was compared of each family of types in all tables."""
-        found: dict[str, Family] = {}
-        for table in self.tables:
-            for name, family in table.families.items():
-                total = found.setdefault(name, Family())
-                total.columns += family.columns
-                total.values += family.values
-                total.nulls += family.nulls
-        return dict(sorted(found.items()))
+    def changes(self) -> int:
+        """Rows of all change tables."""
+        return sum(table.contents.changes for table in self.tables)
 
     @property
-    def difference(self) -> Difference | None:
-        """The first row that differs, None where everything is equal."""
-        return next((table.difference for table in self.tables if table.difference), None)
+    def doubled(self) -> int:
+        """Changes that a change table has more than once."""
+        return sum(table.contents.doubled for table in self.tables)
+
+    @property
+    def is_right(self) -> bool:
+        """Whether all tables equal the server's, and no change is there twice."""
+        return self.exit_code == 0 and not self.doubled
+
+    @property
+    def verdict(self) -> str:
+        """What came of the comparison, as a sentence."""
+        wrong = [table for table in self.tables if table.state != "equal"]
+        if wrong:
+            one = wrong[0]
+            return f"Not proved: {one.name} is {one.state}{one.why and f' ({one.why})'}."
+        if self.doubled:
+            return f"Not exactly once: {self.doubled:,} changes are in a change table twice."
+        return (
+            f"All {len(self.tables)} tables equal the server's, and each of {self.changes:,} "
+            "changes is there exactly once."
+        )
 
 
 class Progress:
     """Receives how far a run has come. This class does nothing; subclasses show it."""
 
-    def phase(self, name: str, total: int | None = None) -> None:
-        """Begin a phase with `total` units of work; None if their number is not known."""
+    def phase(self, name: str) -> None:
+        """Begin a phase."""
 
-    def advance(self, done: int, note: str = "") -> None:
-        """Note that `done` units of the phase are done in all."""
+    def note(self, text: str) -> None:
+        """Say what is being done now."""
 
-
-@contextlib.contextmanager
-def deferred_interrupt() -> Iterator[None]:
-    """Hold back Ctrl-C until the end of the block, as half a start can't be undone.
-
-    SIGTERM is held back too if it has a handler, as the command gives it one; at the end it raises
-    KeyboardInterrupt as Ctrl-C does.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    received: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-
-    signals = [signal.SIGINT]
-    if callable(signal.getsignal(signal.SIGTERM)):
-        signals.append(signal.SIGTERM)
-    previous = [signal.signal(number, note) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in zip(signals, previous, strict=True):
-            signal.signal(number, handler)
-    if received:
-        raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def _no_log_of_interrupts() -> Iterator[None]:
-    """Keep py4j from logging tracebacks of a KeyboardInterrupt, which is no error.
-
-    Its other records are logged as before.
-    """
-
-    def is_another(record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        while error is not None and not isinstance(error, KeyboardInterrupt):
-            error = error.__context__
-        return error is None
-
-    # py4j logs through the root logger too. Filters see only the records of their own logger.
-    loggers = [logging.getLogger(name) for name in (None, "py4j.clientserver", "py4j.java_gateway")]
-    for logger in loggers:
-        logger.addFilter(is_another)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(is_another)
-
-
-@contextlib.contextmanager
-def _spark(directory: Path, log: Path) -> Iterator[SparkSession]:
-    """A Spark session within the block. After it, Spark's JVM and workers have ended."""
-    from pyspark import SparkContext
-
-    from pgoutput_fast.spark import session
-
-    if SparkContext._gateway is not None:  # noqa: SLF001 - there is no other way to ask
-        raise PgOutputError("Spark runs in this process already; run the demo in one of its own")
-    temporary = directory / "spark"
-    temporary.mkdir()
-    log4j = temporary / "log4j2.properties"
-    log4j.write_text(_LOG4J)
-    settings = {
-        **_SPARK,
-        "spark.local.dir": str(temporary),
-        "spark.sql.warehouse.dir": str(temporary / "warehouse"),
-        # The JVM lives for a minute only, and its second compiler would take most of the
-        # processors' time.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-        f"-XX:-UsePerfData -Djava.io.tmpdir={temporary} -Dlog4j2.configurationFile={log4j}",
-    }
-    cores = min(len(os.sched_getaffinity(0)), _MAX_CORES)
-    try:
-        with deferred_interrupt(), _stderr_to(log):  # the JVM and its workers inherit it
-            spark = session(f"local[{cores}]", "pgoutput-fast demo", settings)
-        yield spark
-    finally:
-        with deferred_interrupt():
-            _end_spark()
-
-
-def _end_spark() -> None:
-    """Stop Spark, and wait for its JVM, which outlives a stopped session."""
-    from pyspark import SparkContext
-
-    gateway: Any = SparkContext._gateway  # noqa: SLF001
-    if gateway is None:
-        return
-    try:
-        if (context := SparkContext._active_spark_context) is not None:  # noqa: SLF001
-            context.stop()
-    except Exception:  # noqa: BLE001, S110 - the JVM is ended all the same
-        pass
-    gateway.shutdown()
-    process = gateway.proc
-    process.stdin.close()  # at which the JVM ends, and with it the Python workers
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
-
-
-@contextlib.contextmanager
-def _stderr_to(path: Path) -> Iterator[None]:
-    sys.stderr.flush()
-    saved = os.dup(2)
-    try:
-        with path.open("ab") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
+    def mark(self, text: str) -> None:
+        """Tell of something that has happened."""
 
 
 def run(
-    changes: int,
-    *,
-    directory: Path,
-    seed: int = 1,
-    progress: Progress | None = None,
+    changes: int, *, directory: Path, seed: int = 1, progress: Progress | None = None
 ) -> Result:
     """Run the demonstration.
 
     Parameters
     ----------
     changes : int
-        How many changes the server is to make, at least.
+        About how many changes the demonstration's own tables get.
     directory : path
-        An empty directory, in which ``segments``, ``changes``, ``state`` and ``copies`` (of the
-        server's tables) are made.
+        An empty directory. ``segments``, ``tables`` (Delta) and ``sync.log`` are made in it.
     seed : int
         The seed of the workload's random numbers.
     progress : Progress, optional
@@ -304,7 +186,7 @@ def run(
     Returns
     -------
     Result
-        Its `difference` is None if and only if every table equals the server's.
+        Its `is_right` says whether every table equals the server's.
 
     Raises
     ------
@@ -315,260 +197,288 @@ def run(
 
 
 class _Run:
-    def __init__(
-        self,
-        changes: int,
-        directory: Path,
-        seed: int,
-        progress: Progress,
-    ) -> None:
-        self.changes = changes
+    def __init__(self, changes: int, directory: Path, seed: int, progress: Progress) -> None:
         self.directory = directory
         self.progress = progress
-        self.family_of: dict[str, dict[str, str]] = {}
-        """Table → column → family of its type."""
+        self.work = Workload(changes, seed)
         self.begun = time.perf_counter()
+        self.runs = -1
+        self.changes = 0
+        self.stages: dict[int, tuple[int, float, float]] = {}
+        """Of each run of the sync: changes, seconds for change tables, for state tables."""
         self.result = Result(
-            implementation=pf.IMPLEMENTATION,
-            fallback_reason=pf.FALLBACK_REASON,
-            server_version="",
-            spark_version="",
-            seed=seed,
-            tables=[TableResult(*table) for table in TABLES],
-        )
+            pf.IMPLEMENTATION, pf.FALLBACK_REASON, seed,
+            tables=[TableRun(*table) for table in TABLES],
+        )  # fmt: skip
 
     def run(self) -> Result:
         # These imports come first, so that a missing extra is reported before the server starts.
+        import deltalake  # noqa: F401
+        import duckdb  # noqa: F401
+        import psycopg
+
         import pgoutput_fast.replication
         import pgoutput_fast.spark  # noqa: F401
-        from pgoutput_fast.embedded import EmbeddedServer
+        from pgoutput_fast.embedded import EmbeddedServer, find_server_bindir
 
+        self.bindir = find_server_bindir(18)
         with contextlib.ExitStack() as stack:
             with self.phase("start PostgreSQL"):
                 server = stack.enter_context(EmbeddedServer(version=18))
-            self.on_server(server.dsn())
-        with contextlib.ExitStack() as stack:
+            self.dsn = server.dsn()
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="pgoutput-fast-"))
-            stack.enter_context(_no_log_of_interrupts())
-            with self.phase("start Spark"):
-                spark = stack.enter_context(_spark(Path(temporary), self.directory / "spark.log"))
-                self.result.spark_version = spark.version
-            self.in_spark(spark)
+            self.temporary = Path(temporary)
+            try:
+                connection = stack.enter_context(psycopg.connect(self.dsn, autocommit=True))
+                self.in_database(connection)
+            except psycopg.Error as error:
+                raise PgOutputError(f"the embedded server refused: {error}") from error
         self.result.seconds = self.now()
         return self.result
+
+    def in_database(self, connection: psycopg.Connection[Any]) -> None:
+        self.result.server_version = connection.info.parameter_status("server_version") or ""
+        self.result.spark_version = _spark_version()
+        # psycopg's types ask for literal strings. The statements are this package's own.
+        self.execute = cast("Callable[[str], Any]", connection.execute)
+        self.make_tables()
+        self.follow()
+        self.prove(connection)
+
+    # --- the clock -------------------------------------------------------------------------------
 
     def now(self) -> float:
         """Seconds since the run began."""
         return time.perf_counter() - self.begun
 
     @contextlib.contextmanager
-    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
-        self.progress.phase(name, total)
+    def phase(self, name: str) -> Iterator[Phase]:
+        self.progress.phase(name)
         phase = Phase(name, self.now())
         self.result.phases.append(phase)
         yield phase
         phase.end = self.now()
 
-    # The server's part
+    def mark(self, text: str) -> None:
+        self.result.marks.append(Mark(self.now(), text))
+        self.progress.mark(text)
 
-    def on_server(self, dsn: str) -> None:
-        import psycopg
+    # --- the server's load -----------------------------------------------------------------------
 
-        from pgoutput_fast.catalog import read_catalog
+    def make_tables(self) -> None:
+        with self.phase("make tables and their first rows"):
+            self.pgbench("-i", "-q", "-s", str(self.work.scale))
+            self.execute(SCHEMA)
+            self.execute(PGBENCH)
+            for step in self.work.first:
+                self.do(step)
 
-        result, segments = self.result, self.directory / "segments"
+    def do(self, step: Step) -> None:
+        self.progress.note(step.title)
+        for statement in step.statements:
+            self.execute(statement)
+
+    def pgbench(self, *arguments: str) -> None:
+        """Run the program, and wait for its end."""
+        with self.running_pgbench(*arguments) as process:
+            _, said = process.communicate()
+        if process.returncode:
+            raise PgOutputError(f"pgbench failed: {reason(said)}")
+
+    @contextlib.contextmanager
+    def running_pgbench(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """Run the program, for as long as the block takes."""
         try:
-            with psycopg.connect(dsn, autocommit=True) as connection:
-                result.server_version = connection.info.parameter_status("server_version") or ""
-                until = self.make_changes(connection, dsn)
-                self.capture(dsn, segments, until)
-                self.catalog = read_catalog(dsn, [PUBLICATION])
-                self.catalog.save(segments / "catalog.json")
-                self.registry = pf.TypeRegistry.from_connection(connection)
-                (segments / "types.json").write_text(self.registry.to_json())
-                self.copy(connection)
-        except psycopg.Error as error:
-            raise PgOutputError(f"the embedded server refused: {error}") from error
-
-    def make_changes(self, connection: psycopg.Connection[Any], dsn: str) -> int:
-        """Make tables, publication and slot, and run the workload. Returns the LSN after it."""
-        from pgoutput_fast.replication import ReplicationConnection
-
-        # psycopg's types ask for literal strings. The statements are this package's own.
-        execute = cast("Callable[[str], Any]", connection.execute)
-        execute(SCHEMA)
-        with ReplicationConnection(dsn) as replication:
-            replication.create_slot(SLOT)
-        work = list(steps(self.changes, self.result.seed))
-        done = 0
-        with self.phase("make changes", sum(len(step.statements) for step in work)) as phase:
-            for step in work:
-                for statement in step.statements:
-                    execute(statement)
-                    done += 1
-                    self.progress.advance(done, step.title)
-        self.made = Span("make", "", phase.start, phase.end, 0)
-        self.result.spans.append(self.made)
-        return pf.parse_lsn(execute("SELECT pg_current_wal_insert_lsn()").fetchone()[0])
-
-    def capture(self, dsn: str, segments: Path, until: int) -> None:
-        from pgoutput_fast.replication import CaptureProgress, capture
-
-        result = self.result
-        sampled = (self.now(), 0)
-
-        def sample(captured: CaptureProgress) -> None:
-            nonlocal sampled
-            self.progress.advance(captured.frames)
-            now = self.now()
-            if now - sampled[0] >= _SAMPLE_SECONDS:
-                result.spans.append(
-                    Span("capture", "", sampled[0], now, captured.frames - sampled[1])
-                )
-                sampled = (now, captured.frames)
-
-        with self.phase("capture") as phase:
-            captured = capture(
-                dsn,
-                slot=SLOT,
-                publications=[PUBLICATION],
-                directory=segments,
-                adopt_slot=True,
-                until_lsn=until,
-                progress=sample,
-            )
-        result.capture_seconds = phase.end - phase.start
-        result.frames, result.transactions = captured.frames, captured.transactions
-        result.frame_bytes = captured.bytes
-        files = list(segments.glob("*.arrow"))
-        result.segments = len(files)
-        result.segment_bytes = sum(file.stat().st_size for file in files)
-
-    def copy(self, connection: psycopg.Connection[Any]) -> None:
-        from .verify import copy_table
-
-        copies = self.directory / "copies"
-        copies.mkdir()
-        with self.phase("COPY", len(self.result.tables)):
-            for n, table in enumerate(self.result.tables, 1):
-                copy = copies / f"{table.name}.csv"
-                table.rows, self.family_of[table.name] = copy_table(connection, table.name, copy)
-                self.progress.advance(n, table.name)
-
-    # Spark's part
-
-    def in_spark(self, spark: SparkSession) -> None:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-        from pyspark.errors import PySparkException
-
+            process = subprocess.Popen(
+                [self.bindir / "pgbench", *arguments, "-d", self.dsn],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                text=True, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise PgOutputError(f"can't run pgbench: {error}") from error
         try:
-            self.each_table("decode into change tables", "decode", spark, self.write_changes)
-            self.made.amount = self.result.changes = sum(t.changes for t in self.result.tables)
-            if self.result.changes < self.changes:
-                raise PgOutputError(
-                    f"{self.result.changes} changes came of the {self.changes} at least that the "
-                    "server was to make"
-                )
-            self.each_table("make current-state tables", "state", spark, self.write_state)
-            self.each_table("compare with the server", "compare", spark, self.compare)
-        except (PySparkException, Py4JError) as error:
-            raise PgOutputError(
-                f"Spark failed: {_reason(error)}; its log is {self.directory / 'spark.log'}"
-            ) from error
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
-    def each_table(
-        self,
-        title: str,
-        stage: str,
-        spark: SparkSession,
-        work: Callable[[SparkSession, TableResult], int],
-    ) -> None:
-        tables = self.result.tables
-        with self.phase(title, len(tables)):
-            for n, table in enumerate(tables, 1):
-                start = self.now()
-                compiled = table.changes >= _FEW_CHANGES
-                spark.conf.set("spark.sql.codegen.wholeStage", str(compiled).lower())
-                spark.conf.set(
-                    "spark.sql.codegen.factoryMode", "FALLBACK" if compiled else "NO_CODEGEN"
-                )
-                amount = work(spark, table)
-                span = Span(stage, table.name, start, self.now(), amount)
-                self.result.spans.append(span)
-                setattr(table, f"{stage}_seconds", span.end - span.start)
-                self.progress.advance(n, table.name)
+    def lsn(self) -> int:
+        """Where the server's log is."""
+        return pf.parse_lsn(self.execute("SELECT pg_current_wal_insert_lsn()").fetchone()[0])
 
-    def write_changes(self, spark: SparkSession, table: TableResult) -> int:
-        from pyspark.sql import types as T  # noqa: N812 - its usual name
+    # --- the sync --------------------------------------------------------------------------------
 
-        from pgoutput_fast.spark import read_segments
+    @contextlib.contextmanager
+    def driver(self) -> Iterator[Driver]:
+        """A run of the sync, which has ended behind the block."""
+        self.runs += 1
+        number = self.runs
+        base, self.changes = self.changes, 0
 
-        path = self.directory / "changes" / table.name
-        segments = self.directory / "segments"
-        changes = read_segments(spark, segments, table.name, registry=self.registry)
-        if wanted := SPARK_TYPES.get(table.name):
-            row = cast("T.StructType", changes.schema["after"].dataType)
-            schema = T.StructType(
-                [
-                    T.StructField(
-                        field.name,
-                        T.DataType.fromDDL(wanted[field.name])
-                        if field.name in wanted
-                        else field.dataType,
-                    )
-                    for field in row
-                ]
+        def take(line: dict[str, Any]) -> None:
+            self.take(number, line)
+
+        driver = Driver(self.dsn, self.directory, self.temporary, take)
+        try:
+            yield driver
+        finally:
+            driver.kill()
+            self.changes += base
+
+    def take(self, run: int, line: dict[str, Any]) -> None:
+        """Take a line of the log of a sync."""
+        if line.get("event") == "table" and not str(line["message"]).endswith(" is new"):
+            self.mark(str(line["message"]))
+        if line.get("event") not in ("progress", "stop"):
+            return
+        captured = (line.get("capture") or {}).get("changes", 0)
+        self.changes = line["changes"]
+        self.result.samples.append(
+            Sample(
+                self.now(), run, line["changes"], captured, line["lag_bytes"], line["lag_seconds"]
             )
-            changes = read_segments(spark, segments, table.name, schema, registry=self.registry)
-        changes.write.parquet(str(path))
-        table.change_bytes = _size(path)
-        counts = spark.read.parquet(str(path)).groupBy("op").count().collect()
-        table.operations = {row.op: row["count"] for row in counts}
-        table.changes = sum(table.operations.values())
-        return table.changes
+        )
+        self.stages[run] = line["changes"], line["change_seconds"], line["state_seconds"]
+        lag = "" if line["lag_seconds"] is None else f", {line['lag_seconds']:.1f} s behind"
+        rate = f", {line['changes_per_second']:,.0f}/s" if "changes_per_second" in line else ""
+        self.progress.note(f"{line['changes']:,} changes in the tables{rate}{lag}")
 
-    def write_state(self, spark: SparkSession, table: TableResult) -> int:
-        from pgoutput_fast.spark import current_state
+    def follow(self) -> None:
+        """Have tables follow the server, through a kill in the middle."""
+        names = {table.name for table in self.result.tables}
+        with self.running_pgbench("-n", "-c", "2", "-T", "3600", "-R", str(_PGBENCH_RATE)) as load:
+            with self.driver() as driver:
+                with self.phase("start Spark, snapshot into tables"):
+                    driver.wait_until(
+                        lambda: driver.tables >= names and not driver.waiting, _READY,
+                        "expected the snapshot to be in the tables",
+                    )  # fmt: skip
+                with self.phase("live load, followed"):
+                    for step in self.work.live:
+                        self.do(step)
+                        if step.title in ("truncate", "new columns"):
+                            self.mark(step.title)
+                        time.sleep(_PAUSE)
+                        driver.check()
+                    self.execute("UPDATE demo.accounts SET branch = branch + 1")
+                    time.sleep(_BEFORE_KILL)
+            self.mark("kill -9 of the driver, with Spark's JVM")
+            with self.phase("nobody reads"):
+                before = self.changed()
+                for step in self.work.backlog:
+                    self.do(step)
+                self.result.backlog = self.changed() - before
+            self.mark(f"the driver is started again; {self.result.backlog:,} changes wait")
+            with self.phase("start again, catch up"), self.driver() as driver:
+                begin = self.now()
+                end = self.lsn()
+                driver.wait_until(
+                    lambda: driver.has(end), _CAUGHT_UP, "expected the tables to catch up"
+                )
+                self.result.caught_up_seconds = self.now() - begin
+                self.mark("the tables have caught up")
+                time.sleep(2 * _PAUSE)
+                _end_load(load)
+                end = self.lsn()
+                driver.wait_until(
+                    lambda: driver.has(end), _CAUGHT_UP, "expected the tables to follow"
+                )
+                driver.stop()
+        self.take_rates()
 
-        changes = spark.read.parquet(str(self.directory / "changes" / table.name))
-        path = self.directory / "state" / table.name
-        state = current_state(changes, self.catalog.table(table.name), registry=self.registry)
-        state.write.parquet(str(path))
-        table.state_bytes = _size(path)
-        return table.changes
+    def changed(self) -> int:
+        """Rows that were inserted, updated and deleted in published tables until now."""
+        self.execute("SELECT pg_stat_force_next_flush()")
+        row = self.execute(
+            "SELECT sum(n_tup_ins + n_tup_upd + n_tup_del)::bigint "
+            "FROM pg_stat_user_tables WHERE schemaname = 'demo' OR relname LIKE 'pgbench%'"
+        ).fetchone()
+        return int(row[0])
 
-    def compare(self, spark: SparkSession, table: TableResult) -> int:
-        from .verify import compare, server_rows
+    def take_rates(self) -> None:
+        """How fast the stages were."""
+        rates = self.result.rates
+        changes = sum(stage[0] for stage in self.stages.values())
+        into_changes, into_states = (
+            sum(stage[n] for stage in self.stages.values()) for n in (1, 2)
+        )
+        rates.change_tables = changes / into_changes if into_changes else 0.0
+        rates.state_tables = changes / into_states if into_states else 0.0
+        own = [one for one in self.result.samples if one.run == self.runs]
+        begun = next((one for one in own if one.captured), None)
+        done = next((one for one in own if one.captured >= 0.9 * self.result.backlog), None)
+        if begun is not None and done is not None and done.at > begun.at:
+            rates.capture = (done.captured - begun.captured) / (done.at - begun.at)
 
-        copies = self.directory / "copies"
-        state = spark.read.parquet(str(self.directory / "state" / table.name))
-        csv, parquet = (copies / f"{table.name}.{kind}" for kind in ("csv", "parquet"))
-        server = server_rows(spark, csv, parquet, state.schema)
-        key = list(self.catalog.table(table.name).primary_key)
-        comparison = compare(table.name, server, state, key)
-        if comparison.rows != table.rows:
-            raise PgOutputError(
-                f"{table.name}: {comparison.rows} rows were read from the {table.rows} of the COPY"
+    # --- the proof -------------------------------------------------------------------------------
+
+    def prove(self, connection: psycopg.Connection[Any]) -> None:
+        from pgoutput_fast.verify import verify
+
+        tables = self.directory / "tables"
+        with self.phase("verify: every row, with the server's"):
+
+            def tell(progress: VerifyProgress) -> None:
+                self.progress.note(f"{progress.doing} {progress.table}")
+
+            report = verify(
+                self.dsn, publications=[PUBLICATION], target=str(tables),
+                segments=str(self.directory / "segments"), progress=tell,
+            )  # fmt: skip
+            self.take_report(report)
+        with self.phase("count changes, decode them once more"):
+            for table in self.result.tables:
+                table.contents = contents_of(tables, table.name)
+            self.result.families = families_of(
+                connection, [table.name for table in self.result.tables]
             )
-        table.checks, table.differing = comparison.checks, comparison.differing
-        table.difference = comparison.first
-        for column, family in self.family_of[table.name].items():
-            entry = table.families.setdefault(family, Family())
-            entry.columns += 1
-            entry.values += comparison.values[column]
-            entry.nulls += comparison.checks // len(comparison.values) - comparison.values[column]
-        return table.rows
+            self.decode_again(connection)
+
+    def take_report(self, report: Report) -> None:
+        self.result.exit_code = report.exit_code
+        found = {f"{one.namespace}.{one.name}": one for one in report.tables}
+        for table in self.result.tables:
+            one = found.get(table.name)
+            if one is None:
+                self.result.exit_code = self.result.exit_code or 2
+                continue
+            table.rows, table.state, table.why = one.rows, one.state, one.why
+            for difference in one.differences[:1]:
+                table.why = json.dumps({"key": difference.key, "columns": difference.columns})
+
+    def decode_again(self, connection: psycopg.Connection[Any]) -> None:
+        """Decode what was captured, to measure that alone."""
+        from pgoutput_fast.segments import SegmentReader, list_segments
+
+        decoder = pf.ColumnarDecoder(registry=pf.TypeRegistry.from_connection(connection))
+        changes, seconds = 0, 0.0
+        for segment in list_segments(self.directory / "segments"):
+            with SegmentReader(segment.path) as reader:
+                for batch in reader:
+                    frames, lsns = batch.column("data"), batch.column("lsn").to_numpy()
+                    begin = time.perf_counter()
+                    for found in decoder.decode(frames, lsns=lsns):
+                        changes += found.num_rows
+                    seconds += time.perf_counter() - begin
+        self.result.rates.decode = changes / seconds if seconds else 0.0
 
 
-def _reason(error: Exception) -> str:
-    """The sentence in an exception of Spark's that says what is wrong, without the tracebacks."""
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - a Java exception asks the JVM, which may be gone
-        return type(error).__name__
-    own = re.findall(r"^pgoutput_fast\.\w+: (.*)$", text, re.MULTILINE)
-    return own[-1] if own else text.strip().split("\n")[0]
+def _spark_version() -> str:
+    import pyspark
+
+    return str(pyspark.__version__)
 
 
-def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*.parquet"))
+def _end_load(load: subprocess.Popen[str]) -> None:
+    """End the load that runs.
+
+    Raises
+    ------
+    PgOutputError
+        It has ended by itself.
+    """
+    if load.poll() is not None:
+        _, said = load.communicate()
+        raise PgOutputError(f"pgbench ended by itself: {reason(said)}")
+    load.send_signal(signal.SIGTERM)
+    load.wait()

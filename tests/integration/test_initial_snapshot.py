@@ -439,8 +439,8 @@ def test_a_copy_that_the_server_breaks_off_does_not_hold_up_others(
         wait_until(lambda: run.error or copied(lake, oid(shop, "big")))
         shop.execute("INSERT INTO small VALUES (1000, 'later')")
         small = oid(shop, "small")
-        # The copy of `small` may stand later than that of `big`: until then there are no rows of it.
-        wait_until(lambda: run.error or "1000" in Folded(lake).take().rows.get(small, ()))
+        # The copy of `small` may stand later than that of `big`; until then it has no rows.
+        wait_until(lambda: run.error or "1000" in Folded(lake).take().rows.get(small, {}))
         # It was one of the first tables, and its copy is tried again, as that of one that joins.
         wait_until(lambda: run.error or caplog.text.count("trying again in 1 s") > 1)
         assert not list((lake / "snapshots").glob(f"{bad:08X}-*"))

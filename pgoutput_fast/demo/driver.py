@@ -1,0 +1,221 @@
+"""The command `sync --engine spark` as a process of its own, which can be killed and started again.
+
+It tells how far it is by the lines of its log, one JSON object each. Spark's JVM and the Python
+workers write to the same pipe: it ends when the last of them has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.lsn import parse_lsn
+
+from .workload import PUBLICATION, SLOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MAX_CORES = 4
+"""That Spark may use. Each takes a Python worker of some 200 MB."""
+_INTERVAL = 0.5  # seconds between two lines with numbers
+_END = 60.0  # seconds to wait until all processes have ended
+_POLL = 0.05  # seconds
+
+_LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+
+class Driver:
+    """A run of the command.
+
+    Parameters
+    ----------
+    dsn : str
+    directory : pathlib.Path
+        Gets the Delta tables in ``tables``, and ``sync.log``, to which each run adds.
+    temporary : pathlib.Path
+        For Spark's own files.
+    on_line : callable
+        Is called with each line of the log, from another thread.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        directory: Path,
+        temporary: Path,
+        on_line: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._on_line = on_line
+        self._error = ""
+        self._log = directory / "sync.log"
+        self.lsn = 0
+        """What was committed before is in the tables."""
+        self.tables: set[str] = set()
+        """Those that are in the target."""
+        self.waiting: list[str] = []
+        """Those that wait for their copies."""
+        self.stale: dict[str, str] = {}
+        """Those that have to be copied again, and why."""
+        log4j = temporary / "log4j2.properties"
+        log4j.write_text(_LOG4J)
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "pgoutput_fast", "sync", "--engine", "spark"),
+                *("--to", str(directory / "tables"), "--dir", str(directory / "segments")),
+                *("--slot", SLOT, "--publication", PUBLICATION, "--log-format", "json"),
+                *("--log-interval", str(_INTERVAL), "--max-delay", "0.2", "--interval", "0.5"),
+                *("--master", f"local[{min(_cores(), _MAX_CORES)}]"),
+                *_settings(temporary, log4j),
+            ],
+            env={**os.environ, "PGOUTPUT_FAST_DSN": dsn},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            # Signals reach all of its processes, and Ctrl-C none of them.
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        lines = cast("IO[bytes]", self._process.stderr)
+        with self._log.open("ab") as log:
+            for line in lines:
+                log.write(line)
+                log.flush()
+                try:
+                    found = json.loads(line)
+                except ValueError:  # Spark's
+                    continue
+                if isinstance(found, dict):
+                    self._take(found)
+
+    def _take(self, found: dict[str, Any]) -> None:
+        if found.get("event") == "error":
+            self._error = str(found.get("message", ""))
+        if isinstance(lsn := found.get("lsn"), str):
+            self.lsn = parse_lsn(lsn)
+        if isinstance(waiting := found.get("waiting"), list):
+            self.waiting = waiting
+        if isinstance(stale := found.get("stale"), dict):
+            self.stale = stale
+        if found.get("event") == "table":
+            self.tables.add(str(found.get("table")))
+        self._on_line(found)
+
+    def has(self, lsn: int) -> bool:
+        """Whether all tables have what was committed before an LSN."""
+        return self.lsn >= lsn and not self.waiting and not self.stale
+
+    def check(self) -> None:
+        """Refuse that it has ended by itself.
+
+        Raises
+        ------
+        PgOutputError
+            It has; the message has its own error, if it told one.
+        """
+        code = self._process.poll()
+        if code is not None:
+            told = self._error or f"it ended with exit code {code}"
+            raise PgOutputError(f"the sync failed: {told}; its log is {self._log}")
+
+    def wait_until(self, is_so: Callable[[], bool], seconds: float, what: str) -> None:
+        """Wait for something that the process brings about.
+
+        Raises
+        ------
+        PgOutputError
+            It has ended, or it takes longer.
+        """
+        end = time.monotonic() + seconds
+        while not is_so():
+            self.check()
+            if time.monotonic() > end:
+                raise PgOutputError(
+                    f"{what} within {seconds:.0f} seconds, which did not happen; the sync's log is "
+                    f"{self._log}"
+                )
+            time.sleep(_POLL)
+
+    def kill(self) -> None:
+        """End it as ``kill -9`` does, with Spark's JVM; the workers end when that is gone."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._join()
+
+    def stop(self) -> None:
+        """Have it end after the window that it is writing.
+
+        Raises
+        ------
+        PgOutputError
+            It does not, or ends with an error.
+        """
+        self._signal(signal.SIGTERM, group=False)
+        try:
+            code = self._process.wait(_END)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise PgOutputError(
+                f"the sync did not end within {_END:.0f} seconds; its log is {self._log}"
+            ) from None
+        if code:
+            self._reader.join(_END)
+            told = self._error or f"exit code {code}"
+            raise PgOutputError(f"the sync ended with an error: {told}; its log is {self._log}")
+        self._join()
+
+    def _signal(self, number: signal.Signals, *, group: bool = True) -> None:
+        try:
+            (os.killpg if group else os.kill)(self._process.pid, number)
+        except ProcessLookupError:
+            pass  # it has ended by itself
+
+    def _join(self) -> None:
+        """Wait until all of its processes have ended, and so hold the pipe no more."""
+        self._reader.join(_END)
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _settings(temporary: Path, log4j: Path) -> list[str]:
+    """Spark's, as options of the command."""
+    settings = {
+        "spark.driver.memory": "1g",
+        "spark.local.dir": str(temporary),
+        "spark.sql.warehouse.dir": str(temporary / "warehouse"),
+        # The JVM lives for a minute only, and its second compiler would take most of the
+        # processors' time.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+        f"-XX:-UsePerfData -Djava.io.tmpdir={temporary} -Dlog4j2.configurationFile={log4j}",
+    }
+    return [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+
+
+def reason(text: str) -> str:
+    """The last line of a program's output that says something, for an error."""
+    lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+    return lines[-1] if lines else "it said nothing"
