@@ -175,7 +175,10 @@ def _figures(result: Result) -> Table:
     for rate, text in (
         (rates.capture, "changes/s captured into segments, while the backlog was worked off"),
         (rates.decode, "changes/s decoded into Arrow columns, by one thread"),
-        (rates.change_tables, "changes/s into change tables, decoding included"),
+        (
+            rates.change_tables,
+            "changes/s into change tables, in the largest window",
+        ),
         (rates.state_tables, "changes/s from there into state tables"),
     ):
         table.add_row(f"[bold]{rate:,.0f}[/bold]", text)

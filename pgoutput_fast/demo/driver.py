@@ -97,7 +97,7 @@ class Driver:
 
     def _read(self) -> None:
         lines = cast("IO[bytes]", self._process.stderr)
-        with self._log.open("ab") as log:
+        with lines, self._log.open("ab") as log:
             for line in lines:
                 log.write(line)
                 log.flush()

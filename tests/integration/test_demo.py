@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import re
 import shutil
@@ -18,18 +20,19 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pyspark")
+pytest.importorskip("deltalake")
+pytest.importorskip("duckdb")
 pytest.importorskip("psycopg")
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from click.testing import CliRunner
+from deltalake import DeltaTable
 
 import pgoutput_fast as pf
 from pgoutput_fast.cli import main
 from pgoutput_fast.cli.demo import command
-from pgoutput_fast.demo import report, verify
-from pgoutput_fast.demo import run as run_module
-from pgoutput_fast.demo.run import Result, TableResult
+from pgoutput_fast.demo import contents, report
+from pgoutput_fast.demo.driver import Driver
+from pgoutput_fast.demo.run import Mark, Result, Sample, TableRun
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -94,41 +97,58 @@ def demo(tmp_path_factory):
             capture_output=True,
             text=True,
             env={**place.environment, "PGOUTPUT_FAST_IMPL": "python", "COLUMNS": "120"},
-            timeout=280,
+            timeout=480,
         )
         assert run.returncode == 0, run.stdout + run.stderr
         place.assert_nothing_is_left()
     return run, directory / "out", (directory / "report.html").read_text()
 
 
+TABLES = [
+    "demo.accounts", "demo.orders", "demo.wide", "demo.documents", "demo.events",
+    "demo.measurements", "demo.baskets", "public.pgbench_accounts", "public.pgbench_tellers",
+    "public.pgbench_branches", "public.pgbench_history",
+]  # fmt: skip
+
+
 @pytest.mark.slow
 def test_the_command_proves_all_tables_and_leaves_nothing(demo):
-    run, directory, report = demo
+    run, directory, html = demo
     assert run.stderr == ""
     assert "decoder python" in run.stdout
-    rows = re.findall(
-        r"^ *(demo\.\w+) +([\d,]+) +([\d,]+) +([\d,]+) .*✓ *$", run.stdout, re.MULTILINE
-    )
-    assert [row[0] for row in rows] == [
-        "demo.accounts",
-        "demo.orders",
-        "demo.wide",
-        "demo.documents",
-        "demo.events",
-        "demo.measurements",
-        "demo.baskets",
-    ]
-    numbers = [[int(number.replace(",", "")) for number in row[1:]] for row in rows]
-    assert sum(changes for _, changes, _ in numbers) >= 5000
-    assert all(rows > 0 and changes > 0 and checks >= 3 * rows for rows, changes, checks in numbers)
-    out = sorted(path.name for path in directory.iterdir())
-    assert out == ["changes", "copies", "segments", "spark.log", "state"]
-    html = unescape(report)
-    assert "All 7 tables equal the server's" in html
+    rows = re.findall(r"^ *(\w+\.\w+) +([\d,]+) +([\d,]+) .*✓ *$", run.stdout, re.MULTILINE)
+    assert [row[0] for row in rows] == TABLES
+    numbers = {name: [int(text.replace(",", "")) for text in found] for name, *found in rows}
+    assert all(rows > 0 and changes > 0 for rows, changes in numbers.values())
+    assert numbers["public.pgbench_accounts"][0] == 100_000
+    assert numbers["public.pgbench_accounts"][1] >= 200_000  # the snapshot's, and the backlog's
+    for name, (count, _) in numbers.items():
+        assert DeltaTable(str(directory / "tables" / "state" / name)).count() == count
+    assert sorted(path.name for path in directory.iterdir()) == ["segments", "sync.log", "tables"]
+    assert "All 11 tables equal the server's, and each of " in unescape(html)
     assert not re.search(r"(?:src|href)=|url\(|@import|<script", html)
-    families = re.findall(r"<tr><td>([^<]+)</td><td>(\d+)</td><td>([\d,]+)</td>", html)
+    families = re.findall(r"<tr><td>([^<]+)</td><td>(\d+)</td><td>([\d,]+)</td>", unescape(html))
     assert [name for name, _, _ in families] == FAMILIES
     assert all(int(values.replace(",", "")) >= 30 for _, _, values in families)
+
+
+@pytest.mark.slow
+def test_it_goes_on_where_it_was_killed(demo):
+    run, directory, _ = demo
+    marks = [
+        "  kill -9 of the driver", "  the driver is started again; 1",
+        "demo.orders has a new column note", "the tables have caught up",
+    ]  # fmt: skip
+    places = [run.stdout.index(text) for text in marks]
+    assert places == sorted(places)
+    times = [float(found) for found in re.findall(r"^ *(\d+\.\d) s  ", run.stdout, re.MULTILINE)]
+    assert len(times) > 20
+    waits = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert max(waits) < 4, "a line every 1.5 seconds, more on a busy machine"
+    log = [json.loads(line) for line in (directory / "sync.log").read_text().splitlines()
+           if line.startswith("{")]  # fmt: skip
+    assert [line["event"] for line in log].count("syncing") == 2
+    assert [line["event"] for line in log].count("stop") == 1  # the first one was killed
 
 
 FAMILIES = [
@@ -142,34 +162,70 @@ FAMILIES = [
 
 
 @pytest.mark.slow
-def test_the_wide_table_has_sparks_types(demo):
+def test_changes_that_are_there_twice_are_counted(demo, tmp_path):
     _, directory, _ = demo
-    schema = pq.read_table(directory / "state" / "demo.wide").schema
-    found = {field.name: str(field.type) for field in schema}
-    assert found["grid"].count("list<") == 2
-    assert found["numbers"].startswith("list<element: int32>")
-    assert found["full_transaction"] == "decimal128(20, 0)"
-    assert found["ints"].startswith("struct<lower: int32, upper: int32, lower_inc: bool")
-    assert found["many_ints"].startswith("list<element: struct<lower: int32")
-    assert found["place"].startswith("struct<name: string, at: struct<x: double")
-    assert found["embedding"] == "list<element: float>"
-    assert found["span"] == found["mood"] == found["uid"] == "string"
-    assert found["fee"] == "decimal128(10, 2)"
+    for kind in ("changes", "state"):
+        shutil.copytree(
+            directory / "tables" / kind / "demo.baskets", tmp_path / kind / "demo.baskets"
+        )
+    right = contents.contents_of(tmp_path, "demo.baskets")
+    assert right.doubled == 0
+    assert right.operations["truncate"] >= 2
+    table = DeltaTable(str(tmp_path / "changes" / "demo.baskets"))
+    wrong = table.to_pyarrow_table()
+    from deltalake import write_deltalake
+
+    inserted = wrong.filter([op == "insert" for op in wrong.column("op").to_pylist()])
+    write_deltalake(table, inserted.slice(0, 2), mode="append")
+    found = contents.contents_of(tmp_path, "demo.baskets")
+    assert found.doubled == 2
+    assert found.changes == right.changes + 2
 
 
-@pytest.mark.slow
-def test_two_tables_in_the_sparks_of_the_tests(spark, monkeypatch, tmp_path):
-    """What stands for the demonstration where it would take too long: a part, in this process."""
-    monkeypatch.setattr(run_module, "_spark", lambda *_: contextlib.nullcontext(spark))
-    two = [table for table in run_module.TABLES if table[0] in {"demo.accounts", "demo.baskets"}]
-    monkeypatch.setattr(run_module, "TABLES", two)
-    (tmp_path / "out").mkdir()
-    result = run_module.run(20, directory=tmp_path / "out", seed=4)
-    assert result.difference is None
-    assert [table.name for table in result.tables] == ["demo.accounts", "demo.baskets"]
-    assert all(0 < table.rows <= table.changes for table in result.tables)
-    assert all(table.checks >= 3 * table.rows for table in result.tables)
-    assert "All 2 tables equal the server's" in unescape(report.make_report(result))
+def result(**more):
+    made = Result("python", None, 1, "18", "4", seconds=10.0, exit_code=0, **more)
+    made.tables = [TableRun("demo.t", "", 3, "equal")]
+    made.tables[0].contents.operations = {"insert": 3}
+    return made
+
+
+def test_the_report_of_a_run():
+    made = result(
+        marks=[Mark(4.0, "kill -9 <of> it")],
+        samples=[Sample(1.0, 0, 0, 50, 10, 0.5), Sample(3.0, 0, 40, 100, 0, None),
+                 Sample(6.0, 1, 10, 10, 5, 2.5), Sample(8.0, 1, 90, 100, 0, 0.0)],
+    )  # fmt: skip
+    page = report.make_report(made)
+    assert "All 1 tables equal the server's, and each of 3 changes is there" in unescape(page)
+    assert "kill -9 &lt;of&gt; it" in page
+    # Of the lag the first process has one point, so there is one line, that of the second.
+    assert page.count('stroke="var(--lag)"') == 1
+    assert page.count('stroke="var(--tables)"') == 2
+    # 2.5 of the 3 seconds that the chart is high, down to 0.
+    assert 'x1="60.000%" x2="80.000%" y1="30.0" y2="180.0" stroke="var(--lag)"' in page
+
+
+@pytest.mark.parametrize(
+    ("state", "why", "doubled", "verdict"),
+    [
+        ("different", "row 1", 0, "Not proved: demo.t is different (row 1)."),
+        ("not compared", "", 0, "Not proved: demo.t is not compared."),
+        ("equal", "", 2, "Not exactly once: 2 changes are in a change table twice."),
+    ],
+)
+def test_the_command_fails_where_a_table_is_wrong(
+    monkeypatch, tmp_path, state, why, doubled, verdict
+):
+    made = result()
+    made.exit_code = 0 if state == "equal" else 1
+    made.tables[0].state, made.tables[0].why = state, why
+    made.tables[0].contents.doubled = doubled
+    monkeypatch.setattr("pgoutput_fast.cli.demo.run", lambda *_, **__: made)
+    page = tmp_path / "report.html"
+    found = CliRunner().invoke(command, ["--report", str(page)], standalone_mode=False)
+    assert found.return_value == 1, found.output
+    assert verdict in found.output
+    assert f'<p class="verdict bad">{verdict}' in unescape(page.read_text())
 
 
 def test_an_existing_directory_is_left_alone(tmp_path):
@@ -185,94 +241,16 @@ def test_an_existing_directory_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-DRIVER = """
-import sys, tempfile
-from pathlib import Path
-from pgoutput_fast.demo.run import Progress, run
-
-class Loud(Progress):
-    def phase(self, name, total=None):
-        print("phase", name, flush=True)
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as directory:
-        run(5000, directory=Path(directory), progress=Loud())
-"""
-
-
-def start(place, tmp_path):
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER)
-    return subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=place.environment,
-        start_new_session=True,
-    )
-
-
-def compared(spark, demo, tmp_path, table, column, value):
-    """What comes of the proof if a value of the state table's least id is another one."""
-    _, directory, _ = demo
-    wrong = tmp_path / "state.parquet"
-    rows = pq.read_table(directory / "state" / table)
-    ids = rows["id"].to_pylist()
-    values = rows[column].to_pylist()
-    row = ids.index(min(ids))
-    values[row] = value(values[row])
-    field = rows.schema.field(column)
-    at = rows.schema.names.index(column)
-    pq.write_table(rows.set_column(at, field, pa.array(values, field.type)), wrong)
-    state = spark.read.parquet(str(wrong))
-    copy = directory / "copies" / f"{table}.csv"
-    server = verify.server_rows(spark, copy, tmp_path / "copy.parquet", state.schema)
-    return min(ids), rows.num_rows, verify.compare(table, server, state, ["id"])
-
-
-@pytest.mark.slow
-def test_a_wrong_value_is_found_and_named(spark, demo, tmp_path):
-    number, rows, found = compared(
-        spark, demo, tmp_path, "demo.orders", "comment", lambda _: "tampered"
-    )
-    assert (found.rows, found.differing) == (rows, 1)
-    assert re.fullmatch(
-        rf"demo\.orders, row id={number}, column comment: the server has .*, the state table "
-        "'tampered'",
-        str(found.first),
-        re.DOTALL,
-    )
-
-
-@pytest.mark.slow
-def test_a_wrong_part_of_a_nested_value_is_found(spark, demo, tmp_path):
-    def without_sign(values):
-        assert str(values[1]) == "-0.0"
-        return [abs(values[1]) if i == 1 else value for i, value in enumerate(values)]
-
-    number, _, found = compared(spark, demo, tmp_path, "demo.wide", "reals", without_sign)
-    assert found.differing == 1
-    assert str(found.first).startswith(f"demo.wide, row id={number}, column reals: ")
-
-
-def test_a_difference_that_python_does_not_see_is_told():
-    row = (1, "a")
-    with pytest.raises(pf.PgOutputError, match="row id=1: Spark finds"):
-        verify._difference("demo.t", "id=1", ["id", "name"], row, row)
-
-
-def test_the_command_fails_where_a_table_differs(monkeypatch, tmp_path):
-    result = Result("python", None, "18", "4", 1, tables=[TableResult("demo.t", "")])
-    result.tables[0].difference = verify.Difference("demo.t", "id=1", "a", "1", "2")
-    result.tables[0].differing = 1
-    monkeypatch.setattr("pgoutput_fast.cli.demo.run", lambda *_, **__: result)
-    report = tmp_path / "report.html"
-    found = CliRunner().invoke(command, ["--report", str(report)], standalone_mode=False)
-    assert found.return_value == 1, found.output
-    named = "demo.t, row id=1, column a: the server has 1, the state table 2"
-    assert named in found.output
-    assert named in unescape(report.read_text())
+def test_a_sync_that_ends_by_itself_is_told_with_its_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv("PGCONNECT_TIMEOUT", "2")
+    lines = []
+    driver = Driver(f"host={tmp_path} dbname=none", tmp_path, tmp_path, lines.append)
+    try:
+        with pytest.raises(pf.PgOutputError, match=r"the sync failed: .*; its log is .*sync\.log"):
+            driver.wait_until(lambda: False, 60, "expected nothing")
+    finally:
+        driver.kill()
+    assert [line["event"] for line in lines][-1] == "error"
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (pf.PgOutputError, 1)])
@@ -282,9 +260,9 @@ def test_a_directory_to_keep_is_named_however_it_ends(monkeypatch, tmp_path, cap
 
     monkeypatch.setattr("pgoutput_fast.cli.demo.run", run)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    report = tmp_path / "report.html"
+    page = tmp_path / "report.html"
     for options in (["--keep"], []):
-        assert main(["demo", *options, "--report", str(report)]) == code
+        assert main(["demo", *options, "--report", str(page)]) == code
         (kept,) = tmp_path.iterdir()
         named = f"kept, as far as it came: {kept}\n"
         assert (named in capsys.readouterr().err) == bool(options)
@@ -293,56 +271,42 @@ def test_a_directory_to_keep_is_named_however_it_ends(monkeypatch, tmp_path, cap
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("phase", "delay"),
+    ("number", "phase", "delay"),
     [
-        ("start PostgreSQL", 0.2),
-        ("capture", 0.05),
-        ("start Spark", 1.0),
-        # In the phases behind it the same processes run.
-        ("decode into change tables", 1.5),
+        (signal.SIGINT, "start PostgreSQL", 0.2),
+        (signal.SIGINT, "start Spark", 2.0),
+        (signal.SIGINT, "live load", 1.0),
+        (signal.SIGTERM, "live load", 1.5),
+        (signal.SIGHUP, "start again", 4.0),
     ],
+    ids=lambda one: getattr(one, "name", None),
 )
-def test_ctrl_c_leaves_nothing(place, tmp_path, phase, delay):
-    demo = start(place, tmp_path)
-    try:
-        for line in demo.stdout:
-            if line == f"phase {phase}\n":
-                break
-        time.sleep(delay)
-        os.killpg(demo.pid, signal.SIGINT)  # as a terminal does: to all of them
-        _, err = demo.communicate(timeout=60)
-    finally:
-        demo.kill()
-        demo.wait()
-    assert demo.returncode == -signal.SIGINT, err
-    assert err.rstrip().endswith("KeyboardInterrupt"), err
-    assert "while sending command" not in err  # as py4j would log it
-    place.assert_nothing_is_left()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
-def test_signals_end_the_command_without_a_word(place, tmp_path, number):
-    """It comes to all processes, Spark's JVM among them, whose connections then break."""
-    out = tmp_path / "out"
+def test_signals_end_the_command_and_leave_nothing(place, tmp_path, number, phase, delay):
+    """They come to all processes of the command's group, as those of a terminal do."""
     demo = subprocess.Popen(
         [
             *(sys.executable, "-m", "pgoutput_fast", "demo", "--changes", "5000"),
-            *("--out", str(out), "--report", str(tmp_path / "report.html")),
+            *("--out", str(tmp_path / "out"), "--report", str(tmp_path / "report.html")),
         ],
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=place.environment,
         start_new_session=True,
     )
+    before = {"start PostgreSQL": None, "start Spark": "first rows", "live load": "snapshot into",
+              "start again": "nobody reads"}[phase]  # fmt: skip
     try:
-        while demo.poll() is None and not (out / "changes").exists():
-            time.sleep(0.05)
+        if before is not None:
+            for line in demo.stdout:
+                if "✓" in line and before in line:
+                    break
+        time.sleep(delay)
         os.killpg(demo.pid, number)
         _, err = demo.communicate(timeout=60)
     finally:
         demo.kill()
         demo.wait()
-    assert (demo.returncode, err) == (128 + number, "")
+    assert demo.returncode == 128 + number, err
+    assert "Traceback" not in err
     place.assert_nothing_is_left()

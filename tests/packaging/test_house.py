@@ -196,7 +196,7 @@ SAME_NAMES = {
     "snapshot": "tables read at one point, and the command that asks a capture for that",
     "state": "what a decoder knows, and the current-state tables of Spark",
     "targets": "what tables are kept up to date in, and what is compared with the server",
-    "verify": "the command around the package of its name, and what the demonstration shows",
+    "verify": "the package, and the command around it",
     "wire": "the C constants of the one table of the wire",
 }
 
