@@ -35,7 +35,7 @@ not_built := $(strip $(foreach source,$(filter %.pyx,$(extension_sources)),$(if 
 .PHONY: help demo test test-slow test-all test-matrix chaos chaos-spark live month steady test-wheel test-pythons test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
 
 help:
-	@echo 'make demo                    a real PostgreSQL server -> capture -> Spark tables, proved equal'
+	@echo 'make demo                    a real PostgreSQL server -> Spark -> Delta tables, killed, proved equal'
 	@echo 'make test                    the tests but the slow ones: both implementations, server, Spark'
 	@echo 'make test-slow               those that make test leaves out'
 	@echo 'make test-all                all of them'
@@ -59,9 +59,9 @@ help:
 	@echo 'make bench-guard             instructions of fixed cases against the stored ones (valgrind)'
 	@echo 'make clean                   remove everything that make has made, the environment too'
 
-# The environment with all dependencies, and the project as an editable install. It changes when
+# The environment with what builds the project. This and what is installed into it change when
 # pyproject.toml does; nothing is fetched otherwise.
-$(VENV)/.dependencies: pyproject.toml tools/find-python
+$(VENV)/.environment: pyproject.toml tools/find-python
 	@$(python) -m pip --version >/dev/null 2>&1 || { \
 	    python=$$(tools/find-python $(PYTHON)) || exit 1; \
 	    echo "Making $(VENV) with $$python"; \
@@ -70,30 +70,44 @@ $(VENV)/.dependencies: pyproject.toml tools/find-python
 	        exit 1; \
 	    }; \
 	}
-	@echo 'Installing the dependencies (the first time takes a few minutes)'
 	@$(pip) install --upgrade 'pip>=25.1'
 	@$(pip) install --group build
-	@# setuptools warns of editable installs as such.
-	@PGOUTPUT_FAST_NO_EXT=1 PYTHONWARNINGS=ignore \
-	    $(pip) install --no-build-isolation --group dev --editable '.[all]'
+	@touch $@
+
+# The project as an editable install, with all dependencies. setuptools warns of editable installs.
+install := PGOUTPUT_FAST_NO_EXT=1 PYTHONWARNINGS=ignore $(pip) install --no-build-isolation
+$(VENV)/.dependencies: $(VENV)/.environment
+	@echo 'Installing the dependencies (the first time takes a few minutes)'
+	@$(install) --group dev --editable '.[all]'
+	@touch $@
+
+# The same with what the demo needs. Where all is there, nothing is to be done.
+$(VENV)/.demo: $(VENV)/.environment
+	@[ $(VENV)/.dependencies -nt $(VENV)/.environment ] || { \
+	    echo 'Installing what the demo needs (the first time takes a few minutes)'; \
+	    $(install) --editable '.[demo]'; \
+	}
 	@touch $@
 
 # The compiled modules, beside their sources. When the directives in setup.py change, Cython has to
 # be forced to generate the C again, as it compares only the times of the sources.
 # Modules that were deleted by hand are built again: the stamp alone does not tell that they are gone.
-$(VENV)/.extension: $(VENV)/.dependencies $(extension_sources) $(if $(not_built),FORCE)
+$(VENV)/.modules: $(VENV)/.environment $(extension_sources) $(if $(not_built),FORCE)
 	@echo 'Building the extension'
 	@$(if $(filter setup.py,$?),CYTHON_FORCE_REGEN=1) PGOUTPUT_FAST_REQUIRE_EXT=1 \
 	    $(python) setup.py --quiet build_ext --inplace
+	@touch $@
+
+$(VENV)/.extension: $(VENV)/.dependencies $(VENV)/.modules
 	@touch $@
 
 FORCE:
 
 # The demo also works without a C compiler. "exec" makes the demo make's own child: so after Ctrl-C
 # make waits for it while it cleans up.
-demo: $(VENV)/.dependencies
+demo: $(VENV)/.demo
 	@if $(python) tools/can_compile.py; then \
-	    $(MAKE) --silent $(VENV)/.extension || exit 1; \
+	    $(MAKE) --silent $(VENV)/.modules || exit 1; \
 	else \
 	    echo 'No C compiler with the headers of Python: going on with the pure Python twin, which is slower.'; \
 	    export PGOUTPUT_FAST_IMPL=python; \

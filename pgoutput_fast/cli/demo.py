@@ -201,7 +201,7 @@ def _end(number: int, _frame: object) -> None:
 @click.option(
     "--changes",
     type=click.IntRange(_LEAST_CHANGES, _MOST_CHANGES),
-    default=200_000,
+    default=500_000,
     show_default=True,
     help="About how many changes the demonstration's own tables get; pgbench's come on top.",
 )

@@ -15,6 +15,9 @@ from pgoutput_fast.errors import PgOutputError
 if TYPE_CHECKING:
     from .run import Mark, Result, Sample
 
+_OPERATIONS = ("read", *OPERATIONS.values())
+"""A row of the snapshot is read."""
+
 _LINES = {"tables": "in the tables", "captured": "captured"}
 
 _PAGE = """\
@@ -51,7 +54,7 @@ p {{ margin: 0 0 12px; color: var(--soft); }}
 .verdict.bad {{ color: var(--bad); overflow-wrap: anywhere; }}
 section {{ background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: 16px 18px; margin-top: 16px; }}
-.figures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); gap: 12px;
+.figures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); gap: 12px;
   margin-top: 16px; }}
 .figures div {{ background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: 10px 14px; color: var(--soft); font-size: 13px; }}
@@ -178,7 +181,7 @@ def make_report(result: Result) -> str:
             result.marks, result.seconds,
         ),
         marks=_marks(result.marks),
-        operations=_legend((name, name) for name in OPERATIONS.values()),
+        operations=_legend((name, name) for name in _OPERATIONS),
         bars="".join(_operation_bars(result)),
         seconds=result.seconds,
         phases="".join(_phase_bars(result)),
@@ -303,7 +306,7 @@ def _operation_bars(result: Result) -> Iterable[str]:
     for table in sorted(result.tables, key=lambda table: -table.contents.changes):
         x = 0.0
         rects = []
-        for operation in OPERATIONS.values():
+        for operation in _OPERATIONS:
             count = table.contents.operations.get(operation, 0)
             width = 100 * count / most
             if count:
