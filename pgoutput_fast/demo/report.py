@@ -9,13 +9,13 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgoutput_fast.columnar.arrays import OPERATIONS
+from pgoutput_fast.columnar.arrays import OPERATIONS, READ
 from pgoutput_fast.errors import PgOutputError
 
 if TYPE_CHECKING:
     from .run import Mark, Result, Sample
 
-_OPERATIONS = ("read", *OPERATIONS.values())
+_OPERATIONS = (READ, *OPERATIONS.values())
 """A row of the snapshot is read."""
 
 _LINES = {"tables": "in the tables", "captured": "captured"}
