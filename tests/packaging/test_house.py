@@ -196,7 +196,6 @@ SAME_NAMES = {
     "snapshot": "tables read at one point, and the command that asks a capture for that",
     "state": "what a decoder knows, and the current-state tables of Spark",
     "targets": "what tables are kept up to date in, and what is compared with the server",
-    "verify": "the package, and the command around it",
     "wire": "the C constants of the one table of the wire",
 }
 
@@ -232,7 +231,8 @@ def test_make_builds_deleted_modules_again(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in (
         "tools/find-python", "pyproject.toml", "setup.py", "pgoutput_fast/lower/_one.pyx",
-        "pgoutput_fast/_two.pyx", ".venv/.dependencies", ".venv/.extension",
+        "pgoutput_fast/_two.pyx", ".venv/.environment", ".venv/.dependencies",
+        ".venv/.modules", ".venv/.extension",
     ):  # fmt: skip
         tmp_path.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
         tmp_path.joinpath(name).touch()
