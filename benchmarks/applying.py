@@ -158,7 +158,7 @@ def sync_cases(count: int) -> Iterator[list[Case]]:
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         for tables in (1, 4, 200):
-            _write(root / f"{tables}", tables, count)
+            write_segments(root / f"{tables}", tables, count)
         yield [
             _sync_case(root, tables, count, is_second=is_second)
             for is_second in (False, True)
@@ -166,7 +166,7 @@ def sync_cases(count: int) -> Iterator[list[Case]]:
         ]
 
 
-def _write(directory: Path, tables: int, count: int) -> None:
+def write_segments(directory: Path, tables: int, count: int) -> None:
     """Two segments of so many tables that share the changes."""
     made = [_table(f"t{i}", KEYS["int key"], 16384 + i) for i in range(tables)]
     streams = [changes(table, KEYS["int key"], count // tables, i) for i, table in enumerate(made)]

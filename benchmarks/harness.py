@@ -33,6 +33,9 @@ UNITS = {
     "java": "second",
     "python": "second",
     "memory": "byte",
+    "median": "second",
+    "p95": "second",
+    "p99": "second",
 }
 """Metric → its unit, as pyperf names it."""
 

@@ -135,6 +135,24 @@ def apply_table(results: Results) -> str:
     return table(lines) if len(lines) > 1 else ""
 
 
+def tables_table(results: Results) -> str:
+    """A table of tables that Spark's executors write, beside what else makes such tables."""
+    lines = [["", "changes/s by the clock", "CPU µs/change", "late, median ms", "late, p95 ms"]]
+    for name in results.names():
+        if name.startswith(("segments: ", "backlog: ", "delay: ")):
+            wall = results.median(name, "wall")
+            late = (results.median(name, metric) for metric in ("median", "p95"))
+            lines.append(
+                [
+                    name,
+                    "" if wall is None else f"{1 / wall:,.0f}",
+                    microseconds(results.median(name)),
+                    *("" if one is None else f"{one * 1e3:,.0f}" for one in late),
+                ]
+            )
+    return table(lines) if len(lines) > 1 else ""
+
+
 def sections(results: Results) -> Iterator[tuple[str, str]]:
     """Title and text of each section of the report."""
     yield "Goals", goal_table(results)
@@ -158,6 +176,8 @@ def sections(results: Results) -> Iterator[tuple[str, str]]:
         yield "Net changes and tables", f"{results.described.get('apply', '')}\n\n{text}"
     if text := spark_table(results):
         yield "Spark", f"{results.described.get('spark', '')}\n\n{text}"
+    if text := tables_table(results):
+        yield "Tables by Spark", f"{results.described.get('tables by Spark', '')}\n\n{text}"
 
 
 def write(results: Results, directory: Path = DIRECTORY) -> None:

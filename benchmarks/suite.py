@@ -125,6 +125,13 @@ def spark(options: argparse.Namespace, results: Results) -> None:
     measuring.run(options, results)
 
 
+def tables(options: argparse.Namespace, results: Results) -> None:
+    harness.optional_module("pyspark")
+    from . import distributed
+
+    distributed.run(options, results)
+
+
 PARTS: dict[str, Callable[[argparse.Namespace, Results], None]] = {
     "decode": decode,
     "live": live,
@@ -132,9 +139,10 @@ PARTS: dict[str, Callable[[argparse.Namespace, Results], None]] = {
     "pace": pace,
     "apply": apply,
     "spark": spark,
+    "tables": tables,
 }
 
-_LONG = ("ways", "spark")
+_LONG = ("ways", "spark", "tables")
 """Parts that a quick run has only where they are asked for."""
 
 
