@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections import deque
@@ -16,6 +17,7 @@ from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.names import qualified
 
 from ._folds import Folded, FoldedFile, FoldedPart, FoldTask, FoldTasks, fold_tables
+from ._staging import staged
 from ._window_files import Expected, Run, WriteTask, delete_run, write_window
 
 if TYPE_CHECKING:
@@ -142,20 +144,28 @@ class DistributedWindow(WindowWriter):
     jobs : Jobs
     given
         As of `WindowWriter`.
+    stages : bool
+        Whether executors do not see the directory of the segments.
     """
 
     _table_window = TableOfFiles
     _target: DeltaTarget
 
-    def __init__(self, jobs: Jobs, *given: Any) -> None:
+    def __init__(self, jobs: Jobs, *given: Any, stages: bool = False) -> None:
         super().__init__(*given)
         self._jobs = jobs
+        self._stages = stages
 
     # --- the first job: files --------------------------------------------------------------------
 
     def _take_all(self, source: SegmentSource, plan: Plan) -> None:
         tasks = self._write_tasks(source, plan)
-        found = self._jobs.run("decode and write changes", write_window, tasks, self._tell)
+        with contextlib.ExitStack() as held:
+            if self._stages:
+                place = self._target.place
+                prefix = held.enter_context(staged(place, self._directory.absolute(), plan.units))
+                tasks = [task._replace(staged=prefix) for task in tasks]
+            found = self._jobs.run("decode and write changes", write_window, tasks, self._tell)
         runs = deque(run for one in found for run in one)
         try:
             self._take_runs(plan, runs)

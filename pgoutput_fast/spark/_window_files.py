@@ -26,6 +26,8 @@ from pgoutput_fast.captured.units import chunks
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import Follower, history_of
 
+from ._staging import taken
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -127,6 +129,8 @@ class WriteTask(NamedTuple):
     partition_by : dict of str to list of str
     tables : dict of int to Expected
         By relation id.
+    staged : str or None
+        The directory in the target that has the files of the units; None: they are where they say.
     """
 
     units: Sequence[tuple[int, Unit]]
@@ -140,6 +144,7 @@ class WriteTask(NamedTuple):
     marker: str | None
     partition_by: Mapping[str, list[str]]
     tables: Mapping[int, Expected]
+    staged: str | None = None
 
     def __repr__(self) -> str:
         return f"WriteTask({len(self.units)} units, {self.uri!r})"
@@ -302,8 +307,16 @@ def write_window(task: WriteTask) -> list[Run]:
     Raises
     ------
     PgOutputError
-        A frame or a value is refused, or the files can't be written.
+        A frame or a value is refused, or the files can't be read or written.
     """
+    if task.staged is None:
+        return _write(task)
+    place = Place(task.uri, task.storage_options)
+    with taken(place, task.staged, task.directory, task.units) as (directory, units):
+        return _write(task._replace(directory=str(directory), units=units))
+
+
+def _write(task: WriteTask) -> list[Run]:
     known = history_of([task.directory])
     follower = None if known is None or known.is_empty else Follower(known, task.history)
     decoding = dict(task.decoding)

@@ -1,0 +1,167 @@
+"""Segments of a window in the target's storage, for executors that do not see the driver's disk.
+
+The driver copies the files of a window there, and the history of types beside them; each task takes
+those that it reads to its own disk. They are deleted when the window is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyarrow import fs
+
+from pgoutput_fast.directory import history
+from pgoutput_fast.errors import PgOutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pgoutput_fast.apply.delta_place import Place
+    from pgoutput_fast.captured.units import Unit
+
+STAGED = "_staged"
+"""The directory in a target that has such files."""
+
+_THREADS = 8
+_BLOCK = 1 << 20
+
+
+@contextlib.contextmanager
+def staged(place: Place, directory: Path, units: Iterable[Unit]) -> Iterator[str]:
+    """Have the files of units in a place, for as long as the block takes.
+
+    Parameters
+    ----------
+    place : Place
+        Of the target.
+    directory : pathlib.Path
+        Of the segments.
+    units : iterable of Unit
+
+    Yields
+    ------
+    str
+        The directory in the place that has them.
+
+    Raises
+    ------
+    PgOutputError
+        The storage refuses, or a file can't be read.
+    """
+    prefix = f"{STAGED}/{uuid.uuid4().hex}"
+    files = [path for unit in units for path in unit.files]
+    files += sorted((directory / history.DIRECTORY_NAME).glob("*.json"))
+    names = [str(path.relative_to(directory)) for path in files]
+    storage = place.filesystem()
+
+    def put(path: Path, name: str) -> None:
+        with (
+            path.open("rb") as file,
+            # Its stream takes nothing but bytes, which is what comes out of a buffer.
+            storage.open_output_stream(f"{prefix}/{name}", buffer_size=8 * _BLOCK) as copy,
+        ):
+            shutil.copyfileobj(file, copy, _BLOCK)
+
+    try:
+        with place.refusals(prefix):
+            if place.path is not None:
+                for name in {str(Path(name).parent) for name in names}:
+                    storage.create_dir(f"{prefix}/{name}", recursive=True)
+            with ThreadPoolExecutor(_THREADS) as pool:
+                list(pool.map(put, files, names))
+        yield prefix
+    finally:
+        # What can't be deleted now goes when the next sync begins.
+        with contextlib.suppress(PgOutputError):
+            _delete(place, storage, prefix)
+
+
+def clear(place: Place) -> None:
+    """Delete what a driver has left that was killed.
+
+    Raises
+    ------
+    PgOutputError
+        The storage refuses.
+    """
+    _delete(place, place.filesystem(), STAGED)
+
+
+def _delete(place: Place, storage: Any, directory: str) -> None:
+    with place.refusals(directory):
+        if place.path is not None:
+            shutil.rmtree(place.path / directory, ignore_errors=True)
+            return
+        chosen = fs.FileSelector(directory, recursive=True, allow_not_found=True)
+        found = [one.path for one in storage.get_file_info(chosen) if one.is_file]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(storage.delete_file, found))
+
+
+@contextlib.contextmanager
+def taken(
+    place: Place, prefix: str, directory: str, units: Sequence[tuple[int, Unit]]
+) -> Iterator[tuple[Path, list[tuple[int, Unit]]]]:
+    """Have files that are in a place on the own disk, for as long as the block takes.
+
+    Parameters
+    ----------
+    place : Place
+    prefix : str
+        What `staged` has given.
+    directory : str
+        Of the segments, on the driver. Errors of the block name it in place of the own one.
+    units : sequence of (int, Unit)
+
+    Yields
+    ------
+    pathlib.Path
+        A directory that has the history, and the files of these units.
+    list of (int, Unit)
+        The units with the paths of these files.
+
+    Raises
+    ------
+    PgOutputError
+        The storage refuses.
+    """
+    storage = place.filesystem()
+    with tempfile.TemporaryDirectory(prefix="pgoutput-fast-") as temporary:
+        own = Path(temporary)
+
+        def take(name: str) -> None:
+            path = own / name
+            path.parent.mkdir(exist_ok=True)
+            with storage.open_input_file(f"{prefix}/{name}") as copy, path.open("wb") as file:
+                shutil.copyfileobj(copy, file, _BLOCK)
+
+        def local(path: Path) -> Path:
+            return own / path.relative_to(directory)
+
+        found = [
+            (number, unit._replace(files=tuple(map(local, unit.files)))) for number, unit in units
+        ]
+        with place.refusals(prefix):
+            chosen = fs.FileSelector(f"{prefix}/{history.DIRECTORY_NAME}", allow_not_found=True)
+            names = [
+                f"{history.DIRECTORY_NAME}/{Path(one.path).name}"
+                for one in storage.get_file_info(chosen)
+            ]
+            names += [
+                str(path.relative_to(own)) for _, unit in found for path in unit.files
+            ]
+            with ThreadPoolExecutor(_THREADS) as pool:
+                list(pool.map(take, names))
+        try:
+            yield own, found
+        except PgOutputError as error:
+            if error.args:
+                text = str(error.args[0]).replace(temporary, directory)
+                error.args = (text, *error.args[1:])
+            raise
