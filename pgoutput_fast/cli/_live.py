@@ -15,14 +15,14 @@ from rich.text import Text
 
 from ..errors import counted
 from ..lsn import format_lsn
-from ._figures import Meter
-from ._logs import Formatter, logged
+from ..watching.figures import Meter
+from ..watching.logs import Formatter, logged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ._figures import Figures, Rates
-    from ._logs import LogFormat
+    from ..watching.figures import Figures, Rates
+    from ..watching.logs import LogFormat
 
 _REFRESH = 0.25  # seconds between two changes of the live line
 _MEASURE = 1.0  # seconds over which its rates are measured

@@ -13,8 +13,8 @@ import click
 
 from .. import PgOutputError, parse_lsn
 from ..connections import RetryableError
+from ..watching.logs import Formatter
 from ._live import shown
-from ._logs import Formatter
 from ._named import in_options
 from ._quantities import Seconds
 from ._systemd import Notifier
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from ..connections import ConnectionParameters
-    from ._logs import LogFormat
-    from ._metrics import Collector
+    from ..watching.logs import LogFormat
+    from ..watching.metrics import Collector
 
 EX_TEMPFAIL = 75
 """The exit code of <sysexits.h> for what may succeed later."""
@@ -163,7 +163,7 @@ class Service(NamedTuple):
         if port is None:
             yield
             return
-        from ._metrics import MetricsServer
+        from ..watching.metrics import MetricsServer
 
         with contextlib.closing(MetricsServer(host, port, collectors())) as server:
             _log.info("metrics are at %s", server.url,

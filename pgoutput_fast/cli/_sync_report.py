@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..apply.targets import Held
-    from ._sync_figures import SyncFigures
+    from ..watching.sync_figures import SyncFigures
 
 
 class Moment(NamedTuple):

@@ -11,13 +11,13 @@ from rich.text import Text
 
 from ..errors import counted, printable
 from ..lsn import format_lsn
+from ..watching.sync_figures import SyncMeter
 from ._live import copies_text, folded, lag_text
-from ._sync_figures import SyncMeter
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from ._sync_figures import SyncFigures, SyncRates
+    from ..watching.sync_figures import SyncFigures, SyncRates
 
 _REFRESH = 0.25  # seconds between two changes of the lines
 _MEASURE = 1.0  # seconds over which rates are measured

@@ -19,9 +19,9 @@ from ..replication.attempt import unless_stopped
 from ..replication.capture import check_combined
 from ..replication.link import first_connection
 from ..replication.server_position import end_of_commits
+from ..watching.figures import Lag
 from ._capturing import capture_options
 from ._dsn import dsn_options, given_dsn, publications_option
-from ._figures import Lag
 from ._live import LiveView, LogView, status_text
 from ._named import in_options
 from ._position import PositionWatch
@@ -30,10 +30,10 @@ from ._service import STATUS_INTERVAL, checked_until, serve, service_options
 
 if TYPE_CHECKING:
     from ..replication import CaptureProgress
-    from ._figures import Figures
+    from ..watching.figures import Figures
+    from ..watching.logs import LogFormat
+    from ..watching.metrics import Collector
     from ._live import View
-    from ._logs import LogFormat
-    from ._metrics import Collector
     from ._service import Service
     from ._systemd import Notifier
 
@@ -215,7 +215,7 @@ def _run(
         watcher = _Watcher(view, notifier, position)
 
         def collectors() -> list[Collector]:
-            from ._metrics import capture_collector
+            from ..watching.metrics import capture_collector
 
             return [capture_collector(watcher.figures, lambda: position.latest, options["slot"])]
 

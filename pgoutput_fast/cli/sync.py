@@ -17,6 +17,7 @@ from ..connections import ConnectionParameters
 from ..errors import PgOutputError, counted
 from ..history import POLICIES
 from ..lsn import format_lsn
+from ..watching.sync_figures import SyncLag
 from ._capturing import CAPTURE_OPTIONS, capture_options
 from ._dsn import dsn_options, given_dsn, publications_option
 from ._inspect_to import completed_policy, policies_option, table_patterns
@@ -26,7 +27,6 @@ from ._quantities import ByteCount, Seconds
 from ._service import STATUS_INTERVAL, checked_until, serve, service_options
 from ._spark_engine import WINDOW_BYTES, check_engine, running_engine, spark_options
 from ._sync_events import table_events
-from ._sync_figures import SyncLag
 from ._sync_plan import OF_THE_TARGET, check_arguments, print_plan
 from ._sync_report import Moment, Report, Written, write_report
 from ._sync_views import SyncLiveView, SyncLogView, sync_status
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
     from ..apply import SyncProgress
     from ..replication.server_position import Position
-    from ._logs import LogFormat
-    from ._metrics import Collector
+    from ..watching.logs import LogFormat
+    from ..watching.metrics import Collector
+    from ..watching.sync_figures import SyncFigures
     from ._service import Service
-    from ._sync_figures import SyncFigures
     from ._sync_views import SyncView
     from ._systemd import Notifier
 
@@ -399,7 +399,7 @@ def _run(
         watcher = _Watcher(view, notifier, None if position is None else lambda: position.latest)
 
         def collectors() -> list[Collector]:
-            from ._metrics import capture_collector, sync_collector
+            from ..watching.metrics import capture_collector, sync_collector
 
             made = [sync_collector(watcher.figures, target)]
             if position is not None:

@@ -17,8 +17,8 @@ import click
 from ..errors import PgOutputError, counted, printable, without_passwords
 from ..lsn import format_lsn
 from ..verify import Difference, Report, TableResult, VerifyProgress, verify
+from ..watching.logs import write_line
 from ._dsn import dsn_options, given_dsn, publications_option
-from ._logs import write_line
 from ._named import in_options
 from ._style import Paint, paint_for
 

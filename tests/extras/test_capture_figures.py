@@ -15,12 +15,12 @@ pytest.importorskip("rich")
 
 from rich.console import Console, Group
 
-from pgoutput_fast.cli import _figures
-from pgoutput_fast.cli._figures import Lag, Meter
 from pgoutput_fast.cli._live import folded
-from pgoutput_fast.cli._logs import Formatter
 from pgoutput_fast.replication import CaptureProgress, server_position
 from pgoutput_fast.replication.server_position import Position
+from pgoutput_fast.watching import figures
+from pgoutput_fast.watching.figures import Lag, Meter
+from pgoutput_fast.watching.logs import Formatter
 
 YEAR_2000 = 946_684_800  # in seconds since 1970
 
@@ -38,7 +38,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(_figures, "time", made)
+    monkeypatch.setattr(figures, "time", made)
     monkeypatch.setattr(server_position, "time", made)
     return made
 

@@ -26,10 +26,10 @@ from running_command import Running
 import pgoutput_fast as pf
 from pgoutput_fast.cli import _position, main
 from pgoutput_fast.cli import capture as capture_command
-from pgoutput_fast.cli._metrics import METRICS, PREFIX
 from pgoutput_fast.cli._quantities import ByteCount
 from pgoutput_fast.replication import connect, walsender
 from pgoutput_fast.segments import SegmentReader, list_segments
+from pgoutput_fast.watching.metrics import METRICS, PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,13 +29,13 @@ from pgoutput_fast import apply
 from pgoutput_fast.apply.syncing import copied_name
 from pgoutput_fast.apply.targets import Column, Held
 from pgoutput_fast.cli import _position, main
-from pgoutput_fast.cli._metrics import SYNC_METRICS, SYNC_PREFIX
 from pgoutput_fast.cli._sync_events import table_events
-from pgoutput_fast.cli._sync_figures import SyncFigures
 from pgoutput_fast.cli._sync_views import SyncLiveView
 from pgoutput_fast.directory.consumers import consumers
 from pgoutput_fast.directory.copies import Copy
 from pgoutput_fast.replication import capture, upkeep
+from pgoutput_fast.watching.metrics import SYNC_METRICS, SYNC_PREFIX
+from pgoutput_fast.watching.sync_figures import SyncFigures
 
 if TYPE_CHECKING:
     from collections.abc import Callable

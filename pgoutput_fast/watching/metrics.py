@@ -1,4 +1,4 @@
-"""What Prometheus reads of a running capture, over HTTP."""
+"""What Prometheus reads of a running capture, sync or query, over HTTP."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ..replication.server_position import Position
-    from ._figures import Figures
-    from ._sync_figures import SyncFigures
+    from .figures import Figures
+    from .sync_figures import SyncFigures
 
 
 class MetricKind(NamedTuple):
@@ -149,19 +149,77 @@ class Collector:
 
     def _metric(self, kind: MetricKind, value: float | dict[str, float]) -> Metric:
         name = self._prefix + kind.name
-        values = value if isinstance(value, dict) else {None: value}
-        names = ["table"] if isinstance(value, dict) else []
-        if kind.type == "gauge":
-            gauge = GaugeMetricFamily(name, kind.help, labels=names)
-            for table, one in values.items():
-                gauge.add_metric([] if table is None else [printable(table)], float(one))
-            return gauge
-        counter = CounterMetricFamily(name, kind.help, labels=names)
-        for table, one in values.items():
-            counter.add_metric(
-                [] if table is None else [printable(table)], float(one), created=self._begun
-            )
-        return counter
+        if isinstance(value, dict):
+            samples = [([table], one) for table, one in value.items()]
+            return _family(name, kind, ["table"], samples, self._begun)
+        return _family(name, kind, [], [([], value)], self._begun)
+
+
+def _family(
+    name: str,
+    kind: MetricKind,
+    labels: Sequence[str],
+    samples: Iterable[tuple[list[str], float]],
+    begun: float,
+) -> Metric:
+    """A metric with its values, each with those of its labels."""
+    if kind.type == "gauge":
+        gauge = GaugeMetricFamily(name, kind.help, labels=labels)
+        for of, value in samples:
+            gauge.add_metric(list(map(printable, of)), float(value))
+        return gauge
+    counter = CounterMetricFamily(name, kind.help, labels=labels)
+    for of, value in samples:
+        counter.add_metric(list(map(printable, of)), float(value), created=begun)
+    return counter
+
+
+class WatchedQuery(NamedTuple):
+    """A query of Spark. Fields: figures, is_running, labels (of its metric `info`)."""
+
+    figures: SyncFigures
+    is_running: bool
+    labels: dict[str, str]
+
+
+class QueryCollector:
+    """Makes the metrics of queries when they are asked for: those of a sync, by query.
+
+    Parameters
+    ----------
+    queries : callable
+        The queries by their names.
+    """
+
+    _kinds = tuple(kind for kind in SYNC_METRICS if kind.name in {
+        "up", "lag_bytes", "lag_seconds", "lsn", "last_commit_timestamp_seconds", "windows_total",
+        "window_seconds", "changes_total", "table_changes_total",
+    })  # fmt: skip
+
+    def __init__(self, queries: Callable[[], Mapping[str, WatchedQuery]]) -> None:
+        self._queries = queries
+        self._begun = time.time()
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics that are known."""
+        queries = self._queries()
+        info = InfoMetricFamily(
+            SYNC_PREFIX.rstrip("_"), "What is kept up to date", labels=["query"]
+        )
+        for name, one in queries.items():
+            info.add_metric([printable(name)], {**one.labels, "version": __version__})
+        yield info
+        for kind in self._kinds:
+            names, samples = ["query"], []
+            for name, one in queries.items():
+                value = float(one.is_running) if kind.name == "up" else kind.value(one.figures)
+                if isinstance(value, dict):
+                    names = ["query", "table"]
+                    samples += [([name, table], number) for table, number in value.items()]
+                elif value is not None:
+                    samples.append(([name], value))
+            if samples:
+                yield _family(SYNC_PREFIX + kind.name, kind, names, samples, self._begun)
 
 
 def capture_collector(
@@ -209,7 +267,7 @@ class MetricsServer:
     host : str
     port : int
         0 takes one that is free.
-    collectors : sequence of Collector
+    collectors : sequence of Collector or QueryCollector
 
     Attributes
     ----------
@@ -225,7 +283,7 @@ class MetricsServer:
         self,
         host: str,
         port: int,
-        collectors: Sequence[Collector],
+        collectors: Sequence[Collector | QueryCollector],
     ) -> None:
         registry = CollectorRegistry()
         for collector in collectors:
@@ -235,8 +293,8 @@ class MetricsServer:
         except (OSError, UnicodeError) as error:
             raise PgOutputError(
                 f"metrics can't be served at {host} port {port}: "
-                f"{getattr(error, 'strerror', None) or error}; give another --metrics-port or "
-                f"--metrics-host"
+                f"{getattr(error, 'strerror', None) or error}; give another metrics_port= or "
+                f"metrics_host="
             ) from error
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._server.server_port}/metrics"

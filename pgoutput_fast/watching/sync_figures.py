@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..lsn import format_lsn
-from ._figures import Figures, Lag
+from .figures import Figures, Lag
 
 if TYPE_CHECKING:
     from ..apply import SyncProgress
@@ -45,6 +45,7 @@ class SyncFigures(NamedTuple):
             "state_seconds": round(progress.state_seconds, 3),
             "lsn": format_lsn(progress.lsn),
             "tables": dict(progress.tables),
+            "table_seconds": {name: round(one, 3) for name, one in progress.seconds.items()},
             "stale": dict(progress.stale),
             "waiting": list(progress.waiting),
             "left": list(progress.left),

@@ -65,12 +65,15 @@ class Formatter(logging.Formatter):
         return json.dumps(fields, default=str)
 
 
-class _Handler(logging.Handler):
+class LineHandler(logging.Handler):
+    """Has `write` called with each record's line."""
+
     def __init__(self, write: Callable[[str], None]) -> None:
         super().__init__()
         self._write = write
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write it."""
         # A log that can't be written ends no capture.
         with contextlib.suppress(Exception):
             self._write(self.format(record))
@@ -87,7 +90,7 @@ def logged(formatter: Formatter, write: Callable[[str], None] = write_line) -> I
 
     Those are this package's of level INFO or above, and others' of WARNING or above.
     """
-    handler = _Handler(write)
+    handler = LineHandler(write)
     handler.setFormatter(formatter)
     root, own = logging.getLogger(), logging.getLogger(__name__.partition(".")[0])
     level = own.level

@@ -1,0 +1,1 @@
+"""What a running capture, sync or query shows of itself: numbers, metrics, and lines of a log."""
