@@ -173,6 +173,19 @@ class SegmentReader:
             self._check(index, batch, custom)
             yield batch
 
+    def newest_commit(self) -> int | None:
+        """When the last transaction was committed, in microseconds since 2000-01-01 UTC.
+
+        None: the file has none. Only its last record batches are read.
+        """
+        for index in reversed(range(self._batches)):
+            batch, custom = self._batch(index)
+            self._check(index, batch, custom)
+            times = batch.column("commit_time").drop_null()
+            if len(times):
+                return int(times[-1].as_py())
+        return None
+
 
 def is_segment(path: Path) -> bool:
     """Whether an Arrow IPC file is a segment; else it may be a recorded stream.

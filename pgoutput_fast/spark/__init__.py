@@ -2,8 +2,9 @@
 
 :func:`read_segments` and :func:`decode_frames` give the changes of a table,
 :func:`current_state` the rows that the table holds after them. The source ``format("pgoutput")``,
-:class:`PgOutputDataSource`, has changes as batch and streaming DataFrames. :func:`sync`
-keeps Delta tables up to date.
+:class:`PgOutputDataSource`, has changes as batch and streaming DataFrames, and
+:class:`PgOutputQueryListener` shows how far such streams are. :func:`sync` keeps Delta tables up to
+date.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from .state import current_state
 
 if TYPE_CHECKING:
     from .data_source import PgOutputDataSource
+    from .query_listener import PgOutputQueryListener
     from .sync_engine import SparkEngine, sync
 
 __all__ = [
     "PgOutputDataSource",
+    "PgOutputQueryListener",
     "SparkEngine",
     "current_state",
     "decode_frames",
@@ -46,6 +49,10 @@ def __getattr__(name: str) -> Any:
         from .data_source import PgOutputDataSource
 
         return PgOutputDataSource
+    if name == "PgOutputQueryListener":
+        from .query_listener import PgOutputQueryListener
+
+        return PgOutputQueryListener
     if name in ("SparkEngine", "sync"):  # which need deltalake
         from . import sync_engine
 

@@ -226,6 +226,8 @@ class DistributedWindow(WindowWriter):
 
     def _finish_all(self, ends: dict[int, int]) -> None:
         windows: dict[int, Any] = {**self._open}
+        # Of tables that need no fold nothing is left to be done.
+        self.seconds.update({qualified(one.held): 0.0 for one in self._open.values()})
         tables = [
             task for relation_id, end in ends.items()
             if (task := windows[relation_id].fold_task(end)) is not None

@@ -142,8 +142,13 @@ def unpickled(payload: bytes) -> Any:
 
 def _said(error: Exception) -> str:
     """One line of an error: of a traceback, its end."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = str(error)
+    said = raised_in(text)
+    return said if _RAISED.match(said) else f"{type(error).__name__}: {said}"
+
+
+def raised_in(text: str) -> str:
+    """One line of what Spark says of an error: of a traceback, its end; else the first one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     raised = [line for line in lines if _RAISED.match(line)]
-    if raised:
-        return raised[-1]
-    return f"{type(error).__name__}: {lines[0] if lines else 'without a message'}"
+    return raised[-1] if raised else (lines[0] if lines else "without a message")

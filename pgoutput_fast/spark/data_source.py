@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import os
 import sys
 import threading
@@ -47,7 +48,7 @@ from pgoutput_fast.segments import Segment
 from pgoutput_fast.segments.listing import contents, has_begun
 
 from ._change_files import DDL, write_changes
-from ._planning import Item, item_batches
+from ._planning import Item, item_batches, newest_commit
 from ._source_options import SourceOptions, in_options, source_options
 from .dataframes import (
     ChosenTable,
@@ -380,6 +381,7 @@ class _Planner:
         self._lock: int | None = None
         self._schema = schema
         self._chosen: ChosenTable | None = None
+        self._committed: datetime.datetime | None = None
         is_new = not has_begun(options.segments)
         if is_new and options.capture == "external":
             raise PgOutputError(f"no capture has begun in {options.segments}")
@@ -481,6 +483,7 @@ class _Planner:
         )
         if plan is None or plan.after is None:
             return start
+        self._committed = newest_commit(plan.units) or self._committed
         return _offset(source, plan.after.position)
 
     def _acknowledge(self, source: SegmentSource, position: Position) -> None:
@@ -497,9 +500,15 @@ class _Planner:
             self._consumer.advance(position)
 
     def newest(self) -> dict[str, Any]:
-        """The offset at the directory's end."""
+        """The offset at the directory's end, and what listeners are told of the query.
+
+        That is what it reads, and when the newest transaction was committed of what `next` gave.
+        """
         source = self._source()
-        return _offset(source, Position(source.seen.contents.end, {}))
+        told = {"mode": self._options.mode, "table": self._options.table}
+        if self._committed is not None:
+            told["committed"] = self._committed.isoformat()
+        return {**_offset(source, Position(source.seen.contents.end, {})), **told}
 
     # --- partitions ------------------------------------------------------------------------------
 

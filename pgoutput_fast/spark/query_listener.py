@@ -1,0 +1,322 @@
+"""What streaming queries over the source ``format("pgoutput")`` show: metrics, lines of a log.
+
+Spark tells listeners of each micro-batch. How far the directory is, and when the newest transaction
+of the batch was committed, comes with that from the process that plans the query.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any, get_args
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from pgoutput_fast.apply.syncing import SyncProgress
+from pgoutput_fast.errors import PgOutputError, counted, printable, without_passwords
+from pgoutput_fast.lsn import parse_lsn
+from pgoutput_fast.watching.logs import Formatter, LineHandler, LogFormat, write_line
+from pgoutput_fast.watching.sync_figures import SyncFigures, SyncLag, SyncMeter
+
+from ._jobs import raised_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pgoutput_fast.watching.metrics import MetricsServer, QueryCollector, WatchedQuery
+
+_IDENTITY = ("system_identifier", "database", "slot")
+_ENDED = 20
+"""Queries that have ended and are still shown."""
+_SHOWN = (
+    "lag_bytes", "lag_seconds", "changes", "windows", "write_seconds", "lsn", "tables",
+)  # fmt: skip
+_BEGINNING = SyncProgress(0, None, 0, 0, 0.0, {}, {})
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class _Query:
+    """A query over one source `pgoutput`, as far as was told of it."""
+
+    id: str
+    labels: dict[str, str]
+    progress: SyncProgress = _BEGINNING
+    is_running: bool = True
+    batch: int = -1
+    next_line: float = 0.0
+    meter: SyncMeter = dataclasses.field(default_factory=SyncMeter)
+
+    def figures(self) -> SyncFigures:
+        """The numbers of this moment; the directory's end counts as the server's."""
+        return SyncLag(asks_server=False).figures(self.progress, None)
+
+    def take(self, source: Mapping[str, Any], batch: Mapping[str, Any]) -> None:
+        """Take what Spark tells of a micro-batch."""
+        before, after = source["startOffset"], source["endOffset"]
+        told = source.get("latestOffset") or {}
+        self.labels["mode"] = told.get("mode") or self.labels.get("mode", "")
+        old = self.progress
+        lsn = parse_lsn(after["position"])
+        end = max(lsn, parse_lsn(told["position"]) if "position" in told else 0)
+        committed = told.get("committed")
+        progress = old._replace(
+            lsn=lsn, end_lsn=end,
+            commit_time=old.commit_time if committed is None else _micros(committed),
+        )  # fmt: skip
+        if before != after:
+            rows = 0 if self.labels["mode"] == "manifest" else int(source.get("numInputRows") or 0)
+            tables = dict(old.tables)
+            if told.get("table") and rows:
+                tables[told["table"]] = tables.get(told["table"], 0) + rows
+            progress = progress._replace(
+                windows=old.windows + 1, changes=old.changes + rows, tables=tables,
+                write_seconds=float(batch["durationMs"].get("triggerExecution", 0)) / 1000,
+            )  # fmt: skip
+        self.progress, self.batch = progress, int(batch["batchId"])
+
+    def count(self, tables: Mapping[str, int]) -> None:
+        """Take numbers of changes by table."""
+        old = self.progress
+        both = {**old.tables}
+        for name, number in tables.items():
+            both[name] = both.get(name, 0) + number
+        changes = old.changes + sum(tables.values())
+        self.progress = old._replace(tables=both, changes=changes)
+
+
+class PgOutputQueryListener(StreamingQueryListener):
+    """Shows how far streaming queries over the source ``format("pgoutput")`` are.
+
+    ``spark.streams.addListener(PgOutputQueryListener(metrics_port=9188))`` watches all queries of a
+    session; those over other sources are passed over. A query has the name that it was given by
+    ``queryName()``, or else its id. See docs/spark-source.md for what is shown.
+
+    Parameters
+    ----------
+    metrics_port : int, optional
+        Serve metrics for Prometheus there, as `sync` has them, with the label ``query``; 0 takes a
+        free port, which `url` has. It needs the extra ``metrics``.
+    metrics_host : str
+        The address to serve them at. Nothing asks who reads them.
+    log_format : {"text", "json"}, optional
+        Write lines to standard error. Without it they go to Python's logging alone, as records of
+        this module's logger of level INFO and above, with the attributes `event` and `numbers`.
+    log_interval : float
+        Seconds between two lines with the numbers of a query.
+
+    Raises
+    ------
+    PgOutputError
+        Nothing can listen at the port, the extra is missing, or an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        *,
+        metrics_port: int | None = None,
+        metrics_host: str = "127.0.0.1",
+        log_format: LogFormat | None = None,
+        log_interval: float = 10.0,
+    ) -> None:
+        if log_format is not None and log_format not in get_args(LogFormat):
+            raise PgOutputError(f"log_format={log_format!r}: expected 'text' or 'json'")
+        if not log_interval >= 0:
+            raise PgOutputError(f"log_interval={log_interval!r}: expected a number of seconds")
+        self._interval = log_interval
+        self._lock = threading.Lock()
+        self._queries: dict[str, _Query] = {}
+        self._names: dict[str, str] = {}  # of queries that run, by id
+        self._written: dict[str, dict[str, int]] = {}  # what came before the query was known
+        self._held = contextlib.ExitStack()
+        self._server: MetricsServer | None = None
+        if metrics_port is not None:
+            from pgoutput_fast.watching.metrics import MetricsServer
+
+            self._server = MetricsServer(metrics_host, metrics_port, [self.collector()])
+            self._held.callback(self._server.close)
+        if log_format is not None:
+            handler = LineHandler(write_line)
+            handler.setFormatter(Formatter(log_format))
+            level = _log.level
+            _log.addHandler(handler)
+            _log.setLevel(logging.INFO)
+            self._held.callback(_log.setLevel, level)
+            self._held.callback(_log.removeHandler, handler)
+
+    @property
+    def url(self) -> str | None:
+        """Where metrics are served; None: nowhere."""
+        return None if self._server is None else self._server.url
+
+    def collector(self) -> QueryCollector:
+        """What makes the metrics, for a registry of prometheus_client that is served already.
+
+        Raises
+        ------
+        PgOutputError
+            The extra ``metrics`` is missing.
+        """
+        from pgoutput_fast.watching.metrics import QueryCollector
+
+        return QueryCollector(self._watched)
+
+    def close(self) -> None:
+        """End what was begun: metrics are served no more, and no line is written."""
+        self._held.close()
+
+    def numbers(self) -> dict[str, dict[str, Any]]:
+        """The present numbers of each query, by the names that docs/spark-source.md gives them."""
+        with self._lock:
+            return {name: _numbers(name, one) for name, one in self._queries.items()}
+
+    def wrote(self, query: str, files: Iterable[Any]) -> None:
+        """Count the changes in files that a query with ``mode=manifest`` has written.
+
+        Spark tells a listener of rows, and not what is in them, so this is for ``foreachBatch``.
+
+        Parameters
+        ----------
+        query : str
+            The query's name.
+        files : iterable of pyspark.sql.Row
+            Rows of its DataFrame, with the columns ``table`` and ``rows``.
+        """
+        tables: dict[str, int] = {}
+        for file in files:
+            tables[file["table"]] = tables.get(file["table"], 0) + file["rows"]
+        with self._lock:
+            one = self._queries.get(query)
+            if one is not None:
+                one.count(tables)
+                return
+            waiting = self._written.setdefault(query, {})
+            for name, number in tables.items():
+                waiting[name] = waiting.get(name, 0) + number
+
+    # --- what Spark tells ------------------------------------------------------------------------
+
+    def onQueryStarted(self, event: Any) -> None:
+        """See `StreamingQueryListener`."""
+        with self._lock:
+            self._names[str(event.id)] = event.name or str(event.id)
+
+    def onQueryProgress(self, event: Any) -> None:
+        """See `StreamingQueryListener`."""
+        told = json.loads(event.progress.json)
+        sources = [one for one in told["sources"] if _is_ours(one)]
+        for number, source in enumerate(sources, 1):
+            name = told.get("name") or told["id"]
+            self._take(name if number == 1 else f"{name} ({number})", source, told)
+
+    def onQueryIdle(self, event: Any) -> None:
+        """See `StreamingQueryListener`: nothing is left of what the directory had."""
+        with self._lock:
+            for one in self._queries.values():
+                if one.id == str(event.id):
+                    one.progress = one.progress._replace(end_lsn=one.progress.lsn)
+
+    def onQueryTerminated(self, event: Any) -> None:
+        """See `StreamingQueryListener`."""
+        text = event.exception
+        with self._lock:
+            begun = self._names.pop(str(event.id), str(event.id))
+            ended = {name: one for name, one in self._queries.items() if one.id == str(event.id)}
+            numbers = {}
+            for name, one in ended.items():
+                one.is_running = False
+                numbers[name] = _numbers(name, one)
+            self._forget()
+        if not ended and text is not None and "pgoutput" in text:
+            numbers = {begun: {"query": begun}}  # it has failed before its first batch
+        for name, found in numbers.items():
+            if text is None:
+                _log.info("query %s ends", _shown(name), extra={"event": "stop", "numbers": found})
+            else:
+                _log.error("query %s has failed: %s", _shown(name), _shown(raised_in(text)),
+                           extra={"event": "error", "numbers": found})  # fmt: skip
+
+    # --- queries ---------------------------------------------------------------------------------
+
+    def _take(self, name: str, source: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+        with self._lock:
+            one = self._queries.get(name)
+            is_new = one is None or not one.is_running
+            if one is None:
+                labels = {key: source["endOffset"][key] for key in ("database", "slot")}
+                one = self._queries[name] = _Query(told["id"], labels)
+                one.next_line = time.monotonic() + self._interval
+            one.id, one.is_running = told["id"], True
+            one.take(source, told)
+            one.count(self._written.pop(name, {}))
+            numbers = _numbers(name, one)
+            is_time = time.monotonic() >= one.next_line
+            if is_time:
+                one.next_line = time.monotonic() + self._interval
+                rate = one.meter.rates(one.progress).all
+        if is_new:
+            labels = one.labels
+            begins = (source["startOffset"] or {}).get("position", "its beginning")
+            _log.info(
+                "query %s reads slot %s of database %s, from %s on", _shown(name),
+                _shown(labels["slot"]), _shown(labels["database"]), begins,
+                extra={"event": "start", "numbers": {"query": name, **labels}},
+            )  # fmt: skip
+        if is_time:
+            _log.info(
+                "query %s: %s, up to %s; %s changes/s; last batch %.2f s", _shown(name),
+                _lag(numbers), numbers["lsn"], f"{rate:,.0f}", numbers["write_seconds"],
+                extra={"event": "progress",
+                       "numbers": {**numbers, "changes_per_second": round(rate, 1)}},
+            )  # fmt: skip
+
+    def _forget(self) -> None:
+        """Let go of the oldest queries that have ended."""
+        ended = [name for name, one in self._queries.items() if not one.is_running]
+        for name in ended[:-_ENDED]:
+            del self._queries[name]
+
+    def _watched(self) -> dict[str, WatchedQuery]:
+        from pgoutput_fast.watching.metrics import WatchedQuery
+
+        with self._lock:
+            return {
+                name: WatchedQuery(one.figures(), one.is_running, dict(one.labels))
+                for name, one in self._queries.items()
+            }
+
+
+def _is_ours(source: Mapping[str, Any]) -> bool:
+    """Whether a source's offsets are positions of a directory."""
+    offset = source.get("endOffset")
+    return isinstance(offset, dict) and {"position", "tables", *_IDENTITY} <= offset.keys()
+
+
+def _numbers(name: str, one: _Query) -> dict[str, Any]:
+    found = one.figures().as_dict()
+    return {"query": name, "batch": one.batch, **{key: found[key] for key in _SHOWN}}
+
+
+def _micros(text: str) -> int:
+    """A point in time, in microseconds since 1970."""
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+    return (datetime.datetime.fromisoformat(text) - epoch) // datetime.timedelta(microseconds=1)
+
+
+def _lag(numbers: Mapping[str, Any]) -> str:
+    seconds = numbers["lag_seconds"]
+    behind = "" if seconds is None else f", {seconds:.1f} s"
+    return f"lag {counted(numbers['lag_bytes'], 'byte')}{behind}"
+
+
+def _shown(text: str) -> str:
+    return printable(without_passwords(text))
+
+
+__all__ = ["PgOutputQueryListener"]
