@@ -1,21 +1,34 @@
-"""The options of `sync` for Spark, and its engine."""
+"""The options of commands for Spark, and its engine; what its Java prints goes to the log."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
+import re
 import signal
+import threading
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import PgOutputError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ..apply.syncing import Engine
+    from ..spark import SparkEngine
 
 _CONFIGURATION = {"spark.log.level": "ERROR"}
 WINDOW_BYTES = 256 << 20
 """Of a window, if nothing else is asked for: executors write more at a time than one process."""
+_RECORD = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d ([A-Z]+) (.*)")
+"""How a record of Java's log begins."""
+_BEGUN = b"\0begun\0"
+"""Stands in the pipe behind what Java printed until a session was there."""
+_ENDING = 5.0  # seconds to wait for what is still in the pipe
+
+_log = logging.getLogger(__name__)
 
 
 def _configuration(
@@ -41,7 +54,7 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Choice(["local", "spark"]),
             default="local",
             show_default=True,
-            help="What writes the tables: this process, or Spark's executors.",
+            help="What does the work: this process, or Spark's executors.",
         ),
         click.option(
             "--master",
@@ -60,7 +73,7 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def check_engine(engine: str, target: str, master: str | None, conf: Mapping[str, str]) -> None:
+def check_options(engine: str, master: str | None, conf: Mapping[str, str]) -> None:
     """Refuse options that do not go together.
 
     Raises
@@ -68,33 +81,114 @@ def check_engine(engine: str, target: str, master: str | None, conf: Mapping[str
     click.UsageError
         They do not.
     """
-    if engine == "spark":
-        if target.startswith("duckdb:"):
-            raise click.UsageError(
-                "--engine spark keeps Delta tables, and a DuckDB file is written by one process: "
-                "give a directory or a URL in --to"
-            )
-        return
     for name, given in (("--master", master), ("--conf", conf)):
-        if given:
+        if given and engine != "spark":
             raise click.UsageError(f"{name} is for --engine spark")
 
 
 @contextlib.contextmanager
 def running_engine(
-    engine: str, master: str | None, conf: Mapping[str, str]
-) -> Iterator[Engine | None]:
-    """The engine, whose Spark ends with it; None for this process."""
+    name: str, engine: str, master: str | None, conf: Mapping[str, str]
+) -> Iterator[SparkEngine | None]:
+    """The engine, whose Spark ends with it; None for this process.
+
+    Parameters
+    ----------
+    name : str
+        The command's.
+    engine, master, conf
+        Its options.
+
+    Raises
+    ------
+    PgOutputError
+        Spark does not start.
+    """
     if engine != "spark":
         yield None
         return
     from ..spark import SparkEngine, session
+    from ..spark._session import begin_java
 
     # Spark's own handler would end a job in the middle of a window.
     interrupted = signal.getsignal(signal.SIGINT)
-    spark = session(master, "pgoutput-fast sync", {**_CONFIGURATION, **conf})
+    given = (master, f"pgoutput-fast {name}", {**_CONFIGURATION, **conf})
+    output = _Output()
+    try:
+        begin_java(*given, output.file)
+        spark = session(*given)
+    except BaseException as error:
+        output.has_begun(well=False)
+        if isinstance(error, PgOutputError) or not isinstance(error, Exception):
+            raise
+        text = next(iter(str(error).splitlines()), type(error).__name__)
+        raise PgOutputError(f"Spark does not start: {text}") from error
+    output.has_begun(well=True)
     signal.signal(signal.SIGINT, interrupted)
     try:
         yield SparkEngine(spark)
     finally:
         spark.stop()
+
+
+class _Output:
+    """What Spark's Java prints: nothing of its start if that goes well, then records of the log.
+
+    Attributes
+    ----------
+    file : int
+        The file descriptor for Java.
+    """
+
+    def __init__(self) -> None:
+        self._read, self.file = os.pipe()
+        self._start = b""
+        self._is_over = threading.Event()
+        threading.Thread(target=self._run, name="pgoutput_fast-java", daemon=True).start()
+
+    def has_begun(self, *, well: bool) -> None:
+        """Forget what it printed at its start: of settings, packages, and what it does without.
+
+        Parameters
+        ----------
+        well : bool
+            Else that is logged.
+        """
+        os.write(self.file, _BEGUN)
+        os.close(self.file)
+        self._is_over.wait(_ENDING)
+        text = self._start.decode(errors="replace").strip()
+        if text and not well:
+            _log.error("Spark printed before it failed", extra={"details": text})
+
+    def _run(self) -> None:
+        # Java goes on for a moment when this process ends.
+        while some := os.read(self._read, 1 << 16):
+            if not self._is_over.is_set():
+                self._start, mark, some = (self._start + some).partition(_BEGUN)
+                if not mark:
+                    continue
+                self._is_over.set()
+            for level, said, details in records(some.decode(errors="replace")):
+                extra = {"details": details} if details else {}
+                _log.log(level, "Spark: %s", said, extra=extra)
+        os.close(self._read)
+
+
+def records(text: str) -> Iterator[tuple[int, str, str]]:
+    """The records of a log of Java: level, first line, and what follows it.
+
+    What is no record, as a worker's traceback, is one of level WARNING.
+    """
+    found: list[tuple[int, str, list[str]]] = []
+    for line in text.splitlines():
+        begun = _RECORD.match(line)
+        if begun is not None:
+            level = logging.ERROR if begun[1] in ("ERROR", "FATAL") else logging.WARNING
+            found.append((level, begun[2], []))
+        elif found:
+            found[-1][2].append(line)
+        elif line.strip():
+            found.append((logging.WARNING, line, []))
+    for level, said, more in found:
+        yield level, said, "\n".join(more)

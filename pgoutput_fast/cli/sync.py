@@ -25,7 +25,7 @@ from ._named import in_options
 from ._position import PositionWatch
 from ._quantities import ByteCount, Seconds
 from ._service import STATUS_INTERVAL, checked_until, serve, service_options
-from ._spark_engine import WINDOW_BYTES, check_engine, running_engine, spark_options
+from ._spark_engine import WINDOW_BYTES, check_options, running_engine, spark_options
 from ._sync_events import table_events
 from ._sync_plan import OF_THE_TARGET, check_arguments, print_plan
 from ._sync_report import Moment, Report, Written, write_report
@@ -311,7 +311,12 @@ def command(
     as it was told to; 75 an error that may pass, so try again later; 1 an error that does not pass
     by itself; 2 wrong usage; 130 Ctrl-C.
     """
-    check_engine(engine, options["target"], master, conf)
+    check_options(engine, master, conf)
+    if engine == "spark" and options["target"].startswith("duckdb:"):
+        raise click.UsageError(
+            "--engine spark keeps Delta tables, and a DuckDB file is written by one process: "
+            "give a directory or a URL in --to"
+        )
     if "://" in options["target"] and "@" in options["target"]:
         raise click.UsageError("--to: a URL has no user or password; it is not shown here")
     arguments = _arguments(context, options)
@@ -342,7 +347,7 @@ def command(
             parameters = ConnectionParameters(given)
             service.hide_secrets(parameters)
             arguments["dsn"] = given
-        with running_engine(engine, master, conf) as arguments["engine"]:
+        with running_engine("sync", engine, master, conf) as arguments["engine"]:
             return _run(parameters, view, service, arguments, options)
 
     return serve(context, "sync", log_format, log_interval, (SyncLiveView, SyncLogView), run)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ._java import java_home
 
@@ -53,16 +54,54 @@ def session(
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(app_name)
-    if master is not None:
-        builder = builder.master(master)
-    for name, value in {**CONFIGURATION, **(configuration or {})}.items():
+    for name, value in _settings(master, configuration).items():
         builder = builder.config(name, value)
-    # The JVM reads both variables when it starts. Afterwards the environment is restored.
+    with _environment():
+        return builder.getOrCreate()
+
+
+def begin_java(
+    master: str | None, app_name: str, configuration: Mapping[str, str], output: int
+) -> None:
+    """Begin the Java of a session that is made next by the same arguments.
+
+    Parameters
+    ----------
+    master, app_name, configuration
+        As of :func:`session`.
+    output : int
+        The file descriptor of what it prints, and of what its workers print.
+
+    Raises
+    ------
+    PgOutputError
+        There is no Java 17 or newer.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    conf = SparkConf().setAppName(app_name)
+    for name, value in _settings(master, configuration).items():
+        conf.set(name, value)
+    with _environment():
+        launch: Any = launch_gateway
+        gateway = launch(conf, {"stdout": output, "stderr": output})
+        SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - as SparkContext itself
+
+
+def _settings(master: str | None, configuration: Mapping[str, str] | None) -> dict[str, str]:
+    given = {} if master is None else {"spark.master": master}
+    return {**CONFIGURATION, **given, **(configuration or {})}
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    """What the JVM reads when it starts; afterwards the environment is restored."""
     environment = {"JAVA_HOME": java_home(), "PYSPARK_PYTHON": sys.executable}
     previous = {name: os.environ[name] for name in environment if name in os.environ}
     os.environ.update(environment)
     try:
-        return builder.getOrCreate()
+        yield
     finally:
         for name in environment:
             del os.environ[name]

@@ -20,7 +20,8 @@ LogFormat = Literal["text", "json"]
 class Formatter(logging.Formatter):
     """Makes one line of each record: what the command logs, and what the library does.
 
-    A record may have `event` (str) and `numbers` (dict), as logging's ``extra=`` sets them.
+    A record may have `event` (str), `numbers` (dict), and `details` (str, in place of a traceback),
+    as logging's ``extra=`` sets them.
 
     Parameters
     ----------
@@ -41,9 +42,11 @@ class Formatter(logging.Formatter):
         moment = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc)
         when = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         message = self._shown(record.getMessage())
-        failed = None
+        failed = getattr(record, "details", None)
         if record.exc_info is not None:
-            failed = self._shown(self.formatException(record.exc_info))
+            failed = self.formatException(record.exc_info)
+        if failed is not None:
+            failed = self._shown(failed)
         if self._kind == "text":
             lines = [f"{when} {record.levelname} {printable(message)}"]
             if failed is not None:
@@ -85,19 +88,21 @@ def write_line(text: str) -> None:
 
 
 @contextlib.contextmanager
-def logged(formatter: Formatter, write: Callable[[str], None] = write_line) -> Iterator[None]:
+def logged(
+    formatter: Formatter, write: Callable[[str], None] = write_line, level: int = logging.INFO
+) -> Iterator[None]:
     """Have `write` called with a line for each record.
 
-    Those are this package's of level INFO or above, and others' of WARNING or above.
+    Those are this package's of a level or above, and others' of WARNING or above.
     """
     handler = LineHandler(write)
     handler.setFormatter(formatter)
     root, own = logging.getLogger(), logging.getLogger(__name__.partition(".")[0])
-    level = own.level
+    before = own.level
     root.addHandler(handler)
-    own.setLevel(logging.INFO)
+    own.setLevel(level)
     try:
         yield
     finally:
-        own.setLevel(level)
+        own.setLevel(before)
         root.removeHandler(handler)

@@ -95,6 +95,21 @@ def test_a_task_that_goes_on_while_another_one_does_the_same(
     assert (rows(tables), changes(tables)) == (ROWS, OPERATIONS)
 
 
+def test_times_of_folds_come_from_their_tasks(
+    made: MadeDirectory, tables: DeltaTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fold = _folds._fold_once
+    monkeypatch.setattr(_folds, "_fold_once", lambda *given: fold(*given)._replace(seconds=7.5))
+    other = testing.Table("copied", {"id": "int4"}, 16391, key=["id"])
+    made.wait(other, 1220)
+    made.copy(other, 1230, [[1]])
+    made.commit(1250, THINGS.relation(), testing.update(THINGS, [2, "C"]))
+    ended = sync(made, tables, InProcessEngine())
+    # A table that was copied, and not changed, needs no fold.
+    assert ended.seconds == {"public.things": 7.5, "public.copied": 0.0}
+    assert ended.tables == {"public.things": 3, "public.copied": 2}
+
+
 def test_a_table_that_others_write_all_the_time(
     made: MadeDirectory, tables: DeltaTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:

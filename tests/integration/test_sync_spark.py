@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_directory import MadeDirectory
 
 from pgoutput_fast import cli
+from pgoutput_fast.cli import _spark_engine
 from pgoutput_fast.cli.sync import command as sync
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.spark._java import java_home
 from pgoutput_fast.verify import verify
+from pgoutput_fast.watching.logs import Formatter
 
 pytest.importorskip("deltalake")
 
@@ -56,7 +63,7 @@ def test_the_command_with_spark(
         "--slot", f"slot_{database.name}", "--publication", "p", "--to", str(lake),
         "--engine", "spark", "--master", "local[2]", "--log-format", "json",
         "--conf", "spark.sql.shuffle.partitions=3", "--interval", "0.1s", "--max-delay", "0.1s",
-        "--log-interval", "0.2s",
+        "--log-interval", "0.2s", "--metrics-port", "0",
     ]  # fmt: skip
     log = tmp_path / "log"
     with log.open("wb") as file, subprocess.Popen(
@@ -66,9 +73,13 @@ def test_the_command_with_spark(
         def told() -> dict[str, Any]:
             """What it has logged last of its numbers."""
             assert process.poll() is None, log.read_text()
-            lines = [line for line in log.read_text().splitlines() if line.startswith("{")]
-            found = [one for one in map(json.loads, lines) if one["event"] == "progress"]
+            found = [one for one in lines() if one["event"] == "progress"]
             return found[-1] if found else {"tables": {}}
+
+        def lines() -> list[dict[str, Any]]:
+            """Each whole line, as nothing but its own log is on standard error."""
+            whole = log.read_text().rpartition("\n")[0]
+            return [json.loads(line) for line in whole.splitlines()]
 
         def wait(changes: int) -> None:
             end = time.monotonic() + 60
@@ -79,6 +90,17 @@ def test_the_command_with_spark(
         wait(100_001)  # with the truncate before
         database.execute("UPDATE t SET v = 'new' WHERE id % 10 = 0")
         wait(110_001)
+        assert told()["table_seconds"]["public.t"] > 0
+        (url,) = (one["url"] for one in lines() if one["event"] == "metrics")
+        with urllib.request.urlopen(url) as answer:
+            metrics = answer.read().decode()
+        for name, table in (("changes", 110_001), ("windows", None), ("write_seconds", 0)):
+            label = "" if table is None else '{table="public.t"}'
+            kind = f"{name}_total" if table is None else f"table_{name}_total"
+            (value,) = re.findall(
+                rf"^pgoutput_fast_sync_{kind}{label} (.*)$", metrics, re.MULTILINE
+            )
+            assert float(value) == table if table else float(value) > 0
         # Ctrl-C goes to all processes of the terminal.
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(60) == 130, log.read_text()
@@ -86,8 +108,68 @@ def test_the_command_with_spark(
         while (left := processes(process.pid)) and time.monotonic() < end:
             time.sleep(0.1)  # the JVM ends by itself, a moment later
         assert left == []
+        assert lines()[-1]["event"] == "stop"
     report = verify(database.dsn, publications=["p"], target=str(lake))
     assert [(one.name, one.state, one.rows) for one in report.tables] == [("t", "equal", 100_000)]
+
+
+@pytest.mark.slow
+def test_a_spark_that_does_not_start(tmp_path: Path, made: MadeDirectory) -> None:
+    """What it printed is in the log then."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "pgoutput_fast", "sync", "--segments", made.directory, "--to",
+         tmp_path / "lake", "--engine", "spark", "--master", "nonsense://", "--log-format", "json"],
+        capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    lines = [json.loads(line) for line in ended.stderr.splitlines()]
+    (printed,) = (one for one in lines if one["message"] == "Spark printed before it failed")
+    assert "Master must" in printed["traceback"]
+    assert (lines[-1]["event"], ended.returncode) == ("error", 1)
+    assert lines[-1]["message"].startswith("Spark does not start: ")
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[MadeDirectory]:
+    with contextlib.closing(MadeDirectory(tmp_path / "segments")) as found:
+        yield found
+
+
+def test_what_spark_prints_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pgoutput_fast")
+    output = _spark_engine._Output()
+    java = os.dup(output.file)  # which goes on with it
+    os.write(java, b"Setting default log level\n26/11/24 03:50:57 WARN NativeCodeLoader: none\n")
+    output.has_begun(well=True)
+    os.write(java, b"26/11/24 03:50:57 ERROR Executor: failed\nat java\n\tat scala\n")
+    os.close(java)
+    end = time.monotonic() + 30
+    while not caplog.records:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    (one,) = caplog.records
+    assert (one.levelname, one.getMessage()) == ("ERROR", "Spark: Executor: failed")
+    formatted = Formatter("text").format(one).splitlines()
+    assert formatted[0].endswith(" ERROR Spark: Executor: failed")
+    assert formatted[1:] == ["at java", "\tat scala"]
+    assert json.loads(Formatter("json").format(one))["traceback"] == "at java\n\tat scala"
+
+
+def test_what_spark_prints_before_it_fails(caplog: pytest.LogCaptureFixture) -> None:
+    output = _spark_engine._Output()
+    os.write(output.file, b"no such package\nat line 2\n")
+    output.has_begun(well=False)
+    (one,) = caplog.records
+    shown = Formatter("text").format(one).splitlines()[1:]
+    assert (one.levelname, shown) == ("ERROR", ["no such package", "at line 2"])
+
+
+def test_records_of_javas_log() -> None:
+    text = "Traceback\n  File\n\n26/11/24 03:50:57 WARN A: b\n26/11/24 03:50:58 ERROR C: d\nat e\n"
+    assert list(_spark_engine.records(text)) == [
+        (logging.WARNING, "Traceback", "  File\n"),
+        (logging.WARNING, "A: b", ""),
+        (logging.ERROR, "C: d", "at e"),
+    ]
 
 
 @pytest.mark.slow
