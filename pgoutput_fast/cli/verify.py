@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import sys
 import time
@@ -17,9 +18,10 @@ import click
 from ..errors import PgOutputError, counted, printable, without_passwords
 from ..lsn import format_lsn
 from ..verify import Difference, Report, TableResult, VerifyProgress, verify
-from ..watching.logs import write_line
+from ..watching.logs import Formatter, logged, write_line
 from ._dsn import dsn_options, given_dsn, publications_option
 from ._named import in_options
+from ._spark_engine import check_options, running_engine, spark_options
 from ._style import Paint, paint_for
 
 _SHOWN = 200  # characters of a value
@@ -78,6 +80,7 @@ _INTERVAL = 5.0  # seconds between two lines about what is being done
     show_default=True,
     help="How many rows that differ are shown for each table.",
 )
+@spark_options
 @click.option("--json", "as_object", is_flag=True, help="The result as one JSON object.")
 @click.pass_context
 def command(
@@ -87,6 +90,9 @@ def command(
     dsn_file: Path | None,
     publications: tuple[str, ...],
     tables: tuple[str, ...],
+    engine: str,
+    master: str | None,
+    conf: dict[str, str],
     as_object: bool,
     **options: Any,
 ) -> int:
@@ -95,10 +101,17 @@ def command(
     The exit code is 0 if all tables are equal, 1 if one differs, and 2 if one could not be
     compared, if rows changed whenever they were looked at, and after an error.
     """
+    check_options(engine, master, conf)
     paint = paint_for(sys.stdout)
     try:
         dsn = given_dsn(context, dsn, dsn_file)
-        with _progress() as progress:
+        with (
+            logged(Formatter("text"), level=logging.WARNING)
+            if engine == "spark"
+            else contextlib.nullcontext(),
+            running_engine("verify", engine, master, conf) as options["engine"],
+            _progress() as progress,
+        ):
             report = verify(
                 dsn,
                 publications=list(publications),

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from pgoutput_fast.apply.targets import Target
     from pgoutput_fast.captured.units import Plan
 
+    from ._jobs import Jobs
+
 _DRIVER_BYTES = 8 << 20
 _WINDOW_BYTES = 256 << 20
 
 
 class SparkEngine:
-    """Has the windows of a sync be written by Spark's executors.
+    """Has the windows of a sync be written, or its tables be verified, by Spark's executors.
 
     Of a window one job decodes the segments and writes the files of all change tables, and the rows
     of snapshots; the driver registers them. A second job folds the changes of each table and
@@ -36,8 +38,14 @@ class SparkEngine:
     ----------
     spark : SparkSession
     driver_bytes : int
-        Windows of up to so many bytes are written by the driver by itself, as the two jobs cost
-        about half a second.
+        Windows of up to so many bytes are written, and tables of up to so many bytes of files
+        verified, by the driver by itself, as the jobs cost about half a second.
+
+    Attributes
+    ----------
+    driver_bytes : int
+    jobs : Jobs
+        What runs functions on the executors.
     """
 
     def __init__(self, spark: SparkSession, *, driver_bytes: int = _DRIVER_BYTES) -> None:
@@ -46,8 +54,8 @@ class SparkEngine:
         if driver_bytes < 0:
             raise PgOutputError(f"driver_bytes must be 0 at least, not {driver_bytes}")
         self._spark = spark
-        self._driver_bytes = driver_bytes
-        self._jobs = SparkJobs(spark)
+        self.driver_bytes = driver_bytes
+        self.jobs: Jobs = SparkJobs(spark)
 
     def __repr__(self) -> str:
         return f"SparkEngine({self._spark.sparkContext.master!r})"
@@ -58,9 +66,9 @@ class SparkEngine:
 
     def writer(self, plan: Plan, *given: Any) -> WindowWriter:
         """See `Engine`."""
-        if sum(unit.size for unit in plan.units) <= self._driver_bytes:
+        if sum(unit.size for unit in plan.units) <= self.driver_bytes:
             return WindowWriter(*given)
-        return DistributedWindow(self._jobs, *given)
+        return DistributedWindow(self.jobs, *given)
 
 
 def sync(

@@ -29,6 +29,7 @@ from .targets import Target, Tell
 from .texts import NotComparable
 
 if TYPE_CHECKING:
+    from .distributed_states import Engine
     from .sums import Rows
 
 __all__ = ["Difference", "Report", "TableResult", "VerifyProgress", "verify"]
@@ -72,6 +73,7 @@ def verify(
     rounds: int = 10,
     shown: int = 10,
     storage_options: Mapping[str, str] | None = None,
+    engine: Engine | None = None,
     progress: Callable[[VerifyProgress], None] | None = None,
     **keywords: object,
 ) -> Report:
@@ -106,6 +108,9 @@ def verify(
         Rows that differ and are described, for each table.
     storage_options : mapping of str to str, optional
         What delta-rs has to know of the storage of Delta tables, as of `sync`.
+    engine : Engine, optional
+        What reads the rows of Delta tables, such as a :class:`pgoutput_fast.spark.SparkEngine`,
+        whose executors do; by default this process.
     progress : callable, optional
     **keywords
         Parameters of libpq by name.
@@ -136,7 +141,9 @@ def verify(
         with parameters.open(replication=False) as connection, refusals("can't read the types"):
             return TypeRegistry.from_connection(connection)
 
-    with contextlib.closing(open_target(target, segments, types, storage_options)) as opened:
+    with contextlib.closing(
+        open_target(target, segments, types, storage_options, engine)
+    ) as opened:
         run = _Verification(
             parameters, publications, opened, _Chosen(tables, exclude), timeout, shown, progress
         )

@@ -32,6 +32,8 @@ class Database:
     ----------
     path : pathlib.Path
         What is read: a file of duckdb, or a directory.
+    threads : int, optional
+        By default as many as the machine has cores.
 
     Attributes
     ----------
@@ -40,7 +42,7 @@ class Database:
     connection : duckdb.DuckDBPyConnection
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, threads: int | None = None) -> None:
         try:
             import duckdb
         except ImportError as error:
@@ -57,6 +59,8 @@ class Database:
             "temp_directory": str(self.directory / "duckdb"),
             "autoinstall_known_extensions": False,
         }
+        if threads is not None:
+            config["threads"] = threads
         self.connection = self._held.enter_context(duckdb.connect(config=config))
 
     def close(self) -> None:

@@ -13,11 +13,13 @@ from ..files._manifest import NAME
 from ..files._write import DATABASE
 from ..segments.listing import has_begun
 from .databases import Database
+from .distributed_states import DistributedStates
 from .states import DeltaStates, DuckdbStates
 from .targets import DirectoryTarget, ExportTarget
 
 if TYPE_CHECKING:
     from ..types import TypeRegistry
+    from .distributed_states import Engine
     from .targets import Target
 
 _DUCKDB = "duckdb:"
@@ -28,6 +30,7 @@ def open_target(
     segments: str | None,
     types: Callable[[], TypeRegistry],
     storage_options: Mapping[str, str] | None = None,
+    engine: Engine | None = None,
 ) -> Target:
     """Open the target that a text names.
 
@@ -43,17 +46,36 @@ def open_target(
         Reads the server's catalogue of types.
     storage_options : mapping of str to str, optional
         Of delta-rs, for a target in object storage.
+    engine : Engine, optional
+        What reads the rows of Delta tables; by default this process.
 
     Raises
     ------
     PgOutputError
-        There is nothing of this name, or nothing that can be verified.
+        There is nothing of this name, or nothing that can be verified, or not with that engine.
     """
+    target = _opened(given, segments, types, storage_options, engine)
+    if engine is not None and not isinstance(target, DistributedStates):
+        target.close()
+        raise PgOutputError(
+            f"{given} has no Delta tables of a sync, which is all that is read by another "
+            "engine=: leave it out"
+        )
+    return target
+
+
+def _opened(
+    given: str,
+    segments: str | None,
+    types: Callable[[], TypeRegistry],
+    storage_options: Mapping[str, str] | None,
+    engine: Engine | None,
+) -> Target:
     if given.startswith(_DUCKDB):
         return _database(Path(given.removeprefix(_DUCKDB)), segments)
     if "://" in given and not given.startswith("file://"):
         known = None if segments is None else _segments_of(Path(), segments)
-        return DeltaStates(Place(given, storage_options), known)
+        return _delta(Place(given, storage_options), known, engine)
     path = Path(given.removeprefix("file://"))
     if not path.is_dir():
         raise PgOutputError(f"there is no directory {path}")
@@ -62,7 +84,7 @@ def open_target(
     if (path / DATABASE).exists():
         return ExportTarget(path / DATABASE, segments)
     if (path / "_progress" / "_delta_log").is_dir():
-        return DeltaStates(Place(str(path)), _segments_of(path.absolute(), segments))
+        return _delta(Place(str(path)), _segments_of(path.absolute(), segments), engine)
     if segments is not None:
         raise PgOutputError(f"segments were given, and {path} is no export that was made of them")
     if has_begun(path):
@@ -71,6 +93,12 @@ def open_target(
         f"{path} has no segments and no export in it; the targets are a directory of segments, "
         "one of an export or of Delta tables, and duckdb:FILE"
     )
+
+
+def _delta(place: Place, segments: Path | None, engine: Engine | None) -> Target:
+    if engine is None:
+        return DeltaStates(place, segments)
+    return DistributedStates(place, segments, engine)
 
 
 def _database(path: Path, segments: str | None) -> Target:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ..directory.copies import TableState
     from .moment import ServerTable
+    from .sums import Rows
 
 _COPIED = "copied"
 _APP = "pgoutput_fast"
@@ -38,6 +39,8 @@ _APP = "pgoutput_fast"
 _PROGRESS = (
     "relation_id", "schema", "table", "stored", "lsn", "copy_lsn", "stale", "columns",
 )  # fmt: skip
+STATE_ROWS = "state_rows"
+"""What duckdb calls the rows of a Delta table."""
 _AT_ONCE = 1000  # rows that are taken from duckdb at once
 
 
@@ -192,9 +195,13 @@ class States:
             self._names[relation_id] = names = {name: names[name] for name in texts}
             copied = ", ".join(quoted(name) for name in names.values() if name is not None)
             wanted = f"{copied or 'NULL AS nothing'} FROM {rows}" if rows else "NULL WHERE false"
-            copy = _copy_of(relation_id)
-            self._connection.execute(f"CREATE OR REPLACE TABLE {copy} AS SELECT {wanted}")
+            self._copy(relation_id, wanted)
         return TargetTable(texts, left_out)
+
+    def _copy(self, relation_id: int, wanted: str) -> None:
+        """Copy out what is selected of a table."""
+        copy = _copy_of(relation_id)
+        self._connection.execute(f"CREATE OR REPLACE TABLE {copy} AS SELECT {wanted}")
 
     def _check(self, relation_id: int, kept: Kept | None, source: Source) -> None:
         """Whether the rows can be compared; note how far they are."""
@@ -246,18 +253,31 @@ class States:
         compared: TargetTable,
         part_of: Callable[[str, str | None], str],
         tell: Tell = ignored,  # noqa: ARG002
-    ) -> StateRows:
+    ) -> Rows:
         """See `Target`."""
         relation_id = table.table.relation_id
+        return self._rows(relation_id, self._parts(table, compared, part_of), table.key)
+
+    def _rows(self, relation_id: int, parts: dict[str, str], key: Sequence[str]) -> Rows:
+        """The rows of a table that was copied."""
+        return StateRows(self._database, _copy_of(relation_id), parts, key)
+
+    def _parts(
+        self,
+        table: ServerTable,
+        compared: TargetTable,
+        part_of: Callable[[str, str | None], str],
+    ) -> dict[str, str]:
+        """The expression of the part of each column that is compared."""
+        relation_id = table.table.relation_id
         names, added = self._names[relation_id], table.table.added_values
-        parts = {
+        return {
             column: part(texts.target)
             if names[column] is not None
             # The rows are older than the column, or the next change would have brought it.
             else literal(part_of(column, added.get(column)))
             for column, texts in compared.texts.items()
         }
-        return StateRows(self._database, _copy_of(relation_id), parts, table.key)
 
 
 class DuckdbStates(States):
@@ -328,12 +348,16 @@ class DeltaStates(States):
         )
 
     def _state(self, kept: Kept, source: Source) -> str:
+        self._connection.register(STATE_ROWS, self._loaded(kept, source).to_pyarrow_dataset())
+        return source.live(STATE_ROWS)
+
+    def _loaded(self, kept: Kept, source: Source) -> Any:
+        """A state table at the version that `_progress` means."""
         app = "/".join((_APP, source.system_identifier, source.database, str(kept.relation_id)))
         table = self._table(kept, app)
         while (table.transaction_version(app) or 0) > kept.lsn:
             table.load_as_version(table.version() - 1)
-        self._connection.register("state_rows", table.to_pyarrow_dataset())
-        return source.live("state_rows")
+        return table
 
     def _table(self, kept: Kept, app: str) -> Any:
         """A table, which may not have been moved to its new name yet."""
@@ -399,7 +423,7 @@ def _texts(
 
 
 class StateRows:
-    """The rows of a table that was copied into a database; see `sums.Rows`.
+    """The rows of a table that a database can read; see `sums.Rows`.
 
     Parameters
     ----------
@@ -410,12 +434,20 @@ class StateRows:
         For each column that is compared, in their order, the expression of its part.
     key : sequence of str
         Empty for a multiset.
+    named_rows : mapping of str to object, optional
+        What else than tables a FROM may name, such as Arrow datasets.
     """
 
     def __init__(
-        self, database: Database, source: str, parts: Mapping[str, str], key: Sequence[str]
+        self,
+        database: Database,
+        source: str,
+        parts: Mapping[str, str],
+        key: Sequence[str],
+        named_rows: Mapping[str, Any] | None = None,
     ) -> None:
         self._database = database
+        self._named_rows = dict(named_rows or {})
         every = " || ".join(parts.values()) or "''"
         name = " || ".join(parts[one] for one in key) or every
         self._digested = f"(SELECT md5({name}) AS n, md5({every}) AS d FROM {source})"  # noqa: S608
@@ -454,6 +486,8 @@ class StateRows:
         given = [] if names is None else [list(names)]
         # Of its own, as another result may not have been taken wholly.
         with self._database.refusals(), self._database.connection.cursor() as cursor:
+            for name, rows in self._named_rows.items():
+                cursor.register(name, rows)
             found = cursor.execute(query, given)
             while some := found.fetchmany(_AT_ONCE):
                 yield from some
@@ -469,4 +503,4 @@ def _beginning(within: Sequence[str] | None) -> str:
     return f" WHERE substr(n, 1, {length}) IN (SELECT unnest(?::VARCHAR[]))"
 
 
-__all__ = ["DeltaStates", "DuckdbStates", "Kept", "Source", "StateRows"]
+__all__ = ["STATE_ROWS", "DeltaStates", "DuckdbStates", "Kept", "Source", "StateRows"]

@@ -6,6 +6,8 @@ import contextlib
 import json
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +18,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from in_process import InProcessEngine
 from snapshots import peek
 from type_values import TYPES, VALUES
 
@@ -23,8 +26,10 @@ import pgoutput_fast as pf
 from pgoutput_fast import cli
 from pgoutput_fast.apply import sync
 from pgoutput_fast.replication import slots
+from pgoutput_fast.spark import SparkEngine
 from pgoutput_fast.types import TypeRegistry
 from pgoutput_fast.verify import Report, TableResult, VerifyProgress, verify
+from pgoutput_fast.verify.distributed_states import StateFiles, StateTask, grouped_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -206,14 +211,32 @@ def lake(pg16: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
     slots.drop(dsn, "lake")
 
 
-def verify_lake(lake: Synced, path: Path | None = None) -> Report:
+def verify_lake(lake: Synced, path: Path | None = None, engine: Any = None) -> Report:
     segments = f"{lake.path}.segments"
     target = str(path or lake.path)
-    return verify(lake.dsn, publications=["p"], target=target, segments=segments, timeout=10)
+    return verify(
+        lake.dsn, publications=["p"], target=target, segments=segments, timeout=10, engine=engine
+    )
 
 
-def test_delta_tables_that_are_equal(lake: Synced) -> None:
-    report = verify_lake(lake)
+ENGINES = pytest.mark.parametrize("tasks", [False, True], ids=["here", "tasks"])
+
+
+def engine_of(tasks: bool) -> Any:
+    """What reads the rows: this process, or tasks that it runs."""
+    return InProcessEngine() if tasks else None
+
+
+@ENGINES
+def test_delta_tables_that_are_equal(lake: Synced, tasks: bool) -> None:
+    engine = engine_of(tasks)
+    report = verify_lake(lake, engine=engine)
+    if tasks:
+        # All tables with rows, and those alone.
+        assert {Path(task.of.uri).name for task in engine.jobs.tasks} == {
+            "public.@7B0@7D", "public.M@2Ex", "public.a", "public.altered", "public.chosen",
+            "public.later",
+        }  # fmt: skip
     assert {one.name: (one.state, one.why) for one in report.tables} == dict.fromkeys(
         ROWS, ("equal", "")
     )
@@ -249,12 +272,14 @@ def extra(table: DeltaTable) -> None:
         (extra, "extra", "20", (0, 1)),
     ],
 )
+@ENGINES
 def test_delta_tables_that_differ(
-    lake: Synced, tmp_path: Path, damage: Any, kind: str, key: str, times: tuple[int, int]
-) -> None:
+    lake: Synced, tmp_path: Path, damage: Any, kind: str, key: str, times: tuple[int, int],
+    tasks: bool,
+) -> None:  # fmt: skip
     shutil.copytree(lake.path, tmp_path / "lake")
     damage(DeltaTable(str(tmp_path / "lake" / "state" / "public.a")))
-    report = verify_lake(lake, tmp_path / "lake")
+    report = verify_lake(lake, tmp_path / "lake", engine_of(tasks))
     (found,) = (one for one in report.tables if one.state != "equal")
     (one,) = found.differences
     assert (found.name, found.state, one.kind) == ("a", "different", kind)
@@ -262,7 +287,10 @@ def test_delta_tables_that_differ(
     assert one.columns == ({"t": ("t7", "T7")} if kind == "different" else {})
 
 
-def test_a_delta_table_that_is_further_than_its_progress(lake: Synced, tmp_path: Path) -> None:
+@ENGINES
+def test_a_delta_table_that_is_further_than_its_progress(
+    lake: Synced, tmp_path: Path, tasks: bool
+) -> None:
     """As between two commits of a window: the older version is read, which the columns fit."""
     shutil.copytree(lake.path, tmp_path / "lake")
     directory = tmp_path / "lake" / "state" / "public.a"
@@ -274,7 +302,120 @@ def test_a_delta_table_that_is_further_than_its_progress(lake: Synced, tmp_path:
     assert table.transaction_version(app) is not None
     properties = CommitProperties(app_transactions=[Transaction(app, 1 << 60)])
     table.delete("id < 100", commit_properties=properties)
-    assert {one.state for one in verify_lake(lake, tmp_path / "lake").tables} == {"equal"}
+    report = verify_lake(lake, tmp_path / "lake", engine_of(tasks))
+    assert {one.state for one in report.tables} == {"equal"}
+
+
+def test_small_tables_are_read_by_this_process(lake: Synced) -> None:
+    engine = InProcessEngine()
+    directory = lake.path / "state" / "public.a"
+    table = DeltaTable(str(directory))
+    whole = sum((directory / one).stat().st_size for one in table.to_pyarrow_dataset().files)
+    engine.driver_bytes = whole - 1  # other tables have less
+    assert verify_lake(lake, engine=engine).exit_code == 0
+    assert {Path(task.of.uri).name for task in engine.jobs.tasks} == {"public.a"}
+    engine = InProcessEngine()
+    engine.driver_bytes = whole
+    assert verify_lake(lake, engine=engine).exit_code == 0
+    assert engine.jobs.tasks == []
+
+
+def test_tasks_of_a_table_have_some_of_its_files(lake: Synced, tmp_path: Path) -> None:
+    """Rows of several files, and equal rows in two of them, add up."""
+    shutil.copytree(lake.path, tmp_path / "lake")
+    table = DeltaTable(str(tmp_path / "lake" / "state" / "public.M@2Ex"))
+    rows = table.to_pyarrow_table()
+    for number in range(5):
+        some = rows.slice(number * 10, 10)
+        write_deltalake(table, some, mode="append" if number else "overwrite")
+    engine = InProcessEngine()
+    assert verify_lake(lake, tmp_path / "lake", engine).exit_code == 0
+    tasks = [task.of for task in engine.jobs.tasks if "M@2Ex" in task.of.uri]
+    assert {len(one.files) for one in tasks} == {2, 3}
+    assert len({one for task in tasks for one in task.files}) == 5
+    # A table of which a file is gone.
+    write_deltalake(table, rows.slice(0, 3), mode="append")
+    (found,) = (
+        one for one in verify_lake(lake, tmp_path / "lake", engine).tables if one.state != "equal"
+    )
+    assert (found.name, found.rows, found.target_rows) == ("M.x", 49, 52)
+    assert {one.kind for one in found.differences} == {"doubled"}
+
+
+def test_files_that_are_gone(lake: Synced, tmp_path: Path) -> None:
+    shutil.copytree(lake.path, tmp_path / "lake")
+    for path in (tmp_path / "lake" / "state" / "public.a").rglob("*.parquet"):
+        path.unlink()
+    for engine in (None, InProcessEngine()):
+        with pytest.raises(pf.PgOutputError, match="can't read"):
+            verify_lake(lake, tmp_path / "lake", engine)
+
+
+def test_groups_of_files() -> None:
+    sizes = {"a": 5, "b": 1, "c": 4, "d": 3}
+    assert grouped_files(sizes, 2) == [("a", "b"), ("c", "d")]
+    assert grouped_files(sizes, 9) == [("a",), ("c",), ("d",), ("b",)]
+    large = {str(number): 200 << 20 for number in range(10)}
+    assert [len(one) for one in grouped_files(large, 2)] == [2, 2, 1, 1, 1, 1, 1, 1]
+
+
+def test_secrets_are_not_shown_with_files() -> None:
+    files = StateFiles("s3://bucket/lake", 7, ("a", "b"), {"AWS_SECRET_ACCESS_KEY": "secret"})
+    assert repr(files) == "StateFiles('s3://bucket/lake', 7, 2 files)"
+    task = StateTask(files, "state_rows", {}, (), "sums", (3, None))
+    assert "secret" not in repr(task)
+
+
+def test_targets_that_another_engine_does_not_read(
+    synced: Synced, capsys: pytest.CaptureFixture[str]
+) -> None:
+    match = "has no Delta tables of a sync, which is all that is read by another engine=: leave"
+    for target in (f"duckdb:{synced.path}", f"{synced.path}.segments"):
+        with pytest.raises(pf.PgOutputError, match=match):
+            verify(synced.dsn, publications=["p"], target=target, engine=InProcessEngine())
+    given = ["verify", "--dsn", synced.dsn, "--publication", "p", "--target", "lake"]
+    assert cli.main([*given, "--master", "local"]) == 2
+    assert "--master is for --engine spark" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_with_spark(lake: Synced, spark: Any, tmp_path: Path) -> None:
+    engine = SparkEngine(spark, driver_bytes=0)
+    report = verify_lake(lake, engine=engine)
+    assert {one.name: (one.state, one.target_rows) for one in report.tables} == {
+        name: ("equal", rows) for name, rows in ROWS.items()
+    }  # fmt: skip
+    shutil.copytree(lake.path, tmp_path / "lake")
+    one_value(DeltaTable(str(tmp_path / "lake" / "state" / "public.a")))
+    here, there = (verify_lake(lake, tmp_path / "lake", one).tables for one in (None, engine))
+    assert here == there
+    for path in (tmp_path / "lake" / "state" / "public.a").rglob("*.parquet"):
+        path.unlink()
+    with pytest.raises(pf.PgOutputError, match=r"^can't read .*public\.a"):
+        verify_lake(lake, tmp_path / "lake", engine)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_command_verifies_with_spark(lake: Synced, tmp_path: Path) -> None:
+    """The same report as without, and nothing of what Spark prints."""
+    shutil.copytree(lake.path, tmp_path / "lake")
+    missing(DeltaTable(str(tmp_path / "lake" / "state" / "public.a")))
+    command = [
+        sys.executable, "-m", "pgoutput_fast", "verify", "--dsn", lake.dsn, "--publication", "p",
+        "--target", str(tmp_path / "lake"), "--segments", f"{lake.path}.segments",
+    ]  # fmt: skip
+    engine = ["--engine", "spark", "--master", "local[2]", "--conf", "spark.ui.enabled=false"]
+    here, there = (
+        subprocess.run([*command, *more], capture_output=True, text=True, check=False, timeout=200)
+        for more in ([], engine)
+    )
+    # The positions are those of two moments.
+    assert here.stdout.splitlines()[:-1] == there.stdout.splitlines()[:-1]
+    assert "id='7': missing in the target" in there.stdout
+    assert (here.returncode, there.returncode) == (1, 1)
+    assert [line for line in there.stderr.splitlines() if not line.startswith("making")] == []
 
 
 # --- what can't be compared ----------------------------------------------------------------------
@@ -372,9 +513,9 @@ class Typed(NamedTuple):
     dsn: str
     names: list[str]
 
-    def verify(self, target: str) -> dict[str, str]:
+    def verify(self, target: str, engine: Any = None) -> dict[str, str]:
         """The types whose table is not equal, and what was said of it."""
-        report = verify(self.dsn, publications=["p"], target=target, timeout=10)
+        report = verify(self.dsn, publications=["p"], target=target, timeout=10, engine=engine)
         assert len(report.tables) == len(self.names)
         return {
             self.names[int(one.name[1:])]: f"{one.state} {one.why} {one.differences}"
@@ -423,7 +564,7 @@ def delete_refused(database: Any) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["duckdb", "delta"])
+@pytest.mark.parametrize("kind", ["duckdb", "delta", "tasks"])
 @pytest.mark.parametrize("policies", [None, TEXT], ids=["default", "text"])
 def test_every_type_is_equal(
     pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path, policies: Any,
@@ -441,12 +582,13 @@ def test_every_type_is_equal(
         "target": target, "slot": "typed", "publications": ["p"], "until": "now",
         "policies": policies, "soft_deletes": None if policies is None else "gone",
     }  # fmt: skip
+    engine = engine_of(kind == "tasks")
     sync(database.dsn, **options)
-    assert made.verify(target) == {}
+    assert made.verify(target, engine) == {}
     for number in range(len(made.names)):
         database.execute(f"INSERT INTO t{number} SELECT id + 1000, v FROM t{number}")
     sync(database.dsn, **options)
-    assert made.verify(target) == {}
+    assert made.verify(target, engine) == {}
 
 
 # --- while both move -----------------------------------------------------------------------------

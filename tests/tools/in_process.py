@@ -20,6 +20,7 @@ class InProcessJobs:
 
     def __init__(self, *, twice: bool = False) -> None:
         self._times = 2 if twice else 1
+        self.tasks: list[Any] = []
 
     def run(
         self,
@@ -32,6 +33,7 @@ class InProcessJobs:
         tell()
         found = []
         for task in tasks:
+            self.tasks.append(task)
             for _ in range(self._times):
                 result = unpickled(outcome(function, pickle.dumps(task)))
             if isinstance(result, PgOutputError):
@@ -43,8 +45,10 @@ class InProcessJobs:
 class InProcessEngine:
     """See `Engine`."""
 
+    driver_bytes = 0
+
     def __init__(self, *, twice: bool = False) -> None:
-        self._jobs = InProcessJobs(twice=twice)
+        self.jobs = InProcessJobs(twice=twice)
         self.windows: list[DistributedWindow] = []
 
     def check(self, target: Any) -> None:
@@ -52,5 +56,5 @@ class InProcessEngine:
 
     def writer(self, plan: Plan, *given: Any) -> WindowWriter:
         del plan
-        self.windows.append(DistributedWindow(self._jobs, *given))
+        self.windows.append(DistributedWindow(self.jobs, *given))
         return self.windows[-1]

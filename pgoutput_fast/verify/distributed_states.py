@@ -1,0 +1,259 @@
+"""State tables in Delta whose rows are read by tasks beside each other, as on Spark's executors.
+
+What a task does with some files of a table is what this process does with all of them: duckdb makes
+the canonical texts and their sums. Sums of files add up to those of the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from ..apply.delta_place import Place, require_deltalake
+from ..errors import PgOutputError
+from .databases import Database
+from .states import STATE_ROWS, DeltaStates, Kept, Source, StateRows
+from .sums import Rows, Sum
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from ..spark._jobs import Jobs
+
+_TASK_BYTES = 256 << 20
+"""Of files: larger tables have more tasks than there are cores."""
+
+
+class Engine(Protocol):
+    """What has functions run beside each other, such as a :class:`pgoutput_fast.spark.SparkEngine`.
+
+    Attributes
+    ----------
+    jobs : Jobs
+    driver_bytes : int
+        Tables of up to so many bytes of files are read by this process.
+    """
+
+    @property
+    def jobs(self) -> Jobs:
+        """What runs functions."""
+
+    @property
+    def driver_bytes(self) -> int:
+        """Tables of up to so many bytes of files are read by this process."""
+
+
+class StateFiles(NamedTuple):
+    """Some files of a Delta table at one version.
+
+    Fields: uri; version; files (paths in the table); options (of delta-rs, which may have secrets).
+    """
+
+    uri: str
+    version: int
+    files: tuple[str, ...]
+    options: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"StateFiles({self.uri!r}, {self.version}, {len(self.files)} files)"
+
+
+class StateTask(NamedTuple):
+    """What is asked of the rows in some files.
+
+    Attributes
+    ----------
+    of : StateFiles
+    source : str
+        The rows in a FROM, where `STATE_ROWS` has those of the files.
+    parts : dict of str to str
+        As of `StateRows`.
+    key : tuple of str
+    method : {"sums", "digests", "named", "parts"}
+        Of `sums.Rows`.
+    given : tuple
+        Its arguments.
+    """
+
+    of: StateFiles
+    source: str
+    parts: dict[str, str]
+    key: tuple[str, ...]
+    method: Literal["sums", "digests", "named", "parts"]
+    given: tuple[Any, ...]
+
+
+def ask_rows(task: StateTask) -> Any:
+    """What a method of `sums.Rows` says of the rows in some files.
+
+    Raises
+    ------
+    PgOutputError
+        The files can't be read.
+    """
+    place = Place(task.of.uri, task.of.options)
+    # Other tasks have the other cores.
+    with (
+        contextlib.closing(Database(place.path or Path(place.uri), threads=1)) as database,
+        place.refusals("the tables"),
+    ):
+        database.connection.execute("SET preserve_insertion_order = false")
+        named = {STATE_ROWS: _dataset(task.of, place)}
+        rows = StateRows(database, task.source, task.parts, task.key, named)
+        found = getattr(rows, task.method)(*task.given)
+        return found if isinstance(found, dict) else list(found)
+
+
+def _dataset(of: StateFiles, place: Place) -> Any:
+    """The rows of some files of a table."""
+    table = require_deltalake().DeltaTable(
+        place.uri, version=of.version, storage_options=place.options
+    )
+    whole, wanted = table.to_pyarrow_dataset(), set(of.files)
+    found = [one for one in whole.get_fragments() if one.path in wanted]
+    if len(found) != len(wanted):
+        raise PgOutputError(
+            f"version {of.version} of {place.uri} has {len(found)} of {len(wanted)} files that "
+            "it had a moment ago"
+        )
+    return ds.FileSystemDataset(found, whole.schema, whole.format, whole.filesystem)
+
+
+class DistributedRows:
+    """The rows of a table, each file of which is read by a task; see `sums.Rows`.
+
+    Parameters
+    ----------
+    jobs : Jobs
+    groups : sequence of StateFiles
+        The files of each task.
+    source, parts, key
+        As of `StateTask`.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        groups: Sequence[StateFiles],
+        source: str,
+        parts: Mapping[str, str],
+        key: Sequence[str],
+    ) -> None:
+        self._jobs, self._groups = jobs, groups
+        self._source, self._parts, self._key = source, dict(parts), tuple(key)
+
+    def sums(self, digits: int, within: Sequence[str] | None) -> dict[str, Sum]:
+        """See `Rows`."""
+        total: dict[str, Sum] = {}
+        for found in self._ask("sums", digits, within):
+            for name, one in found.items():
+                was = total.get(name, Sum(0, 0, 0))
+                total[name] = Sum(
+                    was.rows + one.rows, was.first + one.first, was.second + one.second
+                )
+        return total
+
+    def digests(self, within: Sequence[str]) -> Iterator[tuple[str, str, int]]:
+        """See `Rows`."""
+        return self._one_by_one("digests", within)
+
+    def named(self, names: Iterable[str]) -> Iterator[tuple[str, str, int]]:
+        """See `Rows`."""
+        return self._one_by_one("named", list(names))
+
+    def parts(self, names: Iterable[str]) -> Iterator[tuple[str, str, int]]:
+        """See `Rows`."""
+        return self._one_by_one("parts", list(names))
+
+    def _one_by_one(
+        self, method: Literal["digests", "named", "parts"], names: Sequence[str]
+    ) -> Iterator[tuple[str, str, int]]:
+        for found in self._ask(method, names):
+            yield from found
+
+    def _ask(self, method: Literal["sums", "digests", "named", "parts"], *given: Any) -> list[Any]:
+        tasks = [
+            StateTask(group, self._source, self._parts, self._key, method, given)
+            for group in self._groups
+        ]
+        return self._jobs.run("compare the rows of a table", ask_rows, tasks, lambda: None)
+
+
+class DistributedStates(DeltaStates):
+    """Delta tables of which an engine reads those that are large.
+
+    Parameters
+    ----------
+    place, segments
+        As of `DeltaStates`.
+    engine : Engine
+    """
+
+    def __init__(self, place: Place, segments: Path | None, engine: Engine) -> None:
+        self._engine = engine
+        self._options = place.options
+        self._table_read: Any = None
+        self._source_read = ""
+        # Relation id → the files of each task, and their rows in a FROM; of small tables nothing.
+        self._files: dict[int, tuple[list[StateFiles], str]] = {}
+        super().__init__(place, segments)
+
+    def _state(self, kept: Kept, source: Source) -> str:
+        self._source_read = super()._state(kept, source)
+        return self._source_read
+
+    def _loaded(self, kept: Kept, source: Source) -> Any:
+        self._table_read = super()._loaded(kept, source)
+        return self._table_read
+
+    def _copy(self, relation_id: int, wanted: str) -> None:
+        table, self._table_read = self._table_read, None
+        self._files.pop(relation_id, None)
+        sizes = {} if table is None else _sizes(table)
+        if sum(sizes.values()) <= self._engine.driver_bytes:
+            super()._copy(relation_id, wanted)
+            return
+        uri, version = str(table.table_uri), table.version()
+        groups = [
+            StateFiles(uri, version, group, self._options)
+            for group in grouped_files(sizes, self._engine.jobs.cores)
+        ]
+        self._files[relation_id] = groups, self._source_read
+
+    def _rows(self, relation_id: int, parts: dict[str, str], key: Sequence[str]) -> Rows:
+        if relation_id not in self._files:
+            return super()._rows(relation_id, parts, key)
+        groups, source = self._files[relation_id]
+        return DistributedRows(self._engine.jobs, groups, source, parts, key)
+
+
+def _sizes(table: Any) -> dict[str, int]:
+    """The bytes of each file of a Delta table, by its path in the table's dataset."""
+    actions = pa.table(table.get_add_actions()).to_pylist()
+    sizes = {unquote(one["path"]): one["size_bytes"] for one in actions}
+    paths = [one.path for one in table.to_pyarrow_dataset().get_fragments()]
+    return {path: sizes.get(unquote(path), 1) for path in paths}
+
+
+def grouped_files(sizes: Mapping[str, int], cores: int) -> list[tuple[str, ...]]:
+    """Files in groups of about one size, as many as there are cores, or more of a large table.
+
+    Parameters
+    ----------
+    sizes : mapping of str to int
+        Bytes by path.
+    cores : int
+    """
+    count = min(len(sizes), max(cores, -(-sum(sizes.values()) // _TASK_BYTES)))
+    groups: list[list[str]] = [[] for _ in range(count)]
+    weights = [0] * count
+    for path, size in sorted(sizes.items(), key=lambda pair: (-pair[1], pair[0])):
+        at = weights.index(min(weights))
+        groups[at].append(path)
+        weights[at] += size
+    return [tuple(group) for group in groups]
