@@ -4,8 +4,7 @@
 #   examples/cluster/standalone.sh --dsn postgresql:///shop --slot shop_spark --publication shop --to lake/
 #
 # A master and two workers are processes of their own, as they would be on three machines. There you
-# start them by systemd, and give all of them the package and the directory of the segments. They
-# end with the sync. It needs Java 17 or newer. MASTER_PORT (7077) and PYTHON (python3) may be set.
+# start them by systemd, and give all of them the package. The processes here end with the sync. It needs Java 17 or newer. MASTER_PORT (7077) and PYTHON (python3) may be set.
 set -eu
 
 python=${PYTHON:-python3}

@@ -88,7 +88,12 @@ def check_options(engine: str, master: str | None, conf: Mapping[str, str]) -> N
 
 @contextlib.contextmanager
 def running_engine(
-    name: str, engine: str, master: str | None, conf: Mapping[str, str]
+    name: str,
+    engine: str,
+    master: str | None,
+    conf: Mapping[str, str],
+    *,
+    stage: bool | None = None,
 ) -> Iterator[SparkEngine | None]:
     """The engine, whose Spark ends with it; None for this process.
 
@@ -96,7 +101,7 @@ def running_engine(
     ----------
     name : str
         The command's.
-    engine, master, conf
+    engine, master, conf, stage
         Its options.
 
     Raises
@@ -126,7 +131,7 @@ def running_engine(
     output.has_begun(well=True)
     signal.signal(signal.SIGINT, interrupted)
     try:
-        yield SparkEngine(spark)
+        yield SparkEngine(spark, stage=stage)
     finally:
         spark.stop()
 

@@ -165,6 +165,12 @@ def _partitions(
 )
 @spark_options
 @click.option(
+    "--stage/--no-stage",
+    default=None,
+    help="Whether segments are copied into the target's storage for executors that don't see "
+    "--dir; by default if the target is a URL and Spark runs on a cluster.",
+)
+@click.option(
     "--dir",
     "directory",
     metavar="DIR",
@@ -295,6 +301,7 @@ def command(
     engine: str,
     master: str | None,
     conf: dict[str, str],
+    stage: bool | None,
     tables: tuple[str, ...],
     dry_run: bool,
     log_format: LogFormat,
@@ -312,6 +319,8 @@ def command(
     by itself; 2 wrong usage; 130 Ctrl-C.
     """
     check_options(engine, master, conf)
+    if stage is not None and engine != "spark":
+        raise click.UsageError("--stage and --no-stage are for --engine spark")
     if engine == "spark" and options["target"].startswith("duckdb:"):
         raise click.UsageError(
             "--engine spark keeps Delta tables, and a DuckDB file is written by one process: "
@@ -347,7 +356,7 @@ def command(
             parameters = ConnectionParameters(given)
             service.hide_secrets(parameters)
             arguments["dsn"] = given
-        with running_engine("sync", engine, master, conf) as arguments["engine"]:
+        with running_engine("sync", engine, master, conf, stage=stage) as arguments["engine"]:
             return _run(parameters, view, service, arguments, options)
 
     return serve(context, "sync", log_format, log_interval, (SyncLiveView, SyncLogView), run)

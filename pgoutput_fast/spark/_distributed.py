@@ -279,7 +279,7 @@ def _balanced(tables: Sequence[FoldTask], cores: int) -> list[list[FoldTask]]:
     return groups
 
 
-def check_target(target: Any) -> None:
+def checked_target(target: Any) -> DeltaTarget:
     """Refuse a target that executors can't write.
 
     Raises
@@ -292,3 +292,4 @@ def check_target(target: Any) -> None:
             f"{target!r} is a file that one process writes: Spark's engine keeps Delta tables, so "
             "give a directory or a URL as target"
         )
+    return target

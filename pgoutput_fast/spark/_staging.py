@@ -153,9 +153,7 @@ def taken(
                 f"{history.DIRECTORY_NAME}/{Path(one.path).name}"
                 for one in storage.get_file_info(chosen)
             ]
-            names += [
-                str(path.relative_to(own)) for _, unit in found for path in unit.files
-            ]
+            names += [str(path.relative_to(own)) for _, unit in found for path in unit.files]
             with ThreadPoolExecutor(_THREADS) as pool:
                 list(pool.map(take, names))
         try:

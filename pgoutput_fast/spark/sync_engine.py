@@ -8,8 +8,9 @@ from pgoutput_fast.apply import sync as sync_with
 from pgoutput_fast.apply.window_writer import WindowWriter
 from pgoutput_fast.errors import PgOutputError
 
-from ._distributed import DistributedWindow, check_target
+from ._distributed import DistributedWindow, checked_target
 from ._jobs import SparkJobs
+from ._staging import clear
 
 if TYPE_CHECKING:
     import os
@@ -31,8 +32,8 @@ class SparkEngine:
 
     Of a window one job decodes the segments and writes the files of all change tables, and the rows
     of snapshots; the driver registers them. A second job folds the changes of each table and
-    changes its rows. Executors need this package with the extra ``delta``, and the same paths, or
-    object storage, for the segments and the target.
+    changes its rows. Executors need this package with the extra ``delta``, and they have to see the
+    target.
 
     Parameters
     ----------
@@ -40,6 +41,10 @@ class SparkEngine:
     driver_bytes : int
         Windows of up to so many bytes are written, and tables of up to so many bytes of files
         verified, by the driver by itself, as the jobs cost about half a second.
+    stage : bool, optional
+        True: executors do not see the directory of the segments, so the driver copies those of a
+        window into the target's storage for them. False: they see it by the driver's path. By
+        default they are taken not to if the target is a URL, unless Spark runs on one machine.
 
     Attributes
     ----------
@@ -48,12 +53,22 @@ class SparkEngine:
         What runs functions on the executors.
     """
 
-    def __init__(self, spark: SparkSession, *, driver_bytes: int = _DRIVER_BYTES) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        driver_bytes: int = _DRIVER_BYTES,
+        stage: bool | None = None,
+    ) -> None:
         if type(driver_bytes) is not int:
             raise TypeError(f"driver_bytes must be an int, not {type(driver_bytes).__name__}")
         if driver_bytes < 0:
             raise PgOutputError(f"driver_bytes must be 0 at least, not {driver_bytes}")
+        if stage is not None and type(stage) is not bool:
+            raise TypeError(f"stage must be a bool, not {type(stage).__name__}")
         self._spark = spark
+        self._stage = stage
+        self._stages = False
         self.driver_bytes = driver_bytes
         self.jobs: Jobs = SparkJobs(spark)
 
@@ -62,13 +77,18 @@ class SparkEngine:
 
     def check(self, target: Target) -> None:
         """See `Engine`."""
-        check_target(target)
+        place = checked_target(target).place
+        self._stages = self._stage is True
+        if self._stage is None:
+            is_here = str(self._spark.sparkContext.master).startswith("local")
+            self._stages = place.path is None and not is_here
+        clear(place)
 
     def writer(self, plan: Plan, *given: Any) -> WindowWriter:
         """See `Engine`."""
         if sum(unit.size for unit in plan.units) <= self.driver_bytes:
             return WindowWriter(*given)
-        return DistributedWindow(self.jobs, *given)
+        return DistributedWindow(self.jobs, *given, stages=self._stages)
 
 
 def sync(
@@ -77,6 +97,7 @@ def sync(
     *,
     target: str | os.PathLike[str],
     driver_bytes: int = _DRIVER_BYTES,
+    stage: bool | None = None,
     window_bytes: int = _WINDOW_BYTES,
     **options: Any,
 ) -> SyncProgress:
@@ -92,7 +113,7 @@ def sync(
         Connection string of libpq, or URL; by default as libpq's variables say.
     target : str or path
         A directory, or ``s3://bucket/prefix``.
-    driver_bytes : int
+    driver_bytes, stage
         As of :class:`SparkEngine`.
     window_bytes : int
         About so many bytes of frames are decoded and written together at most. A transaction, and
@@ -109,5 +130,5 @@ def sync(
     PgOutputError, TypeError
         As of :func:`pgoutput_fast.apply.sync`.
     """
-    engine = SparkEngine(spark, driver_bytes=driver_bytes)
+    engine = SparkEngine(spark, driver_bytes=driver_bytes, stage=stage)
     return sync_with(dsn, target=target, window_bytes=window_bytes, engine=engine, **options)

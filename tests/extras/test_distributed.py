@@ -8,18 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import InProcessEngine
+from in_process import InProcessEngine, InProcessJobs
 from made_directory import MadeDirectory
 from synced_tables import DeltaTables
 
 from pgoutput_fast import apply, testing
 from pgoutput_fast.apply import delta_target
+from pgoutput_fast.apply.delta_place import Place
 from pgoutput_fast.apply.targets import ConflictError, NotForeseenError
 from pgoutput_fast.captured.units import Unit
 from pgoutput_fast.connections import RetryableError
+from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.spark import _folds
 from pgoutput_fast.spark._distributed import DistributedWindow, TableOfFiles, grouped
 from pgoutput_fast.spark._folds import Folded, fold_tables
+from pgoutput_fast.spark._staging import STAGED, clear
 
 pytest.importorskip("deltalake")
 
@@ -180,6 +183,73 @@ def test_a_snapshot_that_stands_when_the_driver_has_to_write_the_rest(
     assert (rows(tables), changes(tables)) == (
         ROWS, ["truncate", "read", "read", "update", "insert"]
     )  # fmt: skip
+
+
+class _Elsewhere(InProcessJobs):
+    """Tasks on machines that do not see the directory of the segments."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(twice=True)
+        self._directory = directory
+        self.staged: list[list[str]] = []
+
+    def run(self, what: str, function: Any, tasks: Any, tell: Any) -> list[Any]:
+        hidden = self._directory.with_name("hidden")
+        self._directory.rename(hidden)
+        try:
+            for task in tasks:
+                if (prefix := getattr(task, "staged", None)) is not None:
+                    root = Path(task.uri) / prefix
+                    found = (str(one.relative_to(root)) for one in root.rglob("*.*"))
+                    self.staged.append(sorted(found))
+            return super().run(what, function, tasks, tell)
+        finally:
+            hidden.rename(self._directory)
+
+
+def test_executors_that_do_not_see_the_segments(made: MadeDirectory, tmp_path: Path) -> None:
+    """The same tables come of it, by the history of types too; nothing is left in the target."""
+    tables = DeltaTables(tmp_path)
+    made.wait(THINGS, 1000)
+    made.copy(THINGS, 1100, [[1, "a"]])
+    made.commit(1150, THINGS.relation(), testing.insert(THINGS, [2, "b"]))
+    engine = InProcessEngine(stages=True)
+    engine.jobs = jobs = _Elsewhere(made.directory)
+    sync(made, tables, engine)
+    assert not list((Path(tables.target) / STAGED).rglob("*.*"))
+    made.commit(1200, THINGS.relation(), testing.update(THINGS, [2, "B"]),
+                testing.insert(THINGS, [3, "c"]))  # fmt: skip
+    sync(made, tables, engine)
+    assert not list((Path(tables.target) / STAGED).rglob("*.*"))
+    assert rows(tables) == ROWS
+    assert changes(tables) == OPERATIONS
+    assert any(name.startswith("snapshots/") for names in jobs.staged for name in names)
+    # Without, they would need the directory.
+    made.commit(1300, THINGS.relation(), testing.insert(THINGS, [4, "d"]))
+    engine = InProcessEngine()
+    engine.jobs = jobs
+    with pytest.raises(PgOutputError, match=r"\.arrow.*No such file"):
+        sync(made, tables, engine)
+
+
+def test_a_refused_frame_is_named_as_the_driver_has_it(
+    made: MadeDirectory, tables: DeltaTables
+) -> None:
+    made.commit(1300, THINGS.relation(), testing.insert(THINGS, ["no number", "d"]))
+    with pytest.raises(PgOutputError, match=rf"^{made.directory}/[-0-9A-Fof]+\.arrow, LSN 0/"):
+        sync(made, tables, InProcessEngine(stages=True))
+    assert not list((Path(tables.target) / STAGED).rglob("*.*"))
+
+
+def test_what_a_killed_driver_has_staged_is_deleted(tmp_path: Path) -> None:
+    place = Place(str(tmp_path))
+    left = tmp_path / STAGED / "abc" / "history"
+    left.mkdir(parents=True)
+    (left / "seen.json").touch()
+    (tmp_path / "changes").mkdir()
+    clear(place)
+    clear(place)
+    assert [one.name for one in tmp_path.iterdir()] == ["changes"]
 
 
 def test_tasks_have_about_as_much_to_do() -> None:

@@ -21,10 +21,12 @@ import pytest
 from made_directory import MadeDirectory
 
 from pgoutput_fast import cli
+from pgoutput_fast.apply.delta_place import Place
 from pgoutput_fast.cli import _spark_engine
 from pgoutput_fast.cli.sync import command as sync
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.spark._java import java_home
+from pgoutput_fast.spark._staging import STAGED
 from pgoutput_fast.verify import verify
 from pgoutput_fast.watching.logs import Formatter
 
@@ -225,6 +227,10 @@ def test_a_cluster_and_object_storage(
                 database.execute(statement)
         assert "60,000 changes in 1 window" in ended.stderr
         report = verify(database.dsn, publications=["p"], **target, storage_options=keys)
+        # Where executors found the segments: it was there, and nothing has been left.
+        assert list(Place("s3://bucket/lake", keys).filesystem().get_file_info(
+            fs.FileSelector(STAGED, recursive=True, allow_not_found=True)
+        )) == []  # fmt: skip
         assert [(one.state, one.rows) for one in report.tables] == [("equal", 120_000)]
 
 
@@ -247,10 +253,10 @@ def test_manifests_for_kubernetes() -> None:
     assert [str(one["port"]) for one in parts["Service"]["spec"]["ports"]] == [
         conf["spark.driver.port"], conf["spark.blockManager.port"]
     ]  # fmt: skip
-    volume = "spark.kubernetes.executor.volumes.persistentVolumeClaim.segments"
-    assert conf[f"{volume}.options.claimName"] == parts["PersistentVolumeClaim"]["metadata"]["name"]
-    (mount,) = container["volumeMounts"]
-    assert conf[f"{volume}.mount.path"] == mount["mountPath"]
+    (volume,), (mount,) = pod["spec"]["volumes"], container["volumeMounts"]
+    claim = parts["PersistentVolumeClaim"]["metadata"]["name"]
+    assert volume["persistentVolumeClaim"]["claimName"] == claim
+    assert volume["name"] == mount["name"]
     assert f"--dir={mount['mountPath']}/shop" in container["command"]
     names = {name for one in sync.params for name in one.opts}
     assert {one.partition("=")[0] for one in container["command"][2:]} <= names

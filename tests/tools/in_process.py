@@ -47,8 +47,9 @@ class InProcessEngine:
 
     driver_bytes = 0
 
-    def __init__(self, *, twice: bool = False) -> None:
+    def __init__(self, *, twice: bool = False, stages: bool = False) -> None:
         self.jobs = InProcessJobs(twice=twice)
+        self._stages = stages
         self.windows: list[DistributedWindow] = []
 
     def check(self, target: Any) -> None:
@@ -56,5 +57,5 @@ class InProcessEngine:
 
     def writer(self, plan: Plan, *given: Any) -> WindowWriter:
         del plan
-        self.windows.append(DistributedWindow(self.jobs, *given))
+        self.windows.append(DistributedWindow(self.jobs, *given, stages=self._stages))
         return self.windows[-1]

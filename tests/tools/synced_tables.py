@@ -106,13 +106,13 @@ class DeltaTables:
 
 
 class DistributedTables(DeltaTables):
-    """The same, written as by executors, whose tasks run twice."""
+    """The same, written as by executors elsewhere, whose tasks run twice."""
 
     def __init__(self, root: Path) -> None:
         from in_process import InProcessEngine
 
         super().__init__(root)
-        self.given["engine"] = InProcessEngine(twice=True)
+        self.given["engine"] = InProcessEngine(twice=True, stages=True)
 
 
 TABLES = {"duckdb": DuckdbTables, "delta": DeltaTables, "distributed": DistributedTables}
