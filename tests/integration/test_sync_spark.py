@@ -141,6 +141,11 @@ def test_what_spark_prints_is_in_the_log(caplog: pytest.LogCaptureFixture) -> No
     output = _spark_engine._Output()
     java = os.dup(output.file)  # which goes on with it
     os.write(java, b"Setting default log level\n26/11/24 03:50:57 WARN NativeCodeLoader: none\n")
+    end = time.monotonic() + 30
+    while not output._start:  # what comes at its start comes in several parts
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    os.write(java, b"26/11/24 03:50:58 WARN another\n")
     output.has_begun(well=True)
     os.write(java, b"26/11/24 03:50:57 ERROR Executor: failed\nat java\n\tat scala\n")
     os.close(java)

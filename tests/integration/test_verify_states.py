@@ -332,6 +332,8 @@ def test_tasks_of_a_table_have_some_of_its_files(lake: Synced, tmp_path: Path) -
     assert verify_lake(lake, tmp_path / "lake", engine).exit_code == 0
     tasks = [task.of for task in engine.jobs.tasks if "M@2Ex" in task.of.uri]
     assert {len(one.files) for one in tasks} == {2, 3}
+    # Where all is equal, sums are enough.
+    assert {task.method for task in engine.jobs.tasks} == {"sums"}
     assert len({one for task in tasks for one in task.files}) == 5
     # A table of which a file is gone.
     write_deltalake(table, rows.slice(0, 3), mode="append")
