@@ -303,15 +303,24 @@ def test_capture_and_spark(tmp_path: Path) -> None:
 @pytest.mark.spark
 def test_the_source_for_spark(tmp_path: Path) -> None:
     """The stream ends with what is there, and the batch has the same, as the page says."""
-    stream, files, batch = python_blocks(ROOT / "docs" / "spark-source.md")
+    stream, files, watch, count, batch = python_blocks(ROOT / "docs" / "spark-source.md")
     register = "spark.dataSource.register(__import__('pyspark_pgoutput').DefaultSource)\n"
     first, second = stream.split("changes = (", 1)
     shown = "spark.read.parquet('accounts').orderBy('commit_lsn', 'seq').show()\n"
     batch = batch.replace("23456789", "0")
+    watch = watch.replace("9188", "0")
+    # What Spark tells comes in another thread.
+    ended = (
+        "while not listener.numbers(): __import__('time').sleep(0.01)\n"
+        "(numbers,) = listener.numbers().values()\nprint(numbers['tables'], listener.url)\n"
+    )
     with fresh_server() as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute("INSERT INTO accounts VALUES (1, 99.5, NULL), (2, 1, 'x')")
-        program = on(server, f"{first}{register}changes = ({second}{shown}{files}{batch}")
+        program = on(
+            server,
+            f"{first}{register}{watch}changes = ({second}{shown}{files}{ended}{count}{batch}",
+        )
         ran = run_python("-c", program, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert re.findall(r"^\| *(read|truncate)\|.*\| *(\d|NULL)\| *([\d.]+|NULL)\| *\w+\|$",
@@ -319,6 +328,8 @@ def test_the_source_for_spark(tmp_path: Path) -> None:
         ("truncate", "NULL", "NULL"), ("read", "1", "99.50"), ("read", "2", "1.00")
     ]  # fmt: skip
     assert "public.accounts 3 3\n" in ran.stdout
+    assert "{'public.accounts': 3} http://127.0.0.1:" in ran.stdout
+    assert '"event": "start", "message": "query ' in ran.stderr
     assert sorted(re.findall(r"^\| *(\w+)\| *(\d)\|$", ran.stdout, re.MULTILINE)) == [
         ("read", "2"), ("truncate", "1")
     ]  # fmt: skip

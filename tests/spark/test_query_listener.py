@@ -214,7 +214,7 @@ def test_lines_come_no_more_often_than_is_asked_for(caplog: pytest.LogCaptureFix
     assert events == ["start"]
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments_of_a_listener() -> None:
     wrong: Any = "xml"
     with pytest.raises(pf.PgOutputError, match="log_format='xml': expected 'text' or 'json'"):
         PgOutputQueryListener(log_format=wrong)
