@@ -1,7 +1,6 @@
 """The command `sync --engine spark` as a process of its own, which can be killed and started again.
 
-It tells how far it is by the lines of its log, one JSON object each. Spark's JVM and the Python
-workers write to the same pipe: it ends when the last of them has ended.
+It tells how far it is by the lines of its log, one JSON object each.
 """
 
 from __future__ import annotations
@@ -30,16 +29,6 @@ _MAX_CORES = 4
 _INTERVAL = 0.5  # seconds between two lines with numbers
 _END = 60.0  # seconds to wait until all processes have ended
 _POLL = 0.05  # seconds
-
-_LOG4J = """\
-rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = stderr
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
-"""
 
 
 class Driver:
@@ -74,8 +63,6 @@ class Driver:
         """Those that wait for their copies."""
         self.stale: dict[str, str] = {}
         """Those that have to be copied again, and why."""
-        log4j = temporary / "log4j2.properties"
-        log4j.write_text(_LOG4J)
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "pgoutput_fast", "sync", "--engine", "spark"),
@@ -83,7 +70,7 @@ class Driver:
                 *("--slot", SLOT, "--publication", PUBLICATION, "--log-format", "json"),
                 *("--log-interval", str(_INTERVAL), "--max-delay", "0.2", "--interval", "0.5"),
                 *("--master", f"local[{min(_cores(), _MAX_CORES)}]"),
-                *_settings(temporary, log4j),
+                *_settings(temporary),
             ],
             env={**os.environ, "PGOUTPUT_FAST_DSN": dsn},
             stdin=subprocess.DEVNULL,
@@ -103,7 +90,7 @@ class Driver:
                 log.flush()
                 try:
                     found = json.loads(line)
-                except ValueError:  # Spark's
+                except ValueError:
                     continue
                 if isinstance(found, dict):
                     self._take(found)
@@ -191,8 +178,23 @@ class Driver:
             pass  # it has ended by itself
 
     def _join(self) -> None:
-        """Wait until all of its processes have ended, and so hold the pipe no more."""
+        """Wait until all of its processes have ended; workers do when Spark's JVM is gone."""
         self._reader.join(_END)
+        end = time.monotonic() + _END
+        while _has_processes(self._process.pid) and time.monotonic() < end:
+            time.sleep(_POLL)
+
+
+def _has_processes(session: int) -> bool:
+    """Whether a session has processes, where the system tells that."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        if int(fields[3]) == session and fields[0] != "Z":
+            return True
+    return False
 
 
 def _cores() -> int:
@@ -201,7 +203,7 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _settings(temporary: Path, log4j: Path) -> list[str]:
+def _settings(temporary: Path) -> list[str]:
     """Spark's, as options of the command."""
     settings = {
         "spark.driver.memory": "1g",
@@ -210,7 +212,7 @@ def _settings(temporary: Path, log4j: Path) -> list[str]:
         # The JVM lives for a minute only, and its second compiler would take most of the
         # processors' time.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-        f"-XX:-UsePerfData -Djava.io.tmpdir={temporary} -Dlog4j2.configurationFile={log4j}",
+        f"-XX:-UsePerfData -Djava.io.tmpdir={temporary}",
     }
     return [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
 

@@ -17,7 +17,7 @@ from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.names import qualified
 
 from ._folds import Folded, FoldedFile, FoldedPart, FoldTask, FoldTasks, fold_tables
-from ._staging import staged
+from ._staged_files import staged
 from ._window_files import Expected, Run, WriteTask, delete_run, write_window
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from pgoutput_fast.captured.units import chunks
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import Follower, history_of
 
-from ._staging import taken
+from ._staged_files import taken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

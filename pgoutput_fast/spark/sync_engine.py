@@ -10,7 +10,7 @@ from pgoutput_fast.errors import PgOutputError
 
 from ._distributed import DistributedWindow, checked_target
 from ._jobs import SparkJobs
-from ._staging import clear
+from ._staged_files import clear
 
 if TYPE_CHECKING:
     import os

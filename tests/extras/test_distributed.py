@@ -22,7 +22,7 @@ from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.spark import _folds
 from pgoutput_fast.spark._distributed import DistributedWindow, TableOfFiles, grouped
 from pgoutput_fast.spark._folds import Folded, fold_tables
-from pgoutput_fast.spark._staging import STAGED, clear
+from pgoutput_fast.spark._staged_files import STAGED, clear
 
 pytest.importorskip("deltalake")
 

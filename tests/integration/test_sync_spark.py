@@ -26,7 +26,7 @@ from pgoutput_fast.cli import _spark_engine
 from pgoutput_fast.cli.sync import command as sync
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.spark._java import java_home
-from pgoutput_fast.spark._staging import STAGED
+from pgoutput_fast.spark._staged_files import STAGED
 from pgoutput_fast.verify import verify
 from pgoutput_fast.watching.logs import Formatter
 
