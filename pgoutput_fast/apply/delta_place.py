@@ -51,6 +51,11 @@ def require_deltalake() -> Any:
     return deltalake
 
 
+def may_pass(text: str) -> bool:
+    """Whether an error of a storage reads as if it might answer later."""
+    return _PASSES.search(text) is not None
+
+
 class Place:
     """Where tables are.
 
@@ -139,7 +144,7 @@ class Place:
             text = f"can't read or write {what} in {self.uri}: {self.shown(error)}"
             if self.path is None:
                 text += ". Look at the credentials, the endpoint and the bucket"
-                if _PASSES.search(text):
+                if may_pass(text):
                     raise RetryableError(text) from None
             raise PgOutputError(text) from None
 

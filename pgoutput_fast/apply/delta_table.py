@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from .._disk import fsync_path
 from ..errors import PgOutputError
-from .delta_place import require_deltalake
+from .delta_place import directory_of, require_deltalake
 from .delta_types import conformed, has_type, stored_schema
 
 if TYPE_CHECKING:
@@ -166,6 +166,11 @@ class Table:
                 return False
             delta = deltalake.DeltaTable(self.uri, storage_options=self.place.options)
             return delta.transaction_version(self.app) is not None
+
+    def rename(self, name: str) -> None:
+        """Have another name, and with it another directory beside this one."""
+        kind = self.directory.partition("/")[0]
+        self.place.move(self.directory, f"{kind}/{directory_of(name)}")
 
     def _has_files_alone(self, directory: Path) -> None:
         """Files of an attempt that ended before its first commit are ours; others are not."""

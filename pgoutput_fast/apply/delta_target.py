@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .folding import NetChanges
+    from .iceberg_table import Catalog
     from .targets import Alteration
 
 __all__ = ["DECODED_FOR", "DeltaTarget"]
@@ -92,6 +93,8 @@ class DeltaTarget:
     kept : Kept
     maintenance : bool
         As of `sync`.
+    iceberg : str or mapping of str to str, optional
+        As of `sync`.
     """
 
     def __init__(
@@ -104,8 +107,14 @@ class DeltaTarget:
         threads: int | None = None,
         kept: Kept = _NOTHING_KEPT,
         maintenance: bool = True,
+        iceberg: str | Mapping[str, str] | None = None,
     ) -> None:
         require_deltalake()
+        self._catalog: Catalog | None = None
+        if iceberg is not None:
+            from .iceberg_table import Catalog
+
+            self._catalog = Catalog(iceberg)
         self.threads = threads or min(4, os.cpu_count() or 1)
         self.place = Place(str(uri), storage_options)
         self._partition_by = {name: list(of) for name, of in (partition_by or {}).items()}
@@ -165,7 +174,10 @@ class DeltaTarget:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What another process makes it by. The storage's options may have secrets."""
+        """What another process makes it by to write state tables.
+
+        The storage's options may have secrets.
+        """
         return {
             "uri": self.place.uri, "storage_options": self.place.options or None,
             "partition_by": self._partition_by, "retention_hours": self._retention,
@@ -310,10 +322,20 @@ class DeltaTarget:
         with self._guard:
             table = self._tables.get(directory)
             if table is None:
-                table = Table(self.place, directory, self._app(relation_id), self._retention)
-                self._tables[directory] = table
+                table = self._tables[directory] = self._made(kind, name, relation_id)
         table.load()
         return table
+
+    def _made(self, kind: str, name: str, relation_id: int) -> Table:
+        """A table that was not looked at yet."""
+        given = (
+            self.place, f"{kind}/{directory_of(name)}", self._app(relation_id), self._retention,
+        )  # fmt: skip
+        if kind == "state" or self._catalog is None:
+            return Table(*given)
+        from .iceberg_table import IcebergTable
+
+        return IcebergTable(*given, self._catalog, name)
 
     def _app(self, relation_id: int) -> str:
         """By which tables know whose changes they have."""
@@ -384,14 +406,11 @@ class DeltaTarget:
             names = [("state", "")]
             names += [("changes", version_suffix(i)) for i in range(1, move.version + 1)]
             for kind, suffix in names:
-                before, after = (
-                    f"{kind}/{directory_of(name + suffix)}" for name in (move.old, move.new)
-                )
-                self._tables.pop(after, None)
-                self._tables.pop(before, None)
-                app = self._app(move.relation_id)
-                if Table(self.place, before, app, self._retention).is_its_own():
-                    self.place.move(before, after)
+                for name in (move.old, move.new):
+                    self._tables.pop(f"{kind}/{directory_of(name + suffix)}", None)
+                table = self._made(kind, move.old + suffix, move.relation_id)
+                if table.is_its_own():
+                    table.rename(move.new + suffix)
         self._moves = []
 
 

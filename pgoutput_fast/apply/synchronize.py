@@ -74,6 +74,7 @@ def sync(
     partition_by: Mapping[str, Sequence[str]] | None = None,
     retention_hours: int | None = None,
     maintenance: bool | None = None,
+    iceberg: str | Mapping[str, str] | None = None,
     soft_deletes: str | None = None,
     progress: Callable[[SyncProgress], None] | None = None,
     stop: threading.Event | None = None,
@@ -136,6 +137,9 @@ def sync(
     maintenance : bool
         Whether the small files of Delta tables are joined and old ones deleted, by default True;
         else that is left to another job, such as Spark's OPTIMIZE and VACUUM.
+    iceberg : str or mapping of str to str
+        A catalogue of pyiceberg: its name in pyiceberg's configuration, or its properties. Change
+        tables are Iceberg tables then, in its namespace ``changes``; a target keeps to that.
     soft_deletes : str
         A column that state tables get, of timestamps: a row that is deleted, or goes by a truncate
         or as its key changes, stays, and has there when that was committed. It goes when a row
@@ -172,8 +176,8 @@ def sync(
         check_lsn("until", until)
     opened = open_target(
         target, storage_options=storage_options, partition_by=partition_by,
-        retention_hours=retention_hours, maintenance=maintenance, soft_deletes=soft_deletes,
-        tables=options.tables, engine=engine,
+        retention_hours=retention_hours, maintenance=maintenance, iceberg=iceberg,
+        soft_deletes=soft_deletes, tables=options.tables, engine=engine,
     )  # fmt: skip
     name = consumer or opened.consumer
     stop = threading.Event() if stop is None else stop
@@ -318,6 +322,7 @@ def open_target(
     partition_by: Mapping[str, Sequence[str]] | None = None,
     retention_hours: int | None = None,
     maintenance: bool | None = None,
+    iceberg: str | Mapping[str, str] | None = None,
     soft_deletes: str | None = None,
     tables: Sequence[str] | None = None,
     engine: Engine | None = None,
@@ -328,7 +333,9 @@ def open_target(
     ----------
     target : str or path
         ``duckdb:FILE``, or a directory or URL for Delta tables.
-    storage_options, partition_by, retention_hours, maintenance, soft_deletes, tables, engine
+    storage_options, partition_by, retention_hours, maintenance, iceberg, soft_deletes, tables
+        As of :func:`sync`.
+    engine
         As of :func:`sync`.
 
     Raises
@@ -341,11 +348,12 @@ def open_target(
     text = os.fspath(target)
     if not text or "\0" in text:
         raise PgOutputError("target: give duckdb:FILE, or a directory for Delta tables")
-    _check_types(storage_options, partition_by)
+    _check_types(storage_options, partition_by, iceberg)
     if soft_deletes is not None and not (soft_deletes and soft_deletes.isprintable()):
         raise PgOutputError(f"soft_deletes={soft_deletes!r}: expected the name of a column")
     delta = {"storage_options": storage_options, "partition_by": partition_by,
-             "retention_hours": retention_hours, "maintenance": maintenance}  # fmt: skip
+             "retention_hours": retention_hours, "maintenance": maintenance,
+             "iceberg": iceberg}  # fmt: skip
     given: dict[str, Any] = {name: value for name, value in delta.items() if value is not None}
     kept = Kept(soft_deletes, None if tables is None else tuple(sorted(tables)))
     if text.startswith(_DUCKDB):
@@ -389,13 +397,19 @@ def _opened(opened: OpenedTarget, engine: Engine | None) -> OpenedTarget:
 
 
 def _check_types(
-    storage_options: Mapping[str, str] | None, partition_by: Mapping[str, Sequence[str]] | None
+    storage_options: Mapping[str, str] | None,
+    partition_by: Mapping[str, Sequence[str]] | None,
+    iceberg: str | Mapping[str, str] | None,
 ) -> None:
     """Refuse arguments whose errors others would raise, later and without their names."""
-    options: Any = storage_options or {}
-    is_mapping = isinstance(options, Mapping)
-    if not is_mapping or {type(one) for pair in options.items() for one in pair} - {str}:
-        raise TypeError("storage_options must be a mapping of str to str")
+    catalog = {} if isinstance(iceberg, str) else iceberg
+    for name, given in (("storage_options", storage_options), ("iceberg", catalog)):
+        options: Any = given or {}
+        is_mapping = isinstance(options, Mapping)
+        if not is_mapping or {type(one) for pair in options.items() for one in pair} - {str}:
+            raise TypeError(f"{name} must be a mapping of str to str")
+    if iceberg is not None and not iceberg:
+        raise PgOutputError("iceberg= is empty: give the name of a catalogue, or its properties")
     if partition_by is not None and not isinstance(partition_by, Mapping):
         raise TypeError(
             f"partition_by must be a mapping of tables, not {type(partition_by).__name__}"

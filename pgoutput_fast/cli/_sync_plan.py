@@ -28,7 +28,7 @@ _OPTIONS = (
     "window_bytes",
 )  # fmt: skip
 
-OF_THE_TARGET = ("soft_deletes", "partition_by", "retention_hours", "maintenance")
+OF_THE_TARGET = ("soft_deletes", "partition_by", "retention_hours", "maintenance", "iceberg")
 """The options that are the target's alone."""
 
 

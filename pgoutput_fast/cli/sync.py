@@ -283,6 +283,12 @@ def _partitions(
     help="Whether small files of Delta tables are joined, and old ones deleted; they are by "
     "default.",
 )
+@click.option(
+    "--iceberg",
+    metavar="CATALOG",
+    help="Have the change tables be Iceberg tables of this catalogue, which pyiceberg's "
+    "configuration has.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
 @click.option(
     "--report",

@@ -149,7 +149,7 @@ def made(tmp_path: Path) -> Iterator[MadeDirectory]:
 
 
 def sync(made: MadeDirectory, kept: Tables, **options: Any) -> apply.SyncProgress:
-    options = {"until": "now", "target": kept.target, **options}
+    options = {"until": "now", **kept.given, **options}
     return apply.sync(segments=made.directory, **options)
 
 

@@ -115,6 +115,38 @@ class DistributedTables(DeltaTables):
         self.given["engine"] = InProcessEngine(twice=True, stages=True)
 
 
-TABLES = {"duckdb": DuckdbTables, "delta": DeltaTables, "distributed": DistributedTables}
-KINDS = ["duckdb", "delta", pytest.param("distributed", marks=pytest.mark.slow)]
+class IcebergTables(DeltaTables):
+    """Change tables in an Iceberg catalogue."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.catalog = {"type": "sql", "uri": f"sqlite:///{root / 'catalog.db'}"}
+        self.given["iceberg"] = self.catalog
+
+    def _opened(self) -> Any:
+        from pyiceberg.catalog import load_catalog
+
+        return load_catalog("pgoutput_fast", **self.catalog)
+
+    def changes(self, stored: str, version: int = 1) -> pa.Table:
+        table = self._opened().load_table(("changes", versioned(stored, version)))
+        return table.scan().to_arrow()
+
+    def has(self, kind: str, stored: str) -> bool:
+        if kind == "state":
+            return super().has(kind, stored)
+        catalog = self._opened()
+        return bool(
+            catalog.namespace_exists("changes") and catalog.table_exists(("changes", stored))
+        )
+
+
+TABLES = {
+    "duckdb": DuckdbTables, "delta": DeltaTables, "distributed": DistributedTables,
+    "iceberg": IcebergTables,
+}  # fmt: skip
+KINDS = [
+    "duckdb", "delta",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("distributed", "iceberg")),
+]  # fmt: skip
 Tables = DuckdbTables | DeltaTables

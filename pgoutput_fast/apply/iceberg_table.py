@@ -1,0 +1,260 @@
+"""Change tables as Iceberg tables in a catalogue of pyiceberg.
+
+The files are those of a Delta change table, and lie where those would. pyiceberg makes a snapshot
+that has them: with it, in the same commit, goes the position up to which the table has changes.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ..connections import RetryableError
+from ..errors import PgOutputError, without_passwords
+from .delta_place import may_pass
+from .delta_table import Table
+from .targets import ConflictError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from .delta_place import Place
+    from .delta_table import File, Written
+
+NAMESPACE = "changes"
+"""In which the catalogue has the tables."""
+
+_NAME = "pgoutput_fast"
+_SHORT = 3  # characters of a property that is no secret
+
+_APP, _LSN, _COPY_LSN, _SCHEMA = (
+    f"pgoutput_fast.{name}" for name in ("app", "lsn", "copy-lsn", "arrow-schema")
+)
+
+
+class Catalog:
+    """A catalogue of Iceberg tables, which is opened when it is asked the first time.
+
+    Parameters
+    ----------
+    given : str or mapping of str to str
+        Its name in the configuration of pyiceberg; or its properties, which may be secrets, and
+        with them its name, by default ``pgoutput_fast``.
+
+    Raises
+    ------
+    PgOutputError
+        pyiceberg is not installed.
+    """
+
+    def __init__(self, given: str | Mapping[str, str]) -> None:
+        try:
+            import pyiceberg  # noqa: F401
+        except ImportError as error:
+            raise PgOutputError(
+                f"pyiceberg is not installed ({error}); install the extra pgoutput-fast[iceberg]"
+            ) from error
+        self._properties = {} if isinstance(given, str) else dict(given)
+        self._name = given if isinstance(given, str) else self._properties.pop("name", _NAME)
+        self._opened: Any = None
+        # Catalogues are not made for several threads.
+        self.guard = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"Catalog({self._name!r})"
+
+    @property
+    def opened(self) -> Any:
+        """The object of pyiceberg."""
+        if self._opened is None:
+            from pyiceberg.catalog import load_catalog
+
+            with self.refusals("the catalogue"):
+                self._opened = load_catalog(self._name, **self._properties)
+                self._opened.create_namespace_if_not_exists(NAMESPACE)
+        return self._opened
+
+    @contextlib.contextmanager
+    def refusals(self, what: str) -> Iterator[None]:
+        """Raise errors of pyiceberg, of the catalogue and of the storage as this package's."""
+        from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+
+        try:
+            with self.guard:
+                yield
+        except PgOutputError:
+            raise
+        except CommitFailedException:
+            raise ConflictError(
+                f"another program has written the Iceberg table {what} at the same time. One sync "
+                "at a time can write a target"
+            ) from None
+        except CommitStateUnknownException:
+            raise RetryableError(
+                f"nobody knows whether a commit to the Iceberg table {what} stands; the next sync "
+                "finds that out"
+            ) from None
+        except Exception as error:  # noqa: BLE001 - of their libraries
+            # Those of catalogues may have their URI, and so a password.
+            text = without_passwords(str(error).partition("\n")[0])
+            for value in self._properties.values():
+                if len(value) > _SHORT:
+                    text = text.replace(value, "…")
+            text = (
+                f"can't read or write {what} in the Iceberg catalogue {self._name!r}: "
+                f"{type(error).__name__}: {text}"
+            )
+            raise (RetryableError if may_pass(text) else PgOutputError)(text) from None
+
+
+class IcebergTable(Table):
+    """A change table in a catalogue. See `Table`.
+
+    Parameters
+    ----------
+    place, directory, app, retention_hours
+        As of `Table`: where its files are.
+    catalog : Catalog
+    name : str
+        The table's.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        directory: str,
+        app: str,
+        retention_hours: int,
+        catalog: Catalog,
+        name: str,
+    ) -> None:
+        super().__init__(place, directory, app, retention_hours)
+        self._catalog = catalog
+        self._identifier = (NAMESPACE, name)
+        self._table: Any = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether it was made."""
+        return self._table is not None
+
+    def load(self) -> None:
+        """Look at what is there now.
+
+        Raises
+        ------
+        PgOutputError
+            It is something else's.
+        """
+        local = self.place.path
+        if local is not None and (local / self.directory / "_delta_log").is_dir():
+            raise PgOutputError(
+                f"{local / self.directory} is a Delta table: a target keeps to the kind of change "
+                "tables with which it began; give another target, or leave iceberg= out"
+            )
+        with self._catalog.refusals(str(self._identifier)):
+            if self._table is not None:
+                self._table.refresh()
+            elif self._catalog.opened.table_exists(self._identifier):
+                self._table = self._catalog.opened.load_table(self._identifier)
+        if self._table is not None and self._property(_APP) != self.app:
+            raise PgOutputError(
+                f"the Iceberg table {self._identifier} is not of this sync ({self.app}): rename "
+                "it, or give another catalogue"
+            )
+
+    def _property(self, name: str, other: str = "") -> str:
+        return str(self._table.properties.get(name, other))
+
+    def is_its_own(self) -> bool:
+        """Whether there is a table, and it has the changes of the app."""
+        with self._catalog.refusals(str(self._identifier)):
+            if not self._catalog.opened.table_exists(self._identifier):
+                return False
+            found = self._catalog.opened.load_table(self._identifier)
+        return bool(found.properties.get(_APP) == self.app)
+
+    def rename(self, name: str) -> None:
+        """Have another name; its files stay where they are."""
+        with self._catalog.refusals(str(self._identifier)):
+            self._catalog.opened.rename_table(self._identifier, (NAMESPACE, name))
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The LSN up to which it has changes, and that of its snapshot."""
+        if self._table is None:
+            return 0, 0
+        return int(self._property(_LSN, "0")), int(self._property(_COPY_LSN, "0"))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns, in the types of its files; Iceberg has some of them as wider ones."""
+        return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(self._property(_SCHEMA))))
+
+    def create(
+        self,
+        schema: pa.Schema,
+        position: tuple[int, int],
+        partition_by: Sequence[str] = (),
+        description: str | None = None,
+    ) -> None:
+        """Make the table, without rows."""
+        del partition_by, description  # of state tables
+        with self._catalog.refusals(str(self._identifier)):
+            self._table = self._catalog.opened.create_table(
+                self._identifier,
+                schema=schema,
+                location=self.uri,
+                properties={_APP: self.app, **_stored(position), **_encoded(schema)},
+            )
+
+    def add_columns(self, schema: pa.Schema) -> None:
+        """Have all columns of a schema that has those of the table; new ones are null."""
+        if schema == self.schema:
+            return
+        with (
+            self._catalog.refusals(str(self._identifier)),
+            self._table.transaction() as transaction,
+        ):
+            with transaction.update_schema() as update:
+                update.union_by_name(schema)
+            transaction.set_properties(_encoded(schema))
+
+    def commit(
+        self,
+        files: Written,
+        removed: Sequence[File],
+        position: tuple[int, int] | None,
+        *,
+        schema: pa.Schema | None = None,
+        **more: int,
+    ) -> None:
+        """Have files be the table's, and the position be another one."""
+        if removed or schema is not None or more or position is None:
+            raise PgOutputError("a change table is only added to")
+        with (
+            self._catalog.refusals(str(self._identifier)),
+            self._table.transaction() as transaction,
+        ):
+            transaction.set_properties(_stored(position))
+            if files:
+                transaction.add_files(
+                    [f"{self.uri}/{one.path}" for one in files],
+                    snapshot_properties=_stored(position),
+                    check_duplicate_files=False,
+                )
+
+    def maintain(self) -> None:
+        """Nothing: snapshots expire, and files are joined, by what keeps other Iceberg tables."""
+
+
+def _stored(position: tuple[int, int]) -> dict[str, str]:
+    return {_LSN: str(position[0]), _COPY_LSN: str(position[1])}
+
+
+def _encoded(schema: pa.Schema) -> dict[str, str]:
+    return {_SCHEMA: base64.b64encode(schema.serialize().to_pybytes()).decode()}
