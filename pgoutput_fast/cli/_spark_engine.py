@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _CONFIGURATION = {"spark.log.level": "ERROR"}
 WINDOW_BYTES = 256 << 20
 """Of a window, if nothing else is asked for: executors write more at a time than one process."""
-_RECORD = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d ([A-Z]+) (.*)")
+_RECORD = re.compile(r"(?:[-/\d]{8,10}[ T])?\d\d:\d\d:\d\d\S* ([A-Z]+) (.*)")
 """How a record of Java's log begins."""
 _BEGUN = b"\0begun\0"
 """Stands in the pipe behind what Java printed until a session was there."""

@@ -83,10 +83,15 @@ def begin_java(
     conf = SparkConf().setAppName(app_name)
     for name, value in _settings(master, configuration).items():
         conf.set(name, value)
-    with _environment():
-        launch: Any = launch_gateway
-        gateway = launch(conf, {"stdout": output, "stderr": output})
-        SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - as SparkContext itself
+    # Who reads this process's standard error to its end waits for Java too, as if it wrote there.
+    held = os.dup(2)
+    try:
+        with _environment():
+            launch: Any = launch_gateway
+            gateway = launch(conf, {"stdout": output, "stderr": output, "pass_fds": (held,)})
+            SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - as Spark's own
+    finally:
+        os.close(held)
 
 
 def _settings(master: str | None, configuration: Mapping[str, str] | None) -> dict[str, str]:

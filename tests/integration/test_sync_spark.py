@@ -171,7 +171,7 @@ def test_what_spark_prints_before_it_fails(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_records_of_javas_log() -> None:
-    text = "Traceback\n  File\n\n26/11/24 03:50:57 WARN A: b\n26/11/24 03:50:58 ERROR C: d\nat e\n"
+    text = "Traceback\n  File\n\n26/11/24 03:50:57 WARN A: b\n03:50:58 ERROR C: d\nat e\n"
     assert list(_spark_engine.records(text)) == [
         (logging.WARNING, "Traceback", "  File\n"),
         (logging.WARNING, "A: b", ""),
