@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _TASK_BYTES = 256 << 20
 """Of files: larger tables have more tasks than there are cores."""
+_ROWS = 1 << 14
+"""That are read at once."""
 
 
 class Engine(Protocol):
@@ -69,6 +71,8 @@ class StateTask(NamedTuple):
     Attributes
     ----------
     of : StateFiles
+    columns : tuple of str
+        Those that are read; empty: all.
     source : str
         The rows in a FROM, where `STATE_ROWS` has those of the files.
     parts : dict of str to str
@@ -81,6 +85,7 @@ class StateTask(NamedTuple):
     """
 
     of: StateFiles
+    columns: tuple[str, ...]
     source: str
     parts: dict[str, str]
     key: tuple[str, ...]
@@ -103,7 +108,12 @@ def ask_rows(task: StateTask) -> Any:
         place.refusals("the tables"),
     ):
         database.connection.execute("SET preserve_insertion_order = false")
-        named = {STATE_ROWS: _dataset(task.of, place)}
+        # Once, as each method asks once. A dataset that duckdb reads by itself is read far ahead.
+        reading = _dataset(task.of, place).scanner(
+            columns=list(task.columns) or None, batch_size=_ROWS, batch_readahead=1,
+            fragment_readahead=1, use_threads=False,
+        )  # fmt: skip
+        named = {STATE_ROWS: reading.to_reader()}
         rows = StateRows(database, task.source, task.parts, task.key, named)
         found = getattr(rows, task.method)(*task.given)
         return found if isinstance(found, dict) else list(found)
@@ -132,7 +142,7 @@ class DistributedRows:
     jobs : Jobs
     groups : sequence of StateFiles
         The files of each task.
-    source, parts, key
+    columns, source, parts, key
         As of `StateTask`.
     """
 
@@ -140,11 +150,12 @@ class DistributedRows:
         self,
         jobs: Jobs,
         groups: Sequence[StateFiles],
+        columns: Sequence[str],
         source: str,
         parts: Mapping[str, str],
         key: Sequence[str],
     ) -> None:
-        self._jobs, self._groups = jobs, groups
+        self._jobs, self._groups, self._columns = jobs, groups, tuple(columns)
         self._source, self._parts, self._key = source, dict(parts), tuple(key)
 
     def sums(self, digits: int, within: Sequence[str] | None) -> dict[str, Sum]:
@@ -178,7 +189,7 @@ class DistributedRows:
 
     def _ask(self, method: Literal["sums", "digests", "named", "parts"], *given: Any) -> list[Any]:
         tasks = [
-            StateTask(group, self._source, self._parts, self._key, method, given)
+            StateTask(group, self._columns, self._source, self._parts, self._key, method, given)
             for group in self._groups
         ]
         return self._jobs.run("compare the rows of a table", ask_rows, tasks, lambda: None)
@@ -199,11 +210,13 @@ class DistributedStates(DeltaStates):
         self._options = place.options
         self._table_read: Any = None
         self._source_read = ""
+        self._marker: str | None = None
         # Relation id → the files of each task, and their rows in a FROM; of small tables nothing.
         self._files: dict[int, tuple[list[StateFiles], str]] = {}
         super().__init__(place, segments)
 
     def _state(self, kept: Kept, source: Source) -> str:
+        self._marker = source.soft_deletes
         self._source_read = super()._state(kept, source)
         return self._source_read
 
@@ -229,7 +242,10 @@ class DistributedStates(DeltaStates):
         if relation_id not in self._files:
             return super()._rows(relation_id, parts, key)
         groups, source = self._files[relation_id]
-        return DistributedRows(self._engine.jobs, groups, source, parts, key)
+        columns = [name for name in self._names[relation_id].values() if name is not None]
+        if columns and self._marker is not None:
+            columns.append(self._marker)
+        return DistributedRows(self._engine.jobs, groups, columns, source, parts, key)
 
 
 def _sizes(table: Any) -> dict[str, int]:

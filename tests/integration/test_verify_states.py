@@ -364,7 +364,7 @@ def test_groups_of_files() -> None:
 def test_secrets_are_not_shown_with_files() -> None:
     files = StateFiles("s3://bucket/lake", 7, ("a", "b"), {"AWS_SECRET_ACCESS_KEY": "secret"})
     assert repr(files) == "StateFiles('s3://bucket/lake', 7, 2 files)"
-    task = StateTask(files, "state_rows", {}, (), "sums", (3, None))
+    task = StateTask(files, (), "state_rows", {}, (), "sums", (3, None))
     assert "secret" not in repr(task)
 
 
