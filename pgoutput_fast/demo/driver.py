@@ -72,7 +72,8 @@ class Driver:
                 *("--master", f"local[{min(_cores(), _MAX_CORES)}]"),
                 *_settings(temporary),
             ],
-            env={**os.environ, "PGOUTPUT_FAST_DSN": dsn},
+            # PySpark has a directory while Java starts, which a kill would leave.
+            env={**os.environ, "PGOUTPUT_FAST_DSN": dsn, "TMPDIR": str(temporary)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
