@@ -7,14 +7,53 @@ offset and sentence whichever of them read it.
 from __future__ import annotations
 
 import re
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MAX_FRAME_LENGTH = 0x3FFFFFFF
 """Bytes of the longest frame: a server can't allocate more (``MaxAllocSize``, 1 GiB - 1)."""
 
 
 class PgOutputError(Exception):
-    """Base class of the errors of this package, which bad input and bad options raise alike."""
+    """Base class of the errors of this package, which bad input and bad options raise alike.
+
+    The attributes are None where the error is not about a frame or a file.
+
+    Attributes
+    ----------
+    code, offset, tag
+        Of the frame that was refused, as of :class:`DecodeError`.
+    frame : int or None
+        Index of the frame in the batch of frames that was decoded.
+    path : str or None
+        The file that the frame comes from.
+    """
+
+    code: str | None = None
+    offset: int | None = None
+    tag: str | None = None
+    frame: int | None = None
+    path: str | None = None
+
+    def locate(self, error: DecodeError, frame: int | None, path: str | None = None) -> Self:
+        """Take the attributes of a refused frame.
+
+        Parameters
+        ----------
+        error : DecodeError
+        frame : int or None
+        path : str, optional
+
+        Returns
+        -------
+        PgOutputError
+            This error.
+        """
+        self.code, self.offset, self.tag = error.code, error.offset, error.tag
+        self.frame, self.path = frame, path
+        return self
 
 
 class DecodeError(PgOutputError, ValueError):

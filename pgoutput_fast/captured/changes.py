@@ -80,7 +80,8 @@ class ChangeReader:
         except DecodeError as error:
             # Who does not take what is put aside has no such option.
             fix = "" if self._decoded is None else _PUT_ASIDE
-            raise PgOutputError(f"{_located(error, chunk)}{fix}") from error
+            located = PgOutputError(f"{_located(error, chunk)}{fix}")
+            raise located.locate(error, error.frame, str(chunk.path)) from error
 
     def _part(self, chunk: Chunk) -> Iterator[tuple[ChangeBatch, Any]]:
         """Do this for frames whose types do not change."""
