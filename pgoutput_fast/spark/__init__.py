@@ -23,7 +23,9 @@ except ImportError as error:
 from typing import TYPE_CHECKING, Any
 
 from ._session import session
+from ._told_errors import error_of
 from .dataframes import decode_frames, read_segments
+from .relation_ranges import RelationRange, RelationRanges, relations_of
 from .state import current_state
 
 if TYPE_CHECKING:
@@ -34,10 +36,14 @@ if TYPE_CHECKING:
 __all__ = [
     "PgOutputDataSource",
     "PgOutputQueryListener",
+    "RelationRange",
+    "RelationRanges",
     "SparkEngine",
     "current_state",
     "decode_frames",
+    "error_of",
     "read_segments",
+    "relations_of",
     "session",
     "sync",
 ]

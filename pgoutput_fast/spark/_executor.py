@@ -32,12 +32,17 @@ from pgoutput_fast.protocol.messages import (
 from pgoutput_fast.settings import Settings
 
 from ._column_types import column_ddl, column_field, policies_for
-from ._worker import end_quietly
+from ._ranged import Held, with_relations
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from pgoutput_fast.decoding.plan import RelationPlan
     from pgoutput_fast.decoding.state import StreamState
     from pgoutput_fast.history import Follower, History, HistoryPolicy
+    from pgoutput_fast.protocol.messages import Message
+
+    from .relation_ranges import RelationRange
 
 # A record batch is given out when it has this many rows or bytes, and at the end of each batch of
 # frames.
@@ -102,6 +107,9 @@ class Target:
     history_policy : {"error", "older", "newer"}
     since : int, optional
         Changes from this commit LSN on are refused if they have a column that `version` has not.
+    ranges : tuple of RelationRange
+        The Relations of the wanted table, which `version` tells, and the LSNs for which each holds,
+        in their order. If there are any, rows are decoded by these, and need an LSN.
     """
 
     table: str
@@ -114,6 +122,7 @@ class Target:
     history: History | None = None
     history_policy: HistoryPolicy = "error"
     since: int | None = None
+    ranges: tuple[RelationRange, ...] = ()
 
     def has(self, relation: Relation) -> bool:
         """Whether a relation is the wanted table."""
@@ -140,6 +149,7 @@ def change_batches(
     *,
     read: bool = False,
     follower: Follower | None = None,
+    path: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The changes of one table in a stream of frames.
 
@@ -156,6 +166,8 @@ def change_batches(
         are rows that were read.
     follower : Follower, optional
         Has the types of each batch, when that is asked for, in the registry of the settings.
+    path : str, optional
+        The file that all batches come from.
 
     Yields
     ------
@@ -169,8 +181,7 @@ def change_batches(
         A frame or a value was refused, or what came before a frame is not known; the error says
         which frame, and what to do.
     """
-    end_quietly()
-    reader = _Reader(target, read=read, follower=follower)
+    reader = _Reader(target, read=read, follower=follower, path=path)
     for where, batch in batches:
         yield from reader.read(where, batch)
 
@@ -240,8 +251,23 @@ def _gaps(columns: Iterable[str], others: Container[str]) -> dict[str | None, li
     return gaps
 
 
-def explained(place: str, error: DecodeError, state: StreamState) -> PgOutputError:
-    """The error of a frame that was refused, with advice on what to do about it."""
+def explained(
+    place: str, error: DecodeError, state: StreamState, frame: int | None, path: str | None = None
+) -> PgOutputError:
+    """The error of a frame that was refused, with advice on what to do about it.
+
+    Parameters
+    ----------
+    place : str
+        How the error names the frame.
+    error : DecodeError
+    state : StreamState
+        That of the decoder that refused it.
+    frame : int or None
+        Its index in its batch of frames.
+    path : str, optional
+        The file that it comes from.
+    """
     advice = []
     if error.code == "stream_order":
         advice.append(
@@ -261,7 +287,7 @@ def explained(place: str, error: DecodeError, state: StreamState) -> PgOutputErr
         )
     if error.code == "out_of_range" and error.tag not in ("B", "b"):
         advice.append(_AS_STRING)
-    return PgOutputError("; ".join([f"{place}: {error}", *advice]))
+    return PgOutputError("; ".join([f"{place}: {error}", *advice])).locate(error, frame, path)
 
 
 class _Mapping:
@@ -366,8 +392,13 @@ _AS_STRING = "schema= with the column as string takes its text"
 class _Reader:
     """Decodes batches of frames, and fills in what the columns beside the frames say."""
 
-    def __init__(self, target: Target, *, read: bool, follower: Follower | None) -> None:
+    places: NDArray[np.uint64]  # of the frames of a call: the index in their batch
+
+    def __init__(
+        self, target: Target, *, read: bool, follower: Follower | None, path: str | None = None
+    ) -> None:
         self.target = target
+        self.path = path
         self.follower = follower
         self.where = ""
         self.is_read = read
@@ -387,6 +418,9 @@ class _Reader:
         # their rows were counted from the first one on; and whether the open chunk is of one.
         self.streamed: set[int] = set()
         self.counted = False
+        self.held: Held | None = None
+        if target.ranges and target.version is not None:
+            self.held = Held(target.table, target.version.relation_id, target.ranges)
 
     def layout(self, plan: RelationPlan) -> Layout | None:
         """The layout for a version of the wanted table; None for other tables."""
@@ -400,7 +434,9 @@ class _Reader:
     def check_other(self, relation: Relation) -> None:
         """Refuse a table that may have got the wanted name after the one that was given."""
         version = self.target.version
-        if version is None or version.newest or relation.relation_id in self.given:
+        if version is None or relation.relation_id in self.given:
+            return
+        if version.newest and not self.target.ranges:
             return
         if shown_table(relation) != self.target.table:
             return
@@ -419,24 +455,59 @@ class _Reader:
         count = len(frames)
         if frames.null_count:
             count = pc.index(frames.is_null(), True).as_py()
-        self.first_rows: dict[int, int] = {}
-        # The column lsn gets the index of each row's frame. By it the values of the columns beside
-        # the frames are found later.
-        changes = self.decoder.decode(
-            frames.slice(0, count), lsns=np.arange(count, dtype=np.uint64)
-        )
-        try:
-            for change in changes:
-                yield self.finished(change, frames, given)
-        except DecodeError as error:
-            if self.follower is not None and self.target.version is not None:
-                self.follower.check(self.target.version.relation_id, where)
-            place = f"{self.target.table}: {where}, frame {error.frame}"
-            error.frame = None  # the place in the error names it already
-            raise explained(place, error, self.decoder.state) from error
+        chosen, places = frames.slice(0, count), np.arange(count, dtype=np.uint64)
+        if self.held is not None:
+            lsns = given["lsn"].slice(0, count)
+            is_open = self.decoder.state.open_xid is not None
+            chosen, places = with_relations(chosen, lsns, self.held, where, is_open=is_open)
+        for change in self.decoded(chosen, places):
+            try:
+                found = self.finished(change, frames, given)
+            except DecodeError as error:
+                raise self.refused(error, error.frame) from error
+            yield found
         *_, self.counted = self.chunks(self.streamed)[1]
         if count < len(frames):
             raise PgOutputError(f"{self.target.table}: {where}, frame {count}: it is null")
+
+    def decoded(self, frames: pa.Array, places: NDArray[np.uint64]) -> Iterator[Any]:
+        """The batches of changes in frames.
+
+        Parameters
+        ----------
+        frames : pyarrow.BinaryArray
+            With n frames.
+        places : uint64[n]
+            The index of each of them in its batch of frames.
+
+        Yields
+        ------
+        ChangeBatch
+            Its column `lsn` has the index of each row's frame in its batch of frames.
+        """
+        self.places = places
+        self.first_rows: dict[int, int] = {}
+        # The column lsn gets the index of each row's frame. By it the values of the columns beside
+        # the frames are found later.
+        try:
+            yield from self.decoder.decode(frames, lsns=places)
+        except DecodeError as error:
+            frame = None if error.frame is None else int(places[error.frame])
+            raise self.refused(error, frame) from error
+
+    def refused(self, error: DecodeError, frame: int | None) -> PgOutputError:
+        """The error of a frame, which is given by its index in its batch of frames."""
+        if self.follower is not None and self.target.version is not None:
+            self.follower.check(self.target.version.relation_id, self.where)
+        error.frame = None  # the place in the error names it already
+        place = f"{self.target.table}: {self.where}, frame {frame}"
+        return explained(place, error, self.decoder.state, frame, self.path)
+
+    @property
+    def messages(self) -> dict[int, Message]:
+        """The messages of this call that are no rows, by the index of the frame in its batch."""
+        found = self.decoder.events.messages
+        return {int(self.places[frame]): message for frame, message in found.items()}
 
     def chunks(self, streamed: set[int]) -> tuple[list[int], list[bool]]:
         """Where stream chunks begin in this call, and whether the rows of each can be counted.
@@ -455,7 +526,7 @@ class _Reader:
             Whether the rows of each chunk can be counted.
         """
         starts, counted = [-1], [self.counted]
-        for frame, message in self.decoder.events.messages.items():
+        for frame, message in self.messages.items():
             if isinstance(message, StreamStart):
                 if message.first_segment:
                     streamed.add(message.xid)
@@ -560,7 +631,7 @@ class _Reader:
         """
         truncates = {
             frame: message
-            for frame, message in self.decoder.events.messages.items()
+            for frame, message in self.messages.items()
             if isinstance(message, Truncate)
         }
         if not truncates or seqs.null_count == len(seqs):

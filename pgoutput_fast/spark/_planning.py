@@ -239,7 +239,9 @@ def item_batches(item: Item, metadata: SegmentMetadata, target: Target) -> Itera
             for batch in batches_of(reader, item.rows)
             for part in parts(_within(batch, item.window))
         )
-        yield from change_batches(frames, target, read=item.copy is not None, follower=follower)
+        yield from change_batches(
+            frames, target, read=item.copy is not None, follower=follower, path=item.path
+        )
 
 
 def _within(batch: pa.RecordBatch, window: tuple[int, int] | None) -> pa.RecordBatch:

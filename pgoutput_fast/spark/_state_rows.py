@@ -120,7 +120,6 @@ def rows_of(batches: Iterator[pa.RecordBatch], state: State) -> Iterator[pa.Reco
     PgOutputError
         The changes do not go together, or do not tell a value; the row is named.
     """
-    end_quietly()
     rows = _Rows(state)
     for batch in batches:
         rows.add(batch)

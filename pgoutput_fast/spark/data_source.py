@@ -50,6 +50,7 @@ from pgoutput_fast.segments.listing import contents, has_begun
 from ._change_files import DDL, write_changes
 from ._planning import Item, item_batches, newest_commit
 from ._source_options import SourceOptions, in_options, source_options
+from ._told_errors import telling
 from .dataframes import (
     ChosenTable,
     FoundTable,
@@ -160,6 +161,11 @@ def _unit_partitions(
 
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The changes of a partition, or the files into which they were written, on an executor."""
+    with telling():
+        yield from _found(partition)
+
+
+def _found(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if isinstance(partition, _Units):
         options = partition.options
         yield from write_changes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,6 +32,8 @@ from ._executor import (
     explained,
 )
 from ._planning import Item, Planned, item_batches
+from ._told_errors import telling
+from .relation_ranges import RelationRanges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -152,10 +154,11 @@ def read_segments(
     groups = item_groups(chosen.items(), partitions or spark.sparkContext.defaultParallelism)
 
     def decode(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                for item in groups[number]:
-                    yield from item_batches(item, metadata, target)
+        with telling():
+            for batch in numbers:
+                for number in batch.column(0).to_pylist():
+                    for item in groups[number]:
+                        yield from item_batches(item, metadata, target)
 
     return spark.range(0, len(groups), 1, len(groups)).mapInArrow(decode, changes)
 
@@ -361,7 +364,7 @@ def catalogued(catalog: Catalog, table: str, settings: Settings) -> RelationPlan
 def decode_frames(
     frames: DataFrame,
     table: str,
-    relations: Relations | None = None,
+    relations: Relations | RelationRanges | None = None,
     schema: T.StructType | str | None = None,
     *,
     encoding: str = "utf-8",
@@ -372,10 +375,15 @@ def decode_frames(
 
     Within a partition the frames must be in the order of the stream. The Relation of each table
     among them must be known: from `relations`, or from a frame before its rows in the same
-    partition. A partition need not begin with a Begin. The changes before its first Begin have
-    `xid`, `commit_lsn`, `commit_time` and `seq` from the columns beside the frames, or null. All
-    chunks of a streamed transaction must be in one partition, unless there is a column `seq`; then
-    it is enough that each chunk is whole, from its Stream Start to its Stream Stop.
+    partition. Give `relations` with the LSNs for which they hold, which :func:`relations_of` has,
+    if the frames have LSNs: a row says nothing of the names of its columns, so one that is older
+    than its table's given Relation is decoded wrongly if both have the same number of columns, and
+    nothing can notice that.
+
+    A partition need not begin with a Begin. The changes before its first Begin have `xid`,
+    `commit_lsn`, `commit_time` and `seq` from the columns beside the frames, or null. All chunks of
+    a streamed transaction must be in one partition, unless there is a column `seq`; then it is
+    enough that each chunk is whole, from its Stream Start to its Stream Stop.
 
     Parameters
     ----------
@@ -386,10 +394,14 @@ def decode_frames(
     table : str
         ``namespace.name``, spelled as in the server's catalogue. The table that has this name, or
         had it last, is read under all of its names, if a Relation tells which one it is.
-    relations : mapping or iterable of Relation, optional
-        The stream's relations, such as ``decoder.relations``. Type messages, which tell of domains,
-        may be among them, and both may be given as frames. Of tables that had the name one after
-        the other, the last one is read.
+    relations : RelationRanges, or mapping or iterable of Relation, optional
+        With :class:`RelationRanges`, each row of the table is decoded by the Relation that holds at
+        the LSN in the column `lsn`, which is needed then. A row outside of all ranges is an error.
+        Relations among the frames do not count.
+        Otherwise the stream's relations, such as ``decoder.relations``. Type messages, which tell
+        of domains, may be among them, and both may be given as frames. They hold for rows without a
+        Relation before them in their own partition, so none of these may be older.
+        Of tables that had the name one after the other, the last one is read.
     schema : StructType or str, optional
         As in :func:`read_segments`. Without it, the table's last Relation in `relations` is taken,
         or else the last one in the frames, in the order of the partitions; the frames are then read
@@ -409,7 +421,8 @@ def decode_frames(
     Raises
     ------
     PgOutputError
-        The table is neither in `relations` nor in the frames, or there is no column `data`.
+        The table is neither in `relations` nor in the frames, or there is no column `data`, or
+        `relations` has LSNs and the frames have none.
     """
     check_session(frames.sparkSession)
     if "data" not in frames.columns or frames.schema["data"].dataType != T.BinaryType():
@@ -419,22 +432,15 @@ def decode_frames(
                 f"{field.name} ({field.dataType.simpleString()})" for field in frames.schema
             )
         )
+    ranges = relations if isinstance(relations, RelationRanges) else None
+    if ranges is not None and "lsn" not in frames.columns:
+        raise PgOutputError(
+            "relations= has LSNs, and the frames have no column lsn: add it, with the LSN that "
+            "XLogData has of each frame; or give Relations without LSNs, if no frame is older"
+        )
     settings = _settings(registry, policies, encoding)
-    known = _relation_frames(relations)
-    plan = _announced(known, table, settings)
-    newest = plan is None
-    if schema is None:
-        if plan is None:
-            plan = _announced(_frames_of_relations(frames, table, encoding), table, settings)
-        if plan is None:
-            raise PgOutputError(
-                f"no Relation of {table} is in relations= nor in the frames; give relations= or "
-                "schema=, and check the table's name"
-            )
-        schema = _struct(column_types(plan, binary=False))
-    version = Version.of(plan.relation, newest=newest) if plan is not None else None
-    changes, target = _target(
-        table, schema, settings=settings, relations=known, version=version, by_id=bool(version)
+    changes, target = frames_target(
+        table, relations, schema, settings, lambda: _frames_of_relations(frames, table, encoding)
     )
     names = [
         name
@@ -445,9 +451,58 @@ def decode_frames(
     def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         where = _partition()
         numbered = ((f"{where}, batch {n}", batch) for n, batch in enumerate(batches))
-        yield from change_batches(numbered, target)
+        with telling():
+            yield from change_batches(numbered, target)
 
     return frames.select(*names).mapInArrow(decode, changes)
+
+
+def frames_target(
+    table: str,
+    relations: Relations | RelationRanges | None,
+    schema: T.StructType | str | None,
+    settings: Settings,
+    among: Callable[[], Iterable[bytes]],
+) -> tuple[T.StructType, Target]:
+    """The schema of a table's changes in frames, and what the executors need to know.
+
+    Parameters
+    ----------
+    table, relations, schema
+        As of :func:`decode_frames`.
+    settings : Settings
+    among : callable
+        Gives the Types and Relations among the frames. It is called if nothing else tells of the
+        table's columns.
+
+    Raises
+    ------
+    PgOutputError
+        Nothing tells of them.
+    """
+    ranges = relations if isinstance(relations, RelationRanges) else None
+    known = _relation_frames(relations)
+    plan = _announced(known, table, settings)
+    if plan is None and ranges is not None:
+        raise PgOutputError(f"relations= has no range of LSNs of {table}; check the table's name")
+    newest = plan is None or ranges is not None
+    if schema is None:
+        if plan is None:
+            plan = _announced(among(), table, settings)
+        if plan is None:
+            raise PgOutputError(
+                f"no Relation of {table} is in relations= nor in the frames; give relations= or "
+                "schema=, and check the table's name"
+            )
+        schema = _struct(column_types(plan, binary=False))
+    version = Version.of(plan.relation, newest=newest) if plan is not None else None
+    changes, target = _target(
+        table, schema, settings=settings, relations=known, version=version, by_id=bool(version)
+    )
+    if ranges is not None and version is not None:
+        found = ranges.by_relation()[version.relation_id]
+        target = replace(target, ranges=tuple(found))
+    return changes, target
 
 
 # --- schema --------------------------------------------------------------------------------------
@@ -583,9 +638,13 @@ def _announced(frames: Iterable[bytes], table: str, settings: Settings) -> Relat
 # --- frames --------------------------------------------------------------------------------------
 
 
-def _relation_frames(relations: Relations | None) -> tuple[bytes, ...]:
+def _relation_frames(relations: Relations | RelationRanges | None) -> tuple[bytes, ...]:
+    """Frames of Types, and behind them of Relations."""
     if relations is None:
         return ()
+    if isinstance(relations, RelationRanges):
+        # In the order of their rows, so that the newest of each table is the last.
+        return (*relations.types, *(one.frame for one in sorted(relations.ranges)))
     given = relations.values() if isinstance(relations, Mapping) else relations
     types: list[bytes] = []
     others: list[bytes] = []
@@ -619,7 +678,9 @@ def _frames_of_relations(frames: DataFrame, table: str, encoding: str) -> list[b
                 try:
                     message = decoder.decode(frame)
                 except DecodeError as error:
-                    raise explained(f"{table}: {_partition()}", error, decoder.state) from error
+                    where = f"{table}: {_partition()}"
+                    with telling():
+                        raise explained(where, error, decoder.state, None) from error
                 if isinstance(message, Type) or (
                     isinstance(message, Relation) and shown_table(message) == table
                 ):

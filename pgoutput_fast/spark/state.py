@@ -37,6 +37,7 @@ from pgoutput_fast.types import column_type
 
 from ._column_types import column_ddl, column_field, is_text, policies_for
 from ._state_rows import CHANGE, Break, Output, Position, State, rows_of, united
+from ._told_errors import telling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,7 +124,8 @@ def current_state(
     wanted = _placed(wanted, _Keys(changes, row, key), seen, partitions)
 
     def fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from rows_of(batches, state)
+        with telling():
+            yield from rows_of(batches, state)
 
     return wanted.select(*CHANGE).mapInArrow(fold, planned.result())
 

@@ -1,0 +1,116 @@
+"""Errors of this package on executors, found again in what Spark raises on the driver.
+
+Of an error on an executor the driver gets the text of a traceback. So the executor puts a line of
+JSON behind the error's message, and the driver reads what the line says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from pgoutput_fast.errors import DecodeError, PgOutputError
+
+from ._worker import end_quietly
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MARK = "[pgoutput_fast error] "
+_FIELDS = ("code", "offset", "tag", "frame", "path")
+_LINE = re.compile(re.escape(_MARK) + r"(\{.*\})")
+
+
+@contextlib.contextmanager
+def telling() -> Iterator[None]:
+    """Run on an executor: errors of this package end with a line that :func:`error_of` reads.
+
+    And the worker prints no error where a LIMIT ends it early.
+    """
+    end_quietly()
+    try:
+        yield
+    except PgOutputError as error:
+        text = str(error.args[0]) if error.args else ""
+        if _MARK not in text:
+            error.args = (f"{text}\n{_MARK}{_told(error, text)}", *error.args[1:])
+        raise
+
+
+def _told(error: PgOutputError, text: str) -> str:
+    """What the line says: the class, how long the message is, and the attributes that are set."""
+    kind = type(error)
+    told: dict[str, Any] = {"class": f"{kind.__module__}.{kind.__qualname__}", "length": len(text)}
+    for name in _FIELDS:
+        value = getattr(error, name)
+        if value is not None:
+            told[name] = value
+    return json.dumps(told, separators=(",", ":"))
+
+
+def error_of(exception: BaseException) -> PgOutputError | None:
+    """The error of this package that made a Spark job fail.
+
+    Parameters
+    ----------
+    exception : exception
+        What PySpark has raised on the driver: a ``PythonException``, the exception of a streaming
+        query, or one that has such an exception as its cause. An error of this package that was
+        raised on the driver itself is found too.
+
+    Returns
+    -------
+    PgOutputError or None
+        The error that an executor raised while it ran :func:`read_segments`,
+        :func:`decode_frames`, :func:`decode_udf`, :func:`current_state` or the source `pgoutput`,
+        as an object of its class. If it is about a frame, then `code` says what is wrong with it,
+        `offset` is the byte from 0, `tag` the frame's first character, and `frame` its index in
+        its batch; `path` is the file that it comes from. Each is None where it is not known. None
+        if the exception is of another origin.
+    """
+    seen: set[int] = set()
+    current: BaseException | None = exception
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if isinstance(current, PgOutputError):
+            return current
+        found = _read(str(current))
+        if found is not None:
+            return found
+        current = current.__cause__ or current.__context__
+    return None
+
+
+def _read(text: str) -> PgOutputError | None:
+    """The last error that a text tells of: those before it are its causes."""
+    for match in reversed([*_LINE.finditer(text)]):
+        try:
+            told = json.loads(match[1])
+            before = text[: match.start()].removesuffix("\n")
+            message = before[len(before) - told["length"] :]
+            return _restored(told, message)
+        except (ValueError, KeyError, TypeError):
+            continue  # a text that has such a line, but not from here
+    return None
+
+
+def _restored(told: dict[str, Any], message: str) -> PgOutputError:
+    kind = _class(told["class"])
+    error = kind.__new__(kind)
+    error.args = (message,)
+    names = _FIELDS if issubclass(kind, DecodeError) else [name for name in _FIELDS if name in told]
+    for name in names:
+        setattr(error, name, told.get(name))
+    return error
+
+
+def _class(name: str) -> type[PgOutputError]:
+    """The class of this name if it is an error of this package, else the one for all of them."""
+    known: list[type[PgOutputError]] = [PgOutputError]
+    for one in known:  # which grows meanwhile
+        if f"{one.__module__}.{one.__qualname__}" == name:
+            return one
+        known += one.__subclasses__()
+    return PgOutputError
