@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from ._session import session
 from ._told_errors import error_of
+from .arrow_frames import frames_dataframe
 from .dataframes import decode_frames, read_segments
+from .frame_columns import decode_udf
 from .relation_ranges import RelationRange, RelationRanges, relations_of
 from .state import current_state
 
@@ -41,7 +43,9 @@ __all__ = [
     "SparkEngine",
     "current_state",
     "decode_frames",
+    "decode_udf",
     "error_of",
+    "frames_dataframe",
     "read_segments",
     "relations_of",
     "session",

@@ -181,7 +181,7 @@ def change_batches(
         A frame or a value was refused, or what came before a frame is not known; the error says
         which frame, and what to do.
     """
-    reader = _Reader(target, read=read, follower=follower, path=path)
+    reader = FrameReader(target, read=read, follower=follower, path=path)
     for where, batch in batches:
         yield from reader.read(where, batch)
 
@@ -389,13 +389,18 @@ class _Mapping:
 _AS_STRING = "schema= with the column as string takes its text"
 
 
-class _Reader:
+class FrameReader:
     """Decodes batches of frames, and fills in what the columns beside the frames say."""
 
     places: NDArray[np.uint64]  # of the frames of a call: the index in their batch
 
     def __init__(
-        self, target: Target, *, read: bool, follower: Follower | None, path: str | None = None
+        self,
+        target: Target,
+        *,
+        read: bool = False,
+        follower: Follower | None = None,
+        path: str | None = None,
     ) -> None:
         self.target = target
         self.path = path
@@ -447,20 +452,26 @@ class _Reader:
             "that has the name now behind the other"
         )
 
-    def read(self, where: str, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, where: str, batch: pa.RecordBatch, rows: NDArray[np.int64] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The changes in a batch of frames, or in those of its frames that `rows` names."""
         self.where = where
         names = batch.schema.names
         frames = batch.column(names.index("data"))
         given = {name: batch.column(names.index(name)) for name in _GIVEN if name in names}
         count = len(frames)
-        if frames.null_count:
-            count = pc.index(frames.is_null(), True).as_py()
-        chosen, places = frames.slice(0, count), np.arange(count, dtype=np.uint64)
+        if rows is not None:
+            chosen, places = frames.take(pa.array(rows)), rows
+        else:
+            if frames.null_count:
+                count = pc.index(frames.is_null(), True).as_py()
+            chosen, places = frames.slice(0, count), np.arange(count)
         if self.held is not None:
-            lsns = given["lsn"].slice(0, count)
+            lsns = given["lsn"].take(pa.array(places))
             is_open = self.decoder.state.open_xid is not None
-            chosen, places = with_relations(chosen, lsns, self.held, where, is_open=is_open)
-        for change in self.decoded(chosen, places):
+            chosen, places = with_relations(chosen, lsns, places, self.held, where, is_open=is_open)
+        for change in self.decoded(chosen, places.astype(np.uint64)):
             try:
                 found = self.finished(change, frames, given)
             except DecodeError as error:

@@ -127,8 +127,14 @@ def wanted_rows(
 
 
 def with_relations(
-    frames: pa.Array, lsns: pa.Array, held: Held, where: str, *, is_open: bool
-) -> tuple[pa.Array, NDArray[np.uint64]]:
+    frames: pa.Array,
+    lsns: pa.Array,
+    places: NDArray[np.int64],
+    held: Held,
+    where: str,
+    *,
+    is_open: bool,
+) -> tuple[pa.Array, NDArray[np.int64]]:
     """Frames in the order of the stream, with the Relations of the wanted table put among them.
 
     Its own Relations among the frames are left out: they may be missing before some rows, and
@@ -138,6 +144,8 @@ def with_relations(
     ----------
     frames : pyarrow.BinaryArray
     lsns : pyarrow.Array of integers
+    places : int64[n]
+        The index of each frame in its batch.
     held : Held
     where : str
         As of :meth:`Held.versions`.
@@ -148,8 +156,9 @@ def with_relations(
     -------
     pyarrow.BinaryArray
         With n frames.
-    uint64[n]
-        For each its index in `frames`; for a Relation that was put in, that of the frame behind it.
+    int64[n]
+        For each its index in its batch; for a Relation that was put in, that of the frame behind
+        it.
     """
     frames = as_binary(frames)
     tags, _ = heads(frames)
@@ -157,7 +166,7 @@ def with_relations(
     inside = chunk > 0
     _, numbers = heads(frames, inside)
     rows = np.flatnonzero(wanted_rows(frames, tags, numbers, held.relation_id, inside))
-    versions = held.versions(lsns.take(pa.array(rows)), where, rows)
+    versions = held.versions(lsns.take(pa.array(rows)), where, places[rows])
     announced = (tags == ord("R")) & (numbers == held.relation_id)
     kept = np.flatnonzero(~announced)
     # A Relation is put before the first row, and where another one holds. Those from inside a chunk
@@ -171,12 +180,13 @@ def with_relations(
         if inside[row]:
             relation = relation[:1] + frames[row].as_py()[_XID] + relation[1:]
         inserted.append((int(np.searchsorted(kept, row)), relation))
-    return _placed(frames, kept, inserted)
+    chosen, indices = _placed(frames, kept, inserted)
+    return chosen, places[indices]
 
 
 def _placed(
     frames: pa.Array, kept: NDArray[np.int64], inserted: Sequence[tuple[int, bytes]]
-) -> tuple[pa.Array, NDArray[np.uint64]]:
+) -> tuple[pa.Array, NDArray[np.int64]]:
     """Some of the frames, with others put before them.
 
     Parameters
@@ -189,8 +199,8 @@ def _placed(
 
     Returns
     -------
-    pyarrow.BinaryArray, uint64[n]
-        As of :func:`with_relations`.
+    pyarrow.BinaryArray, int64[n]
+        The frames, and for each its index, or that of the frame behind it.
     """
     chosen = frames if len(kept) == len(frames) else frames.take(pa.array(kept))
     pieces, places = [], []
@@ -201,4 +211,4 @@ def _placed(
         begin = end
     pieces.append(chosen.slice(begin))
     places.append(kept[begin:])
-    return pa.concat_arrays(pieces), np.concatenate(places).astype(np.uint64)
+    return pa.concat_arrays(pieces), np.concatenate(places)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
@@ -296,7 +297,7 @@ def find_table(
     followed = None if registry is not None else kept
     if followed is not None:
         registry = followed.newest
-    settings = _settings(registry, policies, encoding or metadata.encoding)
+    settings = settings_of(registry, policies, encoding or metadata.encoding)
     binary = metadata.options.get("binary", "false") in ("true", "on", "1")
     plan = planned.newest(table, settings)
     if plan is None and kept is not None and not kept.is_empty:
@@ -330,7 +331,7 @@ def published_table(
     with ConnectionParameters(dsn).open(replication=False) as connection:
         registry = pf.TypeRegistry.from_connection(connection)
         catalog = catalog_of(connection, publications)
-    settings = _settings(registry, policies, "utf-8")
+    settings = settings_of(registry, policies, "utf-8")
     plan = catalogued(catalog, table, settings)
     if plan is None:
         raise PgOutputError(
@@ -438,7 +439,7 @@ def decode_frames(
             "relations= has LSNs, and the frames have no column lsn: add it, with the LSN that "
             "XLogData has of each frame; or give Relations without LSNs, if no frame is older"
         )
-    settings = _settings(registry, policies, encoding)
+    settings = settings_of(registry, policies, encoding)
     changes, target = frames_target(
         table, relations, schema, settings, lambda: _frames_of_relations(frames, table, encoding)
     )
@@ -449,7 +450,7 @@ def decode_frames(
     ]
 
     def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        where = _partition()
+        where = partition()
         numbered = ((f"{where}, batch {n}", batch) for n, batch in enumerate(batches))
         with telling():
             yield from change_batches(numbered, target)
@@ -508,7 +509,10 @@ def frames_target(
 # --- schema --------------------------------------------------------------------------------------
 
 
-def _settings(registry: TypeRegistry | None, policies: Policies | None, encoding: str) -> Settings:
+def settings_of(
+    registry: TypeRegistry | None, policies: Policies | None, encoding: str
+) -> Settings:
+    """The settings of decoders that these arguments mean."""
     return Settings(policies or Policies(), python_encoding(encoding), registry)
 
 
@@ -541,6 +545,9 @@ def _target(
     """The schema of the changes, and what the executors need to know."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
+    # Spark 4.0 has no such argument: it is UTC there.
+    takes_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
+    zone: dict[str, Any] = {"timezone": "UTC"} if takes_zone else {}
     columns = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(columns, T.StructType):
         raise PgOutputError(f"schema= must be a StructType or its DDL, not {schema!r}")
@@ -556,7 +563,7 @@ def _target(
     target = Target(
         table=table,
         columns=tuple((field.name, field.dataType.simpleString()) for field in columns),
-        schema=to_arrow_schema(changes, timezone="UTC"),
+        schema=to_arrow_schema(changes, **zone),
         relations=relations,
         settings=settings,
         version=version,
@@ -678,7 +685,7 @@ def _frames_of_relations(frames: DataFrame, table: str, encoding: str) -> list[b
                 try:
                     message = decoder.decode(frame)
                 except DecodeError as error:
-                    where = f"{table}: {_partition()}"
+                    where = f"{table}: {partition()}"
                     with telling():
                         raise explained(where, error, decoder.state, None) from error
                 if isinstance(message, Type) or (
@@ -703,7 +710,7 @@ def _frames_of_relations(frames: DataFrame, table: str, encoding: str) -> list[b
     return [bytes(row.data) for row in found]
 
 
-def _partition() -> str:
+def partition() -> str:
     """The name of the partition that the executor works on, for errors."""
     from pyspark import TaskContext
 

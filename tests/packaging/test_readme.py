@@ -303,7 +303,7 @@ def test_capture_and_spark(tmp_path: Path) -> None:
 @pytest.mark.spark
 def test_the_source_for_spark(tmp_path: Path) -> None:
     """The stream ends with what is there, and the batch has the same, as the page says."""
-    stream, files, watch, count, batch = python_blocks(ROOT / "docs" / "spark-source.md")
+    stream, files, watch, count, batch, *_ = python_blocks(ROOT / "docs" / "spark-source.md")
     register = "spark.dataSource.register(__import__('pyspark_pgoutput').DefaultSource)\n"
     first, second = stream.split("changes = (", 1)
     shown = "spark.read.parquet('accounts').orderBy('commit_lsn', 'seq').show()\n"
@@ -333,6 +333,35 @@ def test_the_source_for_spark(tmp_path: Path) -> None:
     assert sorted(re.findall(r"^\| *(\w+)\| *(\d)\|$", ran.stdout, re.MULTILINE)) == [
         ("read", "2"), ("truncate", "1")
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_frames_for_spark(tmp_path: Path) -> None:
+    """Frames of segments, in order and each by itself; and an error of a segment that is bad."""
+    *_, frames, errors = python_blocks(ROOT / "docs" / "spark-source.md")
+    program = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "tests" / "tools")!r})
+from pgoutput_fast.spark import read_segments, session
+from spark_frames import INT4, NUMERIC, insert, land, relation, transaction
+spark = session("local[2]")
+table = relation(1, "accounts", {{"id": INT4, "balance": NUMERIC}})
+land("accounts.segments", [table, *transaction(2000, 7, insert(1, "1", "99.5"))])
+{frames}
+land("bad", [table, *transaction(2000, 7, insert(1, "1", "99.5"), insert(1, "x", "1"))])
+changes = read_segments(spark, "bad", "public.accounts")
+{errors}"""
+    ran = run_python("-c", program, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert re.findall(r"^\| *(\w+)\| *(\d)\| *([\d.]+)\|$", ran.stdout, re.MULTILINE) == [
+        ("insert", "1", "99.50")
+    ]
+    (shown,) = re.findall(r"^\|(\d+) *\|(\{.*\}) *\|$", ran.stdout, re.MULTILINE)
+    assert shown[0] == "1002"
+    change = json.loads(shown[1])
+    assert (change["op"], change["after"]) == ("insert", {"id": 1, "balance": 99.5})
+    assert re.search(r"^bad_value bad/\S+\.arrow 3$", ran.stdout, re.MULTILINE)
 
 
 @pytest.mark.integration

@@ -1,0 +1,61 @@
+"""Frames in Arrow, such as those of segments, as a DataFrame in stream order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pgoutput_fast.errors import PgOutputError
+
+from .dataframes import check_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def frames_dataframe(
+    spark: SparkSession, frames: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]
+) -> DataFrame:
+    """Make a DataFrame of frames for :func:`decode_frames`, in one partition and in their order.
+
+    Spark does not take Arrow's unsigned integers of 32 and 64 bits, which LSNs and xids are, and
+    divides what it is given, so that rows lose the Relations before them.
+
+    Parameters
+    ----------
+    spark : SparkSession
+    frames : pyarrow.Table, RecordBatch, or iterable of RecordBatch
+        The column `data` has the frames, in the order of the stream. Other columns are kept.
+
+    Returns
+    -------
+    DataFrame
+        The same columns: `data` is binary, unsigned integers are bigint.
+
+    Raises
+    ------
+    PgOutputError
+        There is no column `data`, or a number is greater than any bigint.
+    """
+    check_session(spark)
+    if isinstance(frames, pa.RecordBatch):
+        frames = [frames]
+    table = frames if isinstance(frames, pa.Table) else pa.Table.from_batches(frames)
+    if "data" not in table.schema.names:
+        raise PgOutputError(
+            "the frames must be in a column named data; there are " + ", ".join(table.schema.names)
+        )
+    try:
+        taken = table.cast(pa.schema([(one.name, _type(one)) for one in table.schema]))
+    except pa.ArrowException as error:
+        raise PgOutputError(f"Spark has no type for what is beside the frames: {error}") from error
+    return spark.createDataFrame(taken).coalesce(1)
+
+
+def _type(field: Any) -> pa.DataType:
+    if field.name == "data":
+        return pa.binary()
+    return pa.int64() if field.type in (pa.uint32(), pa.uint64()) else field.type

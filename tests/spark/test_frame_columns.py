@@ -1,0 +1,259 @@
+"""Columns of frames that stand alone, and Arrow frames as a DataFrame."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
+from spark_frames import (
+    INT4,
+    INT8,
+    JSONB,
+    NUMERIC,
+    TEXT,
+    TIMESTAMPTZ,
+    begin,
+    commit,
+    insert,
+    land,
+    partitions,
+    relation,
+    transaction,
+    update,
+)
+
+from pgoutput_fast import testing
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.policies import Policies
+from pgoutput_fast.segments import SegmentReader, list_segments
+from pgoutput_fast.spark import (
+    RelationRanges,
+    decode_frames,
+    decode_udf,
+    error_of,
+    frames_dataframe,
+    relations_of,
+)
+from pgoutput_fast.spark.frame_columns import _value
+
+pytestmark = pytest.mark.spark
+
+OLD = relation(1, "t", {"id": INT4, "a": TEXT, "b": TEXT})
+NEW = relation(1, "t", {"id": INT4, "b": TEXT, "c": TEXT})
+OTHER = relation(2, "other", {"id": INT8})
+RANGES = RelationRanges(((1000, 1010, OLD), (1010, 1020, NEW), (0, 2000, OTHER)))
+
+
+def plain(row):
+    """A struct's values without the names."""
+    return tuple(plain(one) if isinstance(one, tuple) else one for one in row)
+
+
+@pytest.fixture(params=["arrow", "rows"])
+def call(request, monkeypatch):
+    """How Spark calls the function: with arrays, or as Spark 4.0 does for each row."""
+    if request.param == "rows":
+        monkeypatch.delattr(F, "arrow_udf")
+
+
+@pytest.mark.usefixtures("call")
+def test_each_frame_is_decoded_by_itself(spark):
+    frames = [
+        (1, begin(100, 7)),
+        (2, update(1, ["2", "b2", "c2"], ["1", None, None])),
+        (3, insert(2, "5")),
+        (4, NEW),
+        (5, None),
+        (6, insert(1, "1", "b1", None)),
+        (7, testing.truncate([2, 1])),
+        (8, testing.truncate([2])),
+        (9, testing.delete(1, ["1", None, None])),
+        (10, b""),
+        (11, commit(100)),
+    ]
+    found = partitions(spark, frames, frames[::-1], columns="n int, data binary")
+    changes = found.select("n", decode_udf("data", "public.t", [NEW, OTHER]).alias("change"))
+    kind = changes.schema["change"].dataType.simpleString()
+    row = "struct<id:int,b:string,c:string>"
+    assert kind == (
+        f"struct<op:string,old_kind:string,before:{row},after:{row},unchanged:array<string>>"
+    )
+    collected = [(one.n, one.change and plain(one.change)) for one in changes.collect()]
+    assert collected[11:] == collected[:11][::-1]
+    assert dict(collected[:11]) == dict.fromkeys(range(1, 12)) | {
+        2: ("update", "K", (1, None, None), (2, "b2", "c2"), None),
+        6: ("insert", None, None, (1, "b1", None), None),
+        7: ("truncate", None, None, None, None),
+        9: ("delete", "K", (1, None, None), None, None),
+    }
+
+
+@pytest.mark.usefixtures("call")
+def test_rows_have_the_columns_of_their_lsn(spark):
+    rows = [(1015, insert(1, "2", "b2", "c2")), (1005, insert(1, "1", "a1", "b1"))]
+    rows += [(5000, begin(1, 1)), (None, None), (1009, testing.truncate([1]))]
+    found = partitions(spark, rows, columns="lsn bigint, data binary")
+    change = decode_udf(F.col("data"), "public.t", RANGES, lsn=F.col("lsn"))
+    assert [one[0] and plain(one[0]) for one in found.select(change).collect()] == [
+        ("insert", None, None, (2, "b2", "c2"), None),
+        ("insert", None, None, (1, "b1", None), ["c"]),
+        None,
+        None,
+        ("truncate", None, None, None, None),
+    ]
+    # A schema of the user's, with a column that only the older version has.
+    wanted = decode_udf("data", "public.t", RANGES, "id string, a string", lsn="lsn")
+    assert [plain(one[0].after) for one in found.select(wanted).take(2)] == [
+        ("2", None),
+        ("1", "a1"),
+    ]
+
+
+@pytest.mark.usefixtures("call")
+def test_values_are_those_of_decode_frames(spark):
+    columns = {
+        "id": INT4, "n": NUMERIC, "at": TIMESTAMPTZ, "numbers": (1007, -1), "raw": (17, -1),
+        "doc": JSONB, "day": (1082, -1), "here": (1114, -1),
+    }  # fmt: skip
+    table = relation(3, "v", columns)
+    rows = [
+        insert(3, "1", "12345.67", "2024-02-29 12:00:00.5+00", "{1,NULL,3}", r"\x00ff", '{"a": 1}',
+               "2024-02-29", "2024-02-29 01:02:03"),
+        insert(3, "2", *[None] * 7),
+    ]  # fmt: skip
+    frames = partitions(spark, rows)
+    known = decode_frames(frames, "public.v", [table]).select("after").collect()
+    found = frames.select(decode_udf("data", "public.v", [table]).alias("change"))
+    assert [row.change.after for row in found.collect()] == [row.after for row in known]
+    assert known[0].after.n == decimal.Decimal("12345.67")
+    assert known[0].after.at.replace(tzinfo=None) == datetime.datetime(
+        2024, 2, 29, 12, 0, 0, 500000
+    )
+
+
+def test_changes_of_several_tables_in_one_variant(spark):
+    frames = partitions(spark, [insert(2, "5"), insert(1, "1", "b1", "c1"), begin(1, 1)])
+    tables = [decode_udf("data", f"public.{name}", [NEW, OTHER]) for name in ("t", "other")]
+    changes = frames.select(F.coalesce(*map(F.to_variant_object, tables)).alias("change"))
+    assert changes.schema["change"].dataType.simpleString() == "variant"
+    found = changes.select(F.to_json("change"), F.try_variant_get("change", "$.after.id", "int"))
+    texts, ids = zip(*found.collect(), strict=True)
+    assert ids == (5, 1, None)
+    assert [text and json.loads(text)["after"] for text in texts] == [
+        {"id": 5},
+        {"id": 1, "b": "b1", "c": "c1"},
+        None,
+    ]
+
+
+@pytest.mark.usefixtures("call")
+def test_json_that_is_parsed(spark):
+    table = relation(3, "v", {"id": INT4, "doc": JSONB})
+    frames = partitions(spark, [insert(3, "1", '{"a": [1, 2]}')])
+    change = decode_udf("data", "public.v", [table], policies=Policies(json="parse"))
+    found = frames.select(change.alias("change"))
+    assert found.select(F.variant_get("change.after.doc", "$.a[1]", "int")).collect() == [(2,)]
+
+
+@pytest.mark.usefixtures("call")
+def test_frames_that_can_not_be_decoded_are_refused(spark):
+    def error(*frames, relations=(NEW,), lsn=None):
+        rows = partitions(spark, list(frames), columns="lsn bigint, data binary")
+        with pytest.raises(PySparkException) as raised:
+            rows.select(decode_udf("data", "public.t", relations, lsn=lsn)).collect()
+        return error_of(raised.value)
+
+    good = 1, insert(1, "1", "b", "c")
+    bad = error((1, begin(1, 1)), good, (2, insert(1, "x", "b", "c")))
+    assert (bad.code, bad.offset, bad.tag) == ("bad_value", 13, "I")
+    short = error(good, (2, good[1][:4]))
+    assert (short.code, short.tag) == ("truncated", "I")
+    outside = error((1005, good[1]), (1020, good[1]), relations=RANGES, lsn="lsn")
+    assert outside.code == "unknown_relation"
+    assert "no Relation is known that holds at LSN 0/3FC; " in str(outside)
+
+
+def test_the_index_of_a_frame_is_that_in_its_batch(spark):
+    rows = [(1, begin(1, 1)), (1005, insert(1, "1", "a", "b")), (1, NEW)]
+    for bad, lsn in ((insert(1, "x", "b", "c"), 1015), (insert(1, "1", "b", "c"), 1020)):
+        frames = partitions(spark, [*rows, (lsn, bad)], columns="lsn bigint, data binary")
+        with pytest.raises(PySparkException) as raised:
+            frames.select(decode_udf("data", "public.t", RANGES, lsn="lsn")).collect()
+        assert error_of(raised.value).frame == 3
+        assert "partition 0, frame 3" in str(error_of(raised.value))
+
+
+def test_what_can_not_be_told_is_refused(spark):
+    assert spark
+    with pytest.raises(PgOutputError, match="so that each frame needs one: give lsn= too"):
+        decode_udf("data", "public.t", RANGES)
+    with pytest.raises(PgOutputError, match="lsn= is given, and relations= has no LSNs"):
+        decode_udf("data", "public.t", [NEW], lsn="lsn")
+    with pytest.raises(PgOutputError, match=r"no Relation of public\.u is in relations="):
+        decode_udf("data", "public.u", [NEW], "id int")
+    with pytest.raises(PgOutputError, match=r"no range of LSNs of public\.u"):
+        decode_udf("data", "public.u", RANGES, lsn="lsn")
+
+
+def test_a_row_in_the_form_of_a_function_in_python():
+    """Of Arrow a map comes as pairs, and Spark takes a dict."""
+    map_ = T.StructType.fromDDL("m map<string, array<int>>, n struct<v: variant>")
+    found = _value({"m": [("k", [1, None])], "n": {"v": {"value": b"v", "metadata": b"m"}}}, map_)
+    assert found["m"] == {"k": [1, None]}
+    assert (found["n"]["v"].value, found["n"]["v"].metadata) == (b"v", b"m")
+    assert _value({"m": None, "n": None}, map_) == {"m": None, "n": None}
+
+
+# --- frames in Arrow -----------------------------------------------------------------------------
+
+STREAM = [
+    OTHER, OLD, *transaction(1100, 7, *(insert(1, str(n), "a", "b") for n in range(50))),
+    NEW, *transaction(1200, 8, *(insert(1, str(n), "b", "c") for n in range(50, 100))),
+]  # fmt: skip
+
+
+def test_segments_by_way_of_arrow(spark, tmp_path):
+    """Their LSNs are unsigned, and each row needs the Relation before it."""
+    directory = land(tmp_path / "s", STREAM)
+    with SegmentReader(list_segments(directory)[0].path) as reader:
+        batches = [batch.select(["lsn", "commit_lsn", "xid", "seq", "data"]) for batch in reader]
+    assert batches[0].schema.field("lsn").type == pa.uint64()
+    frames = frames_dataframe(spark, batches)
+    kinds = "struct<lsn:bigint,commit_lsn:bigint,xid:bigint,seq:bigint,data:binary>"
+    assert frames.schema.simpleString() == kinds
+    assert frames.rdd.getNumPartitions() == 1
+    assert [row.data for row in frames.collect()] == [
+        bytearray(frame) for batch in batches for frame in batch["data"].to_pylist()
+    ]
+    changes = decode_frames(frames, "public.t")
+    known = [(n, None if n < 50 else "c") for n in range(100)]
+    assert [(row.after.id, row.after.c) for row in changes.collect()] == known
+    ranged = decode_frames(frames, "public.t", relations_of(directory))
+    assert [(row.after.id, row.after.c) for row in ranged.collect()] == known
+    alone = frames.select(
+        decode_udf("data", "public.t", relations_of(directory), lsn="lsn").alias("c")
+    )
+    assert [
+        (row.id, row.c) for row in alone.where("c.op = 'insert'").select("c.after.*").collect()
+    ] == (known)
+
+
+def test_forms_of_arrow_frames(spark):
+    data = pa.array([NEW, insert(1, "1", "b", "c")], pa.large_binary())
+    batch = pa.record_batch({"lsn": pa.array([0, None], pa.uint64()), "data": data, "n": [1, 2]})
+    known = [(0, bytearray(NEW), 1), (None, bytearray(insert(1, "1", "b", "c")), 2)]
+    for form in (batch, [batch], pa.table(batch), pa.table(batch).to_reader()):
+        assert [tuple(row) for row in frames_dataframe(spark, form).collect()] == known
+    empty = frames_dataframe(spark, batch.slice(0, 0))
+    assert (empty.columns, empty.count()) == (["lsn", "data", "n"], 0)
+    with pytest.raises(PgOutputError, match="in a column named data; there are n"):
+        frames_dataframe(spark, batch.select(["n"]))
+    great = pa.record_batch({"lsn": pa.array([1 << 63, 0], pa.uint64()), "data": data})
+    with pytest.raises(PgOutputError, match="Spark has no type for what is beside the frames"):
+        frames_dataframe(spark, great)
