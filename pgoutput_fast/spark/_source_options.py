@@ -14,6 +14,7 @@ from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import HistoryPolicy, check_policy
 from pgoutput_fast.lsn import parse_lsn
 from pgoutput_fast.policies import Policies, policies_of
+from pgoutput_fast.types import TypeRegistry
 
 Mode = Literal["table", "manifest"]
 
@@ -48,6 +49,8 @@ class SourceOptions:
     capture_options : dict
         Further arguments of `capture`.
     policies : Policies
+    registry : TypeRegistry or None
+        The users' types, in place of those that the directory or the server tells.
     history : {"error", "older", "newer"}
     max_bytes : int or None
         Bytes of a micro-batch.
@@ -70,6 +73,7 @@ class SourceOptions:
     publications: tuple[str, ...] = ()
     capture_options: dict[str, Any] = field(default_factory=dict)
     policies: Policies = field(default_factory=Policies)
+    registry: TypeRegistry | None = None
     history: HistoryPolicy = "newer"
     max_bytes: int | None = None
     starting_lsn: int | None = None
@@ -96,6 +100,9 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     output = found.text("output")
     if (output is None) == (mode == "manifest"):
         raise PgOutputError("the option output, where files are written, goes with mode=manifest")
+    registry = found.value("registry", _registry)
+    if registry is not None and mode != "table":
+        raise PgOutputError(f"mode={mode} has the types of the directory; leave out registry")
     slot, publications = found.text("slot"), found.names("publications") or ()
     capture = found.choice("capture", _CAPTURES, "embedded" if slot else "external")
     if capture == "embedded" and not (slot and publications):
@@ -118,6 +125,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         publications=publications,
         capture_options=_capture_options(found, capture),
         policies=found.value("policies", _policies) or Policies(),
+        registry=registry,
         history=found.value("history", _history) or "newer",
         max_bytes=found.value("maxBytesPerTrigger", _count),
         starting_lsn=found.value("startingLsn", parse_lsn),
@@ -225,6 +233,10 @@ def _dsn(text: str | None) -> str | None:
 def _policies(text: str) -> Policies:
     # Not commas, as numeric=10,2 has one.
     return policies_of(one for one in re.split(r"[;\s]+", text) if one)
+
+
+def _registry(path: str) -> TypeRegistry:
+    return TypeRegistry.from_json(Path(path.removeprefix("file://")).read_bytes())
 
 
 def _capture_options(found: _Options, capture: str) -> dict[str, Any]:

@@ -200,12 +200,14 @@ def _find(options: SourceOptions) -> FoundTable:
     """The table of a query, by what the directory has of it, or else by what the server says."""
     table = options.table or ""
     if has_begun(options.segments):
-        return find_table(options.segments, table, policies=options.policies)
+        return find_table(
+            options.segments, table, registry=options.registry, policies=options.policies
+        )
     if options.capture == "external":
         raise PgOutputError(f"no capture has begun in {options.segments}")
     return published_table(
         options.dsn, options.publications, table, options.policies,
-        binary=bool(options.capture_options.get("binary")),
+        binary=bool(options.capture_options.get("binary")), registry=options.registry,
     )  # fmt: skip
 
 

@@ -306,7 +306,13 @@ def find_table(
 
 
 def published_table(
-    dsn: str | None, publications: Sequence[str], table: str, policies: Policies, *, binary: bool
+    dsn: str | None,
+    publications: Sequence[str],
+    table: str,
+    policies: Policies,
+    *,
+    binary: bool,
+    registry: TypeRegistry | None = None,
 ) -> FoundTable:
     """A table of a server, of which nothing is captured yet.
 
@@ -319,6 +325,8 @@ def published_table(
     policies : Policies
     binary : bool
         Whether values will come in binary format.
+    registry : TypeRegistry, optional
+        Users' types; by default those of the server.
 
     Raises
     ------
@@ -329,7 +337,8 @@ def published_table(
     from pgoutput_fast.connections import ConnectionParameters
 
     with ConnectionParameters(dsn).open(replication=False) as connection:
-        registry = pf.TypeRegistry.from_connection(connection)
+        if registry is None:
+            registry = pf.TypeRegistry.from_connection(connection)
         catalog = catalog_of(connection, publications)
     settings = settings_of(registry, policies, "utf-8")
     plan = catalogued(catalog, table, settings)
@@ -410,7 +419,7 @@ def decode_frames(
     encoding : str
         The client_encoding of the session that sent the frames.
     registry, policies : optional
-        As in :func:`read_segments`.
+        As in :func:`read_segments`. By default the types are those that `relations` has.
 
     Returns
     -------
@@ -439,7 +448,7 @@ def decode_frames(
             "relations= has LSNs, and the frames have no column lsn: add it, with the LSN that "
             "XLogData has of each frame; or give Relations without LSNs, if no frame is older"
         )
-    settings = settings_of(registry, policies, encoding)
+    settings = settings_of(registry or registry_of(relations), policies, encoding)
     changes, target = frames_target(
         table, relations, schema, settings, lambda: _frames_of_relations(frames, table, encoding)
     )
@@ -456,6 +465,11 @@ def decode_frames(
             yield from change_batches(numbered, target)
 
     return frames.select(*names).mapInArrow(decode, changes)
+
+
+def registry_of(relations: Relations | RelationRanges | None) -> TypeRegistry | None:
+    """The users' types that are known with Relations."""
+    return relations.registry if isinstance(relations, RelationRanges) else None
 
 
 def frames_target(

@@ -15,7 +15,7 @@ from ._executor import FrameReader
 from ._frame_heads import ROW_TAGS, as_binary, heads
 from ._ranged import wanted_rows
 from ._told_errors import telling
-from .dataframes import check_session, frames_target, partition, settings_of
+from .dataframes import check_session, frames_target, partition, registry_of, settings_of
 from .relation_ranges import RelationRanges
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def decode_udf(
     encoding : str
         The client_encoding of the session that sent the frames.
     registry, policies : optional
-        As in :func:`read_segments`.
+        As of :func:`decode_frames`.
 
     Returns
     -------
@@ -91,7 +91,7 @@ def decode_udf(
             else "lsn= is given, and relations= has no LSNs: give RelationRanges, which "
             "relations_of() has, or leave lsn= out if these Relations hold for all frames"
         )
-    settings = settings_of(registry, policies, encoding)
+    settings = settings_of(registry or registry_of(relations), policies, encoding)
     changes, target = frames_target(table, relations, schema, settings, lambda: ())
     if target.version is None:
         raise PgOutputError(f"no Relation of {table} is in relations=; check the table's name")

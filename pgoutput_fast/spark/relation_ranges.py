@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 
 import pgoutput_fast as pf
 from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.history import history_of
 from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.protocol.messages import Truncate, Type
 from pgoutput_fast.protocol.wire import relation_id_of
@@ -18,10 +20,11 @@ from pgoutput_fast.segments import SegmentReader, list_segments
 from ._frame_heads import ROW_TAGS, heads
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
+
+    from pgoutput_fast.types import TypeRegistry
 
 
 class RelationRange(NamedTuple):
@@ -65,6 +68,8 @@ class RelationRanges:
         In any order. Those of a table must not overlap.
     types : tuple of bytes
         Frames of the Type messages, which tell of domains. They hold at all LSNs.
+    registry : TypeRegistry, optional
+        Users' types, by which frames are decoded if no others are given.
 
     Raises
     ------
@@ -74,6 +79,7 @@ class RelationRanges:
 
     ranges: tuple[RelationRange, ...]
     types: tuple[bytes, ...] = ()
+    registry: TypeRegistry | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranges", tuple(RelationRange(*one) for one in self.ranges))
@@ -119,13 +125,15 @@ def relations_of(
         the table may be altered before its next row. If rows of two versions of a table lie within
         each other, as they may where a publication's column list is altered while transactions
         are open, the LSNs that both have are left out.
+        The users' types are the newest ones of the directory's history, if it has one.
 
     Raises
     ------
     PgOutputError
         Segments are missing or damaged, or there are none.
     """
-    segments = list_segments(path)
+    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    segments = list_segments(path if isinstance(path, (str, os.PathLike)) else paths)
     if not segments:
         raise PgOutputError(f"there are no segments in {path}")
     runs = _Runs()
@@ -133,9 +141,11 @@ def relations_of(
         with SegmentReader(segment.path) as reader:
             for batch in reader:
                 runs.add(batch)
+    history = history_of(paths)
     return RelationRanges(
         tuple(one for relation_id in sorted(runs.found) for one in _apart(runs.found[relation_id])),
         tuple(runs.types.values()),
+        None if history is None else history.newest,
     )
 
 
