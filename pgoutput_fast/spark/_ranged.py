@@ -65,13 +65,12 @@ class Held:
         PgOutputError
             No Relation is known that holds for a row, or a row has no LSN.
         """
-        known = lsns.is_valid().to_numpy(zero_copy_only=False)
         numbers = lsns.cast(pa.int64()).fill_null(-1).to_numpy()
         found: NDArray[np.int64] = np.searchsorted(self._firsts, numbers, "right") - 1
-        holds = known & (found >= 0) & (numbers < self._ends[found])
+        holds = (found >= 0) & (numbers < self._ends[found])
         if not holds.all():
             bad = int(np.argmin(holds))
-            lsn = int(numbers[bad]) if known[bad] else None
+            lsn = int(numbers[bad]) if lsns[bad].is_valid else None
             raise self._refused(lsn, where, int(frames[bad]))
         return found
 

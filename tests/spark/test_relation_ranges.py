@@ -84,6 +84,11 @@ def test_rows_of_an_altered_table_have_the_columns_of_their_time(spark, tmp_path
     assert decoded(decode_frames(alone, "public.t", ranges)) == DECODED
     wrong = partitions(spark, *([(0, OLD), row] for row in ROWS), columns=COLUMNS)
     assert decoded(decode_frames(wrong, "public.t", ranges)) == DECODED
+    # The same between two rows of one version.
+    ranged = RelationRanges(((1000, 1010, OLD), (1010, 1020, NEW)))
+    between = [(1010, insert(1, "3", "b3", "c3")), (0, OLD), (1011, insert(1, "4", "b4", "c4"))]
+    found = decode_frames(partitions(spark, between, columns=COLUMNS), "public.t", ranged)
+    assert [tuple(row.after) for row in found.collect()] == [(3, "b3", "c3"), (4, "b4", "c4")]
     # Bare Relations can't be told apart, which the page says.
     bare = decode_frames(alone, "public.t", [NEW, OTHER])
     assert [row.after.c for row in bare.orderBy("lsn").take(2)] == ["b1", "b2"]
@@ -96,12 +101,15 @@ def test_rows_of_several_versions_in_stream_chunks(spark, tmp_path):
     second = [(0, testing.stream_start(70, False)), (1009, inside[1009])]
     stop = (0, testing.stream_stop())
     outside = [(1002, begin(1100, 7)), (1003, insert(1, "9", "a9", "b9")), (1006, commit(1100))]
-    frames = [*first, stop, *second, stop, *outside]
+    # The version of the last chunk is that of the row behind it, where it does not hold any more.
+    third = [(0, testing.stream_start(70, False)), (1003, inside[1003])]
+    frames = [*first, stop, *second, stop, *third, stop, *outside]
     changes = decode_frames(partitions(spark, frames, columns=COLUMNS), "public.t", ranges)
     assert [tuple(row) for row in changes.select("subxid", "seq", "after.*").collect()] == [
         (70, 0, 1, "b1", None),
         (70, 2, 2, "b2", None),
         (70, 3, 3, "b3", "c3"),
+        (70, 4, 1, "b1", None),
         (None, 0, 9, "b9", None),
     ]
 

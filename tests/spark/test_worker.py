@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from builds import clean_environment
 from made_vectors import TWO, insert, relation, text
+from spark_frames import land, transaction
 
 from pgoutput_fast.spark import _worker
 
@@ -15,12 +17,22 @@ LIMITED = """
 import sys
 import warnings
 warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
-from pgoutput_fast.spark import decode_frames, session
+from pgoutput_fast.spark import (
+    PgOutputDataSource, decode_frames, decode_udf, read_segments, session
+)
 spark = session("local[1]", configuration={"spark.driver.memory": "1g"})
-relation, row = (bytes.fromhex(frame) for frame in sys.argv[1:])
+relation, row = (bytes.fromhex(frame) for frame in sys.argv[2:])
 frames = spark.range(0, 300_000, 1, 1).selectExpr(f"x'{row.hex()}' AS data")
 changes = decode_frames(frames, "public.t", [relation])
 print([found.after.id for found in changes.limit(3).collect()])
+print(changes.take(1)[0].after.id)
+alone = frames.select(decode_udf("data", "public.t", [relation]).alias("change"))
+print(alone.take(1)[0].change.after.id)
+segments = read_segments(spark, sys.argv[1], "public.t", partitions=1)
+print(segments.take(1)[0].after.id, segments.limit(1).collect()[0].after.id)
+spark.dataSource.register(PgOutputDataSource)
+source = spark.read.format("pgoutput").option("table", "public.t").load(sys.argv[1])
+print(source.take(1)[0].after.id)
 # The same worker's other errors are told as ever.
 def fail(batches):
     yield from batches
@@ -35,13 +47,17 @@ spark.stop()
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_a_limit_that_ends_early_prints_nothing() -> None:
+def test_a_limit_that_ends_early_prints_nothing(tmp_path: Path) -> None:
     frames = [relation(TWO), insert(text("7"), text("x" * 100))]
+    many = transaction(1 << 40, 7, *(200_000 * frames[1:]))
+    land(tmp_path / "segments", [frames[0], *many], segment_bytes=1 << 30)
+    arguments = [str(tmp_path / "segments"), *(frame.hex() for frame in frames)]
     run = subprocess.run(
-        [sys.executable, "-c", LIMITED, *(frame.hex() for frame in frames)],
+        [sys.executable, "-c", LIMITED, *arguments],
         env=clean_environment(), capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
-    assert run.stdout.splitlines() == ["[7, 7, 7]", "True"], run.stderr
+    told = ["[7, 7, 7]", "7", "7", "7 7", "7", "True"]
+    assert run.stdout.splitlines() == told, run.stderr
     assert "BrokenPipeError" not in run.stderr
 
 
