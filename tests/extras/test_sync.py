@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,22 +152,6 @@ def sync(made: MadeDirectory, kept: Tables, **options: Any) -> apply.SyncProgres
     return apply.sync(segments=made.directory, **options)
 
 
-def copy_of(path: Path, place: Path) -> None:
-    """Have at a place what is at another one."""
-    remove(place)
-    if path.is_dir():
-        shutil.copytree(path, place)
-    else:
-        shutil.copy(path, place)
-
-
-def remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def test_a_table_without_a_snapshot(made: MadeDirectory, tables: Tables) -> None:
     made.commit(2000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
     with pytest.raises(pf.PgOutputError, match=r"public\.accounts has no snapshot in .*: .*empty"):
@@ -217,17 +200,16 @@ def test_changes_that_do_not_fit(made: MadeDirectory, tables: Tables) -> None:
 def test_a_target_that_lacks_changes(made: MadeDirectory, tables: Tables) -> None:
     made.commit(2000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
     sync(made, tables, uncopied="empty")
-    backup = tables.path.with_name("backup")
-    copy_of(tables.path, backup)
+    tables.back_up()
     made.commit(3000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [2, "b"]))
     sync(made, tables)
-    copy_of(backup, tables.path)  # restored from a backup
+    tables.restore()
     made.commit(4000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [3, "c"]))
     with pytest.raises(
         pf.PgOutputError, match=r"public\.accounts before .* goes on for it .* copied again"
     ):
         sync(made, tables)
-    remove(tables.path)  # a new one begins where the directory does
+    tables.remove()  # a new one begins where the directory does
     sync(made, tables, uncopied="empty")
     assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2, 3]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,40 @@ PROGRESS = ("schema", "table", "relation_id", "stored", "version", "lsn", "copy_
 KINDS = ("duckdb", "delta")
 
 
-class DuckdbTables:
+class Places:
+    """Where tables are, of which a backup can be made."""
+
+    paths: list[Path]
+
+    def back_up(self) -> None:
+        for path in self.paths:
+            _copy(path, path.with_name(f"backup of {path.name}"))
+
+    def restore(self) -> None:
+        for path in self.paths:
+            _copy(path.with_name(f"backup of {path.name}"), path)
+
+    def remove(self) -> None:
+        for path in self.paths:
+            _remove(path)
+
+
+def _copy(path: Path, place: Path) -> None:
+    _remove(place)
+    if path.is_dir():
+        shutil.copytree(path, place)
+    else:
+        shutil.copy(path, place)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+class DuckdbTables(Places):
     """The tables in a DuckDB file."""
 
     steps = (
@@ -31,6 +65,7 @@ class DuckdbTables:
 
     def __init__(self, root: Path) -> None:
         self.path = root / "tables.duckdb"
+        self.paths = [self.path]
         self.target = f"duckdb:{self.path}"
         self.given: dict[str, Any] = {"target": self.target}
 
@@ -65,7 +100,7 @@ class DuckdbTables:
             return bool(count)
 
 
-class DeltaTables:
+class DeltaTables(Places):
     """Delta tables in a directory."""
 
     steps = (
@@ -79,6 +114,7 @@ class DeltaTables:
 
     def __init__(self, root: Path) -> None:
         self.path = root / "lake"
+        self.paths = [self.path]
         self.target = str(self.path)
         self.given: dict[str, Any] = {"target": self.target}
 
@@ -121,6 +157,7 @@ class IcebergTables(DeltaTables):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.catalog = {"type": "sql", "uri": f"sqlite:///{root / 'catalog.db'}"}
+        self.paths.append(root / "catalog.db")
         self.given["iceberg"] = self.catalog
 
     def _opened(self) -> Any:
