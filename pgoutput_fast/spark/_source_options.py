@@ -16,9 +16,11 @@ from pgoutput_fast.lsn import parse_lsn
 from pgoutput_fast.policies import Policies, policies_of
 from pgoutput_fast.types import TypeRegistry
 
-Mode = Literal["table", "manifest"]
+from ._envelopes import PLACEHOLDER, Style
 
-_MODES = ("table", "manifest")
+Mode = Literal["table", "manifest", "envelope"]
+
+_MODES = ("table", "manifest", "envelope")
 _CAPTURES = ("embedded", "external")
 _SNAPSHOTS = ("initial", "never")
 _SEGMENTS = "segments"
@@ -33,11 +35,11 @@ class SourceOptions:
     ----------
     segments : pathlib.Path
         The directory of the capture.
-    mode : {"table", "manifest"}
+    mode : {"table", "manifest", "envelope"}
     table : str or None
         ``namespace.name``, of mode "table".
     tables : tuple of str or None
-        Patterns of the tables, of mode "manifest"; None: all.
+        Patterns of the tables, of modes "manifest" and "envelope"; None: all.
     output : str or None
         Where mode "manifest" writes files of changes.
     consumer : str or None
@@ -59,6 +61,8 @@ class SourceOptions:
         The most tasks of a batch.
     new_columns : {"error", "ignore"}
         What to do when the table gets a column while a stream runs.
+    style : Style
+        Of the records of mode "envelope".
     """
 
     segments: Path
@@ -80,6 +84,7 @@ class SourceOptions:
     ending_lsn: int | None = None
     partitions: int = 1
     new_columns: Literal["error", "ignore"] = "error"
+    style: Style = field(default_factory=Style)
 
 
 def source_options(given: Mapping[str, str]) -> SourceOptions:
@@ -130,11 +135,33 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         max_bytes=found.value("maxBytesPerTrigger", _count),
         starting_lsn=found.value("startingLsn", parse_lsn),
         ending_lsn=found.value("endingLsn", parse_lsn),
-        partitions=found.value("partitions", _count) or os.cpu_count() or 1,
+        partitions=found.value("partitions", _count) or _tasks(mode),
         new_columns=found.choice("newColumns", ("error", "ignore"), "error"),
+        style=_style(found, mode),
     )
     found.check_all_known()
     return made
+
+
+def _tasks(mode: str) -> int:
+    """The most tasks by default: one, where the records of a topic must not overtake each other."""
+    return 1 if mode == "envelope" else os.cpu_count() or 1
+
+
+def _style(found: _Options, mode: str) -> Style:
+    """What is chosen of the records of mode "envelope"."""
+    prefix, placeholder = found.text("topicPrefix"), found.text("placeholder")
+    tombstones, omitted = found.value("tombstones", _flag), found.value("omitUnchanged", _flag)
+    given = {
+        "topicPrefix": prefix, "placeholder": placeholder, "tombstones": tombstones,
+        "omitUnchanged": omitted,
+    }  # fmt: skip
+    for name, value in given.items():
+        if value is not None and mode != "envelope":
+            raise PgOutputError(f"the option {name} goes with mode=envelope")
+    if omitted and placeholder is not None:
+        raise PgOutputError("with omitUnchanged=true there is no placeholder")
+    return Style(prefix, bool(tombstones), None if omitted else placeholder or PLACEHOLDER)
 
 
 _CAPTURE_NAMES = {

@@ -48,6 +48,7 @@ from pgoutput_fast.segments import Segment
 from pgoutput_fast.segments.listing import contents, has_begun
 
 from ._change_files import DDL, write_changes
+from ._envelopes import RECORD_DDL, envelopes
 from ._planning import Item, item_batches, newest_commit
 from ._source_options import SourceOptions, in_options, source_options
 from ._told_errors import telling
@@ -93,6 +94,8 @@ class PgOutputDataSource(DataSource):
         """The columns of the DataFrame."""
         if self._options.mode == "manifest":
             return DDL
+        if self._options.mode == "envelope":
+            return RECORD_DDL
         return changes_ddl(_find(self._options).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -128,7 +131,7 @@ class _Partition(InputPartition):
 
 
 class _Units(InputPartition):
-    """Units whose changes one task writes into files.
+    """Units whose changes of all tables one task reads.
 
     Parameters
     ----------
@@ -160,13 +163,19 @@ def _unit_partitions(
 
 
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The changes of a partition, or the files into which they were written, on an executor."""
+    """The changes of a partition, their records, or the files they are in, on an executor."""
     with telling():
         yield from _found(partition)
 
 
 def _found(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    if isinstance(partition, _Units):
+    if isinstance(partition, _Units) and partition.options.mode == "envelope":
+        options = partition.options
+        yield from envelopes(
+            partition.units, partition.metadata, str(options.segments), options.style,
+            tables=options.tables, policies=options.policies, history=options.history,
+        )  # fmt: skip
+    elif isinstance(partition, _Units):
         options = partition.options
         yield from write_changes(
             partition.units, partition.metadata, str(options.segments), options.output or "",
@@ -237,7 +246,7 @@ class _BatchReader(DataSourceReader):
         self._end = options.ending_lsn
 
     def partitions(self) -> Sequence[InputPartition]:
-        if self._options.mode == "manifest":
+        if self._options.mode != "table":
             return self._unit_partitions()
         chosen = _choose(self._options, self._schema)
         items = []
@@ -527,7 +536,7 @@ class _Planner:
         plan = source.plan({"start": None}, Progress(before), 0, whole_copies=True, until=after)
         if plan is None:
             return []
-        if self._options.mode == "manifest":
+        if self._options.mode != "table":
             return _unit_partitions(plan.units, source.metadata, self._options)
         chosen = self._table()
         items = [item for unit in plan.units for item in _items(unit, chosen.relation_id)]

@@ -1,0 +1,299 @@
+"""Mode "envelope" of the source: a record for each change, as Debezium would send it.
+
+A record has a topic, a key and a value, which are JSON, so that Spark's sink for Kafka takes it as
+it is. Key and value are made of whole columns, for all tables that are in the frames.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgoutput_fast._version import __version__
+from pgoutput_fast.captured.changes import ChangeReader
+from pgoutput_fast.captured.units import chunks
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.history import Follower, HistoryPolicy, history_of
+
+from ._json_columns import base64_text, joined, json_column, json_name
+
+if TYPE_CHECKING:
+    from pgoutput_fast.captured.units import Unit
+    from pgoutput_fast.policies import Policies
+    from pgoutput_fast.segments import SegmentMetadata
+
+RECORD_SCHEMA = pa.schema(
+    {
+        "topic": pa.string(),
+        "key": pa.string(),
+        "value": pa.string(),
+        "lsn": pa.int64(),
+        "commit_lsn": pa.int64(),
+        "commit_time": pa.timestamp("us", tz="UTC"),
+        "xid": pa.int64(),
+        "seq": pa.int64(),
+        "part": pa.int32(),
+    }
+)
+"""The columns; `(commit_lsn, seq, part)` orders the records of all topics."""
+
+RECORD_DDL = "topic string, key string, value string, lsn bigint, commit_lsn bigint, commit_time timestamp, xid bigint, seq bigint, part int"  # noqa: E501
+
+PLACEHOLDER = "__debezium_unavailable_value"
+"""What stands for a value that the server did not send."""
+
+_OPS = {"insert": "c", "update": "u", "delete": "d", "truncate": "t", "read": "r"}
+_NONE = pa.scalar(None, pa.string())
+
+
+@dataclass(frozen=True)
+class Style:
+    """What a user chooses of the records.
+
+    Attributes
+    ----------
+    prefix : str or None
+        With which topics begin; None: the name of the database.
+    tombstones : bool
+        Whether a record without a value follows that of a row that is no longer there.
+    placeholder : str or None
+        What stands for values that the server did not send; None: their fields are left out.
+    """
+
+    prefix: str | None = None
+    tombstones: bool = False
+    placeholder: str | None = PLACEHOLDER
+
+
+def envelopes(
+    units: Sequence[Unit],
+    metadata: SegmentMetadata,
+    directory: str,
+    style: Style,
+    *,
+    tables: tuple[str, ...] | None,
+    policies: Policies,
+    history: HistoryPolicy,
+) -> Iterator[pa.RecordBatch]:
+    """Read the changes of units as records.
+
+    Parameters
+    ----------
+    units : sequence of Unit
+        In the order of the stream.
+    metadata : SegmentMetadata
+    directory : str
+        Of the segments, whose history has the types.
+    style : Style
+    tables, policies, history
+        As of the source's options.
+
+    Raises
+    ------
+    PgOutputError
+        A frame or a value is refused, or a record is too large.
+    """
+    known = history_of([directory])
+    follower = None if known is None or known.is_empty else Follower(known, history)
+    decoding: dict[str, Any] = {
+        "policies": policies, "target": "spark", "tables": tables, "on_error": "raise",
+        "max_bytes": 16 << 20, "fill_unchanged": True,
+    }  # fmt: skip
+    if follower is not None:
+        decoding["registry"] = follower.registry
+    reader = ChangeReader(decoding, follower)
+    for unit in units:
+        for chunk in chunks(unit, metadata):
+            for _, batch in reader.changes(chunk):
+                yield records(batch, metadata.database, style)
+
+
+def records(changes: pa.RecordBatch, database: str, style: Style) -> pa.RecordBatch:
+    """The records of a batch of changes.
+
+    Parameters
+    ----------
+    changes : pyarrow.RecordBatch
+        Made of a ChangeBatch.
+    database : str
+    style : Style
+
+    Raises
+    ------
+    PgOutputError
+        The records of a batch do not fit into an Arrow array of texts.
+    """
+    try:
+        return _Table(changes.schema, database, style).records(changes)
+    except pa.ArrowException as error:
+        name = changes.schema.metadata[b"pgoutput.relation"].decode()
+        raise PgOutputError(f"{name}: no JSON can be made of its changes: {error}") from error
+
+
+class _Table:
+    """How the changes of one version of a table become records."""
+
+    def __init__(self, schema: pa.Schema, database: str, style: Style) -> None:
+        metadata = {key.decode(): value.decode() for key, value in schema.metadata.items()}
+        self._style = style
+        self._prefix = style.prefix or database
+        self._database = database
+        self._namespace = metadata["pgoutput.namespace"]
+        self._name = metadata["pgoutput.relation"]
+        self._topic = topic_of(self._prefix, self._namespace, self._name)
+        # With REPLICA IDENTITY FULL all columns identify a row, which no key can be made of.
+        is_full = metadata["pgoutput.replica_identity"] == "f"
+        self._key_names = [] if is_full else json.loads(metadata["pgoutput.key_columns"])
+
+    def records(self, changes: pa.RecordBatch) -> pa.RecordBatch:
+        """The records of changes."""
+        columns = dict(zip(changes.schema.names, changes.columns, strict=True))
+        op, kind = columns["op"], columns["old_kind"]
+        after = self._row(columns["after"], columns["unchanged"])
+        before = self._row(columns["before"], None)
+        new_key, old_key = self._key(columns["after"]), self._key(columns["before"])
+        is_delete = _bools(pc.equal(op, "delete"))
+        moved = _bools(pc.and_(pc.equal(op, "update"), pc.equal(kind, "K")))
+        if not self._key_names:
+            moved[:] = False
+        tombs = (is_delete | moved) & self._style.tombstones & bool(self._key_names)
+        counts = 1 + tombs + moved
+        rows = np.repeat(np.arange(len(op)), counts)
+        part = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        # The parts of a change are the row's end, its tombstone, and its new beginning.
+        is_end = (part == 0) & (is_delete | moved)[rows]
+        is_tomb = (part == 1) & tombs[rows]
+        is_new = moved[rows] & ~is_end & ~is_tomb
+        at, end, tomb, new = (pa.array(one) for one in (rows, is_end, is_tomb, is_new))
+        short = op.dictionary_decode() if pa.types.is_dictionary(op.type) else op
+        for name, letter in _OPS.items():
+            short = pc.if_else(pc.equal(short, name), letter, short)
+        letters = pc.if_else(end, "d", pc.if_else(new, "c", short.take(at)))
+        value = joined(
+            '{"before":', pc.if_else(new, "null", before.take(at)),
+            ',"after":', pc.if_else(end, "null", after.take(at)),
+            ',"source":', self._source(columns).take(at),
+            ',"transaction":null,"op":"', letters,
+            '","ts_ms":', _milliseconds(columns["commit_time"]).take(at), "}",
+        )  # fmt: skip
+        key = pc.if_else(pc.or_(end, tomb), old_key.take(at), new_key.take(at))
+        given = {
+            "topic": pa.array([self._topic], pa.string()).take(pa.array(np.zeros(len(rows), int))),
+            "key": key,
+            "value": pc.if_else(tomb, _NONE, value),
+            **{
+                name: columns[name].take(at)
+                for name in ("lsn", "commit_lsn", "commit_time", "xid", "seq")
+            },
+            "part": pa.array(part, pa.int32()),
+        }
+        arrays = [given[field.name].cast(field.type) for field in RECORD_SCHEMA]
+        return pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA)
+
+    def _row(self, rows: Any, unchanged: Any) -> Any:
+        """The JSON of rows, with what stands for values that were not sent."""
+        lacking = {} if unchanged is None else _lacking(unchanged)
+        names = [field.name for field in rows.type]
+        if not lacking or not names:
+            return json_column(rows)
+        pieces: list[Any] = ["{"]
+        for name, column in zip(names, rows.flatten(), strict=True):
+            text = joined(f",{json_name(name)}:", json_column(column))
+            if name in lacking:
+                instead = ""
+                if self._style.placeholder is not None:
+                    instead = f",{json_name(name)}:{_placeholder(self._style, column.type)}"
+                text = pc.if_else(pa.array(lacking[name]), instead, text)
+            pieces.append(text)
+        made = pc.replace_substring(joined(*pieces, "}"), "{,", "{", max_replacements=1)
+        return pc.if_else(rows.is_valid(), made, "null")
+
+    def _key(self, rows: Any) -> Any:
+        """The JSON of the columns that identify a row; null where there are none."""
+        names = [field.name for field in rows.type]
+        if not self._key_names or not set(self._key_names) <= set(names):
+            return pa.nulls(len(rows), pa.string())
+        values = rows.flatten()
+        pieces: list[Any] = ["{"]
+        for name in self._key_names:
+            comma = "," if len(pieces) > 1 else ""
+            pieces += [f"{comma}{json_name(name)}:", json_column(values[names.index(name)])]
+        return pc.if_else(rows.is_valid(), joined(*pieces, "}"), _NONE)
+
+    def _source(self, columns: dict[str, Any]) -> Any:
+        """The JSON of where changes come from."""
+        told = {
+            "version": __version__, "connector": "postgresql", "name": self._prefix,
+        }  # fmt: skip
+        commit, lsn = _digits(columns["commit_lsn"]), _digits(columns["lsn"])
+        micros = columns["commit_time"].cast(pa.int64())
+        read = pc.equal(columns["op"], "read")
+        snapshot = pc.if_else(read, '"true"', '"false"')
+        millis = _milliseconds(columns["commit_time"])
+        digits = pc.fill_null(micros.cast(pa.string()), "null")
+        thousands = pc.if_else(micros.is_valid(), joined(digits, "000"), "null")
+        place = {"schema": self._namespace, "table": self._name}
+        return joined(
+            _object_of(told)[:-1], ',"ts_ms":', millis, ',"snapshot":', snapshot,
+            f',"db":{json_name(self._database)},"sequence":"[\\"', commit, '\\",\\"', lsn, '\\"]"',
+            ',"ts_us":', digits, ',"ts_ns":', thousands, ",", _object_of(place)[1:-1],
+            ',"txId":', _digits(columns["xid"]), ',"lsn":', lsn, ',"xmin":null}',
+        )  # fmt: skip
+
+
+def topic_of(prefix: str, namespace: str, table: str) -> str:
+    """The topic of a table, in which Kafka allows ASCII letters, digits, and `.`, `_` and `-`."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", f"{prefix}.{namespace}.{table}")
+
+
+def _object_of(entries: dict[str, str]) -> str:
+    return json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
+
+
+def _bools(array: Any) -> Any:
+    """A NumPy array of booleans, in which null is false."""
+    return pc.fill_null(array, False).to_numpy(zero_copy_only=False).astype(bool)
+
+
+def _digits(array: Any) -> Any:
+    return pc.fill_null(array.cast(pa.string()), "null")
+
+
+def _milliseconds(times: Any) -> Any:
+    """The digits of timestamps in milliseconds since 1970."""
+    micros = times.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    if times.null_count:
+        return _digits(times.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()))
+    return pa.array(micros // 1000).cast(pa.string())
+
+
+def _lacking(unchanged: Any) -> dict[str, Any]:
+    """The rows in which each column was not sent."""
+    if unchanged.null_count == len(unchanged):
+        return {}
+    parents = pc.list_parent_indices(unchanged).to_numpy()
+    names = pc.dictionary_encode(pc.list_flatten(unchanged))
+    numbers = names.indices.to_numpy()
+    found = {}
+    for number, name in enumerate(names.dictionary.to_pylist()):
+        mask = np.zeros(len(unchanged), bool)
+        mask[parents[numbers == number]] = True
+        found[name] = mask
+    return found
+
+
+def _placeholder(style: Style, type_: Any) -> str:
+    """The JSON of the placeholder, in the form of the column's values where they are texts."""
+    text = pa.array([style.placeholder], pa.string())
+    if pa.types.is_binary(type_):
+        return json_name(base64_text(text.cast(pa.binary()))[0].as_py())
+    shown = json_name(str(style.placeholder))
+    is_texts = pa.types.is_list(type_) and pa.types.is_string(type_.value_type)
+    return f"[{shown}]" if is_texts else shown
