@@ -31,6 +31,12 @@ NAMESPACE = "changes"
 _NAME = "pgoutput_fast"
 _SHORT = 3  # characters of a property that is no secret
 
+# Where another program's snapshot came first, pyiceberg would add the files behind that.
+_NO_RETRIES = {"commit.retry.num-retries": "0"}
+_ELSEWHERE = (
+    "another program has written the Iceberg table {} at the same time. One sync at a time can "
+    "write a target"
+)
 _APP, _LSN, _COPY_LSN, _SCHEMA = (
     f"pgoutput_fast.{name}" for name in ("app", "lsn", "copy-lsn", "arrow-schema")
 )
@@ -89,10 +95,7 @@ class Catalog:
         except PgOutputError:
             raise
         except CommitFailedException:
-            raise ConflictError(
-                f"another program has written the Iceberg table {what} at the same time. One sync "
-                "at a time can write a target"
-            ) from None
+            raise ConflictError(_ELSEWHERE.format(what)) from None
         except CommitStateUnknownException:
             raise RetryableError(
                 f"nobody knows whether a commit to the Iceberg table {what} stands; the next sync "
@@ -209,7 +212,12 @@ class IcebergTable(Table):
                 self._identifier,
                 schema=schema,
                 location=self.uri,
-                properties={_APP: self.app, **_stored(position), **_encoded(schema)},
+                properties={
+                    _APP: self.app,
+                    **_stored(position),
+                    **_encoded(schema),
+                    **_NO_RETRIES,
+                },
             )
 
     def add_columns(self, schema: pa.Schema) -> None:
@@ -236,17 +244,23 @@ class IcebergTable(Table):
         """Have files be the table's, and the position be another one."""
         if removed or schema is not None or more or position is None:
             raise PgOutputError("a change table is only added to")
-        with (
-            self._catalog.refusals(str(self._identifier)),
-            self._table.transaction() as transaction,
-        ):
-            transaction.set_properties(_stored(position))
-            if files:
-                transaction.add_files(
-                    [f"{self.uri}/{one.path}" for one in files],
-                    snapshot_properties=_stored(position),
-                    check_duplicate_files=False,
-                )
+        with self._catalog.refusals(str(self._identifier)):
+            before = self.position
+            self._table.refresh()
+            if self.position != before:
+                raise ConflictError(_ELSEWHERE.format(self._identifier))
+            with self._table.transaction() as transaction:
+                self._add(transaction, files, position)
+
+    def _add(self, transaction: Any, files: Written, position: tuple[int, int]) -> None:
+        """Have the catalogue refuse it if the table has another snapshot by then."""
+        transaction.set_properties(_stored(position))
+        if files:
+            transaction.add_files(
+                [f"{self.uri}/{one.path}" for one in files],
+                snapshot_properties=_stored(position),
+                check_duplicate_files=False,
+            )
 
     def maintain(self) -> None:
         """Nothing: snapshots expire, and files are joined, by what keeps other Iceberg tables."""

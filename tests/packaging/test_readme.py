@@ -337,6 +337,37 @@ def test_the_source_for_spark(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
+def test_records_as_debeziums(tmp_path: Path) -> None:
+    """Files of records, as the page says; there is no Kafka here."""
+    records, files = python_blocks(ROOT / "docs" / "debezium.md")
+    program = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "tests" / "tools")!r})
+from pathlib import Path
+from spark_frames import INT4, TEXT, insert, land, relation, transaction
+from pgoutput_fast.spark import session
+
+stream = [relation(1, "accounts", {{"id": INT4, "note": TEXT}}),
+          *transaction(100, 7, insert(1, "1", 'a "b"'), insert(1, "2", "c"))]
+land(Path("accounts.segments"), stream)
+spark = session("local[1]")
+spark.dataSource.register(__import__("pyspark_pgoutput").DefaultSource)
+{records.partition("query = ")[0]}{files}"""
+    ran = run_python("-c", program, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    lines = [
+        json.loads(line)
+        for path in (tmp_path / "records").glob("*.txt")
+        for line in path.read_text().splitlines()
+    ]
+    assert [(line["op"], line["before"], line["after"]) for line in lines] == [
+        ("c", None, {"id": 1, "note": 'a "b"'}), ("c", None, {"id": 2, "note": "c"})
+    ]  # fmt: skip
+    assert {line["source"]["table"] for line in lines} == {"accounts"}
+
+
+@pytest.mark.slow
+@pytest.mark.spark
 def test_frames_for_spark(tmp_path: Path) -> None:
     """Frames of segments, in order and each by itself; and an error of a segment that is bad."""
     *_, frames, errors = python_blocks(ROOT / "docs" / "spark-source.md")
