@@ -63,7 +63,11 @@ def segment_cases(spark: SparkSession, root: Path, count: int) -> Iterator[Case]
             )
         for way, run in ways.items():
             sample = functools.partial(_timed, run, count // tables * tables)
-            yield Case(f"segments: {tables} table{'s' * (tables > 1)}/{way}", sample, sample)
+            of = f"{tables} table{'s' * (tables > 1)}"
+            yield Case(
+                f"segments by Spark/{of}" if way == "sync, Spark" else f"segments: {of}/{way}",
+                sample, sample,
+            )  # fmt: skip
 
 
 def _timed(run: Any, changes: int) -> dict[str, float]:

@@ -114,6 +114,20 @@ GOALS = [
          {"slot: narrow": 4e-6, "slot: mixed": 10e-6}, at_most=True),
     Goal("slot to tables, CPU of a change", "Delta", "",
          {"slot: narrow": 4e-6, "slot: mixed": 10e-6}, at_most=True),
+    Goal("segments to files of changes by Spark", "mode manifest", "",
+         {"segments: 4 tables": 1 / 1.5e6}, at_most=True, metric="wall"),
+    Goal("segments to files of changes by Spark", "mode manifest", "Spark's own writer",
+         {"segments: 4 tables": 4}, metric="wall"),
+    Goal("slot to change tables by Spark, CPU of a change", "spark, changes", "",
+         {"backlog: narrow": 3e-6, "backlog: mixed": 8e-6}, at_most=True),
+    Goal("a backlog by Spark, beside the capture alone", "spark", "capture",
+         {"backlog: narrow": 1 / 0.85, "backlog: mixed": 1 / 0.85}, at_most=True, metric="wall"),
+    Goal("many tables by Spark", "200 tables", "1 table", {"segments by Spark": 3},
+         at_most=True, metric="wall"),
+    Goal("from COMMIT to a change table", "spark", "", {"delay: 5,000 changes/s": 1},
+         at_most=True, metric="median"),
+    Goal("from COMMIT to a change table, p95", "spark", "", {"delay: 5,000 changes/s": 2},
+         at_most=True, metric="p95"),
 ]  # fmt: skip
 
 

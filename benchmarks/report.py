@@ -139,7 +139,7 @@ def tables_table(results: Results) -> str:
     """A table of tables that Spark's executors write, beside what else makes such tables."""
     lines = [["", "changes/s by the clock", "CPU µs/change", "late, median ms", "late, p95 ms"]]
     for name in results.names():
-        if name.startswith(("segments: ", "backlog: ", "delay: ")):
+        if name.startswith(("segments", "backlog: ", "delay: ")):
             wall = results.median(name, "wall")
             late = (results.median(name, metric) for metric in ("median", "p95"))
             lines.append(

@@ -469,6 +469,8 @@ def test_readers_of_the_tables(tmp_path: Path) -> None:
     page = ROOT / "docs" / "reading.md"
     example = "\n".join(python_blocks(page))
     (printed,) = blocks("", page)
+    cut = ROOT / "docs" / "consistent-cut.md"
+    (cut_printed,) = blocks("", cut)
     kept = """
 from pgoutput_fast.apply import sync
 for target, slot in (("duckdb:shop.duckdb", "a"), ("lake", "b")):
@@ -481,6 +483,8 @@ for target, slot in (("duckdb:shop.duckdb", "a"), ("lake", "b")):
         assert (ran.returncode, ran.stderr) == (0, "")
     ran = run_python("-c", example, cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (0, printed), ran.stderr
+    ran = run_python("-c", "\n".join(python_blocks(cut)), cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (0, cut_printed), ran.stderr
 
 
 @pytest.mark.slow
