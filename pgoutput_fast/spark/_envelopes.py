@@ -26,6 +26,7 @@ from ._json_columns import base64_text, joined, json_column, json_name
 
 if TYPE_CHECKING:
     from pgoutput_fast.captured.units import Unit
+    from pgoutput_fast.history import History
     from pgoutput_fast.policies import Policies
     from pgoutput_fast.segments import SegmentMetadata
 
@@ -111,11 +112,25 @@ def envelopes(
     reader = ChangeReader(decoding, follower)
     for unit in units:
         for chunk in chunks(unit, metadata):
-            for _, batch in reader.changes(chunk):
-                yield records(batch, metadata.database, style)
+            for found, batch in reader.changes(chunk):
+                key = _primary_key(known, found.relation, batch)
+                yield records(batch, metadata.database, style, key)
 
 
-def records(changes: pa.RecordBatch, database: str, style: Style) -> pa.RecordBatch:
+def _primary_key(known: History | None, relation: Any, batch: pa.RecordBatch) -> tuple[str, ...]:
+    """The columns of a table's primary key, as far as the history has it."""
+    if known is None or known.is_empty:
+        return ()
+    commit = batch.column("commit_lsn")[0].as_py() or 0
+    table = known.tables_at(commit).catalog.by_id().get(relation.relation_id)
+    names = {column.name for column in relation.columns}
+    is_there = table is not None and names.issuperset(table.primary_key)
+    return table.primary_key if table is not None and is_there else ()
+
+
+def records(
+    changes: pa.RecordBatch, database: str, style: Style, primary_key: Sequence[str] = ()
+) -> pa.RecordBatch:
     """The records of a batch of changes.
 
     Parameters
@@ -124,6 +139,8 @@ def records(changes: pa.RecordBatch, database: str, style: Style) -> pa.RecordBa
         Made of a ChangeBatch.
     database : str
     style : Style
+    primary_key : sequence of str
+        The key of a table with REPLICA IDENTITY FULL, whose stream does not tell it.
 
     Raises
     ------
@@ -131,7 +148,7 @@ def records(changes: pa.RecordBatch, database: str, style: Style) -> pa.RecordBa
         The records of a batch do not fit into an Arrow array of texts.
     """
     try:
-        return _Table(changes.schema, database, style).records(changes)
+        return _Table(changes.schema, database, style, primary_key).records(changes)
     except pa.ArrowException as error:
         name = changes.schema.metadata[b"pgoutput.relation"].decode()
         raise PgOutputError(f"{name}: no JSON can be made of its changes: {error}") from error
@@ -140,7 +157,9 @@ def records(changes: pa.RecordBatch, database: str, style: Style) -> pa.RecordBa
 class _Table:
     """How the changes of one version of a table become records."""
 
-    def __init__(self, schema: pa.Schema, database: str, style: Style) -> None:
+    def __init__(
+        self, schema: pa.Schema, database: str, style: Style, primary_key: Sequence[str]
+    ) -> None:
         metadata = {key.decode(): value.decode() for key, value in schema.metadata.items()}
         self._style = style
         self._prefix = style.prefix or database
@@ -148,9 +167,10 @@ class _Table:
         self._namespace = metadata["pgoutput.namespace"]
         self._name = metadata["pgoutput.relation"]
         self._topic = topic_of(self._prefix, self._namespace, self._name)
-        # With REPLICA IDENTITY FULL all columns identify a row, which no key can be made of.
+        # With REPLICA IDENTITY FULL all columns identify a row.
         is_full = metadata["pgoutput.replica_identity"] == "f"
-        self._key_names = [] if is_full else json.loads(metadata["pgoutput.key_columns"])
+        told = json.loads(metadata["pgoutput.key_columns"])
+        self._key_names = list(primary_key) if is_full else told
 
     def records(self, changes: pa.RecordBatch) -> pa.RecordBatch:
         """The records of changes."""
@@ -160,7 +180,13 @@ class _Table:
         before = self._row(columns["before"], None)
         new_key, old_key = self._key(columns["after"]), self._key(columns["before"])
         is_delete = _bools(pc.equal(op, "delete"))
-        moved = _bools(pc.and_(pc.equal(op, "update"), pc.equal(kind, "K")))
+        # With an old row of the key alone, the key has changed; with a whole one it is compared.
+        moved = _bools(
+            pc.and_(
+                pc.equal(op, "update"),
+                pc.or_kleene(pc.equal(kind, "K"), pc.not_equal(old_key, new_key)),
+            )
+        )
         if not self._key_names:
             moved[:] = False
         tombs = (is_delete | moved) & self._style.tombstones & bool(self._key_names)
