@@ -148,7 +148,10 @@ def test_sync_until_now_has_what_the_server_has(
     assert told is not None
     inserted, updated, deleted = 480, 500 // 7, 100
     assert told["tables"]["public.t"] == inserted + updated + deleted + 1
-    assert (told["stale"], told["waiting"], told["lag_bytes"]) == ({}, [], 0)
+    assert (told["stale"], told["waiting"]) == ({}, [])
+    # The server may write log of its own after the last change, as it does every fifteen seconds;
+    # that is less than a page, and the last transactions wrote several.
+    assert 0 <= told["lag_bytes"] < 8192
     assert told["capture"]["transactions"] == 3
     once = 'SELECT count(*), count(DISTINCT (commit_lsn, seq)) FROM changes."public.t"'
     # The snapshot is a Truncate and the rows.
