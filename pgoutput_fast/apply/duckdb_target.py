@@ -467,12 +467,18 @@ class _Changes:
             return
         if rows.schema != self._schema:
             there = self._fields()
-            for field, type_ in self._wanted(rows.schema).items():
-                if field in there:
-                    continue
+            new = {
+                field: type_
+                for field, type_ in self._wanted(rows.schema).items()
+                if field not in there
+            }
+            if new:
+                there.update(new)
+                fields = ", ".join(f"{quoted(field)} {type_}" for field, type_ in there.items())
+                # The cast finds fields by their names. ADD COLUMN before.field fails in duckdb 2.0.1
+                # where the field is a struct and rows have no `before`.
                 for side in ("before", "after"):
-                    self._target.run(f"ALTER TABLE {name} ADD COLUMN {quoted(side, field)} {type_}")
-                there[field] = type_
+                    self._target.run(f"ALTER TABLE {name} ALTER {side} TYPE STRUCT({fields})")
             self._schema = rows.schema
         # duckdb takes the fields of structs by their names, and null for those that lack.
         self._target.run(f"INSERT INTO {name} BY NAME FROM rows", rows=rows)
