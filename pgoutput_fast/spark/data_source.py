@@ -244,16 +244,19 @@ class _BatchReader(DataSourceReader):
         self._schema = schema
         self._start = options.starting_lsn or 0
         self._end = options.ending_lsn
+        # What filters let pass of the changes that there are from `_start` to `_end`.
+        self._wanted: tuple[int, int | None] = (0, None)
 
     def partitions(self) -> Sequence[InputPartition]:
         if self._options.mode != "table":
             return self._unit_partitions()
         chosen = _choose(self._options, self._schema)
         items = []
+        start, end = _both((self._start, self._end), self._wanted)
         for item in chosen.items():
             first, last = item.window or _span(item)
-            first = max(first, self._start)
-            last = last if self._end is None else min(last, self._end)
+            first = max(first, start)
+            last = last if end is None else min(last, end)
             if first < last:
                 # The rows of a snapshot have one LSN.
                 items.append(item if item.copy else item._replace(window=(first, last)))
@@ -267,8 +270,21 @@ class _BatchReader(DataSourceReader):
         if self._start:
             begin = Progress(Position(self._start, {}))
         plan = source.plan({"start": None}, begin, sys.maxsize, whole_copies=True, until=self._end)
-        units = [] if plan is None else plan.units
+        units = [] if plan is None else [unit for unit in plan.units if self._wants(unit)]
         return _unit_partitions(units, source.metadata, self._options)
+
+    def _wants(self, unit: Unit) -> bool:
+        """Whether filters may let some of its changes pass."""
+        copy = unit.step and unit.step.copy
+        if copy is not None:
+            first, last = _of_copy(copy)
+        else:
+            first, last = (
+                Segment.from_path(unit.files[0]).start_lsn,
+                Segment.from_path(unit.files[-1]).end_lsn,
+            )
+        start, end = self._wanted
+        return start < last and (end is None or first < end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition)
@@ -280,13 +296,17 @@ class _FilteringReader(_BatchReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         for one in filters:
             bounds = _bounds(one)
-            if bounds is None:
+            if bounds is not None:
+                self._wanted = _both(self._wanted, bounds)
+            # In the other modes whole files are left out, and Spark looks at the rest.
+            if bounds is None or self._options.mode != "table":
                 yield one
-                continue
-            first, end = bounds
-            self._start = max(self._start, first)
-            if end is not None:
-                self._end = end if self._end is None else min(self._end, end)
+
+
+def _both(one: tuple[int, int | None], other: tuple[int, int | None]) -> tuple[int, int | None]:
+    """The LSNs between both bounds."""
+    ends = [end for _, end in (one, other) if end is not None]
+    return max(one[0], other[0]), min(ends, default=None)
 
 
 def _bounds(one: Filter) -> tuple[int, int | None] | None:
@@ -310,10 +330,14 @@ def _bounds(one: Filter) -> tuple[int, int | None] | None:
 def _span(item: Item) -> tuple[int, int]:
     """The commit LSNs of a file's changes: from the first one on, and before the second one."""
     if item.copy is not None:
-        # Its rows have the LSN before which it was taken.
-        return item.copy.lsn - 1, item.copy.lsn
+        return _of_copy(item.copy)
     segment = Segment.from_path(item.path)
     return segment.start_lsn, segment.end_lsn
+
+
+def _of_copy(copy: Any) -> tuple[int, int]:
+    """The same of a snapshot, whose rows have the LSN before which it was taken."""
+    return copy.lsn - 1, copy.lsn
 
 
 # --- streams -------------------------------------------------------------------------------------

@@ -23,9 +23,15 @@ from pgoutput_fast import testing
 from pgoutput_fast.catalog import Catalog, CatalogColumn, CatalogTable
 from pgoutput_fast.directory.consumers import consumers
 from pgoutput_fast.directory.history import CatalogRead, HistoryWriter
+from pgoutput_fast.segments.listing import Segment
 from pgoutput_fast.spark import data_source, read_segments
 from pgoutput_fast.spark._source_options import source_options
-from pgoutput_fast.spark.data_source import PgOutputDataSource, _bounds, _StreamReader
+from pgoutput_fast.spark.data_source import (
+    PgOutputDataSource,
+    _bounds,
+    _FilteringReader,
+    _StreamReader,
+)
 
 pytestmark = [
     pytest.mark.spark, pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -121,6 +127,39 @@ def test_filters_of_the_commit_choose_what_is_read(source: Any, made: MadeDirect
     assert _bounds(GreaterThanOrEqual(("commit_lsn",), 7)) == (7, None)
     assert _bounds(LessThan(("commit_lsn",), 7)) == (0, 7)
     assert _bounds(LessThan(("after", "id"), 7)) is None
+
+
+def test_filters_of_the_commit_add_no_records(source: Any, made: MadeDirectory) -> None:
+    """A table's records begin with its newest snapshot, whatever a filter lets pass."""
+    made.wait(T, 1000)
+    made.copy(T, 1101, [[1, "old"]])
+    made.commit(1200, T.relation(), testing.insert(T, [2, "before"]))
+    made.wait(T, 1300, first=False)
+    made.copy(T, 1401, [[1, "a"], [2, "b"]])
+    made.commit(1500, T.relation(), testing.insert(T, [3, "c"]))
+    made.commit(1600, T.relation(), testing.insert(T, [4, "d"]))
+    read = source.read.format("pgoutput").options(
+        mode="envelope", topicPrefix="p", segments=made.directory
+    )
+    everything = sorted((row.commit_lsn, row.seq, row.value) for row in read.load().collect())
+    assert [row[0] for row in everything] == [1400, 1400, 1400, 1500, 1600]
+    lsn = F.col("commit_lsn")
+    with conf(source, "spark.sql.python.filterPushdown.enabled", "true"):
+        for chosen, first, end in [
+            (lsn >= 1, 1, 2000), (lsn >= 1150, 1150, 2000), (lsn > 1400, 1401, 2000),
+            ((lsn > 1500) & (lsn <= 1600), 1501, 1601), (lsn == 1500, 1500, 1501),
+            (lsn < 1500, 0, 1500), (lsn < 1300, 0, 1300),
+        ]:  # fmt: skip
+            found = read.load().filter(chosen).collect()
+            wanted = [row for row in everything if first <= row[0] < end]
+            assert sorted((row.commit_lsn, row.seq, row.value) for row in found) == wanted
+    given = {"mode": "envelope", "topicPrefix": "p", "segments": str(made.directory)}
+    filtering: Any = _FilteringReader(source_options(given), None)  # type: ignore[arg-type]
+    kept = list(filtering.pushFilters([GreaterThanOrEqual(("commit_lsn",), 1600)]))
+    assert kept == [GreaterThanOrEqual(("commit_lsn",), 1600)]
+    (partition,) = filtering.partitions()
+    (unit,) = partition.units
+    assert Segment.from_path(unit.files[0]).end_lsn > 1600
 
 
 @contextlib.contextmanager
