@@ -35,7 +35,14 @@ from .targets import (
     Target,
     window,
 )
-from .window_writer import LEFT_UNCOPIED, SyncOptions, Uncopied, WindowWriter, end_of
+from .window_writer import (
+    CHANGES_ALONE,
+    LEFT_UNCOPIED,
+    SyncOptions,
+    Uncopied,
+    WindowWriter,
+    end_of,
+)
 
 if TYPE_CHECKING:
     from ..captured.units import Plan
@@ -340,7 +347,9 @@ class Syncing:
                 continue
             self._said.add((relation_id, held.stale))
             _log.warning("%s.%s is not kept up to date: %s", held.namespace, held.name, held.stale)
-            if self._options.unknown == "copy" and (held.stale not in (LEFT_UNCOPIED, _CUT_OFF)):
+            as_wanted = held.stale == CHANGES_ALONE and self._options.uncopied == "changes"
+            is_lost = held.stale in (LEFT_UNCOPIED, _CUT_OFF)
+            if self._options.unknown == "copy" and not (as_wanted or is_lost):
                 request_copy(self._directory, relation_id, [held.namespace, held.name])
 
     def _newest(self) -> int | None:

@@ -44,6 +44,8 @@ LEFT_UNCOPIED = (
     "changes are kept"
 )
 """Why a table is stale that nobody can copy any more."""
+CHANGES_ALONE = "its rows before the capture are not known"
+"""Why a table without a snapshot has no state table."""
 
 
 Unknown = Literal["copy", "error"]
@@ -250,7 +252,7 @@ class WindowWriter:
                 "there were none, uncopied='changes' keeps its changes alone"
             )
         if self._options.uncopied == "changes":
-            return held._replace(stale="its rows before the capture are not known")
+            return held._replace(stale=CHANGES_ALONE)
         return held
 
     def _has_left(self, relation_id: int, lsn: int) -> bool:

@@ -169,6 +169,10 @@ def test_changes_alone(made: MadeDirectory, tables: Tables) -> None:
     ((row),) = tables.changes("public.accounts").to_pylist()
     assert (row["op"], row["after"]) == ("update", {"id": 1, "note": "b"})
     assert not tables.has("state", "public.accounts")
+    # Nobody asked for its rows, until a call wants them.
+    assert not (made.directory / "requests").exists()
+    sync(made, tables)
+    assert (made.directory / "requests").exists()
 
 
 def test_changes_that_do_not_fit(made: MadeDirectory, tables: Tables) -> None:
