@@ -475,8 +475,8 @@ class _Changes:
             if new:
                 there.update(new)
                 fields = ", ".join(f"{quoted(field)} {type_}" for field, type_ in there.items())
-                # The cast finds fields by their names. ADD COLUMN before.field fails in duckdb 2.0.1
-                # where the field is a struct and rows have no `before`.
+                # The cast finds fields by their names. ADD COLUMN before.field fails in duckdb
+                # 2.0.1 where the field is a struct and rows have no `before`.
                 for side in ("before", "after"):
                     self._target.run(f"ALTER TABLE {name} ALTER {side} TYPE STRUCT({fields})")
             self._schema = rows.schema
