@@ -137,6 +137,8 @@ class Running:
 
     def __init__(self, arguments: list[str]) -> None:
         self.numbers: dict[str, Any] = {}
+        # No table has its rows if changes alone are kept.
+        self._lacks_rows = "--uncopied" in arguments
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "pgoutput_fast", *arguments),
@@ -162,7 +164,9 @@ class Running:
     def has(self, lsn: int) -> bool:
         """Whether what was committed before an LSN is in the tables, or in segments."""
         told = self.numbers.get("lsn") or self.numbers.get("durable_lsn") or "0/0"
-        behind = self.numbers.get("waiting") or self.numbers.get("stale")
+        behind = self.numbers.get("waiting")
+        if not self._lacks_rows:
+            behind = behind or self.numbers.get("stale")
         return pf.parse_lsn(told) >= lsn and not behind
 
     def wait(self, lsn: int) -> None:
@@ -226,7 +230,7 @@ def _running(server: Any, place: Path, kind: str) -> Iterator[tuple[Running, Any
             engine, _, states = kind.partition(", ")
             command = ["sync", *given, "--to", str(place / "lake"), "--engine", engine]
             command += ["--master", "local[2]"] * (engine == "spark")
-            if states:  # no state tables are made of what is not copied
+            if states:  # no state tables are made
                 command += ["--snapshot", "never", "--uncopied", "changes"]
             command += ["--max-delay", "0.2", "--interval", "0.2"]
         running = Running(command)

@@ -12,6 +12,8 @@ import pyarrow as pa
 from pgoutput_fast.connections import RetryableError
 from pgoutput_fast.errors import PgOutputError
 
+from ._worker import prepare
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -110,6 +112,7 @@ class SparkJobs:
         payloads = [pickle.dumps(task) for task in tasks]
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            prepare()
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     made = pa.array([outcome(function, payloads[number])], pa.binary())

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pgoutput_fast.apply.folding import Folding
 from pgoutput_fast.errors import PgOutputError
 
-from ._worker import end_quietly
+from ._worker import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -349,7 +349,7 @@ def united(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     pyarrow.RecordBatch
         `hash`, and `place`: the same for all that moves connect.
     """
-    end_quietly()
+    prepare()
     parts = [[column.to_numpy() for column in batch.columns] for batch in batches]
     if not parts:
         return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgoutput_fast.errors import DecodeError, PgOutputError
 
-from ._worker import end_quietly
+from ._worker import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ def telling() -> Iterator[None]:
 
     And the worker prints no error where a LIMIT ends it early.
     """
-    end_quietly()
+    prepare()
     try:
         yield
     except PgOutputError as error:

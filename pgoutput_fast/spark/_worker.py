@@ -1,12 +1,15 @@
-"""Keep the Python workers of Spark's executors from printing an error that is none."""
+"""What tasks have the Python worker do in which they run."""
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from typing import Any
 
 _CLOSED = (BrokenPipeError, ConnectionResetError)
+_FROZEN = "_pgoutput_fast_frozen"
+"""Of the daemon's module: how many modules were there when the collector was last told."""
 
 
 class _Traceback:
@@ -21,15 +24,25 @@ class _Traceback:
             traceback.print_exc(*arguments, **options)
 
 
-def end_quietly() -> None:
-    """Let this worker print nothing if Spark has closed its socket, as it has enough rows.
+def prepare() -> None:
+    """Let this worker print no error that is none, and clean up quickly behind each task.
 
     When a LIMIT is reached, as by every `show()`, Spark closes the socket while rows are still
     written to it. This is no error, but PySpark's daemon prints the traceback of the
     BrokenPipeError that ends the worker. All other exceptions are printed as before. Errors of the
     rows themselves are not printed here at all: they go to Spark through the socket.
+
+    Behind each task the daemon has the garbage collector look at all objects, which takes 60 ms
+    where pandas, pyarrow and delta-rs are loaded: more than many a task. What modules have made
+    stays until the worker ends, so the collector passes over it. Elsewhere nothing is done.
     """
     daemon = sys.modules["__main__"]
     spec = getattr(daemon, "__spec__", None)
-    if spec is not None and spec.name == "pyspark.daemon":
-        setattr(daemon, "traceback", _Traceback())  # noqa: B010 - no attribute of every module
+    if spec is None or spec.name != "pyspark.daemon":
+        return
+    setattr(daemon, "traceback", _Traceback())  # noqa: B010 - no attribute of every module
+    # Modules that a task has imported are passed over from the next one on.
+    modules = len(sys.modules)
+    if getattr(daemon, _FROZEN, 0) < modules:
+        gc.freeze()
+        setattr(daemon, _FROZEN, modules)

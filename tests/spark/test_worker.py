@@ -82,5 +82,5 @@ def test_other_errors_are_printed(error: type[Exception], capsys: pytest.Capture
 def test_nothing_is_touched_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     main = sys.modules["__main__"]
     before = dict(vars(main))
-    _worker.end_quietly()
+    _worker.prepare()
     assert vars(main) == before
