@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from ._jobs import Jobs
 
-_DRIVER_BYTES = 8 << 20
+_DRIVER_BYTES = 32 << 20
+"""Of narrow changes the driver writes as much in the half second that two jobs cost."""
 _WINDOW_BYTES = 256 << 20
 
 

@@ -56,7 +56,7 @@ def test_the_command_with_spark(
     database = make_database(pg16)
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
-        "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 100000) AS i",
+        "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 300000) AS i",
         "CREATE PUBLICATION p FOR TABLE t",
     )
     lake = tmp_path / "lake"
@@ -89,14 +89,14 @@ def test_the_command_with_spark(
                 assert time.monotonic() < end, log.read_text()
                 time.sleep(0.05)
 
-        wait(100_001)  # with the truncate before
+        wait(300_001)  # with the truncate before
         database.execute("UPDATE t SET v = 'new' WHERE id % 10 = 0")
-        wait(110_001)
+        wait(330_001)
         assert told()["table_seconds"]["public.t"] > 0
         (url,) = (one["url"] for one in lines() if one["event"] == "metrics")
         with urllib.request.urlopen(url) as answer:
             metrics = answer.read().decode()
-        for name, table in (("changes", 110_001), ("windows", None), ("write_seconds", 0)):
+        for name, table in (("changes", 330_001), ("windows", None), ("write_seconds", 0)):
             label = "" if table is None else '{table="public.t"}'
             kind = f"{name}_total" if table is None else f"table_{name}_total"
             (value,) = re.findall(
@@ -112,7 +112,7 @@ def test_the_command_with_spark(
         assert left == []
         assert lines()[-1]["event"] == "stop"
     report = verify(database.dsn, publications=["p"], target=str(lake))
-    assert [(one.name, one.state, one.rows) for one in report.tables] == [("t", "equal", 100_000)]
+    assert [(one.name, one.state, one.rows) for one in report.tables] == [("t", "equal", 300_000)]
 
 
 @pytest.mark.slow
@@ -183,7 +183,10 @@ def test_records_of_javas_log() -> None:
 def test_a_cluster_and_object_storage(
     pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """The example: executors are processes of their own, and nothing of the target is local."""
+    """The example: executors are processes of their own, and nothing of the target is local.
+
+    Its windows are larger than those that the driver writes by itself.
+    """
     pytest.importorskip("moto")
     from pyarrow import fs
 
@@ -191,7 +194,7 @@ def test_a_cluster_and_object_storage(
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, day date, v text)",
         "INSERT INTO t SELECT i, date '2024-05-01' + i % 2, repeat('x', 100)"
-        " FROM generate_series(1, 120000) AS i",
+        " FROM generate_series(1, 240000) AS i",
         "CREATE PUBLICATION p FOR TABLE t",
     )  # fmt: skip
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -221,22 +224,22 @@ def test_a_cluster_and_object_storage(
             "--to", target["target"], "--dir", target["segments"], "--until", "now",
             "--partition-by", "public.t=day",
         ]  # fmt: skip
-        for statement in ("UPDATE t SET v = repeat(v, 2) WHERE id % 2 = 0", None):
+        for statement in ("UPDATE t SET v = repeat(v, 4) WHERE id % 2 = 0", None):
             ended = subprocess.run(
                 command, env=environment, capture_output=True, text=True, check=False, timeout=200
             )
             assert ended.returncode == 0, ended.stderr
             assert "some-secret" not in ended.stderr
             if statement is not None:
-                assert "120,001 changes in 1 window" in ended.stderr
+                assert "240,001 changes in 1 window" in ended.stderr
                 database.execute(statement)
-        assert "60,000 changes in 1 window" in ended.stderr
+        assert "120,000 changes in 1 window" in ended.stderr
         report = verify(database.dsn, publications=["p"], **target, storage_options=keys)
         # Where executors found the segments: it was there, and nothing has been left.
         assert list(Place("s3://bucket/lake", keys).filesystem().get_file_info(
             fs.FileSelector(STAGED, recursive=True, allow_not_found=True)
         )) == []  # fmt: skip
-        assert [(one.state, one.rows) for one in report.tables] == [("equal", 120_000)]
+        assert [(one.state, one.rows) for one in report.tables] == [("equal", 240_000)]
 
 
 def test_manifests_for_kubernetes() -> None:
