@@ -32,7 +32,7 @@ not_built := $(strip $(foreach source,$(filter %.pyx,$(extension_sources)),$(if 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-all test-matrix chaos chaos-spark live month steady test-wheel test-pythons test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
+.PHONY: help demo test test-slow test-all test-matrix chaos chaos-spark live month steady test-wheel test-pythons test-sparks test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
 
 help:
 	@echo 'make demo                    a real PostgreSQL server -> Spark -> Delta tables, killed, proved equal'
@@ -47,6 +47,7 @@ help:
 	@echo 'make steady                  memory of readers over 10 minutes of pgbench'
 	@echo 'make test-wheel              build the wheel and test it as cibuildwheel will'
 	@echo 'make test-pythons            make test with each Python 3.10 to 3.14 that is found'
+	@echo 'make test-sparks             the tests of Spark with its other versions'
 	@echo 'make test-corpus CORPUS=DIR  decode recorded captures of real servers'
 	@echo 'make coverage                lines of Python and Cython that make test does not reach'
 	@echo 'make sanitize                unit and mutation tests under AddressSanitizer and UBSan (gcc)'
@@ -175,6 +176,18 @@ test-pythons:
 	done; \
 	[ -z "$$failed" ] || { echo "Failed with Python$$failed" >&2; exit 1; }
 
+# Versions of PySpark beside the one that all other tests run with, each in an environment of its own.
+sparks := 4.3.0
+test-sparks:
+	@failed=; for version in $(sparks); do \
+	    venv=".venv-spark-$$version"; echo "== PySpark $$version"; \
+	    $(MAKE) --no-print-directory VENV="$$venv" "$$venv/.extension" \
+	        && "$$venv/bin/python" -m pip --disable-pip-version-check --quiet install --no-deps "pyspark==$$version" \
+	        && $(MAKE) --no-print-directory VENV="$$venv" test-all PYTEST_ARGS='tests/spark $(PYTEST_ARGS)' \
+	        || failed="$$failed $$version"; \
+	done; \
+	[ -z "$$failed" ] || { echo "Failed with PySpark$$failed" >&2; exit 1; }
+
 test-corpus: $(VENV)/.extension
 	@[ -d "$(CORPUS)" ] || { echo 'make test-corpus CORPUS=DIR: a directory of captures' >&2; exit 2; }
 	@PGOUTPUT_FAST_CORPUS="$(CORPUS)" $(python) -m pytest tests/corpus $(PYTEST_ARGS)
@@ -253,6 +266,6 @@ bench-guard: $(VENV)/.extension
 	@$(python) -m benchmarks.guard $(BENCH_ARGS)
 
 clean:
-	rm -rf .venv .venv-3.* $(servers) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-3.* .venv-spark-* $(servers) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find pgoutput_fast benchmarks tests -name __pycache__ -prune -exec rm -rf {} +
 	find pgoutput_fast -name '*.so' -exec rm -f {} +

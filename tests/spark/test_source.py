@@ -287,6 +287,7 @@ def ids(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
     ("change", "text"),
     [
         ({"slot": "another"}, "the checkpoint is of slot 'another', and the segments are of 's"),
+        ({"database": "another"}, "the checkpoint is of database 'another', and the segments "),
         ({"system_identifier": "1"}, "the checkpoint is of system_identifier '1'"),
         ({"position": "0/FFFFFF"}, "the checkpoint is at 0/FFFFFF, and .* ends at 0/"),
         ({"position": "0/10"}, "0/10"),
@@ -360,6 +361,16 @@ def test_a_directory_that_was_replaced(source: Any, made: MadeDirectory, tmp_pat
         (
             {"table": "t", "segments": "a", "slot": "s", "publications": "p",
              "dsn": "host=h password=geheim"},
+            "the option dsn has a password",
+        ),
+        (
+            {"table": "t", "segments": "a", "slot": "s", "publications": "p",
+             "dsn": "postgresql://u:geheim@h/shop"},
+            "the option dsn has a password",
+        ),
+        (
+            {"table": "t", "segments": "a", "slot": "s", "publications": "p",
+             "dsn": "postgresql:///shop?sslpassword=geheim"},
             "the option dsn has a password",
         ),
     ],
