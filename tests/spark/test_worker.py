@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import importlib.machinery
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from builds import clean_environment
@@ -84,3 +87,23 @@ def test_nothing_is_touched_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(vars(main))
     _worker.prepare()
     assert vars(main) == before
+
+
+def test_what_modules_made_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = ModuleType("__main__")
+    daemon.__spec__ = importlib.machinery.ModuleSpec("pyspark.daemon", None)
+    monkeypatch.setitem(sys.modules, "__main__", daemon)
+    before = gc.get_freeze_count()
+    try:
+        _worker.prepare()
+        frozen = gc.get_freeze_count()
+        assert frozen > before + 10_000
+        # Later tasks leave what they make to the collector, unless they import modules.
+        made = [[] for _ in range(20_000)]
+        _worker.prepare()
+        assert gc.get_freeze_count() < frozen + 10_000
+        monkeypatch.setitem(sys.modules, "one_more", ModuleType("one_more"))
+        _worker.prepare()
+        assert gc.get_freeze_count() >= frozen + len(made)
+    finally:
+        gc.unfreeze()
