@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 TABLES = (1, 4, 200)
 _WAIT = 600.0  # seconds that anything may take
 _POLL = 0.01  # seconds
+_BACKLOGS = {"narrow": 5.0, "mixed": 1.0}  # how many times the changes of the scale they have
 _PACE = 5_000  # changes each second, of the measurement of delays
 _ROWS = 50  # changes of a transaction there
 _SETTINGS = {**site.SETTINGS, "wal_sender_timeout": 0}
@@ -264,11 +265,11 @@ def slot_cases(scale: float) -> Iterator[list[Case]]:
         EmbeddedServer(bindir=site.find_server(), settings=_SETTINGS) as server,
     ):
 
-        def sample(name: str, kind: str) -> dict[str, float]:
+        def sample(name: str, factor: float, kind: str) -> dict[str, float]:
             with _running(server, Path(directory, f"{next(numbers)}"), kind) as given:
                 running, connection = given
                 running.signal(signal.SIGSTOP)
-                for statement in site.parts(site.statements(name, scale)):
+                for statement in site.parts(site.statements(name, factor * scale)):
                     connection.execute(statement)
                 end, before, done = _lsn(connection), running.cpu(), running.numbers["changes"]
                 begin = time.perf_counter()
@@ -280,8 +281,12 @@ def slot_cases(scale: float) -> Iterator[list[Case]]:
 
         kinds = ("capture", "local", "spark", "spark, changes")
         yield [
-            Case(f"backlog: {name}/{kind}", functools.partial(sample, name, kind), lambda: None)
-            for name in ("narrow", "mixed")
+            Case(
+                f"backlog: {name}/{kind}",
+                functools.partial(sample, name, factor, kind),
+                lambda: None,
+            )
+            for name, factor in _BACKLOGS.items()
             for kind in kinds
         ]
 
@@ -372,6 +377,6 @@ def run(options: argparse.Namespace, results: Results) -> None:
         results.add(name, {"median": late[len(late) // 2], "p95": late[len(late) * 95 // 100]})
     results.described["tables by Spark"] = (
         f"{count:,} changes of {', '.join(map(str, TABLES))} tables with 6 columns in segments; "
-        f"a backlog of {scale * 1_000_000:,.0f} changes (narrow) of a slot; "
+        f"a backlog of {_BACKLOGS['narrow'] * scale * 1_000_000:,.0f} changes (narrow) of a slot; "
         "local[2]"
     )

@@ -23,7 +23,8 @@ from .targets import DELETED_AT, Added, IncompleteError, Removed, Renamed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from .delta_table import File, Table, Writer
+    from .delta_files import Writer
+    from .delta_table import File, Table
     from .folding import NetChanges
     from .targets import Alteration
 

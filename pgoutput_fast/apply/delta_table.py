@@ -8,11 +8,7 @@ deleted by a vacuum, at the latest.
 from __future__ import annotations
 
 import contextlib
-import datetime
-import json
-import re
 import time
-import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
@@ -21,34 +17,19 @@ import pyarrow.parquet as pq
 
 from .._disk import fsync_path
 from ..errors import PgOutputError
+from .delta_files import Writer, is_small, partition_texts
 from .delta_place import directory_of, require_deltalake
 from .delta_types import conformed, has_type, stored_schema
+from .targets import ConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from typing_extensions import Self
-
+    from .delta_files import Added, Written
+    from .delta_joins import Joins
     from .delta_place import Place
 
-_FILE_BYTES = 64 << 20
-"""Of a file, about. A changed row has its whole file written anew."""
-_GROUP_ROWS = 1 << 17
-_GROUP_BYTES = 32 << 20
-"""Of a group of rows in a file: so much of it is in memory."""
-_SPECIAL = re.compile(r"""[\x00-\x1f"#%'*/:=?\\{}\[\]^\x7f]""")
-"""Characters that Hive escapes in the names of partitions' directories."""
-_LONGEST = 255
-"""Bytes of such a name and its slash, at most."""
-_SAMPLED = 4096
-"""Rows by which it is decided how a file holds a column."""
-_OPEN_PARTITIONS = 32
-"""So many partitions have an open file."""
-_INDEXED = 32
-"""Columns of which the log has the least and greatest values."""
-_SHOWN_CHARACTERS = 32
-"""Of texts among them."""
 _PER_TIER, _TIER_FACTOR, _LEAST_TIER = 8, 8, 1 << 16
 """Files of about one size are joined when there are so many; sizes a factor apart are another."""
 _MAINTAINED, _VACUUMED = 64, 640
@@ -104,6 +85,7 @@ class Table:
         self._filesystem: Any = None
         self.delta: Any = None
         self._maintained_at = 0
+        self._on_disk = -1
 
     @property
     def uri(self) -> str:
@@ -142,6 +124,7 @@ class Table:
         with self.refusals():
             if self.delta is not None:
                 self.delta.update_incremental()
+                self._on_disk = self.delta.version()
                 return
             local = self.place.path
             if local is not None and not (local / self.directory / "_delta_log").is_dir():
@@ -153,7 +136,7 @@ class Table:
             delta = deltalake.DeltaTable(self.uri, storage_options=self.place.options)
         self._check(delta)
         self.delta = delta
-        self._maintained_at = delta.version()
+        self._maintained_at = self._on_disk = delta.version()
 
     def is_its_own(self) -> bool:
         """Whether there is a table, and it has the changes of the app."""
@@ -247,17 +230,21 @@ class Table:
         position: tuple[int, int],
         partition_by: Sequence[str] = (),
         description: str | None = None,
+        files: Sequence[Added] = (),
     ) -> None:
-        """Make the table, without rows."""
+        """Make the table by one commit, which has its first files."""
         deltalake = require_deltalake()
+        from deltalake.transaction import create_table_with_add_actions
+
         hours = f"interval {self._retention} hours"
         log_hours = f"interval {min(self._retention, _LOG_HOURS)} hours"
         with self.refusals():
             if self.place.path is not None:
                 (self.place.path / self.directory).mkdir(parents=True, exist_ok=True)
-            self.delta = deltalake.DeltaTable.create(
+            create_table_with_add_actions(
                 self.uri,
                 deltalake.Schema.from_arrow(schema),
+                _add_actions(files),
                 partition_by=list(partition_by),
                 description=description,
                 configuration={
@@ -267,6 +254,7 @@ class Table:
                 storage_options=self.place.options,
                 commit_properties=self._properties(position),
             )
+            self.delta = deltalake.DeltaTable(self.uri, storage_options=self.place.options)
             self._have_on_disk()
 
     def describe(self, description: str) -> None:
@@ -329,18 +317,15 @@ class Table:
             Numbers for :meth:`transaction`.
         """
         from deltalake import Schema
-        from deltalake.transaction import AddAction, RemoveAction
+        from deltalake.transaction import RemoveAction
 
-        now = int(time.time() * 1000)
         changes = position is not None
-        actions: list[Any] = [
-            AddAction(one.path, one.size, one.partition, now, changes, one.statistics)
-            for one in files
-        ]
+        actions = _add_actions(files, changes=changes)
         with self.refusals():
             if schema is not None:
                 self._allow(schema)
             else:
+                now = int(time.time() * 1000)
                 actions += [
                     RemoveAction(one.path, changes, now, one.size, partition_texts(one.partition))
                     for one in removed
@@ -367,25 +352,48 @@ class Table:
             self.delta.update_incremental()
 
     def _have_on_disk(self) -> None:
-        """Wait until the last commit is on the local disk, as delta-rs does not."""
+        """Wait until what was committed is on the local disk, as delta-rs does not."""
+        before, self._on_disk = self._on_disk, self.delta.version()
         if self.place.path is not None:
             log = self.place.path / self.directory / "_delta_log"
-            fsync_path(log / f"{self.delta.version():020}.json")
+            # The last commit may be a join of files, which came behind the one that this is for.
+            for version in range(before + 1, self._on_disk + 1):
+                fsync_path(log / f"{version:020}.json")
             fsync_path(log)
 
     # --- maintenance -----------------------------------------------------------------------------
 
-    def maintain(self) -> None:
-        """Join small files and delete old ones, if it is time for that."""
+    def maintain(self, joins: Joins | None = None) -> None:
+        """Join small files and delete old ones, if it is time for that.
+
+        Parameters
+        ----------
+        joins : Joins, optional
+            Which join them while this goes on. They have no place for it while they are busy; it
+            stays time for it then.
+        """
         if self.delta is None:
             return
         before, now = self._maintained_at, self.delta.version()
         if before // _MAINTAINED == now // _MAINTAINED:
             return
-        self._maintained_at = now
-        self.compact()
-        if before // _VACUUMED != now // _VACUUMED:
+        if joins is None:
+            self.compact()
+        is_old = before // _VACUUMED != now // _VACUUMED
+        if is_old:
+            if joins is not None:
+                joins.wait()  # the files that it has written are nobody's yet
             self.vacuum()
+        if joins is None or joins.begin(self._compact_beside):
+            self._maintained_at = now
+
+    def _compact_beside(self) -> None:
+        """Join small files while the table is written."""
+        # If columns are added meanwhile, its files are joined another time.
+        with contextlib.suppress(ConflictError):
+            table = Table(self.place, self.directory, self.app, self._retention)
+            table.load()
+            table.compact()
 
     def compact(self) -> None:
         """Join files of about one size where there are many."""
@@ -394,7 +402,7 @@ class Table:
             tier, most = 0, _LEAST_TIER
             while file.size > most:
                 tier, most = tier + 1, most * _TIER_FACTOR
-            if file.size < _FILE_BYTES // 2:
+            if is_small(file.size):
                 partition = tuple(sorted(partition_texts(file.partition).items()))
                 tiers.setdefault((partition, tier), []).append(file)
         schema, partition_by = self.schema, self.partition_by
@@ -452,298 +460,11 @@ class Table:
             self.delta.update_incremental()
 
 
-class Added(NamedTuple):
-    """A file that was written, and what the log gets of it."""
+def _add_actions(files: Sequence[Added], *, changes: bool = True) -> list[Any]:
+    """What the log gets of files; `changes` says whether they have rows that are new."""
+    from deltalake.transaction import AddAction
 
-    path: str
-    size: int
-    partition: dict[str, str | None]
-    statistics: str
-
-
-Written = list[Added]
-
-
-class Writer:
-    """Writes rows into new files of a table; nobody sees them before a commit.
-
-    Parameters
-    ----------
-    table : Table
-    schema : pyarrow.Schema
-    partition_by : sequence of str
-    prefix : str
-        Of the files' names.
-    """
-
-    def __init__(
-        self, table: Table, schema: pa.Schema, partition_by: Sequence[str], prefix: str
-    ) -> None:
-        self._table = table
-        self.schema = schema
-        self._partition_by = list(partition_by)
-        self._prefix = prefix
-        self._open: dict[tuple[Any, ...], _Open] = {}
-        self._written: Written = []
-        self._pending: list[pa.RecordBatch] = []
-        self._pending_rows = 0
-        self.pending_bytes = 0
-        self._finished = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if not self._finished:
-            self.discard()
-
-    def write(self, *parts: pa.RecordBatch, size: int | None = None) -> None:
-        """Write rows, which have all columns of the schema.
-
-        Parameters
-        ----------
-        parts
-            Batches of rows, which are few, or parts of a group.
-        size : int, optional
-            Their bytes together, if that is known.
-        """
-        self._pending += [one for one in parts if one.num_rows]
-        self._pending_rows += sum(one.num_rows for one in parts)
-        self.pending_bytes += sum(one.nbytes for one in parts) if size is None else size
-        if self._pending_rows >= _GROUP_ROWS or self.pending_bytes >= _GROUP_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what is kept in memory."""
-        if not self._pending:
-            return
-        rows = pa.Table.from_batches(self._pending, self.schema)
-        self._pending, self._pending_rows, self.pending_bytes = [], 0, 0
-        for partition, part in self._parts(rows):
-            opened = self._open.get(partition)
-            if opened is None:
-                if len(self._open) >= _OPEN_PARTITIONS:
-                    self._close_all()
-                opened = self._open[partition] = _Open(
-                    self._table,
-                    part.schema,
-                    self._prefix,
-                    dict(zip(self._partition_by, partition, strict=True)),
-                )
-            opened.write(part)
-            if opened.bytes >= _FILE_BYTES:
-                self._written.append(self._open.pop(partition).close())
-
-    def _parts(self, rows: pa.Table) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
-        """The rows of each partition, without its columns."""
-        names = self._partition_by
-        if not names:
-            yield (), rows
-            return
-        numbered = rows.select(names).append_column("#", pa.array(range(len(rows)), pa.int64()))
-        groups = numbered.group_by(names, use_threads=False).aggregate([("#", "list")])
-        rest = rows.drop_columns(names)
-        for group in range(groups.num_rows):
-            values = tuple(groups.column(name)[group].as_py() for name in names)
-            yield values, rest.take(groups.column("#_list")[group].values)
-
-    def finish(self) -> Written:
-        """Close all files; what they are, for a commit."""
-        self.flush()
-        self._close_all()
-        self._finished = True
-        return self._written
-
-    def end_of_file(self) -> None:
-        """What is written next may go into another file, if this one is large enough."""
-        if any(one.bytes >= _FILE_BYTES // 2 for one in self._open.values()):
-            self.flush()
-            self._close_all()
-
-    def _close_all(self) -> None:
-        while self._open:
-            self._written.append(self._open.popitem()[1].close())
-
-    def discard(self) -> None:
-        """Delete what was written, as far as that is possible."""
-        self._pending, self._pending_rows, self.pending_bytes = [], 0, 0
-        paths = [one.path for one in self._written]
-        for opened in self._open.values():
-            with contextlib.suppress(Exception):
-                opened.close()
-            paths.append(opened.path)
-        self._open.clear()
-        self._written = []
-        for path in paths:
-            with contextlib.suppress(Exception):
-                self._table.filesystem.delete_file(path)
-
-
-class _Open:
-    """A file that is being written."""
-
-    def __init__(
-        self, table: Table, schema: pa.Schema, prefix: str, partition: dict[str, Any]
-    ) -> None:
-        self._table = table
-        self._partition = partition
-        try:
-            directory = partition_directory(partition)
-        except PgOutputError as error:
-            raise PgOutputError(
-                f"{table.directory}: {error}: give partition_by= with other columns, delete this "
-                "directory if it is there, and call sync again, which has the table copied"
-            ) from None
-        if directory and table.place.path is not None:
-            (table.place.path / table.directory / directory).mkdir(parents=True, exist_ok=True)
-        self.path = f"{directory}{prefix}-{uuid.uuid4().hex}.parquet"
-        self._schema = schema
-        self._metadata: list[Any] = []
-        self._sink = table.filesystem.open_output_stream(self.path)
-        self._writer: pq.ParquetWriter | None = None
-
-    def write(self, rows: pa.Table) -> None:
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(
-                self._sink,
-                self._schema,
-                compression="zstd",
-                use_dictionary=_repeating(rows),
-                metadata_collector=self._metadata,
-            )
-        self._writer.write_table(rows, row_group_size=_GROUP_ROWS)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that it has already."""
-        return int(self._sink.tell())
-
-    def close(self) -> Added:
-        if self._writer is None:
-            raise PgOutputError(f"{self.path} has no rows")  # it is made for its first ones
-        self._writer.close()
-        size = self.bytes
-        self._sink.close()
-        local = self._table.place.path
-        if local is not None:
-            fsync_path(local / self._table.directory / self.path)
-        statistics = json.dumps(_statistics(self._schema, self._metadata[0]))
-        return Added(self.path, size, partition_texts(self._partition), statistics)
-
-
-def partition_texts(partition: Mapping[str, Any]) -> dict[str, str | None]:
-    """Values of partitions as the log has them."""
-    return {name: _partition_text(name, value) for name, value in partition.items()}
-
-
-def partition_directory(partition: Mapping[str, Any]) -> str:
-    """Where files of a partition lie: ``day=2024-05-01/``, as Hive and Spark have it.
-
-    The log says the same of a file, but there are readers, such as polars, that look here.
-    """
-    parts = []
-    for name, text in partition_texts(partition).items():
-        shown = "__HIVE_DEFAULT_PARTITION__" if text is None else _escaped(text)
-        parts.append(f"{_escaped(name)}={shown}/")
-    if any(len(part.encode()) > _LONGEST for part in parts):
-        return ""  # no file system has such a name
-    return "".join(parts)
-
-
-def _escaped(text: str) -> str:
-    """A text of which Hive's special characters are ``%XX``; others readers may not decode."""
-    return _SPECIAL.sub(lambda match: f"%{ord(match[0]):02X}", text)
-
-
-def _partition_text(name: str, value: Any) -> str | None:
-    if value is None:
-        return None
-    if value == "":
-        raise PgOutputError(
-            f"column {name} has an empty text, which Delta can't tell from null in a column by "
-            "which a table is partitioned"
-        )
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, datetime.datetime):
-        return value.replace(tzinfo=None).isoformat(" ", "microseconds")
-    return str(value)
-
-
-def _statistics(schema: pa.Schema, metadata: Any) -> dict[str, Any]:
-    """What the log has of a file: how many rows, and the values of columns."""
-    least: dict[str, Any] = {}
-    greatest: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    leaf = 0
-    for field in schema:
-        if not pa.types.is_nested(field.type) and len(nulls) < _INDEXED:
-            _add_statistics(field.name, metadata, leaf, least, greatest, nulls)
-        leaf += len(_leaves(field))
-    return {
-        "numRecords": metadata.num_rows,
-        "minValues": {name: _as_json(value) for name, value in least.items()},
-        "maxValues": {name: _as_json(value, is_most=True) for name, value in greatest.items()},
-        "nullCount": nulls,
-    }
-
-
-def _leaves(field: pa.Field, name: str | None = None) -> list[str]:
-    """The names of a field's columns in a Parquet file."""
-    name, type_ = name or field.name, field.type
-    if pa.types.is_map(type_):
-        parts = {"key_value.key": type_.key_field, "key_value.value": type_.item_field}
-    elif pa.types.is_list(type_):
-        parts = {"list.element": type_.value_field}
-    elif pa.types.is_struct(type_):
-        parts = {type_.field(i).name: type_.field(i) for i in range(type_.num_fields)}
-    else:
-        return [name]
-    return [leaf for part, one in parts.items() for leaf in _leaves(one, f"{name}.{part}")]
-
-
-def _repeating(rows: pa.Table) -> list[str]:
-    """The columns whose first values repeat, which files hold once; the rest is faster plain."""
-    names: list[str] = []
-    for field in rows.schema:
-        first = rows.column(field.name).slice(0, _SAMPLED)
-        nested = pa.types.is_nested(field.type)
-        if nested or 2 * len(first.unique()) <= len(first):
-            names += _leaves(field)
-    return names
-
-
-def _add_statistics(
-    name: str,
-    metadata: Any,
-    leaf: int,
-    least: dict[str, Any],
-    greatest: dict[str, Any],
-    nulls: dict[str, int],
-) -> None:
-    found = [metadata.row_group(i).column(leaf) for i in range(metadata.num_row_groups)]
-    parts = [one.statistics for one in found]
-    if any(one is None or not one.has_null_count for one in parts):
-        return
-    nulls[name] = sum(one.null_count for one in parts)
-    # A group of nulls alone has no values; another one without them has some that are not known.
-    valued = [
-        one for one, group in zip(parts, found, strict=True) if one.null_count < group.num_values
+    now = int(time.time() * 1000)
+    return [
+        AddAction(one.path, one.size, one.partition, now, changes, one.statistics) for one in files
     ]
-    if not valued or not all(one.has_min_max for one in valued):
-        return
-    low, high = min(one.min for one in valued), max(one.max for one in valued)
-    if isinstance(low, (int, str, datetime.date)) and not isinstance(low, bool):
-        least[name], greatest[name] = low, high
-
-
-def _as_json(value: Any, *, is_most: bool = False) -> Any:
-    if isinstance(value, datetime.datetime):
-        zone = "" if value.tzinfo is None else "Z"
-        return value.replace(tzinfo=None).isoformat("T", "microseconds") + zone
-    if isinstance(value, datetime.date):
-        return value.isoformat()
-    if isinstance(value, str) and len(value) > _SHOWN_CHARACTERS:
-        # Nothing with these first characters is greater than the last of all behind them.
-        return value[:_SHOWN_CHARACTERS] + ("\U0010ffff" if is_most else "")
-    return value

@@ -19,9 +19,11 @@ from pyarrow import fs
 from .._disk import claim_directory
 from ..errors import PgOutputError
 from ..lsn import format_lsn
+from .delta_files import Writer, Written
+from .delta_joins import Joins
 from .delta_merge import Merge, shape_of
 from .delta_place import Place, directory_of, require_deltalake
-from .delta_table import Table, Writer, Written
+from .delta_table import Table
 from .delta_types import DECODED_FOR, conformed, merged_schema, stored_schema
 from .targets import (
     DELETED,
@@ -127,6 +129,7 @@ class DeltaTarget:
         self._writers: list[_Changes | _State] = []
         self._moves: list[Move] = []
         self._guard = threading.Lock()
+        self._joins = Joins()
 
     def __repr__(self) -> str:
         return f"DeltaTarget({self.place.uri!r})"
@@ -290,6 +293,7 @@ class DeltaTarget:
     def close(self) -> None:
         """See `Target`."""
         self.abort()
+        self._joins.close()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -380,7 +384,8 @@ class DeltaTarget:
         tables = {id(table): table for table in self._tables.values()}
         for table in [*dict.fromkeys(written), progress] if self.maintains else []:
             if id(table) in tables:  # not one that was moved
-                table.maintain()
+                is_added_to = table.directory.startswith("changes/")
+                table.maintain(self._joins if is_added_to else None)
 
     def abort(self) -> None:
         """See `Target`."""
@@ -402,6 +407,8 @@ class DeltaTarget:
         `_progress` has the moves first. So they are done again if not all of them were done; a
         directory that has another table already, or none, is left alone.
         """
+        if self._moves:
+            self._joins.wait()  # of a table that may be moved
         for move in self._moves:
             names = [("state", "")]
             names += [("changes", version_suffix(i)) for i in range(1, move.version + 1)]
@@ -515,11 +522,12 @@ class _Changes:
                 f"{table.directory} has the changes before {format_lsn(self.lsn)} already, and is "
                 f"given others up to {format_lsn(held.lsn)}"
             )
-        if not table.exists:
-            table.create(self._schema, (0, 0))
-        table.add_columns(self._schema)
         position = max(held.lsn, self.lsn), max(held.copy_lsn, self.copy_lsn)
-        table.commit(files, [], position)
+        if table.exists:
+            table.add_columns(self._schema)
+            table.commit(files, [], position)
+        else:
+            table.create(self._schema, position, files=files)
         self.lsn, self.copy_lsn = position
 
     def discard(self) -> None:

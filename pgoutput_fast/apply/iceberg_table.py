@@ -22,8 +22,10 @@ from .targets import ConflictError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from .delta_files import Added, Written
+    from .delta_joins import Joins
     from .delta_place import Place
-    from .delta_table import File, Written
+    from .delta_table import File
 
 NAMESPACE = "changes"
 """In which the catalogue has the tables."""
@@ -204,8 +206,9 @@ class IcebergTable(Table):
         position: tuple[int, int],
         partition_by: Sequence[str] = (),
         description: str | None = None,
+        files: Sequence[Added] = (),
     ) -> None:
-        """Make the table, without rows."""
+        """Make the table, and have its first files be added by a commit of their own."""
         del partition_by, description  # of state tables
         with self._catalog.refusals(str(self._identifier)):
             self._table = self._catalog.opened.create_table(
@@ -214,11 +217,13 @@ class IcebergTable(Table):
                 location=self.uri,
                 properties={
                     _APP: self.app,
-                    **_stored(position),
+                    **_stored((0, 0) if files else position),
                     **_encoded(schema),
                     **_NO_RETRIES,
                 },
             )
+        if files:
+            self.commit(list(files), [], position)
 
     def add_columns(self, schema: pa.Schema) -> None:
         """Have all columns of a schema that has those of the table; new ones are null."""
@@ -262,7 +267,7 @@ class IcebergTable(Table):
                 check_duplicate_files=False,
             )
 
-    def maintain(self) -> None:
+    def maintain(self, joins: Joins | None = None) -> None:
         """Nothing: snapshots expire, and files are joined, by what keeps other Iceberg tables."""
 
 

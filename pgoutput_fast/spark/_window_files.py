@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgoutput_fast.apply.delta_files import Writer, Written
 from pgoutput_fast.apply.delta_place import Place, directory_of
-from pgoutput_fast.apply.delta_table import Table, Writer, Written
+from pgoutput_fast.apply.delta_table import Table
 from pgoutput_fast.apply.delta_target import version_suffix
 from pgoutput_fast.apply.delta_types import conformed, merged_schema, stored_schema
 from pgoutput_fast.apply.naming import free_column, free_name, stored_table

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -38,7 +39,7 @@ from pgoutput_fast.apply.targets import (
 
 deltalake = pytest.importorskip("deltalake")
 
-from pgoutput_fast.apply import delta_merge, delta_place, delta_table  # noqa: E402
+from pgoutput_fast.apply import delta_files, delta_merge, delta_place, delta_table  # noqa: E402
 from pgoutput_fast.apply.delta_target import DECODED_FOR, DeltaTarget  # noqa: E402
 
 ORIGIN = Origin("7000000000000000001", "shop")
@@ -49,14 +50,15 @@ UNSENT = pf.UNCHANGED
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """No power is lost in tests."""
-    monkeypatch.setattr(delta_table, "fsync_path", lambda path: None)
+    for module in (delta_files, delta_table):
+        monkeypatch.setattr(module, "fsync_path", lambda path: None)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups and files of few rows, and maintenance after few commits."""
-    monkeypatch.setattr(delta_table, "_GROUP_ROWS", 4)
-    monkeypatch.setattr(delta_table, "_FILE_BYTES", 3000)
+    monkeypatch.setattr(delta_files, "_GROUP_ROWS", 4)
+    monkeypatch.setattr(delta_files, "_FILE_BYTES", 3000)
     monkeypatch.setattr(delta_table, "_MAINTAINED", 4)
     monkeypatch.setattr(delta_table, "_VACUUMED", 8)
     monkeypatch.setattr(delta_table, "_PER_TIER", 2)
@@ -607,7 +609,7 @@ def copied(synced: Synced, rows: Sequence[pa.RecordBatch], lsn: int) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_a_snapshot_replaces_everything(synced: Synced, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_table, "_FILE_BYTES", 600)
+    monkeypatch.setattr(delta_files, "_FILE_BYTES", 600)
     begun(synced, [1, "a", "x"], [2, "b", "y"])
     schema = pa.schema({"id": pa.int64(), "at": pa.timestamp("us")})
     rows = [pa.RecordBatch.from_pylist([{"id": i, "at": i}], schema) for i in range(30)]
@@ -907,6 +909,7 @@ def test_many_commits_leave_few_files(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(delta_table, "_VACUUMED", 16)
     for i in range(1, 41):
         synced.write(batches(i << 8, t.insert(THINGS, [i, "a", "b"])), (i << 8) + 1)
+    synced.target.close()  # which waits for what is being joined
     for kind in ("state", "changes"):
         assert synced.read(kind).num_rows == 40
         directory = synced.path / kind / "public.things"
@@ -916,6 +919,111 @@ def test_many_commits_leave_few_files(tmp_path: Path, monkeypatch: pytest.Monkey
     # What was joined is no change of the rows.
     assert synced.reopen().stored.lsn == (40 << 8) + 1
     synced.target.close()
+
+
+class Waiting:
+    """Joins of files that take their time: they go on when they are told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+        self.found: list[int] = []
+        commit = delta_table.Table.commit
+
+        def slow(
+            table: delta_table.Table, files: Any, removed: Any, position: Any, **more: Any
+        ) -> None:
+            if position is None and table.directory.startswith("changes/"):
+                self.begun.set()
+                assert self.goes_on.wait(60)
+                self.found.append(len(removed))
+            commit(table, files, removed, position, **more)
+
+        monkeypatch.setattr(delta_table.Table, "commit", slow)
+        monkeypatch.setattr(delta_table, "_MAINTAINED", 8)
+
+
+def test_windows_go_on_while_files_are_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = Waiting(monkeypatch)
+    synced = Synced(tmp_path / "lake")
+    for i in range(1, 31):  # at the version 8 it is time; at 16 and 24 the first one is not done
+        synced.write(batches(i << 8, t.insert(THINGS, [100 + i, "a", "b"])), (i << 8) + 1)
+    assert waiting.begun.wait(60)
+    table = deltalake.DeltaTable(str(synced.path / "changes" / "public.things"))
+    assert len(table.file_uris()) == 30
+    waiting.goes_on.set()
+    synced.target._joins.wait()
+    assert waiting.found == [9]
+    table.update_incremental()
+    assert len(table.file_uris()) == 30 - 9 + 1
+    # It is still time for what came meanwhile.
+    synced.write(batches(31 << 8, t.insert(THINGS, [131, "a", "b"])), (31 << 8) + 1)
+    synced.target.close()
+    assert waiting.found == [9, 23]
+    changes = synced.read("changes")
+    assert sorted(changes.column("commit_lsn").to_pylist()) == [i << 8 for i in range(1, 32)]
+    assert synced.rows() == things(*([100 + i, "a", "b"] for i in range(1, 32)))
+    assert synced.reopen().stored.lsn == (31 << 8) + 1
+    writer = synced.target.changes(synced.held)
+    assert writer.lsn == (31 << 8) + 1
+    synced.target.close()
+
+
+def test_columns_are_added_while_files_are_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = Waiting(monkeypatch)
+    synced = Synced(tmp_path / "lake")
+    for i in range(1, 10):
+        synced.write(batches(i << 8, t.insert(THINGS, [i, "a", "b"])), (i << 8) + 1)
+    assert waiting.begun.wait(60)
+    wider = t.Table("things", {"id": "int4", "name": "text", "note": "text", "more": "int4"})
+    changes = batches(0xA00, t.insert(wider, [10, "a", "b", 7]), table=wider)
+    added = [Added("more", pa.array([None], pa.int32()))]
+    synced.write(changes, 0xA01, alterations=added)
+    waiting.goes_on.set()
+    synced.target.close()
+    # The join is refused, which harms nobody; its file is the table's not, and goes with others.
+    assert waiting.found == [9]
+    found = synced.read("changes").sort_by("commit_lsn")
+    assert found.column("commit_lsn").to_pylist() == [i << 8 for i in range(1, 11)]
+    assert [one["more"] for one in found.column("after").to_pylist()] == [None] * 9 + [7]
+    table = deltalake.DeltaTable(str(synced.path / "changes" / "public.things"))
+    assert len(table.file_uris()) == 10
+    assert not any("/joined-" in one for one in table.file_uris())
+
+
+def test_a_table_is_renamed_when_its_files_are_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = Waiting(monkeypatch)
+    synced = Synced(tmp_path / "lake")
+    for i in range(1, 10):
+        synced.write(batches(i << 8, t.insert(THINGS, [i, "a", "b"])), (i << 8) + 1)
+    assert waiting.begun.wait(60)
+    threading.Timer(0.3, waiting.goes_on.set).start()
+    held = synced.held
+    synced.target.rename(held, "public.others")
+    synced.stored = Stored(0x901, {held.relation_id: held._replace(stored="public.others")})
+    synced.target.commit(synced.stored)
+    assert not (synced.path / "changes" / "public.things").exists()
+    moved = synced.path / "changes" / "public.others"
+    assert len(deltalake.DeltaTable(str(moved)).file_uris()) == 1
+    synced.target.close()
+
+
+def test_files_hold_values_once_that_repeat(tmp_path: Path) -> None:
+    rows = pa.table(
+        {
+            "op": ["insert"] * 100,
+            "after": [{"id": i, "kind": "a", "in": {"n": i % 2, "t": str(i)}} for i in range(100)],
+            "tags": [[str(i)] for i in range(100)],
+        }
+    )
+    found = ["op", "after.kind", "after.in.n", "tags.list.element"]
+    assert delta_files._repeating(rows) == found
+    assert delta_files._repeating(rows.slice(50)) == found
 
 
 def test_directories_have_names_that_all_readers_take(tmp_path: Path) -> None:

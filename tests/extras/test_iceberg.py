@@ -15,8 +15,8 @@ from made_directory import MadeDirectory
 from synced_tables import IcebergTables
 
 from pgoutput_fast import apply, testing
+from pgoutput_fast.apply.delta_files import Added
 from pgoutput_fast.apply.delta_place import Place
-from pgoutput_fast.apply.delta_table import Added
 from pgoutput_fast.apply.iceberg_table import Catalog, IcebergTable
 from pgoutput_fast.apply.targets import ConflictError
 from pgoutput_fast.errors import PgOutputError

@@ -1,0 +1,361 @@
+"""Parquet files of a Delta table, as they are written: nobody sees them before a commit."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import re
+import uuid
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .._disk import fsync_path
+from ..errors import PgOutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from typing_extensions import Self
+
+    from .delta_place import Place
+
+_FILE_BYTES = 64 << 20
+"""Of a file, about. A changed row has its whole file written anew."""
+_GROUP_ROWS = 1 << 17
+_GROUP_BYTES = 32 << 20
+"""Of a group of rows in a file: so much of it is in memory."""
+_SPECIAL = re.compile(r"""[\x00-\x1f"#%'*/:=?\\{}\[\]^\x7f]""")
+"""Characters that Hive escapes in the names of partitions' directories."""
+_LONGEST = 255
+"""Bytes of such a name and its slash, at most."""
+_SAMPLED = 4096
+"""Rows by which it is decided how a file holds a column."""
+_OPEN_PARTITIONS = 32
+"""So many partitions have an open file."""
+_INDEXED = 32
+"""Columns of which the log has the least and greatest values."""
+_SHOWN_CHARACTERS = 32
+"""Of texts among them."""
+
+
+class Directory(Protocol):
+    """Where a table's files are."""
+
+    place: Place
+    directory: str
+
+    @property
+    def filesystem(self) -> Any:
+        """Its files."""
+
+
+class Added(NamedTuple):
+    """A file that was written, and what the log gets of it."""
+
+    path: str
+    size: int
+    partition: dict[str, str | None]
+    statistics: str
+
+
+Written = list[Added]
+
+
+def is_small(size: int) -> bool:
+    """Whether a file of so many bytes is one that others may be joined with."""
+    return size < _FILE_BYTES // 2
+
+
+class Writer:
+    """Writes rows into new files of a table; nobody sees them before a commit.
+
+    Parameters
+    ----------
+    table : Directory
+    schema : pyarrow.Schema
+    partition_by : sequence of str
+    prefix : str
+        Of the files' names.
+    """
+
+    def __init__(
+        self, table: Directory, schema: pa.Schema, partition_by: Sequence[str], prefix: str
+    ) -> None:
+        self._table = table
+        self.schema = schema
+        self._partition_by = list(partition_by)
+        self._prefix = prefix
+        self._open: dict[tuple[Any, ...], _Open] = {}
+        self._written: Written = []
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = 0
+        self.pending_bytes = 0
+        self._finished = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._finished:
+            self.discard()
+
+    def write(self, *parts: pa.RecordBatch, size: int | None = None) -> None:
+        """Write rows, which have all columns of the schema.
+
+        Parameters
+        ----------
+        parts
+            Batches of rows, which are few, or parts of a group.
+        size : int, optional
+            Their bytes together, if that is known.
+        """
+        self._pending += [one for one in parts if one.num_rows]
+        self._pending_rows += sum(one.num_rows for one in parts)
+        self.pending_bytes += sum(one.nbytes for one in parts) if size is None else size
+        if self._pending_rows >= _GROUP_ROWS or self.pending_bytes >= _GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is kept in memory."""
+        if not self._pending:
+            return
+        rows = pa.Table.from_batches(self._pending, self.schema)
+        self._pending, self._pending_rows, self.pending_bytes = [], 0, 0
+        for partition, part in self._parts(rows):
+            opened = self._open.get(partition)
+            if opened is None:
+                if len(self._open) >= _OPEN_PARTITIONS:
+                    self._close_all()
+                opened = self._open[partition] = _Open(
+                    self._table,
+                    part.schema,
+                    self._prefix,
+                    dict(zip(self._partition_by, partition, strict=True)),
+                )
+            opened.write(part)
+            if opened.bytes >= _FILE_BYTES:
+                self._written.append(self._open.pop(partition).close())
+
+    def _parts(self, rows: pa.Table) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
+        """The rows of each partition, without its columns."""
+        names = self._partition_by
+        if not names:
+            yield (), rows
+            return
+        numbered = rows.select(names).append_column("#", pa.array(range(len(rows)), pa.int64()))
+        groups = numbered.group_by(names, use_threads=False).aggregate([("#", "list")])
+        rest = rows.drop_columns(names)
+        for group in range(groups.num_rows):
+            values = tuple(groups.column(name)[group].as_py() for name in names)
+            yield values, rest.take(groups.column("#_list")[group].values)
+
+    def finish(self) -> Written:
+        """Close all files; what they are, for a commit."""
+        self.flush()
+        self._close_all()
+        self._finished = True
+        return self._written
+
+    def end_of_file(self) -> None:
+        """What is written next may go into another file, if this one is large enough."""
+        if any(not is_small(one.bytes) for one in self._open.values()):
+            self.flush()
+            self._close_all()
+
+    def _close_all(self) -> None:
+        while self._open:
+            self._written.append(self._open.popitem()[1].close())
+
+    def discard(self) -> None:
+        """Delete what was written, as far as that is possible."""
+        self._pending, self._pending_rows, self.pending_bytes = [], 0, 0
+        paths = [one.path for one in self._written]
+        for opened in self._open.values():
+            with contextlib.suppress(Exception):
+                opened.close()
+            paths.append(opened.path)
+        self._open.clear()
+        self._written = []
+        for path in paths:
+            with contextlib.suppress(Exception):
+                self._table.filesystem.delete_file(path)
+
+
+class _Open:
+    """A file that is being written."""
+
+    def __init__(
+        self, table: Directory, schema: pa.Schema, prefix: str, partition: dict[str, Any]
+    ) -> None:
+        self._table = table
+        self._partition = partition
+        try:
+            directory = partition_directory(partition)
+        except PgOutputError as error:
+            raise PgOutputError(
+                f"{table.directory}: {error}: give partition_by= with other columns, delete this "
+                "directory if it is there, and call sync again, which has the table copied"
+            ) from None
+        if directory and table.place.path is not None:
+            (table.place.path / table.directory / directory).mkdir(parents=True, exist_ok=True)
+        self.path = f"{directory}{prefix}-{uuid.uuid4().hex}.parquet"
+        self._schema = schema
+        self._metadata: list[Any] = []
+        self._sink = table.filesystem.open_output_stream(self.path)
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, rows: pa.Table) -> None:
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(
+                self._sink,
+                self._schema,
+                compression="zstd",
+                use_dictionary=_repeating(rows),
+                metadata_collector=self._metadata,
+            )
+        self._writer.write_table(rows, row_group_size=_GROUP_ROWS)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that it has already."""
+        return int(self._sink.tell())
+
+    def close(self) -> Added:
+        if self._writer is None:
+            raise PgOutputError(f"{self.path} has no rows")  # it is made for its first ones
+        self._writer.close()
+        size = self.bytes
+        self._sink.close()
+        local = self._table.place.path
+        if local is not None:
+            fsync_path(local / self._table.directory / self.path)
+        statistics = json.dumps(_statistics(self._schema, self._metadata[0]))
+        return Added(self.path, size, partition_texts(self._partition), statistics)
+
+
+def partition_texts(partition: Mapping[str, Any]) -> dict[str, str | None]:
+    """Values of partitions as the log has them."""
+    return {name: _partition_text(name, value) for name, value in partition.items()}
+
+
+def partition_directory(partition: Mapping[str, Any]) -> str:
+    """Where files of a partition lie: ``day=2024-05-01/``, as Hive and Spark have it.
+
+    The log says the same of a file, but there are readers, such as polars, that look here.
+    """
+    parts = []
+    for name, text in partition_texts(partition).items():
+        shown = "__HIVE_DEFAULT_PARTITION__" if text is None else _escaped(text)
+        parts.append(f"{_escaped(name)}={shown}/")
+    if any(len(part.encode()) > _LONGEST for part in parts):
+        return ""  # no file system has such a name
+    return "".join(parts)
+
+
+def _escaped(text: str) -> str:
+    """A text of which Hive's special characters are ``%XX``; others readers may not decode."""
+    return _SPECIAL.sub(lambda match: f"%{ord(match[0]):02X}", text)
+
+
+def _partition_text(name: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    if value == "":
+        raise PgOutputError(
+            f"column {name} has an empty text, which Delta can't tell from null in a column by "
+            "which a table is partitioned"
+        )
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, datetime.datetime):
+        return value.replace(tzinfo=None).isoformat(" ", "microseconds")
+    return str(value)
+
+
+def _statistics(schema: pa.Schema, metadata: Any) -> dict[str, Any]:
+    """What the log has of a file: how many rows, and the values of columns."""
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    leaf = 0
+    for field in schema:
+        if not pa.types.is_nested(field.type) and len(nulls) < _INDEXED:
+            _add_statistics(field.name, metadata, leaf, least, greatest, nulls)
+        leaf += len(_leaves(field))
+    return {
+        "numRecords": metadata.num_rows,
+        "minValues": {name: _as_json(value) for name, value in least.items()},
+        "maxValues": {name: _as_json(value, is_most=True) for name, value in greatest.items()},
+        "nullCount": nulls,
+    }
+
+
+def _leaves(field: pa.Field, name: str | None = None) -> list[str]:
+    """The names of a field's columns in a Parquet file."""
+    name, type_ = name or field.name, field.type
+    if pa.types.is_map(type_):
+        parts = {"key_value.key": type_.key_field, "key_value.value": type_.item_field}
+    elif pa.types.is_list(type_):
+        parts = {"list.element": type_.value_field}
+    elif pa.types.is_struct(type_):
+        parts = {type_.field(i).name: type_.field(i) for i in range(type_.num_fields)}
+    else:
+        return [name]
+    return [leaf for part, one in parts.items() for leaf in _leaves(one, f"{name}.{part}")]
+
+
+def _repeating(rows: pa.Table) -> list[str]:
+    """The columns whose first values repeat, which files hold once; the rest is faster plain."""
+    names: list[str] = []
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        names += _repeating_in(name, column.slice(0, _SAMPLED).combine_chunks())
+    return names
+
+
+def _repeating_in(name: str, first: pa.Array) -> list[str]:
+    type_ = first.type
+    if pa.types.is_struct(type_):
+        fields = [(type_.field(i).name, first.field(i)) for i in range(type_.num_fields)]
+        return [leaf for one, of in fields for leaf in _repeating_in(f"{name}.{one}", of)]
+    if pa.types.is_nested(type_):
+        return _leaves(pa.field(name, type_))
+    return [name] if 2 * len(first.unique()) <= len(first) else []
+
+
+def _add_statistics(
+    name: str,
+    metadata: Any,
+    leaf: int,
+    least: dict[str, Any],
+    greatest: dict[str, Any],
+    nulls: dict[str, int],
+) -> None:
+    found = [metadata.row_group(i).column(leaf) for i in range(metadata.num_row_groups)]
+    parts = [one.statistics for one in found]
+    if any(one is None or not one.has_null_count for one in parts):
+        return
+    nulls[name] = sum(one.null_count for one in parts)
+    # A group of nulls alone has no values; another one without them has some that are not known.
+    valued = [
+        one for one, group in zip(parts, found, strict=True) if one.null_count < group.num_values
+    ]
+    if not valued or not all(one.has_min_max for one in valued):
+        return
+    low, high = min(one.min for one in valued), max(one.max for one in valued)
+    if isinstance(low, (int, str, datetime.date)) and not isinstance(low, bool):
+        least[name], greatest[name] = low, high
+
+
+def _as_json(value: Any, *, is_most: bool = False) -> Any:
+    if isinstance(value, datetime.datetime):
+        zone = "" if value.tzinfo is None else "Z"
+        return value.replace(tzinfo=None).isoformat("T", "microseconds") + zone
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    if isinstance(value, str) and len(value) > _SHOWN_CHARACTERS:
+        # Nothing with these first characters is greater than the last of all behind them.
+        return value[:_SHOWN_CHARACTERS] + ("\U0010ffff" if is_most else "")
+    return value
