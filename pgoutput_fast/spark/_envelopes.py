@@ -207,7 +207,7 @@ class _Table:
             ',"after":', pc.if_else(end, "null", after.take(at)),
             ',"source":', self._source(columns).take(at),
             ',"transaction":null,"op":"', letters,
-            '","ts_ms":', _milliseconds(columns["commit_time"]).take(at), "}",
+            '",', _times(columns["commit_time"]).take(at), "}",
         )  # fmt: skip
         key = pc.if_else(pc.or_(end, tomb), old_key.take(at), new_key.take(at))
         given = {
@@ -259,17 +259,14 @@ class _Table:
             "version": __version__, "connector": "postgresql", "name": self._prefix,
         }  # fmt: skip
         commit, lsn = _digits(columns["commit_lsn"]), _digits(columns["lsn"])
-        micros = columns["commit_time"].cast(pa.int64())
         read = pc.equal(columns["op"], "read")
         snapshot = pc.if_else(read, '"true"', '"false"')
-        millis = _milliseconds(columns["commit_time"])
-        digits = pc.fill_null(micros.cast(pa.string()), "null")
-        thousands = pc.if_else(micros.is_valid(), joined(digits, "000"), "null")
+        millis, micros, nanos = _units(columns["commit_time"])
         place = {"schema": self._namespace, "table": self._name}
         return joined(
             _object_of(told)[:-1], ',"ts_ms":', millis, ',"snapshot":', snapshot,
             f',"db":{json_name(self._database)},"sequence":"[\\"', commit, '\\",\\"', lsn, '\\"]"',
-            ',"ts_us":', digits, ',"ts_ns":', thousands, ",", _object_of(place)[1:-1],
+            ',"ts_us":', micros, ',"ts_ns":', nanos, ",", _object_of(place)[1:-1],
             ',"txId":', _digits(columns["xid"]), ',"lsn":', lsn, ',"xmin":null}',
         )  # fmt: skip
 
@@ -290,6 +287,20 @@ def _bools(array: Any) -> Any:
 
 def _digits(array: Any) -> Any:
     return pc.fill_null(array.cast(pa.string()), "null")
+
+
+def _times(times: Any) -> Any:
+    """The fields of timestamps in each unit."""
+    millis, micros, nanos = _units(times)
+    return joined('"ts_ms":', millis, ',"ts_us":', micros, ',"ts_ns":', nanos)
+
+
+def _units(times: Any) -> tuple[Any, Any, Any]:
+    """The digits of timestamps in milli-, micro- and nanoseconds since 1970."""
+    micros = times.cast(pa.int64())
+    digits = _digits(micros)
+    nanos = pc.if_else(micros.is_valid(), joined(digits, "000"), "null")
+    return _milliseconds(times), digits, nanos
 
 
 def _milliseconds(times: Any) -> Any:

@@ -104,13 +104,15 @@ def test_where_a_record_comes_from(made: MadeDirectory) -> None:
     made.commit(1200, T.relation(), testing.insert(T, [1, None, None, None]))
     (found,) = read(made)
     millis = 946_684_805_000
-    assert {name: found["value"][name] for name in ("ts_ms", "transaction")} == {
-        "ts_ms": millis, "transaction": None
+    times = {"ts_ms": millis, "ts_us": millis * 1000, "ts_ns": millis * 1_000_000}
+    assert found["value"] == {
+        "before": None, "after": found["value"]["after"], "source": found["value"]["source"],
+        "transaction": None, "op": "c", **times,
     }  # fmt: skip
     assert found["value"]["source"] == {
-        "version": pf.__version__, "connector": "postgresql", "name": "p", "ts_ms": millis,
+        "version": pf.__version__, "connector": "postgresql", "name": "p", **times,
         "snapshot": "false", "db": found["value"]["source"]["db"],
-        "sequence": '["1200","1195"]', "ts_us": millis * 1000, "ts_ns": millis * 1_000_000,
+        "sequence": '["1200","1195"]',
         "schema": "public", "table": "t", "txId": 7, "lsn": 1195, "xmin": None,
     }  # fmt: skip
     assert (found["lsn"], found["commit_lsn"], found["xid"], found["part"]) == (1195, 1200, 7, 0)
