@@ -338,8 +338,8 @@ def test_the_source_for_spark(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.spark
 def test_records_as_debeziums(tmp_path: Path) -> None:
-    """Files of records, as the page says; there is no Kafka here."""
-    records, files = python_blocks(ROOT / "docs" / "debezium.md")
+    """Files of records and VARIANTs, as the page says; there is no Kafka here."""
+    records, files, variants = python_blocks(ROOT / "docs" / "debezium.md")
     program = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "tests" / "tools")!r})
@@ -352,9 +352,12 @@ stream = [relation(1, "accounts", {{"id": INT4, "note": TEXT}}),
 land(Path("accounts.segments"), stream)
 spark = session("local[1]")
 spark.dataSource.register(__import__("pyspark_pgoutput").DefaultSource)
-{records.partition("query = ")[0]}{files}"""
+{records.partition("query = ")[0]}{files}{variants}"""
     ran = run_python("-c", program, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
+    assert re.findall(r"^\|(\w) *\|(\d) *\|(.*?) *\|$", ran.stdout, re.MULTILINE) == [
+        ("c", id_, "OBJECT<id: BIGINT, note: STRING>") for id_ in "12"
+    ]
     lines = [
         json.loads(line)
         for path in (tmp_path / "records").glob("*.txt")
