@@ -96,8 +96,9 @@ def read_segments(
         table that waits for its first one, and none behind where it waits for another one.
     table : str
         ``namespace.name``, spelled as in the server's catalogue. The table that has this name, or
-        had it last, is read under all of its names, and no other one that once had this name. The
-        error of a call without it lists the tables that are there.
+        had it last, is read under all of its names, and no other one that once had this name.
+        Without it the result lists the tables that are there. For the changes of several tables in
+        one pass over the files, take ``format("pgoutput")`` with ``mode`` "envelope" or "manifest".
     schema : StructType or str, optional
         The table's columns and their types; by default those of its newest Relation in the files,
         or, if it has none as it has no changes, those of the directory's newest catalogue. Any
@@ -131,6 +132,8 @@ def read_segments(
         change on, as JSON of the metadata that change batches have; null where that is nothing new.
         A value that its type can't hold makes the query fail with an error that names table, column
         and value.
+        Without `table` a row for each table, in the order of their names: ``table``,
+        ``relation_id``, and ``schema``, its columns and their types as DDL.
 
     Notes
     -----
@@ -149,6 +152,11 @@ def read_segments(
     """
     check_session(spark)
     check_policy(history)
+    if not table:
+        if schema is not None or partitions is not None:
+            raise PgOutputError("schema= and partitions= are for one table: give table= too")
+        given = {"registry": registry, "policies": policies, "encoding": encoding}
+        return _tables_there(spark, path, given)
     found = find_table(path, table, registry=registry, policies=policies, encoding=encoding)
     chosen = found.chosen(schema, history)
     changes, target, metadata = chosen.changes, chosen.target, chosen.metadata
@@ -162,6 +170,18 @@ def read_segments(
                         yield from item_batches(item, metadata, target)
 
     return spark.range(0, len(groups), 1, len(groups)).mapInArrow(decode, changes)
+
+
+def _tables_there(spark: SparkSession, path: Paths, given: dict[str, Any]) -> DataFrame:
+    """The tables of segments, as :func:`read_segments` lists them."""
+    path = path if isinstance(path, (str, os.PathLike)) else list(path)
+    rows = []
+    for name in find_table(path, "", **given).others():
+        one = find_table(path, name, **given)
+        columns = ", ".join(f"{_quoted(column)} {type_}" for column, type_ in one.columns)
+        if one.plan is not None and shown_table(one.plan.relation) == name:  # not renamed since
+            rows.append((name, one.plan.relation.relation_id, columns))
+    return spark.createDataFrame(rows, "table string, relation_id bigint, schema string")
 
 
 class FoundTable(NamedTuple):
@@ -202,17 +222,15 @@ class FoundTable(NamedTuple):
             Nothing is known of the table.
         """
         if self.plan is None:
-            there = ", ".join(self._others()) or "none"
+            there = ", ".join(self.others()) or "none"
             raise PgOutputError(
-                f"give table=, the namespace.name of one of: {there}"
-                if not self.name
-                else f"no Relation of {self.name} is in the segments; is the table published, has "
-                "it changed since the slot was made, and is its name right (namespace.name, case "
+                f"no Relation of {self.name} is in the segments; is the table published, has it "
+                "changed since the slot was made, and is its name right (namespace.name, case "
                 f"included)? There are: {there}"
             )
         return [*column_types(self.plan, binary=self.binary)]
 
-    def _others(self) -> list[str]:
+    def others(self) -> list[str]:
         """The names of the tables that are there."""
         found = set() if self.planned is None else self.planned.tables(self.settings)
         if self.history is not None and not self.history.is_empty:

@@ -198,6 +198,31 @@ def test_a_changed_type(spark, tmp_path):
         read_segments(spark, directory, "public.t").collect()
 
 
+def test_tables_are_listed_without_a_table(spark, tmp_path):
+    """Each as it is named last; a name that another table had before counts once."""
+    stream = [
+        *STREAM,
+        relation(2, "renamed", {"id": INT4, "odd` name": TEXT}),
+        *transaction(400, 10, insert(2, "6", "x")),
+        relation(3, "other", {"at": TIMESTAMPTZ}),
+        *transaction(500, 11, insert(3, "2024-01-01 00:00:00+00")),
+    ]
+    directory = land(tmp_path / "s", stream)
+    listed = read_segments(spark, directory)
+    found = {row.table: (row.relation_id, row.schema) for row in listed.collect()}
+    assert found == {
+        "public.other": (3, "`at` timestamp"),
+        "public.renamed": (2, "`id` int, `odd`` name` string"),
+        "public.t": (1, "`id` int, `a` string, `b` decimal(12,2)"),
+    }
+    for table, (_, schema) in found.items():
+        changes = read_segments(spark, directory, table)
+        after = changes.schema["after"].dataType
+        assert after == spark.createDataFrame([], schema).schema
+    with pytest.raises(PgOutputError, match="schema= and partitions= are for one table"):
+        read_segments(spark, directory, partitions=2)
+
+
 def test_a_table_that_is_not_there(spark, tmp_path):
     directory = land(tmp_path / "s", STREAM)
     with pytest.raises(PgOutputError, match=r"no Relation of public\.T is in the segments"):
