@@ -237,6 +237,7 @@ lint: $(VENV)/.dependencies
 	check sizes $(abspath $(python)) tools/check_sizes.py; \
 	check codespell codespell; \
 	check check-jsonschema check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml; \
+	check kubernetes kubernetes-validate --strict --quiet examples/cluster/kubernetes.yaml; \
 	[ -z "$$failed" ]
 
 format: $(VENV)/.dependencies
