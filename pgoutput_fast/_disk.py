@@ -30,10 +30,12 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, parts: Iterable[str], temporary: Path | None = None) -> None:
+def write_whole(
+    path: Path, parts: Iterable[str], temporary: Path | None = None, *, replaces: bool = True
+) -> None:
     """Write a text file so that it is there whole or not at all, whatever ends the process.
 
-    It replaces a file of its name, and is on disk when this returns.
+    It is on disk when this returns.
 
     Parameters
     ----------
@@ -43,9 +45,13 @@ def write_whole(path: Path, parts: Iterable[str], temporary: Path | None = None)
     temporary : pathlib.Path, optional
         The name of the file until it is whole, in the same file system. By default it is the file's
         name with a dot before and ``.tmp`` behind it.
+    replaces : bool
+        Whether it replaces a file of its name.
 
     Raises
     ------
+    FileExistsError
+        There is one that it does not replace.
     OSError
         The disk refuses. The file is as it was before.
     """
@@ -56,7 +62,11 @@ def write_whole(path: Path, parts: Iterable[str], temporary: Path | None = None)
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
-        temporary.rename(path)
+        if replaces:
+            temporary.rename(path)
+        else:
+            path.hardlink_to(temporary)
+            temporary.unlink()
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

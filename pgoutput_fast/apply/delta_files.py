@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from .._disk import fsync_path
 from ..errors import PgOutputError
+from .delta_statistics import repeating, statistics_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,14 +32,8 @@ _SPECIAL = re.compile(r"""[\x00-\x1f"#%'*/:=?\\{}\[\]^\x7f]""")
 """Characters that Hive escapes in the names of partitions' directories."""
 _LONGEST = 255
 """Bytes of such a name and its slash, at most."""
-_SAMPLED = 4096
-"""Rows by which it is decided how a file holds a column."""
 _OPEN_PARTITIONS = 32
 """So many partitions have an open file."""
-_INDEXED = 32
-"""Columns of which the log has the least and greatest values."""
-_SHOWN_CHARACTERS = 32
-"""Of texts among them."""
 
 
 class Directory(Protocol):
@@ -46,6 +41,7 @@ class Directory(Protocol):
 
     place: Place
     directory: str
+    uncommitted: str
 
     @property
     def filesystem(self) -> Any:
@@ -199,6 +195,7 @@ class _Open:
                 f"{table.directory}: {error}: give partition_by= with other columns, delete this "
                 "directory if it is there, and call sync again, which has the table copied"
             ) from None
+        directory = table.uncommitted + directory
         if directory and table.place.path is not None:
             (table.place.path / table.directory / directory).mkdir(parents=True, exist_ok=True)
         self.path = f"{directory}{prefix}-{uuid.uuid4().hex}.parquet"
@@ -213,7 +210,7 @@ class _Open:
                 self._sink,
                 self._schema,
                 compression="zstd",
-                use_dictionary=_repeating(rows),
+                use_dictionary=repeating(rows),
                 metadata_collector=self._metadata,
             )
         self._writer.write_table(rows, row_group_size=_GROUP_ROWS)
@@ -232,7 +229,7 @@ class _Open:
         local = self._table.place.path
         if local is not None:
             fsync_path(local / self._table.directory / self.path)
-        statistics = json.dumps(_statistics(self._schema, self._metadata[0]))
+        statistics = json.dumps(statistics_of(self._schema, self._metadata[0]))
         return Added(self.path, size, partition_texts(self._partition), statistics)
 
 
@@ -273,89 +270,3 @@ def _partition_text(name: str, value: Any) -> str | None:
     if isinstance(value, datetime.datetime):
         return value.replace(tzinfo=None).isoformat(" ", "microseconds")
     return str(value)
-
-
-def _statistics(schema: pa.Schema, metadata: Any) -> dict[str, Any]:
-    """What the log has of a file: how many rows, and the values of columns."""
-    least: dict[str, Any] = {}
-    greatest: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    leaf = 0
-    for field in schema:
-        if not pa.types.is_nested(field.type) and len(nulls) < _INDEXED:
-            _add_statistics(field.name, metadata, leaf, least, greatest, nulls)
-        leaf += len(_leaves(field))
-    return {
-        "numRecords": metadata.num_rows,
-        "minValues": {name: _as_json(value) for name, value in least.items()},
-        "maxValues": {name: _as_json(value, is_most=True) for name, value in greatest.items()},
-        "nullCount": nulls,
-    }
-
-
-def _leaves(field: pa.Field, name: str | None = None) -> list[str]:
-    """The names of a field's columns in a Parquet file."""
-    name, type_ = name or field.name, field.type
-    if pa.types.is_map(type_):
-        parts = {"key_value.key": type_.key_field, "key_value.value": type_.item_field}
-    elif pa.types.is_list(type_):
-        parts = {"list.element": type_.value_field}
-    elif pa.types.is_struct(type_):
-        parts = {type_.field(i).name: type_.field(i) for i in range(type_.num_fields)}
-    else:
-        return [name]
-    return [leaf for part, one in parts.items() for leaf in _leaves(one, f"{name}.{part}")]
-
-
-def _repeating(rows: pa.Table) -> list[str]:
-    """The columns whose first values repeat, which files hold once; the rest is faster plain."""
-    names: list[str] = []
-    for name, column in zip(rows.column_names, rows.columns, strict=True):
-        names += _repeating_in(name, column.slice(0, _SAMPLED).combine_chunks())
-    return names
-
-
-def _repeating_in(name: str, first: pa.Array) -> list[str]:
-    type_ = first.type
-    if pa.types.is_struct(type_):
-        fields = [(type_.field(i).name, first.field(i)) for i in range(type_.num_fields)]
-        return [leaf for one, of in fields for leaf in _repeating_in(f"{name}.{one}", of)]
-    if pa.types.is_nested(type_):
-        return _leaves(pa.field(name, type_))
-    return [name] if 2 * len(first.unique()) <= len(first) else []
-
-
-def _add_statistics(
-    name: str,
-    metadata: Any,
-    leaf: int,
-    least: dict[str, Any],
-    greatest: dict[str, Any],
-    nulls: dict[str, int],
-) -> None:
-    found = [metadata.row_group(i).column(leaf) for i in range(metadata.num_row_groups)]
-    parts = [one.statistics for one in found]
-    if any(one is None or not one.has_null_count for one in parts):
-        return
-    nulls[name] = sum(one.null_count for one in parts)
-    # A group of nulls alone has no values; another one without them has some that are not known.
-    valued = [
-        one for one, group in zip(parts, found, strict=True) if one.null_count < group.num_values
-    ]
-    if not valued or not all(one.has_min_max for one in valued):
-        return
-    low, high = min(one.min for one in valued), max(one.max for one in valued)
-    if isinstance(low, (int, str, datetime.date)) and not isinstance(low, bool):
-        least[name], greatest[name] = low, high
-
-
-def _as_json(value: Any, *, is_most: bool = False) -> Any:
-    if isinstance(value, datetime.datetime):
-        zone = "" if value.tzinfo is None else "Z"
-        return value.replace(tzinfo=None).isoformat("T", "microseconds") + zone
-    if isinstance(value, datetime.date):
-        return value.isoformat()
-    if isinstance(value, str) and len(value) > _SHOWN_CHARACTERS:
-        # Nothing with these first characters is greater than the last of all behind them.
-        return value[:_SHOWN_CHARACTERS] + ("\U0010ffff" if is_most else "")
-    return value

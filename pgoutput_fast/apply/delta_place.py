@@ -132,10 +132,7 @@ class Place:
         try:
             yield
         except CommitFailedError as error:
-            raise ConflictError(
-                f"another program has written {what} in {self.uri} at the same time "
-                f"({self.shown(error)}). One sync at a time can write a target"
-            ) from None
+            raise self.conflict(what, f" ({self.shown(error)})") from None
         except Exception as error:
             # delta-rs raises plain exceptions too.
             known = isinstance(error, (DeltaError, OSError, pa.ArrowException))
@@ -147,6 +144,13 @@ class Place:
                 if may_pass(text):
                     raise RetryableError(text) from None
             raise PgOutputError(text) from None
+
+    def conflict(self, what: str, shown: str = "") -> ConflictError:
+        """The error that another program has written something first, with what was said of it."""
+        return ConflictError(
+            f"another program has written {what} in {self.uri} at the same time{shown}. One sync "
+            "at a time can write a target"
+        )
 
     def shown(self, error: BaseException) -> str:
         """The text of an error in one line, without the secrets that are known."""

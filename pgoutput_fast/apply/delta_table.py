@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _PER_TIER, _TIER_FACTOR, _LEAST_TIER = 8, 8, 1 << 16
 """Files of about one size are joined when there are so many; sizes a factor apart are another."""
-_MAINTAINED, _VACUUMED = 64, 640
+_MAINTAINED, VACUUMED = 64, 640
 """Commits after which small files are joined, and after which old ones are deleted."""
 _LOG_HOURS = 1
 """Of commits that a checkpoint has. All that are there are listed at every commit."""
@@ -76,6 +76,9 @@ class Table:
     retention_hours : int
         What was replaced stays for so long, for readers of older versions.
     """
+
+    uncommitted = ""
+    """Where in its directory files lie until a commit has them; by default where they stay."""
 
     def __init__(self, place: Place, directory: str, app: str, retention_hours: int) -> None:
         self.place = place
@@ -164,10 +167,7 @@ class Table:
 
     def _check(self, delta: Any) -> None:
         if delta.transaction_version(self.app) is None:
-            raise PgOutputError(
-                f"the table in {self.uri} is not of this sync ({self.app}): move it away, or give "
-                "another target"
-            )
+            raise self.is_foreign()
         protocol = delta.protocol()
         features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
         if unknown := sorted(features - _FEATURES):
@@ -175,6 +175,13 @@ class Table:
                 f"the table in {self.uri} was given features that a sync does not know: "
                 f"{', '.join(unknown)}. Take them away, or delete the table and copy it again"
             )
+
+    def is_foreign(self) -> PgOutputError:
+        """The error that it is not the app's."""
+        return PgOutputError(
+            f"the table in {self.uri} is not of this sync ({self.app}): move it away, or give "
+            "another target"
+        )
 
     @property
     def position(self) -> tuple[int, int]:
@@ -361,6 +368,10 @@ class Table:
                 fsync_path(log / f"{version:020}.json")
             fsync_path(log)
 
+    def committed(self, file: Added) -> str:
+        """Where in the place a file is that the last commit has."""
+        return f"{self.directory}/{file.path}"
+
     # --- maintenance -----------------------------------------------------------------------------
 
     def maintain(self, joins: Joins | None = None) -> None:
@@ -379,7 +390,7 @@ class Table:
             return
         if joins is None:
             self.compact()
-        is_old = before // _VACUUMED != now // _VACUUMED
+        is_old = before // VACUUMED != now // VACUUMED
         if is_old:
             if joins is not None:
                 joins.wait()  # the files that it has written are nobody's yet

@@ -25,6 +25,7 @@ from .delta_merge import Merge, shape_of
 from .delta_place import Place, directory_of, require_deltalake
 from .delta_table import Table
 from .delta_types import DECODED_FOR, conformed, merged_schema, stored_schema
+from .parquet_table import ParquetTable
 from .targets import (
     DELETED,
     DELETED_AT,
@@ -56,6 +57,9 @@ _BUFFERED = 256 << 20
 _RETENTION = 6
 _SOME_BITS = (1 << 63) - 1
 _NOTHING_KEPT = Kept()
+_KINDS = {"delta": "Delta tables", "parquet": "plain Parquet files", "iceberg": "Iceberg tables"}
+_GIVEN = {"parquet": "give changes='parquet'", "iceberg": "give iceberg="}
+"""By which arguments the others were asked for."""
 
 _PROGRESS_SCHEMA = pa.schema(
     {
@@ -97,6 +101,13 @@ class DeltaTarget:
         As of `sync`.
     iceberg : str or mapping of str to str, optional
         As of `sync`.
+    changes : {"delta", "parquet"}
+        As of `sync`.
+
+    Attributes
+    ----------
+    change_tables : type of Table
+        What writes the files of change tables.
     """
 
     def __init__(
@@ -110,8 +121,11 @@ class DeltaTarget:
         kept: Kept = _NOTHING_KEPT,
         maintenance: bool = True,
         iceberg: str | Mapping[str, str] | None = None,
+        changes: str = "delta",
     ) -> None:
         require_deltalake()
+        self.change_tables = ParquetTable if changes == "parquet" else Table
+        self._kind = changes if iceberg is None else "iceberg"
         self._catalog: Catalog | None = None
         if iceberg is not None:
             from .iceberg_table import Catalog
@@ -221,7 +235,8 @@ class DeltaTarget:
         return self._partition_by.get(f"{namespace}.{name}", [])
 
     def _description(self, origin: Origin) -> str:
-        return json.dumps({"format": TARGET_FORMAT, **origin._asdict(), **self.kept._asdict()})
+        made = {"format": TARGET_FORMAT, **origin._asdict(), **self.kept._asdict()}
+        return json.dumps({**made, "changes": self._kind})
 
     def peek(self, origin: Origin) -> Stored:
         """See `Target`."""
@@ -260,9 +275,22 @@ class DeltaTarget:
             return Stored(0, {})
         tables = None if found["tables"] is None else tuple(found["tables"])
         self.kept.check(self.place.uri, Kept(found["soft_deletes"], tables))
+        # Before this was stored there were no Parquet files, and tables tell the others apart.
+        other = "delta" if self._kind == "parquet" else self._kind
+        self._check_kind(found.get("changes", other))
         if self.place.path is not None:  # in object storage each question takes its time
             held = {one: self._with_state(self.place.path, table) for one, table in held.items()}
         return Stored(progress.position[0], held)
+
+    def _check_kind(self, made: str) -> None:
+        """Refuse change tables of another kind than the target was made with."""
+        if made != self._kind:
+            given = "iceberg=" if self._kind == "iceberg" else "changes='parquet'"
+            fix = f"leave out {given}" if made == "delta" else _GIVEN[made]
+            raise PgOutputError(
+                f"the change tables in {self.place.uri} are {_KINDS[made]}, and a target keeps to "
+                f"the kind with which it began: {fix}, or begin anew in another target"
+            )
 
     def _with_state(self, path: Path, held: Held) -> Held:
         """What is held of a table; it is stale if its state table is not there."""
@@ -335,8 +363,10 @@ class DeltaTarget:
         given = (
             self.place, f"{kind}/{directory_of(name)}", self._app(relation_id), self._retention,
         )  # fmt: skip
-        if kind == "state" or self._catalog is None:
+        if kind == "state":
             return Table(*given)
+        if self._catalog is None:
+            return self.change_tables(*given)
         from .iceberg_table import IcebergTable
 
         return IcebergTable(*given, self._catalog, name)

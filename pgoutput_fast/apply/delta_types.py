@@ -6,6 +6,7 @@ it is the server's text there. What functions that users registered give may be 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -84,6 +85,22 @@ def stored_field(field: pa.Field) -> pa.Field:
 def stored_schema(schema: pa.Schema) -> pa.Schema:
     """The columns of a Delta table for such rows."""
     return pa.schema([stored_field(field) for field in schema])
+
+
+def schema_text(schema: pa.Schema) -> str:
+    """Columns as a text, for a log."""
+    return base64.b64encode(schema.serialize().to_pybytes()).decode()
+
+
+def schema_of(text: str) -> pa.Schema:
+    """The columns that `schema_text` has made a text of.
+
+    Raises
+    ------
+    ValueError
+        It is no such text.
+    """
+    return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(text, validate=True)))
 
 
 def stored_array(column: pa.Array, type_: pa.DataType) -> pa.Array:

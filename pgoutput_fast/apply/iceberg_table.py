@@ -6,21 +6,21 @@ that has them: with it, in the same commit, goes the position up to which the ta
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
 
 from ..connections import RetryableError
 from ..errors import PgOutputError, without_passwords
 from .delta_place import may_pass
 from .delta_table import Table
+from .delta_types import schema_of, schema_text
 from .targets import ConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
 
     from .delta_files import Added, Written
     from .delta_joins import Joins
@@ -198,7 +198,7 @@ class IcebergTable(Table):
     @property
     def schema(self) -> pa.Schema:
         """Its columns, in the types of its files; Iceberg has some of them as wider ones."""
-        return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(self._property(_SCHEMA))))
+        return schema_of(self._property(_SCHEMA))
 
     def create(
         self,
@@ -276,4 +276,4 @@ def _stored(position: tuple[int, int]) -> dict[str, str]:
 
 
 def _encoded(schema: pa.Schema) -> dict[str, str]:
-    return {_SCHEMA: base64.b64encode(schema.serialize().to_pybytes()).decode()}
+    return {_SCHEMA: schema_text(schema)}

@@ -75,6 +75,7 @@ def sync(
     retention_hours: int | None = None,
     maintenance: bool | None = None,
     iceberg: str | Mapping[str, str] | None = None,
+    changes: Literal["delta", "parquet"] | None = None,
     soft_deletes: str | None = None,
     progress: Callable[[SyncProgress], None] | None = None,
     stop: threading.Event | None = None,
@@ -140,6 +141,9 @@ def sync(
     iceberg : str or mapping of str to str
         A catalogue of pyiceberg: its name in pyiceberg's configuration, or its properties. Change
         tables are Iceberg tables then, in its namespace ``changes``; a target keeps to that.
+    changes : {"delta", "parquet"}
+        Whether change tables are Delta tables, the default, or directories of Parquet files without
+        a table's log, for readers that know no other form; a target keeps to that.
     soft_deletes : str
         A column that state tables get, of timestamps: a row that is deleted, or goes by a truncate
         or as its key changes, stays, and has there when that was committed. It goes when a row
@@ -177,7 +181,7 @@ def sync(
     opened = open_target(
         target, storage_options=storage_options, partition_by=partition_by,
         retention_hours=retention_hours, maintenance=maintenance, iceberg=iceberg,
-        soft_deletes=soft_deletes, tables=options.tables, engine=engine,
+        changes=changes, soft_deletes=soft_deletes, tables=options.tables, engine=engine,
     )  # fmt: skip
     name = consumer or opened.consumer
     stop = threading.Event() if stop is None else stop
@@ -189,8 +193,7 @@ def sync(
             where = _begun(Path(segments))
             _check_by_history(opened.target, where, partition_by)
             is_over = stop.is_set if until != "now" else lambda: True
-            until_lsn = contents(where).end if until == "now" else until
-            captured = None
+            until_lsn, captured = contents(where).end if until == "now" else until, None
         else:
             if slot is None or publications is None:
                 raise PgOutputError("give slot and publications, or segments")
@@ -323,6 +326,7 @@ def open_target(
     retention_hours: int | None = None,
     maintenance: bool | None = None,
     iceberg: str | Mapping[str, str] | None = None,
+    changes: Literal["delta", "parquet"] | None = None,
     soft_deletes: str | None = None,
     tables: Sequence[str] | None = None,
     engine: Engine | None = None,
@@ -333,7 +337,9 @@ def open_target(
     ----------
     target : str or path
         ``duckdb:FILE``, or a directory or URL for Delta tables.
-    storage_options, partition_by, retention_hours, maintenance, iceberg, soft_deletes, tables
+    storage_options, partition_by, retention_hours, maintenance, iceberg, changes, soft_deletes
+        As of :func:`sync`.
+    tables
         As of :func:`sync`.
     engine
         As of :func:`sync`.
@@ -349,11 +355,15 @@ def open_target(
     if not text or "\0" in text:
         raise PgOutputError("target: give duckdb:FILE, or a directory for Delta tables")
     _check_types(storage_options, partition_by, iceberg)
+    if changes not in (None, "delta", "parquet"):
+        raise PgOutputError(f"changes={changes!r}: expected one of 'delta', 'parquet'")
+    if changes is not None and iceberg is not None:
+        raise PgOutputError("changes= and iceberg= do not go together: give one of them")
     if soft_deletes is not None and not (soft_deletes and soft_deletes.isprintable()):
         raise PgOutputError(f"soft_deletes={soft_deletes!r}: expected the name of a column")
     delta = {"storage_options": storage_options, "partition_by": partition_by,
              "retention_hours": retention_hours, "maintenance": maintenance,
-             "iceberg": iceberg}  # fmt: skip
+             "iceberg": iceberg, "changes": changes}  # fmt: skip
     given: dict[str, Any] = {name: value for name, value in delta.items() if value is not None}
     kept = Kept(soft_deletes, None if tables is None else tuple(sorted(tables)))
     if text.startswith(_DUCKDB):

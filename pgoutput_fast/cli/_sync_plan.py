@@ -28,7 +28,9 @@ _OPTIONS = (
     "window_bytes",
 )  # fmt: skip
 
-OF_THE_TARGET = ("soft_deletes", "partition_by", "retention_hours", "maintenance", "iceberg")
+OF_THE_TARGET = (
+    "soft_deletes", "partition_by", "retention_hours", "maintenance", "iceberg", "changes",
+)  # fmt: skip
 """The options that are the target's alone."""
 
 

@@ -289,6 +289,12 @@ def _partitions(
     help="Have the change tables be Iceberg tables of this catalogue, which pyiceberg's "
     "configuration has.",
 )
+@click.option(
+    "--changes",
+    type=click.Choice(["delta", "parquet"]),
+    help="Whether change tables are Delta tables, the default, or directories of Parquet files "
+    "without a table's log.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
 @click.option(
     "--report",

@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pgoutput_fast.apply.delta_target import DeltaTarget
 from pgoutput_fast.apply.table_window import TableWindow
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from pgoutput_fast.apply.delta_files import Added
+    from pgoutput_fast.apply.delta_table import Table
     from pgoutput_fast.apply.evolution import Known
     from pgoutput_fast.captured.units import Plan, SegmentSource, Unit
     from pgoutput_fast.directory.copies import Copy
@@ -37,6 +39,18 @@ _TABLE_BYTES = 1 << 20
 """Of changes, which take as long as a commit."""
 
 
+class _RunFile(NamedTuple):
+    """A file of a run. Fields: table (which has it), file, form (of the run)."""
+
+    table: Table
+    file: Added
+    form: pa.Schema
+
+    def committed(self) -> FoldedFile:
+        """What is told of it, once the table's commit has it."""
+        return FoldedFile(self.table.committed(self.file), self.file.size, self.form)
+
+
 class TableOfFiles(TableWindow):
     """A table in a window whose changes are in files that executors have written."""
 
@@ -45,7 +59,7 @@ class TableOfFiles(TableWindow):
     def __init__(self, target: DeltaTarget, held: Held, **options: Any) -> None:
         super().__init__(target, held, **options)
         self._before = held
-        self._files: list[list[FoldedFile]] = []
+        self._files: list[list[_RunFile]] = []
 
     def add_run(self, run: Run, known: Callable[[int], Known]) -> None:
         """Take changes of the stream.
@@ -66,10 +80,8 @@ class TableOfFiles(TableWindow):
         if run.first_lsn < self._state.lsn:
             raise NotForeseenError(f"the target has changes of {qualified(self.held)} already")
         self._files += [[] for _ in range(len(self._parts) - len(self._files))]
-        root = run.changes.directory
-        self._files[-1] += [
-            FoldedFile(f"{root}/{one.path}", one.size, run.form) for one in run.changes.files
-        ]
+        writer: Any = self._writers[-1]
+        self._files[-1] += [_RunFile(writer.table, one, run.form) for one in run.changes.files]
         self._folded = run.last_lsn
 
     def _register(self, run: Run, form: pa.Schema) -> None:
@@ -122,7 +134,7 @@ class TableOfFiles(TableWindow):
         ends = [*(part.begins for part in self._parts), lsn][1:]
         files = self._files + [[] for _ in range(len(self._parts) - len(self._files))]
         parts = [
-            FoldedPart(part.alterations, part.key, end, of)
+            FoldedPart(part.alterations, part.key, end, [one.committed() for one in of])
             for part, end, of in zip(self._parts, ends, files, strict=True)
             if part.alterations or of
         ]
@@ -201,6 +213,7 @@ class DistributedWindow(WindowWriter):
                 units, source.metadata, str(self._directory.absolute()), decoding, options.history,
                 arguments["uri"], arguments["storage_options"], arguments["retention_hours"],
                 target.kept.soft_deletes, arguments["partition_by"], tables,
+                target.change_tables,
             )
             for units in grouped(plan.units, self._jobs.cores)
         ]  # fmt: skip

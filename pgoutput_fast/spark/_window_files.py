@@ -130,6 +130,8 @@ class WriteTask(NamedTuple):
     partition_by : dict of str to list of str
     tables : dict of int to Expected
         By relation id.
+    change_tables : type of Table
+        What writes the files of change tables.
     staged : str or None
         The directory in the target that has the files of the units; None: they are where they say.
     """
@@ -145,6 +147,7 @@ class WriteTask(NamedTuple):
     marker: str | None
     partition_by: Mapping[str, list[str]]
     tables: Mapping[int, Expected]
+    change_tables: type[Table]
     staged: str | None = None
 
     def __repr__(self) -> str:
@@ -187,7 +190,8 @@ class _Run:
         self.expected = expected._replace(version=number, columns=columns, schema=merged)
         name = expected.stored + version_suffix(number)
         place = Place(task.uri, task.storage_options)
-        self._changes = _Files(task, place, f"changes/{directory_of(name)}", merged, ())
+        table = task.change_tables(place, f"changes/{directory_of(name)}", "", task.retention_hours)
+        self._changes = _Files(table, merged, ())
         self._state: _Files | None = None
         if is_copy:
             row = pa.schema(list(self.form.schema.field("after").type))
@@ -198,8 +202,8 @@ class _Run:
                 given = tuple(task.partition_by.get(f"{relation.namespace}.{relation.name}", ()))
                 stored = {one.name: one.stored for one in columns}
                 given = tuple(stored.get(one, one) for one in given)
-            directory = f"state/{directory_of(expected.stored)}"
-            self._state = _Files(task, place, directory, stored_schema(row), given)
+            table = Table(place, f"state/{directory_of(expected.stored)}", "", task.retention_hours)
+            self._state = _Files(table, stored_schema(row), given)
         self._rows = 0
         self._first = self._last = self._time = 0
 
@@ -250,13 +254,10 @@ class _Run:
 
 
 class _Files:
-    """Files of one directory that are being written."""
+    """Files of one table that are being written."""
 
-    def __init__(
-        self, task: WriteTask, place: Place, directory: str, schema: pa.Schema,
-        partition_by: tuple[str, ...],
-    ) -> None:  # fmt: skip
-        self._table = Table(place, directory, "", task.retention_hours)
+    def __init__(self, table: Table, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
+        self._table = table
         self._schema, self._partition_by = schema, partition_by
         self._writer: Writer | None = None
 

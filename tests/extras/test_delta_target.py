@@ -39,7 +39,13 @@ from pgoutput_fast.apply.targets import (
 
 deltalake = pytest.importorskip("deltalake")
 
-from pgoutput_fast.apply import delta_files, delta_merge, delta_place, delta_table  # noqa: E402
+from pgoutput_fast.apply import (  # noqa: E402
+    delta_files,
+    delta_merge,
+    delta_place,
+    delta_statistics,
+    delta_table,
+)
 from pgoutput_fast.apply.delta_target import DECODED_FOR, DeltaTarget  # noqa: E402
 
 ORIGIN = Origin("7000000000000000001", "shop")
@@ -60,7 +66,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_files, "_GROUP_ROWS", 4)
     monkeypatch.setattr(delta_files, "_FILE_BYTES", 3000)
     monkeypatch.setattr(delta_table, "_MAINTAINED", 4)
-    monkeypatch.setattr(delta_table, "_VACUUMED", 8)
+    monkeypatch.setattr(delta_table, "VACUUMED", 8)
     monkeypatch.setattr(delta_table, "_PER_TIER", 2)
     monkeypatch.setattr(delta_merge, "_FEW", 2)
 
@@ -906,7 +912,7 @@ def test_a_column_of_partitions_that_is_renamed(tmp_path: Path) -> None:
 def test_many_commits_leave_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = Synced(tmp_path / "lake", retention_hours=0)
     monkeypatch.setattr(delta_table, "_MAINTAINED", 8)
-    monkeypatch.setattr(delta_table, "_VACUUMED", 16)
+    monkeypatch.setattr(delta_table, "VACUUMED", 16)
     for i in range(1, 41):
         synced.write(batches(i << 8, t.insert(THINGS, [i, "a", "b"])), (i << 8) + 1)
     synced.target.close()  # which waits for what is being joined
@@ -1022,8 +1028,8 @@ def test_files_hold_values_once_that_repeat(tmp_path: Path) -> None:
         }
     )
     found = ["op", "after.kind", "after.in.n", "tags.list.element"]
-    assert delta_files._repeating(rows) == found
-    assert delta_files._repeating(rows.slice(50)) == found
+    assert delta_statistics.repeating(rows) == found
+    assert delta_statistics.repeating(rows.slice(50)) == found
 
 
 def test_directories_have_names_that_all_readers_take(tmp_path: Path) -> None:

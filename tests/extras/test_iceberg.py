@@ -54,8 +54,20 @@ def test_a_target_keeps_to_its_kind(made: MadeDirectory, tmp_path: Path) -> None
     tables = IcebergTables(tmp_path)
     sync(made, tables, iceberg=None)
     made.commit(1250, THINGS.relation(), testing.insert(THINGS, [3, 8]))
-    with pytest.raises(PgOutputError, match=r"changes/public.things is a Delta table: a target"):
+    with pytest.raises(PgOutputError, match=r"are Delta tables, and .*: leave out iceberg=, or"):
         sync(made, tables)
+    # Also a single one that was put there.
+    catalog = Catalog(tables.catalog)
+    one = IcebergTable(
+        Place(tables.target), "changes/public.things", "app", 6, catalog, "public.things"
+    )
+    with pytest.raises(PgOutputError, match=r"changes/public.things is a Delta table: a target"):
+        one.load()
+    tables.remove()
+    sync(made, tables)
+    for given in ({}, {"changes": "parquet"}):
+        with pytest.raises(PgOutputError, match=r"are Iceberg tables, and .*: give iceberg=, or"):
+            sync(made, tables, iceberg=None, **given)
 
 
 def test_a_table_of_another_database(made: MadeDirectory, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_directory import OIDS, MadeDirectory
+from made_directory import OIDS, MadeDirectory, catalog_read
 from simulated_directory import Simulation
 from synced_tables import KINDS, TABLES, DeltaTables, DuckdbTables, Tables
 
@@ -19,9 +19,8 @@ from pgoutput_fast.apply import syncing
 from pgoutput_fast.apply.naming import free_name, renames, stored_table
 from pgoutput_fast.apply.targets import Held
 from pgoutput_fast.captured.units import SegmentSource
-from pgoutput_fast.catalog import Catalog, CatalogColumn, CatalogTable
 from pgoutput_fast.directory import merging
-from pgoutput_fast.directory.history import CatalogRead, HistoryWriter
+from pgoutput_fast.directory.history import HistoryWriter
 from pgoutput_fast.directory.requests import requested
 from pgoutput_fast.directory.retention import Keep, retain
 
@@ -668,24 +667,6 @@ def test_a_value_that_no_column_holds(made: MadeDirectory, tables: Tables) -> No
     assert tables.progress() == {}
     sync(made, tables, uncopied="empty", policies=pf.Policies(infinity="null"))
     assert rows(tables, "public.days") == [{"id": 1, "day": None}]
-
-
-def catalog_read(lsn: int, *tables: testing.Table, **missing: str) -> CatalogRead:
-    """The catalogue with tables, and what columns hold in rows that are older than they."""
-    found = []
-    for table in tables:
-        columns = tuple(
-            CatalogColumn(
-                name, type_id, "", -1, False, False, "", name in missing, missing.get(name)
-            )
-            for name, type_id in (("id", 23), ("note", 25), ("n", 23))[: len(table.columns)]
-        )
-        found.append(CatalogTable(
-            table.relation_id, table.namespace, table.name, "r", "d", None, (), ("id",), (),
-            columns,
-        ))  # fmt: skip
-    tables_json = Catalog("1", "d", ("p",), tuple(found)).to_json()
-    return CatalogRead(lsn, lsn, frozenset(), frozenset(), False, pf.TypeRegistry(), tables_json)
 
 
 def test_what_is_not_a_targets(made: MadeDirectory, tmp_path: Path) -> None:

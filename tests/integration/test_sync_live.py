@@ -218,17 +218,17 @@ def test_a_target_that_is_refused_leaves_no_slot(synced: Synced, tmp_path: Path)
     (tmp_path / "file.duckdb").write_text("something else")
     for target in (str(tmp_path / "other"), f"duckdb:{tmp_path / 'file.duckdb'}"):
         with pytest.raises(pf.PgOutputError, match=r"has other things|is not a valid DuckDB"):
-            synced.sync(target=target, iceberg=None)
+            synced.sync(target=target, iceberg=None, changes=None)
     busy = f"duckdb:{tmp_path / 'busy.duckdb'}"
     with contextlib.closing(open_target(busy).target) as other:
         other.claim()
         with pytest.raises(pf.PgOutputError, match="another sync writes"):
-            synced.sync(target=busy, iceberg=None)
+            synced.sync(target=busy, iceberg=None, changes=None)
     query = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
     assert synced.database.execute(query) == [(0,)]
     for target in ("postgres:x", "gs://bucket/x", "tables.duckdb", f"duckdb:/{tmp_path}/x"):
         with pytest.raises(pf.PgOutputError, match=r"is neither duckdb:FILE|names no file"):
-            synced.sync(target=target, iceberg=None)
+            synced.sync(target=target, iceberg=None, changes=None)
 
 
 @pytest.mark.parametrize("changes", [True, False])

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_directory import MadeDirectory
+from made_directory import MadeDirectory, catalog_read
 from object_storage import KEY_ID, SECRET
-from synced_tables import DeltaTables
+from synced_tables import DeltaTables, IcebergTables, ParquetTables
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing
 from pgoutput_fast.apply import sync as sync_here
 from pgoutput_fast.connections import RetryableError
+from pgoutput_fast.directory.history import HistoryWriter
 from pgoutput_fast.spark import SparkEngine, sync
 from pgoutput_fast.spark import _distributed as distributed
 from pgoutput_fast.spark._jobs import SparkJobs
@@ -92,6 +93,63 @@ def test_a_target_goes_from_one_engine_to_the_other(
         ).sort_by(here.state(name).column_names[0])
         assert places(here, name) == places(tables, name)
     assert here.progress() == tables.progress()
+
+
+@pytest.mark.parametrize("kind", [ParquetTables, IcebergTables])
+def test_change_tables_of_other_kinds(
+    spark: Any, made: MadeDirectory, tmp_path: Path, kind: type[DeltaTables]
+) -> None:
+    """Executors write their files, in turns with one process; all is as one process writes it."""
+    if kind is IcebergTables:
+        pytest.importorskip("pyiceberg")
+    tables = kind(tmp_path)
+    given: dict[str, Any] = {
+        **tables.given, "segments": made.directory, "until": "now", "uncopied": "empty",
+    }  # fmt: skip
+    made.wait(THINGS, 1000)
+    made.copy(THINGS, 1100, [[1, "a"], [2, "b"]], [[3, "c"]])
+    made.commit(1200, THINGS.relation(), testing.update(THINGS, [2, "B"]),
+                testing.insert(THINGS, [4, "d"]))  # fmt: skip
+    columns = {"id": "int4", "note": "text", "n": "int4"}
+    wider, renamed = (
+        testing.Table(name, columns, 16390, key=["id"]) for name in ("things", "others")
+    )
+    history = HistoryWriter(made.directory, None)
+    history.note(catalog_read(1050, THINGS))
+    history.note(catalog_read(1250, wider, n="7"))
+    assert sync(spark, **given, driver_bytes=0).tables == {"public.things": 6}
+    made.commit(1300, wider.relation(), testing.insert(wider, [5, "e", 50]),
+                BAG.relation(), testing.insert(BAG, [7]), testing.insert(BAG, [7]))  # fmt: skip
+    made.commit(1400, wider.relation(), testing.delete(wider, [1, None, None], "K"))
+    assert sync(spark, **given, driver_bytes=0).tables == {"public.bag": 2, "public.things": 2}
+    made.commit(1500, wider.relation(), testing.update(wider, [5, "E", 51]))
+    assert sync_here(**given).tables == {"public.things": 1}
+    made.commit(1600, renamed.relation(), testing.insert(renamed, [6, "f", 60]),
+                BAG.relation(), testing.delete(BAG, [7], "O"))  # fmt: skip
+    assert sync(spark, **given, driver_bytes=0).tables == {"public.bag": 1, "public.others": 1}
+    (tmp_path / "here").mkdir()
+    here = kind(tmp_path / "here")
+    sync_here(**{**given, **here.given}, consumer="here")
+    for name in ("public.others", "public.bag"):
+        found, expected = (one.state(name).to_pylist() for one in (tables, here))
+        assert sorted(found, key=repr) == sorted(expected, key=repr)
+        found, expected = (one.changes(name).to_pylist() for one in (tables, here))
+        assert sorted(found, key=repr) == sorted(expected, key=repr)
+    assert rows(tables, "public.others") == [
+        (2, "B", 7), (3, "c", 7), (4, "d", 7), (5, "E", 51), (6, "f", 60)
+    ]  # fmt: skip
+    assert [op for _, _, op in places(tables, "public.others")] == [
+        "truncate", "read", "read", "read", "update", "insert", "insert", "delete", "update",
+        "insert",
+    ]  # fmt: skip
+    assert places(tables, "public.bag")[-1] == (1600, 1, "delete")
+    if kind is IcebergTables:
+        return
+    # No file waits, and Spark reads the directory as it is.
+    assert not [*tables.path.glob("changes/*/_uncommitted/*")]
+    frame = spark.read.option("mergeSchema", "true").parquet(f"{tables.path}/changes/public.others")
+    shown = frame.where("op = 'insert'").orderBy("commit_lsn", "seq").select("after.id", "after.n")
+    assert [tuple(row) for row in shown.collect()] == [(4, None), (5, 50), (6, 60)]
 
 
 def test_what_executors_refuse(spark: Any, made: MadeDirectory, tmp_path: Path) -> None:

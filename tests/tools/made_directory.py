@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 from written_segments import METADATA, writer
 
-from pgoutput_fast import testing
+from pgoutput_fast import TypeRegistry, testing
+from pgoutput_fast.catalog import Catalog, CatalogColumn, CatalogTable
 from pgoutput_fast.directory.copies import Tables
+from pgoutput_fast.directory.history import CatalogRead
 from pgoutput_fast.directory.snapshots import CopyFiles, delete_unfinished
 from pgoutput_fast.segments import SegmentWriter
 from pgoutput_fast.segments.prepared import PreparedTransactions
@@ -303,3 +305,21 @@ class MadeDirectory:
             "table": [table.namespace, table.name], "rows": sum(counts), "files": counts
         }  # fmt: skip
         self.tables.finish(order, lsn, fields)
+
+
+def catalog_read(lsn: int, *tables: testing.Table, **missing: str) -> CatalogRead:
+    """The catalogue with tables, and what columns hold in rows that are older than they."""
+    found = []
+    for table in tables:
+        columns = tuple(
+            CatalogColumn(
+                name, type_id, "", -1, False, False, "", name in missing, missing.get(name)
+            )
+            for name, type_id in (("id", 23), ("note", 25), ("n", 23))[: len(table.columns)]
+        )
+        found.append(CatalogTable(
+            table.relation_id, table.namespace, table.name, "r", "d", None, (), ("id",), (),
+            columns,
+        ))  # fmt: skip
+    tables_json = Catalog("1", "d", ("p",), tuple(found)).to_json()
+    return CatalogRead(lsn, lsn, frozenset(), frozenset(), False, TypeRegistry(), tables_json)

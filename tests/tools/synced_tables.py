@@ -10,10 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow.dataset import dataset
+from pyarrow.parquet import read_schema
 
 from pgoutput_fast.apply import delta_target, duckdb_target
 from pgoutput_fast.apply.delta_place import directory_of
 from pgoutput_fast.apply.duckdb_target import quoted, versioned
+from pgoutput_fast.apply.parquet_table import ParquetTable
 
 PROGRESS = ("schema", "table", "relation_id", "stored", "version", "lsn", "copy_lsn", "stale")
 KINDS = ("duckdb", "delta")
@@ -178,12 +181,56 @@ class IcebergTables(DeltaTables):
         )
 
 
+class ParquetTables(DeltaTables):
+    """Change tables as files alone."""
+
+    steps = (
+        *DeltaTables.steps,
+        (ParquetTable, "commit"),
+        (ParquetTable, "_put"),
+        (ParquetTable, "_settle"),
+        (ParquetTable, "_move"),
+    )
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.given["changes"] = "parquet"
+
+    def changes(self, stored: str, version: int = 1) -> pa.Table:
+        """As the documentation says: the newest file has all columns."""
+        directory = self.path / "changes" / directory_of(versioned(stored, version))
+        files = sorted(map(str, directory.glob("*.parquet")))
+        return dataset(files, schema=read_schema(files[-1])).to_table()
+
+    def has(self, kind: str, stored: str) -> bool:
+        if kind == "state":
+            return super().has(kind, stored)
+        return any((self.path / kind / directory_of(stored)).glob("*.parquet"))
+
+
+class DistributedParquetTables(ParquetTables):
+    """The same by executors."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.given["engine"] = DistributedTables(root).given["engine"]
+
+
+class DistributedIcebergTables(IcebergTables):
+    """Tables of the catalogue, of files that executors have written."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.given["engine"] = DistributedTables(root).given["engine"]
+
+
 TABLES = {
     "duckdb": DuckdbTables, "delta": DeltaTables, "distributed": DistributedTables,
-    "iceberg": IcebergTables,
+    "iceberg": IcebergTables, "distributed iceberg": DistributedIcebergTables,
+    "parquet": ParquetTables, "distributed parquet": DistributedParquetTables,
 }  # fmt: skip
 KINDS = [
-    "duckdb", "delta",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("distributed", "iceberg")),
-]  # fmt: skip
+    name if name in ("duckdb", "delta") else pytest.param(name, marks=pytest.mark.slow)
+    for name in TABLES
+]
 Tables = DuckdbTables | DeltaTables

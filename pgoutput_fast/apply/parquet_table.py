@@ -1,0 +1,323 @@
+"""A change table as plain Parquet files in a directory, for readers that know no table format.
+
+Files are written in `_uncommitted`, where no reader looks. A commit is one entry of a log, which is
+there whole or not at all: it has the position of the table, the files, and the names that they get
+beside the others. Behind it they are moved there, in the order of the stream. Moves that a crash
+has left are done when the table is loaded again. So what has such a name counts, and stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import re
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from pyarrow import fs
+
+from .._disk import fsync_path, write_whole
+from .._forms import MALFORMED, of_form
+from ..errors import PgOutputError
+from .delta_place import directory_of
+from .delta_table import VACUUMED, Table
+from .delta_types import schema_of, schema_text
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from .delta_files import Added, Written
+    from .delta_joins import Joins
+    from .delta_place import Place
+    from .delta_table import File
+
+_FORMAT = 1
+_LOG = "_log"
+_BUFFER = 1 << 20
+_ENTRY = re.compile(r"(\d{20})\.json", re.ASCII)
+_FILE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*\.parquet")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """What the log has of a commit.
+
+    Attributes
+    ----------
+    format : int
+    app : str
+        Whose changes the table has.
+    lsn, copy_lsn : int
+        The position.
+    schema : str
+        The columns of the newest file, and so of all.
+    numbered : int
+        Files that have got a name.
+    files : dict of str to str
+        Those of the commit in the order of the stream: names in `_uncommitted`, and those they get.
+    """
+
+    format: int
+    app: str
+    lsn: int
+    copy_lsn: int
+    schema: str
+    numbered: int
+    files: dict[str, str]
+
+
+class ParquetTable(Table):
+    """A change table of plain files. See `Table`."""
+
+    uncommitted = "_uncommitted/"
+
+    def __init__(self, place: Place, directory: str, app: str, retention_hours: int) -> None:
+        super().__init__(place, directory, app, retention_hours)
+        self._version = 0
+        self._entry: _Entry | None = None
+        self._schema: pa.Schema | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether it was made."""
+        return self._schema is not None
+
+    @property
+    def _local(self) -> Path | None:
+        """Its directory, if it is in this file system."""
+        return None if self.place.path is None else self.place.path / self.directory
+
+    @property
+    def _seen(self) -> Any:
+        """Its files, to read them; nothing is made, also if it has none."""
+        return self.filesystem if self._local is None else self.place.filesystem(self.directory)
+
+    def _listed(self, directory: str) -> list[Any]:
+        """What is in a directory of it, which need not be there."""
+        chosen = fs.FileSelector(directory, allow_not_found=True)
+        found: list[Any] = self._seen.get_file_info(chosen)
+        return found
+
+    # --- what is there ---------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Look at what is there now, and do the moves that a crash has left.
+
+        Raises
+        ------
+        PgOutputError
+            It is something else's, or its log is damaged.
+        """
+        with self.refusals():
+            versions = self._versions()
+            if not versions:
+                self._refuse_other_things()
+            elif versions[-1] != self._version:
+                entry, schema = self._read(versions[-1])
+                if entry.app != self.app:
+                    raise self.is_foreign()
+                waiting = {one.base_name for one in self._listed(self.uncommitted.rstrip("/"))}
+                self._settle(entry, waiting, versions[:-1])
+                self._version = self._maintained_at = versions[-1]
+                self._entry, self._schema = entry, schema
+
+    def _versions(self) -> list[int]:
+        """Of the log's entries; the last one is the newest."""
+        names = (_ENTRY.fullmatch(one.base_name) for one in self._listed(_LOG))
+        return sorted(int(found[1]) for found in names if found)
+
+    def _read(self, version: int) -> tuple[_Entry, pa.Schema]:
+        """An entry of the log, and the columns that it has."""
+        name = _entry_name(version)
+        with self._seen.open_input_file(name) as file:
+            text = file.read()
+        where = f"{self.uri}/{name}"
+        try:
+            found = json.loads(text)
+            if isinstance(found, dict) and found.get("format", _FORMAT) != _FORMAT:
+                raise PgOutputError(
+                    f"{where} has format {found['format']!r:.20}, and this version knows "
+                    f"{_FORMAT}: use a newer one"
+                )
+            entry: _Entry = of_form(found, _Entry)
+            for one in (*entry.files, *entry.files.values()):
+                if not _FILE.fullmatch(one):
+                    raise ValueError(f"{one!r:.60} is no name of a file")
+            return entry, schema_of(entry.schema)
+        except PgOutputError:
+            raise
+        except MALFORMED as error:
+            raise PgOutputError(
+                f"{where} is damaged ({error}), and without it nobody knows which changes this "
+                "change table has: restore the file, or move the directory away, and the change "
+                "table begins anew"
+            ) from None
+
+    def _refuse_other_things(self) -> None:
+        """Files of an attempt that ended before its first commit are ours; others are not."""
+        own = (_LOG, self.uncommitted.rstrip("/"))
+        if other := [one.base_name for one in self._listed("") if one.base_name not in own]:
+            raise PgOutputError(
+                f"{self.uri} has other things, such as {other[0]!r}, and no log of a sync: move "
+                "them away, or give another target"
+            )
+
+    def is_its_own(self) -> bool:
+        """Whether there is a table, and it has the changes of the app."""
+        with self.refusals():
+            versions = self._versions()
+            return bool(versions) and self._read(versions[-1])[0].app == self.app
+
+    def rename(self, name: str) -> None:
+        """Have another name, and with it another directory beside this one.
+
+        In object storage its files move one by one, and the log last: a crash leaves the table in
+        the former directory, and each file in one of the two.
+        """
+        if self.place.path is not None:
+            super().rename(name)
+            return
+        after = f"{self.directory.partition('/')[0]}/{directory_of(name)}"
+        with self.refusals():
+            files = self.place.filesystem()
+            found = files.get_file_info(fs.FileSelector(self.directory, recursive=True))
+            paths = sorted(one.path for one in found if one.is_file)
+            for path in sorted(paths, key=lambda path: f"/{_LOG}/" in path):
+                files.move(path, after + path.removeprefix(self.directory))
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The LSN up to which it has changes, and that of its snapshot."""
+        return (0, 0) if self._entry is None else (self._entry.lsn, self._entry.copy_lsn)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns."""
+        return self._schema
+
+    # --- changing it -----------------------------------------------------------------------------
+
+    def create(
+        self,
+        schema: pa.Schema,
+        position: tuple[int, int],
+        partition_by: Sequence[str] = (),
+        description: str | None = None,
+        files: Sequence[Added] = (),
+    ) -> None:
+        """Make the table, by its first commit."""
+        del partition_by, description  # of state tables
+        self._schema = schema
+        self.commit(list(files), [], position)
+
+    def add_columns(self, schema: pa.Schema) -> None:
+        """Have all columns of a schema that has those of the table, from the next commit on."""
+        self._schema = schema
+
+    def commit(
+        self,
+        files: Written,
+        removed: Sequence[File],
+        position: tuple[int, int] | None,
+        *,
+        schema: pa.Schema | None = None,
+        **more: int,
+    ) -> None:
+        """Have files be the table's, and the position be another one."""
+        if removed or schema is not None or more or position is None:
+            raise PgOutputError("a change table is only added to")
+        numbered = 0 if self._entry is None else self._entry.numbered
+        names = {
+            one.path.removeprefix(self.uncommitted): _final_name(one, number)
+            for number, one in enumerate(files, numbered)
+        }
+        entry = _Entry(
+            _FORMAT, self.app, *position, schema_text(self._schema), numbered + len(names), names
+        )
+        with self.refusals():
+            versions = self._versions()
+            if (versions or [0])[-1] != self._version:
+                raise self.place.conflict(self.directory)
+            self._put(entry)
+            self._entry = entry
+            self._settle(entry, names, versions)
+
+    def _put(self, entry: _Entry) -> None:
+        """Write the next entry of the log, which is there whole or not at all."""
+        version = self._version + 1
+        name, text = _entry_name(version), json.dumps(dataclasses.asdict(entry))
+        local = self._local
+        if local is None:
+            # Its stream takes nothing but bytes, which is what comes out of a buffer.
+            with self.filesystem.open_output_stream(name, buffer_size=_BUFFER) as file:
+                file.write(text.encode())
+        else:
+            written = local / self.uncommitted
+            for directory in (written, local / _LOG):
+                directory.mkdir(parents=True, exist_ok=True)
+            # On disk the files have their names there before the log has them.
+            is_new = [local, local.parent, local.parent.parent] if version == 1 else []
+            for directory in (written, *is_new):
+                fsync_path(directory)
+            temporary = written / f"{uuid.uuid4().hex}.json"
+            try:
+                write_whole(local / name, [text], temporary, replaces=False)
+            except FileExistsError:
+                raise self.place.conflict(self.directory) from None
+        self._version = version
+
+    def _settle(self, entry: _Entry, waiting: Container[str], older: Sequence[int]) -> None:
+        """Move the files of the newest entry to their names; then no older entry is needed."""
+        for name, final in entry.files.items():
+            if name in waiting:
+                self._move(name, final)
+        if self._local is not None:
+            fsync_path(self._local)
+        for version in older:
+            self.filesystem.delete_file(_entry_name(version))
+
+    def _move(self, name: str, final: str) -> None:
+        """Move a file to its name; object storage copies and deletes it, which may come again."""
+        self.filesystem.move(self.uncommitted + name, final)
+
+    def committed(self, file: Added) -> str:
+        """Where in the place a file is that the last commit has."""
+        if self._entry is None:
+            raise PgOutputError("commit() was not called")
+        return f"{self.directory}/{self._entry.files[file.path.removeprefix(self.uncommitted)]}"
+
+    # --- maintenance -----------------------------------------------------------------------------
+
+    def maintain(self, joins: Joins | None = None) -> None:
+        """Delete files that no commit has, if it is time for that.
+
+        Files are not joined: who lists them meanwhile would see rows twice, or not at all.
+        """
+        del joins
+        before, self._maintained_at = self._maintained_at, self._version
+        if before // VACUUMED != self._version // VACUUMED:
+            self.vacuum()
+
+    def vacuum(self) -> None:
+        """Delete what attempts have left that came to no commit."""
+        now = datetime.datetime.now(datetime.timezone.utc)
+        oldest = now - datetime.timedelta(hours=self._retention)
+        with self.refusals():
+            for one in self._listed(self.uncommitted.rstrip("/")):
+                if one.is_file and one.mtime < oldest:
+                    self.filesystem.delete_file(self.uncommitted + one.base_name)
+
+
+def _entry_name(version: int) -> str:
+    return f"{_LOG}/{version:020}.json"
+
+
+def _final_name(file: Added, number: int) -> str:
+    """The name by which files are in the order of the stream, and no two have the same."""
+    known = json.loads(file.statistics)
+    first, last = (known[of]["commit_lsn"] for of in ("minValues", "maxValues"))
+    return f"{first:016X}-{last:016X}-{number:08}.parquet"
