@@ -10,29 +10,16 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 from builds import ROOT, run_python
-from servers import NewServer
-
-from pgoutput_fast.embedded import EmbeddedServer
+from documents import blocks, fresh_server, on, python_blocks
 
 if TYPE_CHECKING:
     from typing_extensions import LiteralString
-
-
-def blocks(language: str, document: Path = ROOT / "README.md") -> list[str]:
-    """What stands in the document's fences of a language; "" for those without."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
-    return [text for named, text in found if named == language]
-
-
-def python_blocks(document: Path) -> list[str]:
-    return blocks("python", document)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -44,22 +31,6 @@ def test_decoding_prints_what_its_comments_say(impl: str, number: int, tmp_path:
     ran = run_python("-W", "error", "-c", example, cwd=tmp_path, PGOUTPUT_FAST_IMPL=impl)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.splitlines() == expected
-
-
-@contextlib.contextmanager
-def fresh_server() -> Iterator[EmbeddedServer]:
-    """A server on which only the README's SQL was run."""
-    (setup,) = blocks("sql")
-    with NewServer(18) as server:
-        with psycopg.connect(server.dsn(), autocommit=True) as connection:
-            connection.execute(setup)
-        yield server
-
-
-def on(server: EmbeddedServer, example: str) -> str:
-    """The example, with that server's DSN."""
-    assert '"postgresql:///shop"' in example
-    return example.replace('"postgresql:///shop"', repr(server.dsn()))
 
 
 def wait_for(
@@ -462,6 +433,33 @@ def test_delta_tables(tmp_path: Path) -> None:
         given = [server.dsn() if one == "postgresql:///shop" else one for one in command[1:]]
         ran = run_python("-m", "pgoutput_fast", *given, "--until", "now", cwd=tmp_path)
         assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.spark
+def test_changes_as_plain_files(tmp_path: Path) -> None:
+    """The page's examples before and behind an ALTER TABLE, and its command."""
+    for module in ("deltalake", "duckdb", "pyspark"):
+        pytest.importorskip(module)
+    page = ROOT / "docs" / "parquet-changes.md"
+    example, *readers = python_blocks(page)
+    (printed,) = blocks("", page)
+    first, second, *rest = printed.splitlines(keepends=True)
+    command = blocks("sh", page)[0].split()
+    with fresh_server() as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("INSERT INTO accounts VALUES (1, 99.50, NULL), (2, 1, 'x')")
+        for expected in (first, second):
+            ran = run_python("-W", "error", "-c", on(server, example), cwd=tmp_path)
+            assert (ran.returncode, ran.stderr, ran.stdout) == (0, "", expected)
+            if expected is first:
+                connection.execute("ALTER TABLE accounts ADD kind text")
+                connection.execute("INSERT INTO accounts VALUES (3, 5, NULL, 'new')")
+        given = [server.dsn() if one == "postgresql:///shop" else one for one in command[1:]]
+        ran = run_python("-m", "pgoutput_fast", *given, "--until", "now", cwd=tmp_path)
+        assert ran.returncode == 0, ran.stderr
+    ran = run_python("-c", "\n".join(readers), cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (0, "".join(rest)), ran.stderr
 
 
 @pytest.mark.slow
