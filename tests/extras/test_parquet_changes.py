@@ -22,7 +22,7 @@ from object_storage import ENVIRONMENT, SECRET
 from pyarrow import fs
 from synced_tables import ParquetTables
 
-from pgoutput_fast import apply, testing
+from pgoutput_fast import UNCHANGED, apply, testing
 from pgoutput_fast.apply import parquet_table
 from pgoutput_fast.apply.delta_files import Added
 from pgoutput_fast.apply.delta_place import Place
@@ -130,6 +130,35 @@ def test_the_newest_file_has_all_columns(made: MadeDirectory, tables: ParquetTab
     sync(made, tables)
     found = tables.changes("public.things").sort_by([("commit_lsn", "ascending")]).to_pylist()
     assert found[-1]["after"] == {"id": 5, "note": "e", "n": None}
+
+
+@pytest.mark.parametrize("changes", ["delta", "parquet"])
+def test_the_net_effect_of_stored_changes(
+    made: MadeDirectory, tables: ParquetTables, changes: str
+) -> None:
+    """No change table says which columns are the key."""
+    from deltalake import DeltaTable
+
+    made.commit(1500, WIDER.relation(), testing.delete(WIDER, [1, None, None], "K"),
+                testing.update(WIDER, [20, UNCHANGED, 5], old={"id": 2}))  # fmt: skip
+    if changes == "delta":
+        tables.remove()
+    sync(made, tables, changes=changes)
+    if changes == "delta":
+        rows = [DeltaTable(str(directory(tables))).to_pyarrow_table()]
+        rows = [rows[0].sort_by([("commit_lsn", "ascending"), ("seq", "ascending")])]
+    else:
+        rows = [pq.read_table(one) for one in sorted(directory(tables).glob("*.parquet"))]
+    with pytest.raises(PgOutputError, match=r"no columns are known as its key. Give key="):
+        apply.fold(rows)
+    net = apply.fold(rows, key=["id"])
+    assert net.truncated
+    # Files tell of a column that rows were written without; in a table it is null.
+    without = None if changes == "delta" else ["n"]
+    assert [(row["row"], row["unchanged"]) for row in net.rows.to_pylist()] == [
+        ({"id": 3, "note": "c", "n": None}, without), ({"id": 4, "note": "d", "n": 7}, None),
+        ({"id": 20, "note": "B", "n": 5}, None),
+    ]  # fmt: skip
 
 
 def test_another_type_begins_another_directory(made: MadeDirectory, tables: ParquetTables) -> None:
@@ -302,15 +331,19 @@ def test_another_program_that_writes_at_the_same_time(
     one.commit([Added("_uncommitted/a.parquet", 1, {}, statistics)], [], (5, 0))
     assert (one.position, other.position) == ((5, 0), (0, 0))
     file = Added("_uncommitted/b.parquet", 1, {}, statistics)
-    with pytest.raises(ConflictError, match=r"another program has written changes/t in .*lake at"):
-        other.commit([file], [], (6, 0))
-    # The same between the look at the log and the entry.
+    told = r"another program has written changes/t in .*lake at the same time\. One sync"
+    # Between the look at the log and the entry.
     with monkeypatch.context() as patch:
         patch.setattr(other, "_versions", lambda: [1])
-        with pytest.raises(ConflictError, match="another program has written changes/t"):
+        with pytest.raises(ConflictError, match=told):
             other.commit([file], [], (6, 0))
+    # Long before it, so that the entry of its number is not there any more.
+    one.commit([], [], (5, 1))
+    assert names(tmp_path / "lake" / "changes" / "t" / "_log") == ["00000000000000000003.json"]
+    with pytest.raises(ConflictError, match=told):
+        other.commit([file], [], (6, 0))
     other.load()
-    assert other.position == (5, 0)
+    assert other.position == (5, 1)
     assert [one.name for one in (tmp_path / "lake" / "changes" / "t").glob("*.parquet")] == [
         "0000000000000003-0000000000000004-00000000.parquet"
     ]
@@ -374,8 +407,9 @@ def test_arguments_that_are_refused(
     command = ["sync", "--segments", str(made.directory), "--to", tables.target, "--until", "now"]
     assert main([*command, "--changes", "parquet", "--iceberg", "shop"]) == 2
     assert "--changes and --iceberg do not go together" in capsys.readouterr().err
-    assert main(command) == 1
-    assert "give --changes parquet, or begin anew" in " ".join(capsys.readouterr().err.split())
+    for dry_run in ([], ["--dry-run"]):
+        assert main([*command, *dry_run]) == 1
+        assert "give --changes parquet, or begin anew" in " ".join(capsys.readouterr().err.split())
     assert main([*command, "--changes", "parquet"]) == 0
     assert globbed(tables) == FIRST + SECOND
 
