@@ -6,8 +6,9 @@
 #               themselves the tests take all cores, with '-n 2' two processes, '-n 0' one alone
 # DEMO_ARGS     more arguments for the demo, as in: make demo DEMO_ARGS=--help
 # BENCH_ARGS    more arguments for the benchmarks
-# CHAOS_SEED    a number that repeats the faults of make chaos, which prints it
-# CHAOS_ARGS    numbers of faults for make chaos, as in: make chaos CHAOS_ARGS='--cuts 20 --slow 0'
+# CHAOS_SEED    a number that repeats the faults of make chaos and make chaos-spark, which print it
+# CHAOS_ARGS    numbers of faults for make chaos, as in: make chaos CHAOS_ARGS='--cuts 20 --slow 0';
+#               for make chaos-spark: CHAOS_ARGS='--kills 20'
 # LIVE_ARGS     more arguments for make live, as in: make live LIVE_ARGS='--versions 18 --scale 1'
 # STEADY        seconds of pgbench for make steady
 # CORPUS        a directory of recorded captures, for test-corpus
@@ -41,7 +42,7 @@ help:
 	@echo 'make test-all                all of them'
 	@echo 'make test-matrix             transactions of servers 14 to 18, which it installs with npm'
 	@echo 'make chaos                   kills, cuts and full disks, compared with the server (minutes)'
-	@echo 'make chaos-spark             the same with Spark: kills of all of it, of its workers, of the server'
+	@echo 'make chaos-spark             the same with Spark: kills of driver, executors, workers, capture, server'
 	@echo 'make live                    a capture with copies under load and DDL, compared with servers 15 and 18'
 	@echo 'make month                   a directory over a month, by a clock that runs faster'
 	@echo 'make steady                  memory of readers over 10 minutes of pgbench'

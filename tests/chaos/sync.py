@@ -5,10 +5,11 @@
 A writer changes rows and keys, adds, alters, renames and drops columns, truncates, rewrites, drops
 and makes tables, alters primary keys and replica identities, and has tables join and leave the
 publication. A sync (`syncer.py`) captures a slot and keeps tables up to date from it; it is killed
-at moments by chance. With Spark a fault is a kill of all processes, of Spark's Python workers, or
-of the server. Now and then, while all that goes on, `verify` must find nothing that differs.
-At the end `verify` and a comparison with SELECT find each state table equal to the server's, and
-each change table has each change once.
+at moments by chance. With Spark other processes are killed too (`spark_lives.py`): the driver,
+executors, Python workers, a capture that the sync follows, and the server; some of them between the
+commits of two tables. Now and then, while all that goes on, `verify` must find nothing that
+differs. At the end `verify` and a comparison with SELECT find each state table equal to the
+server's, and each change table has each change once.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
-import signal
 import sys
 import tempfile
 import threading
@@ -31,14 +30,15 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 import duckdb
 import psycopg
-from chaos import Consumer, execute, wait_for
+import spark_lives
+from chaos import execute, wait_for
 from deltalake import DeltaTable
+from sync_processes import LOOK, SparkSyncer, Syncer
 
 from pgoutput_fast.apply.delta_place import directory_of
 from pgoutput_fast.directory.consumers import consumers
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.embedded import EmbeddedServer
-from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.segments.listing import contents
 from pgoutput_fast.verify import Report, verify
@@ -48,10 +48,6 @@ TABLES = 5
 KEYS = 1000
 COLUMNS = 4
 """The most columns of a table that are added."""
-LOOK = 300.0
-"""Seconds in which a sync has to come to where the server is, on a machine that is busy."""
-WINDOWS = (100_000, 1 << 20, 16 << 20)
-"""Bytes."""
 LAST = 2_000_000_000
 """A key that no other row has."""
 ATTEMPTS = 10
@@ -215,68 +211,6 @@ class Writer:
             raise self.failed
 
 
-class Syncer(Consumer):
-    """The sync's process."""
-
-    chance: random.Random
-    script = "syncer.py"
-
-    def start(self) -> None:
-        """Start it, with windows of another size than before."""
-        # A window of Spark's takes a second, however small it is.
-        self.options["window_bytes"] = self.chance.choice(
-            WINDOWS[2:] if "spark" in self.options else WINDOWS
-        )
-        if "spark" in self.options:
-            # Others are written by the driver.
-            self.options["driver_bytes"] = self.chance.choice((0, 0, 50_000))
-        self._begin = os.fstat(self.log.fileno()).st_size
-        super().start()
-
-    def works(self) -> bool:
-        """Whether it has come so far as to ask the server."""
-        # Not by seek(): the process writes where the file's one position is.
-        return b"connected to" in os.pread(self.log.fileno(), 1 << 20, self._begin)
-
-    def kill(self) -> None:
-        """With its JVM. Python's workers go on for a moment, as those on other machines would."""
-        assert self.process is not None
-        if "spark" in self.options:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        super().kill()
-
-    def kill_workers(self) -> int:
-        """Kill the processes that run tasks of Spark; how many they were."""
-        assert self.process is not None
-        found = 0
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError, ProcessLookupError):
-                stat = path.read_text().rpartition(")")[2].split()
-                command = path.with_name("cmdline").read_bytes()
-                if int(stat[3]) == self.process.pid and b"pyspark.daemon" in command:
-                    os.kill(int(path.parent.name), signal.SIGKILL)
-                    found += 1
-        return found
-
-    def tell_threads(self) -> None:
-        """Have it write where its threads are."""
-        assert self.process is not None
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGUSR1)
-            time.sleep(1)
-
-    def check(self) -> None:
-        """It does not end by itself."""
-        assert self.process is not None
-        assert self.process.poll() is None, f"it has ended: {self.process.returncode}"
-
-    def ended_well(self) -> None:
-        """It has ended without an error."""
-        assert self.process is not None
-        assert self.process.returncode == 0, f"it has ended: {self.process.returncode}"
-
-
 class Held(NamedTuple):
     """What a target has of a table."""
 
@@ -425,6 +359,28 @@ def verified(server: EmbeddedServer, tables: AnyTables, **options: Any) -> Repor
     return report
 
 
+class Looks:
+    """Looks of `verify` at the tables, beside the faults."""
+
+    def __init__(self, server: EmbeddedServer, tables: AnyTables, syncer: Syncer) -> None:
+        self._server = server
+        self._tables = tables
+        self._syncer = syncer
+        self._next = 5
+        self.equal = 0
+        """How many tables were found equal."""
+
+    def take(self, faults: int) -> None:
+        """Look, behind every twentieth fault."""
+        if faults < self._next:
+            return
+        self._next += 20
+        report = verified(self._server, self._tables, rounds=3, timeout=LOOK)
+        self.equal += sum(one.state == "equal" for one in report.tables)
+        self._syncer.check()
+        print(f"{faults} faults, {self.equal} tables found equal", flush=True)
+
+
 def run(target: str, engine: str, seed: int, kills: int, directory: Path | None) -> None:
     chance = random.Random(f"{target} {seed}")
     begin = time.monotonic()
@@ -443,62 +399,65 @@ def run(target: str, engine: str, seed: int, kills: int, directory: Path | None)
             "segment_bytes": 100_000, "grace": 2.0, "keep_bytes": 300_000, "keep_seconds": 5.0,
             "quick": True, "interval": 0.1,
         }  # fmt: skip
+        given: Any = (tables.given, server.dsn())
+        syncer: Any
         if engine == "spark":
-            options["spark"] = "local[2,4]"
-        syncer = Syncer(tables.given, server.dsn(), **options)  # type: ignore[arg-type]
+            syncer = SparkSyncer(*given, tables.segments, **options)
+        else:
+            syncer = Syncer(*given, **options)
         syncer.chance = random.Random(chance.random())
-        syncer.start()
-        stack.callback(syncer.log.close)
-        stack.callback(syncer.kill)
+        stack.callback(syncer.close)
+        looks = Looks(server, tables, syncer)
         try:
-            looks = take_part(server, writer, syncer, tables, kills, chance)
+            if engine == "spark":
+                said = take_part_with_spark(writer, syncer, looks, kills, chance)
+            else:
+                said = take_part(syncer, tables, looks, kills)
             writer.end()
             report = finish(server, syncer, tables)
             count = compare(server, tables)
             changes = count_changes(tables)
-        except (AssertionError, PgOutputError):
+        except Exception:
             syncer.tell_threads()
             print(f"The sync's log ends with:\n{syncer.said()[-6000:]}")
             tell_positions(server, tables)
             sys.stdout.flush()
             raise
+        troubles = f", {syncer.troubles()} errors that pass" if engine == "spark" else ""
     assert len(report.tables) == count
     print(
-        f"tables in {target}, kill -9 of their sync ({engine}): {kills} faults, {count} tables "
-        f"compared, {looks} meanwhile, {changes:,} changes, {writer.defined.total()} DDL "
+        f"tables in {target}, kill -9 of their sync ({engine}): {said}{troubles}, {count} tables "
+        f"compared, {looks.equal} meanwhile, {changes:,} changes, {writer.defined.total()} DDL "
         f"({', '.join(f'{name} {n}' for name, n in sorted(writer.defined.items()))}), "
         f"{time.monotonic() - begin:.0f} s",
         flush=True,
     )
 
 
-def take_part(
-    server: EmbeddedServer, writer: Writer, syncer: Syncer, tables: AnyTables, kills: int,
-    chance: random.Random,
-) -> int:  # fmt: skip
-    """Kill the sync again and again, and verify beside it: how many tables were found equal."""
+def take_part(syncer: Syncer, tables: AnyTables, looks: Looks, kills: int) -> str:
+    """Kill the sync again and again, and verify beside it: what was done."""
+    syncer.start()
     wait_for("the first window", lambda: tables.path.exists())
-    looks = 0
     for number in range(kills):
-        # Some are killed before they work; if most were, on a busy machine, none would get on.
-        if chance.random() < 0.8:
-            wait_for("a process that works", syncer.works)
-        time.sleep(chance.uniform(0.0, chance.choice((0.5, 2.5))))
-        syncer.check()
-        kind = chance.random() if "spark" in syncer.options else 0.0
-        if kind < 0.6:
-            syncer.kill()
-            syncer.start()
-        elif kind < 0.9:
-            wait_for("tasks", syncer.kill_workers)
-        else:
-            writer.restart_server()
-        if number % 20 == 4:
-            report = verified(server, tables, rounds=3, timeout=LOOK)
-            looks += sum(one.state == "equal" for one in report.tables)
-            syncer.check()
-            print(f"{number + 1} faults, {looks} tables found equal", flush=True)
-    return looks
+        syncer.live()
+        syncer.kill()
+        syncer.start()
+        looks.take(number + 1)
+    return f"{kills} faults"
+
+
+def take_part_with_spark(
+    writer: Writer, syncer: SparkSyncer, looks: Looks, kills: int, chance: random.Random
+) -> str:
+    """Kill all of it, each kind of process in its turn: what was done."""
+    lives = spark_lives.planned(chance, kills)
+    came = spark_lives.take_part(lives, syncer, writer, looks.take)
+    syncer.life = spark_lives.last_life(chance)
+    syncer.start()
+    missing = [kind for kind in spark_lives.KINDS if not came[kind]]
+    assert not missing, f"faults that did not come: {missing}"
+    kinds = ", ".join(f"{kind} {came[kind]}" for kind in spark_lives.KINDS)
+    return f"{came.total()} faults ({kinds}) in {len(lives) + 1} lives"
 
 
 def finish(server: EmbeddedServer, syncer: Syncer, tables: AnyTables) -> Report:
@@ -534,8 +493,16 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=None, help="a new one, which is kept")
     given = parser.parse_args()
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**6)
-    print(f"CHAOS_SEED={seed}", flush=True)
-    run(given.target, given.engine, seed, given.kills, given.directory)
+    again = (
+        f"python tests/chaos/sync.py --target {given.target} --engine {given.engine} "
+        f"--seed {seed} --kills {given.kills}"
+    )
+    print(f"CHAOS_SEED={seed}\n{again}", flush=True)
+    try:
+        run(given.target, given.engine, seed, given.kills, given.directory)
+    except BaseException:
+        print(f"It failed with CHAOS_SEED={seed}. The same faults again:\n{again}", flush=True)
+        raise
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,34 @@ FEW = {
     "capture-disk-full": 2,
     "two-captures": 6,
 }
+
+SEED = 1
+"""Of the faults that are the same in each run of the tests."""
+
+
+def test_each_kind_of_fault_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In lives of a sync with Spark in which it can come."""
+    pytest.importorskip("pyspark")
+    for directory in (".", "../tools"):
+        monkeypatch.syspath_prepend(Path(__file__).parent / directory)
+    import spark_lives
+
+    for seed in range(200):
+        for faults in (9, 20, 100):
+            lives = spark_lives.planned(random.Random(seed), faults)
+            came = Counter(kind for life in lives for kind in life.faults)
+            assert came.total() == faults
+            assert came.keys() == spark_lives.KINDS.keys()
+            assert not lives[0].is_following
+            for life in lives:
+                kinds = set(life.faults)
+                assert [kind in spark_lives.ENDS for kind in life.faults].index(True) == (
+                    len(life.faults) - 1
+                )
+                assert "capture" not in kinds or life.is_following
+                assert "executor" not in kinds or life.has_executors
+                assert "worker" not in kinds or life.driver_bytes == 0
+                assert "driver between state tables" not in kinds or life.driver_bytes is None
 
 
 @pytest.mark.slow
@@ -72,23 +103,31 @@ def test_a_directory_holds(arguments: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.integration
+@pytest.mark.parametrize("seed", [SEED, None], ids=["known", "new"])
 @pytest.mark.parametrize(
-    ("target", "engine"),
+    ("target", "engine", "kills"),
     [
-        ("duckdb", "local"),
-        ("delta", "local"),
-        pytest.param("delta", "spark", marks=pytest.mark.spark),
+        ("duckdb", "local", 5),
+        ("delta", "local", 5),
+        # Each kind of fault once.
+        pytest.param("delta", "spark", 9, marks=pytest.mark.spark),
     ],
 )
-def test_tables_are_the_servers_after_kills(target: str, engine: str) -> None:
+def test_tables_are_the_servers_after_kills(
+    target: str, engine: str, kills: int, seed: int | None
+) -> None:
+    """By a seed that is always the same, and by `CHAOS_SEED` or another one each time."""
     pytest.importorskip("duckdb" if target == "duckdb" else "deltalake")
     script = Path(__file__).with_name("sync.py")
+    given = [f"--target={target}", f"--engine={engine}", f"--kills={kills}"]
+    if wanted := os.environ.get("CHAOS_SEED") if seed is None else str(seed):
+        given.append(f"--seed={wanted}")
     ended = subprocess.run(
-        [sys.executable, str(script), f"--target={target}", f"--engine={engine}", "--kills=5"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, str(script), *given], capture_output=True, text=True, check=False
+    )
+    # Which begins with the seed, and ends with the command that repeats a failure.
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
-    assert ": 5 faults, " in ended.stdout
+    assert f": {kills} faults" in ended.stdout
 
 
 @pytest.mark.slow
