@@ -1,8 +1,8 @@
 """Kills between two tables' commits, where the test asks for one.
 
-The test writes a file that says where. The process that comes there takes the file away once it has
-committed a table and has another one left, writes down which these are, and kills itself or its
-executor. As the file is taken by one process alone, and once, there is one kill for each.
+The test writes a file that says where. The first process there that has committed a table and has
+another one left makes a file that says which these are, and kills itself or its executor. As that
+file is made once, there is one kill for each that is asked for.
 """
 
 from __future__ import annotations
@@ -26,50 +26,54 @@ class Wanted(NamedTuple):
 
     Fields: where ("changes" and "state": in the driver, between such tables; "worker" and
     "executor": in a task that folds changes into state tables); at (how far among the tables, from
-    0 to 1).
+    0 to 1); number (of each another one, as a task is run again after its kill).
     """
 
     where: str
     at: float
+    number: int
 
 
 class Trap:
     """The files by which a kill is asked for, and by which it is said to have come."""
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._wanted = directory / "kill-wanted.json"
-        self._done = directory / "kill-done.json"
 
     def set(self, wanted: Wanted) -> None:
-        self._done.unlink(missing_ok=True)
-        self._write(self._wanted, wanted)
+        new = self._wanted.with_suffix(".new")
+        new.write_text(json.dumps(wanted))
+        new.replace(self._wanted)
 
     def wanted(self) -> Wanted | None:
+        """What is asked for, and has not come yet."""
         with contextlib.suppress(FileNotFoundError):
-            return Wanted(*json.loads(self._wanted.read_text()))
+            wanted = Wanted(*json.loads(self._wanted.read_text()))
+            return None if self.done(wanted) else wanted
         return None
 
-    def take(self, committed: list[str], left: list[str]) -> bool:
+    def take(self, wanted: Wanted, committed: list[str], left: list[str]) -> bool:
         """Whether the kill is this process's: it has to come now."""
+        new = self._directory / f"kill-{os.getpid()}.new"
+        new.write_text(json.dumps((committed, left)))
         try:
-            self._wanted.unlink()
-        except FileNotFoundError:
+            os.link(new, self._done(wanted))
+        except FileExistsError:
             return False
-        self._write(self._done, (committed, left))
+        finally:
+            new.unlink()
         return True
 
-    def done(self) -> tuple[list[str], list[str]] | None:
+    def done(self, wanted: Wanted) -> tuple[list[str], list[str]] | None:
         """The tables that were committed before the kill, and those that were not."""
         with contextlib.suppress(FileNotFoundError):
-            committed, left = json.loads(self._done.read_text())
+            committed, left = json.loads(self._done(wanted).read_text())
             return committed, left
         return None
 
-    @staticmethod
-    def _write(path: Path, content: Any) -> None:
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(content))
-        new.replace(path)
+    def _done(self, wanted: Wanted) -> Path:
+        return self._directory / f"kill-{wanted.number}.json"
 
 
 class Tables:
@@ -82,6 +86,7 @@ class Tables:
         self, trap: Trap, wanted: Wanted, names: list[str], kill: Callable[[], None]
     ) -> None:
         self._trap = trap
+        self._wanted = wanted
         self._kill = kill
         self._after = 1 + int(wanted.at * (len(names) - 1))
         self._left = names
@@ -109,7 +114,7 @@ class Tables:
                 self._left.remove(name)
                 self._committed += [name] * bool(commits)
             is_here = len(self._committed) >= self._after and self._left
-            if is_here and self._trap.take(self._committed, self._left):
+            if is_here and self._trap.take(self._wanted, self._committed, self._left):
                 self._kill()
         return found
 

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from sync import Writer
 
 ENDS = {
-    "driver": 16,
-    "driver between change tables": 8,
-    "driver between state tables": 6,
+    "driver": 12,
+    "driver between change tables": 6,
+    "driver between state tables": 5,
 }
-"""Kills of the driver, each with its share of 100 faults. They take the longest, with the start."""
+"""Kills of the driver, each with its share of 100 faults. The next start takes the longest."""
 OTHERS = {
-    "worker": 12,
-    "worker between state tables": 13,
-    "executor": 10,
-    "executor between state tables": 9,
-    "capture": 16,
-    "server": 10,
+    "worker": 15,
+    "worker between state tables": 17,
+    "executor": 7,
+    "executor between state tables": 6,
+    "capture": 21,
+    "server": 11,
 }
-"""Faults over which the driver lives, likewise."""
+"""Faults over which the driver lives, likewise. An executor takes long to be replaced."""
 KINDS = {**ENDS, **OTHERS}
 LOCAL, CLUSTER = "local[2,4]", "local-cluster[2,1,1024]"
 BETWEEN = {
@@ -71,7 +71,7 @@ def _is_of_state(end: str) -> bool:
 def _life(chance: random.Random, end: str) -> Life:
     # By default the driver writes these windows by itself, the state tables too.
     driver_bytes = None if _is_of_state(end) else chance.choice((0, 0, 0, 50_000, None))
-    master = CLUSTER if driver_bytes == 0 and chance.random() < 0.3 else LOCAL
+    master = CLUSTER if driver_bytes == 0 and chance.random() < 0.2 else LOCAL
     return Life(master, driver_bytes, chance.random() < 0.5, [])
 
 

@@ -48,6 +48,9 @@ TABLES = 5
 KEYS = 1000
 COLUMNS = 4
 """The most columns of a table that are added."""
+PAUSES = {"local": 0.003, "spark": 0.02}
+"""Seconds between two transactions, by the engine. A run with Spark takes longer: it has as many,
+and on few cores a faster writer would leave Spark no time."""
 LAST = 2_000_000_000
 """A key that no other row has."""
 ATTEMPTS = 10
@@ -75,10 +78,11 @@ def make_multiset(table: str) -> list[str]:
 
 
 class Writer:
-    """Changes tables without a pause."""
+    """Changes tables all the time, with a pause of so many seconds."""
 
-    def __init__(self, server: EmbeddedServer, chance: random.Random) -> None:
+    def __init__(self, server: EmbeddedServer, chance: random.Random, pause: float) -> None:
         self._server = server
+        self._seconds = pause
         self._chance = random.Random(chance.random())
         self._stop = threading.Event()
         self._pause = threading.Lock()
@@ -98,7 +102,7 @@ class Writer:
                     continue
                 dsn = self._server.dsn()
                 with self._pause, psycopg.connect(dsn, autocommit=True) as connection:
-                    while not (self._broken or self._stop.wait(0.003)):
+                    while not (self._broken or self._stop.wait(self._seconds)):
                         # A key that is there already: the transaction is rolled back.
                         with contextlib.suppress(psycopg.errors.UniqueViolation):
                             self._write(connection)
@@ -392,7 +396,7 @@ def run(target: str, engine: str, seed: int, kills: int, directory: Path | None)
         execute(server, "CREATE PUBLICATION p", *make_multiset("m"))
         for number in range(TABLES):
             execute(server, *make_table(f"t{number}"))
-        writer = Writer(server, chance)
+        writer = Writer(server, chance, PAUSES[engine])
         stack.callback(writer.end)
         options = {
             "slot": "s", "publications": ["p"], "retry_for": 60, "max_delay": 0.05,

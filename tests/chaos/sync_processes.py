@@ -117,6 +117,8 @@ class SparkSyncer(Syncer):
         self._capture = Capturer(segments, dsn, create_slot=True, snapshot="initial", **own)
         self._segments = segments
         self._trap = Trap(segments.parent)
+        self._kills = 0
+        """Between commits."""
         self.options["trap"] = str(segments.parent)
         self._sessions: set[int] = set()
         """Of all its lives."""
@@ -224,7 +226,9 @@ class SparkSyncer(Syncer):
 
     def kill_between(self, where: str) -> None:
         """Kill a process between the commits of two tables."""
-        self._trap.set(Wanted(where, self.chance.random()))
+        self._kills += 1
+        wanted = Wanted(where, self.chance.random(), self._kills)
+        self._trap.set(wanted)
         is_driver = where in ("changes", "state")
 
         def has_come() -> bool:
@@ -232,10 +236,10 @@ class SparkSyncer(Syncer):
                 assert self.process is not None
                 return self.process.poll() is not None
             self.check()
-            return self._trap.done() is not None
+            return self._trap.done(wanted) is not None
 
         wait_for(f"a kill between two tables' commits ({where})", has_come, LOOK)
-        done = self._trap.done()
+        done = self._trap.done(wanted)
         assert done is not None, f"it has ended: {self.process and self.process.returncode}"
         committed, left = done
         assert committed

@@ -27,6 +27,16 @@ OF_SYNC = ("segments", "interval", "window_bytes", "until")
 """Options of a sync that follows another capture."""
 
 
+# Most of the time is that of starts: no compiler but the quick one, nor threads of a collector.
+_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+CONFIGURATION = {
+    "spark.log.level": "OFF",
+    "spark.driver.extraJavaOptions": _JAVA,
+    "spark.executor.extraJavaOptions": _JAVA,
+    "spark.sql.codegen.wholeStage": "false",
+}
+
+
 class Told:
     """Writes into the log how far the sync is."""
 
@@ -59,7 +69,7 @@ if __name__ == "__main__":
 
         from pgoutput_fast.spark import SparkEngine, session
 
-        spark = session(master, configuration={"spark.log.level": "OFF"})
+        spark = session(master, configuration=CONFIGURATION)
         engine = options["engine"] = SparkEngine(spark, **of_engine)
         # Executors have no module of this directory.
         cloudpickle.register_pickle_by_value(between)
