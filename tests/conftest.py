@@ -100,10 +100,17 @@ def both() -> tuple[ModuleType, ModuleType]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
-    """One Spark for all tests: its start costs seconds."""
+def spark(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """One Spark for all tests: its start costs seconds.
+
+    It has Delta's connector if any of the tests needs that.
+    """
+    from delta_connector import settings
+
     from pgoutput_fast.spark import session
 
+    wanted = any(item.get_closest_marker("delta_spark") for item in request.session.items)
+    connector = settings() if wanted else {}
     running = session(
         "local[2]",
         "pgoutput_fast tests",
@@ -116,7 +123,20 @@ def spark() -> Iterator[Any]:
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.log.level": "ERROR",
+            **{name: value for name, value in connector.items() if name},
         },
     )
     yield running
     running.stop()
+
+
+@pytest.fixture
+def delta_spark(spark: Any) -> Any:
+    """That Spark, with Delta's connector; tests that ask for it are marked ``delta_spark``."""
+    from delta_connector import is_required, settings
+
+    if reason := settings().get(""):
+        if is_required():
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return spark

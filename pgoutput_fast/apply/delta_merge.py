@@ -8,6 +8,7 @@ does not fit; the second copies. Of both only a group of rows is in memory.
 from __future__ import annotations
 
 import bisect
+import datetime
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from .targets import Alteration
 
 _T = TypeVar("_T")
-_SHOWN = 3
+SHOWN = 3
 """Rows that an error names."""
 _ROWS_AT_ONCE = 1 << 16
 """Of those that come several times."""
@@ -164,6 +165,57 @@ class Hits(NamedTuple):
     live: Any
 
 
+def may_hold(file: File, keys: Keys, column: str) -> bool:
+    """Whether a file may have rows of some keys, by what the log says of their first column."""
+    if column in file.partition:
+        value = file.partition[column]
+        return keys.may_be_in(value, value)
+    greatest = file.greatest.get(column)
+    if isinstance(greatest, datetime.datetime):
+        # Writers such as Spark cut the microseconds off there.
+        greatest = greatest.replace(microsecond=greatest.microsecond // 1000 * 1000 + 999)
+    return keys.may_be_in(file.least.get(column), greatest)
+
+
+def net_values(batch: pa.RecordBatch, name: str, type_: pa.DataType, of: str = "row") -> pa.Array:
+    """A column of net rows, or of the keys that they had, as a table has it."""
+    struct = batch.column(of)
+    at = struct.type.get_field_index(name)
+    return stored_array(struct.flatten()[at], type_)
+
+
+def net_row(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Net rows with the columns of a table."""
+    row = batch.column("row")
+    names = [field.name for field in row.type]
+    return conformed(pa.RecordBatch.from_arrays(row.flatten(), names=names), schema)
+
+
+def misfit(
+    table: str, name: str, uri: str, what: str, names: Sequence[str], columns: Sequence[pa.Array]
+) -> IncompleteError:
+    """The error for changes that do not fit what is there.
+
+    Parameters
+    ----------
+    table, name, uri : str
+        The server's table, the target's name for it, and where that is.
+    what : str
+        What is wrong.
+    names, columns
+        The columns by which the rows are named, and their values in the first rows, one more than
+        are shown if there are more.
+    """
+    shown = [column.to_pylist() for column in columns]
+    texts = ["(" + ", ".join(map(repr, values)) + ")" for values in zip(*shown, strict=True)]
+    more = " and more" if len(texts) > SHOWN else ""
+    return IncompleteError(
+        f"the changes of {table} do not fit its table {name!r} in {uri}: {what} "
+        f"({', '.join(names)}) = {'; '.join(texts[:SHOWN])}{more}. Changes are missing, or the "
+        "table began without the rows that were there: copy it again"
+    )
+
+
 class Merge:
     """A merge of net changes into a table.
 
@@ -215,15 +267,13 @@ class Merge:
 
     # --- what is there ---------------------------------------------------------------------------
 
-    def _values(self, batch: pa.RecordBatch, name: str, of: str = "row") -> pa.Array:
-        """A column of the net rows, as the table has it."""
-        struct = batch.column(of)
-        at = struct.type.get_field_index(name)
-        return stored_array(struct.flatten()[at], self._shape.schema.field(name).type)
-
     def _all(self, names: Sequence[str], of: str = "row") -> list[pa.Array]:
         """Columns of all net rows."""
-        parts = [[self._values(batch, name, of) for batch in self._batches] for name in names]
+        schema = self._shape.schema
+        parts = [
+            [net_values(batch, name, schema.field(name).type, of) for batch in self._batches]
+            for name in names
+        ]
         return [pa.concat_arrays(part) for part in parts]
 
     def _find_by_key(self) -> None:
@@ -252,10 +302,7 @@ class Merge:
         def possible(file: File) -> bool:
             if not isinstance(source, str) or self._shape.rewrites:
                 return True
-            if source in file.partition:
-                value = file.partition[source]
-                return keys.may_be_in(value, value)
-            return keys.may_be_in(file.least.get(source), file.greatest.get(source))
+            return may_hold(file, keys, source)
 
         return possible
 
@@ -352,17 +399,9 @@ class Merge:
         self._refuse(numbers[left > 0], names, "it has fewer rows like")
 
     def _refuse(self, rows: Any, names: Sequence[str], what: str, of: str = "row") -> None:
-        shown = [
-            column.take(pa.array(rows[:_SHOWN])).to_pylist() for column in self._all(names, of)
-        ]
-        texts = ["(" + ", ".join(map(repr, values)) + ")" for values in zip(*shown, strict=True)]
-        more = " and more" if len(rows) > _SHOWN else ""
-        raise IncompleteError(
-            f"the changes of {self._net.table} do not fit its table {self._name!r} in "
-            f"{self._table.place.uri}: {what} ({', '.join(names)}) = {'; '.join(texts)}{more}. "
-            "Changes are missing, or the table began without the rows that were there: copy it "
-            "again"
-        )
+        few = pa.array(rows[: SHOWN + 1])
+        columns = [column.take(few) for column in self._all(names, of)]
+        raise misfit(self._net.table, self._name, self._table.place.uri, what, names, columns)
 
     # --- what comes of it ------------------------------------------------------------------------
 
@@ -438,7 +477,7 @@ class Merge:
             places[old.column("#").to_numpy()] = np.arange(len(old))
         first = 0
         for batch in self._batches:
-            rows = self._row(batch)
+            rows = net_row(batch, self._shape.schema)
             if batch.column("unchanged").null_count < batch.num_rows:
                 sources = self._sources[first : first + batch.num_rows]
                 at = np.full(batch.num_rows, -1, np.int64)
@@ -447,11 +486,6 @@ class Merge:
                 rows = self._completed(batch, rows, at)
             first += batch.num_rows
             writer.write(rows.filter(pc.equal(batch.column("op"), "upsert")))
-
-    def _row(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        row = batch.column("row")
-        names = [field.name for field in row.type]
-        return conformed(pa.RecordBatch.from_arrays(row.flatten(), names=names), self._shape.schema)
 
     def _completed(self, batch: pa.RecordBatch, rows: pa.RecordBatch, at: Any) -> pa.RecordBatch:
         """Rows with the values that were not sent, from the kept row that `at` says, or -1."""
@@ -479,7 +513,7 @@ class Merge:
     def _write_counted(self, writer: Writer) -> None:
         for batch in self._batches:
             comes = pc.equal(batch.column("op"), "upsert")
-            rows = self._row(batch).filter(comes)
+            rows = net_row(batch, self._shape.schema).filter(comes)
             counts = batch.column("count").filter(comes).to_numpy()
             numbers = np.repeat(np.arange(len(counts)), counts)
             for first in range(0, len(numbers), _ROWS_AT_ONCE):

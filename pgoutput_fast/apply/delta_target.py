@@ -576,10 +576,10 @@ class _State:
     ) -> None:
         self.table = table
         self._held = held
-        self._marker = marker
+        self.marker = marker
         self.lsn, self.copy_lsn = table.position
-        # Of a call before that was cut short: alterations may come that it has.
-        self._is_ahead = self.lsn > held.lsn
+        self.is_ahead = self.lsn > held.lsn
+        """Of a call before that was cut short: alterations may come that it has."""
         self.is_elsewhere = False
         """Whether another process writes it in this window."""
         self._partition_by = table.partition_by if table.exists else list(partition_by)
@@ -607,8 +607,8 @@ class _State:
 
     def _stored(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the table for rows of the server's."""
-        if self._marker is not None:
-            schema = schema.append(pa.field(self._marker, DELETED_AT))
+        if self.marker is not None:
+            schema = schema.append(pa.field(self.marker, DELETED_AT))
         return stored_schema(schema)
 
     def _create(self, schema: pa.Schema, columns: Sequence[Column]) -> None:
@@ -663,7 +663,7 @@ class _State:
         self._files = []
         schema, self._writer = self._writer.schema, None
         self.table.commit(files, [], (held.lsn, held.copy_lsn), schema=schema, altered=0)
-        self._is_ahead = False
+        self.is_ahead = False
         self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
 
     def apply(self, alterations: Sequence[Alteration], net: NetChanges, held: Held) -> None:
@@ -681,9 +681,9 @@ class _State:
                 f"its table {table.directory} in {table.place.uri} was deleted: copy it again"
             )
         altered = _number(alterations)
-        if self._is_ahead and table.transaction("altered") == altered:
+        if self.is_ahead and table.transaction("altered") == altered:
             alterations = []
-        elif self._is_ahead and any(isinstance(one, (Removed, Renamed)) for one in alterations):
+        elif self.is_ahead and any(isinstance(one, (Removed, Renamed)) for one in alterations):
             raise IncompleteError(
                 f"{table.directory} has changes before {format_lsn(self.lsn)} of a sync that was "
                 "cut short, and nobody knows whether its columns have their names from before or "
@@ -700,7 +700,7 @@ class _State:
             )
         position = held.lsn, max(held.copy_lsn, self.copy_lsn)
         with table.refusals(), self._new_writer(shape.schema) as writer:
-            merge = Merge(table, shape, net, self._held.stored, self._marker)
+            merge = Merge(table, shape, net, self._held.stored, self.marker)
             merge.write(writer)
             files = writer.finish()
             whole = net.truncated or shape.rewrites

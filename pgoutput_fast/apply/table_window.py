@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..catalog import CatalogTable
     from ..directory.copies import Copy
+    from .folding import NetChanges
     from .targets import Alteration, ChangeWriter, Column, StateWriter, Target
     from .versions import Version
 
@@ -345,10 +346,16 @@ class TableWindow:
             if not (net.rows.num_rows or net.truncated or part.alterations):
                 continue
             try:
-                state.apply(part.alterations, net, self.held._replace(lsn=end))
+                self._apply(state, part.alterations, net, self.held._replace(lsn=end))
             except IncompleteError as error:
                 self._stop_by(error)
                 return
+
+    def _apply(
+        self, state: StateWriter, alterations: Sequence[Alteration], net: NetChanges, held: Held
+    ) -> None:
+        """Do what changes come to to the rows."""
+        state.apply(alterations, net, held)
 
 
 def since(rows: pa.RecordBatch, lsn: int) -> pa.RecordBatch:

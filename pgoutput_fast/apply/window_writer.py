@@ -95,7 +95,7 @@ class WindowWriter:
         tables had them.
     """
 
-    _table_window: type[TableWindow] = TableWindow
+    _table_window: Callable[..., TableWindow] = TableWindow
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ..spark import SparkEngine
+    from ..spark._merges import MergeBy
 
 _CONFIGURATION = {"spark.log.level": "ERROR"}
 WINDOW_BYTES = 256 << 20
@@ -94,6 +95,7 @@ def running_engine(
     conf: Mapping[str, str],
     *,
     stage: bool | None = None,
+    merge_by: MergeBy | None = None,
 ) -> Iterator[SparkEngine | None]:
     """The engine, whose Spark ends with it; None for this process.
 
@@ -101,7 +103,7 @@ def running_engine(
     ----------
     name : str
         The command's.
-    engine, master, conf, stage
+    engine, master, conf, stage, merge_by
         Its options.
 
     Raises
@@ -131,7 +133,7 @@ def running_engine(
     output.has_begun(well=True)
     signal.signal(signal.SIGINT, interrupted)
     try:
-        yield SparkEngine(spark, stage=stage)
+        yield SparkEngine(spark, stage=stage, merge_by=merge_by or "auto")
     finally:
         spark.stop()
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from ..apply import SyncProgress
     from ..replication.server_position import Position
+    from ..spark._merges import MergeBy
     from ..watching.logs import LogFormat
     from ..watching.metrics import Collector
     from ..watching.sync_figures import SyncFigures
@@ -169,6 +170,12 @@ def _partitions(
     default=None,
     help="Whether segments are copied into the target's storage for executors that don't see "
     "--dir; by default if the target is a URL and Spark runs on a cluster.",
+)
+@click.option(
+    "--merge-by",
+    type=click.Choice(["auto", "delta-rs", "spark"]),
+    help="What changes the rows of state tables with --engine spark: a task for each table, or "
+    "Spark's MERGE. By default the latter does where much of a table is written anew.",
 )
 @click.option(
     "--dir",
@@ -314,6 +321,7 @@ def command(
     master: str | None,
     conf: dict[str, str],
     stage: bool | None,
+    merge_by: MergeBy | None,
     tables: tuple[str, ...],
     dry_run: bool,
     log_format: LogFormat,
@@ -333,6 +341,8 @@ def command(
     check_options(engine, master, conf)
     if stage is not None and engine != "spark":
         raise click.UsageError("--stage and --no-stage are for --engine spark")
+    if merge_by is not None and engine != "spark":
+        raise click.UsageError("--merge-by is for --engine spark")
     if engine == "spark" and options["target"].startswith("duckdb:"):
         raise click.UsageError(
             "--engine spark keeps Delta tables, and a DuckDB file is written by one process: "
@@ -368,7 +378,9 @@ def command(
             parameters = ConnectionParameters(given)
             service.hide_secrets(parameters)
             arguments["dsn"] = given
-        with running_engine("sync", engine, master, conf, stage=stage) as arguments["engine"]:
+        with running_engine(
+            "sync", engine, master, conf, stage=stage, merge_by=merge_by
+        ) as arguments["engine"]:
             return _run(parameters, view, service, arguments, options)
 
     return serve(context, "sync", log_format, log_interval, (SyncLiveView, SyncLogView), run)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pgoutput_fast.apply.delta_target import DeltaTarget
@@ -17,7 +18,10 @@ from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.names import qualified
 
 from ._folds import Folded, FoldedFile, FoldedPart, FoldTask, FoldTasks, fold_tables
-from ._staged_files import staged
+from ._jobs import TOLD
+from ._merges import settle
+from ._net_files import Staging
+from ._staged_files import staged, staging
 from ._window_files import Expected, Run, WriteTask, delete_run, write_window
 
 if TYPE_CHECKING:
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
     from pgoutput_fast.directory.copies import Copy
 
     from ._jobs import Jobs
+    from ._merges import Merger
+    from ._net_files import NetFile
 
 _TASK_BYTES = 256 << 20
 """Of segments: larger windows have more tasks than there are cores."""
@@ -143,6 +149,12 @@ class TableOfFiles(TableWindow):
         state.is_elsewhere = True
         return FoldTask(self._before, self.held, first, parts)
 
+    def merged(self, net: NetFile) -> None:
+        """See what Spark has merged, which a task has left to it."""
+        state: Any = self._state
+        settle(state, net)
+        state.is_elsewhere = False  # nobody else has its small files joined
+
     def fail(self, reason: str) -> None:
         """Say that its changes do not fit what its state table has."""
         self._stop_by(IncompleteError(reason))
@@ -158,15 +170,20 @@ class DistributedWindow(WindowWriter):
         As of `WindowWriter`.
     stages : bool
         Whether executors do not see the directory of the segments.
+    merger : Merger, optional
+        What merges net changes into large state tables.
     """
 
     _table_window = TableOfFiles
     _target: DeltaTarget
 
-    def __init__(self, jobs: Jobs, *given: Any, stages: bool = False) -> None:
+    def __init__(
+        self, jobs: Jobs, *given: Any, stages: bool = False, merger: Merger | None = None
+    ) -> None:
         super().__init__(*given)
         self._jobs = jobs
         self._stages = stages
+        self._merger = merger
 
     # --- the first job: files --------------------------------------------------------------------
 
@@ -247,20 +264,50 @@ class DistributedWindow(WindowWriter):
         ]  # fmt: skip
         if not tables:
             return
-        tasks = [
-            FoldTasks(group, self._target.arguments, self._target.origin)
-            for group in _balanced(tables, self._jobs.cores)
-        ]
-        for result in self._jobs.run(
-            "fold changes into state tables", fold_tables, tasks, self._tell
-        ):
-            for folded in result:
+        with contextlib.ExitStack() as held:
+            place = None
+            if self._merger is not None:
+                prefix = held.enter_context(staging(self._target.place))
+                place = Staging(prefix, self._merger.least_bytes)
+            tasks = [
+                FoldTasks(group, self._target.arguments, self._target.origin, place)
+                for group in _balanced(tables, self._jobs.cores)
+            ]
+            what = "fold changes into state tables"
+            found = self._jobs.run(what, fold_tables, tasks, self._tell)
+            left = [folded for result in found for folded in result]
+            for folded in left:
                 self._note(windows[folded.relation_id], folded)
+            self._merge_all([folded.net for folded in left if folded.net is not None], windows)
 
     def _note(self, one: TableOfFiles, folded: Folded) -> None:
         self.seconds[qualified(one.held)] = folded.seconds
         if folded.incomplete is not None:
             one.fail(folded.incomplete)
+
+    def _merge_all(self, nets: Sequence[NetFile], windows: dict[int, Any]) -> None:
+        """Have tables be merged by Spark, beside each other."""
+        merger = self._merger
+        if merger is None or not nets:
+            return
+        with ThreadPoolExecutor(self._target.threads) as pool:
+            merging = [
+                pool.submit(self._merge, merger, net, windows[net.relation_id]) for net in nets
+            ]
+            while wait(merging, TOLD).not_done:
+                self._tell()
+        for one in merging:
+            one.result()
+
+    def _merge(self, merger: Merger, net: NetFile, one: TableOfFiles) -> None:
+        begin = time.perf_counter()
+        try:
+            merger.merge(net)
+        except IncompleteError as error:
+            one.fail(str(error))
+            return
+        one.merged(net)
+        self.seconds[qualified(one.held)] += time.perf_counter() - begin
 
 
 def grouped(units: Sequence[Unit], cores: int) -> list[list[tuple[int, Unit]]]:

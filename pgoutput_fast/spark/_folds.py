@@ -17,10 +17,14 @@ from pgoutput_fast.apply.stored_changes import with_added
 from pgoutput_fast.apply.table_window import since
 from pgoutput_fast.apply.targets import Added, ConflictError, IncompleteError
 
+from ._net_files import is_for_spark, write_net
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pgoutput_fast.apply.targets import Alteration, Held, Origin
+
+    from ._net_files import NetFile, Staging
 
 _ROWS = 1 << 16
 """That are folded at once."""
@@ -69,12 +73,14 @@ class FoldTask(NamedTuple):
 class FoldTasks(NamedTuple):
     """Tables that one task of Spark does.
 
-    Fields: tables; target (the arguments of `DeltaTarget`, which may have secrets); origin.
+    Fields: tables; target (the arguments of `DeltaTarget`, which may have secrets); origin; staging
+    (where net changes are written that Spark merges; None: there are none).
     """
 
     tables: Sequence[FoldTask]
     target: dict[str, Any]
     origin: Origin
+    staging: Staging | None = None
 
     def __repr__(self) -> str:
         return f"FoldTasks({len(self.tables)} tables)"
@@ -84,12 +90,13 @@ class Folded(NamedTuple):
     """What came of a table.
 
     Fields: relation_id; seconds; incomplete (why its changes do not fit what is there; None: they
-    do).
+    do); net (what is to be merged by Spark yet).
     """
 
     relation_id: int
     seconds: float
     incomplete: str | None
+    net: NetFile | None = None
 
 
 def fold_tables(tasks: FoldTasks) -> list[Folded]:
@@ -104,28 +111,28 @@ def fold_tables(tasks: FoldTasks) -> list[Folded]:
     """
     target = DeltaTarget(**tasks.target).attached(tasks.origin)
     if len(tasks.tables) == 1:
-        return [_fold(target, tasks.tables[0])]
+        return [_fold(target, tasks.tables[0], tasks.staging)]
     # Most of the time of a small table goes by while its commit is waited for.
     with ThreadPoolExecutor(target.threads) as pool:
-        return list(pool.map(lambda one: _fold(target, one), tasks.tables))
+        return list(pool.map(lambda one: _fold(target, one, tasks.staging), tasks.tables))
 
 
-def _fold(target: DeltaTarget, task: FoldTask) -> Folded:
+def _fold(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> Folded:
     """Do one table, behind a task that goes on although its driver has ended."""
     for _ in range(_ATTEMPTS - 1):
         with contextlib.suppress(ConflictError):
-            return _fold_once(target, task)
-    return _fold_once(target, task)
+            return _fold_once(target, task, staging)
+    return _fold_once(target, task, staging)
 
 
-def _fold_once(target: DeltaTarget, task: FoldTask) -> Folded:
+def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> Folded:
     begin = time.perf_counter()
     state = target.state(task.before)
-    incomplete = None
+    incomplete = left = None
     try:
         if task.first is not None:
             state.create(task.first)
-        for part in task.parts:
+        for number, part in enumerate(task.parts, 1):
             folding = Folding(part.key)
             for file in part.files:
                 folding.add(_empty(file.schema))
@@ -133,13 +140,24 @@ def _fold_once(target: DeltaTarget, task: FoldTask) -> Folded:
                     folding.add(since(rows, state.lsn))
             alterations = [_stored(one) for one in part.alterations]
             net = with_added(folding.finish(), alterations)
-            if net.rows.num_rows or net.truncated or alterations:
-                state.apply(alterations, net, task.after._replace(lsn=part.end))
+            if not (net.rows.num_rows or net.truncated or alterations):
+                continue
+            after = task.after._replace(lsn=part.end)
+            # What follows would meet rows that are not there yet.
+            is_last = number == len(task.parts)
+            if (
+                is_last
+                and staging is not None
+                and is_for_spark(state, alterations, net, after, staging.least_bytes)
+            ):
+                left = write_net(state, net, after, staging.prefix)
+            else:
+                state.apply(alterations, net, after)
         if target.maintains:
             state.table.maintain()
     except IncompleteError as error:
         incomplete = str(error)
-    return Folded(task.before.relation_id, time.perf_counter() - begin, incomplete)
+    return Folded(task.before.relation_id, time.perf_counter() - begin, incomplete, left)
 
 
 def _stored(alteration: Alteration) -> Alteration:

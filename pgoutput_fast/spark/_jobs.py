@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 _SCHEMA = pa.schema({"id": pa.int64(), "result": pa.binary()})
 _DDL = "id bigint, result binary"
-_TOLD = 0.5  # seconds between two looks whether a job has ended
+TOLD = 0.5  # seconds between two looks whether a job has ended
 _RAISED = re.compile(r"^[\w.]+(?:Error|Exception|Interrupt|Exit)(?::.*)?$")
 
 
@@ -90,7 +90,7 @@ class SparkJobs:
     ) -> list[_R]:
         """See `Jobs`."""
         job = self._thread.submit(self._run, what, function, tasks)
-        while not wait([job], _TOLD).done:
+        while not wait([job], TOLD).done:
             tell()
         try:
             found = job.result()
@@ -99,7 +99,7 @@ class SparkJobs:
 
             # An error of a function comes again; executors that were lost may be there later.
             kind = PgOutputError if isinstance(error, PythonException) else RetryableError
-            raise kind(f"Spark could not {what}: {_said(error)}") from error
+            raise kind(f"Spark could not {what}: {said(error)}") from error
         results = {number: unpickled(payload) for number, payload in found}
         for number in range(len(tasks)):
             if isinstance(results[number], PgOutputError):
@@ -143,7 +143,7 @@ def unpickled(payload: bytes) -> Any:
     return pickle.loads(payload)  # noqa: S301
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     """One line of an error: of a traceback, its end."""
     text = str(error)
     said = raised_in(text)

@@ -1,7 +1,8 @@
-"""Segments of a window in the target's storage, for executors that do not see the driver's disk.
+"""Files that are in the target's storage while a window is written.
 
-The driver copies the files of a window there, and the history of types beside them; each task takes
-those that it reads to its own disk. They are deleted when the window is written.
+Among them are its segments, for executors that do not see the driver's disk. The driver copies them
+there, and the history of types beside them; each task takes those that it reads to its own disk.
+They are deleted when the window is written.
 """
 
 from __future__ import annotations
@@ -33,6 +34,29 @@ _BLOCK = 1 << 20
 
 
 @contextlib.contextmanager
+def staging(place: Place) -> Iterator[str]:
+    """Have a directory of its own in a place, for as long as the block takes.
+
+    Parameters
+    ----------
+    place : Place
+        Of the target.
+
+    Yields
+    ------
+    str
+        Its path in the place.
+    """
+    prefix = f"{STAGED}/{uuid.uuid4().hex}"
+    try:
+        yield prefix
+    finally:
+        # What can't be deleted now goes when the next sync begins.
+        with contextlib.suppress(PgOutputError):
+            _delete(place, place.filesystem(), prefix)
+
+
+@contextlib.contextmanager
 def staged(place: Place, directory: Path, units: Iterable[Unit]) -> Iterator[str]:
     """Have the files of units in a place, for as long as the block takes.
 
@@ -54,32 +78,27 @@ def staged(place: Place, directory: Path, units: Iterable[Unit]) -> Iterator[str
     PgOutputError
         The storage refuses, or a file can't be read.
     """
-    prefix = f"{STAGED}/{uuid.uuid4().hex}"
     files = [path for unit in units for path in unit.files]
     files += sorted((directory / history.DIRECTORY_NAME).glob("*.json"))
-    names = [str(path.relative_to(directory)) for path in files]
     storage = place.filesystem()
 
     def put(path: Path, name: str) -> None:
         with (
             path.open("rb") as file,
             # Its stream takes nothing but bytes, which is what comes out of a buffer.
-            storage.open_output_stream(f"{prefix}/{name}", buffer_size=8 * _BLOCK) as copy,
+            storage.open_output_stream(name, buffer_size=8 * _BLOCK) as copy,
         ):
             shutil.copyfileobj(file, copy, _BLOCK)
 
-    try:
+    with staging(place) as prefix:
+        names = [f"{prefix}/{path.relative_to(directory)}" for path in files]
         with place.refusals(prefix):
             if place.path is not None:
                 for name in {str(Path(name).parent) for name in names}:
-                    storage.create_dir(f"{prefix}/{name}", recursive=True)
+                    storage.create_dir(name, recursive=True)
             with ThreadPoolExecutor(_THREADS) as pool:
                 list(pool.map(put, files, names))
         yield prefix
-    finally:
-        # What can't be deleted now goes when the next sync begins.
-        with contextlib.suppress(PgOutputError):
-            _delete(place, storage, prefix)
 
 
 def clear(place: Place) -> None:

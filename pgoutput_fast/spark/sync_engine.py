@@ -10,6 +10,7 @@ from pgoutput_fast.errors import PgOutputError
 
 from ._distributed import DistributedWindow, checked_target
 from ._jobs import SparkJobs
+from ._merges import MERGE_BY, MergingWindow, SparkMerger, bytes_for_spark, lacking_connector
 from ._staged_files import clear
 
 if TYPE_CHECKING:
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pgoutput_fast.apply import SyncProgress
+    from pgoutput_fast.apply.delta_place import Place
     from pgoutput_fast.apply.targets import Target
     from pgoutput_fast.captured.units import Plan
 
     from ._jobs import Jobs
+    from ._merges import MergeBy, Merger
 
 _DRIVER_BYTES = 32 << 20
 """Of narrow changes the driver writes as much in the half second that two jobs cost."""
@@ -46,6 +49,10 @@ class SparkEngine:
         True: executors do not see the directory of the segments, so the driver copies those of a
         window into the target's storage for them. False: they see it by the driver's path. By
         default they are taken not to if the target is a URL, unless Spark runs on one machine.
+    merge_by : {"auto", "delta-rs", "spark"}
+        What changes the rows of state tables: the task that folds a table's changes, by delta-rs,
+        or Spark's MERGE, which all executors share. "auto" chooses by the size of what may be
+        written anew, where the session has Delta's connector.
 
     Attributes
     ----------
@@ -60,6 +67,7 @@ class SparkEngine:
         *,
         driver_bytes: int = _DRIVER_BYTES,
         stage: bool | None = None,
+        merge_by: MergeBy = "auto",
     ) -> None:
         if type(driver_bytes) is not int:
             raise TypeError(f"driver_bytes must be an int, not {type(driver_bytes).__name__}")
@@ -67,8 +75,12 @@ class SparkEngine:
             raise PgOutputError(f"driver_bytes must be 0 at least, not {driver_bytes}")
         if stage is not None and type(stage) is not bool:
             raise TypeError(f"stage must be a bool, not {type(stage).__name__}")
+        if merge_by not in MERGE_BY:
+            raise PgOutputError(f"merge_by must be one of {', '.join(MERGE_BY)}, not {merge_by!r}")
         self._spark = spark
         self._stage = stage
+        self._merge_by = merge_by
+        self._merger: Merger | None = None
         self._stages = False
         self.driver_bytes = driver_bytes
         self.jobs: Jobs = SparkJobs(spark)
@@ -83,13 +95,40 @@ class SparkEngine:
         if self._stage is None:
             is_here = str(self._spark.sparkContext.master).startswith("local")
             self._stages = place.path is None and not is_here
+        self._merger = self._merger_for(place)
         clear(place)
+
+    def _merger_for(self, place: Place) -> Merger | None:
+        """What merges large state tables by Spark; None: nothing.
+
+        Raises
+        ------
+        PgOutputError
+            Spark shall, and can not.
+        """
+        if self._merge_by == "delta-rs":
+            return None
+        lacks = (
+            "it is for targets in a file system, which Spark and delta-rs find by one path"
+            if place.path is None
+            else lacking_connector(self._spark)
+        )
+        if self._merge_by == "spark":
+            if lacks is not None:
+                raise PgOutputError(f"merge_by='spark' can't be: {lacks}")
+            return SparkMerger(self._spark, place, 0)
+        least = bytes_for_spark(self.jobs.cores)
+        return None if lacks or least is None else SparkMerger(self._spark, place, least)
 
     def writer(self, plan: Plan, *given: Any) -> WindowWriter:
         """See `Engine`."""
         if sum(unit.size for unit in plan.units) <= self.driver_bytes:
-            return WindowWriter(*given)
-        return DistributedWindow(self.jobs, *given, stages=self._stages)
+            return (
+                WindowWriter(*given)
+                if self._merger is None
+                else MergingWindow(self._merger, *given)
+            )
+        return DistributedWindow(self.jobs, *given, stages=self._stages, merger=self._merger)
 
 
 def sync(
@@ -99,6 +138,7 @@ def sync(
     target: str | os.PathLike[str],
     driver_bytes: int = _DRIVER_BYTES,
     stage: bool | None = None,
+    merge_by: MergeBy = "auto",
     window_bytes: int = _WINDOW_BYTES,
     **options: Any,
 ) -> SyncProgress:
@@ -114,7 +154,7 @@ def sync(
         Connection string of libpq, or URL; by default as libpq's variables say.
     target : str or path
         A directory, or ``s3://bucket/prefix``.
-    driver_bytes, stage
+    driver_bytes, stage, merge_by
         As of :class:`SparkEngine`.
     window_bytes : int
         About so many bytes of frames are decoded and written together at most. A transaction, and
@@ -131,5 +171,5 @@ def sync(
     PgOutputError, TypeError
         As of :func:`pgoutput_fast.apply.sync`.
     """
-    engine = SparkEngine(spark, driver_bytes=driver_bytes, stage=stage)
+    engine = SparkEngine(spark, driver_bytes=driver_bytes, stage=stage, merge_by=merge_by)
     return sync_with(dsn, target=target, window_bytes=window_bytes, engine=engine, **options)

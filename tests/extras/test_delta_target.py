@@ -46,7 +46,7 @@ from pgoutput_fast.apply import (  # noqa: E402
     delta_statistics,
     delta_table,
 )
-from pgoutput_fast.apply.delta_target import DECODED_FOR, DeltaTarget  # noqa: E402
+from pgoutput_fast.apply.delta_target import DECODED_FOR, DeltaTarget, _State  # noqa: E402
 
 ORIGIN = Origin("7000000000000000001", "shop")
 THINGS = t.Table("things", {"id": "int4", "name": "text", "note": "text"})
@@ -58,6 +58,33 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """No power is lost in tests."""
     for module in (delta_files, delta_table):
         monkeypatch.setattr(module, "fsync_path", lambda path: None)
+
+
+@pytest.fixture
+def merged_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What changes the rows of state tables: this process, or Spark's MERGE where it can."""
+    how: str = request.param
+    if how == "spark":
+        from pgoutput_fast.spark._merges import SparkMerger, merge_here
+        from pgoutput_fast.spark._net_files import is_for_spark
+
+        spark = request.getfixturevalue("delta_spark")
+        apply = _State.apply
+
+        def merged(self: Any, *given: Any) -> None:
+            if is_for_spark(self, *given, 0):
+                merge_here(SparkMerger(spark, self.table.place, 0), self, *given[1:])
+            else:
+                apply(self, *given)
+
+        monkeypatch.setattr(_State, "apply", merged)
+    return how
+
+
+BY_SPARK = pytest.param(
+    "spark", marks=[pytest.mark.slow, pytest.mark.spark, pytest.mark.delta_spark]
+)
+either = pytest.mark.parametrize("merged_by", ["delta-rs", BY_SPARK], indirect=True)
 
 
 @pytest.fixture
@@ -192,6 +219,8 @@ def things(*rows: Sequence[Any]) -> list[dict[str, Any]]:
 # --- rows with a key -----------------------------------------------------------------------------
 
 
+@either
+@pytest.mark.usefixtures("merged_by")
 def test_rows_come_change_and_go(synced: Synced) -> None:
     begun(synced, [1, "a", "x"], [2, "b", "y"], [3, "c", "z"])
     assert synced.rows() == things([1, "a", "x"], [2, "b", "y"], [3, "c", "z"])
@@ -211,6 +240,8 @@ def test_rows_come_change_and_go(synced: Synced) -> None:
     assert found.column("after").to_pylist()[3] == {"id": 1, "name": "A", "note": "X"}
 
 
+@either
+@pytest.mark.usefixtures("merged_by")
 def test_values_that_were_not_sent_stay_also_where_the_key_changes(synced: Synced) -> None:
     begun(synced, [1, "a", "x"], [2, "b", "y"], [3, "c", None])
     changes = batches(
@@ -225,6 +256,8 @@ def test_values_that_were_not_sent_stay_also_where_the_key_changes(synced: Synce
     assert synced.rows() == things([1, "A", "x"], [2, "c", None], [3, "b", "y"])
 
 
+@either
+@pytest.mark.usefixtures("merged_by")
 def test_a_truncate_empties_the_table_first(synced: Synced) -> None:
     begun(synced, [1, "a", "x"], [2, "b", "y"])
     synced.write(batches(0x200, t.truncate([THINGS]), t.insert(THINGS, [2, "new", None])), 0x201)
@@ -243,11 +276,14 @@ def test_a_truncate_empties_the_table_first(synced: Synced) -> None:
         ([t.update(THINGS, [9, "n", UNSENT], old={"id": 5})], r"has no row with \(id\) = \(5\)\. "),
     ],
 )  # fmt: skip
+@either
 def test_changes_that_do_not_fit_are_refused_before_anything_is_written(
-    synced: Synced, frames: list[bytes], message: str
+    synced: Synced, frames: list[bytes], message: str, merged_by: str
 ) -> None:
     begun(synced, [1, "a", "x"], [2, "b", "y"])
     directory = synced.path / "state" / "public.things"
+    if merged_by == "spark":  # whose files count when its commit stands
+        directory /= "_delta_log"
     before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
     net = fold(batches(0x200, t.update(THINGS, [1, "A", "X"]), *frames))
     with pytest.raises(IncompleteError, match=f"public.things.*lake: it {message}") as error:
@@ -319,7 +355,8 @@ def check_history(path: Path, chance: random.Random, windows: int = 5) -> None:
     synced.target.close()
 
 
-@pytest.mark.usefixtures("small")
+@either
+@pytest.mark.usefixtures("small", "merged_by")
 @pytest.mark.parametrize("seed", range(6))
 def test_random_histories(tmp_path: Path, seed: int) -> None:
     check_history(tmp_path / "lake", random.Random(seed))
@@ -336,7 +373,8 @@ def test_many_random_histories(tmp_path: Path, first: int) -> None:
 # --- other keys, names and types -----------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("small")
+@either
+@pytest.mark.usefixtures("small", "merged_by")
 def test_names_of_any_characters(tmp_path: Path) -> None:
     name = 'Order [%]"^`{ä} #@'
     columns = {
@@ -405,7 +443,8 @@ def test_names_of_any_characters(tmp_path: Path) -> None:
         ("int4range", ["empty", "[1,5)", "(,5)"]),
     ],
 )  # fmt: skip
-@pytest.mark.usefixtures("small")
+@either
+@pytest.mark.usefixtures("small", "merged_by")
 def test_keys_of_any_type(tmp_path: Path, kind: str | int, values: list[str]) -> None:
     table = t.Table("things", {"id": kind, "note": "text"})
     synced = Synced(tmp_path / "lake", table)
@@ -437,7 +476,8 @@ def test_keys_of_any_type(tmp_path: Path, kind: str | int, values: list[str]) ->
     synced.target.close()
 
 
-@pytest.mark.usefixtures("small")
+@either
+@pytest.mark.usefixtures("small", "merged_by")
 def test_rows_without_a_key_are_counted(tmp_path: Path) -> None:
     table = t.Table("things", {"a": "int4", "b": "text", "c": 1007}, replica_identity="f")
     synced = Synced(tmp_path / "lake", table)
@@ -471,6 +511,8 @@ def wide(lsn: int, *frames: bytes, table: t.Table) -> NetChanges:
     return fold(batches(lsn, *frames, table=table))
 
 
+@either
+@pytest.mark.usefixtures("merged_by")
 def test_columns_are_added_with_values_and_without(synced: Synced) -> None:
     begun(synced, [1, "a", "x"], [2, "b", "y"])
     more = t.Table("things", {"id": "int4", "name": "text", "note": "text", "n": "int4",
@@ -502,6 +544,8 @@ def test_columns_are_added_with_values_and_without(synced: Synced) -> None:
                                  "u": None, "z": "z"}  # fmt: skip
 
 
+@either
+@pytest.mark.usefixtures("merged_by")
 def test_a_row_that_is_new_has_the_default_of_a_column_that_came_after_it(synced: Synced) -> None:
     begun(synced, [1, "a", "x"])
     more = t.Table("things", {"id": "int4", "name": "text", "note": "text", "n": "int4"})
@@ -538,6 +582,8 @@ def test_columns_are_retyped_and_removed_in_the_same_commit_as_the_rows(synced: 
     assert after == before + 1
 
 
+@either
+@pytest.mark.usefixtures("merged_by")
 def test_columns_are_renamed_also_in_a_circle(synced: Synced) -> None:
     begun(synced, [1, "a", "x"], [2, "b", "y"])
     other = t.Table("things", {"id": "int4", "note": "text", "name": "text"})
@@ -550,6 +596,8 @@ def test_columns_are_renamed_also_in_a_circle(synced: Synced) -> None:
     ]
 
 
+@either
+@pytest.mark.usefixtures("merged_by")
 def test_alterations_that_a_crash_left_done_are_not_done_again(synced: Synced) -> None:
     begun(synced, [1, "a", "x"])
     other = t.Table("things", {"id": "int4", "note": "text", "name": "text"})
@@ -688,6 +736,8 @@ def test_values_of_all_types_are_kept(tmp_path: Path) -> None:
     target.close()
 
 
+@either
+@pytest.mark.usefixtures("merged_by")
 def test_every_type_has_a_column(tmp_path: Path) -> None:
     from pgoutput_fast.types import BUILTIN_TYPES
 
@@ -909,6 +959,8 @@ def test_a_column_of_partitions_that_is_renamed(tmp_path: Path) -> None:
         Synced(tmp_path / "lake", partition_by={"public.things": ["note"]})
 
 
+@either
+@pytest.mark.usefixtures("merged_by")
 def test_many_commits_leave_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = Synced(tmp_path / "lake", retention_hours=0)
     monkeypatch.setattr(delta_table, "_MAINTAINED", 8)
@@ -1041,6 +1093,8 @@ def test_directories_have_names_that_all_readers_take(tmp_path: Path) -> None:
     assert polars.read_delta(str(path)).rows() == [(1,)]
 
 
+@either
+@pytest.mark.usefixtures("merged_by")
 def test_polars_and_duckdb_read_it(synced: Synced) -> None:
     polars, duckdb = pytest.importorskip("polars"), pytest.importorskip("duckdb")
     begun(synced, [1, "a", "x"], [2, "b", "y"])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from in_process import InProcessEngine, InProcessJobs
 from made_directory import MadeDirectory
@@ -15,13 +16,15 @@ from synced_tables import DeltaTables
 from pgoutput_fast import apply, testing
 from pgoutput_fast.apply import delta_target
 from pgoutput_fast.apply.delta_place import Place
-from pgoutput_fast.apply.targets import ConflictError, NotForeseenError
+from pgoutput_fast.apply.targets import ConflictError, IncompleteError, NotForeseenError
 from pgoutput_fast.captured.units import Unit
 from pgoutput_fast.connections import RetryableError
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.spark import _folds
 from pgoutput_fast.spark._distributed import DistributedWindow, TableOfFiles, grouped
 from pgoutput_fast.spark._folds import Folded, fold_tables
+from pgoutput_fast.spark._merges import bytes_for_spark
+from pgoutput_fast.spark._net_files import NetFile
 from pgoutput_fast.spark._staged_files import STAGED, clear
 
 pytest.importorskip("deltalake")
@@ -250,6 +253,108 @@ def test_what_a_killed_driver_has_staged_is_deleted(tmp_path: Path) -> None:
     clear(place)
     clear(place)
     assert [one.name for one in tmp_path.iterdir()] == ["changes"]
+
+
+# --- what tasks leave to Spark's MERGE -----------------------------------------------------------
+
+
+class _Merging:
+    """See `Merger`: what Spark would do, by the MERGE of delta-rs."""
+
+    least_bytes = 0
+
+    def __init__(self, root: str, *, moves: bool = True, error: Exception | None = None) -> None:
+        self._root = Path(root)
+        self._moves = moves
+        self._error = error
+        self.merged: list[NetFile] = []
+
+    def merge(self, net: NetFile) -> None:
+        import deltalake
+
+        self.merged.append(net)
+        rows = pq.read_table(self._root / net.path)
+        if self._error is not None:
+            raise self._error
+        position = [deltalake.Transaction(net.app, net.lsn)] if self._moves else []
+        values = {name: f"s.v{i}" for i, name in enumerate(net.columns)}
+        (
+            deltalake.DeltaTable(str(self._root / net.directory))
+            .merge(
+                rows, "s.v0 = t.id", "s", "t",
+                commit_properties=deltalake.CommitProperties(app_transactions=position),
+            )
+            .when_matched_delete("s.op = 'delete'")
+            .when_matched_update(values)
+            .when_not_matched_insert(values)
+            .execute()
+        )  # fmt: skip
+
+
+def staged(tables: DeltaTables) -> list[Path]:
+    return [*(Path(tables.target) / STAGED).rglob("*.*")]
+
+
+def test_a_merge_that_tasks_leave_to_spark(made: MadeDirectory, tables: DeltaTables) -> None:
+    merger = _Merging(tables.target)
+    # A task runs twice, and of the two files one is merged.
+    engine = InProcessEngine(twice=True, merger=merger)
+    ended = sync(made, tables, engine)
+    assert (ended.stale, ended.changes, len(merger.merged)) == ({}, 2, 1)
+    assert (rows(tables), changes(tables)) == (ROWS, OPERATIONS)
+    assert staged(tables) == []
+    made.commit(1300, THINGS.relation(), testing.delete(THINGS, [1, None], "K"))
+    sync(made, tables, engine)
+    assert [one.lsn for one in merger.merged] == [1210, 1310]
+    sync(made, tables, None)
+    made.commit(1400, THINGS.relation(), testing.insert(THINGS, [1, "new"]))
+    sync(made, tables, None)
+    assert rows(tables) == [{"id": 1, "note": "new"}, *ROWS[1:]]
+
+
+def test_a_merge_of_spark_that_fails(made: MadeDirectory, tables: DeltaTables) -> None:
+    before = rows(tables)
+    refused = _Merging(tables.target, error=ConflictError("another program has written it"))
+    with pytest.raises(RetryableError, match="another program has written it"):
+        sync(made, tables, InProcessEngine(merger=refused))
+    assert (rows(tables), staged(tables)) == (before, [])
+    # The change table is ahead then, so this process writes the window.
+    sync(made, tables, InProcessEngine(merger=refused))
+    assert len(refused.merged) == 1
+    assert (rows(tables), changes(tables)) == (ROWS, OPERATIONS)
+
+
+@pytest.mark.parametrize("unknown", ["copy", "error"])
+def test_a_merge_of_spark_that_finds_other_rows(
+    made: MadeDirectory, tables: DeltaTables, unknown: Any
+) -> None:
+    """The table waits for a copy, or that is an error."""
+    misfit = _Merging(tables.target, error=IncompleteError("it has no row"))
+    given: dict[str, Any] = {
+        "segments": made.directory, "target": tables.target, "until": "now", "unknown": unknown,
+        "engine": InProcessEngine(merger=misfit),
+    }  # fmt: skip
+    if unknown == "error":
+        with pytest.raises(IncompleteError, match="it has no row"):
+            apply.sync(**given)
+    else:
+        assert apply.sync(**given).stale == {"public.things": "it has no row"}
+    assert staged(tables) == []
+
+
+def test_a_merge_that_does_not_move_the_position(made: MadeDirectory, tables: DeltaTables) -> None:
+    engine = InProcessEngine(merger=_Merging(tables.target, moves=False))
+    with pytest.raises(PgOutputError, match=r"its position is not 0/4BA: .*another connector"):
+        sync(made, tables, engine)
+
+
+def test_how_large_a_table_is_that_spark_merges() -> None:
+    # One core writes less than a task does.
+    assert bytes_for_spark(1) is None
+    few, many = bytes_for_spark(8), bytes_for_spark(64)
+    assert few is not None
+    assert many is not None
+    assert 100e6 < many < few
 
 
 def test_tasks_have_about_as_much_to_do() -> None:

@@ -278,6 +278,10 @@ def test_options_that_do_not_go_together(
         (["--to", f"duckdb:{tmp_path}/a", "--engine", "spark"], "--engine spark keeps Delta"),
         (["--to", str(tmp_path / "lake"), "--master", "local"], "--master is for --engine spark"),
         (["--to", str(tmp_path / "lake"), "--conf", "spark.a=b"], "--conf is for --engine spark"),
+        (
+            ["--to", str(tmp_path / "lake"), "--merge-by", "spark"],
+            "--merge-by is for --engine spark",
+        ),
         (["--to", str(tmp_path / "lake"), "--conf", "spark.secret"], "expected spark.NAME=VALUE"),
     ):
         assert cli.main([*given, *options]) == 2

@@ -11,6 +11,7 @@ from pgoutput_fast.captured.units import Plan
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.spark._distributed import DistributedWindow
 from pgoutput_fast.spark._jobs import outcome, unpickled
+from pgoutput_fast.spark._merges import Merger
 
 
 class InProcessJobs:
@@ -47,9 +48,12 @@ class InProcessEngine:
 
     driver_bytes = 0
 
-    def __init__(self, *, twice: bool = False, stages: bool = False) -> None:
+    def __init__(
+        self, *, twice: bool = False, stages: bool = False, merger: Merger | None = None
+    ) -> None:
         self.jobs = InProcessJobs(twice=twice)
         self._stages = stages
+        self._merger = merger
         self.windows: list[DistributedWindow] = []
 
     def check(self, target: Any) -> None:
@@ -57,5 +61,7 @@ class InProcessEngine:
 
     def writer(self, plan: Plan, *given: Any) -> WindowWriter:
         del plan
-        self.windows.append(DistributedWindow(self.jobs, *given, stages=self._stages))
+        self.windows.append(
+            DistributedWindow(self.jobs, *given, stages=self._stages, merger=self._merger)
+        )
         return self.windows[-1]
