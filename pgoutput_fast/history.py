@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from ._fitting import Fitting, Types, columns_of
-from .catalog import Catalog
+from .catalog import Catalog, CatalogTable
 from .directory.copies import Tables
 from .directory.history import (
     Change,
@@ -237,6 +237,17 @@ class History:
         It is the same one if that is the first.
         """
         return self._catalog(self._entry(self._place_of(lsn).newer - 1))
+
+    def table_without(self, lsn: int, id_: int, number: int | None) -> CatalogTable | None:
+        """A table as it was when the catalogue was read last and it had no column of a number.
+
+        None if it was not published then, or no entry tells before that which `tables_at` takes.
+        """
+        for entry in range(self._place_of(lsn).newer - 1, 0, -1):
+            table = self._catalog(self._entry(entry)).by_id().get(id_)
+            if table is None or number not in {one.number for one in table.columns}:
+                return table
+        return None
 
     def _place_of(self, lsn: int) -> Place:
         """The place of a transaction, at its end."""

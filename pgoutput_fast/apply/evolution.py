@@ -34,6 +34,9 @@ class Known(NamedTuple):
     value : callable
         Gives the value of a column, by its name and the text that the catalogue has; in an array of
         length 1.
+    without : callable
+        Gives the table as it was when the catalogue was read last and it had no column of a number;
+        None if that is not known.
     is_certain : bool
         Whether `table` and no other state of the catalogue is possible.
     """
@@ -41,6 +44,7 @@ class Known(NamedTuple):
     table: CatalogTable | None
     before: CatalogTable | None
     value: Callable[[str, str | None], pa.Array]
+    without: Callable[[int | None], CatalogTable | None]
     is_certain: bool = True
 
     def now(self, columns: Iterable[Any]) -> CatalogTable | None:
@@ -77,12 +81,12 @@ class Known(NamedTuple):
         table = self.now(version.columns)
         return {} if table is None else {one.name: one.number for one in table.columns}
 
-    @property
-    def is_rewritten(self) -> bool:
-        """Whether the rows may have been written anew since the catalogue was read before."""
-        if self.table is None or self.before is None or not self.table.file_nodes:
-            return True
-        return self.table.file_nodes != self.before.file_nodes
+
+def is_rewritten(table: CatalogTable | None, before: CatalogTable | None) -> bool:
+    """Whether a table's rows may have been written anew between two looks at the catalogue."""
+    if table is None or before is None or not table.file_nodes:
+        return True
+    return table.file_nodes != before.file_nodes
 
 
 def replaced(held: Sequence[Column], table: CatalogTable) -> str | None:
@@ -293,8 +297,10 @@ class _Evolution:
                 f"column {column.name} is new, and so may be another one that was dropped before "
                 "the catalogue was read, and may have had its name"
             )
-        values = table.added_values
-        if column.name not in values or (values[column.name] is None and self._known.is_rewritten):
+        values, number = table.added_values, self._numbers.get(column.name)
+        if column.name not in values or (
+            values[column.name] is None and is_rewritten(table, self._known.without(number))
+        ):
             return (
                 f"column {column.name} is new, and the catalogue does not say what older rows have "
                 "in it, as a default was computed for each, or the table was rewritten since"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..captured.units import Chunk, Plan, SegmentSource, Unit
+    from ..catalog import CatalogTable
     from ..directory.copies import Copy
     from ..directory.reading import Position
     from ..history import HistoryPolicy
@@ -313,16 +314,21 @@ class WindowWriter:
             row = pa.record_batch(batch).column("after")
             return stored(row.flatten()[row.type.get_field_index(name)])
 
+        def without(number: int | None) -> CatalogTable | None:
+            if self._history is None:
+                return None
+            return self._history.table_without(lsn, relation.relation_id, number)
+
         end = time.monotonic() + _CATALOG_TIMEOUT
         while True:
             if self._history is None:
-                return Known(None, None, value)
+                return Known(None, None, value, without)
             at = self._history.tables_at(lsn)
             table, before = (
                 one.by_id().get(relation.relation_id)
                 for one in (at.catalog, self._history.tables_before(lsn))
             )
-            known = Known(table, before, value, at.is_certain)
+            known = Known(table, before, value, without, at.is_certain)
             if (
                 lsn < self._history.confirmed
                 or known.now(relation.columns) is not None

@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
 
-from pgoutput_fast.apply.evolution import Known, new_columns
+from pgoutput_fast.apply.evolution import is_rewritten, new_columns
 from pgoutput_fast.apply.versions import ColumnVersion, Version, check_follows, version_of
 from pgoutput_fast.columnar.arrays import column_of
 from pgoutput_fast.columnar.pyarrow_bridge import arrow_array
@@ -566,7 +566,7 @@ class _Planned:
             return True
         if self.before is None or name in {shown_name(one.name) for one in self.before.columns}:
             return False
-        return not Known(self.table, self.before, lambda _, __: pa.nulls(1)).is_rewritten
+        return not is_rewritten(self.table, self.before)
 
     def _default(self, text: str, column: CatalogColumn, field: T.StructField) -> pa.Array:
         """A value that the catalogue has as text, in an array of length 1."""
