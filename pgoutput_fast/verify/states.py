@@ -422,6 +422,14 @@ def _texts(
     return texts, left_out
 
 
+def _joined(parts: Sequence[str]) -> str:
+    """The expression of the parts of a row: a tree, as duckdb takes none that is 1000 deep."""
+    if len(parts) < 2:
+        return "".join(parts)
+    half = len(parts) // 2
+    return f"({_joined(parts[:half])} || {_joined(parts[half:])})"
+
+
 class StateRows:
     """The rows of a table that a database can read; see `sums.Rows`.
 
@@ -448,8 +456,8 @@ class StateRows:
     ) -> None:
         self._database = database
         self._named_rows = dict(named_rows or {})
-        every = " || ".join(parts.values()) or "''"
-        name = " || ".join(parts[one] for one in key) or every
+        every = _joined([*parts.values()]) or "''"
+        name = _joined([parts[one] for one in key]) or every
         self._digested = f"(SELECT md5({name}) AS n, md5({every}) AS d FROM {source})"  # noqa: S608
         self._with_parts = f"(SELECT md5({name}) AS n, {every} AS d FROM {source})"  # noqa: S608
 
