@@ -278,7 +278,7 @@ def test_what_no_commit_has_is_deleted_after_a_while(
 # --- whose it is ---------------------------------------------------------------------------------
 
 
-def test_a_target_keeps_to_its_kind(made: MadeDirectory, tables: ParquetTables) -> None:
+def test_a_target_keeps_to_plain_files(made: MadeDirectory, tables: ParquetTables) -> None:
     def content() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in tables.path.rglob("*") if path.is_file()}
 
@@ -303,7 +303,7 @@ def test_a_target_keeps_to_its_kind(made: MadeDirectory, tables: ParquetTables) 
         sync(made, tables)
 
 
-def test_a_second_sync_is_refused(made: MadeDirectory, tables: ParquetTables) -> None:
+def test_a_second_sync_of_files_is_refused(made: MadeDirectory, tables: ParquetTables) -> None:
     from pgoutput_fast.apply.synchronize import open_target
 
     with contextlib.closing(open_target(tables.target, changes="parquet").target) as other:
@@ -313,7 +313,7 @@ def test_a_second_sync_is_refused(made: MadeDirectory, tables: ParquetTables) ->
     assert globbed(tables) == FIRST
 
 
-def test_another_program_that_writes_at_the_same_time(
+def test_another_log_that_goes_on_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in object storage, where nothing is locked."""
@@ -395,7 +395,7 @@ def test_a_log_that_is_damaged(
     assert globbed(tables) == FIRST + SECOND
 
 
-def test_arguments_that_are_refused(
+def test_arguments_of_plain_files(
     made: MadeDirectory, tables: ParquetTables, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(PgOutputError, match="changes='orc': expected one of 'delta', 'parquet'"):
@@ -493,7 +493,7 @@ def killed_at(patch: pytest.MonkeyPatch, owner: Any, name: str, count: int) -> l
 
 
 @ENGINES
-def test_object_storage(
+def test_plain_files_in_object_storage(
     made: MadeDirectory, stored: StoredTables, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files are copied and deleted there, and tables renamed, also if that is cut short."""
