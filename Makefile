@@ -159,6 +159,7 @@ chaos: $(VENV)/.extension
 	@$(python) tests/chaos/directory.py $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
 	@$(python) tests/chaos/sync.py --target duckdb $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
 	@$(python) tests/chaos/sync.py --target delta $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
+	@$(python) tests/chaos/sync.py --target parquet $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
 
 chaos-spark: $(VENV)/.extension
 	@$(python) tests/chaos/sync.py --target delta --engine spark $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(CHAOS_ARGS)

@@ -1,6 +1,7 @@
 """State tables under faults: a sync with its capture, kill -9 all the while, DDL included.
 
-    python tests/chaos/sync.py [--target duckdb|delta] [--engine local|spark] [--seed N] [--kills N]
+    python tests/chaos/sync.py [--target duckdb|delta|parquet] [--engine local|spark] [--seed N]
+        [--kills N]
 
 A writer changes rows and keys, adds, alters, renames and drops columns, truncates, rewrites, drops
 and makes tables, alters primary keys and replica identities, and has tables join and leave the
@@ -24,12 +25,13 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 import duckdb
 import psycopg
+import pyarrow.parquet as pq
 import spark_lives
 from chaos import execute, wait_for
 from deltalake import DeltaTable
@@ -229,6 +231,9 @@ class Held(NamedTuple):
 class DuckdbTables:
     """The tables in a file of duckdb."""
 
+    options: ClassVar[dict[str, Any]] = {}
+    """Of the sync."""
+
     def __init__(self, directory: Path) -> None:
         self.path = directory / "tables.duckdb"
         self.given = f"duckdb:{self.path}"
@@ -265,6 +270,8 @@ class DuckdbTables:
 class DeltaTables:
     """Delta tables in a directory."""
 
+    options: ClassVar[dict[str, Any]] = {}
+
     def __init__(self, directory: Path) -> None:
         self.path = directory / "lake"
         self.given = str(self.path)
@@ -292,6 +299,21 @@ class DeltaTables:
         return found
 
 
+class ParquetTables(DeltaTables):
+    """Change tables as files alone, as readers see them that know nothing of a sync."""
+
+    options: ClassVar[dict[str, Any]] = {"changes": "parquet"}
+
+    def changes(self, held: Held) -> list[tuple[int, int]]:
+        found = []
+        for version in range(1, held.version + 1):
+            name = held.stored + ("" if version == 1 else f".v{version}")
+            for file in (self.path / "changes" / directory_of(name)).glob("*.parquet"):
+                rows = pq.read_table(file, columns=["commit_lsn", "seq"])
+                found += [tuple(row.values()) for row in rows.to_pylist()]
+        return found
+
+
 def held_of(row: Any) -> Held:
     # name, stored, type_id, type_modifier, form, is_dropped, number
     columns = {one[0]: one[1] for one in json.loads(row[4]) if not one[5]}
@@ -299,7 +321,9 @@ def held_of(row: Any) -> Held:
 
 
 AnyTables = DuckdbTables | DeltaTables
-TARGETS: dict[str, type[AnyTables]] = {"duckdb": DuckdbTables, "delta": DeltaTables}
+TARGETS: dict[str, type[AnyTables]] = {
+    "duckdb": DuckdbTables, "delta": DeltaTables, "parquet": ParquetTables,
+}  # fmt: skip
 
 
 def compare(server: EmbeddedServer, tables: AnyTables) -> int:
@@ -401,7 +425,7 @@ def run(target: str, engine: str, seed: int, kills: int, directory: Path | None)
         options = {
             "slot": "s", "publications": ["p"], "retry_for": 60, "max_delay": 0.05,
             "segment_bytes": 100_000, "grace": 2.0, "keep_bytes": 300_000, "keep_seconds": 5.0,
-            "quick": True, "interval": 0.1,
+            "quick": True, "interval": 0.1, **tables.options,
         }  # fmt: skip
         given: Any = (tables.given, server.dsn())
         syncer: Any
