@@ -101,7 +101,7 @@ def synced(
 
 
 @pytest.mark.parametrize("how", ["spark", "driver"])
-def test_what_rows_go_through(synced: Synced, how: str) -> None:
+def test_rows_that_spark_merges(synced: Synced, how: str) -> None:
     synced.sync(how)
     synced.compare()
     assert "spark" not in synced.commits()  # its rows came as they are
