@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from columnar import IMPLEMENTATIONS, chosen
-from corpus_files import Capture, Truth, captures, truth_of
+from corpus_files import POLICIES, TEXT, Capture, Truth, captures, truth_of
 from final_rows import Copy, committed, copies
 from recorded_directory import Recorded
 from render import Renderer
@@ -41,9 +41,6 @@ FINAL = DATA / "final"
 PARTS_OF_TABLES = re.compile(r".*/(\w+_(only|pub2|origin_none|error|emptypub)|\w+guc\w)")
 """Captures that leave out changes, rows or all of it on the way, or that no capture would make, as
 its sessions have settings of their own."""
-TEXT = pf.Policies(infinity="text", out_of_range="text", special_values="text", arrays="text")
-POLICIES = {"all_types": TEXT, "fuzz_a": TEXT, "dml": pf.Policies(infinity="text")}
-"""Of scenarios with values that typed columns can't hold; those of others are all typed."""
 SELECTED = {
     # Tables of 1600 columns take most of the time. One has a test of its own.
     "dml": ("[!p]*.*", "public.[!w]*"),

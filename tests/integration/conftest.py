@@ -60,6 +60,7 @@ class Database:
         self.dsn = server.dsn(name)
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
+        options = {"client_encoding": "UTF8", **options}
         return psycopg.connect(self.dsn, autocommit=True, **options)
 
     def execute(self, *statements: str) -> list[tuple[Any, ...]]:
@@ -82,13 +83,18 @@ class Database:
 
 
 @pytest.fixture
-def make_database() -> Iterator[Callable[[EmbeddedServer], Database]]:
+def make_database() -> Iterator[Callable[..., Database]]:
+    """`make_database(server, encoding="UTF8")`."""
     made: list[Database] = []
 
-    def make(server: EmbeddedServer) -> Database:
+    def make(server: EmbeddedServer, encoding: str = "UTF8") -> Database:
         name = f"test_{next(_numbers)}"
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
-            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+            connection.execute(
+                sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING {}").format(
+                    sql.Identifier(name), sql.Literal(encoding)
+                )
+            )
         made.append(Database(server, name))
         return made[-1]
 

@@ -16,7 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Capture", "Change", "Transaction", "Truth", "captures", "parse_test_decoding"]
+import pgoutput_fast as pf
+
+__all__ = [
+    "POLICIES", "TEXT", "Capture", "Change", "Transaction", "Truth", "captures",
+    "parse_test_decoding", "truth_of",
+]  # fmt: skip
+
+TEXT = pf.Policies(infinity="text", out_of_range="text", special_values="text", arrays="text")
+POLICIES = {"all_types": TEXT, "fuzz_a": TEXT, "dml": pf.Policies(infinity="text")}
+"""Of scenarios with values that typed columns can't hold; those of others are all typed."""
 
 
 @dataclasses.dataclass(frozen=True)
