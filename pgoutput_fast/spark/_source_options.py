@@ -166,7 +166,7 @@ def _style(found: _Options, mode: str) -> Style:
 
 _CAPTURE_NAMES = {
     "max_delay": "maxDelay", "segment_bytes": "segmentBytes", "retry_for": "retryFor",
-    "adopt_slot": "adoptSlot",
+    "adopt_slot": "adoptSlot", "two_phase": "twoPhase",
 }  # fmt: skip
 """Arguments of a capture whose options have other names."""
 _ARGUMENT = re.compile(rf"\b({'|'.join(_CAPTURE_NAMES)})=(\w+)?")
@@ -271,6 +271,7 @@ def _capture_options(found: _Options, capture: str) -> dict[str, Any]:
         "snapshot": lambda text: _one_of(text, _SNAPSHOTS),
         "protocol": lambda text: text if text == "auto" else int(text),
         "binary": _flag,
+        "two_phase": _flag,
         "max_delay": float,
         "segment_bytes": _count,
         "retry_for": float,
