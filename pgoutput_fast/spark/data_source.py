@@ -535,6 +535,12 @@ class _Planner:
                 f"ends at {format_lsn(source.seen.contents.end)}: it is not the directory that the "
                 "query has read before, or has been restored; begin with a new checkpoint"
             )
+        if source.seen.contents.begin > position.lsn:
+            raise PgOutputError(
+                f"the checkpoint is at {format_lsn(position.lsn)}, and {self._options.segments} "
+                f"begins at {format_lsn(source.seen.contents.begin)}: what was committed between "
+                "them is not there; begin with a new checkpoint, and a new target"
+            )
         if self._consumer is None:
             self._consumer = Consumer(self._options.segments, self._name)
         if self._consumer.position != position:

@@ -324,15 +324,26 @@ def test_two_queries_as_one_consumer(
     _StreamReader(*parts_of(made, tmp_path)).initialOffset()
 
 
-def test_a_directory_that_was_replaced(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("begin", "text"),
+    [
+        (1000, r"is at 0/4E2, and .* ends at 0/456: .* begin with a new checkpoint"),
+        (4000, r"is at 0/4E2, and .* begins at 0/FA0: .* with a new checkpoint, and a new target"),
+    ],
+)
+def test_a_directory_that_was_replaced(
+    source: Any, made: MadeDirectory, tmp_path: Path, begin: int, text: str
+) -> None:
     fill(made, 1200, 3)
     query = Query(source, made, tmp_path / "checkpoint")
     query.run()
     shutil.rmtree(made.directory)
-    with contextlib.closing(MadeDirectory(made.directory)) as anew:
-        fill(anew, 1100, 1)
-        with pytest.raises(StreamingQueryException, match="begin with a new checkpoint"):
+    with contextlib.closing(MadeDirectory(made.directory, begin)) as anew:
+        fill(anew, begin + 100, 1)
+        with pytest.raises(StreamingQueryException, match=text):
             query.run()
+    # What is refused is not acknowledged.
+    assert list((made.directory / "consumers").glob("*.json")) == []
 
 
 @pytest.mark.parametrize(
