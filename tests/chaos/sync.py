@@ -53,6 +53,9 @@ COLUMNS = 4
 PAUSES = {"local": 0.003, "spark": 0.02}
 """Seconds between two transactions, by the engine. A run with Spark takes longer: it has as many,
 and on few cores a faster writer would leave Spark no time."""
+GRACES = {"local": 2.0, "spark": 60.0}
+"""Seconds for which files stay that a merged one covers. On a busy machine a task that Spark runs
+again opens files many seconds after the driver has listed them."""
 LAST = 2_000_000_000
 """A key that no other row has."""
 ATTEMPTS = 10
@@ -424,8 +427,8 @@ def run(target: str, engine: str, seed: int, kills: int, directory: Path | None)
         stack.callback(writer.end)
         options = {
             "slot": "s", "publications": ["p"], "retry_for": 60, "max_delay": 0.05,
-            "segment_bytes": 100_000, "grace": 2.0, "keep_bytes": 300_000, "keep_seconds": 5.0,
-            "quick": True, "interval": 0.1, **tables.options,
+            "segment_bytes": 100_000, "grace": GRACES[engine], "keep_bytes": 300_000,
+            "keep_seconds": 5.0, "quick": True, "interval": 0.1, **tables.options,
         }  # fmt: skip
         given: Any = (tables.given, server.dsn())
         syncer: Any
