@@ -18,6 +18,7 @@ from synced_tables import DeltaTables, IcebergTables, ParquetTables
 import pgoutput_fast as pf
 from pgoutput_fast import testing
 from pgoutput_fast.apply import sync as sync_here
+from pgoutput_fast.apply.delta_target import DeltaTarget
 from pgoutput_fast.connections import RetryableError
 from pgoutput_fast.directory.history import HistoryWriter
 from pgoutput_fast.spark import SparkEngine, sync
@@ -150,6 +151,30 @@ def test_change_tables_of_other_kinds(
     frame = spark.read.option("mergeSchema", "true").parquet(f"{tables.path}/changes/public.others")
     shown = frame.where("op = 'insert'").orderBy("commit_lsn", "seq").select("after.id", "after.n")
     assert [tuple(row) for row in shown.collect()] == [(4, None), (5, 50), (6, 60)]
+
+
+def test_what_another_sync_has_in_the_target_stays(
+    spark: Any, made: MadeDirectory, tmp_path: Path
+) -> None:
+    """Until the target is this sync's own; then it is what one that was killed has left."""
+    tables = DeltaTables(tmp_path)
+    given: dict[str, Any] = {
+        "target": tables.target, "segments": made.directory, "until": "now", "uncopied": "empty",
+    }  # fmt: skip
+    made.commit(1200, BAG.relation(), testing.insert(BAG, [7]))
+    sync_here(**given)
+    made.commit(1300, BAG.relation(), testing.insert(BAG, [8]))
+    other = DeltaTarget(tables.target)
+    other.claim()
+    staged = Path(tables.target, "_staged", "x", "net.parquet")
+    staged.parent.mkdir(parents=True)
+    staged.touch()
+    with pytest.raises(pf.PgOutputError, match="another sync"):
+        sync(spark, **given)
+    assert staged.exists()
+    other.close()
+    assert sync(spark, **given).tables == {"public.bag": 1}
+    assert not staged.exists()
 
 
 def test_what_executors_refuse(spark: Any, made: MadeDirectory, tmp_path: Path) -> None:
