@@ -42,7 +42,7 @@ def rows(database: Any, table: str = "t") -> list[Any]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_published_table_without_changes(
+def test_a_stream_of_a_published_table_without_changes(
     spark: Any, shop: Any, tmp_path: Path, mode: str
 ) -> None:
     """It has its columns, and no rows, whether its directory is there already or not."""

@@ -96,6 +96,7 @@ def test_a_target_goes_from_one_engine_to_the_other(
     assert here.progress() == tables.progress()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ParquetTables, IcebergTables])
 def test_change_tables_of_other_kinds(
     spark: Any, made: MadeDirectory, tmp_path: Path, kind: type[DeltaTables]
