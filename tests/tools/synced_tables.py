@@ -229,8 +229,10 @@ TABLES = {
     "iceberg": IcebergTables, "distributed iceberg": DistributedIcebergTables,
     "parquet": ParquetTables, "distributed parquet": DistributedParquetTables,
 }  # fmt: skip
-KINDS = [
+ALL_KINDS = [
     name if name in ("duckdb", "delta") else pytest.param(name, marks=pytest.mark.slow)
     for name in TABLES
 ]
+KINDS = ALL_KINDS[:4]
+"""Enough where it is state tables that count, and where a server makes each test slow."""
 Tables = DuckdbTables | DeltaTables
