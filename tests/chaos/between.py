@@ -162,8 +162,8 @@ def folded(trap: Trap, wanted: Wanted, tasks: Any) -> Any:
     names = [str(one.before.relation_id) for one in tasks.tables]
     kill = kill_executor if wanted.where == "executor" else kill_process
     tables = Tables(trap, wanted, names, kill)
-    _folds._fold = lambda target, one: tables.do(
-        str(one.before.relation_id), lambda: fold(target, one)
+    _folds._fold = lambda target, one, staging: tables.do(
+        str(one.before.relation_id), lambda: fold(target, one, staging)
     )
     try:
         return _folds.fold_tables(tasks)
