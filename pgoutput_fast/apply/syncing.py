@@ -118,6 +118,9 @@ class Engine(Protocol):
     def check(self, target: Target) -> None:
         """Refuse a target that it can't write."""
 
+    def begin(self, target: Target) -> None:
+        """Begin: no other sync has the target. What one before has left may go."""
+
     def writer(self, plan: Plan, *given: Any) -> WindowWriter:
         """A writer for what is planned; `given` is what a `WindowWriter` takes."""
 
@@ -238,6 +241,8 @@ class Syncing:
         def is_enough() -> bool:
             return is_stopped() or (until_lsn is not None and self.lsn >= until_lsn)
 
+        if self._engine is not None:
+            self._engine.begin(self._target)
         self._tell()
         while True:
             begin = time.monotonic()

@@ -82,8 +82,6 @@ class SparkEngine:
         self._merge_by = merge_by
         self._merger: Merger | None = None
         self._stages = False
-        self._left: Place | None = None
-        """Where a sync before may have left files."""
         self.driver_bytes = driver_bytes
         self.jobs: Jobs = SparkJobs(spark)
 
@@ -98,7 +96,11 @@ class SparkEngine:
             is_here = str(self._spark.sparkContext.master).startswith("local")
             self._stages = place.path is None and not is_here
         self._merger = self._merger_for(place)
-        self._left = place
+
+    def begin(self, target: Target) -> None:
+        """See `Engine`."""
+        # Not before the target is this sync's: another one may be at work with files of its own.
+        clear(checked_target(target).place)
 
     def _merger_for(self, place: Place) -> Merger | None:
         """What merges large state tables by Spark; None: nothing.
@@ -124,10 +126,6 @@ class SparkEngine:
 
     def writer(self, plan: Plan, *given: Any) -> WindowWriter:
         """See `Engine`."""
-        if self._left is not None:
-            # Not before the target is this sync's: another one may be at work with its own files.
-            clear(self._left)
-            self._left = None
         if sum(unit.size for unit in plan.units) <= self.driver_bytes:
             return (
                 WindowWriter(*given)

@@ -59,6 +59,9 @@ class InProcessEngine:
     def check(self, target: Any) -> None:
         """It takes each."""
 
+    def begin(self, target: Any) -> None:
+        """Nothing is left of another one."""
+
     def writer(self, plan: Plan, *given: Any) -> WindowWriter:
         del plan
         self.windows.append(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from altered_tables import EVOLVED, MADE, REUSED
 from corpus_files import POLICIES
@@ -95,7 +96,12 @@ def test_scenarios_that_were_recorded(
     told = f"{database.name}_truth"
     with Sessions(database) as sessions:
         sessions.run([("main", statement) for statement in script.setup])
-        database.execute(f"SELECT pg_create_logical_replication_slot('{told}', 'test_decoding')")
+        try:
+            database.execute(
+                f"SELECT pg_create_logical_replication_slot('{told}', 'test_decoding')"
+            )
+        except psycopg.errors.UndefinedFile:
+            pytest.skip("this server comes without the plugin test_decoding")
         first = set(published(database))
         synced.sync()
         for piece in script.halves():
