@@ -1,6 +1,7 @@
 """Delta's connector for Spark: its two jars, which Maven fetches once, and the settings for it.
 
-With PGOUTPUT_FAST_REQUIRE_JARS, as `make test-delta-spark` has it, a test that lacks them fails.
+With PGOUTPUT_FAST_REQUIRE_JARS, as `make test-delta-spark` has it, they are fetched, and a test
+that lacks them fails. Otherwise it is skipped if nobody has fetched them yet.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def _jars() -> list[Path]:
         _, name, version = artifact.split(":")
         path = DIRECTORY / f"{name}-{version}.jar"
         if not path.exists():
+            if not is_required():
+                raise LackingError(f"there is no {path.name}, which make test-delta-spark fetches")
             _fetch(artifact, path)
         found.append(path)
     return found
