@@ -23,7 +23,7 @@ from pyarrow import fs
 from synced_tables import ParquetTables
 
 from pgoutput_fast import UNCHANGED, apply, testing
-from pgoutput_fast.apply import parquet_table
+from pgoutput_fast.apply import parquet_table, window_writer
 from pgoutput_fast.apply.delta_files import Added
 from pgoutput_fast.apply.delta_place import Place
 from pgoutput_fast.apply.parquet_table import ParquetTable
@@ -161,7 +161,10 @@ def test_the_net_effect_of_stored_changes(
     ]  # fmt: skip
 
 
-def test_another_type_begins_another_directory(made: MadeDirectory, tables: ParquetTables) -> None:
+def test_another_type_begins_another_directory(
+    made: MadeDirectory, tables: ParquetTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window_writer, "_CATALOG_TIMEOUT", 0.2)  # it never comes here
     sync(made, tables)
     other = testing.Table("things", {"id": "int4", "note": "int8"}, 16390, key=["id"])
     made.commit(1500, other.relation(), testing.insert(other, [5, 6]))
