@@ -60,7 +60,7 @@ def make_anew(database: Any) -> None:
 # --- tables --------------------------------------------------------------------------------------
 
 
-def test_a_table_that_is_renamed(
+def test_a_table_that_is_renamed_under_a_query(
     spark: Any, shop: Any, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     """A query goes on with the table, and finds it under its new name and its old one."""
