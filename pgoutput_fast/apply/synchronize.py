@@ -193,7 +193,7 @@ def sync(
             where = _begun(Path(segments))
             _check_by_history(opened.target, where, partition_by)
             is_over = stop.is_set if until != "now" else lambda: True
-            until_lsn, captured = contents(where).end if until == "now" else until, None
+            until_lsn, captured = (contents(where).end if until == "now" else until), None
         else:
             if slot is None or publications is None:
                 raise PgOutputError("give slot and publications, or segments")

@@ -16,7 +16,6 @@ from urllib.parse import unquote
 from pgoutput_fast._disk import fsync_path
 from pgoutput_fast.apply.delta_merge import SHOWN
 from pgoutput_fast.apply.table_window import TableWindow
-from pgoutput_fast.apply.targets import ConflictError
 from pgoutput_fast.apply.window_writer import WindowWriter
 from pgoutput_fast.connections import RetryableError
 from pgoutput_fast.errors import PgOutputError
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from pgoutput_fast.apply.delta_table import Table
     from pgoutput_fast.apply.delta_target import DeltaTarget
     from pgoutput_fast.apply.folding import NetChanges
-    from pgoutput_fast.apply.targets import Alteration, Held
+    from pgoutput_fast.apply.targets import Alteration, ConflictError, Held
 
     from ._net_files import NetFile
 
@@ -206,10 +205,7 @@ class SparkMerger:
         return self._conflict(net, "its rows were others a moment before")
 
     def _conflict(self, net: NetFile, why: str) -> ConflictError:
-        return ConflictError(
-            f"another program has written {net.directory} in {self._place.uri} at the same time "
-            f"({why}). One sync at a time can write a target"
-        )
+        return self._place.conflict(net.directory, f" ({why})")
 
 
 def settle(state: Any, net: NetFile) -> None:

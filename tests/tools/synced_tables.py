@@ -19,7 +19,6 @@ from pgoutput_fast.apply.duckdb_target import quoted, versioned
 from pgoutput_fast.apply.parquet_table import ParquetTable
 
 PROGRESS = ("schema", "table", "relation_id", "stored", "version", "lsn", "copy_lsn", "stale")
-KINDS = ("duckdb", "delta")
 
 
 class Places:
