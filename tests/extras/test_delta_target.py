@@ -1041,6 +1041,7 @@ def test_columns_are_added_while_files_are_joined(
     added = [Added("more", pa.array([None], pa.int32()))]
     synced.write(changes, 0xA01, alterations=added)
     waiting.goes_on.set()
+    synced.target._joins.wait()  # which has no error
     synced.target.close()
     # The join is refused, which harms nobody; its file is the table's not, and goes with others.
     assert waiting.found == [9]
