@@ -126,8 +126,8 @@ class Table:
         deltalake = require_deltalake()
         with self.refusals():
             if self.delta is not None:
+                # Commits of others, such as joins, are not known to be on disk.
                 self.delta.update_incremental()
-                self._on_disk = self.delta.version()
                 return
             local = self.place.path
             if local is not None and not (local / self.directory / "_delta_log").is_dir():
@@ -394,6 +394,7 @@ class Table:
         if is_old:
             if joins is not None:
                 joins.wait()  # the files that it has written are nobody's yet
+                self.load()  # and now they are this table's, which a vacuum has to know
             self.vacuum()
         if joins is None or joins.begin(self._compact_beside):
             self._maintained_at = now

@@ -1053,6 +1053,64 @@ def test_columns_are_added_while_files_are_joined(
     assert not any("/joined-" in one for one in table.file_uris())
 
 
+def test_old_files_are_deleted_when_what_is_joined_is_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that no commit has yet is not taken for one that was left over."""
+    waiting = Waiting(monkeypatch)
+    monkeypatch.setattr(delta_table, "VACUUMED", 16)
+    synced = Synced(tmp_path / "lake", retention_hours=0)
+    for i in range(1, 16):
+        synced.write(batches(i << 8, t.insert(THINGS, [i, "a", "b"])), (i << 8) + 1)
+    assert waiting.begun.wait(60)
+    threading.Timer(0.3, waiting.goes_on.set).start()
+    for i in range(16, 20):
+        synced.write(batches(i << 8, t.insert(THINGS, [i, "a", "b"])), (i << 8) + 1)
+    synced.target.close()
+    assert waiting.found[0] == 9
+    changes = synced.read("changes")
+    assert sorted(changes.column("commit_lsn").to_pylist()) == [i << 8 for i in range(1, 20)]
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_commits_are_on_disk_with_the_joins_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    synced = Synced(tmp_path / "lake")
+    for i in range(1, 10):
+        synced.write(batches(i << 8, t.insert(THINGS, [i, "a", "b"])), (i << 8) + 1)
+    on_disk: set[Path] = set()
+    monkeypatch.setattr(delta_table, "fsync_path", on_disk.add)
+    log = synced.path / "changes" / "public.things" / "_delta_log"
+    before = {one for one in log.iterdir() if one.suffix == ".json"}
+    write, joined = deltalake.DeltaTable.create_write_transaction, []
+
+    def join() -> None:
+        joined.append(when)
+        own = synced.target._tables["changes/public.things"]
+        beside = delta_table.Table(own.place, own.directory, own.app, 6)
+        beside.load()
+        beside.compact()
+        on_disk.clear()  # what only the other one has waited for
+
+    def joined_behind(table: Any, *args: Any, **more: Any) -> None:
+        write(table, *args, **more)
+        if "/changes/" in table.table_uri and not joined:
+            join()
+
+    if when == "before":
+        join()
+    else:
+        monkeypatch.setattr(deltalake.DeltaTable, "create_write_transaction", joined_behind)
+    synced.write(batches(0xA00, t.insert(THINGS, [10, "a", "b"])), 0xA01)
+    new = {one for one in log.iterdir() if one.suffix == ".json"} - before
+    assert joined == [when]
+    assert len(new) == 2
+    assert new <= on_disk
+    assert log in on_disk
+    synced.target.close()
+
+
 def test_a_table_is_renamed_when_its_files_are_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
