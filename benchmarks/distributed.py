@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 TABLES = (1, 4, 200)
 _WAIT = 600.0  # seconds that anything may take
 _POLL = 0.01  # seconds
-_BACKLOGS = {"narrow": 5.0, "mixed": 1.0}  # how many times the changes of the scale they have
+_BACKLOGS = {"narrow": 5.0, "mixed": 5.0}  # how many times the changes of the scale they have
 _PACE = 5_000  # changes each second, of the measurement of delays
 _ROWS = 50  # changes of a transaction there
 _SETTINGS = {**site.SETTINGS, "wal_sender_timeout": 0}
@@ -271,6 +271,7 @@ def slot_cases(scale: float) -> Iterator[list[Case]]:
                 running.signal(signal.SIGSTOP)
                 for statement in site.parts(site.statements(name, factor * scale)):
                     connection.execute(statement)
+                connection.execute("CHECKPOINT")  # or some of the ways have one beside them
                 end, before, done = _lsn(connection), running.cpu(), running.numbers["changes"]
                 begin = time.perf_counter()
                 running.signal(signal.SIGCONT)
