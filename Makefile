@@ -184,13 +184,17 @@ test-pythons:
 	[ -z "$$failed" ] || { echo "Failed with Python$$failed" >&2; exit 1; }
 
 # Versions of PySpark beside the one that all other tests run with, each in an environment of its own.
-sparks := 4.3.0
+# Those before 4.2 have no streaming source in Python that has limits, and leave their sockets open.
+sparks := 4.0.5 4.1.4 4.3.0
+older_spark_tests := $(addprefix tests/spark/test_,dataframes.py dataframes_schema.py frame_columns.py older_versions.py relation_ranges.py state_tables.py) \
+    -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning
 test-sparks:
 	@failed=; for version in $(sparks); do \
 	    venv=".venv-spark-$$version"; echo "== PySpark $$version"; \
+	    case "$$version" in 4.[01].*) tests='$(older_spark_tests)' ;; *) tests=tests/spark ;; esac; \
 	    $(MAKE) --no-print-directory VENV="$$venv" "$$venv/.extension" \
 	        && "$$venv/bin/python" -m pip --disable-pip-version-check --quiet install --no-deps "pyspark==$$version" \
-	        && $(MAKE) --no-print-directory VENV="$$venv" test-all PYTEST_ARGS='tests/spark $(PYTEST_ARGS)' \
+	        && $(MAKE) --no-print-directory VENV="$$venv" test-all PYTEST_ARGS="$$tests $(PYTEST_ARGS)" \
 	        || failed="$$failed $$version"; \
 	done; \
 	[ -z "$$failed" ] || { echo "Failed with PySpark$$failed" >&2; exit 1; }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from pgoutput_fast.columnar.fields import VARIANT, Field
 from pgoutput_fast.columnar.mapping import field_of, text_field, without_functions
 from pgoutput_fast.columnar.packed import packed
+from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.objects import Interval
 from pgoutput_fast.policies import MOST_DIMENSIONS, Policies
 from pgoutput_fast.settings import Settings
@@ -15,10 +18,46 @@ from pgoutput_fast.types import ColumnType
 from pgoutput_fast.values import codec_of
 from pgoutput_fast.values.temporal import interval_iso
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import DataType, StructType
+
 # In each family, a type holds all values of the types before it.
 _INTEGERS = ("smallint", "int", "bigint")
 _FLOATS = ("float", "double")
 _KEEPS_ALL = Policies(infinity="text", out_of_range="text")
+
+
+def arrow_schema(schema: StructType, zone: str = "UTC") -> pa.Schema:
+    """The schema that record batches have with the columns of a DataFrame."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    # PySpark has no such argument before 4.1: it is UTC there.
+    takes_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
+    given: dict[str, Any] = {"timezone": zone} if takes_zone else {}
+    return to_arrow_schema(schema, **given)
+
+
+def parsed(name: str, ddl: str) -> DataType:
+    """The type that DDL tells of a column.
+
+    Raises
+    ------
+    PgOutputError
+        This Spark does not have it.
+    """
+    from pyspark.errors import ParseException
+    from pyspark.sql import types as T  # noqa: N812 - its usual name
+
+    try:
+        return T.DataType.fromDDL(ddl)
+    except ParseException as error:
+        if hasattr(T, "TimeType") or "time" not in ddl:
+            raise
+        raise PgOutputError(
+            f"column {name} is of the type time, for which Spark has a type from 4.1 on; give "
+            "schema= with string for it"
+        ) from error
 
 
 def column_ddl(type_: ColumnType, policies: Policies, *, binary: bool) -> str:

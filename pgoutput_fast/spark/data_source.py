@@ -16,24 +16,34 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    SupportsTriggerAvailableNow,
-)
+try:
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceReader,
+        DataSourceStreamReader,
+        EqualTo,
+        Filter,
+        GreaterThan,
+        GreaterThanOrEqual,
+        InputPartition,
+        LessThan,
+        LessThanOrEqual,
+    )
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError as error:
+    from pyspark import __version__
+
+    from pgoutput_fast.errors import PgOutputError
+
+    raise PgOutputError(
+        f"the source pgoutput needs PySpark 4.2 or newer, and this is {__version__}; "
+        "decode_frames, decode_udf and read_segments work with it"
+    ) from error
 
 from pgoutput_fast._disk import claim_directory
 from pgoutput_fast.apply.embedded_capture import EmbeddedCapture

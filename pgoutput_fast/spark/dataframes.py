@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import warnings
 from collections import Counter
@@ -24,6 +23,7 @@ from pgoutput_fast.protocol.encode import encode_fields
 from pgoutput_fast.protocol.messages import Relation, Type, published
 from pgoutput_fast.settings import Settings
 
+from ._column_types import arrow_schema, parsed
 from ._executor import (
     Target,
     Version,
@@ -562,7 +562,7 @@ def _quoted(name: str) -> str:
 
 
 def _struct(columns: Iterable[tuple[str, str]]) -> T.StructType:
-    return T.StructType([T.StructField(name, T.DataType.fromDDL(type_)) for name, type_ in columns])
+    return T.StructType([T.StructField(name, parsed(name, type_)) for name, type_ in columns])
 
 
 def _target(
@@ -575,11 +575,6 @@ def _target(
     by_id: bool = False,
 ) -> tuple[T.StructType, Target]:
     """The schema of the changes, and what the executors need to know."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    # Spark 4.0 has no such argument: it is UTC there.
-    takes_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
-    zone: dict[str, Any] = {"timezone": "UTC"} if takes_zone else {}
     columns = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(columns, T.StructType):
         raise PgOutputError(f"schema= must be a StructType or its DDL, not {schema!r}")
@@ -595,7 +590,7 @@ def _target(
     target = Target(
         table=table,
         columns=tuple((field.name, field.dataType.simpleString()) for field in columns),
-        schema=to_arrow_schema(changes, **zone),
+        schema=arrow_schema(changes),
         relations=relations,
         settings=settings,
         version=version,

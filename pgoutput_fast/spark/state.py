@@ -35,7 +35,14 @@ from pgoutput_fast.policies import Policies
 from pgoutput_fast.settings import Settings
 from pgoutput_fast.types import column_type
 
-from ._column_types import column_ddl, column_field, is_text, policies_for
+from ._column_types import (
+    arrow_schema,
+    column_ddl,
+    column_field,
+    is_text,
+    parsed,
+    policies_for,
+)
 from ._state_rows import CHANGE, Break, Output, Position, State, rows_of, united
 from ._told_errors import telling
 
@@ -477,7 +484,7 @@ class _Planned:
                     column.type_id, column.type_modifier, registry=self.settings.registry
                 )
                 ddl = column_ddl(type_, self.settings.policies, binary=False)
-                fields.append(T.StructField(name, T.DataType.fromDDL(ddl)))
+                fields.append(T.StructField(name, parsed(name, ddl)))
         return fields
 
     def result(self) -> T.StructType:
@@ -497,8 +504,6 @@ class _Planned:
 
     def state(self, key: tuple[str, ...], lacking: set[str], rewritten: Rewritten) -> State:
         """What the tasks need to know."""
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         kept, later = self._kept(), self._later()
         breaks, born = self.told.breaks(rewritten), self.told.born()
         fields = {field.name: field for field in (*kept, *later)}
@@ -531,7 +536,7 @@ class _Planned:
             born=born,
             breaks=tuple(breaks),
             outputs=tuple(outputs),
-            schema=to_arrow_schema(result, timezone=zone),
+            schema=arrow_schema(result, zone),
         )
 
     def _values(self, names: set[str], fields: dict[str, T.StructField]) -> dict[str, pa.Array]:

@@ -12,7 +12,6 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import VariantVal
 from spark_frames import (
     DATE,
@@ -25,6 +24,7 @@ from spark_frames import (
     TIMESTAMP,
     insert,
     land,
+    needs_time,
     partitions,
     relation,
     rows,
@@ -37,6 +37,7 @@ from pgoutput_fast.catalog import CatalogColumn, CatalogTable
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.settings import Settings
 from pgoutput_fast.spark import current_state, decode_frames, read_segments
+from pgoutput_fast.spark._column_types import arrow_schema
 from pgoutput_fast.spark._executor import Target, change_batches
 
 pytestmark = pytest.mark.spark
@@ -241,6 +242,7 @@ def test_nested_types_and_users_types(spark, tmp_path):
     ]
 
 
+@needs_time
 @pytest.mark.slow
 @pytest.mark.parametrize("key", [("id",), ()], ids=["key", "multiset"])
 def test_values_of_every_kind_are_kept_and_added(spark, tmp_path, key):
@@ -314,7 +316,7 @@ def test_policies(spark, type_, text, chosen, ddl, expected):
     target = Target(
         table="public.t",
         columns=(("v", ddl),),
-        schema=to_arrow_schema(schema, timezone="UTC"),
+        schema=arrow_schema(schema),
         settings=Settings(policies),
     )
     batches = change_batches([("here", pa.record_batch({"data": frames}))], target)

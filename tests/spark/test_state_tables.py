@@ -10,7 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from spark_frames import INT4, INT8, insert, land, partitions, relation, transaction, update
+from spark_frames import (
+    INT4,
+    INT8,
+    insert,
+    land,
+    needs_time,
+    partitions,
+    relation,
+    transaction,
+    update,
+)
 
 from pgoutput_fast.catalog import CatalogColumn, CatalogTable
 from pgoutput_fast.errors import PgOutputError
@@ -366,6 +376,7 @@ def test_a_snapshot_replaces_what_was_there_before(spark, key):
     assert state(spark, again, key=key) == Counter([shown(row(1, "here")), shown(row(2, "here"))])
 
 
+@needs_time
 def test_what_the_catalogue_knows_of_added_columns(spark):
     kinds = "id int, at timestamp, u string, raw binary, t time, flag boolean, none int, d date"
     change = (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+from pyspark.sql import types as T  # noqa: N812
+
 from pgoutput_fast import testing
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
 
@@ -9,6 +12,8 @@ INT4, INT8, TEXT, NUMERIC, TIME, DATE, UUID, JSONB, BYTEA, TIMESTAMPTZ, TIMESTAM
     (23, -1), (20, -1), (25, -1), (1700, (12 << 16 | 2) + 4), (1083, -1), (1082, -1), (2950, -1),
     (3802, -1), (17, -1), (1184, -1), (1114, -1),
 )  # fmt: skip
+
+needs_time = pytest.mark.skipif(not hasattr(T, "TimeType"), reason="Spark has TIME from 4.1 on")
 
 
 def relation(oid, name, columns, *, namespace="public", identity="d", key=("id",)):
