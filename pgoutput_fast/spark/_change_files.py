@@ -51,6 +51,23 @@ _ROW_GROUP = 16 << 20
 """Bytes of changes of a table that are written together, if there are so many."""
 
 
+def _of_parquet(schema: pa.Schema) -> pa.Schema:
+    """The schema of files that have such changes: Spark reads no time of nanoseconds."""
+    fields = [field.with_type(_micros(field.type)) for field in schema]
+    return pa.schema(fields, metadata=schema.metadata)
+
+
+def _micros(type_: pa.DataType) -> pa.DataType:
+    if type_ == pa.time64("ns"):
+        return pa.time64("us")
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(_micros(field.type)) for field in type_])
+    if pa.types.is_list(type_):
+        field = type_.value_field
+        return pa.list_(field.with_type(_micros(field.type)))
+    return type_
+
+
 class _File:
     """A file of one table's changes.
 
@@ -65,7 +82,7 @@ class _File:
 
     def __init__(self, files: Any, root: str, relation: Any, schema: pa.Schema) -> None:
         self._relation = relation
-        self._files, self._schema = files, schema
+        self._files, self._schema = files, _of_parquet(schema)
         name = directory_of(stored_table(relation.namespace, relation.name))
         self._directory = f"{root}/{name}"
         self._path = f"{self._directory}/{relation.relation_id}-{uuid.uuid4().hex}.parquet"
@@ -91,7 +108,7 @@ class _File:
             self._writer = pq.ParquetWriter(
                 self._path, self._schema, filesystem=self._files, compression="zstd"
             )
-        rows = pa.Table.from_batches(self._waiting)
+        rows = pa.Table.from_batches(self._waiting).cast(self._schema)
         self._waiting, self.pending = [], 0
         self._writer.write_table(rows, row_group_size=max(1, len(rows)))
         lsns = rows.column("commit_lsn")

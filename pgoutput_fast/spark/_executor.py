@@ -106,7 +106,9 @@ class Target:
         Has the types, in place of those of `settings`.
     history_policy : {"error", "older", "newer"}
     since : int, optional
-        Changes from this commit LSN on are refused if they have a column that `version` has not.
+        Changes from this commit LSN on are refused if they have a column that is not in `known`.
+    known : frozenset of str
+        The names of the columns that the table had then.
     ranges : tuple of RelationRange
         The Relations of the wanted table, which `version` tells, and the LSNs for which each holds,
         in their order. If there are any, rows are decoded by these, and need an LSN.
@@ -122,6 +124,7 @@ class Target:
     history: History | None = None
     history_policy: HistoryPolicy = "error"
     since: int | None = None
+    known: frozenset[str] = frozenset()
     ranges: tuple[RelationRange, ...] = ()
 
     def has(self, relation: Relation) -> bool:
@@ -300,7 +303,7 @@ class _Mapping:
     lacking : list of str
         The names of the target's columns that this version does not have.
     added : list of str
-        The names of columns that the target's version lacks.
+        The names of columns that are not in the target's `known`.
     relation : str
         JSON of what change batches have as metadata of their relation.
     """
@@ -339,8 +342,7 @@ class _Mapping:
             fields[position] = replace(made, name=name, position=position)
         columns = tuple(fields[position] for position in sorted(fields))
         self.layout = Layout(plan, columns, head_fields("spark"), {})
-        there = () if target.version is None else target.version.columns
-        self.added = [name for name in positions if name not in there]
+        self.added = [name for name in positions if name not in target.known]
         metadata = relation_metadata(plan)
         self.relation = json.dumps({name.decode(): metadata[name].decode() for name in metadata})
 

@@ -117,7 +117,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
             "the options slot and publications are the capture's, which capture=external leaves to "
             "another process"
         )
-    made = SourceOptions(
+    return SourceOptions(
         segments=_directory(found),
         mode=mode,
         table=table,
@@ -139,8 +139,6 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         new_columns=found.choice("newColumns", ("error", "ignore"), "error"),
         style=_style(found, mode),
     )
-    found.check_all_known()
-    return made
 
 
 def _tasks(mode: str) -> int:
@@ -177,15 +175,32 @@ def in_options(text: str) -> str:
     return _ARGUMENT.sub(lambda one: f"{_CAPTURE_NAMES[one[1]]}={(one[2] or '').lower()}", text)
 
 
+_NAMES = frozenset(
+    {
+        "mode", "table", "tables", "output", "topicPrefix", "tombstones", "placeholder",
+        "omitUnchanged", "segments", "path", "checkpointLocation", "slot", "publications", "dsn",
+        "capture", "snapshot", "protocol", "binary", "maxBytesPerTrigger", "startingLsn",
+        "endingLsn", "policies", "registry", "history", "newColumns", "consumer", "partitions",
+        *_CAPTURE_NAMES.values(),
+    }
+)  # fmt: skip
+
+
 class _Options:
-    """Options by their names, whose case does not count; each that is asked for is known."""
+    """Options by their names, whose case does not count."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
-        self._known: dict[str, str] = {}
+        # Before one that is misspelled is missed.
+        known = {name.lower(): name for name in _NAMES}
+        for name in given:
+            if name.lower() not in known:
+                near = difflib.get_close_matches(name.lower(), known, 1)
+                hint = f"; did you mean {known[near[0]]}?" if near else ""
+                raise PgOutputError(f"the source pgoutput has no option {name!r}{hint}")
 
     def text(self, name: str) -> str | None:
-        self._known[name.lower()] = name
+        assert name in _NAMES, name  # noqa: S101
         value = self._given.get(name.lower())
         if value is not None and not value.strip():
             raise PgOutputError(f"the option {name} is empty")
@@ -214,15 +229,8 @@ class _Options:
             return None
         try:
             return read(text)
-        except (ValueError, PgOutputError) as error:
+        except (OSError, ValueError, PgOutputError) as error:
             raise PgOutputError(f"the option {name}: {error}") from None
-
-    def check_all_known(self) -> None:
-        for name in self._given:
-            if name not in self._known:
-                near = difflib.get_close_matches(name, self._known, 1)
-                hint = f"; did you mean {self._known[near[0]]}?" if near else ""
-                raise PgOutputError(f"the source pgoutput has no option {name!r}{hint}")
 
 
 def _directory(found: _Options) -> Path:
@@ -238,8 +246,8 @@ def _directory(found: _Options) -> Path:
             "give the option segments, the directory of the capture; or checkpointLocation here as "
             "for the query, so that it lies beside the checkpoint"
         )
-    local = where.removeprefix("file://")
-    if "://" in local or local.startswith(("s3:", "hdfs:", "dbfs:")):
+    local = re.sub("^file:(//)?(?=/)", "", where)
+    if re.match("[A-Za-z][A-Za-z0-9+.-]*:", local):
         raise PgOutputError(f"segments are in a local directory, and {where} is none")
     return Path(local).absolute()
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import hashlib
 import os
+import re
 import sys
 import threading
 import time
@@ -83,6 +85,12 @@ if TYPE_CHECKING:
 _WAIT = 0.05  # seconds between two looks at what a capture has written
 _ENDING = 5.0
 """Seconds in which the process of a query that was stopped ends, and another one may begin."""
+_AS_OF = "columns as of {}"
+"""The comment on the column `after`, by which readers know how old a schema is.
+
+Spark may ask for a reader long after it has asked for the schema, and of another object.
+"""
+_AS_OF_TEXT = re.compile(_AS_OF.format("([0-9A-F]+/[0-9A-F]+)"))
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
@@ -106,16 +114,24 @@ class PgOutputDataSource(DataSource):
             return DDL
         if self._options.mode == "envelope":
             return RECORD_DDL
-        return changes_ddl(_find(self._options).columns)
+        found = _find(self._options)
+        return changes_ddl(found.columns, _AS_OF.format(format_lsn(found.as_of)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of a batch query."""
         # Spark refuses a reader that takes filters where it is told not to push any.
         kind = _FilteringReader if _PUSHING in sys.modules else _BatchReader
+        if not has_begun(self._options.segments):
+            raise PgOutputError(
+                f"no capture has begun in {self._options.segments}, and a batch query reads what "
+                "is there: begin with a stream, or with pgoutput-fast capture"
+            )
         return kind(self._options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """The reader of a streaming query."""
+        if self._options.ending_lsn is not None:
+            raise PgOutputError("the option endingLsn goes with a batch query")
         return _StreamReader(self._options, schema)
 
 
@@ -201,11 +217,19 @@ def _found(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 def _partitions(
-    items: list[Item], chosen: ChosenTable, options: SourceOptions
+    items: list[Item], chosen: ChosenTable, options: SourceOptions, schema: StructType
 ) -> list[InputPartition]:
+    """The partitions of files; columns that are newer than the schema are errors in them."""
     if not items:
         return []
     target = chosen.target
+    if options.new_columns == "error":
+        comment = _AS_OF_TEXT.fullmatch(schema["after"].metadata.get("comment", ""))
+        if comment is not None:
+            since, known = parse_lsn(comment[1]), {name for name, _ in target.columns}
+        else:  # a schema that somebody has written, perhaps without columns that were not wanted
+            since, known = chosen.as_of, set(target.version.columns if target.version else ())
+        target = dataclasses.replace(target, since=since, known=frozenset(known))
     directory = "" if target.history is None else str(options.segments)
     target = dataclasses.replace(target, history=None)
     metadata = chosen.metadata
@@ -230,11 +254,11 @@ def _find(options: SourceOptions) -> FoundTable:
     )  # fmt: skip
 
 
-def _choose(options: SourceOptions, schema: StructType) -> ChosenTable:
+def _choose(options: SourceOptions, schema: StructType, found: FoundTable) -> ChosenTable:
     """The same in the form of the schema that Spark has got from :func:`_find`, or from a user."""
     after: Any = schema["after"].dataType if "after" in schema.fieldNames() else None
     if hasattr(after, "fields"):
-        chosen = _find(options).chosen(after, options.history, may_lack=True)
+        chosen = found.chosen(after, options.history, may_lack=True)
         if chosen.changes.simpleString() == schema.simpleString():
             return chosen
     raise PgOutputError(
@@ -260,7 +284,7 @@ class _BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         if self._options.mode != "table":
             return self._unit_partitions()
-        chosen = _choose(self._options, self._schema)
+        chosen = _choose(self._options, self._schema, _find(self._options))
         items = []
         start, end = _both((self._start, self._end), self._wanted)
         for item in chosen.items():
@@ -270,7 +294,7 @@ class _BatchReader(DataSourceReader):
             if first < last:
                 # The rows of a snapshot have one LSN.
                 items.append(item if item.copy else item._replace(window=(first, last)))
-        return _partitions(items, chosen, self._options)
+        return _partitions(items, chosen, self._options, self._schema)
 
     def _unit_partitions(self) -> list[InputPartition]:
         source = open_source([self._options.segments])
@@ -424,7 +448,7 @@ class _Planner:
     def __init__(self, options: SourceOptions, schema: StructType, *, ends: bool) -> None:
         self._options = options
         self._ends = ends
-        self._name = options.consumer or f"spark_{options.table or options.mode}"
+        self._name = options.consumer or _consumer_name(options.table or options.mode)
         self._until: int | None = None
         self._stop = threading.Event()
         self._capture: EmbeddedCapture | None = None
@@ -492,8 +516,8 @@ class _Planner:
             try:
                 self._lock = claim_directory(
                     directory / "consumers" / f".{self._name}.lock", "Spark query", "a consumer",
-                    f"consumer {self._name!r} of {directory}: give another query the option "
-                    "consumer,",
+                    f"consumer {self._name!r} of {directory} (give another query the option "
+                    "consumer)",
                 )  # fmt: skip
             except PgOutputError:
                 if time.monotonic() > end:
@@ -517,6 +541,11 @@ class _Planner:
                     f"of {self._options.segments} begins at "
                     f"{format_lsn(source.seen.contents.begin)}"
                 )
+            if position.lsn > source.seen.contents.end:
+                raise PgOutputError(
+                    f"the option startingLsn is {format_lsn(position.lsn)}, and "
+                    f"{self._options.segments} ends at {format_lsn(source.seen.contents.end)}"
+                )
         else:
             position = source.begin().position
         return _offset(source, position)
@@ -535,7 +564,12 @@ class _Planner:
         if plan is None or plan.after is None:
             return start
         self._committed = newest_commit(plan.units) or self._committed
-        return _offset(source, plan.after.position)
+        end = _offset(source, plan.after.position)
+        if self._options.mode == "table":
+            relation_id = self._table(start).relation_id
+            if relation_id is not None:
+                end["relation_id"] = relation_id
+        return end
 
     def _acknowledge(self, source: SegmentSource, position: Position) -> None:
         """Let the capture delete what is before an offset that is in Spark's checkpoint."""
@@ -578,23 +612,52 @@ class _Planner:
             return []
         if self._options.mode != "table":
             return _unit_partitions(plan.units, source.metadata, self._options)
-        chosen = self._table()
+        chosen = self._table(start)
         items = [item for unit in plan.units for item in _items(unit, chosen.relation_id)]
-        return _partitions(items, chosen, self._options)
+        return _partitions(items, chosen, self._options, self._schema)
 
-    def _table(self) -> ChosenTable:
-        """The table, with the columns that it had when the query began."""
+    def _table(self, start: Mapping[str, Any]) -> ChosenTable:
+        """The table, with the columns that it had when the query began.
+
+        Raises
+        ------
+        PgOutputError
+            What is before the offset `start` was another table's.
+        """
         if self._chosen is None:
-            chosen = _choose(self._options, self._schema)
+            found = _find(self._options)
+            before = start.get("relation_id")
+            now = before if found.plan is None else found.plan.relation.relation_id
+            if before not in (None, now):
+                raise PgOutputError(
+                    f"the checkpoint is of the table with the OID {before}, and "
+                    f"{self._options.table} is the one with the OID {now} by now: the former was "
+                    "renamed or dropped. Give the option table the name that it has, and its "
+                    "changes go on; or begin with a new checkpoint, and a new target"
+                )
+            chosen = _choose(self._options, self._schema, found)
             version = chosen.target.version
             if version is None:
                 return chosen  # nothing has come of it yet
-            since = chosen.as_of if self._options.new_columns == "error" else None
             target = dataclasses.replace(
-                chosen.target, version=dataclasses.replace(version, newest=False), since=since
+                chosen.target, version=dataclasses.replace(version, newest=False)
             )
             self._chosen = chosen._replace(target=target)
         return self._chosen
+
+
+_LONGEST = 63
+"""Bytes that the name of a consumer may have."""
+
+
+def _consumer_name(read: str) -> str:
+    """The name under which a query reads a table, by default: other letters have their codes."""
+    coded = re.sub("[^A-Za-z0-9_.]", lambda one: f"-{one[0].encode().hex().upper()}", read)
+    name = f"spark_{coded}"
+    if len(name) > _LONGEST:
+        digest = hashlib.sha256(read.encode()).hexdigest()[:16]
+        name = f"{name[: _LONGEST - 17]}-{digest}"
+    return name
 
 
 def _items(unit: Unit, relation_id: int | None) -> Iterator[Item]:

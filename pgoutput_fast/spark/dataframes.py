@@ -548,11 +548,12 @@ def settings_of(
     return Settings(policies or Policies(), python_encoding(encoding), registry)
 
 
-def changes_ddl(columns: Iterable[tuple[str, str]]) -> str:
-    """The columns of a change as DDL, which needs no session to be made."""
+def changes_ddl(columns: Iterable[tuple[str, str]], comment: str) -> str:
+    """The columns of a change as DDL, which needs no session to be made; `after` has a comment."""
     listed = ", ".join(f"{_quoted(name)}: {type_}" for name, type_ in columns)
     return ", ".join(
         f"{name} {f'struct<{listed}>' if type_ is None else type_.simpleString()}"
+        + f" COMMENT '{comment}'" * (name == "after")
         for name, type_ in _CHANGE_COLUMNS.items()
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import shutil
 import threading
@@ -21,6 +22,7 @@ from spark_frames import rows
 import pgoutput_fast as pf
 from pgoutput_fast import testing
 from pgoutput_fast.catalog import Catalog, CatalogColumn, CatalogTable
+from pgoutput_fast.directory.consumers import _NAME as ALLOWED
 from pgoutput_fast.directory.consumers import consumers
 from pgoutput_fast.directory.history import CatalogRead, HistoryWriter
 from pgoutput_fast.segments.listing import Segment
@@ -29,6 +31,7 @@ from pgoutput_fast.spark._source_options import source_options
 from pgoutput_fast.spark.data_source import (
     PgOutputDataSource,
     _bounds,
+    _consumer_name,
     _FilteringReader,
     _StreamReader,
 )
@@ -63,21 +66,28 @@ class Query:
         self._spark, self._checkpoint = spark, checkpoint
         self._options = {"segments": str(made.directory), "table": "public.t", **options}
         self.batches: dict[int, list[Any]] = {}
+        self.rows: list[tuple[Any, ...]] = []
         self.fails_at: int | None = None
 
-    def run(self, **options: str) -> list[Any]:
-        """The changes of all that is there, as (op, id); those of this call."""
+    def run(self, loaded: Callable[[], object] = lambda: None, **options: str) -> list[Any]:
+        """The changes of all that is there, as (op, id); those of this call.
+
+        `loaded` is called when there is a DataFrame, and no query yet.
+        """
         before = set(self.batches)
-        frame = self._spark.readStream.format("pgoutput").options(**self._options, **options)
+        given = {**self._options, **options}
+        frame = self._spark.readStream.format("pgoutput").options(**given).load()
+        loaded()
 
         def take(batch: Any, number: int) -> None:
-            found = batch.orderBy("commit_lsn", "seq").select("op", "after.id").collect()
+            found = batch.orderBy("commit_lsn", "seq").select("op", "after.id", "after").collect()
             if number == self.fails_at:
                 raise RuntimeError("the sink fails")
             self.batches[number] = [(row.op, row.id) for row in found]
+            self.rows += [tuple(row.after) for row in found if row.after]
 
         query = (
-            frame.load().writeStream.foreachBatch(take).trigger(availableNow=True)
+            frame.writeStream.foreachBatch(take).trigger(availableNow=True)
             .option("checkpointLocation", str(self._checkpoint)).start()
         )  # fmt: skip
         query.awaitTermination()
@@ -100,7 +110,7 @@ def test_a_batch_has_what_read_segments_has(source: Any, made: MadeDirectory) ->
     read = source.read.format("pgoutput").option("table", "public.t")
     found = read.load(str(made.directory))
     wanted = read_segments(source, made.directory, "public.t")
-    assert found.schema == wanted.schema
+    assert found.schema.simpleString() == wanted.schema.simpleString()
     assert rows(found) == rows(wanted)
     assert [row[0] for row in rows(found)] == [
         "truncate", "read", "read", "insert", "insert", "insert", "update", "delete"
@@ -263,6 +273,39 @@ def test_a_column_that_comes_while_a_stream_runs(
     ignoring.stop()
 
 
+def test_a_column_that_comes_before_a_stream_has_read(
+    source: Any, made: MadeDirectory, tmp_path: Path
+) -> None:
+    """The DataFrame was made before: by a job that lands the changes itself, that is always so."""
+    fill(made, 1200, 1)
+    query = Query(source, made, tmp_path / "checkpoint")
+    frame = source.read.format("pgoutput").options(table="public.t", segments=made.directory)
+    before, ignoring = frame.load(), frame.option("newColumns", "ignore").load()
+    assert query.run() == [("insert", 1200)]
+    wide = [WIDE.relation(), testing.insert(WIDE, [1300, "x", 7])]
+    with pytest.raises(StreamingQueryException, match="has got the column w since the query began"):
+        query.run(lambda: made.commit(1300, *wide))
+    assert query.run() == [("insert", 1300)]
+    assert query.rows == [(1200, "x"), (1300, "x", 7)]
+    with pytest.raises(PythonException, match="has got the column w since the query began"):
+        before.collect()
+    assert sorted(tuple(row.after) for row in ignoring.collect()) == [(1200, "x"), (1300, "x")]
+
+
+def test_another_table_has_got_the_name(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
+    fill(made, 1200, 1)
+    query = Query(source, made, tmp_path / "checkpoint")
+    assert query.run() == [("insert", 1200)]
+    renamed = testing.Table("t_old", {"id": "int4", "v": "text"}, 16390, key=["id"])
+    another = testing.Table("t", {"id": "int4", "v": "text"}, 16999, key=["id"])
+    made.commit(1300, renamed.relation(), testing.insert(renamed, [1300, "old"]))
+    made.commit(1320, another.relation(), testing.insert(another, [1320, "new"]))
+    with pytest.raises(StreamingQueryException, match=r"of the table with the OID 16390, .* 16999"):
+        query.run()
+    assert query.run(table="public.t_old") == [("insert", 1300)]
+    assert query.rows == [(1200, "x"), (1300, "old")]
+
+
 def parts_of(made: MadeDirectory, tmp_path: Path, **options: str) -> tuple[Any, Any]:
     """The options and the schema of a stream of `t`."""
     given = {"segments": str(made.directory), "table": "public.t", **options}
@@ -363,6 +406,15 @@ def test_a_directory_that_was_replaced(
         ({"table": "t", "segments": "a", "policies": "x=y"}, "the option policies: 'x=y' is not"),
         ({"table": "t", "segments": "a", "policies": "json=x"}, "the option policies: "),
         ({"table": "t", "segments": "a", "slot": "s"}, "needs the options slot and publications"),
+        (
+            {"table": "t", "segments": "a", "slot": "s", "publicatons": "p"},
+            "no option 'publicatons'; did you mean publications",
+        ),
+        (
+            {"table": "t", "segments": "a", "registry": "/nowhere"},
+            r"^the option registry: .*No such file or directory: '/nowhere'",
+        ),
+        ({"table": "t", "checkpointLocation": "hdfs:/a"}, "segments are in a local directory"),
         ({"table": "t", "segments": "a", "slot": ""}, "the option slot is empty"),
         ({"table": "t", "segments": "a", "binary": "true"}, "the option binary is the capture's"),
         (
@@ -405,6 +457,38 @@ def test_options_that_are_taken() -> None:
     assert found.capture_options == {
         "max_delay": 0.5, "protocol": 2, "binary": True, "snapshot": "initial"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("given", ["/a/cp/", "file:/a/cp", "file:///a/cp"])
+def test_segments_beside_a_checkpoint(given: str) -> None:
+    found = source_options({"table": "t", "checkpointLocation": given})
+    assert found.segments == Path("/a/cp.segments")
+
+
+def test_names_of_consumers(tmp_path: Path) -> None:
+    assert _consumer_name("public.t") == NAME
+    names = ["Sch-X.Ta b", "Sch-X.Ta_b", "Sch X.Ta-b", "public.é", "x" * 63 + ".y", "x" * 63 + ".z"]
+    found = {_consumer_name(name) for name in names}
+    assert len(found) == len(names)
+    assert all(ALLOWED.fullmatch(name) for name in found)
+
+
+def test_options_that_do_not_go_together_with_a_query(
+    source: Any, made: MadeDirectory, tmp_path: Path
+) -> None:
+    given = {"table": "public.t", "segments": str(made.directory)}
+    fill(made, 1200, 1)
+    query = Query(source, made, tmp_path / "checkpoint")
+    with pytest.raises((StreamingQueryException, AnalysisException), match="with a batch query"):
+        query.run(endingLsn="0/10")
+    with pytest.raises(StreamingQueryException, match=r"startingLsn is FF/0, and .* ends at 0/"):
+        query.run(startingLsn="FF/0")
+    server = {"slot": "s", "publications": "p", "segments": str(tmp_path / "none")}
+    batch = source.read.format("pgoutput").options(**{**given, **server}).schema(
+        source.read.format("pgoutput").options(**given).load().schema
+    )  # fmt: skip
+    with pytest.raises(AnalysisException, match=r"no capture has begun in .*/none, and a batch"):
+        batch.load().collect()
 
 
 def test_errors_reach_the_user(source: Any, made: MadeDirectory) -> None:
@@ -509,6 +593,19 @@ def test_files_that_can_not_be_written(source: Any, made: MadeDirectory, tmp_pat
     (tmp_path / "file").write_text("")
     with pytest.raises(PythonException, match="can't write into"):
         read.options(output=str(tmp_path / "file"), policies="infinity=null").load().collect()
+
+
+def test_files_with_times_are_read_by_spark(
+    source: Any, made: MadeDirectory, tmp_path: Path
+) -> None:
+    times = testing.Table("t", {"id": "int4", "at": "time", "more": 1183}, 16390, key=["id"])
+    given = testing.insert(times, [1, "23:59:59.999999", "{00:00:01,NULL}"])
+    made.commit(1200, times.relation(), given)
+    read = source.read.format("pgoutput").options(mode="manifest", segments=made.directory)
+    (file,) = read.option("output", str(tmp_path / "files")).load().collect()
+    (row,) = source.read.parquet(file.path).collect()
+    wanted = (1, datetime.time(23, 59, 59, 999999), [datetime.time(0, 0, 1), None])
+    assert tuple(row.after) == wanted
 
 
 def test_a_published_table_without_changes(source: Any, made: MadeDirectory) -> None:
