@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 _CLOSED = (BrokenPipeError, ConnectionResetError)
 _FROZEN = "_pgoutput_fast_frozen"
@@ -24,6 +27,30 @@ class _Traceback:
             traceback.print_exc(*arguments, **options)
 
 
+def _is_running(module: str) -> bool:
+    """Whether this process was started to run a module."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec is not None and spec.name == module
+
+
+def end_quietly() -> None:
+    """Let a source's process print no error that is none when its query is stopped.
+
+    Spark closes the socket while the process waits for it, or writes to it, and PySpark tries to
+    tell Spark of that through the same socket. What ends the process then is a BrokenPipeError,
+    whose traceback Python would print. Elsewhere nothing is done.
+    """
+    if not _is_running("pyspark.sql.streaming.python_streaming_source_runner"):
+        return
+    shown = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, _CLOSED):
+            shown(kind, error, trace)
+
+    sys.excepthook = show
+
+
 def prepare() -> None:
     """Let this worker print no error that is none, and clean up quickly behind each task.
 
@@ -36,10 +63,9 @@ def prepare() -> None:
     where pandas, pyarrow and delta-rs are loaded: more than many a task. What modules have made
     stays until the worker ends, so the collector passes over it. Elsewhere nothing is done.
     """
-    daemon = sys.modules["__main__"]
-    spec = getattr(daemon, "__spec__", None)
-    if spec is None or spec.name != "pyspark.daemon":
+    if not _is_running("pyspark.daemon"):
         return
+    daemon = sys.modules["__main__"]
     setattr(daemon, "traceback", _Traceback())  # noqa: B010 - no attribute of every module
     # Modules that a task has imported are passed over from the next one on.
     modules = len(sys.modules)

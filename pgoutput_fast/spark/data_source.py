@@ -64,6 +64,7 @@ from ._envelopes import RECORD_DDL, envelopes
 from ._planning import Item, item_batches, newest_commit
 from ._source_options import SourceOptions, in_options, source_options
 from ._told_errors import telling
+from ._worker import end_quietly
 from .dataframes import (
     ChosenTable,
     FoundTable,
@@ -411,6 +412,13 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next micro-batch ends; `start` is in the checkpoint already."""
         most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else sys.maxsize
+        slot, before = self._options.slot, start.get("slot")
+        if self._planner is None and slot is not None and before not in (None, slot):
+            # Before the capture makes a slot, which nobody would read.
+            raise PgOutputError(
+                f"the checkpoint is of slot {before!r}, and the option slot is {slot!r}: begin "
+                "with a new checkpoint, and a new target"
+            )
         return self._planning().next(start, most)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -430,6 +438,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """End the capture."""
+        end_quietly()
         if self._planner is not None:
             self._planner.close()
 

@@ -349,6 +349,39 @@ def test_a_checkpoint_of_something_else(
     reader.stop()
 
 
+def test_a_checkpoint_of_another_slot_makes_no_slot(
+    source: Any, made: MadeDirectory, tmp_path: Path
+) -> None:
+    fill(made, 1200, 1)
+    options, schema = parts_of(made, tmp_path)
+    begin = _StreamReader(options, schema).initialOffset()
+    given = {"segments": str(tmp_path / "new"), "table": "public.t", "slot": "other",
+             "publications": "p", "dsn": "host=/nowhere"}  # fmt: skip
+    reader = _StreamReader(source_options(given), schema)
+    told = "checkpoint is of slot 's', and the option slot is 'other'"
+    with pytest.raises(pf.PgOutputError, match=told):
+        reader.latestOffset(begin, reader.getDefaultReadLimit())
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_checkpoint_behind_what_was_acknowledged(
+    source: Any, made: MadeDirectory, tmp_path: Path
+) -> None:
+    """As it is with asyncProgressTrackingEnabled, and of a checkpoint that was restored."""
+    fill(made, 1200, 1)
+    reader = _StreamReader(*parts_of(made, tmp_path))
+    begin = reader.initialOffset()
+    first = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    fill(made, 1300, 1)
+    second = reader.latestOffset(first, reader.getDefaultReadLimit())
+    assert reader.latestOffset(second, reader.getDefaultReadLimit()) == second
+    reader.stop()
+    again = _StreamReader(*parts_of(made, tmp_path))
+    end = again.latestOffset(begin, again.getDefaultReadLimit())
+    assert ids(again, begin, end) == [1200, 1300]
+    again.stop()
+
+
 def test_two_queries_as_one_consumer(
     source: Any, made: MadeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

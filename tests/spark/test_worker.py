@@ -107,3 +107,22 @@ def test_what_modules_made_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> No
         assert gc.get_freeze_count() >= frozen + len(made)
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize(
+    ("module", "printed"),
+    [("pyspark.sql.streaming.python_streaming_source_runner", ""), ("another", "of a socket")],
+)
+def test_a_query_that_is_stopped_prints_nothing(
+    module: str, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    main = ModuleType("__main__")
+    main.__spec__ = importlib.machinery.ModuleSpec(module, None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    _worker.end_quietly()
+    sys.excepthook(BrokenPipeError, BrokenPipeError("of a socket"), None)
+    told = capsys.readouterr().err
+    assert told == "" if printed == "" else printed in told
+    sys.excepthook(ValueError, ValueError("something else"), None)
+    assert "ValueError: something else" in capsys.readouterr().err
