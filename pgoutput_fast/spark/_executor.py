@@ -329,7 +329,7 @@ class _Mapping:
                 ):
                     raise PgOutputError(
                         f"{target.table} has the column {name} as {found}, not every value of "
-                        f"which is one of {wanted} as schema= has it; string takes the text"
+                        f"which is one of {wanted} as the schema has it; string takes the text"
                     )
                 raise PgOutputError(
                     f"{target.table}: older changes have the column {name} as {found}, the schema "

@@ -354,7 +354,7 @@ def test_schema_chooses_the_dimensions_of_a_column(spark, tmp_path):
     changes = read_segments(spark, directory, "public.t", schema)
     assert changes.first().after == ([1], [[1], [2]], "[1,2)")
     with pytest.raises(
-        PySparkException, match=r"column r as struct.*is one of int as schema= has it"
+        PySparkException, match=r"column r as struct.*is one of int as the schema has it"
     ):
         read_segments(spark, directory, "public.t", "r int").collect()
 
