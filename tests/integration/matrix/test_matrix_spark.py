@@ -143,7 +143,7 @@ def test_pgbench(
 
     def pgbench(*options: str) -> None:
         program = find_server_bindir(18) / "pgbench"
-        subprocess.run([program, "-q", *options, database.dsn], check=True, capture_output=True)
+        subprocess.run([program, *options, database.dsn], check=True, capture_output=True)
 
     database.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     pgbench("-i", "-s", "1", "-I", "dtgp")
