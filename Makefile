@@ -33,7 +33,7 @@ not_built := $(strip $(foreach source,$(filter %.pyx,$(extension_sources)),$(if 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-all test-matrix test-delta-spark chaos chaos-spark live month steady test-wheel test-pythons test-sparks test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
+.PHONY: help demo test test-slow test-all test-matrix test-delta-spark test-kafka chaos chaos-spark live month steady test-wheel test-pythons test-sparks test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
 
 help:
 	@echo 'make demo                    a real PostgreSQL server -> Spark -> Delta tables, killed, proved equal'
@@ -50,6 +50,7 @@ help:
 	@echo 'make test-pythons            make test with each Python 3.10 to 3.14 that is found'
 	@echo 'make test-sparks             the tests of Spark with its other versions'
 	@echo 'make test-delta-spark        the tests with the connector of Delta for Spark, which Maven fetches'
+	@echo 'make test-kafka              records in a Kafka broker, which Maven fetches'
 	@echo 'make test-corpus CORPUS=DIR  decode recorded captures of real servers'
 	@echo 'make coverage                lines of Python and Cython that make test does not reach'
 	@echo 'make sanitize                unit and mutation tests under AddressSanitizer and UBSan (gcc)'
@@ -150,6 +151,10 @@ $(servers)/.installed: Makefile
 # Tests with Delta's connector for Spark, whose jars Maven fetches; without them, other targets skip these.
 test-delta-spark: $(VENV)/.extension
 	@PGOUTPUT_FAST_REQUIRE_JARS=1 $(pytest) -m delta_spark $(PYTEST_ARGS)
+
+# Records in a Kafka broker, which Maven fetches with Spark's connector to it (56 MB).
+test-kafka: $(VENV)/.extension
+	@PGOUTPUT_FAST_REQUIRE_JARS=1 $(pytest) -m kafka $(PYTEST_ARGS)
 
 test-matrix: $(VENV)/.extension $(servers)/.installed
 	@PGOUTPUT_FAST_REQUIRE_SERVERS=1 $(pytest) tests/integration/matrix $(PYTEST_ARGS)

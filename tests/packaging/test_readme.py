@@ -309,7 +309,7 @@ def test_the_source_for_spark(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.spark
 def test_records_as_debeziums(tmp_path: Path) -> None:
-    """Files of records and VARIANTs, as the page says; there is no Kafka here."""
+    """Files of records and VARIANTs, as the page says; test_kafka_sink has the sink for Kafka."""
     records, files, variants = python_blocks(ROOT / "docs" / "debezium.md")
     program = f"""
 import sys
