@@ -115,6 +115,7 @@ def running_engine(
         yield None
         return
     from ..spark import SparkEngine, session
+    from ..spark._jvm import is_gone
     from ..spark._session import begin_java
 
     # Spark's own handler would end a job in the middle of a window.
@@ -132,10 +133,20 @@ def running_engine(
         raise PgOutputError(f"Spark does not start: {text}") from error
     output.has_begun(well=True)
     signal.signal(signal.SIGINT, interrupted)
+    root = logging.getLogger()
+    root.addFilter(_is_not_of_py4j)
     try:
         yield SparkEngine(spark, stage=stage, merge_by=merge_by or "auto")
     finally:
-        spark.stop()
+        root.removeFilter(_is_not_of_py4j)
+        # A JVM that has ended needs no stop: what called it has said so, or nothing needed it.
+        if not is_gone():
+            spark.stop()
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """Pass over the traceback that py4j logs of a call that fails, which is an error besides."""
+    return record.module != "java_gateway"
 
 
 class _Output:

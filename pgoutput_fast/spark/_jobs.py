@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pickle
-import re
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from pgoutput_fast.connections import RetryableError
 from pgoutput_fast.errors import PgOutputError
 
+from ._jvm import calls
 from ._worker import prepare
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ _R = TypeVar("_R")
 _SCHEMA = pa.schema({"id": pa.int64(), "result": pa.binary()})
 _DDL = "id bigint, result binary"
 TOLD = 0.5  # seconds between two looks whether a job has ended
-_RAISED = re.compile(r"^[\w.]+(?:Error|Exception|Interrupt|Exit)(?::.*)?$")
 
 
 class Jobs(Protocol):
@@ -32,7 +30,13 @@ class Jobs(Protocol):
 
     @property
     def cores(self) -> int:
-        """So many at a time."""
+        """So many at a time.
+
+        Raises
+        ------
+        RetryableError
+            Nobody can tell any more.
+        """
 
     def run(
         self,
@@ -79,7 +83,8 @@ class SparkJobs:
     @property
     def cores(self) -> int:
         """See `Jobs`."""
-        return int(self._spark.sparkContext.defaultParallelism)
+        with calls("say how many tasks it runs"):
+            return int(self._spark.sparkContext.defaultParallelism)
 
     def run(
         self,
@@ -92,14 +97,10 @@ class SparkJobs:
         job = self._thread.submit(self._run, what, function, tasks)
         while not wait([job], TOLD).done:
             tell()
-        try:
-            found = job.result()
-        except Exception as error:
-            from pyspark.errors import PythonException
+        from pyspark.errors import PythonException
 
-            # An error of a function comes again; executors that were lost may be there later.
-            kind = PgOutputError if isinstance(error, PythonException) else RetryableError
-            raise kind(f"Spark could not {what}: {said(error)}") from error
+        with calls(what, PythonException):  # an error of a function comes again
+            found = job.result()
         results = {number: unpickled(payload) for number, payload in found}
         for number in range(len(tasks)):
             if isinstance(results[number], PgOutputError):
@@ -141,17 +142,3 @@ def outcome(function: Callable[[Any], Any], task: bytes) -> bytes:
 def unpickled(payload: bytes) -> Any:
     """What this module has pickled, on the driver or on an executor."""
     return pickle.loads(payload)  # noqa: S301
-
-
-def said(error: Exception) -> str:
-    """One line of an error: of a traceback, its end."""
-    text = str(error)
-    said = raised_in(text)
-    return said if _RAISED.match(said) else f"{type(error).__name__}: {said}"
-
-
-def raised_in(text: str) -> str:
-    """One line of what Spark says of an error: of a traceback, its end; else the first one."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    raised = [line for line in lines if _RAISED.match(line)]
-    return raised[-1] if raised else (lines[0] if lines else "without a message")

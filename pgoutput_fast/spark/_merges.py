@@ -17,11 +17,10 @@ from pgoutput_fast._disk import fsync_path
 from pgoutput_fast.apply.delta_merge import SHOWN
 from pgoutput_fast.apply.table_window import TableWindow
 from pgoutput_fast.apply.window_writer import WindowWriter
-from pgoutput_fast.connections import RetryableError
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.lsn import format_lsn
 
-from ._jobs import said
+from ._jvm import calls, said
 from ._net_files import is_for_spark, misfit_of, write_net
 from ._staged_files import staging
 
@@ -89,7 +88,20 @@ _SETTINGS = {
 
 
 def lacking_connector(spark: SparkSession) -> str | None:
-    """What a session lacks of Delta's connector, and what to do; None: nothing."""
+    """What a session lacks of Delta's connector, and what to do; None: nothing.
+
+    Raises
+    ------
+    RetryableError
+        Nobody can tell any more.
+    """
+    with calls("say whether it has Delta's connector"):
+        return _lacking(spark)
+
+
+def _lacking(spark: SparkSession) -> str | None:
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
     extensions = str(spark.conf.get("spark.sql.extensions", "")).split(",")
     if _EXTENSION not in [one.strip() for one in extensions]:
         return f"its setting spark.sql.extensions does not have it: {_NEEDED}"
@@ -99,7 +111,7 @@ def lacking_connector(spark: SparkSession) -> str | None:
     for name in (_EXTENSION, _CATALOG, _LOG_STORE):
         try:
             loader.loadClass(name)
-        except Exception:  # noqa: BLE001 - of Java, whatever it is
+        except Py4JJavaError:
             return f"there is no class {name}: {_NEEDED}"
     return None
 
@@ -152,20 +164,21 @@ class SparkMerger:
         """See `Merger`."""
         from pyspark.errors import AnalysisException
 
-        session = self._session(net)
-        self._spark.sparkContext.setJobDescription(f"pgoutput: merge {net.name}")  # of this thread
-        try:
-            session.read.parquet(self._uri(net.path)).createOrReplaceTempView("net")
-            session.sql(_statement(net, self._table(net)))
-        except Exception as error:
-            text = str(error)
-            if _MISFIT in text:
-                raise self._misfit(session, net) from None
-            if _CONCURRENT.search(text):
-                raise self._conflict(net, said(error)) from error
-            # What Spark refuses it refuses again; executors that were lost may be there later.
-            kind = PgOutputError if isinstance(error, AnalysisException) else RetryableError
-            raise kind(f"Spark could not merge into {net.directory}: {said(error)}") from error
+        # What Spark refuses it refuses again.
+        with calls(f"merge into {net.directory}", AnalysisException):
+            session = self._session(net)
+            context = self._spark.sparkContext
+            context.setJobDescription(f"pgoutput: merge {net.name}")  # of this thread
+            try:
+                session.read.parquet(self._uri(net.path)).createOrReplaceTempView("net")
+                session.sql(_statement(net, self._table(net)))
+            except Exception as error:
+                text = str(error)
+                if _MISFIT in text:
+                    raise self._misfit(session, net) from None
+                if _CONCURRENT.search(text):
+                    raise self._conflict(net, said(error)) from error
+                raise
 
     def _uri(self, path: str) -> str:
         # Without a scheme it would be a path of the cluster's own file system.

@@ -23,7 +23,7 @@ from pgoutput_fast.lsn import parse_lsn
 from pgoutput_fast.watching.logs import Formatter, LineHandler, LogFormat, write_line
 from pgoutput_fast.watching.sync_figures import SyncFigures, SyncLag, SyncMeter
 
-from ._jobs import raised_in
+from ._jvm import raised_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

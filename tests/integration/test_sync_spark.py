@@ -15,12 +15,12 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from made_directory import MadeDirectory
 
-from pgoutput_fast import cli
+from pgoutput_fast import cli, testing
 from pgoutput_fast.apply.delta_place import Place
 from pgoutput_fast.cli import _spark_engine
 from pgoutput_fast.cli.sync import command as sync
@@ -35,8 +35,15 @@ pytest.importorskip("deltalake")
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 
-def processes(session: int) -> list[str]:
-    """What runs in a session: the names of its programs."""
+class Process(NamedTuple):
+    """Fields: pid, name (of its program)."""
+
+    pid: int
+    name: str
+
+
+def running(session: int) -> list[Process]:
+    """What runs in a session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -44,7 +51,7 @@ def processes(session: int) -> list[str]:
         except OSError:
             continue
         if int(after.split()[3]) == session and after.split()[0] != "Z":
-            found.append(before.partition("(")[2])
+            found.append(Process(int(path.parent.name), before.partition("(")[2]))
     return found
 
 
@@ -107,12 +114,64 @@ def test_the_command_with_spark(
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(60) == 130, log.read_text()
         end = time.monotonic() + 30
-        while (left := processes(process.pid)) and time.monotonic() < end:
+        while (left := running(process.pid)) and time.monotonic() < end:
             time.sleep(0.1)  # the JVM ends by itself, a moment later
         assert left == []
         assert lines()[-1]["event"] == "stop"
     report = verify(database.dsn, publications=["p"], target=str(lake))
     assert [(one.name, one.state, one.rows) for one in report.tables] == [("t", "equal", 300_000)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+@pytest.mark.parametrize("when", ["before a job", "in a job", "while none is needed"])
+def test_a_jvm_that_is_killed(made: MadeDirectory, tmp_path: Path, when: str) -> None:
+    """What needs it ends by an error that may pass; what does not goes on."""
+    table = testing.Table("t", {"id": "int4", "v": "text"}, 16390, key=["id"])
+    large = testing.insert(table, [2, "x" * (33 << 20)])  # of which the driver makes a job
+    made.commit(1200, table.relation(), *([large] if when == "in a job" else []))
+    log = tmp_path / "log"
+    command = [
+        sys.executable, "-m", "pgoutput_fast", "sync", "--segments", made.directory, "--to",
+        tmp_path / "lake", "--uncopied", "empty", "--engine", "spark", "--master", "local[2]",
+        "--log-format", "json", "--interval", "0.1s",
+    ]  # fmt: skip
+    with log.open("wb") as file, subprocess.Popen(
+        command, stderr=file, start_new_session=True
+    ) as process:  # fmt: skip
+
+        def wait(what: str, has_come: Callable[[], Any]) -> None:
+            end = time.monotonic() + 60
+            while not has_come():
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < end, (what, log.read_text())
+                time.sleep(0.05)
+
+        def children(name: str) -> list[int]:
+            return [one.pid for one in running(process.pid) if one.name == name]
+
+        wait("the sync", lambda: '"event": "syncing"' in log.read_text())
+        if when == "in a job":
+            wait("workers of Spark", lambda: len(children("python")) > 1)
+        (java,) = children("java")
+        os.kill(java, signal.SIGKILL)
+        if when != "in a job":
+            wait("the kill", lambda: not children("java"))
+            made.commit(1300, table.relation(), testing.insert(table, [1, "a"]))
+            wait("a window of the driver", lambda: "public.t is new" in log.read_text())
+        if when == "before a job":
+            made.commit(1400, table.relation(), large)
+        elif when == "while none is needed":
+            process.send_signal(signal.SIGTERM)
+        code = process.wait(60)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    if when == "while none is needed":
+        assert (code, lines[-1]["event"]) == (0, "stop"), lines
+        return
+    (last,) = (one for one in lines if one["level"] in ("error", "critical"))
+    assert (code, last["event"], last["retryable"]) == (75, "error", True), lines
+    assert "its Java process, the driver's JVM, has ended" in last["message"]
+    assert "traceback" not in last
 
 
 @pytest.mark.slow
