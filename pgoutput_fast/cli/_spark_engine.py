@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..connections import RetryableError
 from ..errors import PgOutputError
 
 if TYPE_CHECKING:
@@ -25,6 +26,14 @@ WINDOW_BYTES = 256 << 20
 """Of a window, if nothing else is asked for: executors write more at a time than one process."""
 _RECORD = re.compile(r"(?:[-/\d]{8,10}[ T])?\d\d:\d\d:\d\d\S* ([A-Z]+) (.*)")
 """How a record of Java's log begins."""
+_THROWN = re.compile(r'^Exception in thread "main" (.*)', re.MULTILINE)
+_MAY_PASS = re.compile(
+    # Spark stops itself where no master answers. The others: nobody answers there.
+    r"stopped SparkContext|Connection refused|Connection timed out|No route to host|"
+    r"UnknownHostException|connect timed out|failed to connect to",
+    re.IGNORECASE,
+)
+"""Says of a reason for which Spark does not start that it is no lasting one."""
 _BEGUN = b"\0begun\0"
 """Stands in the pipe behind what Java printed until a session was there."""
 _ENDING = 5.0  # seconds to wait for what is still in the pipe
@@ -109,7 +118,7 @@ def running_engine(
     Raises
     ------
     PgOutputError
-        Spark does not start.
+        Spark does not start; `RetryableError` if it may later.
     """
     if engine != "spark":
         yield None
@@ -126,11 +135,10 @@ def running_engine(
         begin_java(*given, output.file)
         spark = session(*given)
     except BaseException as error:
-        output.has_begun(well=False)
+        printed = output.has_begun(well=False)
         if isinstance(error, PgOutputError) or not isinstance(error, Exception):
             raise
-        text = next(iter(str(error).splitlines()), type(error).__name__)
-        raise PgOutputError(f"Spark does not start: {text}") from error
+        raise not_started(error, printed) from error
     output.has_begun(well=True)
     signal.signal(signal.SIGINT, interrupted)
     root = logging.getLogger()
@@ -142,6 +150,27 @@ def running_engine(
         # A JVM that has ended needs no stop: what called it has said so, or nothing needed it.
         if not is_gone():
             spark.stop()
+
+
+def not_started(error: Exception, printed: str) -> PgOutputError:
+    """The error that says why Spark does not start.
+
+    Parameters
+    ----------
+    error : Exception
+        What PySpark has raised.
+    printed : str
+        What Spark's Java printed.
+    """
+    from ..spark._jvm import is_gone, said
+
+    # A Java that ends at once says why on its standard error alone, and what a master has answered
+    # is in Spark's log alone. What its log has with a stack trace is raised too.
+    thrown = _THROWN.search(printed)
+    logged = [line for level, line, more in records(printed) if level == logging.ERROR and not more]
+    reason = thrown[1] if thrown else "; ".join(logged) or said(error)
+    may_pass = is_gone() or _MAY_PASS.search(f"{error}\n{reason}")
+    return (RetryableError if may_pass else PgOutputError)(f"Spark does not start: {reason}")
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:
@@ -164,13 +193,18 @@ class _Output:
         self._is_over = threading.Event()
         threading.Thread(target=self._run, name="pgoutput_fast-java", daemon=True).start()
 
-    def has_begun(self, *, well: bool) -> None:
+    def has_begun(self, *, well: bool) -> str:
         """Forget what it printed at its start: of settings, packages, and what it does without.
 
         Parameters
         ----------
         well : bool
             Else that is logged.
+
+        Returns
+        -------
+        str
+            What it printed.
         """
         os.write(self.file, _BEGUN)
         os.close(self.file)
@@ -178,6 +212,7 @@ class _Output:
         text = self._start.decode(errors="replace").strip()
         if text and not well:
             _log.error("Spark printed before it failed", extra={"details": text})
+        return text
 
     def _run(self) -> None:
         # Java goes on for a moment when this process ends.

@@ -24,6 +24,7 @@ from pgoutput_fast import cli, testing
 from pgoutput_fast.apply.delta_place import Place
 from pgoutput_fast.cli import _spark_engine
 from pgoutput_fast.cli.sync import command as sync
+from pgoutput_fast.connections import RetryableError
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.spark._java import java_home
 from pgoutput_fast.spark._staged_files import STAGED
@@ -175,18 +176,67 @@ def test_a_jvm_that_is_killed(made: MadeDirectory, tmp_path: Path, when: str) ->
 
 
 @pytest.mark.slow
-def test_a_spark_that_does_not_start(tmp_path: Path, made: MadeDirectory) -> None:
-    """What it printed is in the log then."""
+@pytest.mark.parametrize(
+    ("master", "reason", "code"),
+    [
+        ("nonsense://", "Master must", 1),
+        ("spark://127.0.0.1:1", "All masters are unresponsive", 75),  # after a minute
+    ],
+)
+def test_a_spark_that_does_not_start(
+    tmp_path: Path, made: MadeDirectory, master: str, reason: str, code: int
+) -> None:
+    """What it printed is in the log then, and the reason is in the error."""
     ended = subprocess.run(
         [sys.executable, "-m", "pgoutput_fast", "sync", "--segments", made.directory, "--to",
-         tmp_path / "lake", "--engine", "spark", "--master", "nonsense://", "--log-format", "json"],
+         tmp_path / "lake", "--engine", "spark", "--master", master, "--log-format", "json"],
         capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     lines = [json.loads(line) for line in ended.stderr.splitlines()]
     (printed,) = (one for one in lines if one["message"] == "Spark printed before it failed")
-    assert "Master must" in printed["traceback"]
-    assert (lines[-1]["event"], ended.returncode) == ("error", 1)
-    assert lines[-1]["message"].startswith("Spark does not start: ")
+    assert reason in printed["traceback"]
+    last = lines[-1]
+    assert (last["event"], last["retryable"], ended.returncode) == ("error", code == 75, code)
+    assert last["message"].startswith("Spark does not start: ")
+    assert reason in last["message"]
+
+
+STOPPED = """An error occurred while calling None.org.apache.spark.sql.classic.SparkSession.
+: java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.
+This stopped SparkContext was created at:
+"""
+NO_MASTER = "S: Application has been killed. Reason: All masters are unresponsive! Giving up."
+KUBERNETES = """An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
+: org.apache.spark.SparkException: External scheduler cannot be instantiated
+\tat org.apache.spark.SparkContext$.a(SparkContext.scala:1)
+Caused by: java.net.UnknownHostException: k8s.example: Name or service not known
+"""
+EXITED = "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."
+
+
+@pytest.mark.parametrize(
+    ("raised", "printed", "reason", "may_pass"),
+    [
+        (STOPPED, f"03:50:57 WARN A: b\n03:50:58 ERROR {NO_MASTER}\n", NO_MASTER, True),
+        (STOPPED, "", "Cannot call methods on a stopped SparkContext.", True),  # with no log
+        (
+            ": a.B: Could not parse Master URL: 'x'\n\tat c",
+            "03:50:58 ERROR SparkContext: Error initializing SparkContext.\na.B: Could not\n",
+            "Could not parse Master URL: 'x'", False,
+        ),
+        (EXITED, 'Exception in thread "main" a.B: Master must\n\tat c', "a.B: Master must", False),
+        (EXITED, "some: words\n", f"RuntimeError: {EXITED}", False),
+        (
+            KUBERNETES, "",
+            "External scheduler cannot be instantiated; k8s.example: Name or service not known",
+            True,
+        ),
+    ],
+)  # fmt: skip
+def test_why_a_spark_does_not_start(raised: str, printed: str, reason: str, may_pass: bool) -> None:
+    error = _spark_engine.not_started(RuntimeError(raised), printed)
+    assert str(error) == f"Spark does not start: {reason}"
+    assert isinstance(error, RetryableError) == may_pass
 
 
 @pytest.fixture
