@@ -123,6 +123,11 @@ def running_engine(
     if engine != "spark":
         yield None
         return
+    # Nothing else is said for some 10 seconds; the imports are a part of them.
+    _log.info(
+        "starting Spark%s", "" if master is None else f" ({master})",
+        extra={"event": "spark", "numbers": {} if master is None else {"master": master}},
+    )  # fmt: skip
     from ..spark import SparkEngine, session
     from ..spark._jvm import is_gone
     from ..spark._session import begin_java

@@ -195,7 +195,9 @@ def test_a_spark_that_does_not_start(
     lines = [json.loads(line) for line in ended.stderr.splitlines()]
     (printed,) = (one for one in lines if one["message"] == "Spark printed before it failed")
     assert reason in printed["traceback"]
-    last = lines[-1]
+    first, last = lines[0], lines[-1]
+    assert (first["level"], first["event"], first["master"]) == ("info", "spark", master)
+    assert first["message"] == f"starting Spark ({master})"
     assert (last["event"], last["retryable"], ended.returncode) == ("error", code == 75, code)
     assert last["message"].startswith("Spark does not start: ")
     assert reason in last["message"]
