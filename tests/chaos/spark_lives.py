@@ -102,19 +102,20 @@ def take_part(
         look(came.total())
         for kind in life.faults:
             syncer.live()
-            _have(kind, syncer, writer)
+            how = _have(kind, syncer, writer)
             came[kind] += 1
-            print(f"{time.monotonic() - begin:6.1f} s: {kind} ({syncer.life})", flush=True)
+            print(f"{time.monotonic() - begin:6.1f} s: {kind}{how} ({syncer.life})", flush=True)
             if kind in OTHERS:
                 look(came.total())
     return came
 
 
-def _have(kind: str, syncer: SparkSyncer, writer: Writer) -> None:
+def _have(kind: str, syncer: SparkSyncer, writer: Writer) -> str:
+    """Have a fault come; what is to be said of it besides."""
     if kind in BETWEEN:
         syncer.kill_between(BETWEEN[kind])
     elif kind == "driver":
-        syncer.kill()
+        return ", its JVM first" if syncer.kill_driver() else ""
     elif kind == "worker":
         wait_for("tasks", syncer.kill_workers)
     elif kind == "executor":
@@ -123,3 +124,4 @@ def _have(kind: str, syncer: SparkSyncer, writer: Writer) -> None:
         syncer.kill_capture()
     else:
         writer.restart_server()
+    return ""

@@ -21,6 +21,9 @@ WINDOWS = (100_000, 1 << 20, 16 << 20)
 DAEMON = b"pyspark.daemon"
 """In the command line of a process that runs tasks of Spark, or that makes such processes."""
 
+DRIVER = b"org.apache.spark.deploy.SparkSubmit"
+"""In that of a driver's JVM."""
+
 
 class Syncer(Consumer):
     """The sync's process."""
@@ -203,6 +206,20 @@ class SparkSyncer(Syncer):
             if DAEMON not in command and EXECUTOR not in command:
                 kill(pid)
         super().kill()
+
+    def kill_driver(self) -> bool:
+        """Kill the driver with its JVM, by chance that one first; whether it was.
+
+        What the driver can do without, as a window that it writes by itself, goes on meanwhile.
+        """
+        assert self.process is not None
+        is_first = False
+        if self.chance.random() < 0.5:
+            found = [pid for pid, command in self._processes() if DRIVER in command]
+            is_first = sum(map(kill, found)) > 0
+            time.sleep(self.chance.uniform(0.0, 1.5))
+        self.kill()
+        return is_first
 
     def kill_workers(self) -> int:
         """Kill the processes that run tasks of Spark; how many they were."""

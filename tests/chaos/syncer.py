@@ -5,7 +5,8 @@
 OPTIONS is JSON: what `sync` is given, and `quick` (whether what a capture does from time to time is
 done all the time). With `segments` the options of a capture are another process's. `spark` says
 where its executors are, `trap` is the directory by which the test asks for a kill between two
-tables' commits. As a service does it, a sync that Spark's trouble has ended begins again.
+tables' commits. As a service does it, a sync that Spark's trouble has ended begins again,
+unless its JVM is gone.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ if __name__ == "__main__":
         from pyspark import cloudpickle
 
         from pgoutput_fast.spark import SparkEngine, session
+        from pgoutput_fast.spark._jvm import is_gone
 
         spark = session(master, configuration=CONFIGURATION)
         engine = options["engine"] = SparkEngine(spark, **of_engine)
@@ -84,6 +86,6 @@ if __name__ == "__main__":
             )
             break
         except RetryableError:
-            if master is None:
+            if master is None or is_gone():
                 raise
             log.exception("once more")
