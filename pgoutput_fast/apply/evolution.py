@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .naming import free_column
 from .targets import Added, Alteration, Column, Removed, Renamed, Retyped
-from .versions import ColumnVersion, Version, keeps_values
+from .versions import DIGITS, ColumnVersion, Version, keeps_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -125,8 +125,17 @@ def new_columns(version: Version, known: Known | None = None) -> tuple[Column, .
     return tuple(columns)
 
 
+def turns_digits(held: Sequence[Column], version: Version) -> bool:
+    """Whether columns get digits where they had a text, or the other way round.
+
+    One column of a change table can't tell the two apart.
+    """
+    had = {one.name: one.form.endswith(DIGITS) for one in held if not one.is_dropped}
+    return any(had.get(one.name, one.is_digits) != one.is_digits for one in version.columns)
+
+
 def _column(column: ColumnVersion, stored: str, numbers: dict[str, int | None]) -> Column:
-    form, number = str(column.type), numbers.get(column.name)
+    form, number = column.form, numbers.get(column.name)
     return Column(column.name, stored, column.type_id or 0, _modifier(column), form, number=number)
 
 
@@ -261,8 +270,8 @@ class _Evolution:
             # A cast of the target's would make other texts of them than the decoder does.
             return (
                 f"column {column.name} comes as {made.form} now, and came as {old.form}, as its "
-                "type was altered, or other policies were given: older rows have to come in the "
-                "same form"
+                "type was altered, or other policies or another binary= were given: older rows "
+                "have to come in the same form"
             )
         self.columns[at] = made if made.number is not None else made._replace(number=old.number)
         if made.form != old.form:

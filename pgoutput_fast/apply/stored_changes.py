@@ -9,13 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..captured.stored import renamed, stored, stored_type
+from ..columnar.mapping import is_digits
 from .folding import NetChanges
 from .targets import Added, Column
-from .versions import Version, version_of
+from .versions import DIGITS_KEY, Version, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ..columnar._pure_batch import ChangeBatch
     from .targets import Alteration
 
 
@@ -86,6 +88,26 @@ def with_a_column(changes: pa.RecordBatch) -> pa.RecordBatch:
         )
         changes = changes.set_column(at, changes.schema.field(at).with_type(_SOME_COLUMN), column)
     return changes
+
+
+def as_taken(changes: ChangeBatch, decoded: pa.RecordBatch, *, is_binary: bool) -> pa.RecordBatch:
+    """Changes of which the rows have a column, and which say where values came as digits.
+
+    Parameters
+    ----------
+    changes : ChangeBatch
+    decoded : pyarrow.RecordBatch
+        Those of them that count.
+    is_binary : bool
+        Whether the session has values in binary format.
+    """
+    batch = with_a_column(decoded)
+    types = changes.layout.plan.column_types
+    names = [one.name for one in changes.layout.columns if is_digits(types[one.position])]
+    if not (is_binary and names):
+        return batch
+    metadata = {**batch.schema.metadata, DIGITS_KEY: json.dumps(names).encode()}
+    return batch.replace_schema_metadata(metadata)
 
 
 def stored_fields(row: pa.StructType, names: Mapping[str, str]) -> list[pa.Field]:

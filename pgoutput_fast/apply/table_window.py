@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from ..errors import PgOutputError
 from ..names import qualified
-from .evolution import Known, evolve, new_columns
+from .evolution import Known, evolve, new_columns, turns_digits
 from .folding import Folding
 from .stored_changes import Form, stored_version, with_added
 from .targets import Held, IncompleteError, Removed, Renamed
@@ -160,6 +160,7 @@ class TableWindow:
         version = stored_version(schema)
         found = known(lsn)
         alterations: list[Alteration] = []
+        turns = turns_digits(self.held.columns, version)
         if not self.held.columns:
             self.held = self.held._replace(columns=new_columns(version, found))
         else:
@@ -174,7 +175,7 @@ class TableWindow:
                 alterations = evolved.alterations
         self._check_marker()
         form = Form.of(schema, self.held.columns)
-        if not self._writers[-1].fits(form.schema):
+        if turns or not self._writers[-1].fits(form.schema):
             self._next_version()
         self._last = schema, form, version
         if self._is_new and self._first is None:
@@ -287,10 +288,12 @@ class TableWindow:
         begins = is_new or wants_rows
         if not (wants_changes or begins):
             return False, False
-        columns = new_columns(stored_version(schema), known) if begins else self.held.columns
+        version = stored_version(schema)
+        columns = new_columns(version, known) if begins else self.held.columns
         self._last = self._layout(schema, columns)
         form = self._last[1]
-        if wants_changes and not self._writers[-1].fits(form.schema):
+        turns = turns_digits(self.held.columns, version)
+        if wants_changes and (turns or not self._writers[-1].fits(form.schema)):
             self._next_version()
         if begins:
             self.held = self.held._replace(columns=columns, stale=None)

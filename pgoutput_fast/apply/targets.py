@@ -42,7 +42,8 @@ class Column(NamedTuple):
     type_id, type_modifier : int
         Of its type on the server.
     form : str
-        The type of its values in Arrow, as the target takes them.
+        The type of its values in Arrow, as the target takes them; and what else they have in
+        common, as of `ColumnVersion.form`.
     is_dropped : bool
         Whether the server has it no more. The values that were there stay.
     number : int or None

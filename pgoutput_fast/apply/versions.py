@@ -20,6 +20,12 @@ _TIMES = {1083, 1114, 1184, 1266}  # time, timestamp, and both with time zone
 _MOST_DIGITS_OF_SECONDS = 6
 
 
+DIGITS = " of digits, from binary format"
+"""What stands behind a type of Arrow in the form of a column with such values."""
+DIGITS_KEY = b"pgoutput.digits"
+"""Of the metadata of a change batch: the columns with such values."""
+
+
 class ColumnVersion(NamedTuple):
     """A column of a relation, at one time.
 
@@ -29,12 +35,21 @@ class ColumnVersion(NamedTuple):
     type : pyarrow.DataType
     type_id, type_modifier : int or None
         None where the batch does not tell.
+    is_digits : bool
+        Whether it has digits, as values came in binary format, where they are a text from text
+        format.
     """
 
     name: str
     type: pa.DataType
     type_id: int | None
     type_modifier: int | None
+    is_digits: bool = False
+
+    @property
+    def form(self) -> str:
+        """What all values of a column of a target have in common."""
+        return f"{self.type}{DIGITS}" if self.is_digits else str(self.type)
 
 
 class Version(NamedTuple):
@@ -78,12 +93,14 @@ def version_of(schema: pa.Schema) -> Version:
     row = schema.field(index).type
     metadata = schema.metadata or {}
     described = {one["name"]: one for one in json.loads(metadata.get(b"pgoutput.columns", b"[]"))}
+    digits = json.loads(metadata.get(DIGITS_KEY, b"[]"))
     columns = tuple(
         ColumnVersion(
             field.name,
             field.type,
             described.get(field.name, {}).get("type_id"),
             described.get(field.name, {}).get("type_modifier"),
+            field.name in digits,
         )
         for field in (row.field(i) for i in range(row.num_fields))
     )

@@ -22,7 +22,7 @@ from ..protocol.encode import encode, encode_fields
 from .departures import departed
 from .evolution import Known, replaced
 from .naming import free_name, renames, stored_table
-from .stored_changes import with_a_column
+from .stored_changes import as_taken
 from .table_window import TableWindow
 from .targets import Held, IncompleteError, Stored, Target
 
@@ -198,7 +198,7 @@ class WindowWriter:
 
     def _take(self, reader: ChangeReader, chunk: Chunk, copy: Copy | None) -> None:
         for changes, decoded in reader.changes(chunk):
-            batch = with_a_column(decoded)
+            batch = as_taken(changes, decoded, is_binary=chunk.is_binary)
             schema = self._schema(changes.layout, batch.schema)
             one = self._table(changes.relation, batch.column("commit_lsn")[0].as_py())
             known = functools.partial(self._known, changes.relation)

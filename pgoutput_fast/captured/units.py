@@ -58,6 +58,8 @@ class Chunk(NamedTuple):
     """Which of the changes count; None: all."""
     beside: Any = None
     """A table of what stands beside the frames in a segment, or in a file of a snapshot."""
+    is_binary: bool = False
+    """Whether values are in binary format, if their types have one."""
 
 
 class Unit(NamedTuple):
@@ -261,7 +263,6 @@ def chunks(unit: Unit, metadata: SegmentMetadata) -> Iterator[Chunk]:
     for number, path in enumerate(unit.files):
         with SegmentReader(path) as reader:
             check_file(reader, metadata, unit.step and unit.step.copy)
-            encoding = reader.metadata.encoding
             is_copy = unit.step is not None and unit.step.copy is not None
             enough = _COPY_CHUNK_BYTES if is_copy else _CHUNK_BYTES
             repeated = number > 0
@@ -273,10 +274,10 @@ def chunks(unit: Unit, metadata: SegmentMetadata) -> Iterator[Chunk]:
                 pending.append(batch)
                 size += batch.column("data").nbytes
                 if size >= enough:
-                    yield _chunk(path, encoding, pending, size, unit.step)
+                    yield _chunk(path, reader.metadata, pending, size, unit.step)
                     pending, size = [], 0
             if pending:
-                yield _chunk(path, encoding, pending, size, unit.step)
+                yield _chunk(path, reader.metadata, pending, size, unit.step)
 
 
 def _needed(found: Look, reading: Reading) -> list[Segment]:
@@ -299,10 +300,15 @@ def _pass(walk: Walk, step: Step) -> None:
         walk.pass_segment(step, Segment.from_path(step.paths[0]).end_lsn)
 
 
-def _chunk(path: Path, encoding: str, batches: list[Any], size: int, step: Step | None) -> Chunk:
+def _chunk(
+    path: Path, metadata: SegmentMetadata, batches: list[Any], size: int, step: Step | None
+) -> Chunk:
     found = pa.Table.from_batches(batches)
     lsns = found.column("lsn").to_numpy()
-    return Chunk(path, encoding, found.column("data"), lsns, size, step, found.drop(["data"]))
+    return Chunk(
+        path, metadata.encoding, found.column("data"), lsns, size, step, found.drop(["data"]),
+        metadata.is_binary,
+    )  # fmt: skip
 
 
 def _without_begin(path: Path, batch: Any) -> Any:

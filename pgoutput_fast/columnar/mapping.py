@@ -242,12 +242,29 @@ def has_text(type: ColumnType) -> bool:
     """Whether the server's text is known for all binary values of a type and of its parts."""
     if type.registered is not None or type.kind == "unknown":
         return False
-    if type.entry is not None and type.entry.codec in ("money", "reg", "other"):
+    if type.entry is not None and type.entry.codec in (*_DIGITS, "other"):
         return False
-    parts = [field for _, field in type.fields]
-    if type.element is not None:
-        parts.append(type.element)
-    return all(map(has_text, parts))
+    return all(map(has_text, _parts(type)))
+
+
+def is_digits(type: ColumnType) -> bool:
+    """Whether values, or parts of them, are a text from text format, and digits from binary format.
+
+    Their column has the same type from both.
+    """
+    if type.entry is not None and type.entry.codec in _DIGITS:
+        return True
+    return type.registered is None and any(map(is_digits, _parts(type)))
+
+
+_DIGITS = ("money", "reg")
+"""Codecs of types whose text only the server knows: of binary values columns have digits."""
+
+
+def _parts(type: ColumnType) -> list[ColumnType]:
+    """The types of the values in a value."""
+    element = [] if type.element is None else [type.element]
+    return [*(field for _, field in type.fields), *element]
 
 
 def _as_text(type: ColumnType, policies: Policies) -> bool:

@@ -10,19 +10,22 @@ from .._disk import fsync_path
 from ..segments.copying import SegmentCopy
 from ..segments.format import segment_name
 from ..segments.listing import covered, listed, present
+from ..segments.reader import SegmentReader
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
     from pathlib import Path
 
-    from ..segments import Segment
+    from ..segments import Segment, SegmentMetadata
 
 FAN = 16
 """So many segments that are about as large as each other become one."""
 _SMALLEST = 4096  # bytes: smaller ones count as being as large
 
 
-def mergeable(sizes: Sequence[int], most: int) -> tuple[int, int] | None:
+def mergeable(
+    sizes: Sequence[int], most: int, begins: Container[int] = ()
+) -> tuple[int, int] | None:
     """The first stretch of segments to merge, as its first index and the one behind its last.
 
     They are of one class: each is at most `FAN` times as large as the smallest may be. So a frame
@@ -34,11 +37,13 @@ def mergeable(sizes: Sequence[int], most: int) -> tuple[int, int] | None:
         Bytes of the segments in their order; 0 for those that can't be merged.
     most : int
         Bytes that a merged one may have.
+    begins : container of int
+        Where segments begin that do not go into one file with those before.
     """
     first, before = 0, -1
     for index, size in enumerate(sizes):
         kind = int(math.log(max(size, _SMALLEST) / _SMALLEST, FAN)) if size else -1
-        if kind != before:
+        if kind != before or index in begins:
             first, before = index, kind
         if kind >= 0 and index + 1 - first == FAN:
             if sum(sizes[first : index + 1]) <= most:
@@ -68,10 +73,16 @@ def merge(directory: Path, most: int, options: Any = None) -> Segment | None:
     sizes = [
         group.parts[0].path.stat().st_size if group.parts[0].parts == 1 else 0 for group in groups
     ]
-    found = mergeable(sizes, most)
-    if found is None:
-        return None
-    merged = groups[found[0] : found[1]]
+    begins: set[int] = set()
+    while True:
+        found = mergeable(sizes, most, begins)
+        if found is None:
+            return None
+        merged = groups[found[0] : found[1]]
+        other = _other_session([group.parts[0].path for group in merged])
+        if other is None:
+            break
+        begins.add(found[0] + other)
     start, end = merged[0].start_lsn, merged[-1].end_lsn
     path = directory / segment_name(start, end, 0, 1)
     temporary = directory / ".merged.arrow.tmp"
@@ -82,6 +93,20 @@ def merge(directory: Path, most: int, options: Any = None) -> Segment | None:
     temporary.rename(path)
     fsync_path(directory)
     return type(merged[0].parts[0]).from_path(path)
+
+
+def _other_session(paths: Sequence[Path]) -> int | None:
+    """The first file whose frames are to be read otherwise than those before; None: there is none.
+
+    A file says once for all of its frames in which form they are.
+    """
+    first: SegmentMetadata | None = None
+    for number, path in enumerate(paths):
+        with SegmentReader(path) as reader:
+            if first is not None and not first.reads_as(reader.metadata):
+                return number
+            first = reader.metadata
+    return None
 
 
 def delete_covered(directory: Path, grace: float) -> int:

@@ -120,7 +120,7 @@ class CopyTarget(NamedTuple):
             self.parameters,
             self.metadata.publications,
             relation_ids=relation_ids,
-            binary=self.metadata.options.get("binary") == "true",
+            binary=self.metadata.is_binary,
             connections=self.connections,
             exported=exported,
             stop=stop,

@@ -194,6 +194,17 @@ class SegmentMetadata:
             f"pgoutput_fast"
         )
 
+    @property
+    def is_binary(self) -> bool:
+        """Whether values are in binary format, if their types have one."""
+        return self.options.get("binary") == "true"
+
+    def reads_as(self, other: SegmentMetadata) -> bool:
+        """Whether frames of the two sessions mean the same, so that one file can have both."""
+        return (self.encoding, self.settings, self.options) == (
+            other.encoding, other.settings, other.options
+        )  # fmt: skip
+
     def differences(self, other: SegmentMetadata) -> list[str]:
         """The reasons why segments of the two can't be in one directory, as text."""
         return [

@@ -17,8 +17,9 @@ from pgoutput_fast.apply.delta_place import Place, directory_of
 from pgoutput_fast.apply.delta_table import Table
 from pgoutput_fast.apply.delta_target import version_suffix
 from pgoutput_fast.apply.delta_types import conformed, merged_schema, stored_schema
+from pgoutput_fast.apply.evolution import turns_digits
 from pgoutput_fast.apply.naming import free_column, free_name, stored_table
-from pgoutput_fast.apply.stored_changes import Form, stored_version, with_a_column
+from pgoutput_fast.apply.stored_changes import Form, as_taken, stored_version
 from pgoutput_fast.apply.targets import DELETED_AT, Column
 from pgoutput_fast.apply.versions import Version
 from pgoutput_fast.apply.window_writer import copy_of
@@ -156,12 +157,15 @@ class WriteTask(NamedTuple):
 
 def followed(columns: Sequence[Column], version: Version) -> tuple[Column, ...]:
     """The columns of a state table when its table has those of a version, if none was renamed."""
-    live = {one.name: one for one in columns if not one.is_dropped}
+    live = {one.name: i for i, one in enumerate(columns) if not one.is_dropped}
     made = list(columns)
     for column in version.columns:
-        if column.name not in live:
+        if column.name in live:
+            at = live[column.name]
+            made[at] = made[at]._replace(form=column.form)
+        else:
             stored = free_column(column.name, made)
-            made.append(Column(column.name, stored, 0, -1, str(column.type)))
+            made.append(Column(column.name, stored, 0, -1, column.form))
     return tuple(made)
 
 
@@ -185,7 +189,7 @@ class _Run:
         wanted = stored_schema(self.form.schema)
         merged = wanted if expected.schema is None else merged_schema(expected.schema, wanted)
         number = expected.version
-        if merged is None:
+        if merged is None or turns_digits(expected.columns, version):
             number, merged = number + 1, wanted
         self.expected = expected._replace(version=number, columns=columns, schema=merged)
         name = expected.stored + version_suffix(number)
@@ -335,7 +339,7 @@ def _write(task: WriteTask) -> list[Run]:
                 copying = copy
             for chunk in chunks(unit, task.metadata):
                 for changes, decoded in reader.changes(chunk):
-                    batch = with_a_column(decoded)
+                    batch = as_taken(changes, decoded, is_binary=chunk.is_binary)
                     written.add(number, changes.relation, batch, is_copy=copy is not None)
         return written.finish()
     except BaseException:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from written_segments import (
+    METADATA,
     begin,
     commit,
     data,
@@ -28,7 +30,7 @@ from pgoutput_fast.directory.reading import Position, first_position, next_readi
 from pgoutput_fast.directory.requests import forget_request, request_copy, requested
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.segments import copying, list_segments, listing
+from pgoutput_fast.segments import SegmentReader, SegmentWriter, copying, list_segments, listing
 from pgoutput_fast.segments.listing import contents
 
 
@@ -102,6 +104,22 @@ def test_tables_that_change_between_merged_segments(tmp_path: Path) -> None:
             for frame in (begin(lsn), insert(), commit(lsn, lsn + 10))
         ][2:]
     )
+
+
+def test_segments_of_sessions_of_other_forms_are_not_merged(tmp_path: Path) -> None:
+    """A file says once whether its values are binary."""
+    binary = dataclasses.replace(METADATA, options={"proto_version": "1", "binary": "true"})
+    for metadata, first, count in ((binary, 1, 3), (METADATA, 4, FAN)):
+        with SegmentWriter(tmp_path, metadata, confirmed_flush_lsn=50) as out:
+            for number in range(first, first + count):
+                write(out, sent(100 * number, relation(1), insert()))
+                out.flush()
+    merged = merge(tmp_path, 1 << 20)
+    assert merged is not None
+    assert (merged.start_lsn, merged.end_lsn) == (310, 100 * (FAN + 3) + 10)
+    with SegmentReader(merged.path) as reader:
+        assert not reader.metadata.is_binary
+    assert merge(tmp_path, 1 << 20) is None
 
 
 def test_which_segments_are_merged() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -651,6 +652,50 @@ def test_other_policies_have_a_table_copied(made: MadeDirectory, tables: Tables)
     ]  # fmt: skip
     ops = tables.changes("public.moments", 2).column("op").to_pylist()
     assert sorted(ops) == ["insert", "insert", "read", "read", "truncate"]
+
+
+@pytest.mark.parametrize("is_after", [True, False], ids=["after", "in_one_window"])
+def test_another_binary_has_tables_copied(
+    made: MadeDirectory, tables: Tables, is_after: bool
+) -> None:
+    """Of money and names of objects binary values are digits; of an int4 they are the same."""
+    prices = testing.Table("prices", {"id": "int4", "v": "money", "many": 2210}, 16393)
+    numbers = testing.Table("numbers", {"id": "int4"}, 16394)
+    array = struct.pack("!iiiiiii", 1, 0, 2205, 1, 1, 4, 1259)
+    made.go_on(binary=True)
+    for table in (prices, numbers):
+        made.wait(table, 1000)
+    made.copy(prices, 1100, [[b"\0\0\0\1", struct.pack("!q", 1234), array]])
+    made.copy(numbers, 1110, [[b"\0\0\0\1"]])
+    made.commit(1200, prices.relation(),
+                testing.insert(prices, [b"\0\0\0\2", struct.pack("!q", 99), None]))  # fmt: skip
+    was = [{"id": 1, "v": "1234", "many": ["1259"]}, {"id": 2, "v": "99", "many": None}]
+    if is_after:
+        assert sync(made, tables).stale == {}
+        assert rows(tables, "public.prices") == was
+    made.go_on(binary=False)
+    made.commit(1300, prices.relation(), testing.insert(prices, [3, "$12.34", "{pg_class}"]),
+                numbers.relation(), testing.insert(numbers, [2]))  # fmt: skip
+    found = sync(made, tables)
+    assert [*found.stale] == ["public.prices"]
+    assert (
+        "column v comes as string now, and came as string of digits, from binary format"
+        in found.stale["public.prices"]
+    )
+    assert "another binary= were given" in found.stale["public.prices"]
+    assert rows(tables, "public.prices") == (was if is_after else was[:1])
+    assert rows(tables, "public.numbers") == [{"id": 1}, {"id": 2}]
+    assert requested(made.directory).keys() == {prices.relation_id}
+    made.wait(prices, 1310, first=False)
+    made.copy(prices, 1350, [[1, "$12.34", "{pg_class}"], [2, "$0.99", None]])
+    made.commit(1400, prices.relation(), testing.insert(prices, [4, "$4.00", None]))
+    assert sync(made, tables).stale == {}
+    assert [row["v"] for row in rows(tables, "public.prices")] == ["$12.34", "$0.99", "$4.00"]
+    # No version of the change table has both.
+    digits, texts = ({row["after"]["v"] for row in tables.changes("public.prices", version)
+                      .to_pylist() if row["after"]} for version in (1, 2))  # fmt: skip
+    assert (digits, texts) == ({"1234", "99"}, {"$12.34", "$0.99", "$4.00"})
+    assert {row["version"] for row in tables.progress().values()} == {1, 2}
 
 
 def test_a_target_without_tables_takes_other_options(made: MadeDirectory, tables: Tables) -> None:

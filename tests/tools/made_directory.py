@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -269,8 +270,17 @@ class MadeDirectory:
 
     def __init__(self, directory: Path, begin: int = 1000) -> None:
         self.directory = directory
+        self.metadata = METADATA
         self.writer = writer(directory, confirmed=begin)
         self.tables = Tables(self.directory)
+
+    def go_on(self, *, binary: bool) -> None:
+        """Have the capture go on in a session of this form."""
+        position = self.writer.position
+        self.writer.close()
+        options = {**METADATA.options, **({"binary": "true"} if binary else {})}
+        self.metadata = dataclasses.replace(METADATA, options=options)
+        self.writer = SegmentWriter(self.directory, self.metadata, confirmed_flush_lsn=position)
 
     def close(self) -> None:
         self.writer.close()
@@ -293,7 +303,7 @@ class MadeDirectory:
     def copy(self, table: testing.Table, lsn: int, *ranges: list[list[Any]]) -> None:
         """The rows of a table that waits, as of `lsn`; a file for each range."""
         order = self.tables.read()[table.relation_id].copies[-1]
-        made = CopyFiles(self.directory, order, METADATA, lsn, TIME, [table.relation()])
+        made = CopyFiles(self.directory, order, self.metadata, lsn, TIME, [table.relation()])
         made.begin()
         for number, rows in enumerate(ranges, 1):
             frames = [testing.insert(table, row) for row in rows]
