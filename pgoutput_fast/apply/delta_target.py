@@ -332,6 +332,10 @@ class DeltaTarget:
         """See `Target`."""
         self._writers = []
 
+    def shown(self, stored: str) -> str:
+        """See `Target`: the name of their directories."""
+        return directory_of(stored)
+
     def changes(self, held: Held) -> _Changes:
         """See `Target`."""
         name = held.stored + version_suffix(held.version)

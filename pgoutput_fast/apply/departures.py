@@ -14,7 +14,7 @@ from ..names import qualified, shown_table
 from .naming import stored_table
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ..catalog import CatalogTable
@@ -103,15 +103,21 @@ class Departures:
         The segments.
     patterns : iterable of str
         Those of the tables that are wanted.
+    shown : callable
+        Gives the name under which people find a table in the target, as of `Target`.
 
     Attributes
     ----------
     left : tuple of str
-        Tables that are dropped, or not published any more, by their names in the target.
+        Tables that are dropped, or not published any more, by their names in the target, as people
+        find them there.
     """
 
-    def __init__(self, directory: Path, patterns: Iterable[str]) -> None:
+    def __init__(
+        self, directory: Path, patterns: Iterable[str], shown: Callable[[str], str]
+    ) -> None:
         self._directory = directory
+        self._shown = shown
         self._patterns = [*patterns]
         self._next = 0.0
         self._gone: set[int] = set()
@@ -154,9 +160,9 @@ class Departures:
                 if name in names
                 else "is not published any more, or was dropped"
             )
-            _log.warning("%s %s; what it had stays in %s", name, happened, stored)
+            _log.warning("%s %s; what it had stays in %s", name, happened, self._shown(stored))
         self._gone = set(gone)
-        self.left = tuple(held.stored for held in gone.values())
+        self.left = tuple(self._shown(held.stored) for held in gone.values())
         for warning in mistaken(self._patterns, shown):
             _log.warning("%s", warning)
         self._patterns = []  # it is told once

@@ -368,6 +368,10 @@ class DuckdbTarget:
         """A table was made."""
         self._tables.add((schema, name))
 
+    def shown(self, stored: str) -> str:
+        """See `Target`: the name of its tables."""
+        return stored
+
     def changes(self, held: Held) -> _Changes:
         """See `Target`."""
         writer = _Changes(self, held)

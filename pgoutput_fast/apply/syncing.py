@@ -89,10 +89,13 @@ class SyncProgress(NamedTuple):
         How far the capture is, if the slot is captured by this call, and once it streams.
     left : tuple of str
         Tables that are dropped, or not published any more, and stay as they are: their names in
-        the target.
+        the target, as of `names`.
     change_seconds, state_seconds : float
         How long it took until the changes of windows stood in their tables, and from then until the
         state tables had them, in all windows of this call.
+    names : dict of int to str
+        By relation id, the name under which each of these tables is found in the target: of a table
+        of DuckDB, or of a directory.
     """
 
     lsn: int
@@ -110,6 +113,7 @@ class SyncProgress(NamedTuple):
     left: tuple[str, ...] = ()
     change_seconds: float = 0.0
     state_seconds: float = 0.0
+    names: dict[int, str] = {}  # noqa: RUF012 - never changed
 
 
 class Engine(Protocol):
@@ -190,7 +194,7 @@ class Syncing:
             held = self._stored.tables[relation_id]
             self._stored.tables[relation_id] = held._replace(stale=_CUT_OFF)
         self._said: set[tuple[int, str]] = set()
-        self._departures = Departures(directory, options.tables or ())
+        self._departures = Departures(directory, options.tables or (), target.shown)
         self._counts: dict[str, int] = {}
         self._seconds = 0.0
         self._windows = 0
@@ -372,6 +376,7 @@ class Syncing:
             tuple(self._stored.tables.values()), self._end_lsn,
             None if self._captured is None else self._captured(), self._departures.left,
             *self._stage_seconds,
+            {key: self._target.shown(held.stored) for key, held in self._stored.tables.items()},
         )  # fmt: skip
 
 

@@ -304,6 +304,9 @@ class Target(Protocol):
     def state(self, held: Held) -> StateWriter:
         """What writes its state table."""
 
+    def shown(self, stored: str) -> str:
+        """The name under which people find the tables that have a name in it."""
+
     def rename(self, held: Held, stored: str) -> None:
         """Have both tables by another name, which is free."""
 

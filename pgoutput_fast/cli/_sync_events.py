@@ -10,6 +10,7 @@ from ..names import qualified
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ..apply.syncing import SyncProgress
     from ..apply.targets import Column, Held
 
 
@@ -20,29 +21,28 @@ class TableEvent(NamedTuple):
     text: str
 
 
-def table_events(before: Sequence[Held], after: Sequence[Held]) -> Iterator[TableEvent]:
+def table_events(before: SyncProgress, after: SyncProgress) -> Iterator[TableEvent]:
     """What has happened to tables from one state of a target to the next.
 
     That a table became stale is left out: the sync itself warns of it.
     """
-    known = {one.relation_id: one for one in before}
-    for new in after:
-        old = known.get(new.relation_id)
-        texts = [_new(new)] if old is None else _texts(old, new)
+    known = {one.relation_id: one for one in before.held}
+    for new in after.held:
+        old, name = known.get(new.relation_id), after.names[new.relation_id]
+        if old is None:
+            same = name == qualified(new)
+            texts = ["is new" if same else f"is new, and is {name} in the target"]
+        else:
+            texts = [*_texts(old, new, before.names[new.relation_id], name)]
         for text in texts:
             yield TableEvent(qualified(new), text)
 
 
-def _new(held: Held) -> str:
-    same = held.stored == qualified(held)
-    return "is new" if same else f"is new, and is {held.stored} in the target"
-
-
-def _texts(old: Held, new: Held) -> Iterator[str]:
+def _texts(old: Held, new: Held, name_before: str, name: str) -> Iterator[str]:
     if qualified(old) != qualified(new):
         yield f"was {qualified(old)} before"
-    if old.stored != new.stored:
-        yield f"is {new.stored} in the target now, and was {old.stored}"
+    if name_before != name:
+        yield f"is {name} in the target now, and was {name_before}"
     if new.copy_lsn > old.copy_lsn:
         again = " again" if old.copy_lsn else ""
         yield f"was copied{again}, as of {format_lsn(new.copy_lsn)}"

@@ -88,13 +88,16 @@ def print_plan(dsn: str | None, arguments: dict[str, Any], change: Callable[[str
     plan = plan_sync(
         opened.target, arguments["target"], opened.decode_for, directory, options, consumer, asked
     )
-    for line in _lines(plan, arguments, change):
+    for line in _lines(plan, arguments, change, opened.target.shown):
         click.echo(line)
     return 0
 
 
 def _lines(
-    plan: SyncPlan, arguments: dict[str, Any], change: Callable[[str], str]
+    plan: SyncPlan,
+    arguments: dict[str, Any],
+    change: Callable[[str], str],
+    shown: Callable[[str], str],
 ) -> Iterator[str]:
     if plan.slot is not None:
         confirmed = plan.slot.confirmed_lsn or 0
@@ -121,16 +124,17 @@ def _lines(
     names = [printable(one.name) for one in plan.tables]
     width = max(map(len, names), default=0)
     for name, one in zip(names, plan.tables, strict=True):
-        said = "; ".join((_target(one), *_comes(plan, one, arguments)))
+        said = "; ".join((_target(one, shown), *_comes(plan, one, arguments)))
         yield f"  {name:<{width}}  {said}"
     yield "nothing was written"
 
 
-def _target(one: TablePlan) -> str:
+def _target(one: TablePlan, shown: Callable[[str], str]) -> str:
     held = one.held
     if held is None:
         return "not in the target"
-    stored = "" if held.stored == one.name else f"as {printable(held.stored)}, "
+    name = shown(held.stored)
+    stored = "" if name == one.name else f"as {printable(name)}, "
     at = f"{stored}up to {format_lsn(held.lsn)} in the target"
     return at if held.stale is None else f"{at}, not kept up to date: {printable(held.stale)}"
 

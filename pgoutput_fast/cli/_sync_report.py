@@ -228,7 +228,8 @@ def _tables(report: Report) -> str:
 def _row(report: Report, held: Held) -> str:
     progress = report.figures.progress
     name = qualified(held)
-    has_left = held.stored in progress.left
+    stored = progress.names[held.relation_id]
+    has_left = stored in progress.left
     if held.stale is not None:
         state = f'<td class="left long bad">{_text(held.stale)}</td>'
     elif has_left:
@@ -237,7 +238,8 @@ def _row(report: Report, held: Held) -> str:
         state = '<td class="left wait">waits until it is copied</td>'
     else:
         state = '<td class="left good">up to date</td>'
-    stored = held.stored if held.version == 1 else f"{held.stored} (version {held.version})"
+    if held.version > 1:
+        stored = f"{stored} (version {held.version})"
     cells = (
         f"{sum(not column.is_dropped for column in held.columns):,}",
         # By name: another table may have that of one that has left.

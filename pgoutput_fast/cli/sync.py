@@ -114,7 +114,7 @@ class _Watcher:
         if progress.windows > before.windows:
             changes = progress.changes - before.changes
             self.windows.append(Written(time.time(), changes, progress.write_seconds))
-        for table, text in table_events(before.held, progress.held):
+        for table, text in table_events(before, progress):
             _log.info("%s %s", table, text, extra={"event": "table", "numbers": {"table": table}})
             self.events.append(Moment(time.time(), table, text))
         for table, why in progress.stale.items():

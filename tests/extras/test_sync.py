@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from made_directory import OIDS, MadeDirectory, catalog_read
@@ -15,7 +16,7 @@ from simulated_directory import Simulation
 from synced_tables import ALL_KINDS, TABLES, DeltaTables, DuckdbTables, Tables
 
 import pgoutput_fast as pf
-from pgoutput_fast import apply, testing
+from pgoutput_fast import apply, cli, testing
 from pgoutput_fast.apply import syncing, window_writer
 from pgoutput_fast.apply.naming import free_name, renames, stored_table
 from pgoutput_fast.apply.targets import Held
@@ -652,6 +653,42 @@ def test_other_policies_have_a_table_copied(made: MadeDirectory, tables: Tables)
     ]  # fmt: skip
     ops = tables.changes("public.moments", 2).column("op").to_pylist()
     assert sorted(ops) == ["insert", "insert", "read", "read", "truncate"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("duckdb", "we%2Eird.T a"), ("delta", "we@2Eird.T@20a")],
+)
+def test_people_read_the_names_that_they_find(
+    made: MadeDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, name: str
+) -> None:
+    """The log, the report and `--dry-run` have the names of directories, `_progress` has not."""
+    odd = testing.Table("T a", {"id": "int4"}, 16393, namespace="we.ird")
+    kept, page = TABLES[kind](tmp_path), tmp_path / "report.html"
+    made.wait(odd, 1000)
+    made.copy(odd, 1100, [[1]])
+    history = HistoryWriter(made.directory, None)
+    history.note(catalog_read(1100, odd))
+    made.commit(1150, odd.relation(), testing.insert(odd, [3]))
+    given = ["sync", "--segments", str(made.directory), "--to", kept.target]
+    command = [*given, "--until", "now", "--report", str(page)]
+    assert cli.main(command) == 0
+    assert f"we.ird.T a is new, and is {name} in the target" in capsys.readouterr().err
+    assert f"<td class=left><b>we.ird.T a</b></td><td class=left>{name}</td>" in page.read_text()
+    assert cli.main([*given, "--dry-run"]) == 0
+    assert f"  we.ird.T a  as {name}, up to " in capsys.readouterr().out
+    made.commit(1200, odd.relation(), testing.insert(odd, [2]))
+    history.note(catalog_read(1500))
+    assert cli.main(command) == 0
+    told = capsys.readouterr().err
+    assert (
+        f"we.ird.T a is not published any more, or was dropped; what it had stays in {name}" in told
+    )
+    assert "not published any more, or dropped: it stays as it is" in page.read_text()
+    assert [row["stored"] for row in kept.progress().values()] == ["we%2Eird.T a"]
+    if kind == "delta":
+        assert [one.name for one in (tmp_path / "lake" / "state").iterdir()] == [name]
+        assert quote("we%2Eird.T a", safe="%").replace("%", "@") == name  # as docs/delta.md says
 
 
 @pytest.mark.parametrize("is_after", [True, False], ids=["after", "in_one_window"])

@@ -725,6 +725,12 @@ def test_the_lines_of_a_terminal() -> None:
     ]  # fmt: skip
 
 
+def having(*tables: Held) -> apply.SyncProgress:
+    """How far a sync into DuckDB is that has tables."""
+    names = {one.relation_id: one.stored for one in tables}
+    return apply.SyncProgress(0, None, 0, 0, 0.0, {}, {}, held=tables, names=names)
+
+
 def test_what_happens_to_tables() -> None:
     column = Column("a", "a", 23, -1, "int32", number=1)
     old = Held(1, "public", "t", "public.t", lsn=5, columns=(column,))
@@ -745,8 +751,9 @@ def test_what_happens_to_tables() -> None:
         (old._replace(copy_lsn=0x10, columns=()), ["was copied, as of 0/10"]),
         (old._replace(stale="why", columns=(column._replace(form="int64"),)), []),
     ]:  # fmt: skip
-        assert [one.text for one in table_events([old], [new])] == texts
-    made = list(table_events([], [old, old._replace(relation_id=2, stored="public.t~2")]))
+        assert [one.text for one in table_events(having(old), having(new))] == texts
+    another = old._replace(relation_id=2, stored="public.t~2")
+    made = list(table_events(having(), having(old, another)))
     assert [one.text for one in made] == ["is new", "is new, and is public.t~2 in the target"]
 
 
