@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_WILDCARDS = frozenset("*?[")
 _PAUSE = 1.0  # seconds between two looks at the history, at least
 
 
@@ -49,7 +50,15 @@ def mistaken(patterns: Iterable[str], shown: Collection[str]) -> Iterator[str]:
         # Of a name with a dot the command makes two patterns, as it may lack its schema.
         same = [other for other in patterns if other.removeprefix("*.") == one]
         if not any(fnmatchcase(name, other) for name in shown for other in same):
-            yield f"tables={one!r} matches no published table"
+            hint = "" if _WILDCARDS.intersection(one) else _did_you_mean(one, shown)
+            yield f"tables={one!r} matches no published table{hint}"
+
+
+def _did_you_mean(name: str, published: Iterable[str]) -> str:
+    """What is said behind a name, with its schema or not, if a published table has one like it."""
+    known = {full.partition(".")[2]: full for full in published} if "." not in name else {}
+    near = difflib.get_close_matches(name, known or published, 1)
+    return f"; did you mean {known.get(near[0], near[0])}?" if near else ""
 
 
 def check_partitions(
@@ -75,10 +84,9 @@ def check_partitions(
             continue  # the target says what it is partitioned by
         table = published.get(name)
         if table is None:
-            near = difflib.get_close_matches(name, published, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
             raise PgOutputError(
-                f"partition_by= names {name}, which is no published table, as schema.name{hint}"
+                f"partition_by= names {name}, which is no published table, as schema.name"
+                f"{_did_you_mean(name, published)}"
             )
         there = [one.name for one in table.columns if one.is_published]
         for column in columns:

@@ -18,6 +18,7 @@ from synced_tables import ALL_KINDS, TABLES, DeltaTables, DuckdbTables, Tables
 import pgoutput_fast as pf
 from pgoutput_fast import apply, cli, testing
 from pgoutput_fast.apply import syncing, window_writer
+from pgoutput_fast.apply.departures import mistaken
 from pgoutput_fast.apply.naming import free_name, renames, stored_table
 from pgoutput_fast.apply.targets import Held
 from pgoutput_fast.captured.units import SegmentSource
@@ -513,6 +514,22 @@ def test_a_table_that_is_altered_in_its_first_window(
     assert [[row["after"] for row in part] for part in versions] == [[{"id": 1}], [{"id": 1 << 40}]]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("accountz", "; did you mean public.accounts?"),
+        ("pubic.accounts", "; did you mean public.accounts?"),
+        ("public.accountz", "; did you mean public.accounts?"),
+        ("accountz*", ""), ("unlike", ""), ("other.unlike", ""),
+    ],
+)  # fmt: skip
+def test_a_misspelled_table_is_told_with_one_like_it(pattern: str, hint: str) -> None:
+    patterns = [pattern, f"*.{pattern}"]
+    assert [*mistaken(patterns, ["public.accounts", "public.x"])] == [
+        f"tables={pattern!r} matches no published table{hint}"
+    ]
+
+
 def test_tables_that_left_or_never_came_are_told(
     made: MadeDirectory,
     tables: Tables,
@@ -530,7 +547,7 @@ def test_tables_that_left_or_never_came_are_told(
     known = {"tables": ["public.acc*", "*.public.other", "public.other", "public.others"]}
     assert sync(made, tables, **known).left == ()
     told = [record.getMessage() for record in caplog.records]
-    expected = ["tables='public.others' matches no published table"]
+    expected = ["tables='public.others' matches no published table; did you mean public.other?"]
     assert told == expected
     caplog.clear()
     history.note(catalog_read(1500, ACCOUNTS))
