@@ -36,9 +36,9 @@ def slots(server: Examined) -> Iterator[Finding]:
         yield Finding(
             "slot-missing",
             f"there is no slot {name}",
-            (_make(name),),
-            "or have a capture make it; make the publications first",
-            (name,),
+            advice="sync and capture make the slot themselves: make the publications first. They "
+            "take one that was made by hand only with --adopt-slot",
+            objects=(name,),
         )
 
 
@@ -115,22 +115,15 @@ def _drop(slot: dict[str, Any]) -> tuple[str, ...]:
     return (f"SELECT pg_catalog.pg_drop_replication_slot({quoted_literal(slot['slot_name'])});",)
 
 
-def _make(name: str) -> str:
-    literal = quoted_literal(name)
-    return f"SELECT pg_catalog.pg_create_logical_replication_slot({literal}, 'pgoutput');"
-
-
 def _invalidated(slot: dict[str, Any], kind: str) -> Finding:
     name = slot["slot_name"]
     reason = slot.get("invalidation_reason") or "its log is gone"
-    sql = _drop(slot)
-    if kind == "slot-invalidated":
-        sql += (_make(name),)
     return Finding(
         kind,
         f"slot {name} is invalidated: {reason}",
-        sql,
-        "changes since the slot was lost are in no slot: copy the tables anew",
+        _drop(slot),
+        "changes since the slot was lost are in no slot: copy the tables anew. Sync and capture do "
+        "that in a new directory, and make the slot themselves",
         (name,),
     )
 

@@ -849,8 +849,13 @@ def test_slots(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "SELECT pg_create_physical_replication_slot('physical', true)",
         "SELECT pg_create_logical_replication_slot('forgotten', 'pgoutput')",
     )
-    finding = mended(dsn, "slot-missing", slot="mine")
-    assert finding.objects == ("mine",)
+    finding = the(examine(dsn, slot="mine"), "slot-missing")
+    # A slot that is there already is refused by those that would make it.
+    assert (finding.objects, finding.sql) == (("mine",), ())
+    assert "sync and capture make the slot themselves" in finding.advice
+    assert "one that was made by hand only with --adopt-slot" in finding.advice
+    run(dsn, "SELECT pg_create_logical_replication_slot('mine', 'pgoutput')")
+    assert found(examine(dsn, slot="mine"), "slot-missing") == []
     report = examine(dsn, slot="mine")
     assert the(report, "slot-inactive").objects == ("forgotten",)
     told = dict(run(
