@@ -14,6 +14,7 @@ from ..history import Follower, history_of
 from ..names import qualified, shown_name
 from ..segments.listing import has_begun
 from .departures import mistaken
+from .embedded_capture import check_slot
 from .syncing import check_position, copied_name, origin_of
 from .targets import Held, Origin, Stored, Target
 from .window_writer import SyncOptions
@@ -134,6 +135,7 @@ def ask_server(
     from ..replication.membership import read_members
     from ..replication.walsender import ReplicationConnection
 
+    check_slot(directory, slot)
     with ReplicationConnection(parameters) as connection:
         connection.check_publications(publications)
         state = connection.slot(slot)

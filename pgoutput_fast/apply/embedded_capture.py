@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import PgOutputError
-from ..segments.listing import has_begun
+from ..segments.listing import has_begun, metadata_of
 
 if TYPE_CHECKING:
     from ..replication import CaptureProgress
@@ -26,6 +26,22 @@ def libpq_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
 
     own = inspect.signature(capture).parameters
     return {name: value for name, value in options.items() if name not in own}
+
+
+def check_slot(directory: Path, slot: str) -> None:
+    """Refuse a directory that has the changes of another slot, before anything of it is read.
+
+    Raises
+    ------
+    PgOutputError
+        It has, or it can't be read.
+    """
+    found = metadata_of(directory) if has_begun(directory) else None
+    if found is not None and found.slot != slot:
+        raise PgOutputError(
+            f"{directory} has the changes of slot {found.slot!r}, not of {slot!r}: give "
+            f"slot={found.slot!r} to go on with them, or another directory= for slot {slot!r}"
+        )
 
 
 class EmbeddedCapture:

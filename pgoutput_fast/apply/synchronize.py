@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from .._disk import claim_directory
 from ..captured.units import SegmentSource, open_source
 from ..columnar.decoder import ColumnarDecoder
-from ..connections import ConnectionParameters
+from ..connections import ConnectionParameters, RetryableError
 from ..directory.known import known_tables
 from ..directory.requests import request_copy
 from ..errors import PgOutputError
@@ -24,7 +24,7 @@ from ..lsn import check_lsn
 from ..policies import Policies
 from ..segments.listing import contents, has_begun
 from .departures import check_partitions
-from .embedded_capture import EmbeddedCapture, libpq_keywords
+from .embedded_capture import EmbeddedCapture, check_slot, libpq_keywords
 from .syncing import (
     Engine,
     Syncing,
@@ -199,7 +199,7 @@ def sync(
                 raise PgOutputError("give slot and publications, or segments")
             where = opened.directory(directory)
             lost = _Lost(where, opened.target, name) if unknown == "copy" else None
-            stored = _claim_target(opened.target, where, dsn, capture_options, stop)
+            stored = _claim_target(opened.target, where, slot, dsn, capture_options, stop)
             _check_by_server(dsn, publications, capture_options, stored, partition_by)
             if lost is not None and has_begun(where):
                 lost.ask()  # which the capture sees when it begins
@@ -437,32 +437,42 @@ def _check_types(
 def _claim_target(
     target: Target,
     directory: Path,
+    slot: str,
     dsn: str | None,
     options: Mapping[str, Any],
     stop: threading.Event,
 ) -> Stored:
-    """What a target has, before a slot is made.
+    """What a target has, before a slot is made, and before anything is read.
 
     Raises
     ------
     PgOutputError
-        It is another database's, or another sync writes it.
+        It is another database's, or the directory is, or another slot's; or another sync writes it.
     """
     from ..replication.link import first_connection
     from ..replication.stream_options import check_seconds
     from ..replication.walsender import ReplicationConnection
 
+    parameters = ConnectionParameters(dsn, libpq_keywords(options))
+    check_seconds(retry_for=options.get("retry_for"))
+    check_slot(directory, slot)
+
+    def asked() -> Origin:
+        with ReplicationConnection(parameters) as connection:
+            return Origin(connection.system_identifier, connection.database)
+
     source = open_source([directory]) if has_begun(directory) else None
     if isinstance(source, SegmentSource):
         origin = origin_of(source)
+        with contextlib.suppress(RetryableError):  # the capture tries again, and looks itself
+            if (found := asked()) != origin:
+                raise PgOutputError(
+                    f"{directory} has changes of database {origin.database!r} of "
+                    f"{origin.system_identifier}, and the server's are of {found.database!r} of "
+                    f"{found.system_identifier}: give the DSN of that database, or another "
+                    "directory="
+                )
     else:
-        parameters = ConnectionParameters(dsn, libpq_keywords(options))
-        check_seconds(retry_for=options.get("retry_for"))
-
-        def asked() -> Origin:
-            with ReplicationConnection(parameters) as connection:
-                return Origin(connection.system_identifier, connection.database)
-
         origin = first_connection(asked, options.get("retry_for"), stop)
     stored = target.peek(origin)
     target.claim()

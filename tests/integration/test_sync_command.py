@@ -286,6 +286,47 @@ def test_a_target_of_another_database(
     assert rows(file) == held(published)
 
 
+def test_a_directory_of_another_slot_or_database(
+    published: Any, make_database: Any, pg18: Any, run: Running, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """They are refused before anything of the directory is read, or told of it."""
+    file, name = tmp_path / "shop.duckdb", f"slot_{published.name}"
+    directory = tmp_path / "shop.duckdb.segments"
+    run(arguments(published, file, "--until", "now"))
+    run(["--dsn", published.dsn, "--slot", f"{name}_2", "--publication", "p",
+         "--to", f"duckdb:{tmp_path / 'second.duckdb'}", "--until", "now"])  # fmt: skip
+    before = rows(file)
+    published.execute("ALTER TABLE t ADD extra int", "INSERT INTO t VALUES (21, 'x', 1)")
+    ((lsn,),) = published.execute("SELECT pg_current_wal_lsn()::text")
+    capture(published.dsn, slot=name, publications=["p"], directory=directory,
+            until_lsn=pf.parse_lsn(lsn))  # fmt: skip
+    text = (
+        f"{directory} has the changes of slot '{name}', not of '{name}_2': give --slot {name} to "
+        f"go on with them, or another --dir for slot '{name}_2'"
+    )
+    for target in (file, tmp_path / "third.duckdb"):
+        given = ["--dsn", published.dsn, "--slot", f"{name}_2", "--publication", "p",
+                 "--dir", str(directory), "--to", f"duckdb:{target}"]  # fmt: skip
+        run([*given, "--until", "now", *JSON], code=1)
+        assert run.event("error")["message"] == text  # type: ignore[index]
+        assert run.event("syncing") is run.event("table") is None
+        assert main(["sync", *given, "--dry-run"]) == 1
+        assert text in capsys.readouterr().err
+    other = make_database(pg18)
+    other.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR ALL TABLES")
+    run([*arguments(published, file, "--until", "now", dsn=other.dsn), *JSON], code=1)
+    assert (
+        f"{directory} has changes of database '{published.name}' of "
+        in run.event("error")["message"]  # type: ignore[index]
+    )
+    assert run.event("syncing") is run.event("table") is None
+    assert rows(file) == before
+    assert not (tmp_path / "third.duckdb").exists()
+    run(arguments(published, file, "--until", "now"))
+    assert rows(file) == held(published)
+
+
 def test_what_waits_and_what_is_stale(
     published: Any, run: Running, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
