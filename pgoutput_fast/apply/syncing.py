@@ -96,6 +96,8 @@ class SyncProgress(NamedTuple):
     names : dict of int to str
         By relation id, the name under which each of these tables is found in the target: of a table
         of DuckDB, or of a directory.
+    asked : tuple of str
+        Those of the stale tables that the capture is asked to copy again.
     """
 
     lsn: int
@@ -114,6 +116,7 @@ class SyncProgress(NamedTuple):
     change_seconds: float = 0.0
     state_seconds: float = 0.0
     names: dict[int, str] = {}  # noqa: RUF012 - never changed
+    asked: tuple[str, ...] = ()
 
 
 class Engine(Protocol):
@@ -356,10 +359,15 @@ class Syncing:
                 continue
             self._said.add((relation_id, held.stale))
             _log.warning("%s.%s is not kept up to date: %s", held.namespace, held.name, held.stale)
-            as_wanted = held.stale == CHANGES_ALONE and self._options.uncopied == "changes"
-            is_lost = held.stale in (LEFT_UNCOPIED, _CUT_OFF)
-            if self._options.unknown == "copy" and not (as_wanted or is_lost):
+            if self._asks_for(held):
                 request_copy(self._directory, relation_id, [held.namespace, held.name])
+
+    def _asks_for(self, held: Held) -> bool:
+        """Whether the capture is asked to copy a table."""
+        as_wanted = held.stale == CHANGES_ALONE and self._options.uncopied == "changes"
+        # Of those that were cut off nobody can make a copy.
+        needs_none = as_wanted or held.stale in (None, LEFT_UNCOPIED, _CUT_OFF)
+        return self._options.unknown == "copy" and not needs_none
 
     def _newest(self) -> int | None:
         """When the newest change was committed that the target has."""
@@ -370,13 +378,16 @@ class Syncing:
     def _told(self) -> SyncProgress:
         stale = {qualified(held): held.stale for held in self._stored.tables.values()
                  if held.stale is not None}  # fmt: skip
+        names = {key: self._target.shown(held.stored) for key, held in self._stored.tables.items()}
+        left = self._departures.left  # of these nobody makes a copy
+        asked = tuple(qualified(held) for key, held in self._stored.tables.items()
+                      if self._asks_for(held) and names[key] not in left)  # fmt: skip
         return SyncProgress(
             self.lsn, self._commit_time, sum(self._counts.values()), self._windows, self._seconds,
             dict(self._counts), stale, self._waiting, dict(self._table_seconds),
             tuple(self._stored.tables.values()), self._end_lsn,
-            None if self._captured is None else self._captured(), self._departures.left,
-            *self._stage_seconds,
-            {key: self._target.shown(held.stored) for key, held in self._stored.tables.items()},
+            None if self._captured is None else self._captured(), left, *self._stage_seconds,
+            names, asked,
         )  # fmt: skip
 
 

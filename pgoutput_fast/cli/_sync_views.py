@@ -17,11 +17,13 @@ from ._live import copies_text, folded, lag_text
 if TYPE_CHECKING:
     from rich.live import Live
 
+    from ..apply import SyncProgress
     from ..watching.sync_figures import SyncFigures, SyncRates
 
 _REFRESH = 0.25  # seconds between two changes of the lines
 _MEASURE = 1.0  # seconds over which rates are measured
 _BUSIEST = 5  # tables that have lines of their own
+_NAMED = 3  # tables that the line of the end names
 _REASONS = 5  # tables whose reasons are shown why they are not up to date
 
 _log = logging.getLogger(__name__)
@@ -67,6 +69,29 @@ def _states_text(figures: SyncFigures) -> str:
     if progress.stale:
         found.append(f"{counted(len(progress.stale), 'table')} stale")
     return ", ".join(found)
+
+
+def not_kept_text(progress: SyncProgress, copying: str) -> str:
+    """Which tables are not up to date at the end, and which of them are copied by whom.
+
+    Parameters
+    ----------
+    progress : SyncProgress
+    copying : str
+        What copies tables that wait, or that it is asked to copy.
+    """
+    behind = sorted({*progress.stale, *progress.waiting})
+    if not behind:
+        return ""
+    more = f" and {len(behind) - _NAMED} more" if len(behind) > _NAMED else ""
+    text = f", {counted(len(behind), 'table')} not: {', '.join(behind[:_NAMED])}{more}"
+    copied = {*progress.waiting, *progress.asked}
+    if not copied:
+        return text
+    which = f"{len(copied)} of them" if len(copied) < len(behind) else (
+        "it" if len(behind) == 1 else "them"
+    )  # fmt: skip
+    return f"{text}; {copying} copies {which}"
 
 
 class SyncLogView:

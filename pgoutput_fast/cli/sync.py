@@ -30,7 +30,7 @@ from ._spark_engine import WINDOW_BYTES, check_options, running_engine, spark_op
 from ._sync_events import table_events
 from ._sync_plan import OF_THE_TARGET, check_arguments, print_plan
 from ._sync_report import Moment, Report, Written, write_report
-from ._sync_views import SyncLiveView, SyncLogView, sync_status
+from ._sync_views import SyncLiveView, SyncLogView, not_kept_text, sync_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,11 +127,11 @@ class _Watcher:
         self._notifier.stopping()
         figures = self._figures(progress)
         self._view.end(figures)
-        behind = {*progress.stale, *progress.waiting}
-        stale = f", {counted(len(behind), 'table')} not" if behind else ""
+        copying = "the next call" if self._position is not None else "the directory's capture"
         _log.info(
             "the sync ends: %s in %s, tables up to %s%s", counted(progress.changes, "change"),
-            counted(progress.windows, "window"), format_lsn(progress.lsn), stale,
+            counted(progress.windows, "window"), format_lsn(progress.lsn),
+            not_kept_text(progress, copying),
             extra={"event": "stop", "numbers": figures.as_dict()},
         )  # fmt: skip
         return figures

@@ -30,7 +30,7 @@ from pgoutput_fast.apply.syncing import copied_name
 from pgoutput_fast.apply.targets import Column, Held
 from pgoutput_fast.cli import _position, main
 from pgoutput_fast.cli._sync_events import table_events
-from pgoutput_fast.cli._sync_views import SyncLiveView
+from pgoutput_fast.cli._sync_views import SyncLiveView, not_kept_text
 from pgoutput_fast.directory.consumers import consumers
 from pgoutput_fast.directory.copies import Copy
 from pgoutput_fast.replication import capture, upkeep
@@ -344,12 +344,15 @@ def test_what_waits_and_what_is_stale(
     assert "1 table not kept up to date" in page.shown
     assert told["stale"]["public.t"] in page.shown
     assert rows(file) == [row for row in held(published) if row[0] != 21]  # as it was
+    assert told["message"].endswith(", 1 table not: public.t; the next call copies it")
 
     def look() -> None:
         wait_until(lambda: "public.t was copied again" in run.text)
 
     run([*arguments(published, file), *JSON], look)
-    assert run.event("stop")["stale"] == {}  # type: ignore[index]
+    told = run.event("stop")
+    assert told is not None
+    assert (told["stale"], " not: " in told["message"]) == ({}, False)
     assert rows(file) == held(published)
 
 
@@ -764,6 +767,26 @@ def test_the_lines_of_a_terminal() -> None:
         "  and 2 tables more", "  public.t1: why it is",
         "  public.later\\n waits until it is copied",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stale", "asked", "waiting", "text"),
+    [
+        ("", "", "", ""),
+        ("a", "a", "", ", 1 table not: a; C copies it"),
+        ("a", "", "", ", 1 table not: a"),
+        ("ba", "a", "", ", 2 tables not: a, b; C copies 1 of them"),
+        ("ab", "a", "b", ", 2 tables not: a, b; C copies them"),
+        ("ab", "ab", "ced", ", 5 tables not: a, b, c and 2 more; C copies them"),
+    ],
+)
+def test_tables_that_are_not_up_to_date_are_named_at_the_end(
+    stale: str, asked: str, waiting: str, text: str
+) -> None:
+    progress = having()._replace(
+        stale=dict.fromkeys(stale, "why"), asked=tuple(asked), waiting=tuple(waiting)
+    )
+    assert not_kept_text(progress, "C") == text
 
 
 def having(*tables: Held) -> apply.SyncProgress:
