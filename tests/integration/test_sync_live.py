@@ -417,6 +417,34 @@ def test_tables_that_join_and_a_restart(synced: Synced, wait_until: WaitUntil) -
     assert synced.compare("later", "id") == 9
 
 
+def test_another_binary_than_before(synced: Synced) -> None:
+    """Tables with money are copied again, in the form of the server's text; others go on."""
+    synced.database.execute(
+        "CREATE TABLE prices (id int PRIMARY KEY, v money, kind regtype[])",
+        "INSERT INTO prices VALUES (1, '12.34', '{int4}')",
+    )
+    synced.sync(binary=True)
+    synced.database.execute("INSERT INTO prices VALUES (2, '0.05', NULL)",
+                            "INSERT INTO bag VALUES (8, 'x')")  # fmt: skip
+    synced.sync(binary=True)
+    columns = ("id", "v", "kind")
+    assert synced.rows("public.prices", *columns) == [(1, "1234", ["23"]), (2, "5", None)]
+    synced.database.execute("INSERT INTO prices VALUES (3, '7', '{text}')",
+                            "INSERT INTO bag VALUES (9, 'y')")  # fmt: skip
+    ended = synced.sync()
+    assert [*ended.stale] == ["public.prices"] == [*ended.asked]
+    assert synced.sync().stale == {}
+    assert synced.rows("public.prices", *columns) == [
+        (1, "$12.34", ["integer"]), (2, "$0.05", None), (3, "$7.00", ["text"])
+    ]  # fmt: skip
+    assert synced.compare("bag", "a, b") == 22
+    versions = [
+        {row["after"]["v"] for row in synced.tables.changes("public.prices", version).to_pylist()
+         if row["after"]} for version in (1, 2)
+    ]  # fmt: skip
+    assert versions == [{"1234", "5"}, {"$12.34", "$0.05", "$7.00"}]
+
+
 def test_targets_and_directories_of_others(
     synced: Synced, make_database: Any, server: Any, tmp_path: Path
 ) -> None:
