@@ -704,7 +704,7 @@ class _State:
             )
         position = held.lsn, max(held.copy_lsn, self.copy_lsn)
         with table.refusals(), self._new_writer(shape.schema) as writer:
-            merge = Merge(table, shape, net, self._held.stored, self.marker)
+            merge = Merge(table, shape, net, directory_of(self._held.stored), self.marker)
             merge.write(writer)
             files = writer.finish()
             whole = net.truncated or shape.rewrites

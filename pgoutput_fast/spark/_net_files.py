@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pgoutput_fast.apply.delta_merge import Keys, may_hold, misfit, net_row, net_values
+from pgoutput_fast.apply.delta_place import directory_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -180,8 +181,8 @@ def write_net(state: Any, net: NetChanges, held: Held, prefix: str) -> NetFile:
                 writer.write_batch(made)
     return NetFile(
         held.relation_id, path, table.directory, table.app, held.lsn, table.delta.version(),
-        net.table, held.stored, tuple(schema.names), net.key, tuple(sorted(unsent)), has_moves,
-        net.truncated,
+        net.table, directory_of(held.stored), tuple(schema.names), net.key, tuple(sorted(unsent)),
+        has_moves, net.truncated,
     )  # fmt: skip
 
 

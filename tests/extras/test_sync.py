@@ -703,6 +703,10 @@ def test_people_read_the_names_that_they_find(
     )
     assert "not published any more, or dropped: it stays as it is" in page.read_text()
     assert [row["stored"] for row in kept.progress().values()] == ["we%2Eird.T a"]
+    made.commit(1600, odd.relation(), testing.insert(odd, [2]))
+    history.note(catalog_read(1700))
+    stale = sync(made, kept).stale["we.ird.T a"]
+    assert f"the changes of we.ird.T a do not fit its table '{name}' in " in stale
     if kind == "delta":
         assert [one.name for one in (tmp_path / "lake" / "state").iterdir()] == [name]
         assert quote("we%2Eird.T a", safe="%").replace("%", "@") == name  # as docs/delta.md says
