@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from builds import ROOT, clean_environment, run_python
+from documents import blocks
 
 FIND_PYTHON = ROOT / "tools" / "find-python"
 
@@ -267,6 +268,56 @@ def test_supported_pythons_are_the_same_everywhere() -> None:
     if workflow.exists():  # an sdist is without it
         (matrix,) = minors(".github/workflows/ci.yml", r"^ +python: \[(.*)\]$")
         assert re.findall(r'"3\.(\d+)"', matrix) == expected
+
+
+def extras() -> dict[str, list[str]]:
+    """The extras of pyproject.toml; their lists are also Python's."""
+    text = (ROOT / "pyproject.toml").read_text()
+    section = text.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    found = re.findall(r"^(\w+) = (\[.*?\])$", section, re.DOTALL | re.MULTILINE)
+    return {name: ast.literal_eval(listed) for name, listed in found}
+
+
+def test_all_has_each_extra_and_the_narrow_requirements_first() -> None:
+    """Nearer requirements come first to pip: it shall not fetch a PySpark that it can't keep."""
+    of_extra = extras()
+    depths: dict[str, int] = {}
+    asked, reached, depth = ["all"], {"all"}, 0
+    while asked:
+        listed = [one for name in asked for one in of_extra[name]]
+        asked, depth = [], depth + 1
+        for one in listed:
+            if own := re.fullmatch(r"pgoutput-fast\[(.*)\]", one):
+                asked += [name for name in own[1].split(",") if name not in reached]
+                reached.update(asked)
+            else:
+                depths.setdefault(one, depth)
+    assert reached == set(of_extra)
+    assert (depths["pyspark<4.3"], depths["pandas<3"]) == (2, 2)
+    assert (depths["pyspark>=4.2,<4.4"], depths["pandas>=2.2"]) == (3, 3)
+
+
+def test_the_readme_has_each_extra() -> None:
+    table = (ROOT / "README.md").read_text().partition("| extra | brings |")[2]
+    named = re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
+    assert sorted(named) == sorted(extras())
+
+
+def test_the_readme_gives_a_directory_to_one_command() -> None:
+    """What a sync keeps is no directory of segments: in order all of its commands run."""
+    commands = [line.split() for block in blocks("sh") for line in block.splitlines()]
+    made = [
+        (words[1], words[words.index(option) + 1])
+        for words in commands
+        for command, option in (("sync", "--to"), ("capture", "--out"), ("inspect", "--to"))
+        if words[1:2] == [command] and option in words
+    ]
+    places = [place for _, place in made if place not in ("parquet", "duckdb")]
+    assert len(places) == len(set(places)) == 4
+    (captured,) = [place for command, place in made if command == "capture"]
+    read = [words[2] for words in commands if words[1:2] == ["inspect"]]
+    read += [words[words.index("--dir") + 1] for words in commands if "--dir" in words]
+    assert set(read) == {captured}
 
 
 def test_one_name_is_one_test() -> None:
