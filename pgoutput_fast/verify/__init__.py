@@ -19,14 +19,16 @@ from ..connections import ConnectionParameters, check_publication_names
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..names import parse_name, qualified, sql_name
+from ..policies import Policies
 from ..segments.format import require_pyarrow
 from ..types import TypeRegistry
 from .compare import compare_all, compare_named, differences
 from .moment import Changes, Moment, ServerRows, ServerTable, refusals
 from .opening import open_target
 from .result import Difference, Report, State, TableResult
+from .states import States
 from .targets import Target, Tell
-from .texts import NotComparable
+from .texts import NotComparable, may_be_changed
 
 if TYPE_CHECKING:
     from .distributed_states import Engine
@@ -36,6 +38,11 @@ __all__ = ["Difference", "Report", "TableResult", "VerifyProgress", "verify"]
 
 _PAUSE = 0.2  # seconds between two looks at the target's position
 _PART = 9  # times as long as a look has taken the target is left alone
+
+_POLICIES = (
+    "values differ of which a policy may have made others, such as infinity=null: give the "
+    "policies with which the target was written"
+)
 
 
 class VerifyProgress(NamedTuple):
@@ -74,6 +81,7 @@ def verify(
     shown: int = 10,
     storage_options: Mapping[str, str] | None = None,
     engine: Engine | None = None,
+    policies: Policies | None = None,
     progress: Callable[[VerifyProgress], None] | None = None,
     **keywords: object,
 ) -> Report:
@@ -111,6 +119,9 @@ def verify(
     engine : Engine, optional
         What reads the rows of Delta tables, such as a :class:`pgoutput_fast.spark.SparkEngine`,
         whose executors do; by default this process.
+    policies : Policies, optional
+        Those of the sync that keeps the target: the server's values are changed as they say. An
+        export has its own stored.
     progress : callable, optional
     **keywords
         Parameters of libpq by name.
@@ -135,6 +146,8 @@ def verify(
             raise PgOutputError(f"{name}={number!r}: expected a number")
     if type(timeout) not in (int, float) or not timeout > 0:
         raise PgOutputError(f"timeout={timeout!r}: expected a number of seconds above 0")
+    if policies is not None and not isinstance(policies, Policies):
+        raise TypeError(f"policies must be a Policies, not {type(policies).__name__}")
     parameters = ConnectionParameters(dsn, keywords)
 
     def types() -> TypeRegistry:
@@ -142,7 +155,7 @@ def verify(
             return TypeRegistry.from_connection(connection)
 
     with contextlib.closing(
-        open_target(target, segments, types, storage_options, engine)
+        open_target(target, segments, types, storage_options, engine, policies)
     ) as opened:
         run = _Verification(
             parameters, publications, opened, _Chosen(tables, exclude), timeout, shown, progress
@@ -361,7 +374,7 @@ class _Verification:
                     f"the target has {'nothing yet' if not position else 'everything up to '}"
                     f"{format_lsn(position) if position else ''}, and did not come to "
                     f"{format_lsn(moment.lsn)}, where the server was read, in {self._timeout:g} s; "
-                    "let its capture or sync go on, or export again, and give the segments"
+                    f"let its capture or sync go on, or export again{_segments(target)}"
                 )
             # What is being read can't always be written, as a file of duckdb.
             time.sleep(max(_PAUSE, _PART * (time.monotonic() - begin)))
@@ -427,15 +440,17 @@ class _Verification:
             return TableResult(table.namespace, table.name, "unsettled", changes.why)
         found = compare_all(side.server, side.target, changes.names)
         self._pending[table.relation_id] = set(changes.names)
+        described = self._described(side, found.names, self._shown)
         return TableResult(
             table.namespace,
             table.name,
             "different" if found.names else "equal",
+            self._advice(side.table, described),
             rows=found.rows,
             target_rows=found.target_rows,
             differing=len(found.names),
             differing_is_least=found.is_least,
-            differences=self._described(side, found.names, self._shown),
+            differences=described,
             looked_again=len(changes.names),
             excluded=self._chosen.excluded(side.table),
         )
@@ -452,12 +467,13 @@ class _Verification:
         if differing:
             result = self._results[relation_id]
             room = self._shown - len(result.differences)
+            described = result.differences + self._described(side, differing, room)
             self._results[relation_id] = dataclasses.replace(
                 result,
                 state="different",
-                why="",
+                why=self._advice(side.table, described),
                 differing=result.differing + len(differing),
-                differences=result.differences + self._described(side, differing, room),
+                differences=described,
             )
 
     def _described(self, side: _Sides, names: set[str], room: int) -> tuple[Difference, ...]:
@@ -468,10 +484,30 @@ class _Verification:
         found = differences(side.server, side.target, some, columns, side.table.key)
         return tuple(found)
 
+    def _advice(self, table: ServerTable, found: Iterable[Difference]) -> str:
+        """What differences may come from, if their values tell it; else ""."""
+        changed = isinstance(self._target, States) and any(
+            may_be_changed(table.types[name], here)
+            for one in found
+            for name, (here, _) in one.columns.items()
+        )
+        return _POLICIES if changed else ""
+
     def _unsettle(self, relation_id: int, why: str) -> None:
         result = self._results[relation_id]
         if result.state == "equal":
             self._results[relation_id] = dataclasses.replace(result, state="unsettled", why=why)
+
+
+def _segments(target: Target) -> str:
+    """What may be wanting beside, if it is not known from which segments a target comes."""
+    if target.slot:
+        return ""
+    return (
+        "; if it has everything and nothing was committed since, only its directory of segments "
+        "tells that: give segments=, with the directory where the capture or the sync (its --dir) "
+        "has them"
+    )
 
 
 def _check_same(server: tuple[str, str], target: Target) -> None:

@@ -14,10 +14,11 @@ from ..files._write import DATABASE
 from ..segments.listing import has_begun
 from .databases import Database
 from .distributed_states import DistributedStates
-from .states import DeltaStates, DuckdbStates
+from .states import DeltaStates, DuckdbStates, States
 from .targets import DirectoryTarget, ExportTarget
 
 if TYPE_CHECKING:
+    from ..policies import Policies
     from ..types import TypeRegistry
     from .distributed_states import Engine
     from .targets import Target
@@ -31,6 +32,7 @@ def open_target(
     types: Callable[[], TypeRegistry],
     storage_options: Mapping[str, str] | None = None,
     engine: Engine | None = None,
+    policies: Policies | None = None,
 ) -> Target:
     """Open the target that a text names.
 
@@ -48,11 +50,14 @@ def open_target(
         Of delta-rs, for a target in object storage.
     engine : Engine, optional
         What reads the rows of Delta tables; by default this process.
+    policies : Policies, optional
+        Those with which a sync wrote the target.
 
     Raises
     ------
     PgOutputError
-        There is nothing of this name, or nothing that can be verified, or not with that engine.
+        There is nothing of this name, or nothing that can be verified, or not with that engine
+        or those policies.
     """
     target = _opened(given, segments, types, storage_options, engine)
     if engine is not None and not isinstance(target, DistributedStates):
@@ -61,6 +66,14 @@ def open_target(
             f"{given} has no Delta tables of a sync, which is all that is read by another "
             "engine=: leave it out"
         )
+    if policies is not None:
+        if not isinstance(target, States):
+            target.close()
+            raise PgOutputError(
+                f"{given} has no tables of a sync, to which alone policies= belong: an export has "
+                "its own stored, and segments have the server's values: leave them out"
+            )
+        target.policies = policies
     return target
 
 

@@ -41,7 +41,8 @@ class TableResult:
     namespace, name : str
     state : {"equal", "different", "not compared", "unsettled"}
     why : str
-        Why it was not compared, or is unsettled; else "".
+        Why it was not compared, or is unsettled; of tables that differ, what that may come from
+        where the values tell it; else "".
     rows : int
         Rows of the server's table at P.
     target_rows : int

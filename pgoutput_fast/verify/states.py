@@ -91,12 +91,18 @@ class States:
         Where they are.
     segments : pathlib.Path, optional
         The directory from which they are kept up to date.
+
+    Attributes
+    ----------
+    policies : Policies
+        Those with which they were written, which they do not store.
     """
 
     def __init__(self, path: Path, segments: Path | None) -> None:
         self._path, self._segments = path, segments
         self.system_identifier = self.database = self.slot = ""
         self.tables: dict[tuple[str, str], int] = {}
+        self.policies = Policies()
         self.furthest = 0
         self._lsn = self._position = 0
         self._states: Mapping[int, TableState] = {}
@@ -191,7 +197,7 @@ class States:
             rows = None if kept is None else self._state(kept, source)
             held = {} if rows is None else types_of(self._connection.sql(f"FROM {rows}"))
             names = self._columns(table, kept)
-            texts, left_out = _texts(table, kept, names, held)
+            texts, left_out = _texts(table, kept, names, held, self.policies)
             self._names[relation_id] = names = {name: names[name] for name in texts}
             copied = ", ".join(quoted(name) for name in names.values() if name is not None)
             wanted = f"{copied or 'NULL AS nothing'} FROM {rows}" if rows else "NULL WHERE false"
@@ -393,7 +399,11 @@ def _by_name(tables: Iterable[Kept]) -> dict[tuple[str, str], int]:
 
 
 def _texts(
-    table: ServerTable, kept: Kept | None, names: Mapping[str, str | None], held: Mapping[str, Held]
+    table: ServerTable,
+    kept: Kept | None,
+    names: Mapping[str, str | None],
+    held: Mapping[str, Held],
+    policies: Policies,
 ) -> tuple[dict[str, Texts], dict[str, str]]:
     """The canonical texts of columns, and why others have none."""
     texts: dict[str, Texts] = {}
@@ -414,7 +424,7 @@ def _texts(
         try:
             # Without a value in the target any form will do.
             kind = Held("varchar") if name is None else held[name]
-            texts[column] = TextsOf(Policies()).column(
+            texts[column] = TextsOf(policies).column(
                 table.types[column], kind, quoted(column), quoted(name or column)
             )
         except NotComparable as error:
@@ -511,4 +521,4 @@ def _beginning(within: Sequence[str] | None) -> str:
     return f" WHERE substr(n, 1, {length}) IN (SELECT unnest(?::VARCHAR[]))"
 
 
-__all__ = ["STATE_ROWS", "DeltaStates", "DuckdbStates", "Kept", "Source", "StateRows"]
+__all__ = ["STATE_ROWS", "DeltaStates", "DuckdbStates", "Kept", "Source", "StateRows", "States"]

@@ -246,7 +246,7 @@ class TextsOf:
         """
         if type.entry is not None and type.entry.codec in NOT_COMPARED:
             raise NotComparable(NOT_COMPARED[type.entry.codec])
-        if type.kind == "array" and type.element is not None and has_reg(type):
+        if type.kind == "array" and type.element is not None and has_codec(type, "reg"):
             raise NotComparable(NOT_COMPARED["reg"])
         if type.kind in ("array", "vector") and held.kind in ("list", "array"):
             return self._list(type, held, server, target)
@@ -443,12 +443,13 @@ def _element(type: ColumnType) -> ColumnType:
     return type.element
 
 
-def has_reg(type: ColumnType) -> bool:
-    """Whether values of a type contain some whose text depends on the session."""
-    if type.entry is not None and type.entry.codec == "reg":
+def has_codec(type: ColumnType, *codecs: str) -> bool:
+    """Whether values of a type are, or contain, some of a codec."""
+    if type.entry is not None and type.entry.codec in codecs:
         return True
     inner = [one for _, one in type.fields]
-    return any(map(has_reg, inner if type.element is None else [*inner, type.element]))
+    inner += [] if type.element is None else [type.element]
+    return any(has_codec(one, *codecs) for one in inner)
 
 
 def quoted(name: str) -> str:
@@ -500,6 +501,18 @@ def shown(type: ColumnType, text: str | None) -> str | None:
         return text
     (value,) = struct.unpack(formats[1], struct.pack(formats[0], int(text)))
     return repr(value)
+
+
+_SPECIAL = re.compile(r"infinity|nan|\bBC\b|24:00:00|\d{5,}-\d\d-\d\d", re.IGNORECASE)
+
+
+def may_be_changed(type: ColumnType, text: str | None) -> bool:
+    """Whether a policy can make another value of one that has this text on the server."""
+    return (
+        text is not None
+        and has_codec(type, *_ENDS, "interval", "numeric")
+        and _SPECIAL.search(text) is not None
+    )
 
 
 def described(codec: str) -> str:

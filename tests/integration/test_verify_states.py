@@ -447,12 +447,17 @@ def test_a_table_that_can_not_be_compared(
     assert found["chosen"].why.endswith("has not come into the target yet")
 
 
-def test_a_file_alone(synced: Synced, tmp_path: Path) -> None:
+def test_a_file_alone(synced: Synced, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without its segments it does not tell that nothing was committed since its last window."""
     path = tmp_path / "alone.duckdb"
     shutil.copy(synced.path, path)
-    with pytest.raises(pf.PgOutputError, match="let its capture or sync go on, or export again"):
+    with pytest.raises(pf.PgOutputError, match="give segments=, with the directory where"):
         synced.verify(path, segments=None, timeout=0.1)
+    command = ["verify", "--dsn", synced.dsn, "--publication", "p", "--target", f"duckdb:{path}"]
+    assert cli.main([*command, "--timeout", "0.1"]) == 2
+    assert "only its directory of segments tells that: give --segments, with" in (
+        capsys.readouterr().err
+    )
     with psycopg.connect(synced.dsn) as server, duckdb.connect(str(path)) as connection:
         (lsn,) = server.execute("SELECT pg_current_wal_lsn() - '0/0'").fetchone() or (0,)
         for name in ("_source", "_progress"):
@@ -724,3 +729,12 @@ def test_a_target_of_some_tables(pg16: EmbeddedServer, make_database: Any, tmp_p
     assert [(one.name, one.state, one.rows) for one in report.tables] == [("t", "equal", 1)]
     report = verify(database.dsn, timeout=10, tables=["public.u"], **given)
     assert [(one.name, one.state) for one in report.tables] == [("u", "not compared")]
+
+
+def test_policies_belong_to_a_syncs_target(synced: Synced) -> None:
+    segments = f"{synced.path}.segments"
+    with pytest.raises(pf.PgOutputError, match="has no tables of a sync, to which alone policies="):
+        verify(synced.dsn, publications=["p"], target=segments, policies=pf.Policies())
+    wrong: Any = "infinity=null"
+    with pytest.raises(TypeError, match="policies must be a Policies, not str"):
+        verify(synced.dsn, publications=["p"], target=segments, policies=wrong)

@@ -17,7 +17,8 @@ from servers import found_servers
 from type_values import NEWER, TYPES, VALUES
 
 import pgoutput_fast as pf
-from pgoutput_fast import files
+from pgoutput_fast import cli, files
+from pgoutput_fast.apply import sync
 from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import PgOutputError
@@ -278,3 +279,40 @@ def test_values_that_a_policy_changed_are_equal(
     path.write_text(path.read_text().replace(f'"infinity": "{choice}"', f'"infinity": "{other}"'))
     differing = made.of(made.verify(str(tmp_path / "out")))
     assert set(differing) == {"date", "timestamp", "timestamptz", "tsrange", "date[]"}
+
+
+@pytest.mark.parametrize("kind", ["duckdb", "delta"])
+def test_a_target_that_was_written_with_policies(
+    pg16: EmbeddedServer, make_database: Any, tmp_path: Path, kind: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Without them it differs, and what was said of it names them; with others it still does."""
+    database = make_database(pg16)
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, d date, n numeric(4,1))",
+        "INSERT INTO t VALUES (1, 'infinity', 1), (2, '0044-03-15 BC', 2), (3, NULL, 'NaN')",
+        "CREATE TABLE u (id int PRIMARY KEY, t text, f float8)",
+        "INSERT INTO u VALUES (1, 'infinity', 'NaN')",
+        "CREATE PUBLICATION p FOR TABLE t, u",
+    )
+    target = f"duckdb:{tmp_path / 'tables.duckdb'}" if kind == "duckdb" else str(tmp_path / "lake")
+    given: dict[str, Any] = {"publications": ["p"], "target": target, "timeout": 10}
+    policies = pf.Policies(infinity="null", out_of_range="clamp", special_values="null")
+    sync(database.dsn, slot=f"slot_{database.name}", publications=["p"], target=target,
+         policies=policies, until="now")  # fmt: skip
+    assert verify(database.dsn, policies=policies, **given).exit_code == 0
+    report = verify(database.dsn, **given)
+    assert [(one.state, one.differing) for one in report.tables] == [("different", 3), ("equal", 0)]
+    assert "policies with which the target was written" in report.tables[0].why
+    command = ["verify", "--dsn", database.dsn, "--publication", "p", "--target", target]
+    assert cli.main([*command, "--policy", "infinity=null"]) == 1
+    said = capsys.readouterr().out
+    assert "3 in the target; 2 differ: values differ of which a policy may have made" in said
+    assert "d: server '0044-03-15 BC', target '0001-01-01'" in said
+    words = ["infinity=null", "out_of_range=clamp", "special_values=null"]
+    assert cli.main([*command, *(part for one in words for part in ("--policy", one))]) == 0
+    if kind == "duckdb":
+        with duckdb.connect(target.removeprefix("duckdb:")) as connection:
+            connection.execute("""UPDATE state."public.u" SET t = 'other'""")
+        one, other = verify(database.dsn, policies=policies, **given).tables
+        assert (one.differing, other.differing, other.why) == (0, 1, "")  # no policy made this
