@@ -6,6 +6,16 @@
 
 from __future__ import annotations
 
+try:
+    import pyarrow as _pyarrow  # noqa: F401
+except ImportError as error:
+    from ..errors import PgOutputError
+
+    raise PgOutputError(
+        f"tables need pyarrow ({error}); install the extra pgoutput-fast[arrow], or one of those "
+        "of sync, pgoutput-fast[delta] and pgoutput-fast[duckdb], which have it too"
+    ) from error
+
 from .folding import NetChanges, fold
 from .synchronize import sync
 from .syncing import SyncProgress

@@ -215,10 +215,14 @@ class _Run:
 
     def run(self) -> Result:
         # These imports come first, so that a missing extra is reported before the server starts.
-        import deltalake  # noqa: F401
-        import duckdb  # noqa: F401
-        import psycopg
-
+        try:
+            import deltalake  # noqa: F401
+            import duckdb  # noqa: F401
+            import psycopg
+        except ImportError as error:
+            raise PgOutputError(
+                f"a package is missing ({error}); install the extra pgoutput-fast[demo]"
+            ) from error
         import pgoutput_fast.replication
         import pgoutput_fast.spark  # noqa: F401
         from pgoutput_fast.embedded import EmbeddedServer, find_server_bindir

@@ -10,6 +10,7 @@ docs/doctor.md has the table of all findings.
 
 from __future__ import annotations
 
+from .. import connections as _connections  # noqa: F401 - it says which extra is missing
 from .examination import examine
 from .findings import LEVELS, Finding, Report
 from .kinds import KINDS, Kind, Level

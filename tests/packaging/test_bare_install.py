@@ -47,6 +47,9 @@ def test_import_brings_no_third_party_along(impl: str, tmp_path: Path) -> None:
         (["-c", "from pgoutput_fast.segments import *; segment_schema()"], "arrow"),
         (["-c", "import pgoutput_fast.replication"], "replication"),
         (["-c", "import pgoutput_fast.spark"], "spark"),
+        (["-c", "from pgoutput_fast.apply import sync"], "arrow"),
+        (["-c", "import pgoutput_fast.doctor"], "replication"),
+        (["-c", "from pgoutput_fast.demo.run import run; run(5000, directory=None)"], "demo"),
         (["-c", "import pgoutput_fast.testing.strategies"], "testing"),
     ],
 )
