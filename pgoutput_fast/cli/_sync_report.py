@@ -87,18 +87,19 @@ _PAGE = """\
 * {{ box-sizing: border-box; }}
 body {{ margin: 0; padding: 24px 16px 48px; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }}
-main {{ max-width: 1060px; margin: 0 auto; }}
+main {{ max-width: 1400px; margin: 0 auto; }}
 h1 {{ font-size: 24px; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywhere; }}
 h2 {{ font-size: 16px; margin: 0 0 2px; }}
 p {{ margin: 0 0 12px; color: var(--soft); overflow-wrap: anywhere; }}
 .verdict {{ font-weight: 600; }}
 section {{ background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: 16px 18px; margin-top: 16px; }}
-.figures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); gap: 12px;
+.figures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(145px, 1fr)); gap: 12px;
   margin-top: 16px; }}
 .figures div {{ background: var(--card); border: 1px solid var(--line); border-radius: 10px;
-  padding: 10px 14px; color: var(--soft); font-size: 13px; }}
-.figures b {{ display: block; font-size: 21px; line-height: 1.3; color: var(--ink); }}
+  padding: 10px 12px; color: var(--soft); font-size: 13px; }}
+.figures b {{ display: block; font-size: 17px; line-height: 1.3; color: var(--ink);
+  overflow-wrap: anywhere; }}
 svg {{ display: block; width: 100%; }}
 rect {{ fill: var(--bar); }}
 .scroll {{ overflow-x: auto; }}
@@ -109,7 +110,10 @@ th, td {{ padding: 6px 10px; text-align: right; border-bottom: 1px solid var(--l
 th {{ color: var(--soft); font-weight: 500; }}
 th:first-child, td:first-child {{ padding-left: 0; }}
 .left {{ text-align: left; }}
-.long {{ white-space: normal; min-width: 240px; overflow-wrap: anywhere; }}
+.name, .long {{ white-space: normal; overflow-wrap: anywhere; }}
+.name {{ min-width: 130px; }}
+.time {{ white-space: normal; min-width: 100px; }}
+.long {{ min-width: 160px; }}
 tr:last-child td {{ border-bottom: 0; }}
 .good {{ color: var(--good); }} .bad {{ color: var(--bad); }} .wait {{ color: var(--wait); }}
 </style>
@@ -233,7 +237,7 @@ def _row(report: Report, held: Held) -> str:
     if held.stale is not None:
         state = f'<td class="left long bad">{_text(held.stale)}</td>'
     elif has_left:
-        state = '<td class="left">not published any more, or dropped: it stays as it is</td>'
+        state = '<td class="left long">not published any more, or dropped: it stays as it is</td>'
     elif name in progress.waiting:
         state = '<td class="left wait">waits until it is copied</td>'
     else:
@@ -247,12 +251,13 @@ def _row(report: Report, held: Held) -> str:
         "–" if has_left else f"{progress.seconds.get(name, 0.0):.2f}",
         format_lsn(held.lsn),
         format_lsn(held.copy_lsn) if held.copy_lsn else "–",
-        _time(held.commit_time / 1e6) if held.commit_time is not None else "–",
     )
+    newest = _time(held.commit_time / 1e6) if held.commit_time is not None else "–"
     return (
-        f"<tr><td class=left><b>{_text(name)}</b></td><td class=left>{_text(stored)}</td>"
+        f'<tr><td class="left name"><b>{_text(name)}</b></td>'
+        f'<td class="left name">{_text(stored)}</td>'
         + "".join(f"<td>{cell}</td>" for cell in cells)
-        + f"{state}</tr>"
+        + f"<td class=time>{newest}</td>{state}</tr>"
     )
 
 
@@ -294,7 +299,8 @@ def _events(events: Sequence[Moment]) -> str:
         return "<p>Nothing but changes came.</p>"
     heads = [f"<th class=left>{head}</th>" for head in ("when", "table", "what")]
     rows = (
-        f"<tr><td class=left>{_time(one.time)}</td><td class=left>{_text(one.table)}</td>"
+        f"<tr><td class=left>{_time(one.time)}</td>"
+        f'<td class="left name">{_text(one.table)}</td>'
         f'<td class="left long">{_text(one.text)}</td></tr>'
         for one in reversed(events)
     )
