@@ -72,7 +72,10 @@ _ADVICE = {
         "copy the tables anew"
     ),
     "55006": "another process reads the slot: end it, or use a slot of your own",
-    "57P01": "the server shuts down or an administrator ended the connection; start again later",
+    "57P01": (
+        "the server shuts down or an administrator ended the connection; a new one can be made as "
+        "soon as the server accepts it"
+    ),
     "58P01": "WAL that the slot needs is gone: make a new slot, and copy the tables anew",
 }
 
@@ -219,11 +222,20 @@ def server_error(
     if todo is None and sqlstate is None:
         todo = next((told for words, told in _CONNECTING_ADVICE if words.search(text)), None)
     code = f" (SQLSTATE {sqlstate})" if sqlstate else ""
-    said = " ".join(_EXCERPT.sub("", text).split())  # libpq breaks lines
+    said = _in_one_line(_EXCERPT.sub("", text))
     kind = RetryableError if _is_retryable(text, sqlstate) else ReplicationError
     error = kind(f"{doing}: {said}{code}" + (f"; {todo}" if todo else ""))
     error.sqlstate = sqlstate
     return error
+
+
+def _in_one_line(text: str) -> str:
+    """The lines of a text, with semicolons where a line ends without a mark of its own."""
+    said = ""
+    for line in filter(None, (" ".join(one.split()) for one in text.splitlines())):
+        said += ("; " if said[-1:].isalnum() or said[-1:] in tuple(")\"'") else " ") * bool(said)
+        said += line
+    return said
 
 
 def result_error(

@@ -157,7 +157,11 @@ def evolve(held: Sequence[Column], version: Version, known: Known) -> Evolved:
     evolution = _Evolution(held, version, known)
     unknown = evolution.run()
     if unknown is not None:
-        return Evolved(tuple(held), [], f"{unknown}; no change tells them")
+        return Evolved(
+            tuple(held),
+            [],
+            f"{unknown}; the stream has no change for that, so the table has to be copied again",
+        )
     return Evolved(tuple(evolution.columns), evolution.alterations, None)
 
 

@@ -168,8 +168,9 @@ def check_follows(old: Version, new: Version) -> None:
             raise PgOutputError(
                 f"{new.table}, column {column.name}: its type was altered between the changes, "
                 f"from {_described(then)} to {_described(column)}, by which the server may have "
-                "made other values of those that it had; no change tells them. Fold the changes "
-                "before and after it apart, and take a new copy of the table between them"
+                "made other values of those that it had; the stream has no change for that. Fold "
+                "the changes before and after it apart, and take a new copy of the table between "
+                "them"
             )
 
 

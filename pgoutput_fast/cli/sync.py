@@ -231,8 +231,8 @@ def _partitions(
     type=click.Choice(["copy", "error"]),
     default="copy",
     show_default=True,
-    help="What to do with a table whose rows no change tells any more: have it copied again, or "
-    "end.",
+    help="What to do with a table whose rows are not known any more, as it was altered in a way of "
+    "which the stream has no change: have it copied again, or end.",
 )
 @click.option(
     "--uncopied",

@@ -70,6 +70,26 @@ def test_words_of_a_server(code: str, words: str, passes: bool | None) -> None:
     assert words in str(caught.value)
 
 
+def test_lines_of_libpq_are_told_apart() -> None:
+    text = (
+        'connection to server at "127.0.0.1", port 1 failed: Connection refused\n'
+        "\tIs the server running on that host and accepting TCP/IP connections?\n"
+        "Multiple connection attempts failed. All failures were:\n- host: 'a'\n- host: 'b'\n"
+    )
+    assert str(server_error("can't connect", text, None)) == (
+        'can\'t connect: connection to server at "127.0.0.1", port 1 failed: Connection refused; '
+        "Is the server running on that host and accepting TCP/IP connections? Multiple connection "
+        "attempts failed. All failures were: - host: 'a'; - host: 'b'"
+    )
+
+
+def test_an_error_that_passes_does_not_say_later() -> None:
+    """It may stand before "connecting again in 0.1 s"."""
+    error = server_error("the server ended the stream", "terminating connection", "57P01")
+    assert isinstance(error, RetryableError)
+    assert str(error).endswith("a new one can be made as soon as the server accepts it")
+
+
 def test_a_directory_may_have_any_name() -> None:
     """Such as one with the words of a refusal."""
     with pytest.raises(RetryableError, match="No such file") as caught:
