@@ -139,7 +139,8 @@ def sync(
         Whether the small files of Delta tables are joined and old ones deleted, by default True;
         else that is left to another job, such as Spark's OPTIMIZE and VACUUM.
     iceberg : str or mapping of str to str
-        A catalogue of pyiceberg: its name in pyiceberg's configuration, or its properties. Change
+        A catalogue of pyiceberg: its name in pyiceberg's configuration, or its properties, with
+        its name as ``name``, by default ``pgoutput_fast``, which readers have to use too. Change
         tables are Iceberg tables then, in its namespace ``changes``; a target keeps to that.
     changes : {"delta", "parquet"}
         Whether change tables are Delta tables, the default, or directories of Parquet files without

@@ -135,7 +135,10 @@ def relations_of(
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     segments = list_segments(path if isinstance(path, (str, os.PathLike)) else paths)
     if not segments:
-        raise PgOutputError(f"there are no segments in {path}")
+        raise PgOutputError(
+            f"there are no segments in {path}: no change of the stream has been captured yet; the "
+            "rows of snapshots are elsewhere, and have no frames"
+        )
     runs = _Runs()
     for segment in segments:
         with SegmentReader(segment.path) as reader:

@@ -50,6 +50,18 @@ def test_types_that_iceberg_has_not(made: MadeDirectory, tmp_path: Path) -> None
     assert sorted(row["small"] for row in found.column("after").to_pylist()) == [-8, 7]
 
 
+def test_a_catalogue_has_a_name(made: MadeDirectory, tmp_path: Path) -> None:
+    """By that of the sync a reader finds the tables, and by none else, as the page says."""
+    from pyiceberg.catalog import load_catalog
+
+    tables = IcebergTables(tmp_path)
+    sync(made, tables, iceberg={"name": "shop", **tables.catalog})
+    name = ("changes", "public.things")
+    assert load_catalog("shop", **tables.catalog).load_table(name).scan().to_arrow().num_rows == 1
+    for other in ("pgoutput_fast", "other"):
+        assert not load_catalog(other, **tables.catalog).table_exists(name)
+
+
 def test_a_target_keeps_to_its_kind(made: MadeDirectory, tmp_path: Path) -> None:
     tables = IcebergTables(tmp_path)
     sync(made, tables, iceberg=None)
