@@ -14,7 +14,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from .errors import PgOutputError
+from .errors import PgOutputError, ReplicationError, RetryableError
 
 try:
     import psycopg
@@ -116,34 +116,6 @@ PUBLICATION_ADVICE = (
 )
 STREAM_ADVICE = _ADVICE | {"42704": PUBLICATION_ADVICE}
 """Advice by SQLSTATE for errors that end a stream. Its publications were there when it began."""
-
-
-class ReplicationError(PgOutputError):
-    """The server refused something, or the connection is lost.
-
-    Attributes
-    ----------
-    sqlstate : str or None
-        PostgreSQL's error code; None if libpq gave none.
-    """
-
-    sqlstate: str | None = None
-
-
-class RetryableError(ReplicationError):
-    """An error that passes: the same may succeed later, with a new connection.
-
-    The server restarts, crashed or has no connection left, the network failed, or another process
-    reads the slot. Every other error is final: its message says why, and what to do.
-
-    Attributes
-    ----------
-    retry_for : float or None
-        Seconds in which it passes, if at all, where nothing tells for sure that it is such an
-        error; None where it is.
-    """
-
-    retry_for: float | None = None
 
 
 # SQLSTATEs, or their first two characters, of errors that pass: lost connections, lacking

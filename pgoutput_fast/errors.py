@@ -56,6 +56,34 @@ class PgOutputError(Exception):
         return self
 
 
+class ReplicationError(PgOutputError):
+    """The server refused something, or the connection is lost.
+
+    Attributes
+    ----------
+    sqlstate : str or None
+        PostgreSQL's error code; None if libpq gave none.
+    """
+
+    sqlstate: str | None = None
+
+
+class RetryableError(ReplicationError):
+    """An error that passes: the same may succeed later, with a new connection.
+
+    The server restarts, crashed or has no connection left, the network failed, or another process
+    reads the slot. Every other error is final: its message says why, and what to do.
+
+    Attributes
+    ----------
+    retry_for : float or None
+        Seconds in which it passes, if at all, where nothing tells for sure that it is such an
+        error; None where it is.
+    """
+
+    retry_for: float | None = None
+
+
 class DecodeError(PgOutputError, ValueError):
     """A frame, or a value in one, that cannot be decoded.
 

@@ -14,8 +14,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from .._disk import fsync_path
-from ..connections import RetryableError
-from ..errors import PgOutputError
+from ..errors import PgOutputError, RetryableError
 from .targets import ConflictError
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .._disk import claim_directory, fsync_path
-from ..connections import RetryableError
-from ..errors import PgOutputError
+from ..errors import PgOutputError, RetryableError
 from .naming import differ_in_case
 from .targets import (
     DELETED,

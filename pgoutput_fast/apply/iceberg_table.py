@@ -10,8 +10,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ..connections import RetryableError
-from ..errors import PgOutputError, without_passwords
+from ..errors import PgOutputError, RetryableError, without_passwords
 from .delta_place import may_pass
 from .delta_table import Table
 from .delta_types import schema_of, schema_text

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from .._disk import claim_directory
 from ..captured.units import SegmentSource, open_source
 from ..columnar.decoder import ColumnarDecoder
-from ..connections import ConnectionParameters, RetryableError
 from ..directory.known import known_tables
 from ..directory.requests import request_copy
 from ..errors import PgOutputError
@@ -38,6 +37,7 @@ from .window_writer import SyncOptions, Uncopied, Unknown
 
 if TYPE_CHECKING:
     from ..catalog import CatalogTable
+    from ..connections import ConnectionParameters
     from ..history import HistoryPolicy
     from .targets import Target
 
@@ -450,6 +450,7 @@ def _claim_target(
     PgOutputError
         It is another database's, or the directory is, or another slot's; or another sync writes it.
     """
+    from ..connections import ConnectionParameters
     from ..replication.link import first_connection
     from ..replication.stream_options import check_seconds
     from ..replication.walsender import ReplicationConnection
@@ -488,6 +489,8 @@ def _check_by_server(
     partition_by: Mapping[str, Sequence[str]] | None,
 ) -> None:
     """Refuse partitions by what a server does not publish, before a slot is made."""
+    from ..connections import ConnectionParameters
+
     if partition_by:
         published = published_tables(
             ConnectionParameters(dsn, libpq_keywords(options)), publications

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..captured.progress import Progress
 from ..captured.units import SegmentSource, open_source
-from ..connections import RetryableError
 from ..directory.consumers import Consumer, consumers, remove_consumer
 from ..directory.copies import Tables
 from ..directory.known import how_to_copy
 from ..directory.looking import look
 from ..directory.reading import first_position, lacking
 from ..directory.requests import request_copy
-from ..errors import PgOutputError
+from ..errors import PgOutputError, RetryableError
 from ..history import history_of
 from ..lsn import format_lsn
 from ..names import qualified

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from .. import PgOutputError, parse_lsn
-from ..connections import RetryableError
+from ..errors import RetryableError
 from ..watching.logs import Formatter
 from ._live import shown
 from ._named import in_options

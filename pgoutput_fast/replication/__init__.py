@@ -10,10 +10,8 @@
 
 from __future__ import annotations
 
-from ..connections import (  # says what to install, if psycopg is missing
-    ReplicationError,
-    RetryableError,
-)
+from .. import connections as _connections  # noqa: F401 - it says which extra is missing
+from ..errors import ReplicationError, RetryableError
 from . import slots
 from .capture import capture
 from .client import connect

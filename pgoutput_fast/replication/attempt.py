@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ..connections import RetryableError
+from ..errors import RetryableError
 
 _POLL = 0.05  # seconds between two looks whether to give up
 

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._disk import claim_directory, fsync_path, write_whole
 from .._forms import MALFORMED
-from ..connections import RetryableError
 from ..directory import consumers, copies, history, requests, snapshots
 from ..directory.copies import Tables
 from ..directory.looking import check_marks, files_of_copy
 from ..directory.uploading import DOWNLOAD_NAME, UPLOAD_NAME, downloaded_from
-from ..errors import PgOutputError
+from ..errors import PgOutputError, RetryableError
 from ..lsn import format_lsn
 from ..segments import SegmentMetadata, SegmentWriter, prepared
 from ..segments.format import POSITION_NAME, SLOT_NAME

@@ -9,10 +9,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..connections import RetryableError
 from ..directory.copies import Copy, Tables
 from ..directory.snapshots import CopyFiles, delete_unfinished
-from ..errors import PgOutputError, counted
+from ..errors import PgOutputError, RetryableError, counted
 from ..lsn import format_lsn
 from ..protocol.messages import decode_rare
 from ..segments.format import write_options

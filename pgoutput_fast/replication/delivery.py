@@ -10,8 +10,7 @@ from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from ..connections import RetryableError
-from ..errors import PgOutputError
+from ..errors import PgOutputError, RetryableError
 from ..transactions import Assembler, Transaction
 from ..transactions.runs import Run
 from ..transactions.transaction import TransactionGroup

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from ..catalog import catalog_of
-from ..connections import ReplicationError, RetryableError, answered, server_error
+from ..connections import answered, server_error
 from ..directory.history import CatalogRead, HistoryWriter
-from ..errors import PgOutputError
+from ..errors import PgOutputError, ReplicationError, RetryableError
 from ..lsn import parse_lsn
 from ..types import TypeRegistry
 

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ..connections import RetryableError
+from ..errors import RetryableError
 from ..segments.prepared import PreparedTransactions
 from .copier import CopyProgress
 

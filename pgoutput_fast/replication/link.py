@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from ..connections import RetryableError
+from ..errors import RetryableError
 from .attempt import Attempt
 from .receiver import Receiver
 from .source import Source, Started

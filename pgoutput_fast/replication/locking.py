@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import psycopg
 from psycopg import sql
 
-from ..connections import RetryableError, server_error
-from ..errors import PgOutputError
+from ..connections import server_error
+from ..errors import PgOutputError, RetryableError
 from ..names import qualified, sql_name
 from ..publications import Attribute, read_attributes, row_filters
 from .imported import (

@@ -8,8 +8,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..connections import ConnectionParameters, RetryableError
-from ..errors import PgOutputError
+from ..connections import ConnectionParameters
+from ..errors import PgOutputError, RetryableError
 from ..protocol.encode import encode_fields
 from .snapshot import open_snapshot
 

@@ -20,13 +20,8 @@ import psycopg
 from psycopg import pq
 
 from .._impl import twin
-from ..connections import (
-    STREAM_ADVICE,
-    RetryableError,
-    result_error,
-    server_error,
-)
-from ..errors import PgOutputError
+from ..connections import STREAM_ADVICE, result_error, server_error
+from ..errors import PgOutputError, RetryableError
 from ..protocol.copydata import parse_keepalive, status_update
 from .waiter import IDLE_POLL, Waiter
 from .walsender import ReplicationConnection, left_out_error, next_result, wait_for

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 
-from ..connections import ConnectionParameters, RetryableError, answered, server_error
+from ..connections import ConnectionParameters, answered, server_error
+from ..errors import RetryableError
 from ..lsn import parse_lsn
 
 if TYPE_CHECKING:

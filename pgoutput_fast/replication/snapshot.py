@@ -21,11 +21,10 @@ from ..columnar.selection import Selection
 from ..connections import (
     SESSION_SETTINGS,
     ConnectionParameters,
-    RetryableError,
     check_publication_names,
     server_error,
 )
-from ..errors import PgOutputError
+from ..errors import PgOutputError, RetryableError
 from ..names import qualified
 from .attempt import unless_stopped
 from .imported import ADVICE, CopySource, Plan, Reader, SnapshotRange, SnapshotTable, asking

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..connections import ConnectionParameters, RetryableError
-from ..errors import PgOutputError
+from ..connections import ConnectionParameters
+from ..errors import PgOutputError, RetryableError
 from ..lsn import format_lsn
 from .stream_options import StreamOptions
 from .walsender import ReplicationConnection

@@ -8,10 +8,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
-from ..connections import RetryableError
 from ..directory.remote import RemoteError, parse_place
 from ..directory.uploading import Upload
-from ..errors import PgOutputError
+from ..errors import PgOutputError, RetryableError
 from ..lsn import format_lsn
 
 if TYPE_CHECKING:

@@ -20,13 +20,12 @@ from ..connections import (
     PUBLICATION_ADVICE,
     SESSION_SETTINGS,
     ConnectionParameters,
-    RetryableError,
     answered,
     check_publications,
     result_error,
     server_error,
 )
-from ..errors import PgOutputError
+from ..errors import PgOutputError, RetryableError
 from ..lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:

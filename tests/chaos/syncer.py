@@ -20,7 +20,7 @@ import threading
 from pathlib import Path
 
 from pgoutput_fast.apply import SyncProgress, sync
-from pgoutput_fast.connections import RetryableError
+from pgoutput_fast.errors import RetryableError
 from pgoutput_fast.replication import upkeep
 
 log = logging.getLogger("syncer")

@@ -18,8 +18,7 @@ from pgoutput_fast.apply import delta_target
 from pgoutput_fast.apply.delta_place import Place
 from pgoutput_fast.apply.targets import ConflictError, IncompleteError, NotForeseenError
 from pgoutput_fast.captured.units import Unit
-from pgoutput_fast.connections import RetryableError
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import PgOutputError, RetryableError
 from pgoutput_fast.spark import _folds
 from pgoutput_fast.spark._distributed import DistributedWindow, TableOfFiles, grouped
 from pgoutput_fast.spark._folds import Folded, fold_tables

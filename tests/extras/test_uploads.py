@@ -19,7 +19,6 @@ from made_directory import KilledError, MadeDirectory
 from object_storage import KEY_ID, SECRET, Storage, new_storage, serving
 
 from pgoutput_fast import files, testing
-from pgoutput_fast.connections import RetryableError
 from pgoutput_fast.directory import remote as remote_module
 from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consumer
 from pgoutput_fast.directory.looking import look
@@ -28,7 +27,7 @@ from pgoutput_fast.directory.remote import Place, Remote, RemoteError, parse_pla
 from pgoutput_fast.directory.requests import forget_request, request_copy
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.directory.uploading import Upload, download
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import PgOutputError, RetryableError
 from pgoutput_fast.replication import capture, uploader
 from pgoutput_fast.replication.uploader import Uploader, UploadOptions
 from pgoutput_fast.segments import list_segments

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from pgoutput_fast.connections import RetryableError, server_error
+from pgoutput_fast.connections import server_error
+from pgoutput_fast.errors import RetryableError
 from pgoutput_fast.replication import ReplicationConnection, ReplicationError, link
 
 pytestmark = pytest.mark.integration

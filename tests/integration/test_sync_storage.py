@@ -17,9 +17,8 @@ from pyarrow import fs
 
 from pgoutput_fast import cli
 from pgoutput_fast.apply import sync
-from pgoutput_fast.connections import RetryableError
 from pgoutput_fast.embedded import EmbeddedServer
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import PgOutputError, RetryableError
 from pgoutput_fast.verify import verify
 
 pytestmark = pytest.mark.integration

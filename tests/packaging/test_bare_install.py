@@ -61,6 +61,24 @@ def test_bare_install_names_the_extra_that_is_missing(
     assert f"pgoutput-fast[{extra}]" in ran.stderr
 
 
+READERS = """
+import sys
+sys.modules["psycopg"] = None  # as if it were not installed
+from pgoutput_fast.apply import SyncProgress, fold, sync
+from pgoutput_fast.apply import delta_target, duckdb_target, iceberg_table
+from pgoutput_fast.spark import PgOutputDataSource, SparkEngine, current_state, read_segments
+print(read_segments.__name__)
+"""
+
+
+def test_readers_of_captures_need_no_connection(tmp_path: Path) -> None:
+    """The extra `spark` is enough to read segments, as are those that executors have."""
+    for module in ("pyspark", "deltalake", "duckdb", "pyiceberg"):
+        pytest.importorskip(module)
+    ran = run_python("-c", READERS, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (0, "read_segments\n"), ran.stderr
+
+
 def test_console_script_is_installed(bare: Path) -> None:
     script = bare.parent / "pgoutput-fast"
     assert script.read_text().startswith(f"#!{bare}\n")

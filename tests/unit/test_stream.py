@@ -19,8 +19,8 @@ import psycopg
 from made_connection import Connection, Notice
 
 from pgoutput_fast import _impl, replication, testing
-from pgoutput_fast.connections import ReplicationError, RetryableError, server_error
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.connections import server_error
+from pgoutput_fast.errors import PgOutputError, ReplicationError, RetryableError
 from pgoutput_fast.replication import receiver, waiter, walsender
 from pgoutput_fast.replication import stream as module
 from pgoutput_fast.replication.link import Link

@@ -16,8 +16,7 @@ import psycopg
 from made_connection import Connection
 
 from pgoutput_fast import Insert, _impl, testing
-from pgoutput_fast.connections import RetryableError
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import PgOutputError, RetryableError
 from pgoutput_fast.replication import delivery, link, receiver, waiter
 from pgoutput_fast.replication.source import Started
 from pgoutput_fast.replication.stream import ReplicationStream
