@@ -498,7 +498,7 @@ def test_segments_beside_a_checkpoint(given: str) -> None:
     assert found.segments == Path("/a/cp.segments")
 
 
-def test_names_of_consumers(tmp_path: Path) -> None:
+def test_names_of_the_consumers_of_queries(tmp_path: Path) -> None:
     assert _consumer_name("public.t") == NAME
     names = ["Sch-X.Ta b", "Sch-X.Ta_b", "Sch X.Ta-b", "public.é", "x" * 63 + ".y", "x" * 63 + ".z"]
     found = {_consumer_name(name) for name in names}
