@@ -17,7 +17,7 @@ from ..captured.units import SegmentSource, open_source
 from ..columnar.decoder import ColumnarDecoder
 from ..directory.known import known_tables
 from ..directory.requests import request_copy
-from ..errors import PgOutputError
+from ..errors import PgOutputError, RetryableError
 from ..history import check_policy, history_of
 from ..lsn import check_lsn
 from ..policies import Policies

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..connections import RetryableError
-from ..errors import PgOutputError
+from ..errors import PgOutputError, RetryableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -11,8 +11,7 @@ import re
 import socket
 from typing import TYPE_CHECKING, Any
 
-from pgoutput_fast.connections import RetryableError
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import PgOutputError, RetryableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,8 +24,8 @@ from pgoutput_fast import cli, testing
 from pgoutput_fast.apply.delta_place import Place
 from pgoutput_fast.cli import _spark_engine
 from pgoutput_fast.cli.sync import command as sync
-from pgoutput_fast.connections import RetryableError
 from pgoutput_fast.embedded import EmbeddedServer
+from pgoutput_fast.errors import RetryableError
 from pgoutput_fast.spark._java import java_home
 from pgoutput_fast.spark._staged_files import STAGED
 from pgoutput_fast.verify import verify

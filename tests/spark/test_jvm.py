@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from pyspark import SparkContext
 
-from pgoutput_fast.connections import RetryableError
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import PgOutputError, RetryableError
 from pgoutput_fast.spark import _jvm, _merges
 from pgoutput_fast.spark._jobs import SparkJobs
 
