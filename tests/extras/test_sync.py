@@ -481,8 +481,8 @@ def test_a_table_that_is_not_to_follow(made: MadeDirectory, tables: Tables) -> N
     found = sync(made, tables)
     assert list(found.stale.values()) == [
         (
-            "column n is new, and no catalogue that was read says what older rows have in it; no "
-            "change tells them"
+            "column n is new, and no catalogue that was read says what older rows have in it; the "
+            "stream has no change for that, so the table has to be copied again"
         )
     ]
 
@@ -691,7 +691,7 @@ def test_people_read_the_names_that_they_find(
     command = [*given, "--until", "now", "--report", str(page)]
     assert cli.main(command) == 0
     assert f"we.ird.T a is new, and is {name} in the target" in capsys.readouterr().err
-    assert f"<td class=left><b>we.ird.T a</b></td><td class=left>{name}</td>" in page.read_text()
+    assert f'<b>we.ird.T a</b></td><td class="left name">{name}</td>' in page.read_text()
     assert cli.main([*given, "--dry-run"]) == 0
     assert f"  we.ird.T a  as {name}, up to " in capsys.readouterr().out
     made.commit(1200, odd.relation(), testing.insert(odd, [2]))

@@ -40,6 +40,7 @@ def page() -> str:
         changes,
         {},
         held=held,
+        names={one.relation_id: one.stored for one in held},
         left=(f"public.{NAMES[1]}",),
     )
     return make_report(
