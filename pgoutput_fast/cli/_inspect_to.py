@@ -20,9 +20,7 @@ from ..policies import CHOICES, Policies, policies_of
 from ..types import TypeRegistry
 
 
-def policies_option(
-    _: click.Context, __: click.Parameter, given: tuple[str, ...]
-) -> Policies | None:
+def _policies(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> Policies | None:
     """Make Policies of options such as infinity=null."""
     if not given:
         return None
@@ -32,13 +30,26 @@ def policies_option(
         raise click.BadParameter(str(error)) from error
 
 
-def completed_policy(
+def _completed_policy(
     _: click.Context, __: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Complete a policy: each name with each of its values, or without if it takes numbers."""
     offered = [f"{name}={choice}" for name, choices in CHOICES.items() for choice in choices]
     offered += [f"{name}=" for name in Policies.__dataclass_fields__ if name not in CHOICES]
     return [CompletionItem(one) for one in offered if one.startswith(incomplete)]
+
+
+def policies_option(help_text: str) -> Callable[[Any], Any]:
+    """Make the option --policy, which can be given several times."""
+    return click.option(
+        "--policy",
+        "policies",
+        multiple=True,
+        metavar="NAME=VALUE",
+        shell_complete=_completed_policy,
+        callback=_policies,
+        help=help_text,
+    )
 
 
 def types_option(_: click.Context, __: click.Parameter, path: Path | None) -> TypeRegistry | None:

@@ -34,7 +34,7 @@ from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
 from ..values import timestamp_form
 from ._inspect_directory import described, files_of, lines_of
-from ._inspect_to import completed_policy, policies_option, run_export, table_patterns, types_option
+from ._inspect_to import policies_option, run_export, table_patterns, types_option
 from ._show import Lines, Messages, Shown, Values, as_json, values_option
 from ._style import Paint, paint_for, plain
 
@@ -295,15 +295,9 @@ class _Command(click.Command):
     metavar="NAME",
     help="With --to: have the directory keep what these files do not have yet.",
 )
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    metavar="NAME=VALUE",
-    shell_complete=completed_policy,
-    callback=policies_option,
-    help="With --to or --values typed: what to do with values that a column, or Python, can't "
-    "hold, e.g. infinity=null.",
+@policies_option(
+    "With --to or --values typed: what to do with values that a column, or Python, can't "
+    "hold, e.g. infinity=null."
 )
 @click.option(
     "--types",

@@ -21,7 +21,7 @@ from ..lsn import format_lsn
 from ..watching.sync_figures import SyncLag
 from ._capturing import CAPTURE_OPTIONS, capture_options
 from ._dsn import dsn_options, given_dsn, publications_option
-from ._inspect_to import completed_policy, policies_option, table_patterns
+from ._inspect_to import policies_option, table_patterns
 from ._named import in_options
 from ._position import PositionWatch
 from ._quantities import ByteCount, Seconds
@@ -249,15 +249,7 @@ def _partitions(
     show_default=True,
     help="By which form values are decoded whose type was altered at about the same time.",
 )
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    metavar="NAME=VALUE",
-    shell_complete=completed_policy,
-    callback=policies_option,
-    help="What to do with values that a column can't hold, e.g. infinity=null.",
-)
+@policies_option("What to do with values that a column can't hold, e.g. infinity=null.")
 @click.option(
     "--window-bytes",
     type=ByteCount(1),

@@ -20,7 +20,7 @@ from ..lsn import format_lsn
 from ..verify import Difference, Report, TableResult, VerifyProgress, verify
 from ..watching.logs import Formatter, logged, write_line
 from ._dsn import dsn_options, given_dsn, publications_option
-from ._inspect_to import completed_policy, policies_option
+from ._inspect_to import policies_option
 from ._named import in_options
 from ._spark_engine import check_options, running_engine, spark_options
 from ._style import Paint, paint_for
@@ -81,15 +81,7 @@ _INTERVAL = 5.0  # seconds between two lines about what is being done
     show_default=True,
     help="How many rows that differ are shown for each table.",
 )
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    metavar="NAME=VALUE",
-    shell_complete=completed_policy,
-    callback=policies_option,
-    help="A policy with which a sync wrote the target, e.g. infinity=null.",
-)
+@policies_option("A policy with which a sync wrote the target, e.g. infinity=null.")
 @spark_options
 @click.option("--json", "as_object", is_flag=True, help="The result as one JSON object.")
 @click.pass_context
