@@ -48,6 +48,7 @@ _SCHEME = re.compile(r"(?!s3a?://|file://)[A-Za-z][A-Za-z0-9+.-]+:")
 _FILES = (".duckdb", ".db", ".ddb")
 """How names of files end that are meant as such."""
 _CATALOG_TIMEOUT = 10.0  # seconds to wait for the first catalogue
+_WINDOW_BYTES = 64 << 20
 _POLL = 0.05  # seconds between two looks whether the capture has begun
 
 
@@ -68,7 +69,7 @@ def sync(
     schema_changes: Literal["evolve", "fail"] = "evolve",
     unknown: Unknown = "copy",
     uncopied: Uncopied = "error",
-    window_bytes: int = 64 << 20,
+    window_bytes: int | None = None,
     consumer: str | None = None,
     storage_options: Mapping[str, str] | None = None,
     partition_by: Mapping[str, Sequence[str]] | None = None,
@@ -123,8 +124,8 @@ def sync(
         What to do with a table of which the directory has no snapshot: end; take it that it was
         empty when the capture began; or write its change table alone.
     window_bytes : int
-        About so many bytes of frames are decoded and written together at most. A transaction, and
-        a snapshot of a table, is not cut.
+        About so many bytes of frames are decoded and written together at most; by default 64 MiB,
+        or as `engine` says. A transaction, and a snapshot of a table, is not cut.
     consumer : str
         The name by which the directory keeps what was not read; by default made of the target's.
     storage_options : mapping of str to str
@@ -174,7 +175,7 @@ def sync(
         An argument has a wrong type.
     """
     options = checked_options(
-        tables=tables, policies=policies, history=history, schema_changes=schema_changes,
+        engine, tables=tables, policies=policies, history=history, schema_changes=schema_changes,
         unknown=unknown, uncopied=uncopied, interval=interval, window_bytes=window_bytes,
     )  # fmt: skip
     if until is not None and until != "now":
@@ -239,8 +240,9 @@ def _refuse(**given: Any) -> None:
 
 
 def checked_options(
-    *, tables: str | Sequence[str] | None, policies: Policies | None, history: HistoryPolicy,
-    schema_changes: Any, unknown: Any, uncopied: Any, interval: float, window_bytes: int,
+    engine: Engine | None, *, tables: str | Sequence[str] | None, policies: Policies | None,
+    history: HistoryPolicy, schema_changes: Any, unknown: Any, uncopied: Any, interval: float,
+    window_bytes: int | None,
 ) -> SyncOptions:  # fmt: skip
     """The options of a sync.
 
@@ -266,6 +268,8 @@ def checked_options(
         raise TypeError(f"interval must be a number of seconds, not {type(interval).__name__}")
     if not interval >= 0:
         raise PgOutputError(f"interval={interval}: expected a number of seconds")
+    if window_bytes is None:
+        window_bytes = _WINDOW_BYTES if engine is None else engine.window_bytes
     if type(window_bytes) is not int:
         raise TypeError(f"window_bytes must be an int, not {type(window_bytes).__name__}")
     if window_bytes < 1:

@@ -121,6 +121,10 @@ class SyncProgress(NamedTuple):
 class Engine(Protocol):
     """What writes windows."""
 
+    @property
+    def window_bytes(self) -> int:
+        """How large a window is, if nothing else is asked for."""
+
     def check(self, target: Target) -> None:
         """Refuse a target that it can't write."""
 

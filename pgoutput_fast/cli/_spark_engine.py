@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..spark._merges import MergeBy
 
 _CONFIGURATION = {"spark.log.level": "ERROR"}
-WINDOW_BYTES = 256 << 20
-"""Of a window, if nothing else is asked for: executors write more at a time than one process."""
 _RECORD = re.compile(r"(?:[-/\d]{8,10}[ T])?\d\d:\d\d:\d\d\S* ([A-Z]+) (.*)")
 """How a record of Java's log begins."""
 _THROWN = re.compile(r'^Exception in thread "main" (.*)', re.MULTILINE)

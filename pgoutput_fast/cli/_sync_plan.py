@@ -42,7 +42,7 @@ def check_arguments(arguments: dict[str, Any]) -> tuple[SyncOptions, OpenedTarge
     PgOutputError
         An argument is wrong.
     """
-    options = checked_options(**{name: arguments[name] for name in _OPTIONS})
+    options = checked_options(None, **{name: arguments[name] for name in _OPTIONS})
     opened = open_target(
         arguments["target"], tables=options.tables,
         **{name: arguments[name] for name in OF_THE_TARGET},

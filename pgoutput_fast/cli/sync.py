@@ -26,7 +26,7 @@ from ._named import in_options
 from ._position import PositionWatch
 from ._quantities import ByteCount, Seconds
 from ._service import STATUS_INTERVAL, checked_until, serve, service_options
-from ._spark_engine import WINDOW_BYTES, check_options, running_engine, spark_options
+from ._spark_engine import check_options, running_engine, spark_options
 from ._sync_events import table_events
 from ._sync_plan import OF_THE_TARGET, check_arguments, print_plan
 from ._sync_report import Moment, Report, Written, write_report
@@ -253,10 +253,9 @@ def _partitions(
 @click.option(
     "--window-bytes",
     type=ByteCount(1),
-    default="64MB",
-    show_default=True,
     metavar="BYTES",
-    help="About so much is written together at most.",
+    help="About so much is written together at most; by default 64MB, or 256MB where Spark has "
+    "more than two cores.",
 )
 @click.option(
     "--consumer",
@@ -349,9 +348,6 @@ def command(
         raise click.UsageError("--to: a URL has no user or password; it is not shown here")
     arguments = _arguments(context, options)
     arguments["tables"] = table_patterns(tables) if tables else None
-    given_by = context.get_parameter_source("window_bytes")
-    if engine == "spark" and given_by is not ParameterSource.COMMANDLINE:
-        arguments["window_bytes"] = WINDOW_BYTES
     captures = arguments["segments"] is None
     report = options["report"]
     if report is not None and not report.absolute().parent.is_dir():

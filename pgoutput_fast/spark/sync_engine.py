@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 _DRIVER_BYTES = 32 << 20
 """Of narrow changes the driver writes as much in the half second that two jobs cost."""
 _WINDOW_BYTES = 256 << 20
+"""Executors write more at a time than one process."""
+_FEW_CORES = 2
+_DRIVER_BYTES_OF_FEW = 256 << 20
+"""More than the windows there have, but for large transactions, as no window is cut in one."""
+_WINDOW_BYTES_OF_FEW = 64 << 20
 
 
 class SparkEngine:
@@ -42,9 +47,11 @@ class SparkEngine:
     Parameters
     ----------
     spark : SparkSession
-    driver_bytes : int
+    driver_bytes : int, optional
         Windows of up to so many bytes are written, and tables of up to so many bytes of files
-        verified, by the driver by itself, as the jobs cost about half a second.
+        verified, by the driver by itself, as the jobs cost about half a second. By default 32 MiB;
+        256 MiB where Spark is threads of the driver's process on two cores at most: there it would
+        have to share them with the capture and what the jobs cost.
     stage : bool, optional
         True: executors do not see the directory of the segments, so the driver copies those of a
         window into the target's storage for them. False: they see it by the driver's path. By
@@ -57,6 +64,9 @@ class SparkEngine:
     Attributes
     ----------
     driver_bytes : int
+    window_bytes : int
+        About so many bytes of frames make a window, if nothing else is asked for: 256 MiB; 64 MiB
+        where Spark has as few cores as that.
     jobs : Jobs
         What runs functions on the executors.
     """
@@ -65,14 +75,15 @@ class SparkEngine:
         self,
         spark: SparkSession,
         *,
-        driver_bytes: int = _DRIVER_BYTES,
+        driver_bytes: int | None = None,
         stage: bool | None = None,
         merge_by: MergeBy = "auto",
     ) -> None:
-        if type(driver_bytes) is not int:
-            raise TypeError(f"driver_bytes must be an int, not {type(driver_bytes).__name__}")
-        if driver_bytes < 0:
-            raise PgOutputError(f"driver_bytes must be 0 at least, not {driver_bytes}")
+        if driver_bytes is not None:
+            if type(driver_bytes) is not int:
+                raise TypeError(f"driver_bytes must be an int, not {type(driver_bytes).__name__}")
+            if driver_bytes < 0:
+                raise PgOutputError(f"driver_bytes must be 0 at least, not {driver_bytes}")
         if stage is not None and type(stage) is not bool:
             raise TypeError(f"stage must be a bool, not {type(stage).__name__}")
         if merge_by not in MERGE_BY:
@@ -82,18 +93,27 @@ class SparkEngine:
         self._merge_by = merge_by
         self._merger: Merger | None = None
         self._stages = False
-        self.driver_bytes = driver_bytes
         self.jobs: Jobs = SparkJobs(spark)
+        master = self._master()
+        are_threads = master.startswith("local") and not master.startswith("local-cluster")
+        has_few = are_threads and self.jobs.cores <= _FEW_CORES
+        self.window_bytes = _WINDOW_BYTES_OF_FEW if has_few else _WINDOW_BYTES
+        if driver_bytes is None:
+            driver_bytes = _DRIVER_BYTES_OF_FEW if has_few else _DRIVER_BYTES
+        self.driver_bytes = driver_bytes
 
     def __repr__(self) -> str:
-        return f"SparkEngine({self._spark.sparkContext.master!r})"
+        return f"SparkEngine({self._master()!r})"
+
+    def _master(self) -> str:
+        return str(self._spark.sparkContext.master)
 
     def check(self, target: Target) -> None:
         """See `Engine`."""
         place = checked_target(target).place
         self._stages = self._stage is True
         if self._stage is None:
-            is_here = str(self._spark.sparkContext.master).startswith("local")
+            is_here = self._master().startswith("local")
             self._stages = place.path is None and not is_here
         self._merger = self._merger_for(place)
 
@@ -140,10 +160,9 @@ def sync(
     dsn: str | None = None,
     *,
     target: str | os.PathLike[str],
-    driver_bytes: int = _DRIVER_BYTES,
+    driver_bytes: int | None = None,
     stage: bool | None = None,
     merge_by: MergeBy = "auto",
-    window_bytes: int = _WINDOW_BYTES,
     **options: Any,
 ) -> SyncProgress:
     """Keep Delta tables up to date with a server's, each change exactly once, by Spark.
@@ -160,9 +179,6 @@ def sync(
         A directory, or ``s3://bucket/prefix``.
     driver_bytes, stage, merge_by
         As of :class:`SparkEngine`.
-    window_bytes : int
-        About so many bytes of frames are decoded and written together at most. A transaction, and
-        a snapshot of a table, is not cut.
     **options
         The others of :func:`pgoutput_fast.apply.sync`.
 
@@ -176,4 +192,4 @@ def sync(
         As of :func:`pgoutput_fast.apply.sync`.
     """
     engine = SparkEngine(spark, driver_bytes=driver_bytes, stage=stage, merge_by=merge_by)
-    return sync_with(dsn, target=target, window_bytes=window_bytes, engine=engine, **options)
+    return sync_with(dsn, target=target, engine=engine, **options)

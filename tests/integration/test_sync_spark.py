@@ -56,6 +56,20 @@ def running(session: int) -> list[Process]:
     return found
 
 
+@contextlib.contextmanager
+def started(command: list[Any], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a session of its own, of which nothing is left behind a test that fails."""
+    with log.open("wb") as file, subprocess.Popen(
+        command, stderr=file, start_new_session=True
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            for one in running(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one.pid, signal.SIGKILL)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
 def test_the_command_with_spark(
@@ -71,14 +85,12 @@ def test_the_command_with_spark(
     command = [
         sys.executable, "-m", "pgoutput_fast", "sync", "--dsn", database.dsn,
         "--slot", f"slot_{database.name}", "--publication", "p", "--to", str(lake),
-        "--engine", "spark", "--master", "local[2]", "--log-format", "json",
+        "--engine", "spark", "--master", "local[3]", "--log-format", "json",
         "--conf", "spark.sql.shuffle.partitions=3", "--interval", "0.1s", "--max-delay", "0.1s",
         "--log-interval", "0.2s", "--metrics-port", "0",
     ]  # fmt: skip
     log = tmp_path / "log"
-    with log.open("wb") as file, subprocess.Popen(
-        command, stderr=file, start_new_session=True
-    ) as process:  # fmt: skip
+    with started(command, log) as process:
 
         def told() -> dict[str, Any]:
             """What it has logged last of its numbers."""
@@ -134,12 +146,10 @@ def test_a_jvm_that_is_killed(made: MadeDirectory, tmp_path: Path, when: str) ->
     log = tmp_path / "log"
     command = [
         sys.executable, "-m", "pgoutput_fast", "sync", "--segments", made.directory, "--to",
-        tmp_path / "lake", "--uncopied", "empty", "--engine", "spark", "--master", "local[2]",
+        tmp_path / "lake", "--uncopied", "empty", "--engine", "spark", "--master", "local[3]",
         "--log-format", "json", "--interval", "0.1s",
     ]  # fmt: skip
-    with log.open("wb") as file, subprocess.Popen(
-        command, stderr=file, start_new_session=True
-    ) as process:  # fmt: skip
+    with started(command, log) as process:
 
         def wait(what: str, has_come: Callable[[], Any]) -> None:
             end = time.monotonic() + 60

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -207,6 +208,27 @@ def test_functions_that_fail(spark: Any) -> None:
         RetryableError, match=r"^Spark could not end: Job aborted .*Python worker exited unexpected"
     ):
         jobs.run("end", os._exit, [3], lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("master", "cores", "window_bytes", "driver_bytes"),
+    [
+        ("local", 1, 64 << 20, 256 << 20),
+        ("local[2,4]", 2, 64 << 20, 256 << 20),
+        ("local[3]", 3, 256 << 20, 32 << 20),
+        ("local-cluster[2,1,1024]", 2, 256 << 20, 32 << 20),
+        ("spark://host:7077", 2, 256 << 20, 32 << 20),
+    ],
+)
+def test_executors_write_less_where_the_driver_has_their_cores(
+    master: str, cores: int, window_bytes: int, driver_bytes: int
+) -> None:
+    session: Any = SimpleNamespace(
+        sparkContext=SimpleNamespace(master=master, defaultParallelism=cores)
+    )
+    engine = SparkEngine(session)
+    assert (engine.window_bytes, engine.driver_bytes) == (window_bytes, driver_bytes)
+    assert SparkEngine(session, driver_bytes=7).driver_bytes == 7
 
 
 def test_targets_and_options_that_spark_can_not_have(
