@@ -114,7 +114,7 @@ def _sync(spark: SparkSession | None, segments: Path, lake: Path) -> Any:
     shutil.rmtree(lake, ignore_errors=True)
 
     def work() -> int:
-        engine = None if spark is None else SparkEngine(spark)
+        engine = None if spark is None else SparkEngine(spark, driver_bytes=0)
         done = apply.sync(
             segments=segments, target=str(lake), uncopied="empty", until="now",
             window_bytes=1 << 30, engine=engine,
