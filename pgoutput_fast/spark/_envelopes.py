@@ -175,18 +175,15 @@ class _Table:
     def records(self, changes: pa.RecordBatch) -> pa.RecordBatch:
         """The records of changes."""
         columns = dict(zip(changes.schema.names, changes.columns, strict=True))
-        op, kind = columns["op"], columns["old_kind"]
-        after = self._row(columns["after"], columns["unchanged"])
-        before = self._row(columns["before"], None)
-        new_key, old_key = self._key(columns["after"]), self._key(columns["before"])
+        op = columns["op"]
+        lacking = _lacking(columns["unchanged"])
+        rows_after = self._with_key(columns["after"], columns["before"], lacking)
+        after, before = self._row(rows_after, lacking), self._row(columns["before"], {})
+        new_key, old_key = self._key(rows_after), self._key(columns["before"])
         is_delete = _bools(pc.equal(op, "delete"))
-        # With an old row of the key alone, the key has changed; with a whole one it is compared.
-        moved = _bools(
-            pc.and_(
-                pc.equal(op, "update"),
-                pc.or_kleene(pc.equal(kind, "K"), pc.not_equal(old_key, new_key)),
-            )
-        )
+        # An old row of the key alone does not say that the key has changed: it comes too where a
+        # value of the key is stored out of line.
+        moved = _bools(pc.and_(pc.equal(op, "update"), pc.not_equal(old_key, new_key)))
         if not self._key_names:
             moved[:] = False
         tombs = (is_delete | moved) & self._style.tombstones & bool(self._key_names)
@@ -223,9 +220,26 @@ class _Table:
         arrays = [given[field.name].cast(field.type) for field in RECORD_SCHEMA]
         return pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA)
 
-    def _row(self, rows: Any, unchanged: Any) -> Any:
+    def _with_key(self, after: Any, before: Any, lacking: dict[str, Any]) -> Any:
+        """The new rows with all of their key; what was not sent of it is in the old rows.
+
+        Rows in which that was so are taken out of `lacking`.
+        """
+        names = [field.name for field in after.type]
+        there = before.is_valid().to_numpy(zero_copy_only=False)
+        given = {name: lacking[name] & there for name in self._key_names if name in lacking}
+        if not any(mask.any() for mask in given.values()):
+            return after
+        values = dict(zip(names, after.flatten(), strict=True))
+        for name, mask in given.items():
+            old = before.flatten()[names.index(name)]
+            values[name] = pc.if_else(pa.array(mask), old, values[name])
+            lacking[name] &= ~mask
+        fields, is_null = list(after.type), after.is_null()
+        return pa.StructArray.from_arrays(list(values.values()), fields=fields, mask=is_null)
+
+    def _row(self, rows: Any, lacking: dict[str, Any]) -> Any:
         """The JSON of rows, with what stands for values that were not sent."""
-        lacking = {} if unchanged is None else _lacking(unchanged)
         names = [field.name for field in rows.type]
         if not lacking or not names:
             return json_column(rows)

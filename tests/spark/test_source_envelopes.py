@@ -100,6 +100,27 @@ def test_changes_of_all_kinds(made: MadeDirectory) -> None:
     assert changed == ("u", None, row(2, "c", "Pw==", ["?"]))
 
 
+def test_a_key_that_is_stored_out_of_line(made: MadeDirectory) -> None:
+    """Its old row comes though the key did not change, and its new row without that value."""
+    both = testing.Table("b", {"id": "int4", "k": "text", "v": "text"}, 16393, key=["id", "k"])
+    made.commit(1200, both.relation(), testing.insert(both, [1, "long", "a"]),
+                testing.update(both, [1, pf.UNCHANGED, "b"], [1, "long", None], "K"),
+                testing.update(both, [2, pf.UNCHANGED, "b"], [1, "long", None], "K"),
+                testing.update(both, [2, pf.UNCHANGED, pf.UNCHANGED]))  # fmt: skip
+
+    def of(id_: int, v: str | None, k: str = "long") -> dict[str, Any]:
+        return {"id": id_, "k": k, "v": v}
+
+    hidden = "__debezium_unavailable_value"
+    assert shown(read(made))[:4] == [
+        ([1, "long"], ("c", None, of(1, "a"))),
+        ([1, "long"], ("u", of(1, None), of(1, "b"))),
+        ([1, "long"], ("d", of(1, None), None)),
+        ([2, "long"], ("c", None, of(2, "b"))),
+    ]
+    assert shown(read(made))[4][1] == ("u", None, of(2, hidden, hidden))
+
+
 def test_where_a_record_comes_from(made: MadeDirectory) -> None:
     made.commit(1200, T.relation(), testing.insert(T, [1, None, None, None]))
     (found,) = read(made)
