@@ -117,6 +117,8 @@ class Consumer:
     name : str
         Letters, digits, ``_``, ``-`` and dots. A consumer of this name goes on where it was; a new
         one begins with the newest snapshot of each table.
+    position : Position, optional
+        Where a new one begins instead.
 
     Attributes
     ----------
@@ -128,7 +130,9 @@ class Consumer:
         The name is not allowed, the directory can't be read, or what a new consumer needs is gone.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], name: str) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], name: str, position: Position | None = None
+    ) -> None:
         self.directory = Path(directory)
         self.name = name
         self._path = _path(self.directory, name)
@@ -140,7 +144,7 @@ class Consumer:
         with locked(self.directory):
             found = look(self.directory)
             begin, states = found.contents.begin, found.states
-            self.position = first_position(states, begin)
+            self.position = first_position(states, begin) if position is None else position
             missing = lacking(self.position, states, begin)
             if missing:
                 raise PgOutputError(

@@ -135,6 +135,16 @@ class Planned:
                 return plan
         return copied
 
+    def as_of(self, relation_id: int) -> int:
+        """The LSN of which the newest version of a table is known.
+
+        Of a copy that is not finished nothing tells the columns yet, and its point may be before
+        the end of the directory.
+        """
+        state = self._found.states.get(relation_id)
+        held_from = None if state is None else state.held_from
+        return self.end if held_from is None else min(self.end, held_from)
+
     def _relation_id(self, table: str, settings: Settings) -> int | None:
         """The relation id of the table that has a name, or had it last."""
         found: list[int] = []

@@ -412,21 +412,25 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next micro-batch ends; `start` is in the checkpoint already."""
         most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else sys.maxsize
+        self._check_slot(start)
+        return self._planning().next(start, most)
+
+    def _check_slot(self, start: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of another slot before the capture makes one that nobody reads."""
         slot, before = self._options.slot, start.get("slot")
         if self._planner is None and slot is not None and before not in (None, slot):
-            # Before the capture makes a slot, which nobody would read.
             raise PgOutputError(
                 f"the checkpoint is of slot {before!r}, and the option slot is {slot!r}: begin "
                 "with a new checkpoint, and a new target"
             )
-        return self._planning().next(start, most)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Where the directory ends."""
         return None if self._planner is None else self._planner.newest()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """What has to be read of a micro-batch."""
+        """What has to be read of a micro-batch; of one that is run again, Spark asks first."""
+        self._check_slot(start)
         return self._planning().partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -595,7 +599,8 @@ class _Planner:
                 "them is not there; begin with a new checkpoint, and a new target"
             )
         if self._consumer is None:
-            self._consumer = Consumer(self._options.segments, self._name)
+            # Its name is new where the query has another one than its checkpoint was made under.
+            self._consumer = Consumer(self._options.segments, self._name, position)
         if self._consumer.position != position:
             self._consumer.advance(position)
 

@@ -310,7 +310,7 @@ def find_table(
     """
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     planned = Planned(path if isinstance(path, (str, os.PathLike)) else paths)
-    metadata, as_of = planned.metadata, planned.end
+    metadata, as_of = planned.metadata, 0
     kept = history_of(paths)  # after it is known what is read
     followed = None if registry is not None else kept
     if followed is not None:
@@ -318,8 +318,10 @@ def find_table(
     settings = settings_of(registry, policies, encoding or metadata.encoding)
     binary = metadata.options.get("binary", "false") in ("true", "on", "1")
     plan = planned.newest(table, settings)
-    if plan is None and kept is not None and not kept.is_empty:
-        plan, as_of = catalogued(kept.newest_tables, table, settings), 0
+    if plan is not None:
+        as_of = planned.as_of(plan.relation.relation_id)
+    elif kept is not None and not kept.is_empty:
+        plan = catalogued(kept.newest_tables, table, settings)
     return FoundTable(table, plan, settings, binary, planned, followed, as_of)
 
 

@@ -292,6 +292,26 @@ def test_a_column_that_comes_before_a_stream_has_read(
     assert sorted(tuple(row.after) for row in ignoring.collect()) == [(1200, "x"), (1300, "x")]
 
 
+def test_a_column_that_comes_with_a_copy(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
+    """The DataFrame was made while the copy was, and the stream is beyond the copy's point."""
+    other = testing.Table("o", {"id": "int4"}, 16777, key=["id"])
+    made.wait(T, 1000)
+    made.copy(T, 1101, [[1, "a"]])
+    fill(made, 1200, 1)
+    made.wait(T, 1210, first=False)
+    made.commit(1300, other.relation(), testing.insert(other, [1]))
+    reader = _StreamReader(*parts_of(made, tmp_path))
+    made.copy(WIDE, 1250, [[1, "a", 7], [1200, "x", 7]])
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    with pytest.raises(pf.PgOutputError, match=r"has got the column w since the query began"):
+        ids(reader, begin, end)
+    reader.stop()
+    again = _StreamReader(*parts_of(made, tmp_path))
+    assert ids(again, begin, end) == [1, 1200]
+    again.stop()
+
+
 def test_another_table_has_got_the_name(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
     fill(made, 1200, 1)
     query = Query(source, made, tmp_path / "checkpoint")
@@ -361,6 +381,8 @@ def test_a_checkpoint_of_another_slot_makes_no_slot(
     told = "checkpoint is of slot 's', and the option slot is 'other'"
     with pytest.raises(pf.PgOutputError, match=told):
         reader.latestOffset(begin, reader.getDefaultReadLimit())
+    with pytest.raises(pf.PgOutputError, match=told):  # Spark runs an unfinished batch again first
+        reader.partitions(begin, begin)
     assert not (tmp_path / "new").exists()
 
 
@@ -380,6 +402,25 @@ def test_a_checkpoint_behind_what_was_acknowledged(
     end = again.latestOffset(begin, again.getDefaultReadLimit())
     assert ids(again, begin, end) == [1200, 1300]
     again.stop()
+
+
+def test_a_checkpoint_under_another_name(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
+    """What is before its offset may be deleted; so it is of a table that was renamed."""
+    made.wait(T, 1000)
+    made.copy(T, 1101, [[1, "a"]])
+    fill(made, 1200, 2)
+    reader = _StreamReader(*parts_of(made, tmp_path))
+    first = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    reader.stop()
+    for path in made.directory.glob("*.arrow"):
+        path.unlink()
+    fill(made, 1300, 1)
+    for options in ({"consumer": "another"}, {"consumer": "third", "startingLsn": "0/500"}):
+        again = _StreamReader(*parts_of(made, tmp_path, **options))
+        start = again.initialOffset() if "startingLsn" in options else first
+        end = again.latestOffset(start, again.getDefaultReadLimit())
+        assert ids(again, start, end) == [1300]
+        again.stop()
 
 
 def test_two_queries_as_one_consumer(
