@@ -31,6 +31,8 @@ class Announced:
         if isinstance(message, Type):
             self._types[message.type_id] = frame
         elif isinstance(message, Relation):
+            # Readers take the last one that has a name for the table that has it.
+            self._relations.pop(message.relation_id, None)
             self._relations[message.relation_id] = message
             gone = [self._relations.pop(one) for one in self._names.give(message)]
             if gone:

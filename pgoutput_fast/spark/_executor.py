@@ -109,6 +109,9 @@ class Target:
         Changes from this commit LSN on are refused if they have a column that is not in `known`.
     known : frozenset of str
         The names of the columns that the table had then.
+    is_settled : bool
+        Whether it was settled which table has the name when all of the frames were there, so that
+        another table which has it among them had it before.
     ranges : tuple of RelationRange
         The Relations of the wanted table, which `version` tells, and the LSNs for which each holds,
         in their order. If there are any, rows are decoded by these, and need an LSN.
@@ -125,6 +128,7 @@ class Target:
     history_policy: HistoryPolicy = "error"
     since: int | None = None
     known: frozenset[str] = frozenset()
+    is_settled: bool = False
     ranges: tuple[RelationRange, ...] = ()
 
     def has(self, relation: Relation) -> bool:
@@ -441,17 +445,20 @@ class FrameReader:
     def check_other(self, relation: Relation) -> None:
         """Refuse a table that may have got the wanted name after the one that was given."""
         version = self.target.version
-        if version is None or relation.relation_id in self.given:
+        if version is None or relation.relation_id in self.given or self.target.is_settled:
             return
         if version.newest and not self.target.ranges:
             return
         if shown_table(relation) != self.target.table:
             return
+        has_it, fix = "what was read before", "Start the query again, which finds the table anew"
+        if self.target.relations:
+            has_it, fix = "relations=", "Give the Relations of both, that of the table that has "
+            fix += "the name now behind the other"
         raise PgOutputError(
             f"{self.target.table}: {self.where} has changes of relation {relation.relation_id}, "
-            f"and relations= has this name as relation {version.relation_id}: the table was "
-            "dropped and made again, or renamed. Give the Relations of both, that of the table "
-            "that has the name now behind the other"
+            f"and {has_it} has this name as relation {version.relation_id}: the table was "
+            f"dropped and made again, or renamed. {fix}"
         )
 
     def read(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pgoutput_fast.captured.units import Unit
     from pgoutput_fast.decoding.plan import RelationPlan
     from pgoutput_fast.directory.copies import Copy
+    from pgoutput_fast.history import History
     from pgoutput_fast.settings import Settings
 
 _Path = str | os.PathLike[str]
@@ -107,9 +108,19 @@ class Planned:
         with SegmentReader(files[-1]) as reader:
             self.metadata = reader.metadata
 
-    def newest(self, table: str, settings: Settings) -> RelationPlan | None:
-        """The newest version of the table that has, or had last, a name; None if there is none."""
-        relation_id = self._relation_id(table, settings)
+    def newest(
+        self, table: str, settings: Settings, kept: History | None = None
+    ) -> RelationPlan | None:
+        """The newest version of the table that has, or had last, a name; None if there is none.
+
+        Parameters
+        ----------
+        table : str
+        settings : Settings
+        kept : History, optional
+            Tells which of two tables has the name, where nothing else does.
+        """
+        relation_id = self._relation_id(table, settings, kept)
         if relation_id is None:
             return None
         plan = None
@@ -145,31 +156,64 @@ class Planned:
         held_from = None if state is None else state.held_from
         return self.end if held_from is None else min(self.end, held_from)
 
-    def _relation_id(self, table: str, settings: Settings) -> int | None:
+    def _relation_id(self, table: str, settings: Settings, kept: History | None) -> int | None:
         """The relation id of the table that has a name, or had it last."""
-        found: list[int] = []
+        announced: int | None = None
         for segment in reversed(self._found.contents.segments):
-            found = [
-                message.relation_id
-                for message in _relations(segment.path, settings)
-                if shown_table(message) == table
-            ]
-            if found:
+            for _, message in _relations(segment.path, settings):
+                if shown_table(message) == table:
+                    announced = message.relation_id
+            if announced is not None:
                 break
-        found = found[-1:]
+        copied = {}
         if self._directory is not None and self._found.states:
             tables = Tables(self._directory)
             for relation_id, state in self._found.states.items():
                 name = tables.fields(state.copies[-1]).get("table")
                 if isinstance(name, list) and shown_name(".".join(map(str, name))) == table:
-                    found.append(relation_id)
-        # Of tables that had the name one after the other, the last one was copied last.
-        return max(found, key=self._first_copy) if found else None
+                    there = [copy.lsn for copy in state.copies if copy.state != "gone"]
+                    copied[relation_id] = max(there, default=-1)
+        last = max(copied, key=copied.__getitem__, default=None)
+        if last is None or announced is None or last == announced:
+            return announced if last is None else last
+        is_later = self._got_name(table, announced, (last, copied[last]), settings, kept)
+        return announced if is_later else last
+
+    def _got_name(
+        self,
+        table: str,
+        announced: int,
+        copied: tuple[int, int],
+        settings: Settings,
+        kept: History | None,
+    ) -> bool:
+        """Whether one table got a name that another one had when it was copied, at an LSN.
+
+        A file begins with what was announced at any time before it, which tells nothing of when.
+        """
+        other, lsn = copied
+        for segment in reversed(self._found.contents.segments):
+            if segment.end_lsn <= lsn:
+                break
+            for commit, message in reversed([*_relations(segment.path, settings)]):
+                has_name = shown_table(message) == table
+                if commit is None or commit < lsn:
+                    continue
+                if message.relation_id == announced and has_name:
+                    return True
+                if message.relation_id == other:
+                    return not has_name
+        if kept is None or kept.is_empty or kept.newest_start <= lsn:
+            return False
+        return any(
+            one.relation_id == announced and shown_table(one) == table
+            for one in kept.newest_tables.tables
+        )
 
     def tables(self, settings: Settings) -> set[str]:
         """The names of the tables that the newest segment announces, and of those with copies."""
         segments = self._found.contents.segments
-        found = {shown_table(one) for one in _relations(segments[-1].path, settings)} if (
+        found = {shown_table(one) for _, one in _relations(segments[-1].path, settings)} if (
             segments
         ) else set()  # fmt: skip
         if self._directory is not None:
@@ -177,16 +221,12 @@ class Planned:
             found |= {shown_name(".".join(name)) for name in known.values()}
         return found
 
-    def _first_copy(self, relation_id: int) -> int:
-        state = self._found.states.get(relation_id)
-        return -1 if state is None else state.copies[0].lsn
-
     def relations(self, relation_id: int, settings: Settings) -> Iterator[Relation]:
         """All versions of a table that files have, newest first, most of them several times."""
         paths = [one.path for one in reversed(self._found.contents.segments)]
         paths += [files[0] for key, files in self._found.files.items() if key[0] == relation_id]
         for path in paths:
-            for message in _relations(path, settings):
+            for _, message in _relations(path, settings):
                 if message.relation_id == relation_id:
                     yield message
 
@@ -271,14 +311,15 @@ def _relation_batches(path: Path) -> Iterator[Any]:
             yield batch.filter(pc.equal(batch.column("lsn"), ANNOUNCED_LSN))
 
 
-def _relations(path: Path, settings: Settings) -> Iterator[Relation]:
-    """The Relations of a file in their order."""
+def _relations(path: Path, settings: Settings) -> Iterator[tuple[int | None, Relation]]:
+    """The Relations of a file in their order, and the commit LSN of each that was sent there."""
     decoder = decoder_of(settings)
     for batch in _relation_batches(path):
-        for frame in batch.column("data").to_pylist():
+        commits = batch.column("commit_lsn").to_pylist()
+        for commit, frame in zip(commits, batch.column("data").to_pylist(), strict=True):
             message = decoder.decode(frame) if frame[:1] in (b"R", b"Y") else None
             if isinstance(message, Relation):
-                yield message
+                yield commit, message
 
 
 def _announced(

@@ -627,6 +627,9 @@ class _Planner:
         if self._options.mode != "table":
             return _unit_partitions(plan.units, source.metadata, self._options)
         chosen = self._table(start)
+        if chosen.planned is not None and after.lsn <= chosen.planned.end:
+            target = dataclasses.replace(chosen.target, is_settled=True)
+            chosen = chosen._replace(target=target)
         items = [item for unit in plan.units for item in _items(unit, chosen.relation_id)]
         return _partitions(items, chosen, self._options, self._schema)
 

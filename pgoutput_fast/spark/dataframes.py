@@ -317,7 +317,7 @@ def find_table(
         registry = followed.newest
     settings = settings_of(registry, policies, encoding or metadata.encoding)
     binary = metadata.options.get("binary", "false") in ("true", "on", "1")
-    plan = planned.newest(table, settings)
+    plan = planned.newest(table, settings, kept)
     if plan is not None:
         as_of = planned.as_of(plan.relation.relation_id)
     elif kept is not None and not kept.is_empty:

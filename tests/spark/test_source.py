@@ -326,6 +326,43 @@ def test_another_table_has_got_the_name(source: Any, made: MadeDirectory, tmp_pa
     assert query.rows == [(1200, "x"), (1300, "old")]
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("copied", [(), (16390, 16391), (16391, 16390)])
+def test_tables_that_change_names(
+    source: Any, made: MadeDirectory, tmp_path: Path, copied: tuple[int, ...], *, is_told: bool
+) -> None:
+    """The table is found that got the name last, whichever was copied last or announced first."""
+
+    def named(relation_id: int, name: str) -> testing.Table:
+        return testing.Table(name, {"id": "int4", "v": "text"}, relation_id, key=["id"])
+
+    before = {16390: "t", 16391: "u"}
+    for number, relation_id in enumerate(copied):
+        table = named(relation_id, before[relation_id])
+        made.wait(table, 1000 + 100 * number)
+        made.copy(table, 1051 + 100 * number, [[relation_id, "a"]])
+    told = [(16391, "u"), (16390, "t"), *[(16390, "old")] * is_told, (16391, "t"), (16999, "o")]
+    for number, (relation_id, name) in enumerate(told):
+        table = named(relation_id, name)
+        insert = testing.insert(table, [number, "x"])
+        made.commit(1300 + 20 * number, table.relation(), insert)
+    expected = [0, 2 + is_told, *[16391] * bool(copied)]
+    frame = source.read.format("pgoutput").options(table="public.t", segments=made.directory)
+    found = frame.load().where("op != 'truncate'").select("after.id").collect()
+    assert sorted(row.id for row in found) == expected
+    reader = _StreamReader(*parts_of(made, tmp_path))
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    assert ids(reader, begin, end) == expected
+    # Another table gets the name while it runs.
+    third = named(16400, "t")
+    made.commit(1500, third.relation(), testing.insert(third, [9, "x"]))
+    later = reader.latestOffset(end, reader.getDefaultReadLimit())
+    with pytest.raises(pf.PgOutputError, match=r"renamed\. Start the query again, which finds"):
+        ids(reader, end, later)
+    reader.stop()
+
+
 def parts_of(made: MadeDirectory, tmp_path: Path, **options: str) -> tuple[Any, Any]:
     """The options and the schema of a stream of `t`."""
     given = {"segments": str(made.directory), "table": "public.t", **options}
@@ -342,7 +379,7 @@ def ids(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
         value
         for partition in reader.partitions(start, end)
         for batch in reader.read(partition)
-        for value in batch.column("after").field("id").to_pylist()
+        for value in batch.column("after").field("id").drop_null().to_pylist()
     )
 
 
