@@ -229,7 +229,9 @@ class _Open:
         local = self._table.place.path
         if local is not None:
             fsync_path(local / self._table.directory / self.path)
-        statistics = json.dumps(statistics_of(self._schema, self._metadata[0]))
+        # delta-rs 1.6 reads the escape of a character such as U+20BB7 as U+10BB7.
+        found = statistics_of(self._schema, self._metadata[0])
+        statistics = json.dumps(found, ensure_ascii=False)
         return Added(self.path, size, partition_texts(self._partition), statistics)
 
 

@@ -13,6 +13,7 @@ _INDEXED = 32
 """Columns of which the log has the least and greatest values."""
 _SHOWN_CHARACTERS = 32
 """Of texts among them."""
+_LAST_CHARACTER = "\U0010ffff"
 
 
 def statistics_of(schema: pa.Schema, metadata: Any) -> dict[str, Any]:
@@ -96,6 +97,10 @@ def _as_json(value: Any, *, is_most: bool = False) -> Any:
     if isinstance(value, datetime.date):
         return value.isoformat()
     if isinstance(value, str) and len(value) > _SHOWN_CHARACTERS:
-        # Nothing with these first characters is greater than the last of all behind them.
-        return value[:_SHOWN_CHARACTERS] + ("\U0010ffff" if is_most else "")
+        shown = _SHOWN_CHARACTERS
+        # Nothing with these first characters is greater than the last of all behind them, unless
+        # it has that there itself.
+        while is_most and value[shown : shown + 1] == _LAST_CHARACTER:
+            shown += 1
+        return value[:shown] + (_LAST_CHARACTER if is_most and shown < len(value) else "")
     return value

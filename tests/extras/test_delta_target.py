@@ -476,6 +476,21 @@ def test_keys_of_any_type(tmp_path: Path, kind: str | int, values: list[str]) ->
     synced.target.close()
 
 
+@pytest.mark.parametrize(
+    "key",
+    ["\U00020bb7\u91ce\u5bb6", "a" * 40, "a" * 32 + "\U0010ffff" * 2 + "a", "\U0010ffff" * 33],
+    ids=["escaped", "cut", "cut at the last character", "nothing is greater"],
+)
+def test_keys_that_statistics_of_files_hold_otherwise(tmp_path: Path, key: str) -> None:
+    """Escaped characters, and those with which a long text is cut, are no reason to lose a row."""
+    table = t.Table("things", {"id": "text", "note": "text"})
+    synced = Synced(tmp_path / "lake", table)
+    synced.write(batches(0x100, t.insert(table, [key, "1"]), table=table), 0x101)
+    synced.write(batches(0x200, t.update(table, [key, "2"]), table=table), 0x201)
+    assert synced.read().to_pylist() == [{"id": key, "note": "2"}]
+    synced.target.close()
+
+
 @either
 @pytest.mark.usefixtures("small", "merged_by")
 def test_rows_without_a_key_are_counted(tmp_path: Path) -> None:
