@@ -140,7 +140,7 @@ def records(
     database : str
     style : Style
     primary_key : sequence of str
-        The key of a table with REPLICA IDENTITY FULL, whose stream does not tell it.
+        The key of a table with REPLICA IDENTITY FULL or NOTHING, whose stream does not tell it.
 
     Raises
     ------
@@ -167,10 +167,10 @@ class _Table:
         self._namespace = metadata["pgoutput.namespace"]
         self._name = metadata["pgoutput.relation"]
         self._topic = topic_of(self._prefix, self._namespace, self._name)
-        # With REPLICA IDENTITY FULL all columns identify a row.
-        is_full = metadata["pgoutput.replica_identity"] == "f"
+        # With REPLICA IDENTITY FULL all columns identify a row, with NOTHING none does.
+        tells_key = metadata["pgoutput.replica_identity"] not in ("f", "n")
         told = json.loads(metadata["pgoutput.key_columns"])
-        self._key_names = list(primary_key) if is_full else told
+        self._key_names = told if tells_key else list(primary_key)
 
     def records(self, changes: pa.RecordBatch) -> pa.RecordBatch:
         """The records of changes."""

@@ -18,7 +18,7 @@ from made_directory import MadeDirectory
 import pgoutput_fast as pf
 from pgoutput_fast import testing
 from pgoutput_fast.spark import PgOutputDataSource
-from pgoutput_fast.spark._envelopes import topic_of
+from pgoutput_fast.spark._envelopes import Style, records, topic_of
 from pgoutput_fast.spark._json_columns import json_column
 from pgoutput_fast.spark._source_options import source_options
 
@@ -153,6 +153,16 @@ def test_odd_names_and_rows_without_a_key(made: MadeDirectory) -> None:
         (None, ("u", {"id": 1, "v": "old"}, {"id": 2, "v": "old"}))
     ]  # fmt: skip
     assert topic_of("a b", "ä", "t-1.x") == "a_b._.t-1.x"
+
+
+@pytest.mark.parametrize("identity", ["f", "n"])
+def test_a_key_that_the_stream_does_not_tell(identity: str) -> None:
+    table = testing.Table("f", {"id": "int4", "v": "text"}, replica_identity=identity)
+    decoder = pf.ColumnarDecoder(target="spark")
+    (changes,) = decoder.decode([table.relation(), testing.insert(table, [1, "a"])])
+    batch = pa.record_batch(changes.with_commit(1200, 5))
+    for given, expected in ((["id"], '{"id":1}'), ([], None)):
+        assert records(batch, "shop", Style(), given).column("key").to_pylist() == [expected]
 
 
 def test_json_of_columns() -> None:
