@@ -379,10 +379,13 @@ class Syncing:
         return max(times, default=None)
 
     def _told(self) -> SyncProgress:
-        stale = {qualified(held): held.stale for held in self._stored.tables.values()
-                 if held.stale is not None}  # fmt: skip
         names = {key: self._target.shown(held.stored) for key, held in self._stored.tables.items()}
         left = self._departures.left  # of these nobody makes a copy
+        # Two tables have one name if the former one was dropped: it is not what others ask for.
+        own = {qualified(held): key for key, held in self._stored.tables.items()
+               if names[key] not in left}  # fmt: skip
+        stale = {qualified(held): held.stale for key, held in self._stored.tables.items()
+                 if held.stale is not None and own.get(qualified(held), key) == key}  # fmt: skip
         asked = tuple(qualified(held) for key, held in self._stored.tables.items()
                       if self._asks_for(held) and names[key] not in left)  # fmt: skip
         return SyncProgress(

@@ -622,6 +622,23 @@ def test_a_table_that_was_made_again_has_not_left(
     )
 
 
+def test_a_stale_table_that_was_made_again_is_not_stale(
+    made: MadeDirectory, tables: Tables
+) -> None:
+    again = testing.Table("accounts", {"id": "int4", "note": "text"}, 16391, key=["id"])
+    history = HistoryWriter(made.directory, None)
+    found = []
+    for lsn, one in ((1000, ACCOUNTS), (1300, again)):
+        made.wait(one, lsn)
+        made.copy(one, lsn + 100, [[1, "a"]])
+        history.note(catalog_read(lsn + 150, one))
+        gone = [] if one is again else [testing.delete(one, {"id": 77})]
+        made.commit(lsn + 200, one.relation(), testing.insert(one, [2, "b"]), *gone)
+        found.append(sync(made, tables))
+    assert [[*one.stale] for one in found] == [["public.accounts"], []]
+    assert found[1].left == ("public.accounts~16390",)
+
+
 def test_a_table_that_left_before_it_was_copied(
     made: MadeDirectory, tables: Tables, caplog: pytest.LogCaptureFixture
 ) -> None:
