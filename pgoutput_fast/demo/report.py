@@ -39,8 +39,8 @@ _PAGE = """\
   :root {{
     --page: #12161c; --card: #1b2129; --ink: #e6eaf0; --soft: #9aa5b5; --line: #2f3843;
     --good: #4cc776; --bad: #ff7a76;
-    --make: #8d99aa; --capture: #6aa9ee; --decode: #e79a4c; --state: #ad93e6; --compare: #5cbfa3;
-    --insert: #5b9be0; --update: #e3aa4e; --delete: #dc7671; --truncate: #97a1b0;
+    --tables: #ad93e6; --captured: #6aa9ee; --lag: #e79a4c; --phase: #6aa9ee;
+    --read: #5cbfa3; --insert: #5b9be0; --update: #e3aa4e; --delete: #dc7671; --truncate: #97a1b0;
   }}
 }}
 * {{ box-sizing: border-box; }}

@@ -203,6 +203,11 @@ def test_the_report_of_a_run():
     assert page.count('stroke="var(--tables)"') == 2
     # 2.5 of the 3 seconds that the chart is high, down to 0.
     assert 'x1="60.000%" x2="80.000%" y1="30.0" y2="180.0" stroke="var(--lag)"' in page
+    # In the dark each colour is another one.
+    light, dark = (
+        re.findall("(--[a-z]+): ", one) for one in re.findall(":root {(.*?)}", page, re.DOTALL)
+    )
+    assert light == dark
 
 
 @pytest.mark.parametrize(
