@@ -133,25 +133,28 @@ def running_engine(
     interrupted = signal.getsignal(signal.SIGINT)
     given = (master, f"pgoutput-fast {name}", {**_CONFIGURATION, **conf})
     output = _Output()
-    try:
-        begin_java(*given, output.file)
-        spark = session(*given)
-    except BaseException as error:
-        printed = output.has_begun(well=False)
-        if isinstance(error, PgOutputError) or not isinstance(error, Exception):
-            raise
-        raise not_started(error, printed) from error
-    output.has_begun(well=True)
-    signal.signal(signal.SIGINT, interrupted)
     root = logging.getLogger()
     root.addFilter(_is_not_of_py4j)
     try:
-        yield SparkEngine(spark, stage=stage, merge_by=merge_by or "auto")
+        try:
+            begin_java(*given, output.file)
+            spark = session(*given)
+        except BaseException as error:
+            # One that is interrupted has not failed.
+            printed = output.has_begun(well=not isinstance(error, Exception))
+            if isinstance(error, PgOutputError) or not isinstance(error, Exception):
+                raise
+            raise not_started(error, printed) from error
+        output.has_begun(well=True)
+        signal.signal(signal.SIGINT, interrupted)
+        try:
+            yield SparkEngine(spark, stage=stage, merge_by=merge_by or "auto")
+        finally:
+            # A JVM that has ended needs no stop: what called it has said so, or nothing needed it.
+            if not is_gone():
+                spark.stop()
     finally:
         root.removeFilter(_is_not_of_py4j)
-        # A JVM that has ended needs no stop: what called it has said so, or nothing needed it.
-        if not is_gone():
-            spark.stop()
 
 
 def not_started(error: Exception, printed: str) -> PgOutputError:

@@ -251,6 +251,30 @@ def test_why_a_spark_does_not_start(raised: str, printed: str, reason: str, may_
     assert isinstance(error, RetryableError) == may_pass
 
 
+def test_a_spark_that_is_interrupted_while_it_starts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ctrl-C is no failure of Spark's: neither what Java printed nor py4j's calls are in the log."""
+    caplog.set_level(logging.INFO)
+
+    def begin_java(*given: Any) -> None:
+        os.write(given[-1], b"WARNING: Using incubator modules: jdk.incubator.vector\n")
+        failed = "Exception while sending command."
+        record = logging.LogRecord("root", logging.ERROR, "java_gateway.py", 1, failed, (), None)
+        logging.getLogger().handle(record)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pgoutput_fast.spark._session.begin_java", begin_java)
+    filters = list(logging.getLogger().filters)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        _spark_engine.running_engine("sync", "spark", None, {}),
+    ):
+        pass
+    assert [one.getMessage() for one in caplog.records] == ["starting Spark"]
+    assert logging.getLogger().filters == filters
+
+
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[MadeDirectory]:
     with contextlib.closing(MadeDirectory(tmp_path / "segments")) as found:
