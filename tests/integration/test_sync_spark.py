@@ -254,7 +254,7 @@ def test_why_a_spark_does_not_start(raised: str, printed: str, reason: str, may_
 def test_a_spark_that_is_interrupted_while_it_starts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ctrl-C is no failure of Spark's: neither what Java printed nor py4j's calls are in the log."""
+    """Ctrl-C is no failure of Spark's: neither what Java printed nor py4j's calls are logged."""
     caplog.set_level(logging.INFO)
 
     def begin_java(*given: Any) -> None:
