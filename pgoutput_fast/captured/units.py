@@ -122,6 +122,11 @@ class SegmentSource:
             "slot": metadata.slot,
         }
 
+    def before(self, lsn: int) -> SegmentSource:
+        """The same for who reads what was committed before an LSN, and none of the copies since."""
+        look = self._look
+        return SegmentSource(lambda: look().before(lsn), self.metadata, self._where)
+
     def begin(self) -> Progress:
         """Where a new export begins: each table at its newest snapshot.
 

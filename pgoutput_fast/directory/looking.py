@@ -48,6 +48,19 @@ class Look(NamedTuple):
     states: Mapping[int, TableState]
     files: Mapping[tuple[int, int], list[Path]]
 
+    def before(self, lsn: int) -> Look:
+        """The same for who reads what was committed before an LSN: without the copies since."""
+        states = {}
+        for relation_id, state in self.states.items():
+            copies = tuple(copy for copy in state.copies if copy.lsn <= lsn)
+            first = state.copies[0]
+            if first.first and not any(copy.state == "snapshot" for copy in copies):
+                # Nothing of a table counts before its first copy.
+                copies = (first._replace(state="waiting", lsn=min(first.lsn, lsn)),)
+            if copies:
+                states[relation_id] = TableState(copies)
+        return self._replace(states=states)
+
     def of(self, copy: Copy) -> list[CopyFile]:
         """The files of a copy that is to be read, in the order of its rows.
 

@@ -38,6 +38,14 @@ def arrow_schema(schema: StructType, zone: str = "UTC") -> pa.Schema:
     return to_arrow_schema(schema, **given)
 
 
+def explicit(ddl: str) -> str:
+    """DDL whose timestamps are points in time, whatever ``spark.sql.timestampType`` says."""
+    return _TIMESTAMP.sub(lambda one: "timestamp_ltz" if one[0] == "timestamp" else one[0], ddl)
+
+
+_TIMESTAMP = re.compile(r"`[^`]*`|\btimestamp\b")
+
+
 def parsed(name: str, ddl: str) -> DataType:
     """The type that DDL tells of a column.
 
@@ -50,7 +58,7 @@ def parsed(name: str, ddl: str) -> DataType:
     from pyspark.sql import types as T  # noqa: N812 - its usual name
 
     try:
-        return T.DataType.fromDDL(ddl)
+        return T.DataType.fromDDL(explicit(ddl))
     except ParseException as error:
         if hasattr(T, "TimeType") or "time" not in ddl:
             raise

@@ -45,7 +45,7 @@ RECORD_SCHEMA = pa.schema(
 )
 """The columns; `(commit_lsn, seq, part)` orders the records of all topics."""
 
-RECORD_DDL = "topic string, key string, value string, lsn bigint, commit_lsn bigint, commit_time timestamp, xid bigint, seq bigint, part int"  # noqa: E501
+RECORD_DDL = "topic string, key string, value string, lsn bigint, commit_lsn bigint, commit_time timestamp_ltz, xid bigint, seq bigint, part int"  # noqa: E501
 
 PLACEHOLDER = "__debezium_unavailable_value"
 """What stands for a value that the server did not send."""

@@ -328,6 +328,14 @@ class _Mapping:
             fitting = policies_for(type_, wanted, plan.settings.policies)
             if fitting is None:
                 found = column_ddl(type_, plan.settings.policies, binary=True)
+                other = f"have the column {name} as {found}, the schema has it as {wanted}"
+                if target.version is not None and not (target.version.newest or target.relations):
+                    raise PgOutputError(
+                        f"{target.table}: changes {other}: if its type was altered since the query "
+                        "began, start it again, which then has it; if these changes are older, "
+                        f"give .schema() with {name} as string in before and after, which takes "
+                        "the text of both"
+                    )
                 if target.version is not None and target.version == Version.of(
                     plan.relation, newest=target.version.newest
                 ):
@@ -336,9 +344,9 @@ class _Mapping:
                         f"which is one of {wanted} as the schema has it; string takes the text"
                     )
                 raise PgOutputError(
-                    f"{target.table}: older changes have the column {name} as {found}, the schema "
-                    f"has it as {wanted}; give schema= with {name} as string, which takes the text "
-                    "of both, or begin after the change with a new copy of the table"
+                    f"{target.table}: older changes {other}; give schema= with {name} as string, "
+                    "which takes the text of both, or begin after the change with a new copy of "
+                    "the table"
                 )
             policies, binary = fitting
             settings = replace(plan.settings, policies=policies)

@@ -15,9 +15,10 @@ import pyarrow.compute as pc
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.known import known_tables
 from pgoutput_fast.directory.looking import Look, batches_of, check_file, look, readable
-from pgoutput_fast.directory.reading import first_position, lacking, next_reading
+from pgoutput_fast.directory.reading import Position, first_position, lacking, next_reading
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import Follower
+from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.protocol.messages import Relation
 from pgoutput_fast.segments import SegmentMetadata, SegmentReader, list_segments
@@ -230,23 +231,41 @@ class Planned:
                 if message.relation_id == relation_id:
                     yield message
 
-    def items(self, relation_id: int | None) -> list[Item]:
+    def items(
+        self, relation_id: int | None, start: int | None = None, end: int | None = None
+    ) -> list[Item]:
         """The files that have changes of a table which count.
+
+        Parameters
+        ----------
+        relation_id : int or None
+        start : int, optional
+            What was committed before this LSN is not wanted; by default it begins with the newest
+            snapshot.
+        end : int, optional
+            What was committed from this LSN on is not wanted, nor the snapshots since.
 
         Raises
         ------
         PgOutputError
             Some of them are deleted.
         """
-        found = self._found
-        begin = found.contents.begin
+        found = self._found if end is None else self._found.before(end)
+        begin, last = found.contents.begin, found.contents.end
         position = first_position(found.states, begin)
+        if start is not None:
+            position = Position(start, {})
         if relation_id in lacking(position, found.states, begin):
+            if start is not None and start < begin:
+                raise PgOutputError(
+                    f"what was committed from {format_lsn(start)} on, and before "
+                    f"{format_lsn(begin)}, is deleted from {self._where}"
+                )
             raise PgOutputError(
                 f"the changes since the snapshot of relation {relation_id} are deleted from "
                 f"{self._where}: have this table copied again"
             )
-        reading = next_reading(position, found.states, found.contents.end)
+        reading = next_reading(position, found.states, last if end is None else min(last, end))
         if relation_id is None:
             stretch = reading.rest
         else:

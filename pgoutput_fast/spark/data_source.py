@@ -277,7 +277,7 @@ class _BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._start = options.starting_lsn or 0
+        self._start = options.starting_lsn
         self._end = options.ending_lsn
         # What filters let pass of the changes that there are from `_start` to `_end`.
         self._wanted: tuple[int, int | None] = (0, None)
@@ -287,8 +287,8 @@ class _BatchReader(DataSourceReader):
             return self._unit_partitions()
         chosen = _choose(self._options, self._schema, _find(self._options))
         items = []
-        start, end = _both((self._start, self._end), self._wanted)
-        for item in chosen.items():
+        start, end = _both((self._start or 0, self._end), self._wanted)
+        for item in chosen.items(self._start, self._end):
             first, last = item.window or _span(item)
             first = max(first, start)
             last = last if end is None else min(last, end)
@@ -301,8 +301,11 @@ class _BatchReader(DataSourceReader):
         source = open_source([self._options.segments])
         if not isinstance(source, SegmentSource):
             raise PgOutputError(f"no capture has begun in {self._options.segments}")
-        begin = source.begin()
-        if self._start:
+        if self._end is not None:
+            source = source.before(self._end)
+        if self._start is None:
+            begin = source.begin()
+        else:
             begin = Progress(Position(self._start, {}))
         plan = source.plan({"start": None}, begin, sys.maxsize, whole_copies=True, until=self._end)
         units = [] if plan is None else [unit for unit in plan.units if self._wants(unit)]

@@ -23,7 +23,7 @@ from pgoutput_fast.protocol.encode import encode_fields
 from pgoutput_fast.protocol.messages import Relation, Type, published
 from pgoutput_fast.settings import Settings
 
-from ._column_types import arrow_schema, parsed
+from ._column_types import arrow_schema, explicit, parsed
 from ._executor import (
     Target,
     Version,
@@ -286,9 +286,9 @@ class ChosenTable(NamedTuple):
             raise PgOutputError(f"there are no segments of {self.target.table} yet")
         return self.planned.metadata
 
-    def items(self) -> list[Item]:
-        """The files that have changes of it which count."""
-        return [] if self.planned is None else self.planned.items(self.relation_id)
+    def items(self, start: int | None = None, end: int | None = None) -> list[Item]:
+        """The files that have changes of it which count, between two LSNs."""
+        return [] if self.planned is None else self.planned.items(self.relation_id, start, end)
 
     @property
     def relation_id(self) -> int | None:
@@ -553,11 +553,12 @@ def settings_of(
 def changes_ddl(columns: Iterable[tuple[str, str]], comment: str) -> str:
     """The columns of a change as DDL, which needs no session to be made; `after` has a comment."""
     listed = ", ".join(f"{_quoted(name)}: {type_}" for name, type_ in columns)
-    return ", ".join(
+    columns_ddl = ", ".join(
         f"{name} {f'struct<{listed}>' if type_ is None else type_.simpleString()}"
         + f" COMMENT '{comment}'" * (name == "after")
         for name, type_ in _CHANGE_COLUMNS.items()
     )
+    return explicit(columns_ddl)
 
 
 def _quoted(name: str) -> str:

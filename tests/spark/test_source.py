@@ -181,6 +181,39 @@ def conf(spark: Any, name: str, value: str) -> Iterator[None]:
         spark.conf.unset(name)
 
 
+@pytest.mark.parametrize("mode", ["table", "manifest"])
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (None, None, [1350, 1350, 1350, 1400]),
+        (None, 1330, [1100, 1100, 1200]),
+        (1150, 1330, [1200]),
+        (1150, None, [1200, 1350, 1350, 1350, 1400]),
+        (None, 1150, [1100, 1100]),
+        (None, 1050, []),
+    ],
+)
+def test_a_stretch_before_a_later_copy(
+    source: Any, made: MadeDirectory, tmp_path: Path, mode: str, start: int | None,
+    end: int | None, expected: list[int],
+) -> None:  # fmt: skip
+    made.wait(T, 1000)
+    made.copy(T, 1101, [[1, "a"]])
+    fill(made, 1200, 1)
+    made.wait(T, 1210, first=False)
+    made.copy(T, 1351, [[1, "a"], [1200, "x"]])
+    fill(made, 1400, 1)
+    given = {"segments": str(made.directory), "mode": mode}
+    given |= {"table": "public.t"} if mode == "table" else {"output": str(tmp_path / "files")}
+    for name, lsn in (("startingLsn", start), ("endingLsn", end)):
+        if lsn is not None:
+            given[name] = f"0/{lsn:X}"
+    rows = source.read.format("pgoutput").options(**given).load().collect()
+    if mode == "manifest":
+        rows = [row for file in rows for row in source.read.parquet(file.path).collect()]
+    assert sorted(row.commit_lsn for row in rows) == expected
+
+
 def test_a_stream_goes_on_where_its_checkpoint_is(
     source: Any, made: MadeDirectory, tmp_path: Path
 ) -> None:
@@ -309,6 +342,24 @@ def test_a_column_that_comes_with_a_copy(source: Any, made: MadeDirectory, tmp_p
     reader.stop()
     again = _StreamReader(*parts_of(made, tmp_path))
     assert ids(again, begin, end) == [1, 1200]
+    again.stop()
+
+
+def test_a_type_that_is_altered_while_a_stream_runs(
+    source: Any, made: MadeDirectory, tmp_path: Path
+) -> None:
+    wider = testing.Table("t", {"id": "int8", "v": "text"}, 16390, key=["id"])
+    fill(made, 1200, 1)
+    reader = _StreamReader(*parts_of(made, tmp_path))
+    begin = reader.initialOffset()
+    made.commit(1300, wider.relation(), testing.insert(wider, [1 << 40, "x"]))
+    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    told = "changes have the column id as bigint, the schema has it as int: if its type was altered"
+    with pytest.raises(pf.PgOutputError, match=told):
+        ids(reader, begin, end)
+    reader.stop()
+    again = _StreamReader(*parts_of(made, tmp_path))
+    assert ids(again, begin, end) == [1200, 1 << 40]
     again.stop()
 
 
@@ -689,6 +740,28 @@ def test_files_of_all_tables_in_one_pass(source: Any, made: MadeDirectory, tmp_p
         if not number:
             made.commit(1500, OTHER.relation(), testing.insert(OTHER, [9]))
             expected["public.other"].append((1500, 0, "insert", 9))
+
+
+def test_timestamps_of_a_session_without_zones(source: Any, made: MadeDirectory) -> None:
+    """`timestamp` in DDL means another type then."""
+    columns = {"id": "int4", "timestamp": "timestamptz", "n": "timestamp", "all": 1185}
+    table = testing.Table("t", columns, 16390, key=["id"])
+    row = [1, "2024-05-06 07:08:09+02", "2024-05-06 07:08:09", '{"2024-05-06 07:08:09+00"}']
+    made.commit(1200, table.relation(), testing.insert(table, row))
+    source.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        given = {"segments": str(made.directory)}
+        found = source.read.format("pgoutput").options(**given, table="public.t").load()
+        records = source.read.format("pgoutput").options(**given, mode="envelope").load()
+        read = read_segments(source, made.directory, "public.t")
+        assert found.schema.simpleString() == read.schema.simpleString()
+        assert found.schema["commit_time"].dataType.simpleString() == "timestamp"
+        types = [field.dataType.simpleString() for field in found.schema["after"].dataType]
+        assert types == ["int", "timestamp", "timestamp_ntz", "array<timestamp>"]
+        assert found.collect() == read.collect()
+        assert records.select("commit_time").collect() == found.select("commit_time").collect()
+    finally:
+        source.conf.unset("spark.sql.timestampType")
 
 
 def test_files_that_can_not_be_written(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
