@@ -182,10 +182,14 @@ class SegmentSource:
         end = self.seen.contents.end
         if until is not None:
             end = min(end, until.lsn if isinstance(until, Position) else until)
-        reading = next_reading(position, found.states, end)
-        reading = readable(reading, found, self._where)
         if isinstance(until, Position):
-            reading, part_bytes = clipped(reading, until), sys.maxsize
+            # Copies since are none of it; they would hold back what the earlier plan had.
+            seen = found.before(max([until.lsn, *until.tables.values()]))
+            reading = clipped(next_reading(position, seen.states, end), until)
+            reading, part_bytes = _not_voided(reading, found), sys.maxsize
+        else:
+            reading = next_reading(position, found.states, end)
+        reading = readable(reading, found, self._where)
         walk = Walk(position, reading)
         units: list[Unit] = []
         after: Progress | None = None
@@ -283,6 +287,19 @@ def chunks(unit: Unit, metadata: SegmentMetadata) -> Iterator[Chunk]:
                     pending, size = [], 0
             if pending:
                 yield _chunk(path, reader.metadata, pending, size, unit.step)
+
+
+def _not_voided(reading: Reading, found: Look) -> Reading:
+    """A reading without tables of which a copy is deleted, as one behind the reading voids it."""
+    tables = dict(reading.tables)
+    for relation_id, stretch in reading.tables.items():
+        last = found.states[relation_id].snapshots[-1] if stretch.snapshots else None
+        if last is None or last in stretch.snapshots:
+            continue
+        keys = {(copy.relation_id, copy.generation) for copy in stretch.snapshots}
+        if not keys <= found.files.keys() and (relation_id, last.generation) in found.files:
+            tables[relation_id] = stretch._replace(start=stretch.end, snapshots=())
+    return reading._replace(tables=tables)
 
 
 def _needed(found: Look, reading: Reading) -> list[Segment]:

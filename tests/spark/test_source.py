@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import json
 import shutil
 import threading
@@ -17,6 +18,7 @@ from made_directory import MadeDirectory
 from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import GreaterThanOrEqual, LessThan
+from pyspark.sql.streaming.datasource import ReadMaxBytes
 from spark_frames import rows
 
 import pgoutput_fast as pf
@@ -212,6 +214,29 @@ def test_a_stretch_before_a_later_copy(
     if mode == "manifest":
         rows = [row for file in rows for row in source.read.parquet(file.path).collect()]
     assert sorted(row.commit_lsn for row in rows) == expected
+
+
+@pytest.mark.parametrize("most", [1, None])
+def test_a_later_copy_takes_nothing_from_a_batch(
+    source: Any, made: MadeDirectory, tmp_path: Path, most: int | None
+) -> None:
+    """A batch that ends before a copy has what came before it, also where it is run again."""
+    made.wait(T, 1000)
+    made.copy(T, 1101, [[1, "a"]])
+    fill(made, 1200, 2)
+    reader = _StreamReader(*parts_of(made, tmp_path))
+    offsets = [reader.initialOffset()]
+    limit = reader.getDefaultReadLimit() if most is None else ReadMaxBytes(most)
+    if most is None:
+        offsets.append(reader.latestOffset(offsets[0], limit))
+    made.wait(T, 1230, first=False)
+    made.copy(T, 1351, [[2, "a"]])
+    fill(made, 1400, 1)
+    while len(offsets) < 2 or offsets[-1] != offsets[-2]:
+        offsets.append(reader.latestOffset(offsets[-1], limit))
+    found = [ids(reader, one, other) for one, other in itertools.pairwise(offsets)]
+    assert [one for batch in found for one in batch] == [1, 1200, 1220, 2, 1400]
+    reader.stop()
 
 
 def test_a_stream_goes_on_where_its_checkpoint_is(
