@@ -137,7 +137,8 @@ def test_relations_in_force_are_repeated(tmp_path: Path) -> None:
     first, second, third = list_segments(tmp_path)
     assert data(first)[0] == begin(100)
     assert data(second)[:4] == [type_(9), relation(1, "old"), relation(2), begin(200)]
-    assert data(third) == [type_(9), relation(1, "new"), relation(2), message(300)]
+    # The newest last, so that of two that have a name one after the other the last one has it.
+    assert data(third) == [type_(9), relation(2), relation(1, "new"), message(300)]
     assert [(row["lsn"], row["xid"]) for row in rows(second)[:4]] == [
         (0, None),
         (0, None),
