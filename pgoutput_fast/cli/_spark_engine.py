@@ -151,8 +151,10 @@ def running_engine(
             yield SparkEngine(spark, stage=stage, merge_by=merge_by or "auto")
         finally:
             # A JVM that has ended needs no stop: what called it has said so, or nothing needed it.
+            # One to which the signal came too, as of a service or a terminal, may end just now.
             if not is_gone():
-                spark.stop()
+                with contextlib.suppress(Exception):
+                    spark.stop()
     finally:
         root.removeFilter(_is_not_of_py4j)
 

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 import pytest
 from made_directory import MadeDirectory
 
-from pgoutput_fast import cli, testing
+from pgoutput_fast import cli, spark, testing
 from pgoutput_fast.apply.delta_place import Place
 from pgoutput_fast.cli import _spark_engine
 from pgoutput_fast.cli.sync import command as sync
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import RetryableError
+from pgoutput_fast.spark import _session
 from pgoutput_fast.spark._java import java_home
 from pgoutput_fast.spark._staged_files import STAGED
 from pgoutput_fast.verify import verify
@@ -279,6 +280,22 @@ def test_a_spark_that_is_interrupted_while_it_starts(
 def made(tmp_path: Path) -> Iterator[MadeDirectory]:
     with contextlib.closing(MadeDirectory(tmp_path / "segments")) as found:
         yield found
+
+
+def test_a_jvm_that_ends_while_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a service's or a terminal's signal comes to Java too: the sync has ended well."""
+
+    class Ending:
+        def stop(self) -> None:
+            raise RuntimeError("Error while sending or receiving")
+
+    def nothing(*_: Any) -> None:
+        """It is not needed here."""
+
+    monkeypatch.setattr(_session, "begin_java", nothing)
+    monkeypatch.setattr(spark, "session", lambda *_: Ending())
+    with _spark_engine.running_engine("sync", "spark", None, {}) as engine:
+        assert engine is not None
 
 
 def test_what_spark_prints_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
