@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 _CONFIGURATION = {"spark.log.level": "ERROR"}
 _RECORD = re.compile(r"(?:[-/\d]{8,10}[ T])?\d\d:\d\d:\d\d\S* ([A-Z]+) (.*)")
 """How a record of Java's log begins."""
-_THROWN = re.compile(r'^Exception in thread "main" (.*)', re.MULTILINE)
+_THROWN = re.compile(
+    r'^Exception in thread "main" (.*)|'
+    # Of a JVM that does not start, as it can't have the memory that it was told to take.
+    r"^Error occurred during initialization of VM\n(.*)|"
+    r"^(.*)\nError: Could not create the Java Virtual Machine",
+    re.MULTILINE,
+)
 _MAY_PASS = re.compile(
     # Spark stops itself where no master answers. The others: nobody answers there.
     r"stopped SparkContext|Connection refused|Connection timed out|No route to host|"
@@ -175,7 +181,7 @@ def not_started(error: Exception, printed: str) -> PgOutputError:
     # is in Spark's log alone. What its log has with a stack trace is raised too.
     thrown = _THROWN.search(printed)
     logged = [line for level, line, more in records(printed) if level == logging.ERROR and not more]
-    reason = thrown[1] if thrown else "; ".join(logged) or said(error)
+    reason = thrown[thrown.lastindex or 0] if thrown else "; ".join(logged) or said(error)
     may_pass = is_gone() or _MAY_PASS.search(f"{error}\n{reason}")
     return (RetryableError if may_pass else PgOutputError)(f"Spark does not start: {reason}")
 

@@ -225,6 +225,9 @@ KUBERNETES = """An error occurred while calling None.org.apache.spark.api.java.J
 Caused by: java.net.UnknownHostException: k8s.example: Name or service not known
 """
 EXITED = "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."
+NO_SIZE = "Invalid maximum heap size: -Xmxlots"
+NO_JVM = "Error: Could not create the Java Virtual Machine."
+NO_SPACE = "Could not reserve enough space for 1048576000000KB object heap"
 
 
 @pytest.mark.parametrize(
@@ -239,6 +242,8 @@ EXITED = "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its p
         ),
         (EXITED, 'Exception in thread "main" a.B: Master must\n\tat c', "a.B: Master must", False),
         (EXITED, "some: words\n", f"RuntimeError: {EXITED}", False),
+        (EXITED, f"NOTE: a\n{NO_SIZE}\n{NO_JVM}\n", NO_SIZE, False),
+        (EXITED, f"Error occurred during initialization of VM\n{NO_SPACE}\n", NO_SPACE, False),
         (
             KUBERNETES, "",
             "External scheduler cannot be instantiated; k8s.example: Name or service not known",
@@ -255,7 +260,7 @@ def test_why_a_spark_does_not_start(raised: str, printed: str, reason: str, may_
 def test_a_spark_that_is_interrupted_while_it_starts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ctrl-C is no failure of Spark's: neither what Java printed nor py4j's calls are logged."""
+    """Ctrl-C is no failure: neither what Java printed nor py4j's calls are in the log."""
     caplog.set_level(logging.INFO)
 
     def begin_java(*given: Any) -> None:
