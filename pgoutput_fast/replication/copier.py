@@ -231,7 +231,9 @@ class Copier:
                     self._idle_since = woken
                     self._wake.wait()
         except Exception as error:  # noqa: BLE001 - raised in the capture's thread
-            unexpected = f"copies of tables can't be made: {error!r}"
+            # What the system says, such as that the disk is full, tells more without its class.
+            reason = str(error) if isinstance(error, OSError) else repr(error)
+            unexpected = f"copies of tables can't be made: {reason}"
             self.error = error if isinstance(error, PgOutputError) else PgOutputError(unexpected)
         finally:
             if self._opened is not None:

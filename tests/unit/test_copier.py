@@ -1,0 +1,27 @@
+"""What ends the thread that copies tables."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pgoutput_fast.replication import copier
+
+
+def test_a_copier_whose_disk_is_full_says_what_the_system_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(self: copier.Tables) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "snapshots/1.arrow")
+
+    monkeypatch.setattr(copier.Tables, "read", read)
+    target: Any = SimpleNamespace(directory=tmp_path)
+    copies = copier.Copier(target)
+    copies._thread.join(30)
+    said = f"[Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}: 'snapshots/1.arrow'"
+    assert str(copies.error) == f"copies of tables can't be made: {said}"
