@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from .publications import Publications
 
 __all__ = ["Catalog", "CatalogColumn", "CatalogTable", "catalog_of", "read_catalog"]
 
@@ -59,8 +58,8 @@ class CatalogColumn:
         ``pg_attribute.attnum``, which stays when the column is renamed; None in catalogues that
         were stored without it.
     is_published : bool
-        Whether the publications' lists of columns have it. True in catalogues that were stored
-        without it.
+        Whether changes have it: not one that lists of columns lack, nor a generated one, unless the
+        publications say so. True in catalogues that were stored without it.
     """
 
     name: str
@@ -331,10 +330,14 @@ def catalog_of(
     except psycopg.Error as error:
         raise server_error("can't read the catalogue", str(error), error.sqlstate) from error
     columns_of: dict[int, list[CatalogColumn]] = {oid: [] for oid in every}
-    listed = _listed(found)
+    sent = {
+        one.table.oid: [found.sent(publication, one.table) for publication in one.publications]
+        for one in found.published()
+    }
     for oid, *fields in columns:
         column = CatalogColumn(*fields)
-        if oid in listed and column.number not in listed[oid]:
+        by = sent.get(oid)
+        if by and not any(is_sent(column.number, column.generated) for is_sent in by):
             column = dataclasses.replace(column, is_published=False)
         columns_of[oid].append(column)
     return Catalog(
@@ -363,17 +366,6 @@ def catalog_of(
             for table in tables
         ),
     )
-
-
-def _listed(found: Publications) -> dict[int, set[int]]:
-    """The numbers of the columns that publications list, for tables that none publishes whole."""
-    listed: dict[int, set[int]] = {}
-    for published in found.published():
-        entries = [found.entry(one, published.table) for one in published.publications]
-        columns = [None if entry is None else entry.columns for entry in entries]
-        if columns and None not in columns:
-            listed[published.table.oid] = {number for one in columns for number in one or ()}
-    return listed
 
 
 def _index(indexes: Iterable[Sequence[Any]], oid: int, flag: int) -> tuple[str, ...]:

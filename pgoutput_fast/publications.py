@@ -20,7 +20,7 @@ from .errors import PgOutputError
 from .names import qualified
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import psycopg
 
@@ -382,6 +382,14 @@ class Publications:
         ]
         return tuple(filtered) if len(filtered) == len(published.publications) else ()
 
+    def sent(self, publication: Publication, table: Table) -> Callable[[int | None, str], bool]:
+        """What tells of a column, by its number and whether it is generated, if it is sent."""
+        entry = self.entry(publication, table)
+        listed = None if entry is None else entry.columns
+        if listed is not None:
+            return lambda number, generated: number in listed
+        return lambda number, generated: generated in ("", publication.generated)
+
     def columns(self, published: Published, columns: Sequence[Attribute]) -> list[Attribute]:
         """The columns of a table that are published, of those that it has.
 
@@ -393,17 +401,8 @@ class Publications:
         table = published.table
         chosen: dict[tuple[int, ...], str] = {}
         for publication in published.publications:
-            entry = self.entry(publication, table)
-            listed = None if entry is None else entry.columns
-            numbers = [
-                one.number
-                for one in columns
-                if (
-                    one.number in listed
-                    if listed is not None
-                    else one.generated == "" or one.generated == publication.generated == "s"
-                )
-            ]
+            sent = self.sent(publication, table)
+            numbers = [one.number for one in columns if sent(one.number, one.generated)]
             chosen.setdefault(tuple(numbers), publication.name)
         if len(chosen) > 1:
             first, second = list(chosen.values())[:2]

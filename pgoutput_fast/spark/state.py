@@ -347,7 +347,7 @@ class _Told:
         there = set(names) if last is None else {column.name for column in last.columns}
         columns = {shown_name(one.name): one for one in self._table.columns}
         gone = there - set(columns)
-        come = {shown for shown, one in columns.items() if _is_sent(one)} - there
+        come = {shown for shown, one in columns.items() if one.is_published} - there
         if gone and come:
             raise PgOutputError(
                 f"the changes have the columns {', '.join(sorted(gone))}, which {name} has not, "
@@ -436,10 +436,6 @@ def _version(told: str) -> Version:
     return version_of(pa.schema([("after", row)], metadata))
 
 
-def _is_sent(column: CatalogColumn) -> bool:
-    return column.is_published and not column.generated
-
-
 def _before(place: Position) -> Column:
     lsn, seq = F.col("commit_lsn"), F.col("seq")
     return (lsn < place[0]) | ((lsn == place[0]) & (seq < place[1]))
@@ -479,7 +475,7 @@ class _Planned:
         had |= set(self.row.fieldNames())
         fields = []
         for name, column in self._columns.items():
-            if name not in had and _is_sent(column):
+            if name not in had and column.is_published:
                 type_ = column_type(
                     column.type_id, column.type_modifier, registry=self.settings.registry
                 )

@@ -85,6 +85,23 @@ def test_columns_that_are_not_published(database18: Any) -> None:
         assert [one.name for one in table.columns if one.is_published] == published
 
 
+def test_generated_columns_that_are_not_published(database18: Any) -> None:
+    database18.execute(
+        "CREATE TABLE made (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED, "
+        "thrice int GENERATED ALWAYS AS (id * 3) VIRTUAL)",
+        "CREATE PUBLICATION without FOR TABLE made",
+        "CREATE PUBLICATION stored FOR TABLE made WITH (publish_generated_columns = stored)",
+        "CREATE PUBLICATION listed FOR TABLE made (id, twice)",
+    )
+    for publication, published in (
+        ("without", ["id"]),
+        ("stored", ["id", "twice"]),
+        ("listed", ["id", "twice"]),
+    ):
+        (table,) = read_catalog(database18.dsn, [publication]).tables
+        assert [one.name for one in table.columns if one.is_published] == published
+
+
 def test_partitions(database: Any, catalog: Catalog) -> None:
     names = dict(database.execute("SELECT oid::bigint, relname::text FROM pg_class"))
     root = catalog.table("public.root")
