@@ -574,6 +574,7 @@ class _Planner:
         source = self._source()
         position = _position(start, source)
         self._acknowledge(source, position)
+        self._check_left(source, position, start.get("relation_id"))
         plan = source.plan(
             {"start": None}, Progress(position), most, whole_copies=True, until=self._until
         )
@@ -586,6 +587,23 @@ class _Planner:
             if relation_id is not None:
                 end["relation_id"] = relation_id
         return end
+
+    def _check_left(
+        self, source: SegmentSource, position: Position, relation_id: int | None
+    ) -> None:
+        """Refuse to wait for a table of which nothing comes any more, when all of it was read."""
+        state = None if relation_id is None else source.seen.states.get(relation_id)
+        if state is None or state.copies[-1].state != "gone":
+            return
+        lsn = state.copies[-1].lsn
+        if position.tables.get(relation_id or 0, position.lsn) >= lsn:
+            raise PgOutputError(
+                f"{self._options.table} was dropped, or has left the publications, before "
+                f"{format_lsn(lsn)}: all that came of it has been read, and nothing more comes. If "
+                "it is published again, it is copied anew, and the query goes on; if its rows come "
+                "by the table above it now (publish_via_partition_root), or by its partitions, "
+                "read those"
+            )
 
     def _acknowledge(self, source: SegmentSource, position: Position) -> None:
         """Let the capture delete what is before an offset that is in Spark's checkpoint."""

@@ -239,6 +239,30 @@ def test_a_later_copy_takes_nothing_from_a_batch(
     reader.stop()
 
 
+def test_a_table_that_leaves_the_publications(
+    source: Any, made: MadeDirectory, tmp_path: Path
+) -> None:
+    """A stream that waits for it would wait without end and without a word."""
+    made.wait(T, 1000)
+    made.copy(T, 1101, [[1, "a"]])
+    fill(made, 1200, 1)
+    made.tables.leave(T.relation_id, 1211, {"table": [T.namespace, T.name]})
+    other = testing.Table("u", {"id": "int4"}, 16391, key=["id"])
+    made.commit(1300, other.relation(), testing.insert(other, [7]))
+    reader = _StreamReader(*parts_of(made, tmp_path))
+    first = reader.initialOffset()
+    limit = reader.getDefaultReadLimit()
+    last = reader.latestOffset(first, limit)
+    assert ids(reader, first, last) == [1, 1200]
+    with pytest.raises(pf.PgOutputError, match=r"public\.t was dropped, or .* before 0/4BB: all"):
+        reader.latestOffset(last, limit)
+    made.wait(T, 1310, first=False)
+    made.copy(T, 1351, [[3, "a"]])
+    fill(made, 1400, 1)
+    assert ids(reader, last, reader.latestOffset(last, limit)) == [3, 1400]
+    reader.stop()
+
+
 def test_a_stream_goes_on_where_its_checkpoint_is(
     source: Any, made: MadeDirectory, tmp_path: Path
 ) -> None:
