@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ pytest.importorskip("click")
 pytest.importorskip("psycopg")
 pytest.importorskip("pyarrow")
 
+from pgoutput_fast.cli import _POOL as POOL
 from pgoutput_fast.cli import main
 from pgoutput_fast.cli._named import in_options
 
@@ -122,3 +126,28 @@ def test_a_password_in_another_option_is_not_shown(
     captured = capsys.readouterr()
     assert "heim" not in captured.out + captured.err
     assert "***" in captured.err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere pyarrow may lack jemalloc")
+@pytest.mark.parametrize(
+    ("name", "given", "backend"),
+    [("sync", {}, "jemalloc"), ("sync", {POOL: "system"}, "system"), ("consumers", {}, None)],
+)
+def test_which_allocator_a_sync_has(name: str, given: dict[str, str], backend: str | None) -> None:
+    """It keeps little of what was freed; nothing of that goes to the processes that it starts."""
+    program = (
+        "import os, sys; from pgoutput_fast import cli; cli._imported(sys.argv[1])\n"
+        "import pyarrow; print(pyarrow.default_memory_pool().backend_name)\n"
+        "print(os.environ.get(sys.argv[2]))"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != POOL} | given
+    ended = subprocess.run(
+        [sys.executable, "-c", program, name, POOL],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found, left = ended.stdout.split()
+    assert left == str(given.get(POOL))
+    if backend is None:
+        assert found != "jemalloc"
+    else:
+        assert (found, ended.stderr) == (backend, "")

@@ -15,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -291,6 +292,8 @@ def test_a_jvm_that_ends_while_it_is_stopped(monkeypatch: pytest.MonkeyPatch) ->
     """As where a service's or a terminal's signal comes to Java too: the sync has ended well."""
 
     class Ending:
+        sparkContext = SimpleNamespace(master="local[2]", defaultParallelism=2)  # noqa: N815
+
         def stop(self) -> None:
             raise RuntimeError("Error while sending or receiving")
 
