@@ -38,7 +38,9 @@ SESSION_SETTINGS = {
 }
 """The settings that decide how values look as text. Every session sets all of them."""
 
-_SECRETS = ("password", "sslpassword", "oauth_client_secret")
+_SECRETS = (
+    "password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"
+)  # fmt: skip
 
 # With these, a peer that is gone without having closed the connection is noticed within a minute.
 # The operating system sends no keepalive probes while sent data are not confirmed, so

@@ -232,7 +232,9 @@ def frame_bytes(frame: object) -> bytes:
 
 _URL_PASSWORD = re.compile(r"\b([a-z][a-z0-9+.-]*:/{1,3}[^\s/:@]*:)\S*@", re.IGNORECASE)
 _PASSWORD = re.compile(
-    r"\b(\w*password|passwd)(\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s'\"]+)", re.IGNORECASE
+    r"\b(\w*password|passwd|oauth_client_secret|scram_\w+_key)(\s*=\s*)"
+    r"('(?:[^'\\]|\\.)*'|[^\s'\"]+)",
+    re.IGNORECASE,
 )
 
 

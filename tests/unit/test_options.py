@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("psycopg")
 
 from pgoutput_fast.connections import ConnectionParameters
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import PgOutputError, without_passwords
 from pgoutput_fast.replication import capture, connect
 from pgoutput_fast.replication.stream_options import StreamOptions
 
@@ -148,6 +148,21 @@ def test_wrong_arguments_of_a_capture_never_reach_a_server(options, match, tmp_p
     with pytest.raises((TypeError, PgOutputError), match=match):
         capture("host=/nonexistent", **given)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"],
+)
+def test_parameters_that_are_secrets(name):
+    import psycopg
+
+    known = {one.keyword.decode() for one in psycopg.pq.Conninfo.get_defaults()}
+    if name in known or "password" in name:  # libpq before 18 has not all of them
+        parameters = ConnectionParameters("host=h", {name: "geheim"})
+        assert parameters.has_secret
+        assert parameters.without_secrets("no geheim here") == "no *** here"
+    assert without_passwords(f"host=h {name}=geheim user=u") == f"host=h {name}=*** user=u"
 
 
 def test_parameters_show_no_secret():
