@@ -36,7 +36,7 @@ def departed(history: History | None, relation_ids: list[int]) -> list[int]:
 
 
 def mistaken(patterns: Iterable[str], shown: Collection[str]) -> Iterator[str]:
-    """Tell of each pattern that matches no published table.
+    """Tell of each pattern that matches no published table, or that there is none at all.
 
     Parameters
     ----------
@@ -45,6 +45,9 @@ def mistaken(patterns: Iterable[str], shown: Collection[str]) -> Iterator[str]:
     shown : collection of str
         The published tables, as patterns match them.
     """
+    if not shown:
+        yield "the publications have no table: nothing comes until one is added to them"
+        return
     patterns = [*patterns]
     for one in dict.fromkeys(one.removeprefix("*.") for one in patterns):
         # Of a name with a dot the command makes two patterns, as it may lack its schema.
@@ -126,7 +129,7 @@ class Departures:
     ) -> None:
         self._directory = directory
         self._shown = shown
-        self._patterns = [*patterns]
+        self._patterns: list[str] | None = [*patterns]
         self._next = 0.0
         self._gone: set[int] = set()
         self.left: tuple[str, ...] = ()
@@ -171,6 +174,7 @@ class Departures:
             _log.warning("%s %s; what it had stays in %s", name, happened, self._shown(stored))
         self._gone = set(gone)
         self.left = tuple(self._shown(held.stored) for held in gone.values())
-        for warning in mistaken(self._patterns, shown):
-            _log.warning("%s", warning)
-        self._patterns = []  # it is told once
+        if self._patterns is not None:
+            for warning in mistaken(self._patterns, shown):
+                _log.warning("%s", warning)
+        self._patterns = None  # it is told once

@@ -530,6 +530,19 @@ def test_a_misspelled_table_is_told_with_one_like_it(pattern: str, hint: str) ->
     ]
 
 
+def test_that_there_is_no_published_table_is_told_once(
+    made: MadeDirectory, tables: Tables, caplog: pytest.LogCaptureFixture
+) -> None:
+    HistoryWriter(made.directory, None).note(catalog_read(1100))
+    made.commit(1200)
+    for known in ({}, {"tables": ["public.others"]}):
+        caplog.clear()
+        assert sync(made, tables, **known).tables == {}
+        assert [record.getMessage() for record in caplog.records] == [
+            "the publications have no table: nothing comes until one is added to them"
+        ]
+
+
 def test_tables_that_left_or_never_came_are_told(
     made: MadeDirectory,
     tables: Tables,

@@ -47,6 +47,7 @@ class InProcessEngine:
     """See `Engine`."""
 
     driver_bytes = 0
+    window_bytes = 64 << 20
 
     def __init__(
         self, *, twice: bool = False, stages: bool = False, merger: Merger | None = None
