@@ -362,7 +362,7 @@ class Syncing:
                 continue
             self._said.add((relation_id, held.stale))
             _log.warning("%s.%s is not kept up to date: %s", held.namespace, held.name, held.stale)
-            if self._asks_for(held):
+            if self._asks_for(held) and not self._is_copied(relation_id):
                 request_copy(self._directory, relation_id, [held.namespace, held.name])
 
     def _asks_for(self, held: Held) -> bool:
@@ -371,6 +371,17 @@ class Syncing:
         # Of those that were cut off nobody can make a copy.
         needs_none = as_wanted or held.stale in (None, LEFT_UNCOPIED, _CUT_OFF)
         return self._options.unknown == "copy" and not needs_none
+
+    def _is_copied(self, relation_id: int) -> bool:
+        """Whether the capture has a copy under way, or one that was not read yet.
+
+        So it is where a sync before this one has asked for it.
+        """
+        state = look(self._directory).states.get(relation_id)
+        if state is None:
+            return False
+        at = self._consumer.position.of(relation_id)
+        return state.held_from is not None or any(copy.lsn > at for copy in state.snapshots)
 
     def _newest(self) -> int | None:
         """When the newest change was committed that the target has."""

@@ -775,6 +775,11 @@ def test_another_binary_has_tables_copied(
     assert rows(tables, "public.numbers") == [{"id": 1}, {"id": 2}]
     assert requested(made.directory).keys() == {prices.relation_id}
     made.wait(prices, 1310, first=False)
+    (made.directory / "requests" / f"{prices.relation_id}.json").unlink()
+    made.commit(1320, numbers.relation(), testing.insert(numbers, [3]))
+    # The next sync does not ask again for what is on its way.
+    assert [*sync(made, tables).stale] == ["public.prices"]
+    assert requested(made.directory) == {}
     made.copy(prices, 1350, [[1, "$12.34", "{pg_class}"], [2, "$0.99", None]])
     made.commit(1400, prices.relation(), testing.insert(prices, [4, "$4.00", None]))
     assert sync(made, tables).stale == {}
