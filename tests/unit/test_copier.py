@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("psycopg")
+
 from pgoutput_fast.replication import copier
 
 
