@@ -316,7 +316,8 @@ def catalog_of(
 
     try:
         found = Publications(connection, publications)
-        tables = [one.table for one in found.published()]
+        every_published = found.published()
+        tables = [one.table for one in every_published]
         ids = [table.oid for table in tables]
         below = found.partitions()
         leaves_of = {oid: sorted(below.get(oid, ()), key=lambda one: one.oid) for oid in ids}
@@ -332,7 +333,7 @@ def catalog_of(
     columns_of: dict[int, list[CatalogColumn]] = {oid: [] for oid in every}
     sent = {
         one.table.oid: [found.sent(publication, one.table) for publication in one.publications]
-        for one in found.published()
+        for one in every_published
     }
     for oid, *fields in columns:
         column = CatalogColumn(*fields)

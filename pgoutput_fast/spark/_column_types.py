@@ -38,12 +38,13 @@ def arrow_schema(schema: StructType, zone: str = "UTC") -> pa.Schema:
     return to_arrow_schema(schema, **given)
 
 
+_TIMESTAMP = re.compile(r"`[^`]*`|\btimestamp\b")
+"""The word, or a quoted name, in which it stays what it is."""
+
+
 def explicit(ddl: str) -> str:
     """DDL whose timestamps are points in time, whatever ``spark.sql.timestampType`` says."""
     return _TIMESTAMP.sub(lambda one: "timestamp_ltz" if one[0] == "timestamp" else one[0], ddl)
-
-
-_TIMESTAMP = re.compile(r"`[^`]*`|\btimestamp\b")
 
 
 def parsed(name: str, ddl: str) -> DataType:

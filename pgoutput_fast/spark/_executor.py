@@ -459,10 +459,15 @@ class FrameReader:
             return
         if shown_table(relation) != self.target.table:
             return
-        has_it, fix = "what was read before", "Start the query again, which finds the table anew"
         if self.target.relations:
-            has_it, fix = "relations=", "Give the Relations of both, that of the table that has "
-            fix += "the name now behind the other"
+            has_it = "relations="
+            fix = (
+                "Give the Relations of both, that of the table that has the name now behind the "
+                "other"
+            )
+        else:
+            has_it = "what was read before"
+            fix = "Start the query again, which finds the table anew"
         raise PgOutputError(
             f"{self.target.table}: {self.where} has changes of relation {relation.relation_id}, "
             f"and {has_it} has this name as relation {version.relation_id}: the table was "

@@ -341,9 +341,7 @@ def test_a_column_that_comes_while_a_stream_runs(
         ids(reader, first, second)
     reader.stop()
     # A query that begins now has it, also in the changes that lack it.
-    again = _StreamReader(*parts_of(made, tmp_path))
-    assert ids(again, begin, second) == [1200, 1300]
-    again.stop()
+    assert read_anew(made, tmp_path, begin, second) == [1200, 1300]
     ignoring = _StreamReader(*parts_of(made, tmp_path, newColumns="ignore", consumer="i"))
     third = ignoring.latestOffset(begin, ignoring.getDefaultReadLimit())
     assert ids(ignoring, begin, first) == [1200]
@@ -389,9 +387,7 @@ def test_a_column_that_comes_with_a_copy(source: Any, made: MadeDirectory, tmp_p
     with pytest.raises(pf.PgOutputError, match=r"has got the column w since the query began"):
         ids(reader, begin, end)
     reader.stop()
-    again = _StreamReader(*parts_of(made, tmp_path))
-    assert ids(again, begin, end) == [1, 1200]
-    again.stop()
+    assert read_anew(made, tmp_path, begin, end) == [1, 1200]
 
 
 def test_a_type_that_is_altered_while_a_stream_runs(
@@ -407,9 +403,7 @@ def test_a_type_that_is_altered_while_a_stream_runs(
     with pytest.raises(pf.PgOutputError, match=told):
         ids(reader, begin, end)
     reader.stop()
-    again = _StreamReader(*parts_of(made, tmp_path))
-    assert ids(again, begin, end) == [1200, 1 << 40]
-    again.stop()
+    assert read_anew(made, tmp_path, begin, end) == [1200, 1 << 40]
 
 
 def test_another_table_has_got_the_name(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
@@ -504,6 +498,16 @@ def test_a_checkpoint_of_something_else(
     with pytest.raises(pf.PgOutputError, match=text):
         reader.latestOffset(offset, reader.getDefaultReadLimit())
     reader.stop()
+
+
+def read_anew(
+    made: MadeDirectory, tmp_path: Path, start: dict[str, Any], end: dict[str, Any]
+) -> list[int]:
+    """The same of a query that begins now, between offsets that another one had."""
+    reader = _StreamReader(*parts_of(made, tmp_path))
+    found = ids(reader, start, end)
+    reader.stop()
+    return found
 
 
 def test_a_checkpoint_of_another_slot_makes_no_slot(
