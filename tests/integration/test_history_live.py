@@ -118,7 +118,7 @@ class Shop:
     def copied(self) -> None:
         """Wait until the tables are copied."""
         tables = self.directory / "tables"
-        self.wait_until(lambda: list(tables.glob("*-snapshot-*")))
+        self.wait_until(lambda: list(tables.glob("*-snapshot-*.json")))
 
     def exported(
         self, directory: Path, ops: tuple[str, ...] = ("insert",), **options: Any
@@ -215,7 +215,7 @@ def test_a_capture_that_is_killed_has_confirmed_the_snapshot(
     shop.insert("(1, 'a')", "NULL", "'sad'")
     shop.start(snapshot="initial")
     shop.copied()
-    (table,) = (shop.directory / "tables").glob("*-snapshot-*")
+    (table,) = (shop.directory / "tables").glob("*-snapshot-*.json")
     point = int(table.stem.rpartition("-")[2], 16)
     shop.wait_until(lambda: until(shop.directory) >= point)
     monkeypatch.setattr(reading.HistoryWatch, "finish", lambda _: None)
