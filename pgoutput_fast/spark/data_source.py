@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
+import logging
 import os
 import re
 import sys
@@ -48,6 +49,7 @@ except ImportError as error:
     ) from error
 
 from pgoutput_fast._disk import claim_directory
+from pgoutput_fast.apply.departures import mistaken
 from pgoutput_fast.apply.embedded_capture import EmbeddedCapture
 from pgoutput_fast.captured.progress import Progress
 from pgoutput_fast.captured.units import SegmentSource, open_source
@@ -56,6 +58,7 @@ from pgoutput_fast.directory.reading import Position
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import history_of
 from pgoutput_fast.lsn import format_lsn, parse_lsn
+from pgoutput_fast.names import shown_table
 from pgoutput_fast.segments import Segment
 from pgoutput_fast.segments.listing import contents, has_begun
 
@@ -82,6 +85,8 @@ if TYPE_CHECKING:
     from pgoutput_fast.segments import SegmentMetadata
 
     from ._executor import Target
+
+_log = logging.getLogger(__name__)
 
 _WAIT = 0.05  # seconds between two looks at what a capture has written
 _ENDING = 5.0
@@ -268,6 +273,17 @@ def _choose(options: SourceOptions, schema: StructType, found: FoundTable) -> Ch
     )
 
 
+def _tell_mistaken(options: SourceOptions) -> bool:
+    """Warn of patterns that match no published table; False if the catalogue is not known yet."""
+    history = history_of([options.segments]) if options.tables else None
+    if history is None:
+        return not options.tables
+    published = [*map(shown_table, history.newest_tables.tables)]
+    for warning in mistaken(options.tables or (), published):
+        _log.warning("%s", warning)
+    return True
+
+
 # --- batches -------------------------------------------------------------------------------------
 
 
@@ -301,6 +317,7 @@ class _BatchReader(DataSourceReader):
         source = open_source([self._options.segments])
         if not isinstance(source, SegmentSource):
             raise PgOutputError(f"no capture has begun in {self._options.segments}")
+        _tell_mistaken(self._options)
         if self._end is not None:
             source = source.before(self._end)
         if self._start is None:
@@ -473,6 +490,7 @@ class _Planner:
         self._schema = schema
         self._chosen: ChosenTable | None = None
         self._committed: datetime.datetime | None = None
+        self._has_told = False
         is_new = not has_begun(options.segments)
         if is_new and options.capture == "external":
             raise PgOutputError(f"no capture has begun in {options.segments}")
@@ -578,6 +596,7 @@ class _Planner:
         plan = source.plan(
             {"start": None}, Progress(position), most, whole_copies=True, until=self._until
         )
+        self._has_told = self._has_told or _tell_mistaken(self._options)
         if plan is None or plan.after is None:
             return start
         self._committed = newest_commit(plan.units) or self._committed

@@ -19,6 +19,7 @@ from pyspark.errors import AnalysisException, PythonException, StreamingQueryExc
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import GreaterThanOrEqual, LessThan
 from pyspark.sql.streaming.datasource import ReadMaxBytes
+from pyspark.sql.types import StructType
 from spark_frames import rows
 
 import pgoutput_fast as pf
@@ -845,9 +846,8 @@ def test_files_with_times_are_read_by_spark(
     assert tuple(row.after) == wanted
 
 
-def test_a_published_table_without_changes(source: Any, made: MadeDirectory) -> None:
-    """It is an empty DataFrame of the columns that the catalogue has."""
-    fill(made, 1200, 1)
+def publish_quiet(made: MadeDirectory) -> None:
+    """A catalogue of one table, of which nothing comes."""
     columns = tuple(
         CatalogColumn(name, type_id, "", modifier, False, False, "", False, None)
         for name, type_id, modifier in (("id", 23, -1), ("n", 1700, (10 << 16 | 2) + 4))
@@ -857,6 +857,44 @@ def test_a_published_table_without_changes(source: Any, made: MadeDirectory) -> 
     HistoryWriter(made.directory, None).note(
         CatalogRead(1000, 1000, frozenset(), frozenset(), False, pf.TypeRegistry(), catalog)
     )
+
+
+@pytest.mark.parametrize("mode", ["envelope", "manifest"])
+def test_a_pattern_that_matches_nothing_is_told_of(
+    made: MadeDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    fill(made, 1200, 1)
+    given = {"segments": str(made.directory), "mode": mode, "tables": "public.quit, *.quiet"}
+    if mode == "manifest":
+        given["output"] = str(tmp_path / "files")
+    source = PgOutputDataSource(given)
+    schema = StructType([])  # these modes have one of their own
+    stream = source.streamReader(schema)
+    limit = ReadMaxBytes(1)
+
+    def told() -> list[str]:
+        found = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return found
+
+    begin = stream.initialOffset()
+    next_one = stream.latestOffset(begin, limit)
+    assert told() == []  # no catalogue says yet what is published
+    publish_quiet(made)
+    wanted = ["tables='public.quit' matches no published table; did you mean public.quiet?"]
+    assert stream.latestOffset(next_one, limit) == next_one
+    assert told() == wanted
+    stream.latestOffset(next_one, limit)
+    assert told() == []  # once
+    stream.stop()
+    source.reader(schema).partitions()
+    assert told() == wanted
+
+
+def test_a_published_table_without_changes(source: Any, made: MadeDirectory) -> None:
+    """It is an empty DataFrame of the columns that the catalogue has."""
+    fill(made, 1200, 1)
+    publish_quiet(made)
     found = read_segments(source, made.directory, "public.quiet")
     assert found.schema["after"].dataType.simpleString() == "struct<id:int,n:decimal(10,2)>"
     assert found.collect() == []
