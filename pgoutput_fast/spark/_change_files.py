@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from pgoutput_fast.apply.delta_place import directory_of
+from pgoutput_fast.apply.delta_statistics import repeating
 from pgoutput_fast.apply.naming import stored_table
 from pgoutput_fast.apply.stored_changes import Form, with_a_column
 from pgoutput_fast.captured.changes import ChangeReader
@@ -103,12 +104,13 @@ class _File:
         """Write what waits."""
         if not self._waiting:
             return
+        rows = pa.Table.from_batches(self._waiting).cast(self._schema)
         if self._writer is None:
             self._files.create_dir(self._directory, recursive=True)
             self._writer = pq.ParquetWriter(
-                self._path, self._schema, filesystem=self._files, compression="zstd"
-            )
-        rows = pa.Table.from_batches(self._waiting).cast(self._schema)
+                self._path, self._schema, filesystem=self._files, compression="zstd",
+                use_dictionary=repeating(rows),
+            )  # fmt: skip
         self._waiting, self.pending = [], 0
         self._writer.write_table(rows, row_group_size=max(1, len(rows)))
         lsns = rows.column("commit_lsn")
