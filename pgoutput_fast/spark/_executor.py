@@ -501,7 +501,9 @@ class FrameReader:
             yield found
         *_, self.counted = self.chunks(self.streamed)[1]
         if count < len(frames):
-            raise PgOutputError(f"{self.target.table}: {where}, frame {count}: it is null")
+            null = PgOutputError(f"{self.target.table}: {where}, frame {count}: it is null")
+            null.frame, null.path = count, self.path
+            raise null
 
     def decoded(self, frames: pa.Array, places: NDArray[np.uint64]) -> Iterator[Any]:
         """The batches of changes in frames.

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 import pgoutput_fast as pf
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import DecodeError, PgOutputError
 from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.protocol.messages import Truncate
 
@@ -99,6 +99,8 @@ def wanted_rows(
     numbers: NDArray[np.uint32],
     relation_id: int,
     inside: NDArray[np.bool_] | None = None,
+    *,
+    damaged: bool = False,
 ) -> NDArray[np.bool_]:
     """The frames that have rows of a table, or its TRUNCATE.
 
@@ -112,6 +114,9 @@ def wanted_rows(
         That of the table.
     inside : bool[n], optional
         Which frames come from inside a stream chunk.
+    damaged : bool
+        Whether a TRUNCATE that can't be decoded is one of them. What decodes the frames refuses it,
+        and knows where it is.
 
     Returns
     -------
@@ -120,7 +125,11 @@ def wanted_rows(
     wanted: NDArray[np.bool_] = np.isin(tags, ROW_TAGS) & (numbers == relation_id)
     for index in np.flatnonzero(tags == ord("T")).tolist():
         in_stream = inside is not None and bool(inside[index])
-        message = pf.decode(frames[index].as_py(), in_stream=in_stream)
+        try:
+            message = pf.decode(frames[index].as_py(), in_stream=in_stream)
+        except DecodeError:
+            wanted[index] = damaged
+            continue
         wanted[index] = isinstance(message, Truncate) and relation_id in message.relation_ids
     return wanted
 

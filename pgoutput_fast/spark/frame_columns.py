@@ -19,6 +19,7 @@ from .dataframes import check_session, frames_target, partition, registry_of, se
 from .relation_ranges import RelationRanges
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from pyspark.sql import Column
 
     from pgoutput_fast.policies import Policies
@@ -51,7 +52,8 @@ def decode_udf(
     ----------
     data : Column or str
         The frames, or the name of their column (binary), as of :func:`decode_frames`. Frames from
-        inside stream chunks can't stand alone; bring them into protocol 1's form before.
+        inside stream chunks can't stand alone, and those of the table are refused; bring them into
+        protocol 1's form before.
     table : str
         ``namespace.name``, as of :func:`decode_frames`.
     relations : RelationRanges, or mapping or iterable of Relation
@@ -139,9 +141,11 @@ class _Decoding:
             self._reader = FrameReader(self._target)
         assert self._target.version is not None  # noqa: S101 - decode_udf has seen to it
         tags, numbers = heads(frames)
-        wanted = wanted_rows(frames, tags, numbers, self._target.version.relation_id)
-        # A frame that is too short to have a relation id is refused when it is decoded.
-        wanted |= np.isin(tags, ROW_TAGS) & (numbers == 0)
+        relation_id = self._target.version.relation_id
+        wanted = wanted_rows(frames, tags, numbers, relation_id, damaged=True)
+        # These are refused when they are decoded: a frame that is too short to have a relation id,
+        # and one that has the table's behind an xid, as it has inside of a stream chunk.
+        wanted |= np.isin(tags, ROW_TAGS) & ((numbers == 0) | _behind_xid(frames, relation_id))
         # The frame's index is beside it as commit_lsn, so that each change is found to be its own.
         beside = {"data": frames, "commit_lsn": pa.array(np.arange(len(frames)))}
         if lsns:
@@ -159,6 +163,19 @@ class _Decoding:
         indices = np.full(len(frames), -1)
         indices[found] = np.arange(len(found))
         return pa.concat_arrays(changes).take(pa.array(indices, mask=indices < 0))
+
+
+def _behind_xid(frames: pa.Array, relation_id: int) -> NDArray[np.bool_]:
+    """Which frames of rows are of a table, if they come from inside a stream chunk.
+
+    What stands there in other frames is the letter of a row's kind and the number of its columns.
+    A table whose OID begins with such a letter is not told from those.
+    """
+    if relation_id >> 24 in b"NKO":
+        return np.zeros(len(frames), np.bool_)
+    _, numbers = heads(frames, np.ones(len(frames), np.bool_))
+    found: NDArray[np.bool_] = numbers == relation_id
+    return found
 
 
 def _value(value: Any, type_: T.DataType) -> Any:

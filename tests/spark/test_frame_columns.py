@@ -177,6 +177,11 @@ def test_frames_that_can_not_be_decoded_are_refused(spark):
     assert (bad.code, bad.offset, bad.tag) == ("bad_value", 13, "I")
     short = error(good, (2, good[1][:4]))
     assert (short.code, short.tag) == ("truncated", "I")
+    # What comes from inside a stream chunk is no null, which would lose the row.
+    for streamed, code in (good[1], "unknown_relation"), (testing.truncate([1]), "bad_count"):
+        found = error((2, testing.in_stream(streamed, 700)))
+        assert (found.code, found.frame) == (code, 0)
+        assert "if the frame comes from inside a stream chunk" in str(found)
     outside = error((1005, good[1]), (1020, good[1]), relations=RANGES, lsn="lsn")
     assert outside.code == "unknown_relation"
     assert "no Relation is known that holds at LSN 0/3FC; " in str(outside)
@@ -185,7 +190,8 @@ def test_frames_that_can_not_be_decoded_are_refused(spark):
 @pytest.mark.skipif(not hasattr(F, "arrow_udf"), reason="Spark 4.0 gives frames one by one")
 def test_the_index_of_a_frame_is_that_in_its_batch(spark):
     rows = [(1, begin(1, 1)), (1005, insert(1, "1", "a", "b")), (1, NEW)]
-    for bad, lsn in ((insert(1, "x", "b", "c"), 1015), (insert(1, "1", "b", "c"), 1020)):
+    bads = (insert(1, "x", "b", "c"), 1015), (insert(1, "1", "b", "c"), 1020), (b"T\0\0", 1015)
+    for bad, lsn in bads:
         frames = partitions(spark, [*rows, (lsn, bad)], columns="lsn bigint, data binary")
         with pytest.raises(PySparkException) as raised:
             frames.select(decode_udf("data", "public.t", RANGES, lsn="lsn")).collect()

@@ -149,6 +149,12 @@ def test_the_position_of_an_error_is_that_of_the_frame(spark, tmp_path):
     error = error_of(raised.value)
     assert (error.code, error.frame, error.tag) == ("bad_value", 3, "I")
     assert "batch 0, frame 3: 'I' frame" in str(error)
+    for bad, code in (testing.truncate([1])[:-1], "bad_count"), (None, None):
+        frames = partitions(spark, [*ROWS[:3], (1010, bad)], columns=COLUMNS)
+        with pytest.raises(PySparkException) as raised:
+            decode_frames(frames, "public.t", ranges).collect()
+        error = error_of(raised.value)
+        assert (error.code, error.frame) == (code, 3)
 
 
 def test_versions_that_lie_within_each_other_are_left_out(tmp_path):
