@@ -192,39 +192,6 @@ class _User:
         return subprocess.run(check, cwd="/", check=False, **self.options).returncode == 0
 
 
-def _make_directory(user: _User) -> Path:
-    """Make a private directory of the user, with a path that is short enough for a socket.
-
-    Raises
-    ------
-    PgOutputError
-        No place for the directory was found.
-    """
-    refused = []
-    for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp"]):  # noqa: S108
-        try:
-            path = Path(tempfile.mkdtemp(prefix="pgoutput-fast-", dir=parent))
-        except OSError as error:
-            refused.append(f"{parent}: {error.strerror}")
-            continue
-        try:
-            if len(os.fsencode(path / ".s.PGSQL.65535")) > _MAX_SOCKET_PATH:
-                refused.append(f"{parent}: a socket's path there passes {_MAX_SOCKET_PATH} bytes")
-            else:
-                user.own(path)
-                if user.can_run(path):
-                    return path
-                refused.append(f"{parent}: the server's user can't enter it")
-        except BaseException:
-            path.rmdir()
-            raise
-        path.rmdir()
-    raise PgOutputError(
-        f"no place for the embedded server ({'; '.join(refused)}); "
-        f"set TMPDIR to a short path that every user can enter"
-    )
-
-
 def _copy_programs(bindir: Path, directory: Path) -> Path:
     """Copy an installation whole, as its programs find their files relative to themselves.
 
@@ -362,14 +329,46 @@ class EmbeddedServer:
                 raise PgOutputError(f"{bindir} has no PostgreSQL server that runs")
             self.version = found
         user = _User(self._user_name)
-        self.directory = _make_directory(user)
         try:
+            self._make_directory(user)
             self._wait_until_ready(self._launch(bindir, user))
         except BaseException:
             self.stop()
             # The keeper removes the directory, unless it never ran or was interrupted.
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
+
+    def _make_directory(self, user: _User) -> None:
+        """Make a private directory of the user, with a path that is short enough for a socket.
+
+        Its name is known before it is there, unlike that of `tempfile.mkdtemp`: an interrupt in
+        this very moment would leave it behind otherwise.
+
+        Raises
+        ------
+        PgOutputError
+            No place for the directory was found.
+        """
+        refused = []
+        for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp"]):  # noqa: S108
+            path = self.directory = Path(parent, f"pgoutput-fast-{secrets.token_hex(6)}").absolute()
+            if len(os.fsencode(path / ".s.PGSQL.65535")) > _MAX_SOCKET_PATH:
+                refused.append(f"{parent}: a socket's path there passes {_MAX_SOCKET_PATH} bytes")
+                continue
+            try:
+                path.mkdir(0o700)
+            except OSError as error:
+                refused.append(f"{parent}: {error.strerror}")
+                continue
+            user.own(path)
+            if user.can_run(path):
+                return
+            refused.append(f"{parent}: the server's user can't enter it")
+            path.rmdir()
+        raise PgOutputError(
+            f"no place for the embedded server ({'; '.join(refused)}); "
+            f"set TMPDIR to a short path that every user can enter"
+        )
 
     def _launch(self, bindir: Path, user: _User) -> subprocess.Popen[bytes]:
         directory = self.directory

@@ -271,6 +271,21 @@ with EmbeddedServer(18):
             wait_until(lambda: not processes_of(parent) and not list(Path(parent).iterdir()))
 
 
+def test_interrupt_when_its_directory_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = Path.mkdir
+
+    def made(path: Path, mode: int = 0o777) -> None:
+        make(path, mode)
+        raise KeyboardInterrupt
+
+    with tempfile.TemporaryDirectory(prefix="pf") as parent:
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        monkeypatch.setattr(Path, "mkdir", made)
+        with pytest.raises(KeyboardInterrupt):
+            EmbeddedServer(18).start()
+        assert list(Path(parent).iterdir()) == []
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="a death signal is Linux's")
 def test_server_does_not_outlive_its_keeper(wait_until: WaitUntil) -> None:
     owner, directory, keeper = own_server()
