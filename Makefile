@@ -170,6 +170,7 @@ chaos: $(VENV)/.extension
 
 chaos-spark: $(VENV)/.extension
 	@$(python) tests/chaos/sync.py --target delta --engine spark $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(CHAOS_ARGS)
+	@$(python) tests/chaos/sync.py --target iceberg --engine spark --kills 40 $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(CHAOS_ARGS)
 
 live: $(VENV)/.extension
 	@$(python) tests/chaos/live.py $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(LIVE_ARGS)

@@ -97,19 +97,28 @@ class Tables:
         """Do one of them."""
         from pgoutput_fast.apply.delta_table import Table
 
-        commit = Table.commit
+        # Tables of Iceberg have a commit of their own.
+        kinds: list[Any] = [
+            one for one in (Table, *Table.__subclasses__()) if "commit" in vars(one)
+        ]
+        own = [one.commit for one in kinds]
         commits = []
 
-        def counted(*given: Any, **more: Any) -> None:
-            commit(*given, **more)
-            commits.append(given)
+        def counted(commit: Callable[..., None]) -> Callable[..., None]:
+            def done(*given: Any, **more: Any) -> None:
+                commit(*given, **more)
+                commits.append(given)
+
+            return done
 
         with self._lock:
-            Table.commit = counted  # type: ignore[method-assign]
+            for kind, commit in zip(kinds, own, strict=True):
+                kind.commit = counted(commit)
             try:
                 found = do()
             finally:
-                Table.commit = commit  # type: ignore[method-assign]
+                for kind, commit in zip(kinds, own, strict=True):
+                    kind.commit = commit
             if name in self._left:
                 self._left.remove(name)
                 self._committed += [name] * bool(commits)

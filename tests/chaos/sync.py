@@ -1,7 +1,7 @@
 """State tables under faults: a sync with its capture, kill -9 all the while, DDL included.
 
-    python tests/chaos/sync.py [--target duckdb|delta|parquet] [--engine local|spark] [--seed N]
-        [--kills N]
+    python tests/chaos/sync.py [--target duckdb|delta|parquet|iceberg] [--engine local|spark]
+        [--seed N] [--kills N]
 
 A writer changes rows and keys, adds, alters, renames and drops columns, truncates, rewrites, drops
 and makes tables, alters primary keys and replica identities, and has tables join and leave the
@@ -25,7 +25,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
@@ -38,6 +38,7 @@ from deltalake import DeltaTable
 from sync_processes import LOOK, SparkSyncer, Syncer
 
 from pgoutput_fast.apply.delta_place import directory_of
+from pgoutput_fast.apply.duckdb_target import versioned
 from pgoutput_fast.directory.consumers import consumers
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.embedded import EmbeddedServer
@@ -234,10 +235,8 @@ class Held(NamedTuple):
 class DuckdbTables:
     """The tables in a file of duckdb."""
 
-    options: ClassVar[dict[str, Any]] = {}
-    """Of the sync."""
-
     def __init__(self, directory: Path) -> None:
+        self.options: dict[str, Any] = {}  # of the sync
         self.path = directory / "tables.duckdb"
         self.given = f"duckdb:{self.path}"
         self.segments = directory / "tables.duckdb.segments"
@@ -273,9 +272,8 @@ class DuckdbTables:
 class DeltaTables:
     """Delta tables in a directory."""
 
-    options: ClassVar[dict[str, Any]] = {}
-
     def __init__(self, directory: Path) -> None:
+        self.options: dict[str, Any] = {}  # of the sync
         self.path = directory / "lake"
         self.given = str(self.path)
         self.segments = directory / "lake.segments"
@@ -305,7 +303,9 @@ class DeltaTables:
 class ParquetTables(DeltaTables):
     """Change tables as files alone, as readers see them that know nothing of a sync."""
 
-    options: ClassVar[dict[str, Any]] = {"changes": "parquet"}
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.options["changes"] = "parquet"
 
     def changes(self, held: Held) -> list[tuple[int, int]]:
         found = []
@@ -314,6 +314,27 @@ class ParquetTables(DeltaTables):
             for file in (self.path / "changes" / directory_of(name)).glob("*.parquet"):
                 rows = pq.read_table(file, columns=["commit_lsn", "seq"])
                 found += [tuple(row.values()) for row in rows.to_pylist()]
+        return found
+
+
+class IcebergTables(DeltaTables):
+    """Change tables in a catalogue of Iceberg."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.options["iceberg"] = {"type": "sql", "uri": f"sqlite:///{directory / 'catalog.db'}"}
+
+    def changes(self, held: Held) -> list[tuple[int, int]]:
+        from pyiceberg.catalog import load_catalog
+
+        catalog = load_catalog("pgoutput_fast", **self.options["iceberg"])
+        found = []
+        for version in range(1, held.version + 1):
+            table = catalog.load_table(("changes", versioned(held.stored, version)))
+            rows = table.scan(selected_fields=("commit_lsn", "seq")).to_arrow()
+            found += list(
+                zip(*(rows.column(n).to_pylist() for n in ("commit_lsn", "seq")), strict=True)
+            )
         return found
 
 
@@ -326,6 +347,7 @@ def held_of(row: Any) -> Held:
 AnyTables = DuckdbTables | DeltaTables
 TARGETS: dict[str, type[AnyTables]] = {
     "duckdb": DuckdbTables, "delta": DeltaTables, "parquet": ParquetTables,
+    "iceberg": IcebergTables,
 }  # fmt: skip
 
 

@@ -116,7 +116,8 @@ class SparkSyncer(Syncer):
 
     def __init__(self, store: Path, dsn: str, segments: Path, **options: Any) -> None:
         super().__init__(store, dsn, **options)
-        own = {name: value for name, value in self.options.items() if name != "interval"}
+        of_sync = ("interval", "changes", "iceberg")
+        own = {name: value for name, value in self.options.items() if name not in of_sync}
         self._capture = Capturer(segments, dsn, create_slot=True, snapshot="initial", **own)
         self._segments = segments
         self._trap = Trap(segments.parent)
