@@ -120,11 +120,9 @@ demo: $(VENV)/.demo
 
 # The tests of a file run in one process, as they share servers, Spark and builds. The files keep the
 # order of the directories, in which the longest tests come early and the shortest last.
-# They are half as many processes again as there are cores, as tests wait for servers and for Spark.
 # Bytecode is kept even where the environment says otherwise: processes and programs that tests start
 # would each compile the package and the tests again.
-workers := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores + (cores + 1) / 2)))
-pytest := PYTHONDONTWRITEBYTECODE= $(python) -m pytest --numprocesses $(workers) --dist loadfile --no-loadscope-reorder
+pytest := PYTHONDONTWRITEBYTECODE= $(python) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.extension
 	@$(pytest) -m 'not slow' $(PYTEST_ARGS)
 
