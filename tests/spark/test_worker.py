@@ -98,13 +98,14 @@ def test_what_modules_made_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> No
         _worker.prepare()
         frozen = gc.get_freeze_count()
         assert frozen > before + 10_000
-        # Later tasks leave what they make to the collector, unless they import modules.
+        # Later tasks leave what they make to the collector, unless they import modules. The limits
+        # lie between, as some of what is frozen may have been freed by then.
         made = [[] for _ in range(20_000)]
         _worker.prepare()
-        assert gc.get_freeze_count() < frozen + 10_000
+        assert gc.get_freeze_count() < frozen + len(made) // 2
         monkeypatch.setitem(sys.modules, "one_more", ModuleType("one_more"))
         _worker.prepare()
-        assert gc.get_freeze_count() >= frozen + len(made)
+        assert gc.get_freeze_count() > frozen + len(made) // 2
     finally:
         gc.unfreeze()
 
