@@ -91,7 +91,9 @@ class Table(NamedTuple):
     """A table, a partitioned one, or a foreign one that is a partition; of ``pg_class``.
 
     Fields: oid, namespace_id, namespace, name, kind, persistence, replica_identity, filenode,
-    parent (the OID of the partitioned table of which it is a partition; None if of none).
+    parent (the OID of the partitioned table of which it is a partition; None if of none), attached
+    (the transaction that made it a partition, xmin of its row of ``pg_inherits``: another one once
+    it was detached and attached again; None if it is none).
     """
 
     oid: int
@@ -103,6 +105,7 @@ class Table(NamedTuple):
     replica_identity: str
     filenode: int
     parent: int | None
+    attached: int | None
 
 
 class Published(NamedTuple):
@@ -147,7 +150,8 @@ FROM pg_catalog.pg_publication_namespace WHERE pnpubid = ANY(%s::oid[])
 _TABLES = """
 SELECT c.oid::bigint, n.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text,
     c.relpersistence::text, c.relreplident::text, c.relfilenode::bigint,
-    CASE WHEN c.relispartition THEN i.inhparent::bigint END
+    CASE WHEN c.relispartition THEN i.inhparent::bigint END,
+    CASE WHEN c.relispartition THEN i.xmin::text::bigint END
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 LEFT JOIN pg_catalog.pg_inherits AS i ON c.relispartition AND i.inhrelid = c.oid
@@ -318,19 +322,25 @@ class Publications:
         return table.kind != "f" and (publication.all_tables or schema)
 
     def rows(self, table: Table) -> tuple[int, ...]:
-        """OIDs of the rows of the catalogue by which a table is in the publications, sorted.
+        """What of the catalogue has a table in the publications, as numbers, sorted.
 
-        Those of pg_publication_rel and pg_publication_namespace that name it, or a partitioned
-        table that it belongs to, and of the publications of all tables.
+        OIDs of the rows of pg_publication_rel and pg_publication_namespace that name it, or a
+        partitioned table that it belongs to, and of the publications of all tables. Where it is
+        published as a partition alone, the transactions that attached it too: while it is detached,
+        its changes are not sent.
         """
         found = set()
+        lineage = [table, *self.ancestors(table)]
         for publication in self.publications:
             found |= {publication.oid} if publication.all_tables else set()
-            for one in (table, *self.ancestors(table)):
+            for level, one in enumerate(lineage):
                 key = publication.oid, one.oid
                 found |= {self._entries[key].oid} if key in self._entries else set()
                 key = publication.oid, one.namespace_id
                 found |= {self._schemas[key]} if key in self._schemas else set()
+                if self._names(publication, one) and not self._names(publication, table):
+                    links = (below.attached for below in lineage[:level])
+                    found |= {link for link in links if link is not None}
         return tuple(sorted(found))
 
     def sources(self, published: Published) -> dict[str, list[str]]:

@@ -79,10 +79,8 @@ class Member(NamedTuple):
     relation_id : int
     namespace, name : str
     rows : tuple of int
-        OIDs of the rows of pg_publication_rel and pg_publication_namespace by which the table, or a
-        partitioned table that it belongs to, is in a publication, and of the publications of all
-        tables. They are others once it has left and returned, or its row filter or columns were
-        changed.
+        `Publications.rows`. They are others once it has left and returned, or its row filter or
+        columns were changed.
     actions : dict of str to list of str
         By what "insert", "update", "delete" and "truncate" are published: `Publications.sources`.
     partitions : tuple of int

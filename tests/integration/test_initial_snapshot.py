@@ -823,6 +823,42 @@ def test_partitions_that_came_by_themselves_for_a_time(database18: Any, tmp_path
     check(database18, Folded(tmp_path).take(), "parts")
 
 
+@pytest.mark.parametrize("detached", ["part", "parts"])
+def test_partitions_that_were_detached_for_a_time(
+    database18: Any, tmp_path: Path, detached: str
+) -> None:
+    """Where none is published by its root, and between two captures."""
+    above = "root" if detached == "parts" else "parts"
+    bounds = "FOR VALUES FROM (0) TO (10)"
+    database18.execute(
+        "CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        f"CREATE TABLE parts PARTITION OF root {bounds} PARTITION BY RANGE (id)",
+        f"CREATE TABLE part PARTITION OF parts {bounds}",
+        "CREATE TABLE other PARTITION OF root FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO root VALUES (1, 'one'), (2, 'two'), (11, 'eleven')",
+        "CREATE PUBLICATION p FOR TABLE root",
+        "CREATE PUBLICATION q FOR TABLE part WITH (publish = 'insert')",
+    )
+    finish(database18, tmp_path)
+    folded = Folded(tmp_path).take()
+    database18.execute(
+        f"ALTER TABLE {above} DETACH PARTITION {detached}",
+        "DELETE FROM part WHERE id = 1",
+        f"ALTER TABLE {above} ATTACH PARTITION {detached} {bounds}",
+    )
+    finish(database18, tmp_path)
+    check(database18, folded.take(), "part", "other")
+    assert [copied(tmp_path, oid(database18, one)) for one in ("part", "other")] == [2, 1]
+    # A publication that names the partition itself has it also while it is detached.
+    named = ConnectionParameters(database18.dsn, {})
+    before = read_members(named, ["q"]).tables[oid(database18, "part")]
+    database18.execute(
+        f"ALTER TABLE {above} DETACH PARTITION {detached}",
+        f"ALTER TABLE {above} ATTACH PARTITION {detached} {bounds}",
+    )
+    assert read_members(named, ["q"]).tables[oid(database18, "part")] == before
+
+
 def test_a_table_that_is_unlogged_for_a_time(
     database18: Any, tmp_path: Path, wait_until: WaitUntil, caplog: pytest.LogCaptureFixture
 ) -> None:
