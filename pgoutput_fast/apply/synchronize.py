@@ -19,7 +19,7 @@ from ..directory.known import known_tables
 from ..directory.requests import request_copy
 from ..errors import PgOutputError, RetryableError
 from ..history import check_policy, history_of
-from ..lsn import check_lsn
+from ..lsn import check_lsn, format_lsn
 from ..policies import Policies
 from ..segments.listing import contents, has_begun
 from .departures import check_partitions
@@ -463,8 +463,13 @@ def _claim_target(
     check_seconds(retry_for=options.get("retry_for"))
     check_slot(directory, slot)
 
+    end = 0
+
     def asked() -> Origin:
+        nonlocal end
         with ReplicationConnection(parameters) as connection:
+            # A standby that is read may be behind the server that was read before.
+            end = 0 if connection.in_recovery else connection.current_lsn()
             return Origin(connection.system_identifier, connection.database)
 
     source = open_source([directory]) if has_begun(directory) else None
@@ -481,6 +486,13 @@ def _claim_target(
     else:
         origin = first_connection(asked, options.get("retry_for"), stop)
     stored = target.peek(origin)
+    if 0 < end < (lsn := max((held.lsn for held in stored.tables.values()), default=0)):
+        raise PgOutputError(
+            f"the target has changes up to {format_lsn(lsn)}, and the server's log ends at "
+            f"{format_lsn(end)}: an earlier state of the server was restored, or a standby that "
+            "lagged was promoted. What the target has beyond that did not happen there: give a new "
+            "target, a new slot and a new directory"
+        )
     target.claim()
     return stored
 
@@ -568,8 +580,8 @@ class _Lost:
             self._asked.add(relation_id)
             name = names.get(relation_id, ("", str(relation_id)))
             _log.warning(
-                "the changes of %s that %s lacks are deleted: it is copied again",
-                ".".join(name), "a new target" if not stored.lsn else "the target",
+                "%s does not have all changes of %s that %s lacks: it is copied again",
+                self._directory, ".".join(name), "a new target" if not stored.lsn else "the target",
             )  # fmt: skip
             request_copy(self._directory, relation_id, name)
         return bool(lost)

@@ -411,7 +411,7 @@ class Syncing:
 def check_position(
     directory: Path, name: str, stored: Stored, position: Position, uncopied: Uncopied
 ) -> list[int]:
-    """Refuse a directory that lacks changes which the target has not.
+    """Refuse a directory that lacks changes which the target has not, or begins with older rows.
 
     Of tables that are not published any more nobody can make a copy: those are returned.
 
@@ -434,6 +434,15 @@ def check_position(
     lacks = _behind(look(directory).states, stored, position)
     gone = departed(history_of([directory]), lacks)
     behind = [one for one in lacks if one not in gone]
+    if older := _older(look(directory).states, stored):
+        relation_id, lsn = next(iter(older.items()))
+        one = stored.tables[relation_id]
+        raise PgOutputError(
+            f"{name} has the changes of {qualified(one)} before {format_lsn(one.lsn)}, which it "
+            f"does not have from {directory}: the copy there is older, as of {format_lsn(lsn)}. "
+            "Whether the two go together can't be told, as the server may have been restored from "
+            f"a backup between them: {how_to_copy(directory, older)}; or give a new target"
+        )
     if behind:
         one = stored.tables[behind[0]]
         raise PgOutputError(
@@ -459,10 +468,27 @@ def _behind(states: Mapping[int, TableState], stored: Stored, position: Position
     return found
 
 
+def _older(states: Mapping[int, TableState], stored: Stored) -> dict[int, int]:
+    """Tables of which the target has changes beyond the newest copy, but not that copy → its LSN.
+
+    These changes came from another directory.
+    """
+    found = {}
+    for relation_id, held in stored.tables.items():
+        state = states.get(relation_id)
+        if state is None or state.held_from is not None or not state.snapshots:
+            continue
+        lsn = state.snapshots[-1].lsn
+        if held.copy_lsn < lsn < held.lsn:
+            found[relation_id] = lsn
+    return found
+
+
 def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
     """Tables of which the directory lacks changes that the target has not, by relation id.
 
-    They have to be copied again before a sync can begin.
+    Or of which it has a copy that is older than what the target has. They have to be copied again
+    before a sync can begin.
     """
     found = look(directory)
     known = {one.name: one.position for one in consumers(directory)} if stored.lsn else {}
@@ -474,6 +500,7 @@ def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
         lost.update(lacking(position, found.states, begin))
     behind = _behind(found.states, stored, position)
     gone = departed(history_of([directory]), behind)
+    lost.update(_older(found.states, stored))
     return sorted(lost.union(one for one in behind if one not in gone))
 
 

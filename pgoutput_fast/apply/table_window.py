@@ -280,10 +280,14 @@ class TableWindow:
     def _begin_copy(self, schema: pa.Schema, known: Known, copy: Copy) -> tuple[bool, bool]:
         """Whether the change table, and the state table, still want the rows of a snapshot."""
         state = self._state or self._target.state(self.held)
-        wants_changes = copy.lsn > self._writers[-1].copy_lsn
+        # Behind a copy, changes are taken from where the tables are. So one that is older than that
+        # would take away what came between: `check_position` tells of it.
+        wants_changes = copy.lsn > self._writers[-1].copy_lsn and copy.lsn >= self._writers[-1].lsn
         # A copy that it has already does not mend what was found to be wrong behind it.
-        is_new = copy.lsn > self.held.copy_lsn
-        wants_rows = copy.lsn > state.copy_lsn or (self.held.stale is not None and is_new)
+        is_new = copy.lsn > self.held.copy_lsn and copy.lsn >= self.held.lsn
+        wants_rows = (copy.lsn > state.copy_lsn and copy.lsn >= state.lsn) or (
+            self.held.stale is not None and is_new
+        )
         # The state table may have been written by a process that was killed before it could say so.
         begins = is_new or wants_rows
         if not (wants_changes or begins):
@@ -316,9 +320,8 @@ class TableWindow:
         """The rows of a snapshot came."""
         wants_rows = self._copying is not None and self._copying[1]
         self._copying = self._last = None
-        self.held = self.held._replace(
-            copy_lsn=max(self.held.copy_lsn, copy.lsn), lsn=max(self.held.lsn, copy.lsn)
-        )
+        if copy.lsn >= self.held.lsn:
+            self.held = self.held._replace(copy_lsn=max(self.held.copy_lsn, copy.lsn), lsn=copy.lsn)
         if wants_rows and self._state is not None:
             self._state.loaded(self.held)
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from psycopg import sql
+from synced_database import quick_upkeep as quick_upkeep
+from synced_database import synced as synced
+from synced_database import tables as tables
 
 from pgoutput_fast.embedded import EmbeddedServer
 

@@ -12,86 +12,22 @@ from typing import Any
 
 import duckdb
 import pytest
-from altered_tables import EVOLVED, MADE, REUSED
-from synced_tables import KINDS, TABLES, DuckdbTables, Tables
+from synced_database import Synced
+from synced_tables import TABLES, DuckdbTables
 
 import pgoutput_fast as pf
 from pgoutput_fast import apply
 from pgoutput_fast.apply.synchronize import open_target
 from pgoutput_fast.directory.requests import request_copy
-from pgoutput_fast.replication import upkeep
 from pgoutput_fast.replication.history import HistoryWatch
 from pgoutput_fast.verify import verify
 
 pytest.importorskip("duckdb")
 pytest.importorskip("deltalake")
 
-pytestmark = [pytest.mark.integration, pytest.mark.sample(1)]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("quick_upkeep")]
 
 WaitUntil = Callable[..., None]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_TICK", "_MERGE_INTERVAL", "_TIDY_INTERVAL", "_WATCH_INTERVAL"):
-        monkeypatch.setattr(upkeep, name, 0.05)
-
-
-class Synced:
-    """A database, and a target that has its tables."""
-
-    def __init__(self, database: Any, tables: Tables) -> None:
-        self.database = database
-        self.tables = tables
-        self.options: dict[str, Any] = {
-            "slot": f"slot_{database.name}", "publications": ["p"], **tables.given,
-            "max_delay": 0.05, "interval": 0.05,
-        }  # fmt: skip
-
-    def sync(self, **options: Any) -> apply.SyncProgress:
-        return apply.sync(self.database.dsn, **{"until": "now", **self.options, **options})
-
-    def settle(self) -> list[str]:
-        """Sync until nothing waits for a copy; why tables were copied again."""
-        reasons: list[str] = []
-        for _ in range(3):
-            stale = self.sync().stale
-            if not stale:
-                return reasons
-            reasons += stale.values()
-        raise AssertionError(reasons)
-
-    def rows(self, stored: str, *columns: str) -> list[tuple[Any, ...]]:
-        found = self.tables.state(stored).select(columns).to_pylist()
-        return sorted((tuple(row.values()) for row in found), key=repr)
-
-    def compare(self, table: str, columns: str) -> int:
-        """The rows of a table, which are the server's; how many they are."""
-        names = columns.split(", ")
-        quoted = ", ".join(f'"{name}"' for name in names)
-        truth = self.database.execute(f'SELECT {quoted} FROM "{table}"')
-        assert self.rows(f"public.{table}", *names) == sorted(truth, key=repr)
-        changes = self.tables.changes(f"public.{table}").select(["commit_lsn", "seq"]).to_pylist()
-        assert len({(row["commit_lsn"], row["seq"]) for row in changes}) == len(changes) > 0
-        return len(truth)
-
-
-@pytest.fixture(params=KINDS)
-def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
-    return TABLES[request.param](tmp_path)
-
-
-@pytest.fixture
-def synced(make_database: Any, server: Any, tables: Tables) -> Synced:
-    database = make_database(server)
-    database.execute(
-        *MADE,
-        "CREATE TABLE bag (a int, b text)",
-        "ALTER TABLE bag REPLICA IDENTITY FULL",
-        "INSERT INTO bag SELECT g % 3, NULLIF(g % 2, 0)::text FROM generate_series(1, 20) g",
-        "CREATE PUBLICATION p FOR ALL TABLES",
-    )
-    return Synced(database, tables)
 
 
 def test_what_rows_go_through(synced: Synced) -> None:
@@ -147,23 +83,6 @@ def test_columns_that_change_names_with_each_other(synced: Synced) -> None:
     )
     synced.settle()
     assert synced.compare("t", "id, v, w") == 52
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_one", [False, True])
-@pytest.mark.parametrize("statements", REUSED)
-def test_a_name_that_another_column_gets(synced: Synced, statements: str, is_one: bool) -> None:
-    """Among changes, of which none tells it."""
-    synced.sync()
-    run = ["INSERT INTO t (id, v, d) VALUES (200, 'v', 'd')", *statements.split("; "),
-           "INSERT INTO t (id, d) VALUES (202, 'e')"]  # fmt: skip
-    synced.database.execute(*(["BEGIN; " + "; ".join(run) + "; COMMIT"] if is_one else run))
-    synced.settle()
-    names = synced.database.execute(
-        "SELECT attname FROM pg_attribute WHERE attrelid = 't'::regclass AND attnum > 0 "
-        "AND NOT attisdropped"
-    )
-    assert synced.compare("t", ", ".join(name for (name,) in names)) in (52, 53)
 
 
 def test_names_that_differ_in_case_from_former_ones(synced: Synced, tmp_path: Path) -> None:
@@ -279,52 +198,6 @@ def test_a_catalogue_that_is_read_late_is_waited_for(
     assert [row["copy_lsn"] < row["lsn"] for row in synced.tables.progress().values()] == [True]
     ops = synced.tables.changes("public.t").column("op").to_pylist()
     assert sorted(ops) == ["insert", "read", "truncate"]
-
-
-QUICK = (0, 3, 12)
-"""Of these cases, into DuckDB."""
-
-
-@pytest.mark.parametrize(
-    ("statement", "columns"),
-    [
-        pytest.param(*case, id=case[0], marks=() if i in QUICK else pytest.mark.slow)
-        for i, case in enumerate(EVOLVED)
-    ],
-)
-@pytest.mark.parametrize("again", [False, True])
-def test_tables_that_are_altered(
-    synced: Synced, statement: str, columns: str | None, again: bool
-) -> None:
-    """What can be followed is followed; else the table is copied again, and never is it wrong."""
-    synced.sync()
-    synced.database.execute(
-        "UPDATE t SET n = n + 1 WHERE id < 5", *statement.split("; "),
-    )  # fmt: skip
-    table = "t2" if statement.endswith("t2") else "t"
-    if again:
-        synced.sync()
-    synced.database.execute(
-        f"UPDATE {table} SET id = -id WHERE id = 20",
-        f"DELETE FROM {table} WHERE id = 21",
-        f"INSERT INTO {table} (id, d) VALUES (999999, 'born')"
-        if "RENAME d" not in statement
-        else f"INSERT INTO {table} (id, v) VALUES (999999, 'born')",
-    )
-    reasons = synced.settle()
-    names = synced.database.execute(
-        f"SELECT attname FROM pg_attribute WHERE attrelid = '{table}'::regclass AND attnum > 0"
-        " AND NOT attisdropped"
-    )
-    if columns is not None:
-        assert reasons == []
-        synced.compare(table, columns)
-    else:
-        assert len(reasons) == 1
-        synced.compare(table, ", ".join(name for (name,) in names))
-    if '"ID"' in statement:
-        truth = synced.database.execute('SELECT id, "ID" FROM t')
-        assert synced.rows("public.t", "id", "ID_") == sorted(truth, key=repr)
 
 
 def test_a_table_that_was_rewritten_before_another_one_was_altered(synced: Synced) -> None:

@@ -1,0 +1,84 @@
+"""One target and several directories, or a server of which an earlier state was restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from servers import CopiedServer, NewServer, backup, execute, now
+from synced_database import Synced
+
+import pgoutput_fast as pf
+from pgoutput_fast import apply
+from pgoutput_fast.embedded import find_server_bindir
+from pgoutput_fast.replication import capture
+
+pytest.importorskip("duckdb")
+pytest.importorskip("deltalake")
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("quick_upkeep")]
+
+
+def test_a_copy_that_is_older_than_what_the_target_has(synced: Synced, tmp_path: Path) -> None:
+    """It would take away what another directory has brought since."""
+    database, other = synced.database, tmp_path / "other"
+    synced.sync()
+    given = {"slot": f"other_{database.name}", "publications": ["p"]}
+    capture(
+        database.dsn, directory=other, create_slot=True, snapshot="initial",
+        until_lsn=now(database.server), **given,
+    )  # fmt: skip
+    database.execute("DELETE FROM t WHERE id = 2", "INSERT INTO t (id, d) VALUES (60, 'd')")
+    synced.sync()
+    # Nothing can be asked of a capture that does not run.
+    target = {key: synced.options[key] for key in synced.tables.given}
+    with pytest.raises(
+        pf.PgOutputError, match=r"have them copied again: .* --table public\.t\b.*; or give"
+    ) as e:
+        apply.sync(segments=other, until="now", **target)
+    assert "the copy there is older, as of " in str(e.value)
+    assert synced.compare("t", "id, v, n, d") == 50
+    database.execute("INSERT INTO t (id, d) VALUES (61, 'd')")
+    synced.sync(**given, directory=other)
+    assert synced.compare("t", "id, v, n, d") == 51
+    database.execute("DELETE FROM t WHERE id = 61")
+    synced.sync(**given, directory=other)
+    assert synced.compare("t", "id, v, n, d") == 50
+
+
+def test_a_server_that_was_restored(tmp_path: Path, wait_until: Callable[..., None]) -> None:
+    """Its changes have LSNs that the target believes to have already."""
+    bindir = find_server_bindir(18)
+    settings = {"log_min_messages": "fatal"}
+    with NewServer(18, settings) as server:
+        execute(server, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE t")
+        given = {"publications": ["p"], "target": str(tmp_path / "lake"), "until": "now"}
+        apply.sync(server.dsn(), slot="s", **given)
+        restore = {"restore_command": "false", **settings}
+        earlier = CopiedServer(backup(server), "recovery.signal", restore, bindir)
+        rows = "INSERT INTO t SELECT generate_series(1, 3000)"
+        execute(server, rows)
+        apply.sync(server.dsn(), slot="s", **given)
+        with earlier:
+            wait_until(lambda: execute(earlier, "SELECT pg_is_in_recovery()") == [(False,)])
+            execute(earlier, "INSERT INTO t VALUES (-1)")
+            new = {"slot": "new", "directory": tmp_path / "new", **given}
+            with pytest.raises(pf.PgOutputError, match=r"an earlier state of the server was rest"):
+                apply.sync(earlier.dsn(), **new)
+            assert execute(earlier, "SELECT slot_name FROM pg_replication_slots") == []
+            assert not (tmp_path / "new").exists()
+            # Later its log is long again; what it has is copied then.
+            execute(
+                earlier,
+                "DELETE FROM t",
+                rows,
+                "DELETE FROM t WHERE id > 1",
+                rows.replace("1,", "5,"),
+            )
+            apply.sync(earlier.dsn(), **new)
+            truth = execute(earlier, "SELECT id FROM t ORDER BY id")
+    import deltalake
+
+    found = deltalake.DeltaTable(str(tmp_path / "lake" / "state" / "public.t")).to_pyarrow_table()
+    assert sorted((one,) for one in found.column("id").to_pylist()) == truth
