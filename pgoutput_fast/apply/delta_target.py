@@ -154,6 +154,8 @@ class DeltaTarget:
         """See `Target`."""
         if self._lock is None and self.place.path is not None:
             self._lock = claim_directory(self.place.path, "sync", "tables")
+        if self._catalog is not None:
+            _ = self._catalog.opened  # which refuses what is wrong, before anything is written
 
     def open(self, origin: Origin) -> Stored:
         """See `Target`."""

@@ -15,7 +15,7 @@ from ..segments.listing import has_begun, metadata_of
 if TYPE_CHECKING:
     from ..replication import CaptureProgress
 
-_POLL = 0.05  # seconds between two looks whether the capture has begun
+_POLL = 0.01  # seconds between two looks whether the capture has begun
 _KEPT = 600.0
 """Seconds for which segments stay that every consumer has read, if nothing else is asked for."""
 

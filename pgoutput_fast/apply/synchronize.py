@@ -49,7 +49,7 @@ _FILES = (".duckdb", ".db", ".ddb")
 """How names of files end that are meant as such."""
 _CATALOG_TIMEOUT = 10.0  # seconds to wait for the first catalogue
 _WINDOW_BYTES = 64 << 20
-_POLL = 0.05  # seconds between two looks whether the capture has begun
+_POLL = 0.01  # seconds between two looks whether the capture has begun
 
 
 def sync(
@@ -462,6 +462,9 @@ def _claim_target(
     parameters = ConnectionParameters(dsn, libpq_keywords(options))
     check_seconds(retry_for=options.get("retry_for"))
     check_slot(directory, slot)
+    if has_begun(directory):
+        # The capture claims it for good, later: by then its tables would be in the target.
+        os.close(claim_directory(directory, "capture", "segments"))
 
     end = 0
 

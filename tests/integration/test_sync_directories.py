@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from servers import CopiedServer, NewServer, backup, execute, now
@@ -24,7 +25,7 @@ def test_a_copy_that_is_older_than_what_the_target_has(synced: Synced, tmp_path:
     """It would take away what another directory has brought since."""
     database, other = synced.database, tmp_path / "other"
     synced.sync()
-    given = {"slot": f"other_{database.name}", "publications": ["p"]}
+    given: dict[str, Any] = {"slot": f"other_{database.name}", "publications": ["p"]}
     capture(
         database.dsn, directory=other, create_slot=True, snapshot="initial",
         until_lsn=now(database.server), **given,
@@ -53,7 +54,11 @@ def test_a_server_that_was_restored(tmp_path: Path, wait_until: Callable[..., No
     settings = {"log_min_messages": "fatal"}
     with NewServer(18, settings) as server:
         execute(server, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE t")
-        given = {"publications": ["p"], "target": str(tmp_path / "lake"), "until": "now"}
+        given: dict[str, Any] = {
+            "publications": ["p"],
+            "target": str(tmp_path / "lake"),
+            "until": "now",
+        }
         apply.sync(server.dsn(), slot="s", **given)
         restore = {"restore_command": "false", **settings}
         earlier = CopiedServer(backup(server), "recovery.signal", restore, bindir)
@@ -63,7 +68,7 @@ def test_a_server_that_was_restored(tmp_path: Path, wait_until: Callable[..., No
         with earlier:
             wait_until(lambda: execute(earlier, "SELECT pg_is_in_recovery()") == [(False,)])
             execute(earlier, "INSERT INTO t VALUES (-1)")
-            new = {"slot": "new", "directory": tmp_path / "new", **given}
+            new: dict[str, Any] = {"slot": "new", "directory": tmp_path / "new", **given}
             with pytest.raises(pf.PgOutputError, match=r"an earlier state of the server was rest"):
                 apply.sync(earlier.dsn(), **new)
             assert execute(earlier, "SELECT slot_name FROM pg_replication_slots") == []
