@@ -19,7 +19,7 @@ from ..directory.known import known_tables
 from ..directory.requests import request_copy
 from ..errors import PgOutputError, RetryableError
 from ..history import check_policy, history_of
-from ..lsn import check_lsn, format_lsn
+from ..lsn import check_lsn
 from ..policies import Policies
 from ..segments.listing import contents, has_begun
 from .departures import check_partitions
@@ -456,6 +456,7 @@ def _claim_target(
     """
     from ..connections import ConnectionParameters
     from ..replication.link import first_connection
+    from ..replication.server_position import check_target
     from ..replication.stream_options import check_seconds
     from ..replication.walsender import ReplicationConnection
 
@@ -466,13 +467,12 @@ def _claim_target(
         # The capture claims it for good, later: by then its tables would be in the target.
         os.close(claim_directory(directory, "capture", "segments"))
 
-    end = 0
+    end: tuple[int, bool] | None = None
 
     def asked() -> Origin:
         nonlocal end
         with ReplicationConnection(parameters) as connection:
-            # A standby that is read may be behind the server that was read before.
-            end = 0 if connection.in_recovery else connection.current_lsn()
+            end = connection.current_lsn(), connection.in_recovery
             return Origin(connection.system_identifier, connection.database)
 
     source = open_source([directory]) if has_begun(directory) else None
@@ -489,12 +489,9 @@ def _claim_target(
     else:
         origin = first_connection(asked, options.get("retry_for"), stop)
     stored = target.peek(origin)
-    if 0 < end < (lsn := max((held.lsn for held in stored.tables.values()), default=0)):
-        raise PgOutputError(
-            f"the target has changes up to {format_lsn(lsn)}, and the server's log ends at "
-            f"{format_lsn(end)}: an earlier state of the server was restored, or a standby that "
-            "lagged was promoted. What the target has beyond that did not happen there: give a new "
-            "target, a new slot and a new directory"
+    if end is not None:
+        check_target(
+            max((one.lsn for one in stored.tables.values()), default=0), end[0], in_recovery=end[1]
         )
     target.claim()
     return stored

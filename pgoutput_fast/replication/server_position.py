@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import psycopg
 
 from ..connections import ConnectionParameters, answered, server_error
-from ..errors import RetryableError
-from ..lsn import parse_lsn
+from ..errors import PgOutputError, RetryableError
+from ..lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
     _Connection = psycopg.Connection[tuple[object, ...]]
@@ -80,6 +80,30 @@ def ask_position(connection: _Connection) -> Position:
     asked = time.monotonic()
     lsn, database, server_time = _ask(connection, _POSITION)
     return Position(_lsn(lsn), str(database), float(str(server_time)), asked)
+
+
+def check_target(lsn: int, end: int, *, in_recovery: bool) -> None:
+    """Refuse a target that has changes from beyond the end of the server's log.
+
+    Parameters
+    ----------
+    lsn : int
+        The target has what was committed before.
+    end : int
+        Where the server's log ends.
+    in_recovery : bool
+        Whether it is a standby, which may come so far.
+    """
+    if lsn <= end:
+        return
+    text = f"the target has changes up to {format_lsn(lsn)}, and the server's log ends at "
+    if in_recovery:
+        raise RetryableError(f"{text}{format_lsn(end)}: the standby has not come so far yet")
+    raise PgOutputError(
+        f"{text}{format_lsn(end)}: an earlier state of the server was restored, or a standby that "
+        "lagged was promoted. What the target has beyond that did not happen there: give a new "
+        "target, a new slot and a new directory"
+    )
 
 
 def end_of_commits(parameters: ConnectionParameters) -> int:

@@ -364,6 +364,7 @@ class _Verification:
             )
             _check_same((moment.system_identifier, moment.database), target)
             if position >= moment.lsn:
+                moment.check(position)
                 return position
             self._tell(
                 f"waiting for the target, which is at {format_lsn(position)} of "

@@ -21,6 +21,7 @@ from ..objects import UNCHANGED
 from ..publications import Publications, read_attributes, row_filters
 from ..replication import ReplicationConnection
 from ..replication.receiver import Receiver, Taken
+from ..replication.server_position import ask_position, check_target
 from ..replication.snapshot import open_snapshot
 from ..replication.stream_options import StreamOptions
 from ..types import ColumnType, TypeRegistry, column_type
@@ -239,6 +240,12 @@ class Moment:
 
     # --- changes ---------------------------------------------------------------------------------
 
+    def check(self, position: int) -> None:
+        """Refuse the position of a target to which the stream does not come."""
+        check_target(
+            position, ask_position(self.connection).lsn, in_recovery=self._replication.in_recovery
+        )
+
     def changes(
         self, tables: dict[int, tuple[ServerTable, ServerRows]], until: int, timeout: float
     ) -> dict[int, Changes]:
@@ -250,7 +257,7 @@ class Moment:
             By relation id, what is compared.
         until : int
         timeout : float
-            Seconds without anything from the server after which it is given up.
+            Seconds in which the stream does not get on, after which it is given up.
 
         Raises
         ------
@@ -262,12 +269,14 @@ class Moment:
         }
         if until <= self.lsn:
             return {relation_id: one.result() for relation_id, one in collectors.items()}
+        self.check(until)
         options = StreamOptions(self._publications, protocol=1, streaming=False)
         negotiated = options.negotiate(self._replication.server_version).options
         self._replication.start(self._slot, self.lsn, negotiated)
         receiver = self._receiver = Receiver(self._replication, self.lsn)
         decoder = Decoder()
         deadline = time.monotonic() + timeout
+        reached = 0
         while True:
             taken = Taken()
             receiver.receive(taken, 1.0)
@@ -287,7 +296,8 @@ class Moment:
                     collectors[message.relation_id].take(message)
             if taken.keepalive is not None and taken.keepalive >= until:
                 return {key: one.result() for key, one in collectors.items()}
-            if taken:
+            if taken.frames or (taken.keepalive or 0) > reached:
+                reached = max(reached, taken.keepalive or 0)
                 deadline = time.monotonic() + timeout
             elif time.monotonic() > deadline:
                 raise PgOutputError(

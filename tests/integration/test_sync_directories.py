@@ -14,6 +14,7 @@ import pgoutput_fast as pf
 from pgoutput_fast import apply
 from pgoutput_fast.embedded import find_server_bindir
 from pgoutput_fast.replication import capture
+from pgoutput_fast.verify import verify
 
 pytest.importorskip("duckdb")
 pytest.importorskip("deltalake")
@@ -71,16 +72,12 @@ def test_a_server_that_was_restored(tmp_path: Path, wait_until: Callable[..., No
             new: dict[str, Any] = {"slot": "new", "directory": tmp_path / "new", **given}
             with pytest.raises(pf.PgOutputError, match=r"an earlier state of the server was rest"):
                 apply.sync(earlier.dsn(), **new)
+            with pytest.raises(pf.PgOutputError, match=r"an earlier state of the server was rest"):
+                verify(earlier.dsn(), publications=["p"], target=given["target"])
             assert execute(earlier, "SELECT slot_name FROM pg_replication_slots") == []
             assert not (tmp_path / "new").exists()
             # Later its log is long again; what it has is copied then.
-            execute(
-                earlier,
-                "DELETE FROM t",
-                rows,
-                "DELETE FROM t WHERE id > 1",
-                rows.replace("1,", "5,"),
-            )
+            execute(earlier, "SELECT pg_switch_wal()", "INSERT INTO t VALUES (-2)")
             apply.sync(earlier.dsn(), **new)
             truth = execute(earlier, "SELECT id FROM t ORDER BY id")
     import deltalake

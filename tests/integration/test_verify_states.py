@@ -465,7 +465,7 @@ def test_a_file_alone(synced: Synced, tmp_path: Path, capsys: pytest.CaptureFixt
         connection.execute("DELETE FROM _progress WHERE \"table\" IN ('chosen', 'nothing')")
 
     def progress(told: VerifyProgress) -> None:
-        if told.doing == "reading what changed":  # the server comes to where the file is
+        if told.doing == "waiting for the target":  # the server comes to where the file is
             run(synced.dsn, "SELECT pg_switch_wal()", "CHECKPOINT")
 
     report = synced.verify(path, segments=None, progress=progress)
