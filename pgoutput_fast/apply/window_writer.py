@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -27,7 +27,7 @@ from .table_window import TableWindow
 from .targets import Held, IncompleteError, Stored, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from ..captured.units import Chunk, Plan, SegmentSource, Unit
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 # A capture reads the catalogue when it meets a new Relation, and does not wait for that.
 _CATALOG_TIMEOUT = 10.0  # seconds
 _CATALOG_WAIT = 0.1  # seconds between two looks
+_TOLD = 0.5  # seconds between two calls of `tell` while tables are written
 LEFT_UNCOPIED = (
     "it has no snapshot, and was dropped or left the publications before one could be made; its "
     "changes are kept"
@@ -174,14 +175,12 @@ class WindowWriter:
 
     def _each(self, do: Callable[[int, int], None], ends: dict[int, int]) -> None:
         """Do something to each table, to several at a time where the target can have that."""
-        if self._target.threads <= 1 or len(ends) == 1:
+        if self._target.threads <= 1:
             for relation_id, end in ends.items():
                 do(relation_id, end)
                 self._tell()
             return
-        with ThreadPoolExecutor(self._target.threads) as pool:
-            for _ in pool.map(do, ends, ends.values()):
-                self._tell()
+        run_all(self._target.threads, do, ends.items(), self._tell)
 
     def _commit_changes(self, relation_id: int, end: int) -> None:
         self._open[relation_id].commit_changes(end)
@@ -338,6 +337,45 @@ class WindowWriter:
             time.sleep(_CATALOG_WAIT)
             self._tell()
             self._history = history_of([self._directory])
+
+
+def run_all(
+    threads: int,
+    do: Callable[..., None],
+    arguments: Iterable[tuple[Any, ...]],
+    tell: Callable[[], None],
+) -> None:
+    """Do something with each of some arguments, several at a time.
+
+    Parameters
+    ----------
+    threads : int
+        How many at a time.
+    do : callable
+    arguments : iterable of tuple
+        For each call, what `do` takes.
+    tell : callable
+        Called twice a second meanwhile, and at the end.
+
+    Raises
+    ------
+    Exception
+        As `do` has raised it; what had not begun by then is not done.
+    """
+    with ThreadPoolExecutor(threads) as pool:
+        running = [pool.submit(do, *one) for one in arguments]
+        try:
+            done, left = wait(running, _TOLD, FIRST_EXCEPTION)
+            while left and not any(one.exception() for one in done):
+                tell()
+                done, left = wait(running, _TOLD, FIRST_EXCEPTION)
+        finally:
+            for one in running:
+                one.cancel()
+        for one in running:
+            if not one.cancelled():
+                one.result()
+    tell()
 
 
 def end_of(plan: Plan) -> Position:

@@ -12,6 +12,7 @@ from ..directory.copies import Tables
 from ..directory.known import known_tables
 from ..directory.requests import request_copy, requested
 from ..errors import PgOutputError, printable
+from ..history import history_of
 from ..lsn import format_lsn
 from ..names import parse_name, sql_name
 from ..segments.listing import has_begun
@@ -53,7 +54,7 @@ def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int
         raise PgOutputError(f"no capture has begun in {directory}")
     found = {table: _find(directory, table) for table in tables}
     before = Tables(directory).read()
-    known = known_tables(directory)
+    known = _known(directory)
     for relation_id in found.values():
         request_copy(directory, relation_id, known[relation_id])
     if wait is None:
@@ -84,7 +85,7 @@ def _find(directory: Path, table: str) -> int:
     PgOutputError
         The directory has no such table, or several.
     """
-    known = known_tables(directory)
+    known = _known(directory)
     wanted = None if table.isdecimal() else parse_name(table, "schema.table")
     found = [
         relation_id
@@ -102,6 +103,16 @@ def _find(directory: Path, table: str) -> int:
         )
     names = ", ".join(sorted(printable(sql_name(*name)) for name in known.values())) or "none"
     raise PgOutputError(f"{directory} has no table {table!r}; it has {names}")
+
+
+def _known(directory: Path) -> dict[int, tuple[str, str]]:
+    """The tables that are there, by the names that they have now."""
+    known = known_tables(directory)
+    history = history_of([directory])
+    if history is not None:
+        tables = history.newest_tables.by_id()
+        known.update({one: tables[one][:2] for one in known.keys() & tables.keys()})
+    return known
 
 
 def _copies(directory: Path, relation_id: int) -> int:

@@ -7,18 +7,17 @@ import functools
 import itertools
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pgoutput_fast.apply.delta_target import DeltaTarget
 from pgoutput_fast.apply.table_window import TableWindow
 from pgoutput_fast.apply.targets import Held, IncompleteError, NotForeseenError
-from pgoutput_fast.apply.window_writer import WindowWriter, copy_of
+from pgoutput_fast.apply.window_writer import WindowWriter, copy_of, run_all
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.names import qualified
 
 from ._folds import Folded, FoldedFile, FoldedPart, FoldTask, FoldTasks, fold_tables
-from ._jobs import TOLD
 from ._merges import settle
 from ._net_files import Staging
 from ._staged_files import staged, staging
@@ -290,14 +289,8 @@ class DistributedWindow(WindowWriter):
         merger = self._merger
         if merger is None or not nets:
             return
-        with ThreadPoolExecutor(self._target.threads) as pool:
-            merging = [
-                pool.submit(self._merge, merger, net, windows[net.relation_id]) for net in nets
-            ]
-            while wait(merging, TOLD).not_done:
-                self._tell()
-        for one in merging:
-            one.result()
+        arguments = ((merger, net, windows[net.relation_id]) for net in nets)
+        run_all(self._target.threads, self._merge, arguments, self._tell)
 
     def _merge(self, merger: Merger, net: NetFile, one: TableOfFiles) -> None:
         begin = time.perf_counter()

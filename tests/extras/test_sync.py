@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -915,3 +917,33 @@ def test_tables_come_to_their_names(
 def test_arguments_of_wrong_types(tmp_path: Path, wrong: dict[str, Any], text: str) -> None:
     with pytest.raises(TypeError, match=text):
         pf.apply.sync(**{"segments": tmp_path, "target": tmp_path / "x", **wrong})
+
+
+def test_tables_that_are_written_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told how far all is while one takes long; an error keeps others from beginning."""
+    monkeypatch.setattr(window_writer, "_TOLD", 0.01)
+    told, done = [0], []
+    gate = threading.Event()
+
+    def tell() -> None:
+        told[0] += 1
+        if told[0] == 3:
+            gate.set()
+
+    def write(name: str, error: type[BaseException] | None) -> None:
+        if error is not None:
+            raise error(name)
+        assert gate.wait(30)
+        time.sleep(0.01)
+        done.append(name)
+
+    window_writer.run_all(2, write, [("a", None), ("b", None), ("c", None)], tell)
+    assert sorted(done) == ["a", "b", "c"]
+    assert told[0] >= 4
+    for error in (ValueError, KeyboardInterrupt):
+        done.clear()
+        behind = [("c", None)] * 100
+        with pytest.raises(error, match="b"):
+            window_writer.run_all(1, write, [("a", None), ("b", error), *behind], tell)
+        assert done[0] == "a"
+        assert len(done) < 100

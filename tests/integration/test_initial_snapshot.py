@@ -250,6 +250,21 @@ def test_tables_are_asked_for_by_their_names_in_sql(
     assert main(["snapshot", "--dir", str(tmp_path), *shlex.split(f"--table {said}")]) == 0
 
 
+def test_a_renamed_table_is_asked_for_by_the_name_that_it_has(shop: Any, tmp_path: Path) -> None:
+    finish(shop, tmp_path)
+    renamed = oid(shop, "small")
+    shop.execute(
+        "ALTER TABLE small RENAME TO former",
+        "CREATE TABLE small (id int PRIMARY KEY, v text)",
+        "INSERT INTO former VALUES (98, 'former')",
+        "INSERT INTO small VALUES (99, 'new')",
+    )
+    finish(shop, tmp_path)
+    for name, relation_id in (("small", oid(shop, "small")), ("former", renamed)):
+        assert main(["snapshot", "--dir", str(tmp_path), "--table", f"public.{name}"]) == 0
+        assert relation_id in requested(tmp_path)
+
+
 def confirmed(database: Any) -> str:
     ((lsn,),) = database.execute(
         f"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = "
