@@ -110,8 +110,9 @@ def _known(directory: Path) -> dict[int, tuple[str, str]]:
     known = known_tables(directory)
     history = history_of([directory])
     if history is not None:
-        tables = history.newest_tables.by_id()
-        known.update({one: tables[one][:2] for one in known.keys() & tables.keys()})
+        for one in history.newest_tables.tables:
+            if one.relation_id in known:
+                known[one.relation_id] = one.namespace, one.name
     return known
 
 

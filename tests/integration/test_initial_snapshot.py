@@ -256,7 +256,7 @@ def test_a_renamed_table_is_asked_for_by_the_name_that_it_has(shop: Any, tmp_pat
     shop.execute(
         "ALTER TABLE small RENAME TO former",
         "CREATE TABLE small (id int PRIMARY KEY, v text)",
-        "INSERT INTO former VALUES (98, 'former')",
+        "UPDATE former SET v = 'former' WHERE id = 1",
         "INSERT INTO small VALUES (99, 'new')",
     )
     finish(shop, tmp_path)
