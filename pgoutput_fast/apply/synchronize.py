@@ -463,9 +463,6 @@ def _claim_target(
     parameters = ConnectionParameters(dsn, libpq_keywords(options))
     check_seconds(retry_for=options.get("retry_for"))
     check_slot(directory, slot)
-    if has_begun(directory):
-        # The capture claims it for good, later: by then its tables would be in the target.
-        os.close(claim_directory(directory, "capture", "segments"))
 
     end: tuple[int, bool] | None = None
 
@@ -494,6 +491,9 @@ def _claim_target(
             max((one.lsn for one in stored.tables.values()), default=0), end[0], in_recovery=end[1]
         )
     target.claim()
+    if has_begun(directory):
+        # The capture claims it for good, later: by then its tables would be in the target.
+        os.close(claim_directory(directory, "capture", "segments"))
     return stored
 
 

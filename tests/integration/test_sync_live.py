@@ -18,6 +18,7 @@ from synced_tables import TABLES, DuckdbTables
 import pgoutput_fast as pf
 from pgoutput_fast import apply
 from pgoutput_fast.apply.synchronize import open_target
+from pgoutput_fast.directory.consumers import consumers
 from pgoutput_fast.directory.requests import request_copy
 from pgoutput_fast.replication.history import HistoryWatch
 from pgoutput_fast.verify import verify
@@ -250,7 +251,9 @@ def test_a_replica_identity_that_changes(synced: Synced) -> None:
     synced.compare("t", "id, v, n, d")
 
 
-def test_tables_that_join_and_a_restart(synced: Synced, wait_until: WaitUntil) -> None:
+def test_tables_that_join_and_a_restart(
+    synced: Synced, tmp_path: Path, wait_until: WaitUntil
+) -> None:
     """A sync that goes on while tables join."""
     stop = threading.Event()
     seen: list[apply.SyncProgress] = []
@@ -281,6 +284,14 @@ def test_tables_that_join_and_a_restart(synced: Synced, wait_until: WaitUntil) -
         wait_until(lambda: failed or seen[-1].tables["public.t"] >= 101)
         with pytest.raises(pf.PgOutputError, match="another sync writes"):
             synced.sync()
+        # Into another target, from the directory of the one that goes on.
+        directory = Path(f"{synced.tables.path}.segments")
+        (tmp_path / "other").mkdir()
+        other = type(synced.tables)(tmp_path / "other")
+        with pytest.raises(pf.PgOutputError, match="another capture writes into"):
+            synced.sync(directory=directory, **other.given)
+        assert other.progress() == {}
+        assert len(consumers(directory)) == 1
     finally:
         stop.set()
         thread.join(30)
