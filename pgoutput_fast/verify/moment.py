@@ -21,7 +21,7 @@ from ..objects import UNCHANGED
 from ..publications import Publications, read_attributes, row_filters
 from ..replication import ReplicationConnection
 from ..replication.receiver import Receiver, Taken
-from ..replication.server_position import ask_position, check_target
+from ..replication.server_position import check_target
 from ..replication.snapshot import open_snapshot
 from ..replication.stream_options import StreamOptions
 from ..types import ColumnType, TypeRegistry, column_type
@@ -242,8 +242,9 @@ class Moment:
 
     def check(self, position: int) -> None:
         """Refuse the position of a target to which the stream does not come."""
+        # The connection of the snapshot may be lost, which is told of each table.
         check_target(
-            position, ask_position(self.connection).lsn, in_recovery=self._replication.in_recovery
+            position, self._replication.current_lsn(), in_recovery=self._replication.in_recovery
         )
 
     def changes(
