@@ -92,10 +92,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     corpus = metafunc.config.getoption("--corpus")
     parameters = []
     for number, capture in enumerate(recorded(None if corpus is None else Path(corpus))):
-        # Targets that differ in the kind of their change tables alone take turns too.
-        first, others = [*TABLES][:3], [*TABLES][3:]
-        for place, kind in enumerate([*first, others[number % len(others)]]):
-            implementation = IMPLEMENTATIONS[(number + place) % len(IMPLEMENTATIONS)]
+        # Of Delta tables, who writes them takes turns, and the kind of their change tables.
+        duckdb, *deltas = [*TABLES]
+        first, others = deltas[:2], deltas[2:]
+        kinds = {duckdb, first[number % 2], others[number % len(others)]}
+        kinds |= {kind for name, kind in QUICK if name == capture.name}
+        for place, kind in enumerate(sorted(kinds)):
+            implementation = IMPLEMENTATIONS[(number // 2 + place) % len(IMPLEMENTATIONS)]
             cut = QUICK.get((capture.name, kind)) or CUTS[number % len(CUTS)]
             parameters.append(
                 pytest.param(

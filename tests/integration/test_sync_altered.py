@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from altered_tables import EVOLVED, REUSED
-from synced_database import Synced
+from synced_database import Synced, synced_with
+from synced_tables import TABLES
 
 pytest.importorskip("duckdb")
 pytest.importorskip("deltalake")
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("quick_upkeep")]
 
+PLACES = [(18, "duckdb"), (18, "delta")] + [
+    pytest.param(*place, marks=pytest.mark.slow)
+    for place in ((16, "duckdb"), (16, "delta"), (18, "distributed"), (18, "iceberg"))
+]
+"""Versions of the server do not differ in what an engine makes of a stream, so one has them all."""
+
+
+@pytest.fixture
+def synced(version: int, kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Synced:
+    make_database: Any = request.getfixturevalue("make_database")
+    server = request.getfixturevalue(f"pg{version}")
+    return synced_with(make_database(server), TABLES[kind](tmp_path))
+
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("version", "kind"), PLACES)
 @pytest.mark.parametrize("is_one", [False, True])
 @pytest.mark.parametrize("statements", REUSED)
 def test_a_name_that_another_column_gets(synced: Synced, statements: str, is_one: bool) -> None:
@@ -40,6 +58,7 @@ QUICK = (0, 3, 12)
         for i, case in enumerate(EVOLVED)
     ],
 )
+@pytest.mark.parametrize(("version", "kind"), PLACES)
 @pytest.mark.parametrize("again", [False, True])
 def test_tables_that_are_altered(
     synced: Synced, statement: str, columns: str | None, again: bool

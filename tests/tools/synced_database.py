@@ -63,9 +63,8 @@ def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
     return TABLES[request.param](tmp_path)
 
 
-@pytest.fixture
-def synced(make_database: Any, server: Any, tables: Tables) -> Synced:
-    database = make_database(server)
+def synced_with(database: Any, tables: Tables) -> Synced:
+    """A new database that has tables of some kinds, which a sync writes as `tables`."""
     database.execute(
         *MADE,
         "CREATE TABLE bag (a int, b text)",
@@ -74,3 +73,8 @@ def synced(make_database: Any, server: Any, tables: Tables) -> Synced:
         "CREATE PUBLICATION p FOR ALL TABLES",
     )
     return Synced(database, tables)
+
+
+@pytest.fixture
+def synced(make_database: Any, server: Any, tables: Tables) -> Synced:
+    return synced_with(make_database(server), tables)
