@@ -46,6 +46,7 @@ DISTRIBUTIONS = (
 )
 
 
+_NOT_INSTALLED = "not installed"
 _MEMORY_TIMEOUT = 10  # seconds
 
 
@@ -82,8 +83,15 @@ class Results:
                 self.samples.setdefault((name, metric), []).append(value)
 
     def update(self, other: Results) -> None:
-        """Add another run's results, which replace those of the same cases."""
-        self.described |= other.described
+        """Add another run's results, which replace those of the same cases.
+
+        What was not installed then was not measured either, and stays as it was told before.
+        """
+        self.described |= {
+            name: told
+            for name, told in other.described.items()
+            if told != _NOT_INSTALLED or name not in self.described
+        }
         self.samples |= other.samples
         self.versions |= other.versions
         self.missing |= other.missing
@@ -306,7 +314,7 @@ def describe() -> dict[str, str]:
     }
     for name in DISTRIBUTIONS:
         found = next(iter(importlib.metadata.distributions(name=name)), None)
-        described[name] = "not installed" if found is None else found.version
+        described[name] = _NOT_INSTALLED if found is None else found.version
     return described
 
 

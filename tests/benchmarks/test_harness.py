@@ -128,6 +128,12 @@ def test_a_later_run_takes_the_place_of_the_same_cases():
     assert first.samples == {("a", "cpu"): [1.0], ("b", "cpu"): [3.0]}
 
 
+def test_what_a_later_run_does_not_have_stays_as_it_was_told():
+    first = Results({"psycopg": "3.3", "duckdb": "1.5"})
+    first.update(Results({"psycopg": "not installed", "duckdb": "2.0", "numpy": "not installed"}))
+    assert first.described == {"psycopg": "3.3", "duckdb": "2.0", "numpy": "not installed"}
+
+
 def verdict(results, level, workload):
     return next(
         verdict
