@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import threading
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -159,7 +160,9 @@ def running_engine(
             # A JVM that has ended needs no stop: what called it has said so, or nothing needed it.
             # One to which the signal came too, as of a service or a terminal, may end just now.
             if not is_gone():
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception), warnings.catch_warnings():
+                    # PySpark warns of a JVM that it finds killed: no line of this log.
+                    warnings.simplefilter("ignore", RuntimeWarning)
                     spark.stop()
     finally:
         root.removeFilter(_is_not_of_py4j)

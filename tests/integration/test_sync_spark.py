@@ -172,10 +172,10 @@ def test_a_jvm_that_is_killed(made: MadeDirectory, tmp_path: Path, when: str) ->
             wait("the kill", lambda: not children("java"))
             made.commit(1300, table.relation(), testing.insert(table, [1, "a"]))
             wait("a window of the driver", lambda: "public.t is new" in log.read_text())
-        if when == "before a job":
-            made.commit(1400, table.relation(), large)
-        elif when == "while none is needed":
+        if when == "while none is needed":
             process.send_signal(signal.SIGTERM)
+        else:  # on a busy machine the job that was seen may have ended before the kill
+            made.commit(1400, table.relation(), large)
         code = process.wait(60)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     if when == "while none is needed":
