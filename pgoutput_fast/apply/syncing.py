@@ -431,10 +431,11 @@ def check_position(
             f"the first segments of {directory} are deleted, so tables without a snapshot do not "
             "begin empty there: have them copied, or give uncopied='changes'"
         )
-    lacks = _behind(look(directory).states, stored, position)
+    states = look(directory).states
+    lacks = _behind(states, stored, position)
     gone = departed(history_of([directory]), lacks)
     behind = [one for one in lacks if one not in gone]
-    if older := _older(look(directory).states, stored):
+    if older := _older(states, stored):
         relation_id, lsn = next(iter(older.items()))
         one = stored.tables[relation_id]
         raise PgOutputError(
