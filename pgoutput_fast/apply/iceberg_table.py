@@ -80,14 +80,17 @@ class Catalog:
         if self._opened is None:
             from pyiceberg.catalog import load_catalog
 
-            with self.refusals("the catalogue"):
+            with self.refusals(""):
                 self._opened = load_catalog(self._name, **self._properties)
                 self._opened.create_namespace_if_not_exists(NAMESPACE)
         return self._opened
 
     @contextlib.contextmanager
     def refusals(self, what: str) -> Iterator[None]:
-        """Raise errors of pyiceberg, of the catalogue and of the storage as this package's."""
+        """Raise errors of pyiceberg, of the catalogue and of the storage as this package's.
+
+        They name the table, or the catalogue alone where that is empty.
+        """
         from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
         try:
@@ -108,8 +111,9 @@ class Catalog:
             for value in self._properties.values():
                 if len(value) > _SHORT:
                     text = text.replace(value, "…")
+            doing = f"read or write {what} in" if what else "open"
             text = (
-                f"can't read or write {what} in the Iceberg catalogue {self._name!r}: "
+                f"can't {doing} the Iceberg catalogue {self._name!r}: "
                 f"{type(error).__name__}: {text}"
             )
             raise (RetryableError if may_pass(text) else PgOutputError)(text) from None

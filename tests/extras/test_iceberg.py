@@ -131,7 +131,7 @@ def test_no_error_shows_the_password_of_a_catalogue(made: MadeDirectory, tmp_pat
     secret = "postgresql+none://me:some-secret@nowhere.invalid/catalogue"
     given = {"type": "sql", "uri": secret, "name": "shop"}
     assert "some-secret" not in repr(Catalog(given))
-    with pytest.raises(PgOutputError, match="in the Iceberg catalogue 'shop'") as raised:
+    with pytest.raises(PgOutputError, match=r"can.t open the Iceberg catalogue 'shop'") as raised:
         sync(made, IcebergTables(tmp_path), iceberg=given)
     assert "some-secret" not in str(raised.value)
     with pytest.raises(PgOutputError, match="Iceberg catalogue 'nobody_has_it'"):

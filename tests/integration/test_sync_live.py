@@ -134,6 +134,11 @@ def test_a_target_that_is_refused_leaves_no_slot(synced: Synced, tmp_path: Path)
         other.claim()
         with pytest.raises(pf.PgOutputError, match="another sync writes"):
             synced.sync(target=busy, iceberg=None, changes=None)
+    nowhere = {"type": "sql", "uri": f"sqlite:///{tmp_path}/none/catalogue.db"}
+    with pytest.raises(
+        pf.PgOutputError, match=r"can't open the Iceberg catalogue .*unable to open"
+    ):
+        synced.sync(target=str(tmp_path / "iceberg"), iceberg=nowhere, changes=None)
     query = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
     assert synced.database.execute(query) == [(0,)]
     for target in ("postgres:x", "gs://bucket/x", "tables.duckdb", f"duckdb:/{tmp_path}/x"):

@@ -653,6 +653,20 @@ def test_a_change_that_the_target_lost_meanwhile(
     assert found.differences[0].columns == {"t": ("lost", "t30")}
 
 
+def test_a_stream_that_does_not_get_on(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server answers that it is where it was, as often as it is asked; that is no progress."""
+    run(moving.dsn, *CHANGES)
+    changes = Moment.changes
+
+    def of_later(self: Moment, tables: Any, until: int, timeout: float) -> Any:
+        return changes(self, tables, max(until, self.lsn) + (1 << 30), 1)
+
+    monkeypatch.setattr(Moment, "changes", of_later)
+    monkeypatch.setattr(Moment, "check", lambda self, position: None)
+    with pytest.raises(pf.PgOutputError, match=r"the server's stream did not come to .* in 1 s"):
+        moving.verify()
+
+
 def test_a_truncate_at_this_moment(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:
     run(moving.dsn, *CHANGES)
     make_slot = ReplicationConnection.make_slot

@@ -320,6 +320,33 @@ def test_the_readme_gives_a_directory_to_one_command() -> None:
     assert set(read) == {captured}
 
 
+def test_what_is_in_the_repository() -> None:
+    """What a run leaves in the working directory is easily added by mistake."""
+    if not ROOT.joinpath(".git").exists():
+        pytest.skip("this is not a clone")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    paths = [Path(name) for name in listed.split("\0") if name and ROOT.joinpath(name).exists()]
+    assert {path.parts[0] for path in paths} == {
+        *(".ci", ".github", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
+        *("MANIFEST.in", "Makefile", "README.md", "SECURITY.md", "benchmarks", "docs", "examples"),
+        *("pgoutput_fast", "pyproject.toml", "pyspark_pgoutput", "setup.py", "tests", "tools"),
+    }
+    written = {
+        *(".cfg", ".go", ".h", ".in", ".java", ".md", ".mod", ".pxd", ".py", ".pyx", ".rs"),
+        *(".service", ".sh", ".sql", ".sum", ".toml", ".typed", ".xml", ".yaml", ".yml", ""),
+    }
+    # C is made by Cython, but for what the compiler is to be compared with.
+    data = ("tests/data/", "tests/vectors/", "benchmarks/captures/", "benchmarks/report/")
+    assert [
+        path.as_posix() for path in paths
+        if path.suffix not in written and not path.as_posix().startswith(data)
+    ] == ["benchmarks/guard.json", "benchmarks/native.c"]  # fmt: skip
+    assert sum(ROOT.joinpath(path).stat().st_size for path in paths
+               if path.as_posix().startswith(data[:2])) < 8 << 20  # fmt: skip
+
+
 def test_one_name_is_one_test() -> None:
     """A name in the report of a failed run says where to look, and `-k` chooses one test by it."""
     paths = list((ROOT / "tests").glob("*/test_*.py"))
