@@ -6,6 +6,7 @@ short, is left out here, by what the target says of each of the two tables.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from .stored_changes import Form, stored_version, with_added
 from .targets import Held, IncompleteError, Removed, Renamed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ..catalog import CatalogTable
     from ..directory.copies import Copy
@@ -138,10 +139,11 @@ class TableWindow:
             part = since(rows, self._state.lsn)
             if part.num_rows:
                 try:
-                    self._parts[-1].folding.add(part)
+                    with as_incomplete():
+                        self._parts[-1].folding.add(part)
                     self._folded = part.column("commit_lsn")[-1].as_py()
-                except PgOutputError as error:
-                    self._stop_by(IncompleteError(str(error)))
+                except IncompleteError as error:
+                    self._stop_by(error)
 
     def _stop_by(self, error: IncompleteError) -> None:
         if not self._stops:
@@ -346,12 +348,13 @@ class TableWindow:
         if self._is_new and self._first is not None:
             state.create(self._first)
         for number, part in enumerate(self._parts, 1):
-            net = with_added(part.folding.finish(), part.alterations)
             is_last = number == len(self._parts)
             end = lsn if is_last else self._parts[number].begins
-            if not (net.rows.num_rows or net.truncated or part.alterations):
-                continue
             try:
+                with as_incomplete():
+                    net = with_added(part.folding.finish(), part.alterations)
+                if not (net.rows.num_rows or net.truncated or part.alterations):
+                    continue
                 self._apply(state, part.alterations, net, self.held._replace(lsn=end))
             except IncompleteError as error:
                 self._stop_by(error)
@@ -362,6 +365,19 @@ class TableWindow:
     ) -> None:
         """Do what changes come to to the rows."""
         state.apply(alterations, net, held)
+
+
+@contextlib.contextmanager
+def as_incomplete() -> Iterator[None]:
+    """Raise what a fold refuses as changes that do not fit what a state table has.
+
+    Some may be missing, or the table's key may be another one than is known: either way, a copy
+    mends it.
+    """
+    try:
+        yield
+    except PgOutputError as error:
+        raise IncompleteError(str(error)) from error
 
 
 def since(rows: pa.RecordBatch, lsn: int) -> pa.RecordBatch:

@@ -14,7 +14,7 @@ from pgoutput_fast.apply.delta_target import DeltaTarget
 from pgoutput_fast.apply.delta_types import conformed, stored_array, stored_schema, stored_type
 from pgoutput_fast.apply.folding import Folding
 from pgoutput_fast.apply.stored_changes import with_added
-from pgoutput_fast.apply.table_window import since
+from pgoutput_fast.apply.table_window import as_incomplete, since
 from pgoutput_fast.apply.targets import Added, ConflictError, IncompleteError
 
 from ._net_files import is_for_spark, write_net
@@ -137,9 +137,11 @@ def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> 
             for file in part.files:
                 folding.add(_empty(file.schema))
                 for rows in _rows(target, file):
-                    folding.add(since(rows, state.lsn))
+                    with as_incomplete():
+                        folding.add(since(rows, state.lsn))
             alterations = [_stored(one) for one in part.alterations]
-            net = with_added(folding.finish(), alterations)
+            with as_incomplete():
+                net = with_added(folding.finish(), alterations)
             if not (net.rows.num_rows or net.truncated or alterations):
                 continue
             after = task.after._replace(lsn=part.end)
