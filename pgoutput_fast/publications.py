@@ -93,7 +93,8 @@ class Table(NamedTuple):
     Fields: oid, namespace_id, namespace, name, kind, persistence, replica_identity, filenode,
     parent (the OID of the partitioned table of which it is a partition; None if of none), attached
     (the transaction that made it a partition, xmin of its row of ``pg_inherits``: another one once
-    it was detached and attached again; None if it is none).
+    it was detached and attached again; None if it is none), placed (the transaction that put it
+    into its schema, likewise of its row of ``pg_depend``; None if that has none).
     """
 
     oid: int
@@ -106,6 +107,7 @@ class Table(NamedTuple):
     filenode: int
     parent: int | None
     attached: int | None
+    placed: int | None
 
 
 class Published(NamedTuple):
@@ -151,7 +153,11 @@ _TABLES = """
 SELECT c.oid::bigint, n.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text,
     c.relpersistence::text, c.relreplident::text, c.relfilenode::bigint,
     CASE WHEN c.relispartition THEN i.inhparent::bigint END,
-    CASE WHEN c.relispartition THEN i.xmin::text::bigint END
+    CASE WHEN c.relispartition THEN i.xmin::text::bigint END,
+    (SELECT max(d.xmin::text::bigint) FROM pg_catalog.pg_depend AS d
+        WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid
+        AND d.objsubid = 0 AND d.deptype = 'n'
+        AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass)
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 LEFT JOIN pg_catalog.pg_inherits AS i ON c.relispartition AND i.inhrelid = c.oid
@@ -326,8 +332,9 @@ class Publications:
 
         OIDs of the rows of pg_publication_rel and pg_publication_namespace that name it, or a
         partitioned table that it belongs to, and of the publications of all tables. Where it is
-        published as a partition alone, the transactions that attached it too: while it is detached,
-        its changes are not sent.
+        published as a partition alone, the transactions that attached it too, and where its schema
+        is, the one that put it there: while it is detached, or in another schema, its changes are
+        not sent.
         """
         found = set()
         lineage = [table, *self.ancestors(table)]
@@ -337,7 +344,10 @@ class Publications:
                 key = publication.oid, one.oid
                 found |= {self._entries[key].oid} if key in self._entries else set()
                 key = publication.oid, one.namespace_id
-                found |= {self._schemas[key]} if key in self._schemas else set()
+                if key in self._schemas:
+                    found.add(self._schemas[key])
+                    is_named = publication.all_tables or (publication.oid, one.oid) in self._entries
+                    found |= {one.placed} if one.placed and not is_named else set()
                 if self._names(publication, one) and not self._names(publication, table):
                     links = (below.attached for below in lineage[:level])
                     found |= {link for link in links if link is not None}

@@ -75,11 +75,22 @@ class Writer:
     partition_by : sequence of str
     prefix : str
         Of the files' names.
+
+    Raises
+    ------
+    PgOutputError
+        There is no column by which the table is partitioned.
     """
 
     def __init__(
         self, table: Directory, schema: pa.Schema, partition_by: Sequence[str], prefix: str
     ) -> None:
+        if gone := [name for name in partition_by if name not in schema.names]:
+            raise PgOutputError(
+                f"{table.directory} is partitioned by {gone[0]!r}, and the server has no column of "
+                "this name any more: give partition_by= with columns that it has, delete this "
+                "directory, and call sync again, which has the table copied"
+            )
         self._table = table
         self.schema = schema
         self._partition_by = list(partition_by)

@@ -698,12 +698,6 @@ class _State:
         if not (alterations or net.truncated or net.rows.num_rows):
             return
         shape = shape_of(table.schema, alterations)
-        if gone := [name for name in self._partition_by if name not in shape.schema.names]:
-            raise PgOutputError(
-                f"{table.directory} is partitioned by {gone[0]!r}, and the server has no column of "
-                "this name any more: give partition_by= with columns that it has, delete this "
-                "directory, and call sync again, which has the table copied"
-            )
         position = held.lsn, max(held.copy_lsn, self.copy_lsn)
         with table.refusals(), self._new_writer(shape.schema) as writer:
             merge = Merge(table, shape, net, directory_of(self._held.stored), self.marker)

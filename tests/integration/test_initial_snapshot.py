@@ -873,6 +873,31 @@ def test_partitions_that_were_detached_for_a_time(
     assert read_members(named, ["q"]).tables[oid(database18, "part")] == before
 
 
+def test_a_table_that_is_in_another_schema_for_a_time(database18: Any, tmp_path: Path) -> None:
+    """Between two captures, where its schema is published; as one that is named it stays."""
+    database18.execute(
+        "CREATE SCHEMA away",
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "CREATE TABLE other (id int PRIMARY KEY, v text)",
+        "INSERT INTO t VALUES (1, 'one'), (2, 'two')",
+        "CREATE PUBLICATION p FOR TABLES IN SCHEMA public",
+        "CREATE PUBLICATION q FOR TABLE t",
+    )
+    finish(database18, tmp_path)
+    named = ConnectionParameters(database18.dsn, {})
+    before = read_members(named, ["q"]).tables[oid(database18, "t")]
+    folded = Folded(tmp_path).take()
+    database18.execute(
+        "ALTER TABLE t SET SCHEMA away",
+        "DELETE FROM away.t WHERE id = 1",
+        "ALTER TABLE away.t SET SCHEMA public",
+    )
+    finish(database18, tmp_path)
+    check(database18, folded.take(), "t", "other")
+    assert [copied(tmp_path, oid(database18, one)) for one in ("t", "other")] == [2, 1]
+    assert read_members(named, ["q"]).tables[oid(database18, "t")] == before
+
+
 def test_a_table_that_is_unlogged_for_a_time(
     database18: Any, tmp_path: Path, wait_until: WaitUntil, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,9 @@ from altered_tables import EVOLVED, REUSED
 from synced_database import Synced, synced_with
 from synced_tables import TABLES
 
+import pgoutput_fast as pf
 from pgoutput_fast import apply
+from pgoutput_fast.directory.requests import request_copy
 
 pytest.importorskip("duckdb")
 pytest.importorskip("deltalake")
@@ -132,3 +135,21 @@ def test_a_key_that_no_change_tells(synced: Synced, wait_until: WaitUntil) -> No
     assert synced.settle() == []
     assert synced.compare("t", "id, v, n, d") == 52
     assert synced.compare("bag", "a, b") == 21
+
+
+@pytest.mark.parametrize(
+    ("version", "kind"), [(18, "delta"), pytest.param(18, "distributed", marks=pytest.mark.slow)]
+)
+def test_a_copy_without_the_column_of_partitions(synced: Synced) -> None:
+    synced.options["partition_by"] = {"public.t": ["v"]}
+    synced.sync()
+    synced.database.execute("ALTER TABLE t DROP v")
+    ((relation_id,),) = synced.database.execute("SELECT 't'::regclass::oid::bigint")
+    request_copy(Path(f"{synced.tables.path}.segments"), relation_id, ["public", "t"])
+    with pytest.raises(pf.PgOutputError, match=r"partitioned by 'v'.*give partition_by= with"):
+        synced.settle()
+    # As it says.
+    shutil.rmtree(synced.tables.path / "state" / "public.t")
+    synced.options["partition_by"] = {"public.t": ["d"]}
+    synced.settle()
+    assert synced.compare("t", "id, n, d") == 50
