@@ -313,9 +313,14 @@ class History:
     def states(self, place: Place) -> tuple[Types, Types] | None:
         """The types before and after the change at an uncertain place; None if more are possible.
 
-        Between reads that saw no change, what a type has become is not known.
+        Between reads that saw no change, what a type has become is not known. Between several that
+        saw some there are two states where one of these changes alone concerns values.
         """
-        if place.newer != place.older + 1 or self._entry(place.older) == self._entry(place.newer):
+        entries = [self._entry(number) for number in range(place.older, place.newer + 1)]
+        pairs = list(itertools.pairwise(entries))
+        if any(older == newer for older, newer in pairs):
+            return None
+        if sum(bool(self._differing(*pair)) for pair in pairs) != 1:
             return None
         return self.types(place, "older"), self.types(place, "newer")
 

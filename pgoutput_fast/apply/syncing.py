@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TOLD = 1.0  # seconds between two calls of `progress`, at most
+# A capture reads the catalogue when a type may have been altered, and does not wait for that.
+_TYPES_TIMEOUT = 30.0  # seconds
+_TYPES_WAIT = 0.1  # seconds between two looks
 _CUT_OFF = (
     "it was dropped or left the publications, and its last changes before that are not in this "
     "directory"
@@ -211,6 +214,7 @@ class Syncing:
         self._table_seconds: dict[str, float] = {}
         self._stage_seconds = (0.0, 0.0)
         self._end_lsn = 0
+        self._is_stopped: Callable[[], bool] = lambda: False
         self._see(source)
         gone = [one for one in self._stored.tables.values() if one.stale == DELETED]
         if gone and options.unknown == "error":
@@ -251,6 +255,7 @@ class Syncing:
         def is_enough() -> bool:
             return is_stopped() or (until_lsn is not None and self.lsn >= until_lsn)
 
+        self._is_stopped = is_stopped
         if self._engine is not None:
             self._engine.begin(self._target)
         self._tell()
@@ -298,6 +303,27 @@ class Syncing:
 
     def _write(self, source: SegmentSource, plan: Plan) -> WindowWriter:
         """Write a window; what has written it."""
+        try:
+            return self._written(source, plan)
+        except PgOutputError as error:
+            # Its type may have been altered since the catalogue was read: the next read tells it.
+            if getattr(error, "code", None) != "bad_value" or not self._has_types(plan):
+                raise
+        return self._written(source, plan)
+
+    def _has_types(self, plan: Plan) -> bool:
+        """Wait until the history has the types of all that a window has; whether it has them."""
+        end = time.monotonic() + _TYPES_TIMEOUT
+        while (history := history_of([self._directory])) is not None:
+            if history.confirmed >= end_of(plan).lsn:
+                return True
+            if self._is_stopped() or time.monotonic() > end:
+                return False
+            time.sleep(_TYPES_WAIT)
+            self._tell()
+        return False
+
+    def _written(self, source: SegmentSource, plan: Plan) -> WindowWriter:
         given = (
             self._directory, self._target, self._stored, self._decoding, self._options, self._tell,
         )  # fmt: skip

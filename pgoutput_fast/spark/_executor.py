@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 _BATCH_ROWS = 65_536
 _BATCH_BYTES = 8 << 20
 
+# Of decode_frames and of the source, which say this in two ways.
+_OWN_SCHEMA = "give a schema (schema=, or .schema() of a source)"
+
 # A frame from inside a stream chunk has an xid, which other frames lack. If it is decoded as one
 # from outside, it raises one of these errors.
 _MISREAD = frozenset(
@@ -234,15 +237,15 @@ def _check_names(relation: Relation, target: Target) -> None:
                 raise PgOutputError(
                     f"{target.table}: another version of the table has the column "
                     f"{' or '.join(candidates)} in the place of {name}, which looks like ALTER "
-                    "TABLE RENAME COLUMN; give schema= with all of these names and make one column "
-                    "of them, or begin after the change with a new copy of the table"
+                    f"TABLE RENAME COLUMN; {_OWN_SCHEMA} with all of these names and make one "
+                    "column of them, or begin after the change with a new copy of the table"
                 )
             if not last and version.newest:
                 raise PgOutputError(
                     f"{target.table}: an older version of the table lacks the column {name}, which "
                     "ADD COLUMN would have put last: its rows had a value that was not published; "
-                    "begin after the change with a new copy of the table, or give schema= without "
-                    f"{name}"
+                    f"begin after the change with a new copy of the table, or {_OWN_SCHEMA} "
+                    f"without {name}"
                 )
 
 
@@ -344,7 +347,7 @@ class _Mapping:
                         f"which is one of {wanted} as the schema has it; string takes the text"
                     )
                 raise PgOutputError(
-                    f"{target.table}: older changes {other}; give schema= with {name} as string, "
+                    f"{target.table}: older changes {other}; {_OWN_SCHEMA} with {name} as string, "
                     "which takes the text of both, or begin after the change with a new copy of "
                     "the table"
                 )

@@ -337,6 +337,17 @@ def test_a_value_that_only_one_state_can_have(tmp_path: Path) -> None:
     assert main(["inspect", str(tmp_path), "--json", "--values", "typed", "--tag", "I"]) == 0
 
 
+def test_of_several_changes_one_may_concern_a_value(tmp_path: Path) -> None:
+    """A read that saw another change alone, and was itself followed by one of the type."""
+    captured(tmp_path, 1000, (205, 206, "(1)"), (220, 225, "(2,3)"))
+    wider = registry(composite(PAIR, "x", "y"))
+    reads = [read(60, 70), read(100, 110), read(200, 240, name="u")]
+    written(tmp_path, *reads, *(read(at, at + 10, wider, name="u") for at in (300, 900)))
+    assert place(History(tmp_path), 220, 225)[:2] == (1, 3)
+    for policy in ("error", "older", "newer"):
+        assert rows_of(tmp_path, tmp_path / policy, policy) == [{"x": 1}, {"x": 2, "y": 3}]
+
+
 def test_of_two_types_one_may_have_been_altered_before_the_other(tmp_path: Path) -> None:
     def pair(*fields: str) -> dict[str, Any]:
         made = composite(PAIR, *fields)

@@ -16,6 +16,8 @@ from synced_tables import TABLES
 import pgoutput_fast as pf
 from pgoutput_fast import apply
 from pgoutput_fast.directory.requests import request_copy
+from pgoutput_fast.replication.history import HistoryWatch
+from pgoutput_fast.verify import verify
 
 pytest.importorskip("duckdb")
 pytest.importorskip("deltalake")
@@ -104,8 +106,17 @@ def test_tables_that_are_altered(
 
 
 @pytest.mark.parametrize(("version", "kind"), PLACES)
-def test_a_key_that_no_change_tells(synced: Synced, wait_until: WaitUntil) -> None:
+def test_a_key_that_no_change_tells(
+    synced: Synced, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the former key the rows of a window do not go together: the table is copied again."""
+    reading, look = threading.Lock(), HistoryWatch._look
+
+    def one_at_a_time(watch: HistoryWatch) -> None:
+        with reading:
+            look(watch)
+
+    monkeypatch.setattr(HistoryWatch, "_look", one_at_a_time)
     synced.database.execute("ALTER TABLE t REPLICA IDENTITY FULL")
     stop = threading.Event()
     seen: list[apply.SyncProgress] = []
@@ -117,13 +128,13 @@ def test_a_key_that_no_change_tells(synced: Synced, wait_until: WaitUntil) -> No
         wait_until(lambda: seen and seen[-1].tables.keys() >= {"public.t", "public.bag"})
         synced.database.execute("UPDATE t SET v = 'w' WHERE id = 1")
         wait_until(lambda: seen[-1].tables["public.t"] == 52)
-        # The Relation is the same as before, for which the capture does not read the catalogue.
-        synced.database.execute(
-            "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id, d)",
-            "INSERT INTO t (id, d) VALUES (301, 'd'), (301, 'e')",
-            "INSERT INTO bag VALUES (9, 'x')",
-        )
-        wait_until(lambda: not thread.is_alive() or any(one.stale for one in seen))
+        with reading:  # so that the catalogue is not read, which no Relation asks for
+            synced.database.execute(
+                "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id, d)",
+                "INSERT INTO t (id, d) VALUES (301, 'd'), (301, 'e')",
+                "INSERT INTO bag VALUES (9, 'x')",
+            )
+            wait_until(lambda: not thread.is_alive() or any(one.stale for one in seen))
         assert thread.is_alive()
         (reason,) = next(one.stale for one in seen if one.stale).values()
         assert "row (id) = (301)" in reason
@@ -153,3 +164,33 @@ def test_a_copy_without_the_column_of_partitions(synced: Synced) -> None:
     synced.options["partition_by"] = {"public.t": ["d"]}
     synced.settle()
     assert synced.compare("t", "id, n, d") == 50
+
+
+@pytest.mark.parametrize(("version", "kind"), PLACES)
+def test_a_composite_that_gets_a_field(synced: Synced, wait_until: WaitUntil) -> None:
+    """Values of the new form come before the catalogue was read."""
+    synced.database.execute(
+        "CREATE TYPE pair AS (x int, y text)", "CREATE TABLE c (id int PRIMARY KEY, p pair)",
+        "INSERT INTO c VALUES (1, (1, 'one'))",
+    )  # fmt: skip
+    stop = threading.Event()
+    seen: list[apply.SyncProgress] = []
+    thread = threading.Thread(
+        target=synced.sync, kwargs={"until": None, "stop": stop, "progress": seen.append}
+    )
+    thread.start()
+    try:
+        wait_until(lambda: seen and "public.c" in seen[-1].tables)
+        synced.database.execute("INSERT INTO c VALUES (2, (2, 'two'))")
+        wait_until(lambda: seen[-1].tables["public.c"] == 3)
+        synced.database.execute(
+            "ALTER TYPE pair ADD ATTRIBUTE z int", "INSERT INTO c VALUES (3, (3, 'three', 3))"
+        )
+        wait_until(lambda: not thread.is_alive() or seen[-1].tables["public.c"] >= 4)
+        assert thread.is_alive()
+    finally:
+        stop.set()
+        thread.join()
+    synced.settle()
+    report = verify(synced.database.dsn, publications=["p"], target=synced.tables.target)
+    assert {one.name: (one.state, one.rows) for one in report.tables}["c"] == ("equal", 3)
