@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,22 @@ def test_tables_that_are_altered(
         assert synced.rows("public.t", "id", "ID_") == sorted(truth, key=repr)
 
 
+@contextlib.contextmanager
+def going_on(synced: Synced) -> Iterator[tuple[threading.Thread, list[apply.SyncProgress]]]:
+    """Have a sync go on in a thread, and list what it tells."""
+    stop = threading.Event()
+    seen: list[apply.SyncProgress] = []
+    thread = threading.Thread(
+        target=synced.sync, kwargs={"until": None, "stop": stop, "progress": seen.append}
+    )
+    thread.start()
+    try:
+        yield thread, seen
+    finally:
+        stop.set()
+        thread.join()
+
+
 @pytest.mark.parametrize(("version", "kind"), PLACES)
 def test_a_key_that_no_change_tells(
     synced: Synced, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
@@ -118,13 +135,7 @@ def test_a_key_that_no_change_tells(
 
     monkeypatch.setattr(HistoryWatch, "_look", one_at_a_time)
     synced.database.execute("ALTER TABLE t REPLICA IDENTITY FULL")
-    stop = threading.Event()
-    seen: list[apply.SyncProgress] = []
-    thread = threading.Thread(
-        target=synced.sync, kwargs={"until": None, "stop": stop, "progress": seen.append}
-    )
-    thread.start()
-    try:
+    with going_on(synced) as (thread, seen):
         wait_until(lambda: seen and seen[-1].tables.keys() >= {"public.t", "public.bag"})
         synced.database.execute("UPDATE t SET v = 'w' WHERE id = 1")
         wait_until(lambda: seen[-1].tables["public.t"] == 52)
@@ -140,9 +151,6 @@ def test_a_key_that_no_change_tells(
         assert "row (id) = (301)" in reason
         assert "there is a row with this key already" in reason
         wait_until(lambda: not thread.is_alive() or not seen[-1].stale)
-    finally:
-        stop.set()
-        thread.join()
     assert synced.settle() == []
     assert synced.compare("t", "id, v, n, d") == 52
     assert synced.compare("bag", "a, b") == 21
@@ -173,13 +181,7 @@ def test_a_composite_that_gets_a_field(synced: Synced, wait_until: WaitUntil) ->
         "CREATE TYPE pair AS (x int, y text)", "CREATE TABLE c (id int PRIMARY KEY, p pair)",
         "INSERT INTO c VALUES (1, (1, 'one'))",
     )  # fmt: skip
-    stop = threading.Event()
-    seen: list[apply.SyncProgress] = []
-    thread = threading.Thread(
-        target=synced.sync, kwargs={"until": None, "stop": stop, "progress": seen.append}
-    )
-    thread.start()
-    try:
+    with going_on(synced) as (thread, seen):
         wait_until(lambda: seen and "public.c" in seen[-1].tables)
         synced.database.execute("INSERT INTO c VALUES (2, (2, 'two'))")
         wait_until(lambda: seen[-1].tables["public.c"] == 3)
@@ -188,9 +190,6 @@ def test_a_composite_that_gets_a_field(synced: Synced, wait_until: WaitUntil) ->
         )
         wait_until(lambda: not thread.is_alive() or seen[-1].tables["public.c"] >= 4)
         assert thread.is_alive()
-    finally:
-        stop.set()
-        thread.join()
     synced.settle()
     report = verify(synced.database.dsn, publications=["p"], target=synced.tables.target)
     assert {one.name: (one.state, one.rows) for one in report.tables}["c"] == ("equal", 3)
