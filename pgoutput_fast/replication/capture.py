@@ -23,6 +23,7 @@ from .landing import CaptureProgress, Landing
 from .link import Link, first_connection
 from .membership import Members, read_members
 from .receiver import Receiver
+from .resent import check_resent
 from .source import Source, Started
 from .stream_options import Protocol, Streaming, StreamOptions, check_seconds
 from .upkeep import Upkeep, UpkeepOptions, order_first
@@ -289,9 +290,16 @@ def capture(
             uploader,
         )
         held.callback(upkeep.close)
+        source = Source(
+            parameters, slot, options,
+            compare=lambda connection, position: check_resent(
+                connection, slot, writer.directory, position
+            ),
+        )  # fmt: skip
         if snapshot == "only":
+            if begun.opened is None:
+                first_connection(lambda: _check(source, writer, stop), retry_for, stop)
             return _copy_only(writer, upkeep, stop, progress)
-        source = Source(parameters, slot, options)
         started = first_connection(lambda: _start(source, writer, stop), retry_for, stop)
         # Where the server begins before the directory's end, nothing beyond is acknowledged until
         # the stream has come there: a PREPARE in between has its end behind it.
@@ -312,6 +320,16 @@ def _start(source: Source, writer: SegmentWriter, stop: threading.Event | None) 
         lambda made: made.connection.close(),
         stop,
     )
+
+
+def _check(source: Source, writer: SegmentWriter, stop: threading.Event | None) -> None:
+    """Refuse a slot that can't go on where the directory ends."""
+
+    def look() -> bool:
+        source.check(writer.position, writer.timeline or None)
+        return True
+
+    unless_stopped(look, lambda _: None, stop)
 
 
 def _copy_only(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..connections import ConnectionParameters
 from ..errors import PgOutputError, RetryableError
 from ..lsn import format_lsn
 from .stream_options import StreamOptions
 from .walsender import ReplicationConnection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Started(NamedTuple):
@@ -36,6 +39,9 @@ class Source:
         As of :func:`pgoutput_fast.replication.connect`.
     advice : str
         What else is to be said where the slot is beyond the position.
+    compare : callable, optional
+        Is given a connection and the position from which to go on, where the slot stands before
+        it: refuses a slot that would send something else again than what came already.
     """
 
     def __init__(
@@ -47,6 +53,7 @@ class Source:
         create_slot: bool = False,
         temporary: bool = False,
         advice: str = "",
+        compare: Callable[[ReplicationConnection, int], None] | None = None,
     ) -> None:
         self.slot = slot
         self._parameters = parameters
@@ -54,6 +61,7 @@ class Source:
         self._create_slot = create_slot
         self._temporary = temporary
         self._advice = advice
+        self._compare = compare
         self._system: str | None = None
 
     def start(
@@ -101,6 +109,18 @@ class Source:
         self._create_slot = False
         return started
 
+    def check(self, position: int, timeline: int | None) -> None:
+        """Look whether a stream can go on at a position, without beginning one.
+
+        Raises
+        ------
+        PgOutputError
+            As `start` does.
+        """
+        with ReplicationConnection(self._parameters) as connection:
+            self._check_system(connection)
+            self._look(connection, position, timeline, 0)
+
     def _look(
         self,
         connection: ReplicationConnection,
@@ -123,6 +143,8 @@ class Source:
             check_position(
                 connection, self.slot, confirmed, position, timeline, received, self._advice
             )
+            if confirmed < position and self._compare is not None:
+                self._compare(connection, position)
         # With prepared transactions the server is asked to begin where the slot stands, as a
         # transaction may have been prepared before the position and be committed after it. What
         # was committed before the position is left out later.

@@ -29,6 +29,7 @@ __all__ = [
     "found_servers",
     "now",
     "on_standby",
+    "put_back",
     "replayed",
     "standby",
 ]
@@ -218,3 +219,12 @@ def on_standby(primary: EmbeddedServer, other: EmbeddedServer, **given: Any) -> 
     finally:
         ready.set()
         writer.join()
+
+
+def put_back(server: EmbeddedServer, image: Path) -> None:
+    """Have a server go on from a copy of its disk that `backup` made, as if it had crashed then."""
+    data = server.directory / "data"
+    subprocess.run(["cp", "-a", data / "postmaster.pid", image], check=True)
+    data.rename(server.directory / f"gone-{image.stat().st_ino}")
+    image.rename(data)
+    server.restart("kill")

@@ -1,0 +1,279 @@
+"""Compare what a slot would send again with what a directory has of it already.
+
+A server whose disk was put back to an earlier state has its slots as they were then, and writes
+another history from there on. Once its log is longer than the directory's end, no LSN tells that.
+But its slot then stands before that end, as it does after a crash of the capture or of the server,
+and the transactions that were committed in between have to be those that the directory has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import logging
+import os
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from psycopg import sql
+
+from ..errors import PgOutputError
+from ..lsn import format_lsn
+from ..segments import SegmentReader
+from ..segments.listing import contents, stored_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ..segments import Segment, SegmentMetadata
+    from .walsender import ReplicationConnection
+
+_FETCHED = 10_000  # transactions that are in memory at once
+# With these codes (SQLSTATE) it can't be told what comes again: the role may not ask, or a
+# publication was made after the place where the slot stands, so that the server has none there.
+_UNKNOWABLE = frozenset({"42501", "42704"})
+# Of each transaction with a change or a message: its xid, and commit LSN and time as its Begin has
+# them. Whether a transaction without any comes depends on the server's version and on how it sends.
+_QUERY = sql.SQL("""
+DECLARE resent CURSOR FOR
+SELECT xid::text, found[1] FROM (
+    SELECT xid, pg_catalog.count(*) AS frames, pg_catalog.array_agg(
+        pg_catalog.encode(pg_catalog.substr(data, 2, 16), 'hex')
+    ) FILTER (WHERE pg_catalog.get_byte(data, 0) = {begin}) AS found
+    FROM pg_catalog.pg_logical_slot_peek_binary_changes(
+        {slot}, {end}, NULL, VARIADIC {options}::text[]
+    )
+    WHERE pg_catalog.get_byte(data, 0) = ANY ({tags}::integer[])
+    GROUP BY xid
+) AS resent
+WHERE frames > 1 AND found IS NOT NULL
+ORDER BY found[1] COLLATE "C"
+""")
+_TAGS = "{" + ",".join(str(tag) for tag in b"BIUDTM") + "}"
+# What the function, which takes no transaction in parts, has to be told otherwise.
+_OF_STREAMS = frozenset({"streaming", "two_phase"})
+
+_log = logging.getLogger(__name__)
+
+
+class _Commit(NamedTuple):
+    """A transaction: equal in all three, it is the same one."""
+
+    lsn: int
+    time: int
+    xid: int
+
+
+class _Found(NamedTuple):
+    """A transaction, in the directory or on the server."""
+
+    commit: _Commit
+    is_held: bool
+    """Whether it is in the directory."""
+    has_changes: bool
+
+
+class _Stretch(NamedTuple):
+    """A part of a directory that came with the same publications and options."""
+
+    begin: int
+    end: int
+    metadata: SegmentMetadata
+    segments: list[Segment]
+
+
+def check_resent(
+    connection: ReplicationConnection, slot: str, directory: Path, position: int
+) -> None:
+    """Refuse a slot that would send again something else than what a directory has.
+
+    Parameters
+    ----------
+    connection : ReplicationConnection
+        One on which no stream has begun.
+    slot : str
+    directory : Path
+        A directory of segments of this slot.
+    position : int
+        Everything before this LSN is in it.
+
+    Raises
+    ------
+    RetryableError
+        The slot is in use.
+    PgOutputError
+        A transaction before `position` is not in the directory, or one that is there was not
+        committed by this server; or the directory or the server can't be read.
+    """
+    state = connection.unused_slot(slot)
+    confirmed = None if state is None else state.confirmed_flush_lsn
+    if confirmed is None or confirmed >= position:
+        return
+    _log.info(
+        "slot %s stands at %s, before the directory's end %s: comparing what it would send again",
+        slot, format_lsn(confirmed), format_lsn(position),
+    )  # fmt: skip
+    while True:
+        found = contents(directory)
+        begin = max(confirmed, found.begin)  # what comes before that was deleted
+        segments = [one for one in found.segments if one.end_lsn > begin]
+        try:
+            _compare(connection, slot, directory, _stretches(directory, segments, begin, position))
+        except PgOutputError:
+            if all(os.path.lexists(one.path) for one in segments):
+                raise
+        else:
+            return
+        # Some were merged since, or deleted: list them again.
+
+
+def _compare(
+    connection: ReplicationConnection, slot: str, directory: Path, stretches: Iterator[_Stretch]
+) -> None:
+    """Compare stretches from the last one on, until there is a transaction that is the same.
+
+    Raises
+    ------
+    PgOutputError
+        As of `check_resent`.
+    """
+    unknown = None
+    for stretch in stretches:
+        try:
+            if _is_same(connection, slot, directory, stretch):
+                break
+        except PgOutputError as error:
+            if getattr(error, "sqlstate", None) not in _UNKNOWABLE:
+                raise
+            unknown = error
+    if unknown is not None:
+        _log.warning(
+            "it is not known whether an earlier state of the server was restored, as it does not "
+            "tell what slot %s would send again: %s", slot, unknown,
+        )  # fmt: skip
+
+
+def _stretches(
+    directory: Path, segments: list[Segment], begin: int, position: int
+) -> Iterator[_Stretch]:
+    """What is between two LSNs, from the end on."""
+    last = max([begin, *(segment.end_lsn for segment in segments[-1:])])
+    stored = stored_metadata(directory)
+    if last < position and stored is not None:
+        yield _Stretch(last, position, stored, [])
+    end, before = last, None
+    found: list[Segment] = []
+    for segment in reversed(segments):
+        with SegmentReader(segment.path) as reader:
+            metadata = reader.metadata
+        if before is not None and _given(metadata) != _given(before):
+            yield _Stretch(segment.end_lsn, end, before, found)
+            end, found = segment.end_lsn, []
+        found, before = [segment, *found], metadata
+    if before is not None:
+        yield _Stretch(begin, end, before, found)
+
+
+def _given(metadata: SegmentMetadata) -> tuple[object, ...]:
+    """What decides which transactions a slot brings."""
+    return metadata.publications, metadata.options
+
+
+def _is_same(
+    connection: ReplicationConnection, slot: str, directory: Path, stretch: _Stretch
+) -> bool:
+    """Whether the last transaction of a stretch is the same here and there; False: it has none.
+
+    If it is, what comes before it was the same too, whatever a publication made of it meanwhile.
+
+    Raises
+    ------
+    PgOutputError
+        There are others behind the last one that is the same.
+    """
+    same, other = False, None
+    with _resent(connection, slot, stretch) as resent:
+        both = heapq.merge(_held(stretch), resent, key=lambda found: found.commit.lsn)
+        for _, found in itertools.groupby(both, key=lambda found: found.commit.lsn):
+            one, *more = found
+            if more and more[0].commit == one.commit:
+                same, other = True, None
+            elif other is None and (more or one.has_changes):
+                other = one
+    if other is None:
+        return same
+    at = f"transaction {other.commit.xid} at {format_lsn(other.commit.lsn)}"
+    told = (
+        f"{directory} has {at}, which the server did not commit"
+        if other.is_held
+        else f"the server has committed {at}, which {directory} lacks"
+    )
+    raise PgOutputError(
+        f"{told}: an earlier state of the server was restored, together with slot {slot!r}, so "
+        f"that what the directory has up to {format_lsn(stretch.end)} is not what happened there. "
+        f"Make a new slot and a new directory, and copy the tables anew"
+    )
+
+
+def _held(stretch: _Stretch) -> Iterator[_Found]:
+    """The transactions that a directory has."""
+    for commit, parts in itertools.groupby(_held_parts(stretch), key=lambda part: part.commit):
+        yield _Found(commit, True, any(part.has_changes for part in parts))
+
+
+def _held_parts(stretch: _Stretch) -> Iterator[_Found]:
+    """The same, with one that is in several record batches as often."""
+    import numpy as np
+
+    for segment in stretch.segments:
+        with SegmentReader(segment.path) as reader:
+            for batch in reader:
+                inside = batch.filter(batch.column("commit_lsn").is_valid())
+                lsns, times, xids = (
+                    inside.column(name).to_numpy() for name in ("commit_lsn", "commit_time", "xid")
+                )
+                first = np.flatnonzero(lsns[1:] != lsns[:-1]) + 1
+                first = np.concatenate([np.zeros(min(1, len(lsns)), np.int64), first])
+                numbered = inside.column("seq").is_valid().to_numpy(zero_copy_only=False)
+                changes = np.logical_or.reduceat(numbered, first) if len(first) else first
+                for lsn, time, xid, has_changes in zip(
+                    lsns[first].tolist(), times[first].tolist(), xids[first].tolist(),
+                    changes.tolist(), strict=True,
+                ):  # fmt: skip
+                    if lsn >= stretch.begin:
+                        yield _Found(_Commit(lsn, time, xid), True, has_changes)
+
+
+@contextlib.contextmanager
+def _resent(
+    connection: ReplicationConnection, slot: str, stretch: _Stretch
+) -> Iterator[Iterator[_Found]]:
+    """The transactions that the server would send again, but those without changes."""
+    metadata = stretch.metadata
+    options = [
+        text
+        for name, value in metadata.options.items()
+        if name not in _OF_STREAMS
+        for text in (name, "1" if name == "proto_version" else value)
+    ]
+    command = _QUERY.format(
+        begin=ord("B"), slot=slot, end=format_lsn(stretch.end), options=options, tags=_TAGS
+    )
+    connection.query("BEGIN")
+    try:
+        connection.query("SET LOCAL statement_timeout = 0")
+        connection.query(command, waits=True)
+        yield _fetched(connection, stretch)
+    finally:
+        with contextlib.suppress(PgOutputError):  # the connection is lost
+            connection.query("ROLLBACK")
+
+
+def _fetched(connection: ReplicationConnection, stretch: _Stretch) -> Iterator[_Found]:
+    while rows := connection.query(f"FETCH {_FETCHED} FROM resent", waits=True):
+        for xid, found in rows:
+            lsn, time = struct.unpack(">Qq", bytes.fromhex(str(found)))
+            if stretch.begin <= lsn < stretch.end:
+                yield _Found(_Commit(lsn, time, int(str(xid))), False, True)
