@@ -457,7 +457,8 @@ class _Keyed:
                 raise PgOutputError(
                     f"{changes.table}: {where} brings no value of the key's column {name!r}; "
                     "without it nobody can tell which row it changes. Give the columns of the "
-                    "table's replica identity as its key"
+                    "table's replica identity as its key; if a policy makes NULL of this value, "
+                    "choose another one"
                 )
         is_key = np.isin(changes.unsent_columns, at)
         unsent_rows = changes.unsent_rows[~is_key]

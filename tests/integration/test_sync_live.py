@@ -58,6 +58,28 @@ def test_what_rows_go_through(synced: Synced) -> None:
     assert len({row["lsn"] for row in progress}) == 1
 
 
+def test_a_key_in_place_of_one_that_is_equal(synced: Synced) -> None:
+    """The server tells an update of 0 to -0 as one of the key."""
+    synced.database.execute(
+        "CREATE TABLE equals (k float8 PRIMARY KEY, v text)",
+        "INSERT INTO equals VALUES (0, 'a'), (7, 'b')",
+    )
+    synced.sync()
+    for told in (
+        "UPDATE equals SET k = '-0', v = 'c' WHERE k = 0",
+        "UPDATE equals SET k = 0 WHERE k = 0",
+        "UPDATE equals SET k = '-0', v = NULL WHERE k = 0; UPDATE equals SET k = -7 WHERE k = 7",
+        "DELETE FROM equals WHERE k = 0",
+        "INSERT INTO equals VALUES ('-0', 'd')",
+        "DELETE FROM equals WHERE k = 0; INSERT INTO equals VALUES (0, 'e')",
+    ):
+        synced.database.execute(told)
+        assert synced.sync(unknown="error").stale == {}
+        truth = synced.database.execute("SELECT k, v FROM equals")
+        # As text, as here too 0 is equal to -0.
+        assert sorted(map(repr, synced.rows("public.equals", "k", "v"))) == sorted(map(repr, truth))
+
+
 def test_a_new_column_of_a_type_of_ones_own(synced: Synced) -> None:
     """What older rows have in it is decoded by what was known of the type at that time."""
     synced.database.execute("CREATE TYPE place AS (name text, at float8[], mood text)")
