@@ -28,32 +28,35 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..segments import Segment, SegmentMetadata
-    from .walsender import ReplicationConnection
+    from .walsender import ReplicationConnection, SlotState
 
 _FETCHED = 10_000  # transactions that are in memory at once
 # With these codes (SQLSTATE) it can't be told what comes again: the role may not ask, or a
 # publication was made after the place where the slot stands, so that the server has none there.
 _UNKNOWABLE = frozenset({"42501", "42704"})
-# Of each transaction with a change or a message: its xid, and commit LSN and time as its Begin has
-# them. Whether a transaction without any comes depends on the server's version and on how it sends.
+# Of each transaction: its xid, commit LSN and time, as its Begin or its Commit Prepared has them,
+# and whether a change or a message comes with it. If it was prepared, they may have come before.
 _QUERY = sql.SQL("""
 DECLARE resent CURSOR FOR
-SELECT xid::text, found[1] FROM (
-    SELECT xid, pg_catalog.count(*) AS frames, pg_catalog.array_agg(
-        pg_catalog.encode(pg_catalog.substr(data, 2, 16), 'hex')
-    ) FILTER (WHERE pg_catalog.get_byte(data, 0) = {begin}) AS found
+SELECT xid::text, found[1], has_changes FROM (
+    SELECT xid, pg_catalog.bool_or(tag NOT IN ({begin}, {committed})) AS has_changes,
+        pg_catalog.array_agg(
+            pg_catalog.encode(
+                CASE tag WHEN {begin} THEN pg_catalog.substr(data, 2, 16)
+                ELSE pg_catalog.substr(data, 3, 8) || pg_catalog.substr(data, 19, 8) END,
+                'hex'
+            )
+        ) FILTER (WHERE tag IN ({begin}, {committed})) AS found
     FROM pg_catalog.pg_logical_slot_peek_binary_changes(
         {slot}, {end}, NULL, VARIADIC {options}::text[]
-    )
-    WHERE pg_catalog.get_byte(data, 0) = ANY ({tags}::integer[])
+    ), LATERAL pg_catalog.get_byte(data, 0) AS tag
+    WHERE tag = ANY ({tags}::integer[])
     GROUP BY xid
 ) AS resent
-WHERE frames > 1 AND found IS NOT NULL
+WHERE found IS NOT NULL
 ORDER BY found[1] COLLATE "C"
 """)
-_TAGS = "{" + ",".join(str(tag) for tag in b"BIUDTM") + "}"
-# What the function, which takes no transaction in parts, has to be told otherwise.
-_OF_STREAMS = frozenset({"streaming", "two_phase"})
+_TAGS = "{" + ",".join(str(tag) for tag in b"BKIUDTM") + "}"
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +76,14 @@ class _Found(NamedTuple):
     is_held: bool
     """Whether it is in the directory."""
     has_changes: bool
+
+
+class _Resending(NamedTuple):
+    """A slot that stands before a directory's end."""
+
+    connection: ReplicationConnection
+    slot: SlotState
+    directory: Path
 
 
 class _Stretch(NamedTuple):
@@ -109,8 +120,9 @@ def check_resent(
     """
     state = connection.unused_slot(slot)
     confirmed = None if state is None else state.confirmed_flush_lsn
-    if confirmed is None or confirmed >= position:
+    if state is None or confirmed is None or confirmed >= position:
         return
+    resending = _Resending(connection, state, directory)
     _log.info(
         "slot %s stands at %s, before the directory's end %s: comparing what it would send again",
         slot, format_lsn(confirmed), format_lsn(position),
@@ -120,7 +132,7 @@ def check_resent(
         begin = max(confirmed, found.begin)  # what comes before that was deleted
         segments = [one for one in found.segments if one.end_lsn > begin]
         try:
-            _compare(connection, slot, directory, _stretches(directory, segments, begin, position))
+            _compare(resending, _stretches(directory, segments, begin, position))
         except PgOutputError:
             if all(os.path.lexists(one.path) for one in segments):
                 raise
@@ -129,9 +141,7 @@ def check_resent(
         # Some were merged since, or deleted: list them again.
 
 
-def _compare(
-    connection: ReplicationConnection, slot: str, directory: Path, stretches: Iterator[_Stretch]
-) -> None:
+def _compare(resending: _Resending, stretches: Iterator[_Stretch]) -> None:
     """Compare stretches from the last one on, until there is a transaction that is the same.
 
     Raises
@@ -142,7 +152,7 @@ def _compare(
     unknown = None
     for stretch in stretches:
         try:
-            if _is_same(connection, slot, directory, stretch):
+            if _is_same(resending, stretch):
                 break
         except PgOutputError as error:
             if getattr(error, "sqlstate", None) not in _UNKNOWABLE:
@@ -151,7 +161,7 @@ def _compare(
     if unknown is not None:
         _log.warning(
             "it is not known whether an earlier state of the server was restored, as it does not "
-            "tell what slot %s would send again: %s", slot, unknown,
+            "tell what slot %s would send again: %s", resending.slot.name, unknown,
         )  # fmt: skip
 
 
@@ -181,9 +191,7 @@ def _given(metadata: SegmentMetadata) -> tuple[object, ...]:
     return metadata.publications, metadata.options
 
 
-def _is_same(
-    connection: ReplicationConnection, slot: str, directory: Path, stretch: _Stretch
-) -> bool:
+def _is_same(resending: _Resending, stretch: _Stretch) -> bool:
     """Whether the last transaction of a stretch is the same here and there; False: it has none.
 
     If it is, what comes before it was the same too, whatever a publication made of it meanwhile.
@@ -194,7 +202,7 @@ def _is_same(
         There are others behind the last one that is the same.
     """
     same, other = False, None
-    with _resent(connection, slot, stretch) as resent:
+    with _resent(resending, stretch) as resent:
         both = heapq.merge(_held(stretch), resent, key=lambda found: found.commit.lsn)
         for _, found in itertools.groupby(both, key=lambda found: found.commit.lsn):
             one, *more = found
@@ -206,14 +214,14 @@ def _is_same(
         return same
     at = f"transaction {other.commit.xid} at {format_lsn(other.commit.lsn)}"
     told = (
-        f"{directory} has {at}, which the server did not commit"
+        f"{resending.directory} has {at}, which the server did not commit"
         if other.is_held
-        else f"the server has committed {at}, which {directory} lacks"
+        else f"the server has committed {at}, which {resending.directory} lacks"
     )
     raise PgOutputError(
-        f"{told}: an earlier state of the server was restored, together with slot {slot!r}, so "
-        f"that what the directory has up to {format_lsn(stretch.end)} is not what happened there. "
-        f"Make a new slot and a new directory, and copy the tables anew"
+        f"{told}: an earlier state of the server was restored, together with slot "
+        f"{resending.slot.name!r}, so that what the directory has up to {format_lsn(stretch.end)} "
+        f"is not what happened there. Make a new slot and a new directory, and copy the tables anew"
     )
 
 
@@ -247,20 +255,21 @@ def _held_parts(stretch: _Stretch) -> Iterator[_Found]:
 
 
 @contextlib.contextmanager
-def _resent(
-    connection: ReplicationConnection, slot: str, stretch: _Stretch
-) -> Iterator[Iterator[_Found]]:
-    """The transactions that the server would send again, but those without changes."""
-    metadata = stretch.metadata
-    options = [
-        text
-        for name, value in metadata.options.items()
-        if name not in _OF_STREAMS
-        for text in (name, "1" if name == "proto_version" else value)
-    ]
+def _resent(resending: _Resending, stretch: _Stretch) -> Iterator[Iterator[_Found]]:
+    """The transactions that the server would send again."""
+    connection, slot = resending.connection, resending.slot
+    # The function takes no transaction in parts. A prepared one has its changes at its PREPARE if
+    # the slot is marked so, whatever was said when it came: the server may not keep them longer.
+    two_phase = slot.two_phase and connection.server_version >= 150000
+    options = {**stretch.metadata.options, "proto_version": "3" if two_phase else "1"}
+    options.pop("streaming", None)
+    options.pop("two_phase", None)
+    if two_phase:
+        options["two_phase"] = "on"
     command = _QUERY.format(
-        begin=ord("B"), slot=slot, end=format_lsn(stretch.end), options=options, tags=_TAGS
-    )
+        begin=ord("B"), committed=ord("K"), tags=_TAGS, slot=slot.name,
+        end=format_lsn(stretch.end), options=[*itertools.chain.from_iterable(options.items())],
+    )  # fmt: skip
     connection.query("BEGIN")
     try:
         connection.query("SET LOCAL statement_timeout = 0")
@@ -273,7 +282,7 @@ def _resent(
 
 def _fetched(connection: ReplicationConnection, stretch: _Stretch) -> Iterator[_Found]:
     while rows := connection.query(f"FETCH {_FETCHED} FROM resent", waits=True):
-        for xid, found in rows:
+        for xid, found, has_changes in rows:
             lsn, time = struct.unpack(">Qq", bytes.fromhex(str(found)))
             if stretch.begin <= lsn < stretch.end:
-                yield _Found(_Commit(lsn, time, int(str(xid))), False, True)
+                yield _Found(_Commit(lsn, time, int(str(xid))), False, has_changes is True)

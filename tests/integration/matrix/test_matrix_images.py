@@ -180,20 +180,30 @@ def test_under_a_capture_that_runs(
     captured.refused(HAS)
 
 
+class Forgetful:
+    """Has a server forget what was acknowledged since, as it may in a crash."""
+
+    def __init__(self, server: EmbeddedServer) -> None:
+        self._server = server
+        self._slots = server.directory / "data" / "pg_replslot"
+        self._kept = server.directory / "kept"
+        self.save()
+
+    def save(self) -> None:
+        """Remember the slots as they are."""
+        execute(self._server, "CHECKPOINT")
+        shutil.rmtree(self._kept, ignore_errors=True)
+        subprocess.run(["cp", "-a", self._slots, self._kept], check=True)
+
+    def __call__(self) -> None:
+        shutil.rmtree(self._slots)
+        subprocess.run(["cp", "-a", self._kept, self._slots], check=True)
+        self._server.restart("kill")
+
+
 @pytest.fixture
-def forgetful(captured: Captured) -> Callable[[], None]:
-    """Has the server forget what was acknowledged since, as it may in a crash."""
-    slots = captured.server.directory / "data" / "pg_replslot"
-    execute(captured.server, "CHECKPOINT")
-    kept = captured.server.directory / "kept"
-    subprocess.run(["cp", "-a", slots, kept], check=True)
-
-    def forget() -> None:
-        shutil.rmtree(slots)
-        subprocess.run(["cp", "-a", kept, slots], check=True)
-        captured.server.restart("kill")
-
-    return forget
+def forgetful(captured: Captured) -> Forgetful:
+    return Forgetful(captured.server)
 
 
 def compared(caplog: pytest.LogCaptureFixture) -> bool:
@@ -204,7 +214,7 @@ def compared(caplog: pytest.LogCaptureFixture) -> bool:
 @pytest.mark.parametrize("two_phase", [False, True], ids=["", "two_phase"])
 def test_what_comes_again_after_a_crash_is_the_same(
     captured: Captured,
-    forgetful: Callable[[], None],
+    forgetful: Forgetful,
     caplog: pytest.LogCaptureFixture,
     version: int,
     two_phase: bool,
@@ -258,9 +268,31 @@ def test_what_comes_again_after_a_crash_is_the_same(
     assert [one for one in found if one not in {1, 12}] == [2, 3, 10, *large, 13, 11, 14, 15, 16]
 
 
-def test_sessions_of_different_publications_since(
-    captured: Captured, forgetful: Callable[[], None]
+def test_prepared_before_the_place_where_the_slot_stands(
+    captured: Captured, forgetful: Forgetful, version: int
 ) -> None:
+    """Its changes are not sent again, and the server may not even have them any more."""
+    if version < 15:
+        pytest.skip("prepared transactions come from PostgreSQL 15 on")
+    given: dict[str, Any] = {"two_phase": True}
+    captured.capture(**given)
+    execute(captured.server, "BEGIN; INSERT INTO t VALUES (4); PREPARE TRANSACTION 'g'")
+    for row in (5, 6, 7):  # by the log of running transactions the slot needs less and less
+        captured.capture(**given)
+        execute(captured.server, "CHECKPOINT")
+        captured.insert(row)
+    captured.capture(**given)
+    forgetful.save()
+    execute(captured.server, "COMMIT PREPARED 'g'")
+    captured.capture(**given)
+    assert captured.ids() == [1, 2, 3, 5, 6, 7, 4]
+    captured.insert(8)
+    forgetful()
+    captured.capture(**given)
+    assert captured.ids() == [1, 2, 3, 5, 6, 7, 4, 8]
+
+
+def test_sessions_of_different_publications_since(captured: Captured, forgetful: Forgetful) -> None:
     """What the first session was not to bring is not missed; what it was is looked for.
 
     Where the slot stands the second publication is not there yet, so that before PostgreSQL 18 the
@@ -285,7 +317,7 @@ def test_sessions_of_different_publications_since(
 
 
 def test_without_the_right_to_look(
-    captured: Captured, forgetful: Callable[[], None], caplog: pytest.LogCaptureFixture
+    captured: Captured, forgetful: Forgetful, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = captured.server
     execute(
@@ -306,7 +338,7 @@ def test_without_the_right_to_look(
 
 
 def test_many_come_again(
-    captured: Captured, forgetful: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    captured: Captured, forgetful: Forgetful, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than are fetched at once."""
     monkeypatch.setattr(resent, "_FETCHED", 3)
@@ -318,9 +350,7 @@ def test_many_come_again(
     assert captured.ids() == [1, 2, 3, *range(10, 21)]
 
 
-def test_some_of_what_comes_again_was_deleted(
-    captured: Captured, forgetful: Callable[[], None]
-) -> None:
+def test_some_of_what_comes_again_was_deleted(captured: Captured, forgetful: Forgetful) -> None:
     """As everybody has read it; it can't be compared, and is not missed."""
     captured.insert(4, 5)
     captured.capture()
