@@ -364,7 +364,7 @@ def test_random_histories(tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("first", range(100, 400, 30))
+@pytest.mark.parametrize("first", range(100, 220, 30))
 def test_many_random_histories(tmp_path: Path, first: int) -> None:
     for seed in range(first, first + 30):
         check_history(tmp_path / f"{seed}", random.Random(seed))

@@ -116,9 +116,9 @@ class Syncing(Simulation):
 # Other kinds of change tables differ in these alone.
 SEEDS = [
     pytest.param(seed, kind, marks=[pytest.mark.slow] * (seed > 1))
-    for seed in range(60)
+    for seed in range(30)
     for kind in TABLES
-    if seed < 16 or kind in ("duckdb", "delta", "distributed")
+    if seed < 8 or kind in ("duckdb", "delta", "distributed")
 ]
 
 
