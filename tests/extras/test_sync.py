@@ -318,6 +318,32 @@ def test_small_windows_come_past_a_copy_within_a_segment(
     assert sorted(ops) == ["delete", "insert", *["read"] * 4, *["truncate"] * 2]
 
 
+@pytest.mark.parametrize("much", [True, False])
+def test_while_much_comes_a_window_waits_for_more(
+    made: MadeDirectory, tables: Tables, monkeypatch: pytest.MonkeyPatch, much: bool
+) -> None:
+    monkeypatch.setattr(syncing, "_MUCH_BYTES", 1 if much else 1 << 30)
+    monkeypatch.setattr(syncing, "_GATHER", 3600.0)
+    monkeypatch.setattr(syncing, "_TOLD", 0.0)
+    stop, told = threading.Event(), list[int]()
+
+    def note(progress: apply.SyncProgress) -> None:
+        told.append(progress.windows)
+        if told.count(1) == 1 and told[-1] == 1:
+            made.commit(1300, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [2, "b"]))
+        if told.count(1) == 6 or told[-1] == 2:
+            stop.set()
+
+    made.wait(ACCOUNTS, 1000)
+    made.copy(ACCOUNTS, 1100, [[1, "a"]])
+    made.commit(1200, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [9, "b"]))
+    ended = sync(made, tables, until=None, stop=stop, interval=0.0, progress=note)
+    assert ended.windows == (1 if much else 2)
+    assert ended.lsn == (1210 if much else 1310)
+    # What waits is read as soon as nothing more is to come.
+    assert sync(made, tables, until="now").lsn == 1310
+
+
 def kill_behind_a_commit(
     made: MadeDirectory, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
