@@ -55,7 +55,7 @@ _TOLD = 1.0  # seconds between two calls of `progress`, at most
 _POLL = 0.05  # seconds between two looks whether to end, or to begin a window
 # A window costs nearly the same however little it has: its files, commits, plans and positions. If
 # one had so many bytes, much comes, and the next one begins so many seconds after it, at the
-# earliest: this halved what a change costs, and the rows are as late as they were before.
+# earliest. That halved what a change of a backlog of small rows costs.
 _MUCH_BYTES = 2 << 20
 _GATHER = 1.0
 # A capture reads the catalogue when a type may have been altered, and does not wait for that.

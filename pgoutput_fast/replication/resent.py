@@ -270,9 +270,12 @@ def _resent(resending: _Resending, stretch: _Stretch) -> Iterator[Iterator[_Foun
         begin=ord("B"), committed=ord("K"), tags=_TAGS, slot=slot.name,
         end=format_lsn(stretch.end), options=[*itertools.chain.from_iterable(options.items())],
     )  # fmt: skip
+    # It takes as long as the server needs to decode that part of its log.
+    for setting, since in (("statement_timeout", 0), ("transaction_timeout", 170000)):
+        if connection.server_version >= since:
+            connection.query(f"SET {setting} = 0")
     connection.query("BEGIN")
     try:
-        connection.query("SET LOCAL statement_timeout = 0")
         connection.query(command, waits=True)
         yield _fetched(connection, stretch)
     finally:

@@ -17,7 +17,7 @@ from servers import backup, execute, now, put_back
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
-from pgoutput_fast.replication import RetryableError, capture, resent
+from pgoutput_fast.replication import ReplicationConnection, RetryableError, capture, resent
 from pgoutput_fast.replication.source import Source, Started
 from pgoutput_fast.segments import SegmentReader, list_segments
 
@@ -338,9 +338,20 @@ def test_without_the_right_to_look(
 
 
 def test_many_come_again(
-    captured: Captured, forgetful: Forgetful, monkeypatch: pytest.MonkeyPatch
+    captured: Captured, forgetful: Forgetful, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    """More than are fetched at once."""
+    """More than are fetched at once; no timeout of the role ends that."""
+    timeouts = ["statement_timeout", *["transaction_timeout"] * (version >= 17)]
+    for name in timeouts:
+        execute(captured.server, f"ALTER ROLE postgres SET {name} = '1min'")
+    seen = []
+
+    def fetched(connection: ReplicationConnection, stretch: Any) -> Any:
+        seen.extend(connection.query(f"SHOW {name}") for name in timeouts)
+        return original(connection, stretch)
+
+    original = resent._fetched
+    monkeypatch.setattr(resent, "_fetched", fetched)
     monkeypatch.setattr(resent, "_FETCHED", 3)
     captured.insert(*range(10, 20))
     captured.capture()
@@ -348,6 +359,7 @@ def test_many_come_again(
     forgetful()
     captured.capture()
     assert captured.ids() == [1, 2, 3, *range(10, 21)]
+    assert seen == [[("0",)]] * len(timeouts)
 
 
 def test_some_of_what_comes_again_was_deleted(captured: Captured, forgetful: Forgetful) -> None:
