@@ -21,7 +21,7 @@ from psycopg import sql
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..segments import SegmentReader
-from ..segments.listing import contents, stored_metadata
+from ..segments.listing import asked_since, contents, stored_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -172,23 +172,18 @@ def _stretches(
     last = max([begin, *(segment.end_lsn for segment in segments[-1:])])
     stored = stored_metadata(directory)
     if last < position and stored is not None:
-        yield _Stretch(last, position, stored, [])
+        yield _Stretch(max(last, asked_since(directory)), position, stored, [])
     end, before = last, None
     found: list[Segment] = []
     for segment in reversed(segments):
         with SegmentReader(segment.path) as reader:
             metadata = reader.metadata
-        if before is not None and _given(metadata) != _given(before):
+        if before is not None and metadata.asked != before.asked:
             yield _Stretch(segment.end_lsn, end, before, found)
             end, found = segment.end_lsn, []
         found, before = [segment, *found], metadata
     if before is not None:
         yield _Stretch(begin, end, before, found)
-
-
-def _given(metadata: SegmentMetadata) -> tuple[object, ...]:
-    """What decides which transactions a slot brings."""
-    return metadata.publications, metadata.options
 
 
 def _is_same(resending: _Resending, stretch: _Stretch) -> bool:

@@ -195,6 +195,11 @@ class SegmentMetadata:
         )
 
     @property
+    def asked(self) -> tuple[object, ...]:
+        """What the server was asked for, which decides what it brings."""
+        return self.publications, self.options
+
+    @property
     def is_binary(self) -> bool:
         """Whether values are in binary format, if their types have one."""
         return self.options.get("binary") == "true"

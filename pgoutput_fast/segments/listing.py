@@ -265,6 +265,11 @@ def _stored(path: Path, key: str) -> int:
         raise PgOutputError(f"can't read {path} ({printable(str(error))}): restore it") from error
 
 
+def asked_since(directory: Path) -> int:
+    """From where on the server was asked for what the stored position says; 0: all the time."""
+    return _stored(directory / POSITION_NAME, "asked_since")
+
+
 def stored_metadata(directory: Path) -> SegmentMetadata | None:
     """What the stored position says of the slot; None if there is no stored position.
 

@@ -236,6 +236,8 @@ class SegmentWriter:
         self._file: SegmentFile | None = None
         self._temporary: list[Path] = []  # the names of this segment's parts, with the open one
         self._stored_end = 0
+        # From this LSN on the server was asked for the same publications, with the same options.
+        self._asked_since = 0
         try:
             self._resume(confirmed_flush_lsn)
         except BaseException as error:
@@ -341,6 +343,7 @@ class SegmentWriter:
         # The next segment goes on at the end of the last one, even if the server has said since
         # that it has nothing to send for some stretch behind it.
         self._start_lsn = self._stored_end or self.position if last_end is None else last_end
+        self._asked_since = self._asked_since or self.position
         if not known:
             # Without it nobody would notice if the slot moved on before the first segment was
             # written.
@@ -369,6 +372,8 @@ class SegmentWriter:
             found = SegmentMetadata.from_json(json.dumps(fields["metadata"]))
             position = parse_lsn(fields["position"])
             self._stored_end = parse_lsn(fields.get("segments_end", "0/0"))
+            if found.asked == self._metadata.asked:
+                self._asked_since = parse_lsn(fields.get("asked_since", "0/0"))
             self.made_slot = fields.get("made_slot") is True
             self._timeline = max(self._timeline, found.timeline)
         except FileNotFoundError:
@@ -675,6 +680,7 @@ class SegmentWriter:
         fields = {
             "position": format_lsn(lsn),
             "segments_end": format_lsn(self._start_lsn),
+            "asked_since": format_lsn(self._asked_since),
             "metadata": json.loads(self._metadata.to_json()),
             "made_slot": self.made_slot,
         }

@@ -316,6 +316,21 @@ def test_sessions_of_different_publications_since(captured: Captured, forgetful:
     captured.refused(HAS)
 
 
+def test_a_publication_that_was_added_to_the_capture(
+    captured: Captured, forgetful: Forgetful
+) -> None:
+    """What it had before that is not missed, though the session since has brought nothing yet."""
+    execute(captured.server, "CREATE PUBLICATION r FOR TABLE other")
+    forgetful.save()
+    captured.insert(21, 22, table="other")
+    captured.capture()
+    captured.capture(publications=["p", "r"])
+    forgetful()
+    captured.insert(4)
+    captured.capture(publications=["p", "r"])
+    assert captured.ids() == [1, 2, 3, 4]
+
+
 def test_without_the_right_to_look(
     captured: Captured, forgetful: Forgetful, caplog: pytest.LogCaptureFixture
 ) -> None:
