@@ -90,6 +90,7 @@ _SETTINGS_ADVICE = {
         "set max_replication_slots to the number of slots that are needed, at least 1, in the "
         "server's configuration, and restart it"
     ),
+    "temp_file_limit": "raise temp_file_limit for the role: ALTER ROLE … SET temp_file_limit",
 }
 # The same for the attribute that the role lacks. Servers before 16 have no word for it that is the
 # same in every language.

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from .walsender import ReplicationConnection, SlotState
 
 _FETCHED = 10_000  # transactions that are in memory at once
-# With these codes (SQLSTATE) it can't be told what comes again: the role may not ask, or a
-# publication was made after the place where the slot stands, so that the server has none there.
-_UNKNOWABLE = frozenset({"42501", "42704"})
+# With these codes (SQLSTATE) it can't be told what comes again: the role may not ask; a publication
+# was made after the place where the slot stands, so that the server has none there; it has no room
+# or memory for the answer; or somebody has cancelled it.
+_UNKNOWABLE = frozenset({"42501", "42704", "53100", "53200", "53400", "57014"})
 # Of each transaction: its xid, commit LSN and time, as its Begin or its Commit Prepared has them,
 # and whether a change or a message comes with it. If it was prepared, they may have come before.
 _QUERY = sql.SQL("""

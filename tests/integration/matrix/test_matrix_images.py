@@ -352,6 +352,22 @@ def test_without_the_right_to_look(
     assert "permission denied for function pg_logical_slot_peek_binary_changes" in told
 
 
+def test_without_room_for_the_answer(
+    captured: Captured, forgetful: Forgetful, caplog: pytest.LogCaptureFixture
+) -> None:
+    execute(captured.server, "ALTER ROLE postgres SET temp_file_limit = '1MB'")
+    execute(captured.server, "ALTER ROLE postgres SET work_mem = '64kB'")
+    execute(captured.server, "INSERT INTO t SELECT generate_series(10, 50000)")
+    captured.capture()
+    captured.insert(4)
+    forgetful()
+    captured.capture()
+    assert captured.ids() == [1, 2, 3, *range(10, 50001), 4]
+    (told,) = [one.message for one in caplog.records if "it is not known whether" in one.message]
+    assert 'temporary file size exceeds "temp_file_limit" (1024kB)' in told
+    assert "max_replication_slots" not in told
+
+
 def test_many_come_again(
     captured: Captured, forgetful: Forgetful, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
