@@ -188,7 +188,8 @@ class Table:
         """The LSN up to which it has changes, and that of its snapshot."""
         if self.delta is None:
             return 0, 0
-        found = [self.delta.transaction_version(app) for app in (self.app, self._snapshots)]
+        with self.refusals():
+            found = [self.delta.transaction_version(app) for app in (self.app, self._snapshots)]
         return found[0] or 0, found[1] or 0
 
     @property
@@ -199,7 +200,8 @@ class Table:
         """A number that commits have under another name of the app."""
         found: int | None = None
         if self.delta is not None:
-            found = self.delta.transaction_version(f"{self.app}/{suffix}")
+            with self.refusals():
+                found = self.delta.transaction_version(f"{self.app}/{suffix}")
         return found
 
     @property

@@ -111,6 +111,7 @@ class DuckdbTarget:
         self.path = path
         self.kept = kept
         self._connection: Any = None
+        self._has_written = False
         self._lock: int | None = None
         self._writers: list[_Changes] = []
         self._guard = threading.RLock()
@@ -257,6 +258,11 @@ class DuckdbTarget:
 
     def begin(self) -> None:
         """See `Target`."""
+        if self._has_written and not self.path.exists():
+            raise PgOutputError(
+                f"{self.path} is gone, which this sync has written: bring it back, and call sync "
+                "again; without it, that begins anew"
+            )
         with self.refusals():
             self._connection = self._connect()
             self._connection.execute("BEGIN")
@@ -286,6 +292,7 @@ class DuckdbTarget:
             writer.flush()
         with self.alone():
             self._commit(stored)
+        self._has_written = True
         self._writers = []
         self._close()
 

@@ -371,6 +371,8 @@ def open_target(
              "iceberg": iceberg, "changes": changes}  # fmt: skip
     given: dict[str, Any] = {name: value for name, value in delta.items() if value is not None}
     kept = Kept(soft_deletes, None if tables is None else tuple(sorted(tables)))
+    if f"{text}:" == _DUCKDB:
+        raise PgOutputError(f"target {text!r} names no file: give duckdb:FILE")
     if text.startswith(_DUCKDB):
         from .duckdb_target import DECODED_FOR, DuckdbTarget
 

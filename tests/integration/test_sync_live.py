@@ -189,6 +189,28 @@ def test_a_state_table_that_was_deleted(synced: Synced, tmp_path: Path, changes:
     synced.compare("bag", "a, b")
 
 
+def test_a_target_that_goes_away_under_a_sync(synced: Synced, tmp_path: Path) -> None:
+    """As with its disk; one that runs does not make another one in its place."""
+    place = Path(str(synced.tables.given["target"]).removeprefix("duckdb:"))
+    gone = tmp_path / "gone"
+
+    def note(progress: apply.SyncProgress) -> None:
+        if progress.windows and not gone.exists():
+            place.rename(gone)
+            synced.database.execute("INSERT INTO t (id, d) VALUES (60, 'd')")
+
+    with pytest.raises(
+        pf.PgOutputError, match=r"is gone, which this sync has written|can't read or write"
+    ):
+        synced.sync(until=None, progress=note)
+    if place.is_dir():  # what was begun of a file
+        shutil.rmtree(place)
+    assert not place.exists()
+    gone.rename(place)
+    assert synced.sync().stale == {}
+    assert synced.compare("t", "id, v, n, d") == 51
+
+
 def test_a_table_without_columns_gets_one(synced: Synced) -> None:
     """Neither DuckDB nor Parquet has such a table: it gets a column, which is null."""
     synced.database.execute("CREATE TABLE nothing ()", "INSERT INTO nothing DEFAULT VALUES")
