@@ -527,11 +527,17 @@ def _older(states: Mapping[int, TableState], stored: Stored) -> dict[int, int]:
     return found
 
 
-def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
+def lost_tables(directory: Path, stored: Stored, consumer: str, end: int) -> list[int]:
     """Tables of which the directory lacks changes that the target has not, by relation id.
 
-    Or of which it has a copy that is older than what the target has. They have to be copied again
-    before a sync can begin.
+    Or of which it has a copy that is older than what the target has; or of which the target has
+    more than the directory had up to `end`, so that an earlier state of the directory was put back,
+    with the server's perhaps. They have to be copied again before a sync can begin.
+
+    Parameters
+    ----------
+    end : int
+        Where the directory ended before a capture went on with it.
     """
     found = look(directory)
     known = {one.name: one.position for one in consumers(directory)} if stored.lsn else {}
@@ -542,9 +548,21 @@ def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
         position = first_position(found.states, begin)
         lost.update(lacking(position, found.states, begin))
     behind = _behind(found.states, stored, position)
+    behind += [
+        one
+        for one, held in stored.tables.items()
+        if held.lsn > end and held.stale is None and not _is_new(found.states.get(one), end)
+    ]
     gone = departed(history_of([directory]), behind)
     lost.update(_older(found.states, stored))
     return sorted(lost.union(one for one in behind if one not in gone))
+
+
+def _is_new(state: TableState | None, end: int) -> bool:
+    """Whether a table's rows are copied, or were, when the directory had come to `end`."""
+    if state is None:
+        return False
+    return state.held_from is not None or any(copy.lsn > end for copy in state.snapshots)
 
 
 def origin_of(source: SegmentSource) -> Origin:

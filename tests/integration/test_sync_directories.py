@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import CopiedServer, NewServer, backup, execute, now
+from servers import CopiedServer, NewServer, backup, execute, now, put_back
 from synced_database import Synced
 
 import pgoutput_fast as pf
@@ -82,5 +83,51 @@ def test_a_server_that_was_restored(tmp_path: Path, wait_until: Callable[..., No
             truth = execute(earlier, "SELECT id FROM t ORDER BY id")
     import deltalake
 
+    found = deltalake.DeltaTable(str(tmp_path / "lake" / "state" / "public.t")).to_pyarrow_table()
+    assert sorted((one,) for one in found.column("id").to_pylist()) == truth
+
+
+def test_a_server_and_a_directory_that_were_put_back(tmp_path: Path) -> None:
+    """As they are on one disk, of which there was an image; the target is elsewhere, and newer."""
+    import deltalake
+
+    with NewServer(18, {"log_min_messages": "fatal"}) as server:
+        execute(
+            server,
+            "CREATE TABLE t (id int PRIMARY KEY)",
+            "CREATE TABLE other (id int)",
+            "CREATE PUBLICATION p FOR TABLE t",
+        )
+        directory = tmp_path / "segments"
+        given: dict[str, Any] = {
+            "publications": ["p"],
+            "target": str(tmp_path / "lake"),
+            "directory": directory,
+            "until": "now",
+        }
+        execute(server, "INSERT INTO t SELECT generate_series(1, 9)")
+        apply.sync(server.dsn(), slot="s", **given)
+        execute(server, "CHECKPOINT")
+        image = backup(server, slots=True)
+        shutil.copytree(directory, tmp_path / "kept")
+        execute(server, "INSERT INTO t VALUES (100)", "DELETE FROM t WHERE id = 1")
+        apply.sync(server.dsn(), slot="s", **given)
+        end = now(server)
+        put_back(server, image)
+        shutil.rmtree(directory)
+        (tmp_path / "kept").rename(directory)
+        execute(server, "INSERT INTO t VALUES (200)")
+        while now(server) <= end:
+            execute(server, "SELECT pg_switch_wal()", "INSERT INTO other VALUES (0)")
+        execute(server, "INSERT INTO t VALUES (201)")
+        with pytest.raises(
+            pf.PgOutputError, match=r"an earlier state of the directory was put back"
+        ):
+            apply.sync(server.dsn(), slot="s", **given, unknown="error")
+        for row in (202, 203):
+            apply.sync(server.dsn(), slot="s", **given)
+            execute(server, f"INSERT INTO t VALUES ({row})")
+        assert apply.sync(server.dsn(), slot="s", **given).stale == {}
+        truth = execute(server, "SELECT id FROM t ORDER BY id")
     found = deltalake.DeltaTable(str(tmp_path / "lake" / "state" / "public.t")).to_pyarrow_table()
     assert sorted((one,) for one in found.column("id").to_pylist()) == truth
