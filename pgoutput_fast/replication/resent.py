@@ -254,8 +254,8 @@ def _held_parts(stretch: _Stretch) -> Iterator[_Found]:
 def _resent(resending: _Resending, stretch: _Stretch) -> Iterator[Iterator[_Found]]:
     """The transactions that the server would send again."""
     connection, slot = resending.connection, resending.slot
-    # The function takes no transaction in parts. A prepared one has its changes at its PREPARE if
-    # the slot is marked so, whatever was said when it came: the server may not keep them longer.
+    # The function gives no transaction in parts. From a slot that is marked so, the changes of a
+    # prepared one come at its PREPARE, and a Commit Prepared at its end, whatever the session said.
     two_phase = slot.two_phase and connection.server_version >= 150000
     options = {**stretch.metadata.options, "proto_version": "3" if two_phase else "1"}
     options.pop("streaming", None)

@@ -113,14 +113,20 @@ def test_what_was_captured_did_not_happen(captured: Captured) -> None:
     captured.refused(HAS, snapshot="only")
 
 
-def test_what_happened_was_not_captured(captured: Captured) -> None:
-    """The directory's end is beyond the image, though nothing that it has is."""
+def put_back_before_others(captured: Captured) -> int:
+    """Put the server back to before changes that were not published; where its log ended then."""
     server = captured.server
     image = backup(server, slots=True)
     captured.insert(*range(8), table="other")
     captured.capture()
     end = now(server)
     put_back(server, image)
+    return end
+
+
+def test_what_happened_was_not_captured(captured: Captured) -> None:
+    """The directory's end is beyond the image, though nothing that it has is."""
+    end = put_back_before_others(captured)
     captured.insert(-4)
     captured.beyond(end)
     captured.refused(LACKS)
@@ -128,12 +134,7 @@ def test_what_happened_was_not_captured(captured: Captured) -> None:
 
 def test_nothing_happened_in_between(captured: Captured) -> None:
     """Without a change up to the directory's end, it has what happened."""
-    server = captured.server
-    image = backup(server, slots=True)
-    captured.insert(*range(8), table="other")
-    captured.capture()
-    end = now(server)
-    put_back(server, image)
+    end = put_back_before_others(captured)
     captured.beyond(end)
     captured.insert(-4)
     captured.capture()
