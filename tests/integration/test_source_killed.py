@@ -34,7 +34,7 @@ def writing(dsn: str) -> Iterator[list[int]]:
 
     def write() -> None:
         with psycopg.connect(dsn, autocommit=True) as connection:
-            while not stop.wait(0.01):
+            while not stop.wait(0.03):
                 connection.execute(
                     "INSERT INTO t SELECT i, 'v' FROM generate_series(%s::int, %s::int) AS i",
                     [count[0] + 1, count[0] + 20],
@@ -50,6 +50,21 @@ def writing(dsn: str) -> Iterator[list[int]]:
         thread.join()
 
 
+@contextlib.contextmanager
+def started(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A driver, killed at the end with the JVM and Python's workers, which are in its group.
+
+    So it is when the test fails too: leaving Popen's own block waits for a driver that never ends.
+    """
+    with log.open("wb") as file, subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True
+    ) as driver:  # fmt: skip
+        try:
+            yield driver
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+
+
 def test_a_driver_that_is_killed(
     pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -62,19 +77,17 @@ def test_a_driver_that_is_killed(
     out = tmp_path / "out"
     with writing(database.dsn) as count:
         for number in range(KILLS):
-            # The JVM and Python's workers are in its group.
-            with subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            ) as driver:  # fmt: skip
+            with started(command, tmp_path / "log") as driver:
                 seen = len([*out.glob("*.parquet")]) if out.exists() else 0
-                end = time.monotonic() + 60
-                while len([*out.glob("*.parquet")]) < seen + 2 and driver.poll() is None:
-                    assert time.monotonic() < end, number
+                # Of a busy machine, a JVM's start alone takes most of a minute.
+                end = time.monotonic() + 240
+                while len([*out.glob("*.parquet")]) < seen + 2:
+                    told = (number, (tmp_path / "log").read_text())
+                    assert driver.poll() is None, told
+                    assert time.monotonic() < end, told
                     time.sleep(0.05)
                 time.sleep(chance.random() * 2)
                 assert driver.poll() is None
-                os.killpg(driver.pid, signal.SIGKILL)
     ended = subprocess.run([*command, "end"], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     changes = pa.concat_tables(pq.read_table(path) for path in out.glob("*.parquet"))
