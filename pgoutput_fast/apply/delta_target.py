@@ -11,6 +11,7 @@ import json
 import os
 import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from .delta_merge import Merge, shape_of
 from .delta_place import Place, directory_of, require_deltalake
 from .delta_table import Table
 from .delta_types import DECODED_FOR, conformed, merged_schema, stored_schema
+from .own_positions import OwnPositions
 from .parquet_table import ParquetTable
 from .targets import (
     DELETED,
@@ -74,6 +76,7 @@ _PROGRESS_SCHEMA = pa.schema(
         "stale": pa.string(),
         "columns": pa.string(),
         "moves": pa.string(),
+        "own": pa.string(),
     }
 )
 
@@ -142,6 +145,7 @@ class DeltaTarget:
         self._tables: dict[str, Table] = {}
         self._writers: list[_Changes | _State] = []
         self._moves: list[Move] = []
+        self._own: dict[int, OwnPositions] = {}
         self._guard = threading.Lock()
         self._joins = Joins()
 
@@ -173,6 +177,7 @@ class DeltaTarget:
             progress.describe(self._description(origin))
         self._tables[_PROGRESS] = progress
         self._do_moves()
+        stored = Stored(stored.lsn, self._with_own(stored.tables))
         for held in stored.tables.values():
             if f"{held.namespace}.{held.name}" in self._partition_by and held.stale is None:
                 self.state(held)  # which refuses other partitions than those that it has
@@ -302,9 +307,35 @@ class DeltaTarget:
         is_there = held.stale is not None or any(log.is_dir() for log in logs)
         return held if is_there else held._replace(stale=DELETED)
 
+    def _with_own(self, tables: Mapping[int, Held]) -> dict[int, Held]:
+        """What is held of tables; those are stale of which there is less than was written.
+
+        Each is looked at: if nothing happens to it, nobody else would find out.
+        """
+
+        def look(held: Held) -> Held:
+            known = self._own[held.relation_id]
+            found = OwnPositions(
+                self._position("changes", held.stored + version_suffix(held.version), held),
+                self._position("state", held.stored, held),
+            )
+            self._own[held.relation_id] = found
+            lost = known.lost_since(found, held)
+            return held if lost is None else held._replace(stale=lost)
+
+        with ThreadPoolExecutor(self.threads) as pool:
+            return dict(zip(tables, pool.map(look, tables.values()), strict=True))
+
+    def _position(self, kind: str, name: str, held: Held) -> tuple[int, int]:
+        """How far a table is; nothing of it is kept in memory."""
+        table = self._made(kind, name, held.relation_id)
+        table.load()
+        return table.position
+
     def _read(self, progress: Table) -> dict[int, Held]:
         tables = {}
         moves = []
+        self._own = {}
         with progress.refusals():
             for file in progress.files():
                 for rows in progress.rows(file, _PROGRESS_SCHEMA):
@@ -312,6 +343,7 @@ class DeltaTarget:
                     for row, time in zip(rows.to_pylist(), times, strict=True):
                         columns = tuple(Column(*one) for one in json.loads(row["columns"]))
                         moves += [(at, Move(*one)) for at, *one in json.loads(row["moves"])]
+                        self._own[row["relation_id"]] = OwnPositions.parse(row["own"])
                         tables[row["relation_id"]] = Held(
                             row["relation_id"], row["schema"], row["table"], row["stored"],
                             row["version"], row["lsn"], row["copy_lsn"], time, row["stale"],
@@ -392,6 +424,10 @@ class DeltaTarget:
         """See `Target`."""
         progress = self._tables[_PROGRESS]
         held = list(stored.tables.values())
+        for one in self._writers:
+            relation_id = one.held.relation_id
+            own = self._own.get(relation_id, OwnPositions())
+            self._own[relation_id] = own.moved(one.kind, one.lsn, one.copy_lsn)
         moves: dict[int, list[Any]] = {}
         for at, move in enumerate(self._moves):
             moves.setdefault(move.relation_id, []).append((at, *move))
@@ -408,6 +444,7 @@ class DeltaTarget:
                 pa.array([one.stale for one in held], pa.string()),
                 pa.array([json.dumps(one.columns) for one in held]),
                 pa.array([json.dumps(moves.get(one.relation_id, [])) for one in held]),
+                pa.array([str(self._own.get(one.relation_id, OwnPositions())) for one in held]),
             ],
             names=_PROGRESS_SCHEMA.names,
         )
@@ -474,10 +511,12 @@ def version_suffix(version: int) -> str:
 class _Changes:
     """See `ChangeWriter`."""
 
+    kind = "changes"
+
     def __init__(self, target: DeltaTarget, table: Table, held: Held) -> None:
         self._target = target
         self.table = table
-        self._held = held
+        self.held = held
         self.lsn, self.copy_lsn = table.position
         self._schema: pa.Schema | None = table.schema if table.exists else None
         self._writers: list[Writer] = []
@@ -501,7 +540,7 @@ class _Changes:
             merged = merged_schema(self._schema, schema)
             if merged is None:
                 raise PgOutputError(
-                    f"the changes of {self._held.namespace}.{self._held.name} have columns of "
+                    f"the changes of {self.held.namespace}.{self.held.name} have columns of "
                     f"other types than its change table {self.table.directory}"
                 )
             schema = merged
@@ -514,7 +553,7 @@ class _Changes:
     def _begin_file(self, schema: pa.Schema, changes: pa.RecordBatch) -> None:
         self.flush()
         first = changes.column("commit_lsn")[0].as_py() if changes.num_rows else 0
-        prefix = f"{self._held.relation_id}-{first or 0:016X}"
+        prefix = f"{self.held.relation_id}-{first or 0:016X}"
         self._writers.append(Writer(self.table, schema, (), prefix))
         self._schema = schema
 
@@ -577,11 +616,13 @@ class _Changes:
 class _State:
     """See `StateWriter`."""
 
+    kind = "state"
+
     def __init__(
         self, table: Table, held: Held, partition_by: Sequence[str], marker: str | None
     ) -> None:
         self.table = table
-        self._held = held
+        self.held = held
         self.marker = marker
         self.lsn, self.copy_lsn = table.position
         self.is_ahead = self.lsn > held.lsn
@@ -609,7 +650,7 @@ class _State:
         """See `StateWriter`."""
         # One that is there already was made before a crash, and may have rows since.
         if not self.table.exists:
-            self._create(self._stored(schema), self._held.columns)
+            self._create(self._stored(schema), self.held.columns)
 
     def _stored(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the table for rows of the server's."""
@@ -624,7 +665,7 @@ class _State:
             at = schema.get_field_index(name)
             if at < 0 or not _can_partition(schema.field(at).type):
                 raise PgOutputError(
-                    f"{self._held.namespace}.{self._held.name} can't be partitioned by {name!r}: "
+                    f"{self.held.namespace}.{self.held.name} can't be partitioned by {name!r}: "
                     "it has no such column of integers, text, booleans, dates or timestamps"
                 )
         self.table.create(schema, (0, 0), self._partition_by)
@@ -633,11 +674,11 @@ class _State:
         """See `StateWriter`."""
         schema = self._stored(schema)
         if not self.table.exists:
-            self._create(schema, self._held.columns)
+            self._create(schema, self.held.columns)
         self._writer = self._new_writer(schema)
 
     def _new_writer(self, schema: pa.Schema) -> Writer:
-        return Writer(self.table, schema, self._partition_by, f"{self._held.relation_id}")
+        return Writer(self.table, schema, self._partition_by, f"{self.held.relation_id}")
 
     def append(self, rows: pa.RecordBatch) -> None:
         """See `StateWriter`."""
@@ -700,7 +741,7 @@ class _State:
         shape = shape_of(table.schema, alterations)
         position = held.lsn, max(held.copy_lsn, self.copy_lsn)
         with table.refusals(), self._new_writer(shape.schema) as writer:
-            merge = Merge(table, shape, net, directory_of(self._held.stored), self.marker)
+            merge = Merge(table, shape, net, directory_of(self.held.stored), self.marker)
             merge.write(writer)
             files = writer.finish()
             whole = net.truncated or shape.rewrites

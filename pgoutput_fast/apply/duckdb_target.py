@@ -24,6 +24,8 @@ from .._disk import claim_directory, fsync_path
 from ..errors import PgOutputError, RetryableError
 from .naming import differ_in_case
 from .targets import (
+    CHANGES_ALONE,
+    CHANGES_DELETED,
     DELETED,
     DELETED_AT,
     TARGET_FORMAT,
@@ -238,8 +240,8 @@ class DuckdbTarget:
             tables[row[2]] = Held(
                 row[2], row[0], row[1], row[3], row[4], row[5], row[6], row[7], row[8], columns
             )
-            if row[8] is None and f"state.{row[3]}" not in names:
-                tables[row[2]] = tables[row[2]]._replace(stale=DELETED)
+            if lost := _lost(tables[row[2]], names):
+                tables[row[2]] = tables[row[2]]._replace(stale=lost)
         if not tables:
             return Stored(0, {})
         chosen = None if found[5] is None else tuple(found[5])
@@ -412,6 +414,17 @@ def _is_busy(error: Exception) -> bool:
 def versioned(stored: str, version: int) -> str:
     """The name of a version of a change table."""
     return stored if version == 1 else f"{stored}.v{version}"
+
+
+def _lost(held: Held, names: set[str]) -> str | None:
+    """Why a table is not what it was, as one of its two was deleted; None: neither was."""
+    if held.stale is None and f"state.{held.stored}" not in names:
+        return DELETED
+    has_changes = held.commit_time is not None or held.copy_lsn
+    is_there = f"changes.{versioned(held.stored, held.version)}" in names
+    if has_changes and not is_there and held.stale in (None, CHANGES_ALONE):
+        return CHANGES_DELETED
+    return None
 
 
 class _Changes:

@@ -153,8 +153,8 @@ class ParquetTable(Table):
         except MALFORMED as error:
             raise PgOutputError(
                 f"{where} is damaged ({error}), and without it nobody knows which changes this "
-                "change table has: restore the file, or move the directory away, and the change "
-                "table begins anew"
+                "change table has: restore the file, or move the directory away, which has the "
+                "table copied again"
             ) from None
 
     def _refuse_other_things(self) -> None:

@@ -24,7 +24,8 @@ from ..names import qualified
 from ..segments.format import BEGIN_NAME
 from .departures import Departures, departed
 from .targets import (
-    DELETED,
+    CHANGES_ALONE,
+    LOST,
     ConflictError,
     Held,
     IncompleteError,
@@ -35,7 +36,6 @@ from .targets import (
     window,
 )
 from .window_writer import (
-    CHANGES_ALONE,
     LEFT_UNCOPIED,
     SyncOptions,
     Uncopied,
@@ -223,9 +223,9 @@ class Syncing:
         self._end_lsn = 0
         self._is_stopped: Callable[[], bool] = lambda: False
         self._see(source)
-        gone = [one for one in self._stored.tables.values() if one.stale == DELETED]
-        if gone and options.unknown == "error":
-            raise IncompleteError(f"{qualified(gone[0])}: {DELETED}: copy it again")
+        lost = [one for one in self._stored.tables.values() if one.stale in LOST]
+        if lost and options.unknown == "error":
+            raise IncompleteError(f"{qualified(lost[0])}: {lost[0].stale}: copy it again")
         self._say_stale()
 
     def _source(self) -> SegmentSource:

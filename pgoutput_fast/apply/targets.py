@@ -194,6 +194,13 @@ class Kept(NamedTuple):
 
 DELETED = "its table of rows was deleted from the target"
 """Why a table is stale whose state table is not there."""
+PUT_BACK = "an earlier state of its table of rows was put back into the target"
+CHANGES_DELETED = "its change table was deleted from the target"
+CHANGES_PUT_BACK = "an earlier state of its change table was put back into the target"
+LOST = (DELETED, PUT_BACK, CHANGES_DELETED, CHANGES_PUT_BACK)
+"""Why a table is stale of which the target has less than a sync had written."""
+CHANGES_ALONE = "its rows before the capture are not known"
+"""Why a table without a snapshot has no state table."""
 
 
 class IncompleteError(PgOutputError):

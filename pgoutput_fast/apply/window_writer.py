@@ -24,7 +24,7 @@ from .evolution import Known, replaced
 from .naming import free_name, renames, stored_table
 from .stored_changes import as_taken
 from .table_window import TableWindow
-from .targets import Held, IncompleteError, Stored, Target
+from .targets import CHANGES_ALONE, Held, IncompleteError, Stored, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,8 +46,6 @@ LEFT_UNCOPIED = (
     "changes are kept"
 )
 """Why a table is stale that nobody can copy any more."""
-CHANGES_ALONE = "its rows before the capture are not known"
-"""Why a table without a snapshot has no state table."""
 
 
 Unknown = Literal["copy", "error"]

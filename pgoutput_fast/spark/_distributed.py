@@ -148,6 +148,11 @@ class TableOfFiles(TableWindow):
         state.is_elsewhere = True
         return FoldTask(self._before, self.held, first, parts)
 
+    def folded(self, position: tuple[int, int]) -> None:
+        """See how far a task has brought its state table."""
+        state: Any = self._state
+        state.lsn, state.copy_lsn = position
+
     def merged(self, net: NetFile) -> None:
         """See what Spark has merged, which a task has left to it."""
         state: Any = self._state
@@ -281,6 +286,7 @@ class DistributedWindow(WindowWriter):
 
     def _note(self, one: TableOfFiles, folded: Folded) -> None:
         self.seconds[qualified(one.held)] = folded.seconds
+        one.folded(folded.position)
         if folded.incomplete is not None:
             one.fail(folded.incomplete)
 

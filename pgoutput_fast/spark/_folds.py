@@ -90,13 +90,15 @@ class Folded(NamedTuple):
     """What came of a table.
 
     Fields: relation_id; seconds; incomplete (why its changes do not fit what is there; None: they
-    do); net (what is to be merged by Spark yet).
+    do); net (what is to be merged by Spark yet); position (how far its state table is by its log:
+    the LSN, and that of its snapshot).
     """
 
     relation_id: int
     seconds: float
     incomplete: str | None
-    net: NetFile | None = None
+    net: NetFile | None
+    position: tuple[int, int]
 
 
 def fold_tables(tasks: FoldTasks) -> list[Folded]:
@@ -159,7 +161,8 @@ def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> 
             state.table.maintain()
     except IncompleteError as error:
         incomplete = str(error)
-    return Folded(task.before.relation_id, time.perf_counter() - begin, incomplete, left)
+    seconds = time.perf_counter() - begin
+    return Folded(task.before.relation_id, seconds, incomplete, left, (state.lsn, state.copy_lsn))
 
 
 def _stored(alteration: Alteration) -> Alteration:

@@ -1,0 +1,67 @@
+"""How far a table's two tables in a target are by their own logs, and whether one was put back.
+
+A target's `_progress` says up to where each table was looked at. The log of a Delta table says up
+to where that one has changes, which may be long before, as none came. So an earlier state of a
+single table, such as a copy from a backup, would pass for one to which nothing happened since.
+`_progress` therefore also has how far each table's own log was.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+from .targets import CHANGES_ALONE, CHANGES_DELETED, CHANGES_PUT_BACK, DELETED, PUT_BACK
+
+if TYPE_CHECKING:
+    from .targets import Held
+
+_Position = tuple[int, int]
+
+
+class OwnPositions(NamedTuple):
+    """How far a table's two tables are.
+
+    Attributes
+    ----------
+    changes, state : tuple of int, or None
+        The LSN up to which the newest change table, and the table of rows, has changes, and that of
+        its newest snapshot; None: it is not known.
+    """
+
+    changes: _Position | None = None
+    state: _Position | None = None
+
+    @classmethod
+    def parse(cls, text: str | None) -> OwnPositions:
+        """What `_progress` has; targets of former versions have nothing."""
+        return cls(*(one and tuple(one) for one in json.loads(text))) if text else cls()
+
+    def __str__(self) -> str:
+        return json.dumps(self)
+
+    def moved(self, kind: str, lsn: int, copy_lsn: int) -> OwnPositions:
+        """With another position of the table that is "changes", or "state"."""
+        return self._replace(**{kind: (lsn, copy_lsn)})
+
+    def lost_since(self, found: OwnPositions, held: Held) -> str | None:
+        """Why the rows of a table, or its changes, are not what they were; None: they are.
+
+        Parameters
+        ----------
+        found : OwnPositions
+            What the tables say now.
+        held : Held
+        """
+        if held.stale is None and _is_before(found.state, self.state):
+            return PUT_BACK if any(found.state or ()) else DELETED
+        if held.stale in (None, CHANGES_ALONE) and _is_before(found.changes, self.changes):
+            return CHANGES_PUT_BACK if any(found.changes or ()) else CHANGES_DELETED
+        return None
+
+
+def _is_before(found: _Position | None, known: _Position | None) -> bool:
+    """Whether a table has less than it had."""
+    if found is None or known is None:
+        return False
+    return any(now < then for now, then in zip(found, known, strict=True))

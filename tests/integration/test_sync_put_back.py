@@ -1,0 +1,139 @@
+"""Single tables of a target that were put back or deleted between two syncs."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+import duckdb
+import pytest
+from synced_database import Synced
+from synced_tables import DuckdbTables, IcebergTables
+
+import pgoutput_fast as pf
+from pgoutput_fast.embedded import EmbeddedServer
+
+pytest.importorskip("deltalake")
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("quick_upkeep")]
+
+COLUMNS = "id, v, n, d"
+SLOW = [pytest.param(one, marks=pytest.mark.slow) for one in ("iceberg", "parquet")]
+
+
+@pytest.fixture
+def server(pg18: EmbeddedServer) -> EmbeddedServer:
+    return pg18
+
+
+def place_of(synced: Synced, kind: str) -> Path:
+    """What has one of the two tables of `t`, by itself if that can be."""
+    if kind == "changes" and isinstance(synced.tables, IcebergTables):
+        return synced.tables.paths[-1]
+    return synced.tables.path / kind / "public.t"
+
+
+def put_back(place: Path, copy: Path) -> None:
+    if place.is_dir():
+        shutil.rmtree(place)
+        shutil.copytree(copy, place)
+    else:
+        shutil.copy(copy, place)
+
+
+def check_copied(synced: Synced, rows: int) -> None:
+    """The rows are the server's, and what its change table comes to by itself is the same."""
+    assert synced.settle() == []
+    assert synced.compare("t", COLUMNS) == rows
+    changes = synced.tables.changes("public.t").sort_by(
+        [("commit_lsn", "ascending"), ("seq", "ascending")]
+    )
+    ops = changes.column("op").to_pylist()
+    last = len(ops) - ops[::-1].index("truncate")
+    assert ops[last:] == ["read"] * rows
+    places = [(one["commit_lsn"], one["seq"]) for one in changes.to_pylist()]
+    assert len(places) == len(set(places))
+
+
+@pytest.mark.parametrize(
+    ("tables", "what", "goes_on"),
+    [("delta", "state", False), ("delta", "changes", True)]
+    + [
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            ("delta", "last entry", False), ("distributed", "state", True),
+            ("iceberg", "changes", False), ("distributed parquet", "changes", True),
+        )
+    ],
+    indirect=["tables"],
+)  # fmt: skip
+def test_a_table_that_was_put_back(
+    synced: Synced, tmp_path: Path, what: str, goes_on: bool
+) -> None:
+    """It lacks what came since, whether more comes or not; it is copied again."""
+    synced.sync()
+    kind = "changes" if what == "changes" else "state"
+    place, copy = place_of(synced, kind), tmp_path / "copy"
+    if place.is_dir():
+        shutil.copytree(place, copy)
+    else:
+        shutil.copy(place, copy)
+    synced.database.execute("UPDATE t SET n = 99 WHERE id < 20", "DELETE FROM t WHERE id = 30")
+    assert synced.sync().stale == {}
+    if what == "last entry":
+        max((place / "_delta_log").glob("*.json")).unlink()
+    else:
+        put_back(place, copy)
+    if goes_on:
+        synced.database.execute(
+            "INSERT INTO t VALUES (70, 'x', 1, 'd')", "UPDATE bag SET b = 'y' WHERE a = 1"
+        )
+    names = {"state": "table of rows", "changes": "change table"}
+    told = rf"public\.t: an earlier state of its {names[kind]} was put back .*: copy it again"
+    with pytest.raises(pf.PgOutputError, match=told):
+        synced.sync(unknown="error")
+    synced.settle()
+    check_copied(synced, 50 if goes_on else 49)
+    synced.compare("bag", "a, b")
+
+
+@pytest.mark.parametrize("tables", ["duckdb", "delta", *SLOW], indirect=True)
+def test_a_change_table_that_was_deleted(synced: Synced) -> None:
+    synced.sync()
+    tables = synced.tables
+    if isinstance(tables, DuckdbTables):
+        with contextlib.closing(duckdb.connect(str(tables.path))) as connection:
+            connection.execute('DROP TABLE changes."public.t"')
+    elif isinstance(tables, IcebergTables):
+        tables._opened().drop_table(("changes", "public.t"))
+    else:
+        shutil.rmtree(place_of(synced, "changes"))
+    with pytest.raises(pf.PgOutputError, match=r"public\.t: its change table was deleted from"):
+        synced.sync(unknown="error")
+    synced.settle()
+    check_copied(synced, 50)
+
+
+@pytest.mark.parametrize("tables", ["delta"], indirect=True)
+def test_a_target_of_a_former_version(synced: Synced, tmp_path: Path) -> None:
+    """It does not tell how far its tables are by themselves, and is taken as it is."""
+    from deltalake import DeltaTable, write_deltalake
+
+    synced.sync()
+    progress = DeltaTable(str(synced.tables.path / "_progress"))
+    rows = progress.to_pyarrow_table().drop_columns(["own"])
+    write_deltalake(progress, rows, mode="overwrite", schema_mode="overwrite")
+    copy = tmp_path / "copy"
+    place = place_of(synced, "state")
+    assert synced.sync(unknown="error").stale == {}
+    # What it was then is known from the next window on.
+    synced.database.execute("UPDATE bag SET b = 'y' WHERE a = 1")
+    assert synced.sync(unknown="error").stale == {}
+    shutil.copytree(place, copy)
+    synced.database.execute("UPDATE t SET n = 99 WHERE id < 20")
+    assert synced.sync(unknown="error").stale == {}
+    assert synced.compare("t", COLUMNS) == 50
+    put_back(place, copy)
+    with pytest.raises(pf.PgOutputError, match="an earlier state of its table of rows"):
+        synced.sync(unknown="error")
