@@ -20,6 +20,7 @@ from pyarrow import fs
 from .._disk import claim_directory
 from ..errors import PgOutputError
 from ..lsn import format_lsn
+from ..segments.reader import Commit
 from .delta_files import Writer, Written
 from .delta_joins import Joins
 from .delta_merge import Merge, shape_of
@@ -177,7 +178,7 @@ class DeltaTarget:
             progress.describe(self._description(origin))
         self._tables[_PROGRESS] = progress
         self._do_moves()
-        stored = Stored(stored.lsn, self._with_own(stored.tables))
+        stored = stored._replace(tables=self._with_own(stored.tables))
         for held in stored.tables.values():
             if f"{held.namespace}.{held.name}" in self._partition_by and held.stale is None:
                 self.state(held)  # which refuses other partitions than those that it has
@@ -287,7 +288,9 @@ class DeltaTarget:
         self._check_kind(found.get("changes", other))
         if self.place.path is not None:  # in object storage each question takes its time
             held = {one: self._with_state(self.place.path, table) for one, table in held.items()}
-        return Stored(progress.position[0], held)
+        lsn, time = (progress.transaction(name) for name in ("newest_lsn", "newest_time"))
+        newest = None if lsn is None or time is None else Commit(lsn, time)
+        return Stored(progress.position[0], held, newest)
 
     def _check_kind(self, made: str) -> None:
         """Refuse change tables of another kind than the target was made with."""
@@ -450,7 +453,9 @@ class DeltaTarget:
         )
         with progress.refusals(), Writer(progress, _PROGRESS_SCHEMA, (), "progress") as writer:
             writer.write(conformed(rows, _PROGRESS_SCHEMA))
-            progress.commit(writer.finish(), [], (stored.lsn, 0), schema=_PROGRESS_SCHEMA)
+            newest = stored.newest
+            more = {} if newest is None else {"newest_lsn": newest.lsn, "newest_time": newest.time}
+            progress.commit(writer.finish(), [], (stored.lsn, 0), schema=_PROGRESS_SCHEMA, **more)
         written = [one.table for one in self._writers if not one.is_elsewhere]
         self._writers = []
         self._do_moves()

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from .._disk import claim_directory, fsync_path
 from ..errors import PgOutputError, RetryableError
+from ..segments.reader import Commit
 from .naming import differ_in_case
 from .targets import (
     CHANGES_ALONE,
@@ -79,7 +80,7 @@ CREATE TABLE _progress (
 _SOURCE = """
 CREATE TABLE _source (
     format INTEGER, system_identifier VARCHAR, database VARCHAR, lsn UBIGINT,
-    soft_deletes VARCHAR, tables VARCHAR[]
+    soft_deletes VARCHAR, tables VARCHAR[], newest_lsn UBIGINT, newest_time BIGINT
 )
 """
 
@@ -183,19 +184,22 @@ class DuckdbTarget:
                                   "CREATE SCHEMA state"):  # fmt: skip
                     connection.execute(statement)
                 connection.execute(
-                    "INSERT INTO _source VALUES (?, ?, ?, 0, ?, ?)",
+                    "INSERT INTO _source VALUES (?, ?, ?, 0, ?, ?, NULL, NULL)",
                     [TARGET_FORMAT, *origin, self.kept.soft_deletes, self.kept.listed],
                 )
                 connection.execute("COMMIT")
             else:
                 self._check_own(names)
+                for column in ("newest_lsn UBIGINT", "newest_time BIGINT"):
+                    # Files of former versions lack them.
+                    connection.execute(f"ALTER TABLE _source ADD COLUMN IF NOT EXISTS {column}")
             if is_new:
                 fsync_path(self.path.parent)
             stored = self._read(connection, origin, names)
             if not stored.tables:
                 # Nothing was passed over yet that would be missing: it begins anew.
                 connection.execute(
-                    "UPDATE _source SET lsn = 0, soft_deletes = ?, tables = ?",
+                    "UPDATE _source SET lsn = 0, soft_deletes = ?, tables = ?, newest_lsn = NULL",
                     [self.kept.soft_deletes, self.kept.listed],
                 )
             return stored
@@ -246,7 +250,8 @@ class DuckdbTarget:
             return Stored(0, {})
         chosen = None if found[5] is None else tuple(found[5])
         self.kept.check(str(self.path), Kept(found[4], chosen))
-        return Stored(found[3], tables)
+        newest = [one for one in found[6:] if one is not None]
+        return Stored(found[3], tables, Commit(*newest) if len(newest) > 1 else None)
 
     def close(self) -> None:
         """See `Target`."""
@@ -319,7 +324,10 @@ class DuckdbTarget:
         )
         self.run("DELETE FROM _progress")
         self.run("INSERT INTO _progress FROM rows", rows=rows)
-        self.run(f"UPDATE _source SET lsn = {stored.lsn}")
+        newest = "" if stored.newest is None else (
+            f", newest_lsn = {stored.newest.lsn}, newest_time = {stored.newest.time}"
+        )  # fmt: skip
+        self.run(f"UPDATE _source SET lsn = {stored.lsn}{newest}")
         self.run("COMMIT")
 
     def later(self, write: Callable[[], None]) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from ..directory.known import known_tables
 from ..directory.requests import request_copy
 from ..errors import PgOutputError, RetryableError
 from ..history import check_policy, history_of
-from ..lsn import check_lsn, format_lsn
+from ..lsn import check_lsn
 from ..policies import Policies
 from ..segments.listing import contents, has_begun
 from .departures import check_partitions
@@ -204,7 +203,8 @@ def sync(
             lost = _Lost(where, opened.target, name) if unknown == "copy" else None
             stored = _claim_target(opened.target, where, slot, dsn, capture_options, stop)
             _check_by_server(dsn, publications, capture_options, stored, partition_by)
-            _look_for_lost(lost, target, stored, where)
+            if lost is not None and has_begun(where):
+                lost.ask()  # what is asked for now, the capture sees when it begins
             run = EmbeddedCapture(
                 dsn, where, stop, until, slot=slot, publications=publications, snapshot=snapshot,
                 **capture_options,
@@ -223,27 +223,6 @@ def sync(
         if segments is None:
             run.result()
         return found
-
-
-def _look_for_lost(lost: _Lost | None, target: object, stored: Stored, directory: Path) -> None:
-    """Ask for copies, which the capture sees when it begins; without them refuse a newer target.
-
-    Raises
-    ------
-    PgOutputError
-        The target has more than the directory, and no table may be copied again.
-    """
-    if not has_begun(directory):
-        return
-    if lost is not None:
-        lost.ask()
-    elif stored.lsn > (end := contents(directory).end):
-        raise PgOutputError(
-            f"{target} has what was committed before {format_lsn(stored.lsn)}, and {directory} "
-            f"ends at {format_lsn(end)}: an earlier state of the directory was put back, and of "
-            "the server perhaps, or another directory has brought what is between them. "
-            "unknown='copy' has the tables copied again"
-        )
 
 
 def _begun(directory: Path) -> Path:
@@ -583,7 +562,6 @@ class _Lost:
         self._directory = directory
         self._target = target
         self._consumer = consumer
-        self._end = contents(directory).end if has_begun(directory) else sys.maxsize
         self._asked: set[int] = set()
 
     def _has_tables(self) -> bool:
@@ -598,7 +576,7 @@ class _Lost:
         if not isinstance(source, SegmentSource):
             return False
         stored = self._target.peek(origin_of(source))
-        lost = lost_tables(self._directory, stored, self._consumer, self._end)
+        lost = lost_tables(self._directory, stored, self._consumer)
         names = known_tables(self._directory) if lost else {}
         for relation_id in {*lost} - self._asked:
             self._asked.add(relation_id)

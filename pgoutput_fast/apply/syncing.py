@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ..captured.histories import has_commit
 from ..captured.progress import Progress
 from ..captured.units import SegmentSource, open_source
 from ..directory.consumers import Consumer, consumers, remove_consumer
@@ -26,6 +27,7 @@ from .departures import Departures, departed
 from .targets import (
     CHANGES_ALONE,
     LOST,
+    OTHER_HISTORY,
     ConflictError,
     Held,
     IncompleteError,
@@ -215,6 +217,7 @@ class Syncing:
         self._seconds = 0.0
         self._windows = 0
         self._commit_time = self._newest()
+        self._is_compared = False  # whether the directory has the history that the target has
         self._looked = 0  # up to where there was nothing to write
         self._waiting: tuple[str, ...] = ()
         self._held_back: set[int] = set()
@@ -299,6 +302,7 @@ class Syncing:
         """Write what is there, up to a size; False if there is nothing."""
         source = self._source()
         self._see(source)
+        self._compare()
         before = self._consumer.position
         plan = source.plan(
             {"start": None}, Progress(before), self._options.window_bytes, whole_copies=True
@@ -359,6 +363,35 @@ class Syncing:
         with window(self._target):
             self._stored = one.write(source, plan)
         return one
+
+    def _compare(self) -> None:
+        """See whether what the target has is what has happened, once the directory has as much.
+
+        If not, what was committed before the target's position would be passed over.
+        """
+        if self._is_compared or self._end_lsn < self._stored.lsn:
+            return
+        self._is_compared = True
+        newest = self._stored.newest
+        if newest is None or has_commit(self._directory, newest) is not False:
+            return
+        if self._options.unknown == "error":
+            raise IncompleteError(
+                f"{self._name} has the transaction that was committed at {format_lsn(newest.lsn)}, "
+                f"and {self._directory} does not: an earlier state of the directory was put back, "
+                "and of the server; or another directory has brought it, of other tables. "
+                "unknown='copy' has the tables copied again"
+            )
+        tables = self._stored.tables
+        gone = departed(history_of([self._directory]), list(tables))
+        self._stored = Stored(
+            self._stored.lsn,
+            {
+                key: held._replace(stale=_CUT_OFF if key in gone else OTHER_HISTORY)
+                for key, held in tables.items()
+            },
+        )
+        self._say_stale()
 
     def _see(self, source: SegmentSource) -> None:
         """Note where the directory ends, and which tables wait in it."""
@@ -527,17 +560,11 @@ def _older(states: Mapping[int, TableState], stored: Stored) -> dict[int, int]:
     return found
 
 
-def lost_tables(directory: Path, stored: Stored, consumer: str, end: int) -> list[int]:
+def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
     """Tables of which the directory lacks changes that the target has not, by relation id.
 
-    Or of which it has a copy that is older than what the target has; or of which the target has
-    more than the directory had up to `end`, so that an earlier state of the directory was put back,
-    with the server's perhaps. They have to be copied again before a sync can begin.
-
-    Parameters
-    ----------
-    end : int
-        Where the directory ended before a capture went on with it.
+    Or of which it has a copy that is older than what the target has. They have to be copied again
+    before a sync can begin.
     """
     found = look(directory)
     known = {one.name: one.position for one in consumers(directory)} if stored.lsn else {}
@@ -548,21 +575,9 @@ def lost_tables(directory: Path, stored: Stored, consumer: str, end: int) -> lis
         position = first_position(found.states, begin)
         lost.update(lacking(position, found.states, begin))
     behind = _behind(found.states, stored, position)
-    behind += [
-        one
-        for one, held in stored.tables.items()
-        if held.lsn > end and held.stale is None and not _is_new(found.states.get(one), end)
-    ]
     gone = departed(history_of([directory]), behind)
     lost.update(_older(found.states, stored))
     return sorted(lost.union(one for one in behind if one not in gone))
-
-
-def _is_new(state: TableState | None, end: int) -> bool:
-    """Whether a table's rows are copied, or were, when the directory had come to `end`."""
-    if state is None:
-        return False
-    return state.held_from is not None or any(copy.lsn > end for copy in state.snapshots)
 
 
 def origin_of(source: SegmentSource) -> Origin:

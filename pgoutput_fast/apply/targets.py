@@ -17,6 +17,7 @@ from ..errors import PgOutputError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ..segments.reader import Commit
     from .folding import NetChanges
 
 TARGET_FORMAT = 1
@@ -139,10 +140,14 @@ class Stored(NamedTuple):
         Everything before was looked at; 0 in a new target.
     tables : dict of int to Held
         By relation id.
+    newest : Commit or None
+        That of the newest transaction that was looked at, whatever its tables are; None: it is not
+        known.
     """
 
     lsn: int
     tables: dict[int, Held]
+    newest: Commit | None = None
 
 
 DELETED_AT = pa.timestamp("us", "UTC")
@@ -197,8 +202,12 @@ DELETED = "its table of rows was deleted from the target"
 PUT_BACK = "an earlier state of its table of rows was put back into the target"
 CHANGES_DELETED = "its change table was deleted from the target"
 CHANGES_PUT_BACK = "an earlier state of its change table was put back into the target"
-LOST = (DELETED, PUT_BACK, CHANGES_DELETED, CHANGES_PUT_BACK)
-"""Why a table is stale of which the target has less than a sync had written."""
+OTHER_HISTORY = (
+    "the target has what did not happen by the directory: an earlier state of that was put back, "
+    "and of the server"
+)
+LOST = (DELETED, PUT_BACK, CHANGES_DELETED, CHANGES_PUT_BACK, OTHER_HISTORY)
+"""Why a table is stale of which the target has something else than a sync had written of it."""
 CHANGES_ALONE = "its rows before the capture are not known"
 """Why a table without a snapshot has no state table."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import pyarrow as pa
 
 from ..captured.changes import ChangeReader
+from ..captured.histories import newest_commit
 from ..captured.stored import stored
 from ..columnar.decoder import ColumnarDecoder
 from ..directory.known import how_to_copy
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ..directory.reading import Position
     from ..history import HistoryPolicy
     from ..policies import Policies
+    from ..segments.reader import Commit
 
 # A capture reads the catalogue when it meets a new Relation, and does not wait for that.
 _CATALOG_TIMEOUT = 10.0  # seconds
@@ -111,6 +113,7 @@ class WindowWriter:
         self._options = options
         self._tell = tell
         self._lsn = stored.lsn
+        self._newest = stored.newest
         self._held = dict(stored.tables)
         self._open: dict[int, TableWindow] = {}
         self._states = look(directory).states
@@ -153,7 +156,7 @@ class WindowWriter:
             relation_id: held._replace(lsn=max(after.of(relation_id), held.lsn))
             for relation_id, held in self._held.items()
         }
-        stored = Stored(max(after.lsn, self._lsn), tables)
+        stored = Stored(max(after.lsn, self._lsn), tables, self._newest_of(plan))
         self._target.commit(stored)
         return stored
 
@@ -166,6 +169,12 @@ class WindowWriter:
                     self._take(reader, chunk, copy)
                     self._tell()
             self._end_copy(copy)
+
+    def _newest_of(self, plan: Plan) -> Commit | None:
+        """The newest commit that was looked at, with this window."""
+        if end_of(plan).lsn <= self._lsn:
+            return self._newest  # all of it was read before
+        return newest_commit(plan.units) or self._newest
 
     def _end_copy(self, copy: Copy | None) -> None:
         if copy is not None and copy.relation_id in self._open:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import PgOutputError, printable
 from ..lsn import format_lsn
@@ -29,6 +29,16 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from typing_extensions import Self
+
+
+class Commit(NamedTuple):
+    """The commit of a transaction.
+
+    Fields: lsn; time (in microseconds since 2000-01-01 UTC).
+    """
+
+    lsn: int
+    time: int
 
 
 class SegmentReader:
@@ -173,17 +183,17 @@ class SegmentReader:
             self._check(index, batch, custom)
             yield batch
 
-    def newest_commit(self) -> int | None:
-        """When the last transaction was committed, in microseconds since 2000-01-01 UTC.
+    def newest_commit(self) -> Commit | None:
+        """That of the last transaction; None: the file has none.
 
-        None: the file has none. Only its last record batches are read.
+        Only its last record batches are read.
         """
         for index in reversed(range(self._batches)):
             batch, custom = self._batch(index)
             self._check(index, batch, custom)
-            times = batch.column("commit_time").drop_null()
-            if len(times):
-                return int(times[-1].as_py())
+            lsns, times = (batch.column(name).drop_null() for name in ("commit_lsn", "commit_time"))
+            if len(lsns):
+                return Commit(lsns[-1].as_py(), times[-1].as_py())
         return None
 
 

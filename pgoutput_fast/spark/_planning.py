@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import datetime
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,14 +22,12 @@ from pgoutput_fast.protocol.messages import Relation
 from pgoutput_fast.segments import SegmentMetadata, SegmentReader, list_segments
 from pgoutput_fast.segments.format import ANNOUNCED_LSN
 from pgoutput_fast.segments.listing import Contents, metadata_of
-from pgoutput_fast.values import EPOCH_UTC
 
 from ._executor import Target, change_batches, decoder_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pgoutput_fast.captured.units import Unit
     from pgoutput_fast.decoding.plan import RelationPlan
     from pgoutput_fast.directory.copies import Copy
     from pgoutput_fast.history import History
@@ -359,18 +355,3 @@ def _announced(
             if not since or (commit is not None and commit >= since):
                 plan = decoder.state.plan(relation_id)
     return plan
-
-
-def newest_commit(units: Iterable[Unit]) -> datetime.datetime | None:
-    """When the last transaction was committed that units have; None: nothing tells.
-
-    Files of snapshots do not count, as their rows may be far behind the stream.
-    """
-    for unit in reversed(list(units)):
-        if unit.step is not None and unit.step.copy is None and unit.files:
-            # A file that can't be read ends the query where its changes are read.
-            with contextlib.suppress(PgOutputError), SegmentReader(unit.files[-1]) as reader:
-                found = reader.newest_commit()
-                if found is not None:
-                    return EPOCH_UTC + datetime.timedelta(microseconds=found)
-    return None

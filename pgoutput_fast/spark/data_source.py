@@ -51,6 +51,7 @@ except ImportError as error:
 from pgoutput_fast._disk import claim_directory
 from pgoutput_fast.apply.departures import mistaken
 from pgoutput_fast.apply.embedded_capture import EmbeddedCapture
+from pgoutput_fast.captured.histories import has_commit, newest_commit
 from pgoutput_fast.captured.progress import Progress
 from pgoutput_fast.captured.units import SegmentSource, open_source
 from pgoutput_fast.directory.consumers import Consumer
@@ -61,10 +62,12 @@ from pgoutput_fast.lsn import format_lsn, parse_lsn
 from pgoutput_fast.names import shown_table
 from pgoutput_fast.segments import Segment
 from pgoutput_fast.segments.listing import contents, has_begun
+from pgoutput_fast.values import EPOCH_UTC
 
 from ._change_files import DDL, write_changes
 from ._envelopes import RECORD_DDL, envelopes
-from ._planning import Item, item_batches, newest_commit
+from ._offsets import newest_of, offset_at, position_of
+from ._planning import Item, item_batches
 from ._source_options import SourceOptions, in_options, source_options
 from ._told_errors import telling
 from ._worker import end_quietly
@@ -491,6 +494,7 @@ class _Planner:
         self._chosen: ChosenTable | None = None
         self._committed: datetime.datetime | None = None
         self._has_told = False
+        self._is_compared = False
         is_new = not has_begun(options.segments)
         if is_new and options.capture == "external":
             raise PgOutputError(f"no capture has begun in {options.segments}")
@@ -582,7 +586,7 @@ class _Planner:
                 )
         else:
             position = source.begin().position
-        return _offset(source, position)
+        return offset_at(source, position)
 
     def next(self, start: dict[str, Any], most: int) -> dict[str, Any]:
         """Where a batch from an offset ends that has at most so many bytes, or little more."""
@@ -590,7 +594,8 @@ class _Planner:
             with self._refusals():
                 self._capture.result()
         source = self._source()
-        position = _position(start, source)
+        position = position_of(start, source)
+        self._check_history(start)
         self._acknowledge(source, position)
         self._check_left(source, position, start.get("relation_id"))
         plan = source.plan(
@@ -599,13 +604,32 @@ class _Planner:
         self._has_told = self._has_told or _tell_mistaken(self._options)
         if plan is None or plan.after is None:
             return start
-        self._committed = newest_commit(plan.units) or self._committed
-        end = _offset(source, plan.after.position)
+        newest = newest_commit(plan.units)
+        if newest is not None:
+            self._committed = EPOCH_UTC + datetime.timedelta(microseconds=newest.time)
+        end = offset_at(source, plan.after.position, newest or newest_of(start))
         if self._options.mode == "table":
             relation_id = self._table(start).relation_id
             if relation_id is not None:
                 end["relation_id"] = relation_id
         return end
+
+    def _check_history(self, offset: Mapping[str, Any]) -> None:
+        """Refuse a directory that was put back to an earlier state, and in which others went on.
+
+        It is asked once, of the first offset that Spark has from its checkpoint.
+        """
+        if self._is_compared:
+            return
+        self._is_compared = True
+        newest = newest_of(offset)
+        if newest is not None and has_commit(self._options.segments, newest) is False:
+            raise PgOutputError(
+                f"the checkpoint has read the transaction that was committed at "
+                f"{format_lsn(newest.lsn)}, and {self._options.segments} does not have it: an "
+                "earlier state of the directory was put back, and of the server, so that what was "
+                "read since did not happen there; begin with a new checkpoint, and a new target"
+            )
 
     def _check_left(
         self, source: SegmentSource, position: Position, relation_id: int | None
@@ -653,14 +677,15 @@ class _Planner:
         told = {"mode": self._options.mode, "table": self._options.table}
         if self._committed is not None:
             told["committed"] = self._committed.isoformat()
-        return {**_offset(source, Position(source.seen.contents.end, {})), **told}
+        return {**offset_at(source, Position(source.seen.contents.end, {})), **told}
 
     # --- partitions ------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """What has to be read between two offsets."""
         source = self._source()
-        before, after = _position(start, source), _position(end, source)
+        before, after = position_of(start, source), position_of(end, source)
+        self._check_history(end)
         plan = source.plan({"start": None}, Progress(before), 0, whole_copies=True, until=after)
         if plan is None:
             return []
@@ -729,40 +754,3 @@ def _items(unit: Unit, relation_id: int | None) -> Iterator[Item]:
     first, last = step.window(relation_id)
     if first < last:
         yield from (Item(str(path), (first, last), None) for path in unit.files)
-
-
-_IDENTITY = ("system_identifier", "database", "slot")
-
-
-def _offset(source: SegmentSource, position: Position) -> dict[str, Any]:
-    """A position as Spark stores it."""
-    return {
-        "position": format_lsn(position.lsn),
-        "tables": {str(key): format_lsn(lsn) for key, lsn in sorted(position.tables.items())},
-        **{name: source.identity[name] for name in _IDENTITY},
-    }
-
-
-def _position(offset: Mapping[str, Any], source: SegmentSource) -> Position:
-    """The position of an offset.
-
-    Raises
-    ------
-    PgOutputError
-        It is another source's, or none.
-    """
-    try:
-        of = {name: offset[name] for name in _IDENTITY}
-        tables = {int(key): parse_lsn(lsn) for key, lsn in offset["tables"].items()}
-        position = Position(parse_lsn(offset["position"]), tables)
-    except (KeyError, ValueError, TypeError, AttributeError, PgOutputError):
-        raise PgOutputError(
-            f"the checkpoint has an offset that this source does not write: {dict(offset)}"
-        ) from None
-    for name, value in of.items():
-        if source.identity[name] != value:
-            raise PgOutputError(
-                f"the checkpoint is of {name} {value!r}, and the segments are of "
-                f"{source.identity[name]!r}: begin with a new checkpoint, and a new target"
-            )
-    return position

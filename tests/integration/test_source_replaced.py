@@ -9,16 +9,19 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from replayed import change_of, replay
+from servers import ImagedServer, execute, now
 from source_queries import MODES, Queries
 from synced_tables import DeltaTables
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
+from pgoutput_fast.replication import capture
 
 pytest.importorskip("deltalake")
 
@@ -313,3 +316,37 @@ def test_a_target_and_another_directory(spark: Any, shop: Any, tmp_path: Path) -
     shop.execute("DELETE FROM t WHERE id = 3")
     run(directory=tmp_path / "third", slot=f"slot_{shop.name}_3")
     check()
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_checkpoint_newer_than_a_directory_that_was_put_back(
+    spark: Any, tmp_path: Path, again: bool, mode: str
+) -> None:
+    """Its newest transaction is not there, also where a batch comes again.
+
+    The server was put back too, and a capture has gone on meanwhile.
+    """
+    segments = tmp_path / "segments"
+    with ImagedServer(segments) as server:
+        database = SimpleNamespace(dsn=server.dsn(), name="x")
+        queries = Queries(spark, database, tmp_path, mode=mode)
+        assert len(queries.run()) == 10
+        server.keep()
+        execute(server, "INSERT INTO t VALUES (100)", "DELETE FROM t WHERE id = 1")
+        assert len(queries.run()) == 12
+        server.go_back()
+        capture(server.dsn(), slot="slot_x", publications=["p"], directory=segments,
+                until_lsn=now(server))  # fmt: skip
+        if again:
+            max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=by_number).unlink()
+        before = dict(queries.batches)
+        with pytest.raises(StreamingQueryException, match="an earlier state of the directory was"):
+            queries.run()
+        assert queries.batches == before
+        found = queries.run("new", consumer="new")
+        assert sorted(replay(found)) == execute(server, "SELECT id FROM t ORDER BY id")
+
+
+def by_number(path: Path) -> int:
+    return int(path.name)

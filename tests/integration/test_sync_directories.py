@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import CopiedServer, NewServer, backup, execute, now, put_back
+from servers import CopiedServer, ImagedServer, NewServer, backup, execute, now
 from synced_database import Synced
 
 import pgoutput_fast as pf
 from pgoutput_fast import apply
+from pgoutput_fast.apply.targets import OTHER_HISTORY
 from pgoutput_fast.embedded import find_server_bindir
 from pgoutput_fast.replication import capture
 from pgoutput_fast.verify import verify
@@ -87,47 +88,94 @@ def test_a_server_that_was_restored(tmp_path: Path, wait_until: Callable[..., No
     assert sorted((one,) for one in found.column("id").to_pylist()) == truth
 
 
-def test_a_server_and_a_directory_that_were_put_back(tmp_path: Path) -> None:
-    """As they are on one disk, of which there was an image; the target is elsewhere, and newer."""
+@pytest.fixture
+def imaged(tmp_path: Path) -> Iterator[ImagedServer]:
+    with ImagedServer(tmp_path / "segments") as server:
+        yield server
+
+
+def compare_state(server: ImagedServer, lake: Path) -> None:
     import deltalake
 
-    with NewServer(18, {"log_min_messages": "fatal"}) as server:
-        execute(
-            server,
-            "CREATE TABLE t (id int PRIMARY KEY)",
-            "CREATE TABLE other (id int)",
-            "CREATE PUBLICATION p FOR TABLE t",
-        )
-        directory = tmp_path / "segments"
-        given: dict[str, Any] = {
-            "publications": ["p"],
-            "target": str(tmp_path / "lake"),
-            "directory": directory,
-            "until": "now",
-        }
-        execute(server, "INSERT INTO t SELECT generate_series(1, 9)")
-        apply.sync(server.dsn(), slot="s", **given)
-        execute(server, "CHECKPOINT")
-        image = backup(server, slots=True)
-        shutil.copytree(directory, tmp_path / "kept")
-        execute(server, "INSERT INTO t VALUES (100)", "DELETE FROM t WHERE id = 1")
-        apply.sync(server.dsn(), slot="s", **given)
-        end = now(server)
-        put_back(server, image)
-        shutil.rmtree(directory)
-        (tmp_path / "kept").rename(directory)
-        execute(server, "INSERT INTO t VALUES (200)")
-        while now(server) <= end:
-            execute(server, "SELECT pg_switch_wal()", "INSERT INTO other VALUES (0)")
-        execute(server, "INSERT INTO t VALUES (201)")
-        with pytest.raises(
-            pf.PgOutputError, match=r"an earlier state of the directory was put back"
-        ):
-            apply.sync(server.dsn(), slot="s", **given, unknown="error")
-        for row in (202, 203):
-            apply.sync(server.dsn(), slot="s", **given)
-            execute(server, f"INSERT INTO t VALUES ({row})")
-        assert apply.sync(server.dsn(), slot="s", **given).stale == {}
-        truth = execute(server, "SELECT id FROM t ORDER BY id")
-    found = deltalake.DeltaTable(str(tmp_path / "lake" / "state" / "public.t")).to_pyarrow_table()
+    found = deltalake.DeltaTable(str(lake / "state" / "public.t")).to_pyarrow_table()
+    truth = execute(server, "SELECT id FROM t ORDER BY id")
     assert sorted((one,) for one in found.column("id").to_pylist()) == truth
+
+
+def test_a_server_and_a_directory_that_were_put_back(
+    imaged: ImagedServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As they are on one disk, of which there was an image; the target is elsewhere, and newer."""
+    given: dict[str, Any] = {
+        "slot": "s", "publications": ["p"], "target": str(tmp_path / "lake"),
+        "directory": tmp_path / "segments", "until": "now",
+    }  # fmt: skip
+    apply.sync(imaged.dsn(), **given)
+    imaged.keep()
+    execute(imaged, "INSERT INTO t VALUES (100)", "DELETE FROM t WHERE id = 1")
+    apply.sync(imaged.dsn(), **given)
+    imaged.go_back()
+    with pytest.raises(pf.PgOutputError, match=r"an earlier state of the directory was put back"):
+        apply.sync(imaged.dsn(), **given, unknown="error")
+    for row in (202, 203):
+        apply.sync(imaged.dsn(), **given)
+        assert f"public.t is not kept up to date: {OTHER_HISTORY}" in caplog.text
+        execute(imaged, f"INSERT INTO t VALUES ({row})")
+    assert apply.sync(imaged.dsn(), **given).stale == {}
+    compare_state(imaged, tmp_path / "lake")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["lake", "duckdb:tables.duckdb"])
+def test_a_capture_that_went_on_in_what_was_put_back(
+    imaged: ImagedServer, tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sync only reads: it sees that its target has a transaction that is not there."""
+    monkeypatch.chdir(tmp_path)
+    given: dict[str, Any] = {"target": target, "segments": tmp_path / "segments", "until": "now"}
+
+    def go_on() -> None:
+        capture(
+            imaged.dsn(), slot="s", publications=["p"], directory=tmp_path / "segments",
+            create_slot=True, snapshot="initial", until_lsn=now(imaged),
+        )  # fmt: skip
+
+    go_on()
+    apply.sync(**given)
+    imaged.keep()
+    execute(imaged, "INSERT INTO t VALUES (100)", "DELETE FROM t WHERE id = 1")
+    go_on()
+    apply.sync(**given)
+    assert apply.sync(**given, unknown="error").stale == {}  # it is there
+    imaged.go_back()
+    apply.sync(**given)  # the directory ends before, and nobody can tell
+    execute(imaged, "INSERT INTO t VALUES (202)")
+    go_on()
+    with pytest.raises(pf.PgOutputError, match=r"an earlier state of the directory was put back"):
+        apply.sync(**given, unknown="error")
+    assert apply.sync(**given).stale == {"public.t": OTHER_HISTORY}
+    execute(imaged, "INSERT INTO t VALUES (203)")
+    go_on()
+    assert apply.sync(**given).stale == {}
+    if target == "lake":
+        compare_state(imaged, tmp_path / "lake")
+    else:
+        import duckdb
+
+        with contextlib.closing(duckdb.connect("tables.duckdb")) as connection:
+            found = connection.execute('SELECT id FROM state."public.t" ORDER BY id').fetchall()
+        assert found == execute(imaged, "SELECT id FROM t ORDER BY id")
+
+
+def test_two_directories_in_turn(synced: Synced, tmp_path: Path) -> None:
+    """What one has brought the other one has too: no table is copied again."""
+    database = synced.database
+    synced.sync()
+    other: dict[str, Any] = {"slot": f"other_{database.name}", "directory": tmp_path / "other"}
+    for row, given in enumerate((other, {}, other, {}, other), 60):
+        database.execute(f"INSERT INTO t (id, d) VALUES ({row}, 'd')")
+        assert synced.sync(**given).stale == {}
+        assert synced.compare("t", "id, v, n, d") == row - 9
+    copies = [row["copy_lsn"] for row in synced.tables.progress().values()]
+    assert synced.sync().stale == {}
+    assert [row["copy_lsn"] for row in synced.tables.progress().values()] == copies

@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
 
@@ -20,8 +20,12 @@ from pgoutput_fast.embedded import EmbeddedServer, find_server_bindir
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.replication import ReplicationStream, connect
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = [
     "CopiedServer",
+    "ImagedServer",
     "NewServer",
     "backup",
     "execute",
@@ -228,3 +232,43 @@ def put_back(server: EmbeddedServer, image: Path) -> None:
     data.rename(server.directory / f"gone-{image.stat().st_ino}")
     image.rename(data)
     server.restart("kill")
+
+
+class ImagedServer(NewServer):
+    """A server whose disk has a directory of segments too, of which an image is put back.
+
+    It has a table `t` that is published, and another one that is not.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(18, {"log_min_messages": "fatal"})
+        self._segments = directory
+        self._kept = directory.with_name(f"kept of {directory.name}")
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        execute(
+            self,
+            "CREATE TABLE t (id int PRIMARY KEY)",
+            "CREATE TABLE other (id int)",
+            "CREATE PUBLICATION p FOR TABLE t",
+            "INSERT INTO t SELECT generate_series(1, 9)",
+        )
+        return self
+
+    def keep(self) -> None:
+        """Make the image."""
+        execute(self, "CHECKPOINT")
+        self._image = backup(self, slots=True)
+        shutil.copytree(self._segments, self._kept)
+
+    def go_back(self) -> None:
+        """Put it back; the log of what happens then gets longer than it was, and `t` has more."""
+        end = now(self)
+        put_back(self, self._image)
+        shutil.rmtree(self._segments)
+        self._kept.rename(self._segments)
+        execute(self, "INSERT INTO t VALUES (200)")
+        while now(self) <= end:
+            execute(self, "SELECT pg_switch_wal()", "INSERT INTO other VALUES (0)")
+        execute(self, "INSERT INTO t VALUES (201)")

@@ -1,0 +1,77 @@
+"""Offsets of the source ``format("pgoutput")``, as Spark stores them in a checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pgoutput_fast.directory.reading import Position
+from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.lsn import format_lsn, parse_lsn
+from pgoutput_fast.segments.reader import Commit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pgoutput_fast.captured.units import SegmentSource
+
+_IDENTITY = ("system_identifier", "database", "slot")
+
+
+def offset_at(
+    source: SegmentSource, position: Position, newest: Commit | None = None
+) -> dict[str, Any]:
+    """A position as Spark stores it, and the newest commit before it that was read."""
+    offset = {
+        "position": format_lsn(position.lsn),
+        "tables": {str(key): format_lsn(lsn) for key, lsn in sorted(position.tables.items())},
+        **{name: source.identity[name] for name in _IDENTITY},
+    }
+    if newest is not None:
+        offset["newest"] = [format_lsn(newest.lsn), newest.time]
+    return offset
+
+
+def newest_of(offset: Mapping[str, Any]) -> Commit | None:
+    """The newest commit that was read up to an offset; None: the offset does not have it.
+
+    Raises
+    ------
+    PgOutputError
+        It is of another form.
+    """
+    if (found := offset.get("newest")) is None:
+        return None
+    try:
+        lsn, time_ = found
+        return Commit(parse_lsn(lsn), int(time_))
+    except (ValueError, TypeError, AttributeError, PgOutputError):
+        raise _is_no_offset(offset) from None
+
+
+def _is_no_offset(offset: Mapping[str, Any]) -> PgOutputError:
+    return PgOutputError(
+        f"the checkpoint has an offset that this source does not write: {dict(offset)}"
+    )
+
+
+def position_of(offset: Mapping[str, Any], source: SegmentSource) -> Position:
+    """The position of an offset.
+
+    Raises
+    ------
+    PgOutputError
+        It is another source's, or none.
+    """
+    try:
+        of = {name: offset[name] for name in _IDENTITY}
+        tables = {int(key): parse_lsn(lsn) for key, lsn in offset["tables"].items()}
+        position = Position(parse_lsn(offset["position"]), tables)
+    except (KeyError, ValueError, TypeError, AttributeError, PgOutputError):
+        raise _is_no_offset(offset) from None
+    for name, value in of.items():
+        if source.identity[name] != value:
+            raise PgOutputError(
+                f"the checkpoint is of {name} {value!r}, and the segments are of "
+                f"{source.identity[name]!r}: begin with a new checkpoint, and a new target"
+            )
+    return position
