@@ -258,7 +258,13 @@ class DeltaTarget:
     def _refuse_other_things(self) -> None:
         with self.place.refusals("the target"):
             found = self.place.filesystem().get_file_info(fs.FileSelector("", allow_not_found=True))
-        if other := [one.base_name for one in found if one.base_name != _PROGRESS]:
+        other = sorted(one.base_name for one in found if one.base_name != _PROGRESS)
+        if {*other} & {"changes", "state"}:
+            raise PgOutputError(
+                f"{self.place.uri} has tables, and not {_PROGRESS}, which says how far they are: "
+                "restore that, or move the whole target away, and it begins anew"
+            )
+        if other:
             raise PgOutputError(
                 f"{self.place.uri} has other things, such as {other[0]!r}, and no tables of a "
                 "sync: give another place"

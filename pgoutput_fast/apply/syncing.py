@@ -23,6 +23,7 @@ from ..history import history_of
 from ..lsn import format_lsn
 from ..names import qualified
 from ..segments.format import BEGIN_NAME
+from ..segments.listing import contents
 from .departures import Departures, departed
 from .targets import (
     CHANGES_ALONE,
@@ -200,9 +201,8 @@ class Syncing:
         }  # fmt: skip
         source = self._source()
         self._stored = target.open(origin_of(source))
-        if not self._stored.lsn and consumer in {one.name for one in consumers(directory)}:
-            # The target was deleted, or nothing came yet: it begins with the newest snapshots.
-            remove_consumer(directory, consumer)
+        if not self._stored.lsn:
+            self._begin_anew(consumer)
         self._consumer = Consumer(directory, consumer)
         cut_off = check_position(
             directory, name, self._stored, self._consumer.position, options.uncopied
@@ -230,6 +230,21 @@ class Syncing:
         if lost and options.unknown == "error":
             raise IncompleteError(f"{qualified(lost[0])}: {lost[0].stale}: copy it again")
         self._say_stale()
+
+    def _begin_anew(self, consumer: str) -> None:
+        """Have a new target begin with the newest snapshots, though one was there before."""
+        known = {one.name: one.position for one in consumers(self._directory)}
+        if consumer not in known:
+            return
+        remove_consumer(self._directory, consumer)
+        at = known[consumer].lsn
+        # There is nothing yet where a first call was cut short, which is not worth a word.
+        if at > contents(self._directory).begin or (self._directory / BEGIN_NAME).exists():
+            _log.warning(
+                "%s begins anew: one that had what was committed before %s from %s is not there. "
+                "If it was not deleted, see whether its disk is mounted",
+                self._name, format_lsn(at), self._directory,
+            )  # fmt: skip
 
     def _source(self) -> SegmentSource:
         source = open_source([self._directory])

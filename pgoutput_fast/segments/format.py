@@ -265,7 +265,8 @@ class Segment(NamedTuple):
         if segment is None:
             raise PgOutputError(
                 f"{path} is no name of a segment, which is "
-                f"{{start LSN}}-{{end LSN}}-{{part}}-of-{{parts}}.arrow with 16, 16, 5 and 5 digits"
+                f"{{start LSN}}-{{end LSN}}-{{part}}-of-{{parts}}.arrow with 16, 16, 5 and 5 "
+                "digits: if it is one, give it its name back, else move it away"
             )
         return segment
 

@@ -137,3 +137,27 @@ def test_a_target_of_a_former_version(synced: Synced, tmp_path: Path) -> None:
     put_back(place, copy)
     with pytest.raises(pf.PgOutputError, match="an earlier state of its table of rows"):
         synced.sync(unknown="error")
+
+
+@pytest.mark.parametrize("tables", ["duckdb", "delta"], indirect=True)
+def test_a_target_that_is_not_there(synced: Synced, caplog: pytest.LogCaptureFixture) -> None:
+    """It may have been deleted, or its disk is not mounted: it begins anew, and says so."""
+    synced.sync()
+    synced.database.execute("INSERT INTO t VALUES (70, 'x', 1, 'd')")
+    synced.sync()
+    assert "begins anew" not in caplog.text
+    synced.tables.remove()
+    synced.settle()
+    told = f"{synced.options['target']} begins anew: one that had what was committed before "
+    assert told in caplog.text
+    assert synced.compare("t", COLUMNS) == 51
+    assert caplog.text.count("begins anew") == 1
+
+
+@pytest.mark.parametrize("tables", ["delta"], indirect=True)
+def test_tables_without_their_progress(synced: Synced) -> None:
+    synced.sync()
+    shutil.rmtree(synced.tables.path / "_progress")
+    with pytest.raises(pf.PgOutputError, match=r"has tables, and not _progress, .*: restore that"):
+        synced.sync()
+    assert not (synced.tables.path / "_progress").exists()
