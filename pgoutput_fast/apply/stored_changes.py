@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from ..captured.stored import renamed, stored, stored_type
 from ..columnar.mapping import is_digits
+from ..errors import PgOutputError
 from .folding import NetChanges
 from .targets import Added, Column
 from .versions import DIGITS_KEY, Version, version_of
@@ -130,6 +131,30 @@ def stored_version(schema: pa.Schema) -> Version:
     return version._replace(
         columns=tuple(one._replace(type=stored_type(one.type)) for one in version.columns)
     )
+
+
+def check_copied_keys(rows: pa.RecordBatch) -> None:
+    """Refuse rows of a snapshot without a value of their key, as a policy makes NULL of some.
+
+    Several of them would be one row to the changes that come.
+
+    Raises
+    ------
+    PgOutputError
+    """
+    metadata = rows.schema.metadata
+    if metadata[b"pgoutput.replica_identity"] not in (b"d", b"i"):
+        return  # a key that is not its Relation's
+    after = rows.column("after").filter(pc.equal(rows.column("op"), "read"))
+    for name in json.loads(metadata[b"pgoutput.key_columns"]):
+        if pc.struct_field(after, name).null_count:
+            table = ".".join(
+                metadata[b"pgoutput." + part].decode() for part in (b"namespace", b"relation")
+            )
+            raise PgOutputError(
+                f"the snapshot of {table} has a row without a value of the key's column {name!r}: "
+                "a policy makes NULL of it. Choose another one, such as text"
+            )
 
 
 def with_added(net: NetChanges, alterations: Sequence[Alteration]) -> NetChanges:

@@ -16,7 +16,7 @@ from ..errors import PgOutputError
 from ..names import qualified
 from .evolution import Known, evolve, new_columns, turns_digits
 from .folding import Folding
-from .stored_changes import Form, stored_version, with_added
+from .stored_changes import Form, check_copied_keys, stored_version, with_added
 from .targets import Held, IncompleteError, Removed, Renamed
 
 if TYPE_CHECKING:
@@ -268,6 +268,7 @@ class TableWindow:
         last = self._last
         if last is None or last[0] is not schema:
             last = self._last = self._layout(schema, self.held.columns)
+        check_copied_keys(batch)
         rows = last[1].batch(batch)
         if wants_changes:
             self._append(rows)

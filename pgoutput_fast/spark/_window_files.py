@@ -19,7 +19,12 @@ from pgoutput_fast.apply.delta_target import version_suffix
 from pgoutput_fast.apply.delta_types import conformed, merged_schema, stored_schema
 from pgoutput_fast.apply.evolution import turns_digits
 from pgoutput_fast.apply.naming import free_column, free_name, stored_table
-from pgoutput_fast.apply.stored_changes import Form, as_taken, stored_version
+from pgoutput_fast.apply.stored_changes import (
+    Form,
+    as_taken,
+    check_copied_keys,
+    stored_version,
+)
 from pgoutput_fast.apply.targets import DELETED_AT, Column
 from pgoutput_fast.apply.versions import Version
 from pgoutput_fast.apply.window_writer import copy_of
@@ -213,6 +218,8 @@ class _Run:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take changes."""
+        if self._state is not None:
+            check_copied_keys(batch)
         rows = self.form.batch(batch)
         lsns = rows.column("commit_lsn")
         if not self._rows:

@@ -396,3 +396,22 @@ def test_targets_and_directories_of_others(
         # This one begins now, without copies: what came between is in no directory of its own.
         synced.sync(directory=tmp_path / "third", snapshot="never", slot="slot_none",
                     create_slot=True)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [pytest.param(one, marks=[] if one == "delta" else pytest.mark.slow)
+     for one in ("duckdb", "delta", "distributed")], indirect=True,
+)  # fmt: skip
+def test_keys_of_which_a_policy_makes_null(synced: Synced) -> None:
+    """Several rows of a snapshot would be one to the changes that come."""
+    database, policies = synced.database, pf.Policies(infinity="null")
+    database.execute(
+        "CREATE TABLE days (day date PRIMARY KEY, until date)",
+        "INSERT INTO days VALUES ('2024-05-01', 'infinity'), ('infinity', NULL)",
+    )
+    with pytest.raises(pf.PgOutputError, match=r"public\.days has a row without .* column 'day'"):
+        synced.sync(policies=policies)
+    assert synced.sync(policies=pf.Policies(infinity="text")).stale == {}
+    found = synced.rows("public.days", "day", "until")
+    assert found == [("2024-05-01", "infinity"), ("infinity", None)]
