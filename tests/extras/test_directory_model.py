@@ -445,4 +445,4 @@ class TestDirectory(DirectoryMachine.TestCase):  # type: ignore[name-defined, mi
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 class TestDirectoryAtLength(DirectoryMachine.TestCase):  # type: ignore[name-defined, misc]
-    settings = settings_of(400)
+    settings = settings_of(250)

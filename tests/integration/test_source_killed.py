@@ -24,7 +24,7 @@ from pgoutput_fast.embedded import EmbeddedServer
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.slow]
 
 DRIVER = Path(__file__).parents[1] / "tools" / "source_driver.py"
-KILLS = 3
+KILLS = 2
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ WaitUntil = Callable[..., None]
 
 PLACES = [(18, "duckdb"), (18, "delta")] + [
     pytest.param(*place, marks=pytest.mark.slow)
-    for place in ((16, "duckdb"), (16, "delta"), (18, "distributed"), (18, "iceberg"))
+    for place in ((16, "duckdb"), (18, "distributed"), (18, "iceberg"))
 ]
 """Versions of the server do not differ in what an engine makes of a stream, so one has them all."""
 

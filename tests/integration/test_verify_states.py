@@ -571,8 +571,11 @@ def delete_refused(database: Any) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["duckdb", "delta", "tasks"])
-@pytest.mark.parametrize("policies", [None, TEXT], ids=["default", "text"])
+@pytest.mark.parametrize(
+    ("kind", "policies"),
+    [("duckdb", None), ("delta", TEXT), ("tasks", None), ("tasks", TEXT)],
+    ids=["duckdb-default", "delta-text", "tasks-default", "tasks-text"],
+)
 def test_every_type_is_equal(
     pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path, policies: Any,
     kind: str,
