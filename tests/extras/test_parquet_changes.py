@@ -496,6 +496,7 @@ def killed_at(patch: pytest.MonkeyPatch, owner: Any, name: str, count: int) -> l
 
 
 @ENGINES
+@pytest.mark.slow
 def test_plain_files_in_object_storage(
     made: MadeDirectory, stored: StoredTables, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def streams(
     return database, Streams(spark, database, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_slot_in_one_query_after_another(streams: Any, wait_until: WaitUntil) -> None:
     database, made = streams
     made.start().awaitTermination()

@@ -685,6 +685,7 @@ def test_equal_while_both_move_in_states(moving: Synced, wait_until: Callable[..
     assert found["a"].looked_again > 0
 
 
+@pytest.mark.slow
 def test_a_key_that_never_stands_still_in_states(
     moving: Synced, wait_until: Callable[..., None]
 ) -> None:
@@ -701,6 +702,7 @@ def test_a_key_that_never_stands_still_in_states(
     assert report.exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_table_without_columns_while_it_grows(
     moving: Synced, wait_until: Callable[..., None]
 ) -> None:

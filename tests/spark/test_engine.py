@@ -269,6 +269,7 @@ def test_a_merge_of_spark_that_can_not_be(spark: Any, made: MadeDirectory, tmp_p
     assert sync(other, target=tmp_path / "lake", **given).tables == {"public.things": 1}
 
 
+@pytest.mark.slow
 def test_object_storage_by_executors(spark: Any, made: MadeDirectory, tmp_path: Path) -> None:
     pytest.importorskip("moto")
     from deltalake import DeltaTable
